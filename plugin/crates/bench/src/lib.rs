@@ -1,0 +1,1 @@
+//! evenkeel-bench: everything that measures.

@@ -1,0 +1,1 @@
+//! libnccl-net-evenkeel.so: NCCL's tables over the transport.

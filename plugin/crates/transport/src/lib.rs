@@ -1,0 +1,1 @@
+//! Devices, the TCP engine and connections between peers.

@@ -1,0 +1,1 @@
+//! The protocol between two Evenkeel peers, without sockets or clocks.
