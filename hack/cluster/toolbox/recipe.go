@@ -1,0 +1,172 @@
+package toolbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/mod/modfile"
+)
+
+// A recipe says how one tool is built from a nested module under
+// hack/cluster/tools. The module's go.mod pins the version, its go.sum the
+// content; the recipe says what to compile and what to keep.
+type recipe struct {
+	name string
+	// module is the Go module whose required version is the tool's version;
+	// empty for a tool whose source is the recipe folder itself.
+	module string
+	// binaries are what the tool's folder offers.
+	binaries []binary
+	// links are further names of the first binary, for one that looks at the
+	// name it is called by.
+	links []string
+	// keep maps a folder of the tool's folder to a folder of the module's source.
+	keep map[string]string
+	// ldflags returns further linker flags for the given version; may be nil.
+	ldflags func(version string) []string
+	// estimate is how long a first build takes on two cores, for the progress line.
+	estimate string
+}
+
+// A binary is one program of a tool.
+type binary struct {
+	name string
+	pkg  string // package to build, relative to the recipe's folder or an import path
+}
+
+var recipes = []recipe{
+	{
+		name:     "kubernetes",
+		module:   "k8s.io/kubernetes",
+		binaries: []binary{{"kubernetes", "."}},
+		links:    []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"},
+		ldflags:  kubernetesVersionFlags,
+		estimate: "6 to 15 minutes on 2 cores",
+	},
+	{
+		name:     "etcd",
+		module:   "go.etcd.io/etcd/server/v3",
+		binaries: []binary{{"etcd", "."}},
+		estimate: "1 minute on 2 cores",
+	},
+	{
+		name:   "containerd",
+		module: "github.com/containerd/containerd/v2",
+		binaries: []binary{
+			{"containerd", "github.com/containerd/containerd/v2/cmd/containerd"},
+			{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"},
+			{"ctr", "github.com/containerd/containerd/v2/cmd/ctr"},
+		},
+		estimate: "1 to 3 minutes on 2 cores",
+	},
+	{
+		name:     "coredns",
+		module:   "github.com/coredns/coredns",
+		binaries: []binary{{"coredns", "."}},
+		estimate: "1 to 2 minutes on 2 cores",
+	},
+	{
+		name:     "training-operator",
+		module:   "github.com/kubeflow/training-operator",
+		binaries: []binary{{"training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1"}},
+		keep:     map[string]string{"manifests": "manifests"},
+		estimate: "1 to 3 minutes on 2 cores",
+	},
+	{
+		name:     "helm",
+		module:   "helm.sh/helm/v4",
+		binaries: []binary{{"helm", "helm.sh/helm/v4/cmd/helm"}},
+		estimate: "1 to 3 minutes on 2 cores",
+	},
+	{
+		name:     "pause",
+		binaries: []binary{{"pause", "."}},
+		estimate: "seconds",
+	},
+}
+
+// kubernetesVersionFlags stamps the version the programs report: clients and
+// charts decide by it what the server can do.
+func kubernetesVersionFlags(version string) []string {
+	minor := strings.Split(version, ".")[1]
+	var flags []string
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, kv := range []string{
+			"gitVersion=" + version, "gitMajor=1", "gitMinor=" + minor, "gitTreeState=clean",
+			"gitCommit=" + version, "buildDate=1970-01-01T00:00:00Z",
+		} {
+			flags = append(flags, "-X", pkg+"."+kv)
+		}
+	}
+	return flags
+}
+
+// programs are the names of everything the tool's folder lets one call.
+func (r recipe) programs() []string {
+	var names []string
+	for _, b := range r.binaries {
+		names = append(names, b.name)
+	}
+	return append(names, r.links...)
+}
+
+// findRecipe returns the recipe that is called name or has a program of that name.
+func findRecipe(name string) (recipe, error) {
+	for _, r := range recipes {
+		if r.name == name || slices.Contains(r.programs(), name) {
+			return r, nil
+		}
+	}
+	return recipe{}, fmt.Errorf("unknown tool %q: the tools are %s", name, strings.Join(Names(), ", "))
+}
+
+// version is the exact version the recipe's folder pins.
+func (r recipe) version(folder string) (string, error) {
+	if r.module == "" {
+		return "v1", nil
+	}
+	path := filepath.Join(folder, "go.mod")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("recipe of %s: %w", r.name, err)
+	}
+	file, err := modfile.Parse(path, text, nil)
+	if err != nil {
+		return "", fmt.Errorf("recipe of %s: %w", r.name, err)
+	}
+	for _, require := range file.Require {
+		if require.Mod.Path == r.module {
+			return require.Mod.Version, nil
+		}
+	}
+	return "", fmt.Errorf("recipe of %s: %s does not require %s", r.name, path, r.module)
+}
+
+// key names the tool's folder in the cache: it changes whenever anything that
+// goes into the build does, so a folder of that name never needs checking.
+func (r recipe) key(folder, version string) (string, error) {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%s/%s %v %v %v\n", runtime.GOOS, runtime.GOARCH, r.binaries, r.links, r.keep)
+	if r.ldflags != nil {
+		fmt.Fprintln(hash, r.ldflags(version))
+	}
+	for _, name := range []string{"go.mod", "go.sum", "main.go"} {
+		text, err := os.ReadFile(filepath.Join(folder, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a recipe whose programs are the module's own has no main.go
+		}
+		if err != nil {
+			return "", fmt.Errorf("recipe of %s: %w", r.name, err)
+		}
+		fmt.Fprintf(hash, "%s %d\n%s", name, len(text), text)
+	}
+	return fmt.Sprintf("%s-%s-%s", r.name, version, hex.EncodeToString(hash.Sum(nil))[:12]), nil
+}
