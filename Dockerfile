@@ -1,0 +1,7 @@
+# The operator: webhook and controller in one static binary. `make dist` puts it into dist/ first.
+ARG BASE_IMAGE=gcr.io/distroless/static-debian12:nonroot
+FROM ${BASE_IMAGE}
+COPY dist/evenkeel-operator /evenkeel-operator
+COPY LICENSE /licenses/LICENSE
+USER 65532:65532
+ENTRYPOINT ["/evenkeel-operator"]

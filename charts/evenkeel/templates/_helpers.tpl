@@ -1,0 +1,70 @@
+{{- define "evenkeel.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* At most 40 characters, so that every name made from it stays below 63. */ -}}
+{{- define "evenkeel.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "evenkeel.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "evenkeel.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "evenkeel.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "evenkeel.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "evenkeel.labels" -}}
+{{ include "evenkeel.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "evenkeel.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "evenkeel.certSecret" -}}
+{{- if eq .Values.webhook.certs.source "Supplied" -}}
+{{- required "webhook.certs.source is Supplied: set webhook.certs.secretName to the kubernetes.io/tls Secret" .Values.webhook.certs.secretName -}}
+{{- else -}}
+{{- printf "%s-webhook-cert" (include "evenkeel.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "evenkeel.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "evenkeel.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /* The default NetworkProfile, or nothing when it is turned off or has no image to name. */ -}}
+{{- define "evenkeel.defaultProfile" -}}
+{{- $spec := .Values.defaultProfile.spec -}}
+{{- if and .Values.defaultProfile.enabled (or $spec.plugin.image (eq $spec.plugin.delivery "Preinstalled")) -}}
+apiVersion: evenkeel.dev/v1alpha1
+kind: NetworkProfile
+metadata:
+  name: {{ .Values.defaultProfile.name }}
+spec:
+  {{- if not $spec.plugin.image }}{{ $_ := unset $spec.plugin "image" }}{{ end }}
+  {{- toYaml $spec | nindent 2 }}
+{{- end -}}
+{{- end -}}
