@@ -1,1 +1,33 @@
 //! The protocol between two Evenkeel peers, without sockets or clocks.
+//!
+//! A *listener* publishes a [`Handle`]: where it listens and a random nonce. A *connector* opens
+//! one TCP connection per *flow* to that address and sends a [`Hello`] on each; the listener
+//! answers with a [`Welcome`]. Flows with the same [`ConnectionId`] form one *connection*, which
+//! carries messages from the connector to the listener.
+//!
+//! A message is cut into chunks by the [`Scheduler`]: whichever flow can take bytes takes the next
+//! chunk. A [`ChunkHeader`] travels in front of the chunk on the same flow, so the receiver's
+//! [`Reassembly`] knows where the bytes belong whatever flow brings them and in whatever order.
+//!
+//! Everything here is a pure function of its arguments: no sockets, no clocks, no randomness.
+//! All integers on the wire are little-endian.
+
+mod chunk;
+mod handshake;
+mod reassembly;
+mod schedule;
+
+pub use chunk::{ChunkHeader, HEADER_BYTES, HeaderError};
+pub use handshake::{
+    ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_FLOWS, Nonce,
+    PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
+};
+pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};
+pub use schedule::{Chunk, Scheduler};
+
+/// Longest message, in bytes. NCCL never asks for more in one request.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
+
+/// Messages are split only at multiples of this many bytes: NCCL's LL128 protocol relies on lines
+/// of 128 bytes arriving whole.
+pub const CHUNK_ALIGN: u64 = 128;

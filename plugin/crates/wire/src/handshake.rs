@@ -1,0 +1,393 @@
+//! How two peers recognise each other: the handle, the hello and the welcome.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Version of everything in this crate. Peers of different versions refuse each other.
+pub const PROTOCOL_VERSION: u16 = 1;
+/// Most flows a connection may have.
+pub const MAX_FLOWS: usize = 64;
+/// Encoded length of a [`Handle`], in bytes: half of what NCCL carries.
+pub const HANDLE_BYTES: usize = 64;
+/// Encoded length of a [`Hello`], in bytes.
+pub const HELLO_BYTES: usize = 64;
+/// Encoded length of a [`Welcome`], in bytes.
+pub const WELCOME_BYTES: usize = 32;
+
+const HANDLE_MAGIC: [u8; 8] = *b"EVKL-HND";
+const HELLO_MAGIC: [u8; 8] = *b"EVKL-HEL";
+const WELCOME_MAGIC: [u8; 8] = *b"EVKL-WEL";
+/// How peers prove who they are. Without a job key they don't.
+const AUTH_NONE: u16 = 0;
+
+/// Sixteen random bytes chosen by a listener: who knows them was given the listener's handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Nonce(pub [u8; 16]);
+
+// The nonce is what tells a peer from a stranger: it stays out of logs.
+impl fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Nonce(..)")
+    }
+}
+
+/// Sixteen random bytes chosen by a connector: tells the flows of one connection from another's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConnectionId(pub [u8; 16]);
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectionId({self})")
+    }
+}
+
+/// Why bytes are not the handshake message that was expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// Another protocol altogether.
+    #[error("not an Evenkeel {0}")]
+    NotEvenkeel(&'static str),
+    /// Evenkeel, but another version of it.
+    #[error("peer speaks Evenkeel protocol version {0}, this side version {PROTOCOL_VERSION}")]
+    Version(u16),
+    /// The peer wants authentication that this side does not have.
+    #[error("peer asks for authentication method {0}, this side has no job key")]
+    Authentication(u16),
+    /// The hello was meant for another listener.
+    #[error("the hello is for another listener (a stale or foreign peer)")]
+    WrongListener,
+    /// A field is outside its range.
+    #[error("{field} is {value}, must be {accepted}")]
+    OutOfRange {
+        /// Which field.
+        field: &'static str,
+        /// What it was.
+        value: u64,
+        /// What it may be.
+        accepted: String,
+    },
+    /// The listener refused this flow.
+    #[error("the listener refused the flow: {0}")]
+    Refused(Refusal),
+}
+
+/// What a listener publishes: where it is, and the nonce that its peers must present.
+///
+/// Layout: magic 8, version u16, family u8 (4 or 6), zero u8, port u16, zero u16, address 16
+/// bytes, nonce 16 bytes, zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle {
+    /// Where the listener accepts connections. IPv6 scope ids are not carried: they mean nothing
+    /// on another host.
+    pub addr: SocketAddr,
+    /// What a peer must present.
+    pub nonce: Nonce,
+}
+
+impl Handle {
+    /// The bytes to hand to the peer out of band.
+    pub fn encode(&self) -> [u8; HANDLE_BYTES] {
+        let mut out = [0; HANDLE_BYTES];
+        out[0..8].copy_from_slice(&HANDLE_MAGIC);
+        out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        match self.addr.ip() {
+            IpAddr::V4(ip) => {
+                out[10] = 4;
+                out[16..20].copy_from_slice(&ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                out[10] = 6;
+                out[16..32].copy_from_slice(&ip.octets());
+            }
+        }
+        out[12..14].copy_from_slice(&self.addr.port().to_le_bytes());
+        out[32..48].copy_from_slice(&self.nonce.0);
+        out
+    }
+
+    /// Reads what [`Handle::encode`] wrote.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] when the bytes are not a handle of this version.
+    pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, HandshakeError> {
+        if bytes[0..8] != HANDLE_MAGIC {
+            return Err(HandshakeError::NotEvenkeel("handle"));
+        }
+        check_version(bytes)?;
+        let address: [u8; 16] = array(bytes, 16);
+        let ip = match bytes[10] {
+            4 => IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, 16))),
+            6 => IpAddr::V6(Ipv6Addr::from(address)),
+            other => {
+                return Err(HandshakeError::OutOfRange {
+                    field: "address family",
+                    value: other.into(),
+                    accepted: "4 or 6".into(),
+                });
+            }
+        };
+        let addr = SocketAddr::new(ip, u16_at(bytes, 12));
+        Ok(Self { addr, nonce: Nonce(array(bytes, 32)) })
+    }
+}
+
+/// First bytes of every flow, from the connector.
+///
+/// Layout: magic 8, version u16, authentication u16, flow u16, flows u16, nonce 16 bytes,
+/// connection 16 bytes, zeros. Authentication is a method number; with a method other than none, more
+/// bytes will follow the hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The listener's nonce, from its handle.
+    pub nonce: Nonce,
+    /// Which connection the flow belongs to.
+    pub connection: ConnectionId,
+    /// Index of this flow in the connection.
+    pub flow: u16,
+    /// Number of flows in the connection, 1 to [`MAX_FLOWS`].
+    pub flows: u16,
+}
+
+impl Hello {
+    /// The bytes to send first on the flow.
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        out[0..8].copy_from_slice(&HELLO_MAGIC);
+        out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        out[10..12].copy_from_slice(&AUTH_NONE.to_le_bytes());
+        out[12..14].copy_from_slice(&self.flow.to_le_bytes());
+        out[14..16].copy_from_slice(&self.flows.to_le_bytes());
+        out[16..32].copy_from_slice(&self.nonce.0);
+        out[32..48].copy_from_slice(&self.connection.0);
+        out
+    }
+
+    /// Whether bytes received so far can still become a hello. Lets a listener drop a stranger at
+    /// its first wrong byte.
+    pub fn may_begin_with(received: &[u8]) -> bool {
+        received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
+    }
+
+    /// Reads a hello that must be meant for the listener with this nonce.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] when the sender is not a peer of that listener.
+    pub fn decode(bytes: &[u8; HELLO_BYTES], listener: Nonce) -> Result<Self, HandshakeError> {
+        if !Self::may_begin_with(bytes) {
+            return Err(HandshakeError::NotEvenkeel("peer"));
+        }
+        check_version(bytes)?;
+        let authentication = u16_at(bytes, 10);
+        if authentication != AUTH_NONE {
+            return Err(HandshakeError::Authentication(authentication));
+        }
+        let nonce = Nonce(array(bytes, 16));
+        if nonce != listener {
+            return Err(HandshakeError::WrongListener);
+        }
+        let (flow, flows) = (u16_at(bytes, 12), u16_at(bytes, 14));
+        if flows == 0 || usize::from(flows) > MAX_FLOWS {
+            return Err(HandshakeError::OutOfRange {
+                field: "number of flows",
+                value: flows.into(),
+                accepted: format!("1 to {MAX_FLOWS}"),
+            });
+        }
+        if flow >= flows {
+            return Err(HandshakeError::OutOfRange {
+                field: "flow index",
+                value: flow.into(),
+                accepted: format!("below {flows}"),
+            });
+        }
+        Ok(Self { nonce, connection: ConnectionId(array(bytes, 32)), flow, flows })
+    }
+}
+
+/// Why a listener refuses a flow of a peer that it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Refusal {
+    /// The two sides run different protocol versions.
+    Version = 1,
+    /// The two sides don't agree on authentication.
+    Authentication = 2,
+    /// The flow contradicts the other flows of its connection.
+    Inconsistent = 3,
+    /// The listener has as many unfinished connections as it allows.
+    Busy = 4,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Version => "different protocol versions",
+            Self::Authentication => "different authentication settings",
+            Self::Inconsistent => "flow contradicts the others of its connection",
+            Self::Busy => "too many unfinished connections",
+        })
+    }
+}
+
+/// The listener's answer to a hello: accepted, or why not.
+///
+/// Layout: magic 8, version u16, status u16 (0 accepted, else a [`Refusal`]), zero u32,
+/// connection 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The connection named in the hello.
+    pub connection: ConnectionId,
+    /// `Ok` when the flow was taken.
+    pub verdict: Result<(), Refusal>,
+}
+
+impl Welcome {
+    /// The bytes to answer with.
+    pub fn encode(&self) -> [u8; WELCOME_BYTES] {
+        let mut out = [0; WELCOME_BYTES];
+        out[0..8].copy_from_slice(&WELCOME_MAGIC);
+        out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        let status = self.verdict.err().map_or(0, |refusal| refusal as u16);
+        out[10..12].copy_from_slice(&status.to_le_bytes());
+        out[16..32].copy_from_slice(&self.connection.0);
+        out
+    }
+
+    /// Reads the answer to a hello for `connection`.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] when the other side is not an Evenkeel listener that took the flow.
+    pub fn check(
+        bytes: &[u8; WELCOME_BYTES],
+        connection: ConnectionId,
+    ) -> Result<(), HandshakeError> {
+        if bytes[0..8] != WELCOME_MAGIC {
+            return Err(HandshakeError::NotEvenkeel("listener"));
+        }
+        check_version(bytes)?;
+        match u16_at(bytes, 10) {
+            0 if array::<16>(bytes, 16) == connection.0 => Ok(()),
+            0 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
+            1 => Err(HandshakeError::Refused(Refusal::Version)),
+            2 => Err(HandshakeError::Refused(Refusal::Authentication)),
+            3 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
+            4 => Err(HandshakeError::Refused(Refusal::Busy)),
+            other => Err(HandshakeError::OutOfRange {
+                field: "welcome status",
+                value: other.into(),
+                accepted: "0 to 4".into(),
+            }),
+        }
+    }
+}
+
+fn check_version(bytes: &[u8]) -> Result<(), HandshakeError> {
+    match u16_at(bytes, 8) {
+        PROTOCOL_VERSION => Ok(()),
+        other => Err(HandshakeError::Version(other)),
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array(bytes, at))
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NONCE: Nonce = Nonce([7; 16]);
+    const ID: ConnectionId = ConnectionId([9; 16]);
+
+    fn hello() -> Hello {
+        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4 }
+    }
+
+    #[test]
+    fn handles_keep_both_address_families() {
+        for addr in ["10.1.2.3:4567", "[2001:db8::1]:65535"] {
+            let handle = Handle { addr: addr.parse().unwrap(), nonce: NONCE };
+            assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
+        }
+    }
+
+    #[test]
+    fn a_handle_of_another_kind_is_refused() {
+        assert!(matches!(Handle::decode(&[0; 64]), Err(HandshakeError::NotEvenkeel(_))));
+        let handle = Handle { addr: "10.1.2.3:4567".parse().unwrap(), nonce: NONCE };
+        let mut bytes = handle.encode();
+        bytes[10] = 5;
+        assert!(matches!(Handle::decode(&bytes), Err(HandshakeError::OutOfRange { .. })));
+    }
+
+    #[test]
+    fn only_the_right_peer_is_let_in() {
+        let bytes = hello().encode();
+        assert_eq!(Hello::decode(&bytes, NONCE), Ok(hello()));
+        assert_eq!(Hello::decode(&bytes, Nonce([8; 16])), Err(HandshakeError::WrongListener));
+        let changed = |at: usize, value: u8| {
+            let mut changed = bytes;
+            changed[at] = value;
+            Hello::decode(&changed, NONCE).unwrap_err()
+        };
+        assert_eq!(changed(0, b'G'), HandshakeError::NotEvenkeel("peer"));
+        assert_eq!(changed(8, 2), HandshakeError::Version(2));
+        assert_eq!(changed(10, 1), HandshakeError::Authentication(1));
+        assert!(matches!(changed(12, 4), HandshakeError::OutOfRange { .. }));
+        assert!(matches!(changed(14, 0), HandshakeError::OutOfRange { .. }));
+        assert!(matches!(changed(14, 65), HandshakeError::OutOfRange { .. }));
+    }
+
+    #[test]
+    fn strangers_are_recognised_early() {
+        assert!(Hello::may_begin_with(b""));
+        assert!(Hello::may_begin_with(&hello().encode()[..5]));
+        assert!(!Hello::may_begin_with(b"GET / HTTP/1.1"));
+    }
+
+    #[test]
+    fn a_refusal_reaches_the_connector() {
+        let ok = Welcome { connection: ID, verdict: Ok(()) };
+        assert_eq!(Welcome::check(&ok.encode(), ID), Ok(()));
+        for refusal in
+            [Refusal::Version, Refusal::Authentication, Refusal::Inconsistent, Refusal::Busy]
+        {
+            let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
+            assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));
+        }
+        assert!(Welcome::check(&ok.encode(), ConnectionId([1; 16])).is_err());
+    }
+
+    #[test]
+    fn the_nonce_stays_out_of_logs() {
+        assert!(!format!("{:?}", hello()).contains('7'));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_without_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 64), keep_magic: bool,
+        ) {
+            let mut raw = [0; 64];
+            raw.copy_from_slice(&bytes);
+            if keep_magic {
+                raw[0..10].copy_from_slice(&hello().encode()[0..10]);
+            }
+            prop_assert!(Hello::decode(&raw, NONCE).is_err());
+            prop_assert!(Handle::decode(&raw).is_err());
+        }
+    }
+}
