@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
 // Names of the images, as buildah's local storage knows them.
@@ -43,7 +45,7 @@ type Builder struct {
 
 // Dist builds every binary and library into dist/.
 func (b Builder) Dist(ctx context.Context) error {
-	root, err := Root()
+	root, err := toolbox.Root()
 	if err != nil {
 		return err
 	}
@@ -80,7 +82,7 @@ func (b Builder) Dist(ctx context.Context) error {
 // Base lays out dist/base: busybox with its applets, and the C library and loader of this machine. It is enough to run
 // a dynamically linked program built here, and serves as the base image where no registry can be reached.
 func (b Builder) Base(ctx context.Context) error {
-	root, err := Root()
+	root, err := toolbox.Root()
 	if err != nil {
 		return err
 	}
@@ -96,9 +98,12 @@ func (b Builder) Base(ctx context.Context) error {
 	if err := os.Chmod(filepath.Join(dir, "tmp"), 0o1777); err != nil {
 		return fmt.Errorf("make base: %w", err)
 	}
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "busybox", Package: "busybox-static"}}); err != nil {
+		return err
+	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		return errors.New("busybox not found: apt-get install busybox-static")
+		return fmt.Errorf("base: %w", err)
 	}
 	if err := copyFile(busybox, filepath.Join(dir, "bin", "busybox")); err != nil {
 		return err
@@ -132,8 +137,8 @@ func (b Builder) Base(ctx context.Context) error {
 
 // All builds every image and returns their names.
 func (b Builder) All(ctx context.Context) ([]string, error) {
-	if _, err := exec.LookPath("buildah"); err != nil {
-		return nil, errors.New("buildah not found: apt-get install buildah")
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "buildah", Package: "buildah"}}); err != nil {
+		return nil, err
 	}
 	if err := b.Dist(ctx); err != nil {
 		return nil, err
@@ -164,24 +169,8 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 	return []string{Operator, Plugin, Bench, Training}, nil
 }
 
-// Root finds the checkout that the working directory is in.
-func Root() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", fmt.Errorf("working directory: %w", err)
-	}
-	for d := dir; ; d = filepath.Dir(d) {
-		if mod, err := os.ReadFile(filepath.Join(d, "go.mod")); err == nil && bytes.HasPrefix(mod, []byte("module evenkeel.dev/evenkeel\n")) {
-			return d, nil
-		}
-		if d == filepath.Dir(d) {
-			return "", fmt.Errorf("%s is not inside a checkout of Evenkeel", dir)
-		}
-	}
-}
-
 func (b Builder) image(ctx context.Context, file, name string, args ...string) error {
-	root, err := Root()
+	root, err := toolbox.Root()
 	if err != nil {
 		return err
 	}
@@ -211,10 +200,13 @@ func (b Builder) run(ctx context.Context, dir string, env []string, name string,
 	return nil
 }
 
-func (b Builder) say(line string) {
-	if b.Progress != nil {
-		fmt.Fprintln(b.Progress, line)
+func (b Builder) say(line string) { fmt.Fprintln(b.progress(), line) }
+
+func (b Builder) progress() io.Writer {
+	if b.Progress == nil {
+		return io.Discard
 	}
+	return b.Progress
 }
 
 // writeManifest describes the library for the operator and for people: version, commit, ABI versions, checksum.

@@ -1,0 +1,219 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	allreduce = "exec evenkeel-bench allreduce -b 64K -e 4M -f 8 -n 3 -w 1"
+	library   = "/opt/evenkeel/plugin/libnccl-net-evenkeel.so"
+)
+
+// profile makes a NetworkProfile that goes with the test.
+func profile(t *testing.T, name, plugin string) {
+	t.Helper()
+	manifest := fmt.Sprintf("{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkProfile, metadata: {name: %s}, spec: {plugin: %s}}", name, plugin)
+	if _, err := env.KubectlInput(t.Context(), manifest, "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := env.Kubectl(context.Background(), "delete", "networkprofile", name); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := env.Kubectl(t.Context(), "wait", "networkprofile/"+name, "--for=condition=Ready", "--timeout=30s"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnnotatedJobTrainsOverEvenkeel(t *testing.T) {
+	profile(t, "by-init-container", fmt.Sprintf("{image: %q, delivery: InitContainer}", env.Images.Plugin))
+	profile(t, "by-preinstalled", `{delivery: Preinstalled, path: /opt/evenkeel/plugin}`)
+	for _, test := range []struct {
+		name, profile, image string
+		delivered            func(*corev1.Pod) error
+	}{
+		{name: "image volume", profile: "default", delivered: func(p *corev1.Pod) error {
+			for _, v := range p.Spec.Volumes {
+				if v.Image != nil && v.Image.Reference == env.Images.Plugin {
+					return nil
+				}
+			}
+			return fmt.Errorf("no volume of image %s in %+v", env.Images.Plugin, p.Spec.Volumes)
+		}},
+		{name: "init container", profile: "by-init-container", delivered: func(p *corev1.Pod) error {
+			for _, c := range p.Spec.InitContainers {
+				if c.Image == env.Images.Plugin {
+					return nil
+				}
+			}
+			return fmt.Errorf("no init container of image %s in %+v", env.Images.Plugin, p.Spec.InitContainers)
+		}},
+		{name: "preinstalled", profile: "by-preinstalled", image: env.Images.Training, delivered: func(p *corev1.Pod) error {
+			for _, v := range p.Spec.Volumes {
+				if v.Name == "evenkeel" {
+					return fmt.Errorf("a volume was added: %+v", v)
+				}
+			}
+			return nil
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx, ns := testContext(t), newNamespace(t)
+			trainingJob{profile: test.profile, image: test.image, script: allreduce}.create(ctx, t, ns)
+			if end := waitJob(ctx, t, ns, "Succeeded", "Failed"); end != "Succeeded" {
+				t.Fatalf("the job %s", end)
+			}
+			master, worker := pod(ctx, t, ns, "train-master-0"), pod(ctx, t, ns, "train-worker-0")
+			if master.Spec.NodeName == worker.Spec.NodeName {
+				t.Fatalf("both pods ran on %s: nothing crossed a network", master.Spec.NodeName)
+			}
+			for _, p := range []*corev1.Pod{master, worker} {
+				if err := test.delivered(p); err != nil {
+					t.Errorf("%s: %v", p.Name, err)
+				}
+				if got := variable(p, "NCCL_NET_PLUGIN"); got != library {
+					t.Errorf("%s: NCCL_NET_PLUGIN is %q, want %q", p.Name, got, library)
+				}
+				if !strings.Contains(logs(ctx, ns, p.Name), "evenkeel: connection closed") {
+					t.Errorf("%s: the plugin logged no connection that it carried", p.Name)
+				}
+			}
+			out := logs(ctx, ns, master.Name)
+			for _, want := range []string{"# Network: Evenkeel", "# Out of bounds values : 0 OK", "# Avg bus bandwidth"} {
+				if !strings.Contains(out, want) {
+					t.Errorf("the master's output lacks %q", want)
+				}
+			}
+		})
+	}
+}
+
+func TestWithoutTheAnnotationNothingChanges(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	trainingJob{script: "exit 0"}.create(ctx, t, ns)
+	waitJob(ctx, t, ns, "Succeeded")
+	bare := plainPod(ns, nil)
+	if err := env.Client.Create(ctx, bare); err != nil {
+		t.Fatalf("create a pod: %v", err)
+	}
+	for _, p := range []*corev1.Pod{pod(ctx, t, ns, "train-master-0"), bare} {
+		if variable(p, "NCCL_NET_PLUGIN") != "" {
+			t.Errorf("%s: NCCL_NET_PLUGIN was set", p.Name)
+		}
+		for _, keys := range []map[string]string{p.Labels, p.Annotations} {
+			for key := range keys {
+				if strings.HasPrefix(key, "evenkeel.dev/") {
+					t.Errorf("%s: carries %s", p.Name, key)
+				}
+			}
+		}
+		if slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "evenkeel" }) {
+			t.Errorf("%s: has our volume", p.Name)
+		}
+	}
+}
+
+func TestUnknownProfileIsRefusedAtCreation(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	err := env.Client.Create(ctx, trainingJob{profile: "defualt", script: "exit 0"}.object(ns))
+	if err == nil {
+		t.Fatal("the job was accepted")
+	}
+	for _, want := range []string{`"defualt"`, "default"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the refusal lacks %s: %v", want, err)
+		}
+	}
+}
+
+func TestUserValueStaysAndIsReported(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	trainingJob{profile: "default", script: "exit 0", env: map[string]string{"NCCL_NET_PLUGIN": "none"}}.create(ctx, t, ns)
+	waitJob(ctx, t, ns, "Succeeded")
+	if got := variable(pod(ctx, t, ns, "train-master-0"), "NCCL_NET_PLUGIN"); got != "none" {
+		t.Errorf("NCCL_NET_PLUGIN is %q, the user wrote none", got)
+	}
+	eventually(ctx, t, "an event on the pod says what was left alone", func(ctx context.Context) (bool, error) {
+		var events corev1.EventList
+		if err := env.Client.List(ctx, &events, client.InNamespace(ns)); err != nil {
+			return false, err
+		}
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "EvenkeelSkipped" && e.InvolvedObject.Name == "train-master-0" && strings.Contains(e.Message, "NCCL_NET_PLUGIN")
+		}), nil
+	})
+}
+
+func TestLostWorkerFailsTheJobAndIsNamed(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	trainingJob{profile: "default", script: "evenkeel-bench allreduce -b 1M -e 1M -n 5 -w 1 -N 0; exit $?"}.create(ctx, t, ns)
+	eventually(ctx, t, "the all-reduce is under way", func(ctx context.Context) (bool, error) {
+		return strings.Contains(logs(ctx, ns, "train-master-0"), "1048576"), nil
+	})
+	if _, err := env.Kubectl(ctx, "-n", ns, "exec", "train-worker-0", "-c", "pytorch", "--", "sh", "-c", "kill -9 $(pidof evenkeel-bench)"); err != nil {
+		t.Fatal(err)
+	}
+	waitJob(ctx, t, ns, "Failed")
+	eventually(ctx, t, "the master ends", func(ctx context.Context) (bool, error) {
+		phase := pod(ctx, t, ns, "train-master-0").Status.Phase
+		return phase == corev1.PodFailed, nil
+	})
+	if out := logs(ctx, ns, "train-master-0"); !strings.Contains(out, "rank 1") || !strings.Contains(out, "train-worker-0") {
+		t.Errorf("the master's output does not name the lost peer (rank 1, train-worker-0):\n%s", out)
+	}
+}
+
+func TestWebhookDownStopsOnlyLabelledPods(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	scale := func(replicas string) {
+		t.Helper()
+		if _, err := env.Kubectl(context.WithoutCancel(ctx), "-n", "evenkeel-system", "scale", "deployment/evenkeel-webhook", "--replicas="+replicas); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scale("0")
+	t.Cleanup(func() {
+		scale("2")
+		if _, err := env.Kubectl(context.Background(), "-n", "evenkeel-system", "rollout", "status", "deployment/evenkeel-webhook", "--timeout=60s"); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(ctx, t, "no webhook pod is left", func(ctx context.Context) (bool, error) {
+		var pods corev1.PodList
+		err := env.Client.List(ctx, &pods, client.InNamespace("evenkeel-system"), client.MatchingLabels{"app.kubernetes.io/component": "webhook"})
+		return len(pods.Items) == 0, err
+	})
+	labelled := plainPod(ns, map[string]string{"evenkeel.dev/profile": "default"})
+	if err := env.Client.Create(ctx, labelled); err == nil {
+		t.Error("a labelled pod was accepted without the webhook")
+	} else if !strings.Contains(err.Error(), `"pods.evenkeel.dev"`) {
+		t.Errorf("the refusal does not name the webhook: %v", err)
+	}
+	bare := plainPod(ns, nil)
+	if err := env.Client.Create(ctx, bare); err != nil {
+		t.Fatalf("an unlabelled pod was refused: %v", err)
+	}
+	eventually(ctx, t, "the unlabelled pod runs", func(ctx context.Context) (bool, error) {
+		return pod(ctx, t, ns, bare.Name).Status.Phase == corev1.PodRunning, nil
+	})
+}
+
+// variable is the value of an environment variable of the pod's first container.
+func variable(p *corev1.Pod, name string) string {
+	for _, e := range p.Spec.Containers[0].Env {
+		if e.Name == name {
+			return e.Value
+		}
+	}
+	return ""
+}

@@ -1,0 +1,46 @@
+//go:build e2e
+
+// Package e2e tests Evenkeel on a real cluster: real kubelets and containers, the real training-operator, the chart as
+// users install it.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/cluster/cluster"
+)
+
+// env is the cluster that every test of this package shares.
+var env *setup.Env
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	const name = "e2e"
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := cluster.Down(ctx, name); err != nil {
+			fmt.Fprintln(os.Stderr, "e2e: take the cluster down:", err)
+		}
+	}()
+	var err error
+	env, err = setup.Start(ctx, setup.Config{
+		Progress: os.Stderr,
+		Cluster:  cluster.Config{Name: name, Nodes: 2, Progress: os.Stderr},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	return m.Run()
+}

@@ -1,0 +1,80 @@
+// Command check runs the project's tests, stage by stage, and counts what passed, failed and was skipped.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := rootCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "check:", err)
+		os.Exit(1)
+	}
+}
+
+func rootCommand() *cobra.Command {
+	var names []string
+	for _, s := range stages {
+		names = append(names, s.name)
+	}
+	return &cobra.Command{
+		Use:   "check [STAGE...]",
+		Short: "Run the tests and count what passed, failed and was skipped",
+		Long:  "Runs the stages given, or all of them in this order: " + strings.Join(names, ", ") + ".",
+		Example: `  go run ./hack/check
+  go run ./hack/check unit plugin`,
+		ValidArgs:    names,
+		Args:         cobra.OnlyValidArgs,
+		SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), args) },
+	}
+}
+
+// run runs the chosen stages, all of them even when one fails, and prints one line for each and a closing count.
+func run(ctx context.Context, chosen []string) error {
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 && (len(chosen) == 0 || slices.Contains(chosen, "e2e")) {
+		return errors.New("the e2e stage makes namespaces and mounts: run it as root, or choose other stages (see --help)")
+	}
+	var all counts
+	var summary []string
+	for _, s := range stages {
+		if len(chosen) > 0 && !slices.Contains(chosen, s.name) {
+			continue
+		}
+		fmt.Printf("\n==> %s: %s\n", s.name, s.about)
+		started := time.Now()
+		n, err := s.run(ctx, root)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", s.name, err)
+			n.failed = max(n.failed, 1)
+		}
+		all.add(n)
+		summary = append(summary, fmt.Sprintf("%-10s %4d passed, %d failed, %d skipped  %6s", s.name, n.passed, n.failed, n.skipped, time.Since(started).Round(time.Second)))
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+	}
+	fmt.Printf("\n%s\n\n%d passed, %d failed, %d skipped\n", strings.Join(summary, "\n"), all.passed, all.failed, all.skipped)
+	if all.failed > 0 {
+		return fmt.Errorf("%d failed", all.failed)
+	}
+	return nil
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// A stage is one layer of tests.
+type stage struct {
+	name, about string
+	run         func(ctx context.Context, root string) (counts, error)
+}
+
+type counts struct{ passed, failed, skipped int }
+
+func (c *counts) add(o counts) {
+	c.passed, c.failed, c.skipped = c.passed+o.passed, c.failed+o.failed, c.skipped+o.skipped
+}
+
+var stages = []stage{
+	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
+		rust, err := cargoTest(ctx, root, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi")
+		if err != nil {
+			return rust, err
+		}
+		packages, err := goPackages(ctx, root, "./...")
+		if err != nil {
+			return rust, err
+		}
+		golang, err := goTest(ctx, root, nil, packages...)
+		rust.add(golang)
+		return rust, err
+	}},
+	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
+		// The library that the benchmark's tests load has to be there first.
+		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl"), nil); err != nil {
+			return counts{}, err
+		}
+		return cargoTest(ctx, root, "-p", "evenkeel-nccl", "-p", "evenkeel-bench")
+	}},
+	{"operator", "the operator on a real API server", func(ctx context.Context, root string) (counts, error) {
+		box, err := toolbox.New(os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		assets, err := box.Envtest(ctx)
+		if err != nil {
+			return counts{}, err
+		}
+		return goTest(ctx, root, []string{"KUBEBUILDER_ASSETS=" + assets}, "./operator/test/...")
+	}},
+	{"chart", "the chart's templates and schema", func(ctx context.Context, root string) (counts, error) {
+		box, err := toolbox.New(os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		helm, err := box.Path(ctx, "helm")
+		if err != nil {
+			return counts{}, err
+		}
+		return goTest(ctx, root, []string{"HELM=" + helm}, "./charts/...")
+	}},
+	{"e2e", "everything on a real cluster", func(ctx context.Context, root string) (counts, error) {
+		return goTest(ctx, root, nil, "-tags", "e2e", "-timeout", "45m", "./hack/cluster/...", "./e2e/...")
+	}},
+}
+
+// goPackages lists the packages whose tests need nothing but Go: the others have stages of their own.
+func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
+	cmd := command(ctx, root, "go", "list", pattern)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	other := regexp.MustCompile(`^evenkeel\.dev/evenkeel/(operator/test|charts|e2e)(/|$)`)
+	var packages []string
+	for _, p := range regexp.MustCompile(`\S+`).FindAllString(string(out), -1) {
+		if !other.MatchString(p) {
+			packages = append(packages, p)
+		}
+	}
+	return packages, nil
+}
+
+// cargoTest runs cargo's tests and counts from the line that closes each test binary.
+func cargoTest(ctx context.Context, root string, args ...string) (counts, error) {
+	var n counts
+	closing := regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
+	cmd := command(ctx, pluginDir(root), "cargo", append([]string{"test", "--locked", "--no-fail-fast"}, args...)...)
+	err := stream(cmd, func(line string) string {
+		if m := closing.FindStringSubmatch(line); m != nil {
+			n.add(counts{atoi(m[1]), atoi(m[2]), atoi(m[3])})
+		}
+		return line
+	})
+	return n, err
+}
+
+// goTest runs Go's tests and counts top-level tests and subtests alike. Failed tests' output is shown, passed tests get
+// one line per package.
+func goTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
+	var n counts
+	output := map[string]string{} // of tests that have not ended
+	cmd := command(ctx, root, "go", append([]string{"test", "-json", "-count=1"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	err := stream(cmd, func(line string) string {
+		var event struct{ Action, Package, Test, Output string }
+		if json.Unmarshal([]byte(line), &event) != nil {
+			return line
+		}
+		key := event.Package + " " + event.Test
+		switch event.Action {
+		case "output":
+			if event.Test == "" {
+				return event.Output
+			}
+			output[key] += event.Output
+			return ""
+		case "build-output":
+			return event.Output
+		case "pass", "fail", "skip":
+			text := output[key]
+			delete(output, key)
+			if event.Test == "" {
+				return ""
+			}
+			switch event.Action {
+			case "pass":
+				n.passed++
+				return ""
+			case "fail":
+				n.failed++
+			default:
+				n.skipped++
+			}
+			return text
+		}
+		return ""
+	})
+	return n, err
+}
+
+// stream runs a command and shows its output line by line, as show rewrites it.
+func stream(cmd *exec.Cmd, show func(line string) string) error {
+	cmd.Stderr = os.Stderr
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("%s: %w", cmd, err)
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("%s: %w", cmd, err)
+	}
+	lines := bufio.NewReader(pipe)
+	for {
+		line, err := lines.ReadString('\n')
+		if show != nil && line != "" {
+			line = show(line)
+		}
+		if line != "" {
+			io.WriteString(os.Stdout, line) //nolint:errcheck // nothing better to do with a closed terminal
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(cmd.Path), err)
+	}
+	return nil
+}
+
+func command(ctx context.Context, dir, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	// An interrupt reaches the whole process group by itself; children get their chance to clean up before they are killed.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 0
+	return cmd
+}
+
+func pluginDir(root string) string { return filepath.Join(root, "plugin") }
+
+func atoi(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return 0 // the pattern lets only digits through
+	}
+	return n
+}

@@ -1,0 +1,75 @@
+// Command demo runs Evenkeel's main job from nothing: a real Kubernetes, the chart, and an annotated PyTorchJob whose
+// workers all-reduce over the injected plugin. It ends with one page that shows what happened.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/cluster/cluster"
+)
+
+//go:embed job.yaml
+var jobManifest string
+
+const namespace = "evenkeel-demo"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	config := setup.Config{Progress: os.Stderr, Cluster: cluster.Config{Name: "local", Nodes: 2, Progress: os.Stderr}}
+	var which string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Run an annotated PyTorchJob over Evenkeel on a real cluster and show what happened",
+		Example: `  go run ./hack/demo
+  KUBECONFIG=~/.kube/config go run ./hack/demo --cluster existing --registry registry.example.com/evenkeel`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch which {
+			case "local":
+			case "existing":
+				config.Existing = true
+			default:
+				return fmt.Errorf("--cluster %q: local or existing", which)
+			}
+			return run(cmd.Context(), config, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&which, "cluster", "local", "local: a cluster made on this machine; existing: the one of KUBECONFIG")
+	cmd.Flags().StringVar(&config.Registry, "registry", "", "where to push images for an existing cluster")
+	cmd.Flags().StringVar(&config.Cluster.LinkRate, "link-rate", "", "limit each node's link, such as 1gbit (local cluster)")
+	return cmd
+}
+
+func run(ctx context.Context, config setup.Config, out io.Writer) error {
+	started := time.Now()
+	env, err := setup.Start(ctx, config)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(config.Progress, "==> PyTorchJob")
+	result, err := runJob(ctx, env, strings.ReplaceAll(jobManifest, "TRAINING_IMAGE", env.Images.Bench), config.Progress)
+	if err != nil {
+		return err
+	}
+	return page(out, env, result, time.Since(started))
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"evenkeel.dev/evenkeel/e2e/setup"
+)
+
+// page prints what the run showed. Everything on it is read from the cluster and from the pods' logs.
+func page(out io.Writer, env *setup.Env, result *jobResult, took time.Duration) error {
+	injected, err := injection(result)
+	if err != nil {
+		return err
+	}
+	carried := grep(result.master.logs, "# Network", "# Rank", "connection closed")
+	carried = append(carried, grep(result.worker.logs, "connection closed")...)
+	if len(grep(result.master.logs, "# Network: Evenkeel")) == 0 {
+		return fmt.Errorf("the job succeeded, but its log does not name Evenkeel as the network:\n%s", result.master.logs)
+	}
+	p := func(format string, args ...any) { fmt.Fprintf(out, format, args...) }
+	p("\n%s\n", rule("Evenkeel demo"))
+	p("PyTorchJob %s/%s succeeded: master on node %s, worker on node %s.\n", namespace, result.written.GetName(), result.master.pod.Spec.NodeName, result.worker.pod.Spec.NodeName)
+	p("\n%s\n%s", rule("1. What was injected (the template as written, and the pod that ran)"), injected)
+	p("\n%s\n", rule("2. What carried the data"))
+	for _, line := range carried {
+		p("%s\n", line)
+	}
+	p("\n%s\n", rule("3. Bandwidth, every element checked"))
+	for _, line := range table(result.master.logs) {
+		p("%s\n", line)
+	}
+	p("\n%s\n", rule("4. Where to look next"))
+	p("  export KUBECONFIG=%s\n", env.Kubeconfig)
+	p("  kubectl get networkprofiles\n  kubectl -n %s get pytorchjobs,pods,events\n  kubectl -n %s logs %s\n", namespace, namespace, result.master.pod.Name)
+	if env.Local != nil {
+		p("  kubectl: %s\n  stop the cluster: make cluster-down\n", env.KubectlPath())
+	}
+	p("\nThe whole run took %s.\n", took.Round(time.Second))
+	return nil
+}
+
+// injection is a unified diff between the pod template that the user wrote and the pod that ran, in the parts that an
+// admission webhook can add to. What Kubernetes and the training-operator add to every pod is left out.
+func injection(result *jobResult) (string, error) {
+	written, _, err := unstructured.NestedMap(result.written.Object, "spec", "pytorchReplicaSpecs", "Master", "template")
+	if err != nil {
+		return "", fmt.Errorf("job.yaml: %w", err)
+	}
+	template := &corev1.PodTemplateSpec{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(written, template); err != nil {
+		return "", fmt.Errorf("job.yaml: %w", err)
+	}
+	ran := result.master.pod
+	before, err := yaml.Marshal(parts(template.ObjectMeta, template.Spec))
+	if err != nil {
+		return "", fmt.Errorf("template: %w", err)
+	}
+	after, err := yaml.Marshal(parts(ran.ObjectMeta, ran.Spec))
+	if err != nil {
+		return "", fmt.Errorf("pod: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "evenkeel-demo-")
+	if err != nil {
+		return "", fmt.Errorf("diff: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	for name, content := range map[string][]byte{"template": before, "pod": after} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return "", fmt.Errorf("diff: %w", err)
+		}
+	}
+	cmd := exec.Command("diff", "-u", "--label", "template of job.yaml", "--label", "pod "+ran.Name, "template", "pod")
+	cmd.Dir = dir
+	diff, err := cmd.Output()
+	if err != nil && cmd.ProcessState.ExitCode() != 1 { // 1 says only that they differ
+		return "", fmt.Errorf("diff: %w", err)
+	}
+	return string(diff), nil
+}
+
+// parts are the fields of a pod that the injection may add to, without what the cluster gives to every pod.
+func parts(meta metav1.ObjectMeta, spec corev1.PodSpec) map[string]any {
+	ours := func(key string) bool { return strings.HasPrefix(key, "evenkeel.dev/") }
+	labels, annotations := map[string]string{}, map[string]string{}
+	for k, v := range meta.Labels {
+		if ours(k) || k == "app" {
+			labels[k] = v
+		}
+	}
+	for k, v := range meta.Annotations {
+		if ours(k) {
+			annotations[k] = v
+		}
+	}
+	var volumes []corev1.Volume
+	for _, v := range spec.Volumes {
+		if v.Projected == nil {
+			volumes = append(volumes, v)
+		}
+	}
+	containers := func(list []corev1.Container) []map[string]any {
+		var out []map[string]any
+		for _, c := range list {
+			var env []corev1.EnvVar
+			for _, e := range c.Env {
+				if strings.HasPrefix(e.Name, "NCCL_") || strings.HasPrefix(e.Name, "EVENKEEL_") {
+					env = append(env, e)
+				}
+			}
+			var mounts []corev1.VolumeMount
+			for _, m := range c.VolumeMounts {
+				if !strings.HasPrefix(m.MountPath, "/var/run/secrets/kubernetes.io") {
+					mounts = append(mounts, m)
+				}
+			}
+			out = append(out, map[string]any{"name": c.Name, "image": c.Image, "command": c.Command, "args": c.Args, "env": env, "volumeMounts": mounts})
+		}
+		return out
+	}
+	return map[string]any{
+		"metadata": map[string]any{"labels": labels, "annotations": annotations},
+		"spec":     map[string]any{"initContainers": containers(spec.InitContainers), "containers": containers(spec.Containers), "volumes": volumes},
+	}
+}
+
+func grep(text string, any ...string) []string {
+	var found []string
+	for line := range strings.Lines(text) {
+		for _, want := range any {
+			if strings.Contains(line, want) {
+				found = append(found, strings.TrimRight(line, "\n"))
+				break
+			}
+		}
+	}
+	return found
+}
+
+// table is the benchmark's own output: its comment lines with the columns' names, the rows and the two closing lines.
+func table(logs string) []string {
+	var rows []string
+	for line := range strings.Lines(logs) {
+		trimmed := strings.TrimSpace(line)
+		fields := strings.Fields(trimmed)
+		isRow := len(fields) >= 9 && strings.Trim(fields[0], "0123456789") == ""
+		isHead := strings.HasPrefix(trimmed, "#") && (strings.Contains(trimmed, "busbw") || strings.Contains(trimmed, "(us)") || strings.Contains(trimmed, "out-of-place") ||
+			strings.Contains(trimmed, "Out of bounds") || strings.Contains(trimmed, "Avg bus"))
+		if isRow || isHead {
+			rows = append(rows, strings.TrimRight(line, "\n"))
+		}
+	}
+	return rows
+}
+
+func rule(title string) string {
+	return title + "\n" + string(bytes.Repeat([]byte("-"), len(title)))
+}
