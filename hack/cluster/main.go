@@ -4,30 +4,189 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"evenkeel.dev/evenkeel/hack/cluster/cluster"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	root := &cobra.Command{
-		Use:           "cluster",
-		Short:         "A real Kubernetes cluster on this machine, in namespaces of its own",
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:   "cluster",
+		Short: "A real Kubernetes cluster on this machine, in namespaces of its own",
+		Example: `  go run ./hack/cluster up
+  export KUBECONFIG=$(go run ./hack/cluster kubeconfig)
+  $(go run ./hack/cluster tool kubectl) get nodes
+  go run ./hack/cluster down`,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.AddCommand(toolCommand())
+	var name string
+	root.PersistentFlags().StringVar(&name, "name", "dev", "the cluster's name; clusters of different names run side by side")
+	root.AddCommand(upCommand(&name), downCommand(&name), statusCommand(&name), loadCommand(&name),
+		kubeconfigCommand(&name), execCommand(&name), toolCommand())
+	root.AddCommand(cluster.Roles()...)
 	if err := root.ExecuteContext(ctx); err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) && exit.ExitCode() > 0 {
+			os.Exit(exit.ExitCode()) // a command run in a node has said why
+		}
 		fmt.Fprintln(os.Stderr, "cluster:", err)
 		os.Exit(1)
 	}
+}
+
+func upCommand(name *string) *cobra.Command {
+	var c cluster.Config
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start the cluster, or find it running",
+		Example: `  go run ./hack/cluster up
+  go run ./hack/cluster up --nodes 4 --gpus 8
+  go run ./hack/cluster up --name slow --link-rate 500mbit`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			start := time.Now()
+			c.Name, c.Progress = *name, cmd.ErrOrStderr()
+			running, err := cluster.Up(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "cluster %s is up (%s)\n", *name, time.Since(start).Round(100*time.Millisecond))
+			fmt.Fprintf(cmd.OutOrStdout(), "export KUBECONFIG=%s\n", running.Kubeconfig())
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&c.Nodes, "nodes", 2, fmt.Sprintf("number of nodes, at most %d", cluster.MaxNodes))
+	cmd.Flags().IntVar(&c.GPUs, "gpus", 0, "pretend GPUs on each node")
+	cmd.Flags().StringVar(&c.LinkRate, "link-rate", "", "speed of each node's link in both directions, like 500mbit or 10gbit (default unlimited)")
+	return cmd
+}
+
+func downCommand(name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "Stop the cluster and remove all of it",
+		Example: `  go run ./hack/cluster down
+  go run ./hack/cluster down --name slow`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cluster.Down(cmd.Context(), *name) },
+	}
+}
+
+func statusCommand(name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "status",
+		Short:   "Say which clusters there are and how they are; fails unless the named one is well",
+		Example: `  go run ./hack/cluster status`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names, err := cluster.List()
+			if err != nil {
+				return err
+			}
+			verdict := fmt.Errorf("no cluster %q: start it with \"go run ./hack/cluster up --name %s\"", *name, *name)
+			for _, n := range names {
+				health := report(cmd, n)
+				if n == *name {
+					verdict = health
+				}
+			}
+			return verdict
+		},
+	}
+}
+
+// report prints how one cluster is, and returns nil if it is well.
+func report(cmd *cobra.Command, name string) error {
+	out := cmd.OutOrStdout()
+	c, err := cluster.Open(name)
+	if err != nil {
+		fmt.Fprintf(out, "%s: stopped; \"down\" removes what it has left\n", name)
+		return fmt.Errorf("cluster %s does not run", name)
+	}
+	state := "well"
+	health := c.Healthy(cmd.Context())
+	if health != nil {
+		state = health.Error()
+		health = fmt.Errorf("cluster %s is not well", name)
+	}
+	fmt.Fprintf(out, "%s: %s\n  settings:   %s\n  kubeconfig: %s\n  logs:       %s\n", name, state, c.Config(), c.Kubeconfig(), c.Logs())
+	return health
+}
+
+func loadCommand(name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "load IMAGE",
+		Short: "Put an image into the cluster's registry and print the reference pods use",
+		Example: `  go run ./hack/cluster load localhost/plugin:dev
+  go run ./hack/cluster load dist/plugin.tar`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := cluster.Open(*name)
+			if err != nil {
+				return err
+			}
+			pinned, err := c.Load(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), pinned)
+			return nil
+		},
+	}
+}
+
+func kubeconfigCommand(name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "kubeconfig",
+		Short:   "Print the path of the cluster's kubeconfig",
+		Example: `  export KUBECONFIG=$(go run ./hack/cluster kubeconfig)`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := cluster.Open(*name)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), c.Kubeconfig())
+			return nil
+		},
+	}
+}
+
+func execCommand(name *string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec NODE CMD...",
+		Short: "Run a command inside a node",
+		Example: `  go run ./hack/cluster exec n1 ctr -n k8s.io images ls
+  go run ./hack/cluster exec n2 ip addr`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := cluster.Open(*name)
+			if err != nil {
+				return err
+			}
+			inside, err := c.Command(cmd.Context(), args[0], args[1:]...)
+			if err != nil {
+				return err
+			}
+			inside.Stdin, inside.Stdout, inside.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+			return inside.Run()
+		},
+	}
+	cmd.Flags().SetInterspersed(false) // flags after NODE are the command's
+	return cmd
 }
 
 func toolCommand() *cobra.Command {

@@ -89,7 +89,7 @@ var recipes = []recipe{
 	{
 		name:     "pause",
 		binaries: []binary{{"pause", "."}},
-		estimate: "seconds",
+		estimate: "a few seconds",
 	},
 }
 
