@@ -1,1 +1,129 @@
 //! Devices, the TCP engine and connections between peers.
+//!
+//! A [`Transport`] knows this host's devices. [`Transport::listen`] gives a [`Listener`] whose
+//! [`Handle`] the peer passes to [`Transport::connect`]. Both sides are polled and never block. The
+//! connector gets a [`SendConnection`], the listener a [`RecvConnection`]: messages go one way.
+//! Each request is polled by [`Request::test`], but makes progress without it: a few threads,
+//! shared by all connections of the process, move the bytes. They start with the first listener or
+//! connection and stop with the last.
+//!
+//! Every failure of a connection is reported by all its requests, and by one line in the log.
+//! Errors that a call meets itself ([`ErrorKind::System`], [`ErrorKind::Config`],
+//! [`ErrorKind::Argument`]) are returned and left to the caller to log.
+
+mod base;
+mod connect;
+mod device;
+mod engine;
+mod error;
+mod listen;
+mod log;
+mod recv;
+mod request;
+mod send;
+mod settings;
+mod sys;
+
+use std::sync::{Arc, Mutex, Weak};
+
+pub use connect::Connecting;
+pub use device::Device;
+pub use error::{Error, ErrorKind};
+pub use evenkeel_wire::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES};
+pub use listen::Listener;
+pub use log::Log;
+pub use recv::RecvConnection;
+pub use request::{MAX_REQUESTS, Request};
+pub use send::SendConnection;
+pub use settings::{SETTINGS, Setting, Settings, SettingsError};
+pub use sys::{RecvBuffer, SendBuffer};
+
+use engine::Engine;
+use sys::lock;
+
+/// This process's way to the network.
+pub struct Transport {
+    settings: Arc<Settings>,
+    log: Arc<dyn Log>,
+    devices: Vec<Device>,
+    /// Alive as long as a listener, a connection or an attempt at one is.
+    engine: Mutex<Weak<Engine>>,
+}
+
+impl Transport {
+    /// Looks for devices. Starts nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none
+    /// may be used.
+    pub fn new(settings: Settings, log: Arc<dyn Log>) -> Result<Self, Error> {
+        let devices = device::discover(&settings, &*log)?;
+        Ok(Self { settings: Arc::new(settings), log, devices, engine: Mutex::new(Weak::new()) })
+    }
+
+    /// The devices, in a stable order. Never empty.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Whether a listener, a connection or an attempt at one exists.
+    pub fn in_use(&self) -> bool {
+        lock(&self.engine).strong_count() > 0
+    }
+
+    /// Opens a listener on a device. `label` goes into its connections' log lines.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot
+    /// be opened.
+    pub fn listen(&self, device: usize, label: &str) -> Result<Listener, Error> {
+        let context = self.context(device, label)?;
+        Listener::open(self.engine()?, context)
+    }
+
+    /// Begins to connect to a listener from a device. `label` goes into the connection's log lines.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when a socket cannot be
+    /// opened.
+    pub fn connect(
+        &self,
+        device: usize,
+        handle: &Handle,
+        label: &str,
+    ) -> Result<Connecting, Error> {
+        let context = self.context(device, label)?;
+        Connecting::start(self.engine()?, context, handle)
+    }
+
+    fn context(&self, device: usize, label: &str) -> Result<Context, Error> {
+        let device = self.devices.get(device).ok_or_else(|| {
+            Error::argument(format!("no device {device}: there are {}", self.devices.len()))
+        })?;
+        Ok(Context {
+            settings: Arc::clone(&self.settings),
+            log: Arc::clone(&self.log),
+            device: device.clone(),
+            label: label.to_owned(),
+        })
+    }
+
+    fn engine(&self) -> Result<Arc<Engine>, Error> {
+        let mut current = lock(&self.engine);
+        if let Some(engine) = current.upgrade() {
+            return Ok(engine);
+        }
+        let engine = Engine::start(self.settings.workers, Arc::clone(&self.log))?;
+        *current = Arc::downgrade(&engine);
+        Ok(engine)
+    }
+}
+
+/// What a listener or a connection was opened with.
+#[derive(Clone)]
+struct Context {
+    settings: Arc<Settings>,
+    log: Arc<dyn Log>,
+    device: Device,
+    label: String,
+}

@@ -1,0 +1,273 @@
+//! Which network interfaces to use, and what NCCL wants to know about them.
+
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use crate::error::{Error, ErrorKind};
+use crate::log::Log;
+use crate::settings::{Family, Settings};
+use crate::sys::{self, InterfaceAddress};
+
+/// Assumed where neither the system nor the user knows a device's speed, in Mb/s. NCCL assumes the
+/// same for its own sockets.
+const DEFAULT_SPEED: u32 = 10_000;
+
+/// A network interface with an address to send from and listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    name: String,
+    ip: IpAddr,
+    index: u32,
+    speed: u32,
+    pci_path: Option<String>,
+}
+
+impl Device {
+    /// Interface name, such as `eth0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Speed in Mb/s.
+    pub fn speed(&self) -> u32 {
+        self.speed
+    }
+
+    /// Path of the PCI device under /sys; none for virtual interfaces.
+    pub fn pci_path(&self) -> Option<&str> {
+        self.pci_path.as_deref()
+    }
+
+    /// The device's own address, to bind to; port 0.
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.scoped(SocketAddr::new(self.ip, 0))
+    }
+
+    /// `addr` as this device reaches it: a link-local address needs the interface.
+    pub(crate) fn scoped(&self, addr: SocketAddr) -> SocketAddr {
+        match addr {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+                SocketAddrV6::new(*v6.ip(), v6.port(), 0, self.index).into()
+            }
+            other => other,
+        }
+    }
+}
+
+/// The usable devices of this host.
+pub(crate) fn discover(settings: &Settings, log: &dyn Log) -> Result<Vec<Device>, Error> {
+    let addresses = sys::interface_addresses()
+        .map_err(|error| Error::system("cannot list network interfaces", &error))?;
+    let chosen = choose(&addresses, &settings.interfaces, settings.family);
+    if chosen.is_empty() {
+        let mut names: Vec<&str> = addresses.iter().map(|address| address.name.as_str()).collect();
+        names.dedup();
+        return Err(Error::new(
+            ErrorKind::Config,
+            format!(
+                "no usable network interface: NCCL_SOCKET_IFNAME={:?}, family {:?}, interfaces with an address: {}",
+                settings.interfaces,
+                settings.family,
+                names.join(", "),
+            ),
+        ));
+    }
+    Ok(chosen.into_iter().map(|address| describe(address, settings.link_speed, log)).collect())
+}
+
+fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn Log) -> Device {
+    let name = &address.name;
+    let speed = override_speed.or_else(|| read_speed(name)).unwrap_or_else(|| {
+        log.info(&format!(
+            "evenkeel: {name}: speed unknown, assuming {DEFAULT_SPEED} Mb/s; set EVENKEEL_LINK_SPEED to the real one"
+        ));
+        DEFAULT_SPEED
+    });
+    let pci_path = fs::canonicalize(format!("/sys/class/net/{name}/device"))
+        .ok()
+        .map(|path| path.to_string_lossy().into_owned());
+    Device { name: name.clone(), ip: address.ip, index: address.index, speed, pci_path }
+}
+
+fn read_speed(name: &str) -> Option<u32> {
+    let text = fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
+    // The kernel says -1 where it does not know.
+    text.trim().parse().ok().filter(|speed| *speed > 0)
+}
+
+/// One address per interface: those the user names, else all but loopback and container bridges,
+/// else the bridges, else loopback.
+fn choose<'a>(
+    addresses: &'a [InterfaceAddress],
+    names: &str,
+    family: Family,
+) -> Vec<&'a InterfaceAddress> {
+    let is_bridge = |address: &InterfaceAddress| address.name.starts_with("docker");
+    let pick = |keep: &dyn Fn(&InterfaceAddress) -> bool| {
+        let mut picked: Vec<&InterfaceAddress> = Vec::new();
+        for address in addresses {
+            if !address.running || !has_family(address, family) || !keep(address) {
+                continue;
+            }
+            match picked.iter_mut().find(|other| other.name == address.name) {
+                Some(other) if rank(address) < rank(other) => *other = address,
+                Some(_) => {}
+                None => picked.push(address),
+            }
+        }
+        picked
+    };
+    if !names.is_empty() {
+        let filter = NameFilter::parse(names);
+        // ^ says what not to use; it does not name loopback.
+        return pick(&|address| {
+            filter.matches(&address.name) && !(filter.exclude && address.loopback)
+        });
+    }
+    let mut chosen = pick(&|address| !address.loopback && !is_bridge(address));
+    if chosen.is_empty() {
+        chosen = pick(&|address| !address.loopback);
+    }
+    if chosen.is_empty() {
+        chosen = pick(&|_| true);
+    }
+    chosen
+}
+
+fn has_family(address: &InterfaceAddress, family: Family) -> bool {
+    match family {
+        Family::Any => true,
+        Family::V4 => address.ip.is_ipv4(),
+        Family::V6 => address.ip.is_ipv6(),
+    }
+}
+
+/// Lower is better: IPv4, then global IPv6, then link-local.
+fn rank(address: &InterfaceAddress) -> u8 {
+    match address.ip {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(ip) if !Ipv6Addr::is_unicast_link_local(&ip) => 1,
+        IpAddr::V6(_) => 2,
+    }
+}
+
+/// NCCL_SOCKET_IFNAME.
+struct NameFilter<'a> {
+    exclude: bool,
+    exact: bool,
+    names: Vec<&'a str>,
+}
+
+impl<'a> NameFilter<'a> {
+    fn parse(text: &'a str) -> Self {
+        let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
+        let names = text
+            .split(',')
+            // NCCL allows name:port; ports belong to its RDMA transport.
+            .map(|name| name.split(':').next().unwrap_or(name).trim())
+            .filter(|name| !name.is_empty())
+            .collect();
+        Self { exclude, exact, names }
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        let named = self
+            .names
+            .iter()
+            .any(|wanted| if self.exact { name == *wanted } else { name.starts_with(wanted) });
+        named != self.exclude
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(name: &str, ip: &str) -> InterfaceAddress {
+        InterfaceAddress {
+            name: name.to_owned(),
+            ip: ip.parse().unwrap(),
+            index: 3,
+            running: true,
+            loopback: name == "lo",
+        }
+    }
+
+    fn host() -> Vec<InterfaceAddress> {
+        vec![
+            address("lo", "127.0.0.1"),
+            address("eth0", "10.0.0.5"),
+            address("eth1", "10.0.1.5"),
+            address("eth10", "10.0.10.5"),
+            address("docker0", "172.17.0.1"),
+            InterfaceAddress { running: false, ..address("eth2", "10.0.2.5") },
+            address("lo", "::1"),
+            address("eth0", "fe80::5"),
+            address("eth0", "2001:db8::5"),
+            address("wlan0", "fe80::7"),
+        ]
+    }
+
+    fn names(interfaces: &str, family: Family) -> Vec<String> {
+        let host = host();
+        choose(&host, interfaces, family)
+            .into_iter()
+            .map(|address| format!("{} {}", address.name, address.ip))
+            .collect()
+    }
+
+    #[test]
+    fn by_default_all_real_interfaces() {
+        assert_eq!(
+            names("", Family::Any),
+            ["eth0 10.0.0.5", "eth1 10.0.1.5", "eth10 10.0.10.5", "wlan0 fe80::7"]
+        );
+    }
+
+    #[test]
+    fn the_family_is_honoured() {
+        assert_eq!(names("", Family::V6), ["eth0 2001:db8::5", "wlan0 fe80::7"]);
+        assert_eq!(names("wlan0", Family::V4), [""; 0]);
+    }
+
+    #[test]
+    fn names_are_prefixes_exact_or_excluded() {
+        assert_eq!(names("eth1", Family::V4), ["eth1 10.0.1.5", "eth10 10.0.10.5"]);
+        assert_eq!(names("=eth1", Family::V4), ["eth1 10.0.1.5"]);
+        assert_eq!(names("=eth1:1,lo", Family::V4), ["lo 127.0.0.1", "eth1 10.0.1.5"]);
+        assert_eq!(names("^eth1", Family::V4), ["eth0 10.0.0.5", "docker0 172.17.0.1"]);
+        assert_eq!(names("^=eth1,docker0", Family::V4), ["eth0 10.0.0.5", "eth10 10.0.10.5"]);
+        assert_eq!(names("ib", Family::Any), [""; 0]);
+    }
+
+    #[test]
+    fn loopback_and_bridges_are_the_last_resort() {
+        let only = |wanted: &[&str]| -> Vec<String> {
+            let host: Vec<_> =
+                host().into_iter().filter(|a| wanted.contains(&a.name.as_str())).collect();
+            choose(&host, "", Family::Any).into_iter().map(|a| a.name.clone()).collect()
+        };
+        assert_eq!(only(&["lo", "docker0"]), ["docker0"]);
+        assert_eq!(only(&["lo"]), ["lo"]);
+    }
+
+    #[test]
+    fn link_local_peers_are_reached_through_the_device() {
+        let device = Device {
+            name: "eth0".to_owned(),
+            ip: "fe80::5".parse().unwrap(),
+            index: 3,
+            speed: 1,
+            pci_path: None,
+        };
+        assert_eq!(
+            device.scoped("[fe80::9]:80".parse().unwrap()),
+            "[fe80::9%3]:80".parse().unwrap()
+        );
+        assert_eq!(
+            device.scoped("[2001:db8::9]:80".parse().unwrap()),
+            "[2001:db8::9]:80".parse().unwrap()
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! The threads that move bytes, and how sockets are assigned to them.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use crate::error::Error;
+use crate::log::Log;
+use crate::sys::{self, lock};
+
+/// How often sources are asked about their deadlines. Events are never delayed by it.
+const TICK: Duration = Duration::from_millis(250);
+/// Marks the worker's own wake-up among its sources.
+const WAKE: u64 = 0;
+
+/// What a socket has become since it was last looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Readiness {
+    /// There may be something to read, the end of the stream included.
+    pub(crate) readable: bool,
+    /// There may be room to write.
+    pub(crate) writable: bool,
+    /// The socket has an error.
+    pub(crate) error: bool,
+}
+
+/// Something that waits for a socket. Called by one worker thread at a time, but concurrently with
+/// callers' threads.
+pub(crate) trait Source: Send + Sync {
+    /// The socket's state changed, or [`Registration::kick`] was called. Not called again until
+    /// the next change, so it must use up what it can or kick itself.
+    fn ready(&self, readiness: Readiness);
+    /// Some time has passed: look at deadlines.
+    fn tick(&self, now: Instant);
+    /// The worker caught a panic in one of the above.
+    fn panicked(&self);
+}
+
+/// The workers, running. Dropping it stops and joins them, so it must never be dropped by a
+/// worker: sources keep [`Workers`], only what callers hold keeps an `Engine`.
+pub(crate) struct Engine {
+    workers: Arc<Workers>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The workers as sources see them.
+pub(crate) struct Workers {
+    all: Vec<Arc<Worker>>,
+    next: AtomicUsize,
+}
+
+struct Worker {
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
+    next_token: AtomicU64,
+    log: Arc<dyn Log>,
+}
+
+impl Engine {
+    pub(crate) fn start(count: usize, log: Arc<dyn Log>) -> Result<Arc<Self>, Error> {
+        let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
+        let all = (0..count)
+            .map(|_| Worker::new(&log).map(Arc::new))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(fail)?;
+        let workers = Arc::new(Workers { all, next: AtomicUsize::new(0) });
+        // From here on, dropping the engine stops the threads that did start.
+        let mut engine = Self { workers, threads: Vec::new() };
+        for index in 0..count {
+            let worker = Arc::clone(&engine.workers.all[index]);
+            let thread = std::thread::Builder::new()
+                .name(format!("evenkeel-io-{index}"))
+                .spawn(move || worker.run())
+                .map_err(fail)?;
+            engine.threads.push(thread);
+        }
+        Ok(Arc::new(engine))
+    }
+
+    pub(crate) fn workers(&self) -> &Arc<Workers> {
+        &self.workers
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for worker in &self.workers.all {
+            worker.stop.store(true, Ordering::Release);
+            worker.wake();
+        }
+        for thread in self.threads.drain(..) {
+            // A worker catches its sources' panics, so there is nothing to hand on.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Workers {
+    /// A place for one socket with the next worker in turn.
+    pub(crate) fn registration(&self) -> Registration {
+        let index = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
+        let worker = Arc::clone(&self.all[index]);
+        let token = worker.next_token.fetch_add(1, Ordering::Relaxed);
+        Registration { worker, token }
+    }
+}
+
+/// One socket's place with a worker.
+pub(crate) struct Registration {
+    worker: Arc<Worker>,
+    token: u64,
+}
+
+fn interest() -> epoll::EventFlags {
+    epoll::EventFlags::IN
+        | epoll::EventFlags::OUT
+        | epoll::EventFlags::RDHUP
+        | epoll::EventFlags::ET
+}
+
+impl Registration {
+    /// Begins to watch the socket: the source hears of its present state and of each change.
+    pub(crate) fn watch(&self, socket: impl AsFd, source: Arc<dyn Source>) -> io::Result<()> {
+        let first = {
+            let mut sources = lock(&self.worker.sources);
+            sources.insert(self.token, source);
+            sources.len() == 1
+        };
+        if first {
+            // The worker sleeps without a limit while it has no source.
+            self.worker.wake();
+        }
+        let data = epoll::EventData::new_u64(self.token);
+        epoll::add(&self.worker.epoll, socket, data, interest()).map_err(|error| {
+            lock(&self.worker.sources).remove(&self.token);
+            error.into()
+        })
+    }
+
+    /// Makes the worker call the source as if the socket's state had changed. Setting the same
+    /// interest again makes the kernel report the present state once more.
+    pub(crate) fn kick(&self, socket: impl AsFd) {
+        let data = epoll::EventData::new_u64(self.token);
+        // Fails only when the socket is no longer watched: nobody is to be called then.
+        let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
+    }
+
+    /// Ends the watch. A call of the source that has begun may still be running.
+    pub(crate) fn end(&self, socket: impl AsFd) {
+        // Fails only when the socket is not watched.
+        let _ = epoll::delete(&self.worker.epoll, socket);
+        lock(&self.worker.sources).remove(&self.token);
+    }
+}
+
+impl Worker {
+    fn new(log: &Arc<dyn Log>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        Ok(Self {
+            epoll,
+            wake,
+            stop: AtomicBool::new(false),
+            sources: Mutex::new(HashMap::new()),
+            next_token: AtomicU64::new(WAKE + 1),
+            log: Arc::clone(log),
+        })
+    }
+
+    fn wake(&self) {
+        // Edge-triggered: each write is an event, nobody needs to read the counter. It would fail
+        // only after 2^64 wake-ups.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn run(&self) {
+        sys::block_signals();
+        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); 64];
+        let mut next_tick = Instant::now() + TICK;
+        while !self.stop.load(Ordering::Acquire) {
+            let timeout = if lock(&self.sources).is_empty() {
+                None
+            } else {
+                let left = next_tick.saturating_duration_since(Instant::now());
+                Some(Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ })
+            };
+            let events = match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
+                Ok((events, _)) => events,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => {
+                    self.log.warn(&format!("evenkeel: I/O thread stops: epoll_wait: {error}"));
+                    return;
+                }
+            };
+            for event in events {
+                let flags = event.flags;
+                let source = lock(&self.sources).get(&event.data.u64()).cloned();
+                let Some(source) = source else { continue };
+                let end = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP;
+                let readiness = Readiness {
+                    readable: flags.intersects(epoll::EventFlags::IN | end),
+                    writable: flags.intersects(epoll::EventFlags::OUT),
+                    error: flags.intersects(epoll::EventFlags::ERR),
+                };
+                Self::guard(&*source, |source| source.ready(readiness));
+            }
+            let now = Instant::now();
+            if now >= next_tick {
+                next_tick = now + TICK;
+                let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+                for source in sources {
+                    Self::guard(&*source, |source| source.tick(now));
+                }
+            }
+        }
+    }
+
+    /// A defect in one source must not take the others' worker away.
+    fn guard(source: &dyn Source, call: impl Fn(&dyn Source)) {
+        if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
+            source.panicked();
+        }
+    }
+}

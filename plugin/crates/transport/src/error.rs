@@ -1,0 +1,48 @@
+//! The one error of this crate: a class that code can match and a line that people can read.
+
+use std::io;
+
+/// Who can do something about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// A local system call failed.
+    System,
+    /// The peer closed, died, went silent or broke the protocol.
+    Remote,
+    /// A message was longer than the buffer posted for it.
+    Truncated,
+    /// A setting makes the transport unusable.
+    Config,
+    /// The caller broke the contract of the call.
+    Argument,
+    /// A defect of this library.
+    Internal,
+}
+
+/// What went wrong, with all that is known about it in one line.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+}
+
+impl Error {
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    pub(crate) fn argument(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Argument, message)
+    }
+
+    /// A local call named `what` failed.
+    pub(crate) fn system(what: &str, error: &io::Error) -> Self {
+        Self::new(ErrorKind::System, format!("{what}: {error}"))
+    }
+}

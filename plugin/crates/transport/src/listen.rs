@@ -1,0 +1,403 @@
+//! The accepting side of the handshake.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Read;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use evenkeel_wire::{
+    ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce, Refusal, Welcome,
+};
+use socket2::{Domain, Socket, Type};
+
+use crate::Context;
+use crate::base::{not_now, prepare};
+use crate::engine::{Engine, Readiness, Registration, Source, Workers};
+use crate::error::{Error, ErrorKind};
+use crate::recv::{Receiver, RecvConnection};
+use crate::sys::{self, lock};
+
+/// Most TCP connections that have not shown yet that they are peers; when more come, the oldest
+/// is dropped.
+const MAX_STRANGERS: usize = 128;
+/// Most connections of which some flows have arrived, or that nobody has accepted yet.
+const MAX_UNACCEPTED: usize = 64;
+/// TCP connections that the kernel holds until a worker accepts them.
+const BACKLOG: i32 = 512;
+
+/// Waits for peers that were given its handle. Dropping it closes it, with all that was not
+/// accepted.
+pub struct Listener {
+    shared: Arc<Shared>,
+    handle: Handle,
+    /// When to give up; set by the first poll.
+    deadline: OnceLock<Instant>,
+    engine: Arc<Engine>,
+}
+
+struct Shared {
+    socket: Socket,
+    registration: Registration,
+    nonce: Nonce,
+    context: Context,
+    workers: Arc<Workers>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    closed: bool,
+    /// Oldest first.
+    strangers: VecDeque<Arc<Stranger>>,
+    partial: HashMap<ConnectionId, Partial>,
+    ready: VecDeque<Arc<Receiver>>,
+    /// Strangers turned away so far.
+    turned_away: u64,
+}
+
+/// A connection of which some flows have arrived.
+struct Partial {
+    flows: Vec<Option<Socket>>,
+    peer: SocketAddr,
+    since: Instant,
+}
+
+impl Listener {
+    pub(crate) fn open(engine: Arc<Engine>, context: Context) -> Result<Self, Error> {
+        let local = context.device.local();
+        let what = format!("cannot listen on {} ({})", context.device.name(), local.ip());
+        let fail = |error| Error::system(&what, &error);
+        let nonce = Nonce(sys::random().map_err(fail)?);
+        let kind = Type::STREAM.nonblocking().cloexec();
+        let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
+        socket.bind(&local.into()).map_err(fail)?;
+        socket.listen(BACKLOG).map_err(fail)?;
+        let addr = socket.local_addr().map_err(fail)?;
+        let addr = addr.as_socket().ok_or_else(|| Error::argument("not an IP socket"))?;
+        let workers = Arc::clone(engine.workers());
+        let shared = Arc::new(Shared {
+            socket,
+            registration: workers.registration(),
+            nonce,
+            context,
+            workers,
+            state: Mutex::default(),
+        });
+        let source: Arc<dyn Source> = Arc::new(Door(Arc::clone(&shared)));
+        shared.registration.watch(&shared.socket, source).map_err(fail)?;
+        let handle = Handle { addr, nonce };
+        Ok(Self { shared, handle, deadline: OnceLock::new(), engine })
+    }
+
+    /// What the peer needs to connect.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// The next connection; `None` while there is none. Never blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Remote`] when no peer has come within the accept timeout of the first poll.
+    pub fn poll_accept(&self) -> Result<Option<RecvConnection>, Error> {
+        let mut state = lock(&self.shared.state);
+        if let Some(receiver) = state.ready.pop_front() {
+            return Ok(Some(RecvConnection::new(receiver, Arc::clone(&self.engine))));
+        }
+        let context = &self.shared.context;
+        let patience = context.settings.accept_timeout;
+        let deadline = self.deadline.get_or_init(|| Instant::now() + patience);
+        if Instant::now() < *deadline {
+            return Ok(None);
+        }
+        let error = Error::new(
+            ErrorKind::Remote,
+            format!(
+                "no peer connected to {} within {} s ({} incomplete connections, {} strangers turned away) {}",
+                self.handle.addr,
+                patience.as_secs(),
+                state.partial.len(),
+                state.turned_away,
+                context.label,
+            ),
+        );
+        context.log.warn(&format!("evenkeel: {error}"));
+        Err(error)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        shared.registration.end(&shared.socket);
+        let state = {
+            let mut state = lock(&shared.state);
+            let closed = State { closed: true, ..State::default() };
+            std::mem::replace(&mut *state, closed)
+        };
+        for stranger in state.strangers {
+            stranger.take_socket();
+        }
+        for receiver in state.ready {
+            drop(RecvConnection::new(receiver, Arc::clone(&self.engine)));
+        }
+    }
+}
+
+impl Shared {
+    /// Takes every TCP connection that waits at the door.
+    fn accept_all(self: &Arc<Self>) {
+        loop {
+            match self.socket.accept() {
+                Ok((socket, peer)) => {
+                    if let Some(peer) = peer.as_socket() {
+                        self.receive(socket, peer);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if not_now(&error) => return,
+                Err(error) => {
+                    // Out of descriptors, say, or a connection that is already gone. The next tick
+                    // tries again.
+                    self.info(&format!("accept: {error}"));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn receive(self: &Arc<Self>, socket: Socket, peer: SocketAddr) {
+        let prepared = socket.set_nonblocking(true).and_then(|()| prepare(&socket, &self.context));
+        if let Err(error) = prepared {
+            self.info(&format!("connection from {peer} dropped: {error}"));
+            return;
+        }
+        let stranger = Arc::new(Stranger {
+            listener: Arc::downgrade(self),
+            peer,
+            registration: self.workers.registration(),
+            deadline: Instant::now() + self.context.settings.handshake_timeout,
+            hearing: Mutex::new(Hearing { socket: None, have: 0, hello: [0; HELLO_BYTES] }),
+        });
+        let evicted = {
+            let mut state = lock(&self.state);
+            if state.closed {
+                return;
+            }
+            state.strangers.push_back(Arc::clone(&stranger));
+            if state.strangers.len() > MAX_STRANGERS { state.strangers.pop_front() } else { None }
+        };
+        if let Some(evicted) = evicted {
+            evicted.turn_away("too many connections that say nothing");
+        }
+        // The lock keeps the worker from the socket until it is in place.
+        let mut hearing = lock(&stranger.hearing);
+        let source: Arc<dyn Source> = Arc::<Stranger>::clone(&stranger);
+        if let Err(error) = stranger.registration.watch(&socket, source) {
+            drop(hearing);
+            stranger.turn_away(&error.to_string());
+            return;
+        }
+        hearing.socket = Some(socket);
+    }
+
+    /// Answers a peer's hello and, unless it is refused, takes its flow in. Complete connections
+    /// become ready.
+    fn admit(&self, hello: &Hello, socket: Socket, peer: SocketAddr) -> Result<(), Refusal> {
+        let mut state = lock(&self.state);
+        let place = state.place_for(hello, peer);
+        answer(&socket, hello.connection, place.as_ref().map(|_| ()).map_err(|refusal| *refusal));
+        *place? = Some(socket);
+        let Some(sockets) = state.take_if_complete(&hello.connection) else { return Ok(()) };
+        match Receiver::open(self.context.clone(), &self.workers, peer, sockets) {
+            Ok(receiver) => state.ready.push_back(receiver),
+            Err(error) => self.context.log.warn(&format!(
+                "evenkeel: connection from {peer} dropped: cannot watch it: {error}"
+            )),
+        }
+        Ok(())
+    }
+
+    fn tick(self: &Arc<Self>, now: Instant) {
+        self.accept_all();
+        let patience = self.context.settings.connect_timeout;
+        let mut late = Vec::new();
+        lock(&self.state).partial.retain(|_, partial| {
+            let keep = now.saturating_duration_since(partial.since) < patience;
+            if !keep {
+                let arrived = partial.flows.iter().flatten().count();
+                late.push((partial.peer, arrived, partial.flows.len()));
+            }
+            keep
+        });
+        for (peer, arrived, flows) in late {
+            self.context.log.warn(&format!(
+                "evenkeel: connection from {peer} dropped: {arrived} of {flows} flows arrived within {} s",
+                patience.as_secs()
+            ));
+        }
+    }
+
+    fn info(&self, line: &str) {
+        let Context { log, device, label, .. } = &self.context;
+        log.info(&format!("evenkeel: listener on {}: {line} {label}", device.name()));
+    }
+}
+
+impl State {
+    /// Where the socket of a peer's flow goes.
+    fn place_for(
+        &mut self,
+        hello: &Hello,
+        peer: SocketAddr,
+    ) -> Result<&mut Option<Socket>, Refusal> {
+        let known = self.partial.contains_key(&hello.connection);
+        if self.closed || (!known && self.partial.len() + self.ready.len() >= MAX_UNACCEPTED) {
+            return Err(Refusal::Busy);
+        }
+        let partial = self.partial.entry(hello.connection).or_insert_with(|| Partial {
+            flows: (0..hello.flows).map(|_| None).collect(),
+            peer,
+            since: Instant::now(),
+        });
+        let same_count = partial.flows.len() == usize::from(hello.flows);
+        match partial.flows.get_mut(usize::from(hello.flow)) {
+            Some(place) if same_count && place.is_none() => Ok(place),
+            _ => Err(Refusal::Inconsistent),
+        }
+    }
+
+    /// The sockets of a connection of which all flows have arrived.
+    fn take_if_complete(&mut self, connection: &ConnectionId) -> Option<Vec<Socket>> {
+        if self.partial.get(connection)?.flows.iter().any(Option::is_none) {
+            return None;
+        }
+        Some(self.partial.remove(connection)?.flows.into_iter().flatten().collect())
+    }
+}
+
+/// Sends the answer to a hello. A new socket has room for it; if the peer is gone, its connection
+/// will say so.
+fn answer(socket: &Socket, connection: ConnectionId, verdict: Result<(), Refusal>) {
+    let welcome = Welcome { connection, verdict };
+    let _ = socket.send_with_flags(&welcome.encode(), libc::MSG_NOSIGNAL);
+}
+
+/// The listening socket, as its worker sees it.
+struct Door(Arc<Shared>);
+
+impl Source for Door {
+    fn ready(&self, _readiness: Readiness) {
+        self.0.accept_all();
+    }
+
+    fn tick(&self, now: Instant) {
+        self.0.tick(now);
+    }
+
+    fn panicked(&self) {
+        self.0.context.log.warn("evenkeel: defect: an I/O thread panicked in a listener");
+    }
+}
+
+/// A TCP connection that has not shown yet that it is a flow of a peer.
+struct Stranger {
+    listener: Weak<Shared>,
+    peer: SocketAddr,
+    registration: Registration,
+    deadline: Instant,
+    hearing: Mutex<Hearing>,
+}
+
+struct Hearing {
+    /// `None` once the stranger is a peer or turned away.
+    socket: Option<Socket>,
+    have: usize,
+    hello: [u8; HELLO_BYTES],
+}
+
+impl Stranger {
+    fn take_socket(&self) -> Option<Socket> {
+        let socket = lock(&self.hearing).socket.take()?;
+        self.registration.end(&socket);
+        Some(socket)
+    }
+
+    fn forget(&self, listener: &Shared, turned_away: bool) {
+        let mut state = lock(&listener.state);
+        state.strangers.retain(|other| !std::ptr::eq(&raw const **other, self));
+        state.turned_away += u64::from(turned_away);
+    }
+
+    fn turn_away(&self, why: &str) {
+        self.take_socket();
+        if let Some(listener) = self.listener.upgrade() {
+            self.forget(&listener, true);
+            listener.info(&format!("connection from {} dropped: {why}", self.peer));
+        }
+    }
+
+    /// Reads what is there of the hello; the text says why the stranger is not a peer.
+    fn hear(&self) -> Result<(), String> {
+        let mut hearing = lock(&self.hearing);
+        let Hearing { socket: Some(socket), have, hello } = &mut *hearing else { return Ok(()) };
+        while *have < HELLO_BYTES {
+            match (&*socket).read(&mut hello[*have..]) {
+                Ok(0) => return Err(format!("it closed after {have} bytes")),
+                Ok(received) => *have += received,
+                Err(error) if not_now(&error) => return Ok(()),
+                Err(error) => return Err(error.to_string()),
+            }
+            if !Hello::may_begin_with(&hello[..*have]) {
+                return Err(HandshakeError::NotEvenkeel("peer").to_string());
+            }
+        }
+        let hello = *hello;
+        drop(hearing);
+        let Some(listener) = self.listener.upgrade() else { return Ok(()) };
+        let Some(socket) = self.take_socket() else { return Ok(()) };
+        self.forget(&listener, false);
+        match Hello::decode(&hello, listener.nonce) {
+            Ok(hello) => listener
+                .admit(&hello, socket, self.peer)
+                .map_err(|refusal| format!("refused: {refusal}")),
+            Err(error) => {
+                let refusal = match error {
+                    HandshakeError::Version(_) => Some(Refusal::Version),
+                    HandshakeError::Authentication(_) => Some(Refusal::Authentication),
+                    _ => None,
+                };
+                if let Some(refusal) = refusal {
+                    answer(&socket, ConnectionId([0; 16]), Err(refusal));
+                }
+                Err(error.to_string())
+            }
+        }
+    }
+}
+
+impl Source for Stranger {
+    fn ready(&self, readiness: Readiness) {
+        if (readiness.readable || readiness.error)
+            && let Err(why) = self.hear()
+        {
+            self.turn_away(&why);
+        }
+    }
+
+    fn tick(&self, now: Instant) {
+        if now < self.deadline {
+            return;
+        }
+        let have = lock(&self.hearing).have;
+        let limit = self
+            .listener
+            .upgrade()
+            .map_or(Duration::ZERO, |listener| listener.context.settings.handshake_timeout);
+        self.turn_away(&format!("no hello within {} s ({have} bytes)", limit.as_secs()));
+    }
+
+    fn panicked(&self) {
+        self.turn_away("defect: an I/O thread panicked");
+    }
+}

@@ -1,0 +1,72 @@
+//! A message on its way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::Error;
+
+/// Most requests of one connection that may be outstanding.
+pub const MAX_REQUESTS: usize = 32;
+
+/// Completion of one request, shared by the caller and whoever moves its bytes.
+pub(crate) struct Operation {
+    /// Length of the message, or `PENDING`. One word, so that whoever sees the completion sees
+    /// the length.
+    outcome: AtomicU64,
+}
+
+const PENDING: u64 = u64::MAX;
+
+impl Operation {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { outcome: AtomicU64::new(PENDING) })
+    }
+
+    /// Marks the request as done. Everything written before is visible to who sees it done.
+    pub(crate) fn complete(&self, bytes: u64) {
+        self.outcome.store(bytes, Ordering::Release);
+    }
+
+    fn done(&self) -> Option<u64> {
+        match self.outcome.load(Ordering::Acquire) {
+            PENDING => None,
+            bytes => Some(bytes),
+        }
+    }
+}
+
+/// What a request asks its connection when it is not done.
+pub(crate) trait Owner: Send + Sync {
+    /// The connection's failure, if it has one. After it is returned, no buffer of the connection
+    /// is touched any more.
+    fn failure(&self) -> Option<Error>;
+}
+
+/// A message being sent or received. Dropping it does not cancel it; closing its connection does.
+pub struct Request {
+    operation: Arc<Operation>,
+    owner: Arc<dyn Owner>,
+}
+
+impl Request {
+    pub(crate) fn new(operation: Arc<Operation>, owner: Arc<dyn Owner>) -> Self {
+        Self { operation, owner }
+    }
+
+    /// The message's length in bytes once it is sent or received; `None` before. Never blocks.
+    ///
+    /// After it has returned a length or an error, the request's buffer is not touched any more.
+    ///
+    /// # Errors
+    /// The failure of the connection, when that came before the request was done.
+    pub fn test(&self) -> Result<Option<u64>, Error> {
+        if let Some(bytes) = self.operation.done() {
+            return Ok(Some(bytes));
+        }
+        match self.owner.failure() {
+            None => Ok(None),
+            // It may have completed in between, or while the failing connection came to rest.
+            Some(error) => self.operation.done().map_or(Err(error), |bytes| Ok(Some(bytes))),
+        }
+    }
+}

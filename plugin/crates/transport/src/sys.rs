@@ -1,0 +1,337 @@
+//! All unsafe code of the crate: system calls that no safe crate offers, and the memory that
+//! callers lend for messages.
+
+use std::ffi::CStr;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use socket2::Socket;
+
+/// Memory that the caller lends for one message to send.
+///
+/// It is a pointer and a length, not a slice: the caller's GPU may touch the memory at any time, so
+/// no Rust reference to it may exist. Only the kernel reads through it.
+#[derive(Clone, Copy, Debug)]
+pub struct SendBuffer {
+    start: *const u8,
+    length: usize,
+}
+
+/// Memory that the caller lends for one message to receive; see [`SendBuffer`].
+#[derive(Clone, Copy, Debug)]
+pub struct RecvBuffer {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the pointers are only handed to the kernel, which does not care which thread asks; the
+// constructors' contract makes the memory valid on every thread.
+unsafe impl Send for SendBuffer {}
+// SAFETY: as above; the methods through a shared reference only copy the pointer.
+unsafe impl Sync for SendBuffer {}
+// SAFETY: as for `SendBuffer`.
+unsafe impl Send for RecvBuffer {}
+// SAFETY: as for `SendBuffer`.
+unsafe impl Sync for RecvBuffer {}
+
+impl SendBuffer {
+    /// Lends `length` bytes from `start`.
+    ///
+    /// # Safety
+    /// The memory must stay readable until the request made with it has been reported as done or
+    /// failed by `Request::test`, or its connection has been closed, whichever is first.
+    pub unsafe fn new(start: *const u8, length: usize) -> Self {
+        Self { start, length }
+    }
+
+    /// Lends memory that lives for ever.
+    pub fn from_static(bytes: &'static [u8]) -> Self {
+        Self { start: bytes.as_ptr(), length: bytes.len() }
+    }
+
+    /// Number of bytes lent.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When the part is not inside.
+    pub(crate) fn part(&self, offset: usize, length: usize) -> Self {
+        assert!(offset <= self.length && length <= self.length - offset);
+        // SAFETY: `offset` is inside the lent memory, as asserted.
+        Self { start: unsafe { self.start.add(offset) }, length }
+    }
+}
+
+impl RecvBuffer {
+    /// Lends `length` bytes from `start`.
+    ///
+    /// # Safety
+    /// The memory must stay writable, and nothing else may write to it, until the request made with
+    /// it has been reported as done or failed by `Request::test`, or its connection has been
+    /// closed, whichever is first.
+    pub unsafe fn new(start: *mut u8, length: usize) -> Self {
+        Self { start, length }
+    }
+
+    /// Lends memory that lives for ever.
+    pub fn from_static(bytes: &'static mut [u8]) -> Self {
+        Self { start: bytes.as_mut_ptr(), length: bytes.len() }
+    }
+
+    /// Number of bytes lent.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When the part is not inside.
+    pub(crate) fn part(&self, offset: usize, length: usize) -> Self {
+        assert!(offset <= self.length && length <= self.length - offset);
+        // SAFETY: `offset` is inside the lent memory, as asserted.
+        Self { start: unsafe { self.start.add(offset) }, length }
+    }
+}
+
+/// Locks a mutex whose data stays consistent even if a holder panicked.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sends `header`, then `payload`, as far as the socket takes them. Returns the number of bytes
+/// taken of both together.
+pub(crate) fn send_with_header(
+    socket: &Socket,
+    header: &[u8],
+    payload: SendBuffer,
+) -> io::Result<usize> {
+    let mut parts = [
+        libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
+        libc::iovec { iov_base: payload.start.cast_mut().cast(), iov_len: payload.length },
+    ];
+    let message = message_of(&mut parts);
+    // SAFETY: `message` points to two parts on this stack: `header`, borrowed for the call, and
+    // lent memory that is readable by the contract of `SendBuffer::new`, because a buffer is
+    // forgotten before its request is reported and before its connection is closed. sendmsg only
+    // reads them.
+    let sent = unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives into `payload`, then into `header`, as much as there is. Returns the number of bytes
+/// received in both together; 0 at the end of the stream.
+pub(crate) fn recv_with_header(
+    socket: &Socket,
+    payload: RecvBuffer,
+    header: &mut [u8],
+) -> io::Result<usize> {
+    let mut parts = [
+        libc::iovec { iov_base: payload.start.cast(), iov_len: payload.length },
+        libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() },
+    ];
+    let mut message = message_of(&mut parts);
+    // SAFETY: `message` points to two parts on this stack: lent memory that is ours to write by
+    // the contract of `RecvBuffer::new` (see `send_with_header`), and `header`, borrowed
+    // mutably for the call. recvmsg writes no further than their lengths.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+}
+
+fn message_of(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
+    // SAFETY: msghdr is plain C data for which all zeros (null pointers, no lengths) is valid.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len();
+    message
+}
+
+/// Makes a socket report "writable" only while fewer than `bytes` wait in it unsent, so that a
+/// flow whose path does not drain takes no more chunks.
+pub(crate) fn set_unsent_limit(socket: &Socket, bytes: u32) -> io::Result<()> {
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes as libc::c_int)
+}
+
+/// Lets `bind` to an address leave the choice of the port to `connect`, which can share ports
+/// between destinations.
+pub(crate) fn set_late_port(socket: &Socket) -> io::Result<()> {
+    set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
+fn set_option(
+    socket: &Socket,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: the pointer is to a c_int on this stack and the length is that of a c_int.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            ptr::from_ref(&value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// How long the peer's host has not answered, if the kernel has asked at least three times in vain;
+/// `None` when it answers or nothing is to be answered.
+///
+/// A peer that is alive but does not read answers window probes, so it never counts as silent.
+pub(crate) fn silence(socket: &Socket) -> io::Result<Option<Duration>> {
+    // SAFETY: tcp_info is plain integers, for which all zeros is valid.
+    let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the pointer is to a tcp_info on this stack and `length` is its size; the kernel
+    // writes no more than that.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            ptr::from_mut(&mut info).cast(),
+            &mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let unanswered = info.tcpi_retransmits.max(info.tcpi_probes);
+    Ok((unanswered >= 3).then(|| Duration::from_millis(info.tcpi_last_ack_recv.into())))
+}
+
+/// Fills an array with random bytes from the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        let rest = &mut bytes[filled..];
+        // SAFETY: pointer and length are those of `rest`.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => filled += got,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Keeps the process's signal handlers (Python's, say) off the calling thread.
+pub(crate) fn block_signals() {
+    // SAFETY: a zeroed sigset_t is valid memory for sigfillset to initialise; pthread_sigmask
+    // reads it and changes the mask of this thread only.
+    unsafe {
+        let mut all: libc::sigset_t = mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, ptr::null_mut());
+    }
+}
+
+/// An address of a network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InterfaceAddress {
+    pub(crate) name: String,
+    pub(crate) ip: IpAddr,
+    /// Interface index, which scopes link-local addresses.
+    pub(crate) index: u32,
+    /// Whether the interface is up and has a carrier.
+    pub(crate) running: bool,
+    pub(crate) loopback: bool,
+}
+
+/// The IP addresses of all interfaces, in the kernel's order.
+pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let mut list: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: getifaddrs stores the head of a list that freeifaddrs releases below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut addresses = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: `next` is an element of the list, which is not released before the loop ends.
+        let element = unsafe { &*next };
+        // SAFETY: every element has a name that ends in a zero byte and lives as long as the list.
+        let name = unsafe { CStr::from_ptr(element.ifa_name) };
+        // SAFETY: the address of an element is null or a sockaddr as long as its family says.
+        if let Some(ip) = unsafe { ip_of(element.ifa_addr) } {
+            let flags = element.ifa_flags as libc::c_int;
+            let running = libc::IFF_UP | libc::IFF_RUNNING;
+            addresses.push(InterfaceAddress {
+                name: name.to_string_lossy().into_owned(),
+                ip,
+                // SAFETY: `name` is a string that ends in a zero byte.
+                index: unsafe { libc::if_nametoindex(element.ifa_name) },
+                running: flags & running == running,
+                loopback: flags & libc::IFF_LOOPBACK != 0,
+            });
+        }
+        next = element.ifa_next;
+    }
+    // SAFETY: `list` came from getifaddrs, and nothing borrowed from it is left.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
+}
+
+/// # Safety
+/// `address` must be null or point to a socket address as long as its family says.
+unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and the family is the first field of every socket address.
+    match libc::c_int::from(unsafe { (*address).sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: an address of this family is a sockaddr_in.
+            let v4 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in>()) };
+            Some(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: an address of this family is a sockaddr_in6.
+            let v6 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in6>()) };
+            Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_listed() {
+        let addresses = interface_addresses().unwrap();
+        let lo = addresses.iter().find(|address| address.loopback).unwrap();
+        assert!(lo.ip.is_loopback() && lo.index > 0, "{lo:?}");
+    }
+
+    #[test]
+    fn random_bytes_differ() {
+        assert_ne!(random::<16>().unwrap(), random::<16>().unwrap());
+    }
+
+    #[test]
+    #[should_panic(expected = "offset <= self.length")]
+    fn a_part_cannot_leave_its_buffer() {
+        SendBuffer::from_static(b"abc").part(2, 2);
+    }
+}
