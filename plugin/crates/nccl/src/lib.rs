@@ -1,1 +1,11 @@
-//! libnccl-net-evenkeel.so: NCCL's tables over the transport.
+//! `libnccl-net-evenkeel.so`: NCCL's network plugin tables, v6 to v12, over [`evenkeel_transport`].
+//!
+//! [`tables`] holds the C tables and their functions, which only translate arguments. [`plugin`] is
+//! what they all share. [`logger`] brings log lines to NCCL.
+//!
+//! Nothing happens when the library is loaded: no thread, no file, no socket.
+
+mod failure;
+mod logger;
+mod plugin;
+mod tables;

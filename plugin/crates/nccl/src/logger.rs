@@ -1,0 +1,57 @@
+//! Log lines on their way to NCCL.
+
+use std::ffi::{CString, c_int, c_ulong};
+use std::sync::{PoisonError, RwLock};
+
+use evenkeel_nccl_abi::{LOG_INFO, LOG_WARN, Logger, SUBSYSTEM_ALL, SUBSYSTEM_INIT_NET};
+use evenkeel_transport::Log;
+
+/// The process's log: NCCL's logger, once `init` has brought one.
+pub(crate) static LOG: NcclLog = NcclLog { logger: RwLock::new(None) };
+
+/// Writes through the logger that NCCL passed last.
+pub(crate) struct NcclLog {
+    logger: RwLock<Option<Logger>>,
+}
+
+impl NcclLog {
+    /// Takes over the logger that an `init` was given.
+    pub(crate) fn set(&self, logger: Option<Logger>) {
+        *self.logger.write().unwrap_or_else(PoisonError::into_inner) = logger;
+    }
+
+    fn write(&self, level: c_int, subsystems: c_ulong, line: &str) {
+        let logger = *self.logger.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(logger) = logger else { return };
+        // A zero byte can only come from a name in the system: show the line all the same.
+        let line = CString::new(line.replace('\0', "?")).unwrap_or_default();
+        // SAFETY: NCCL's logger may be called from any thread while NCCL is loaded, which it is as
+        // long as it calls this library or keeps connections in it. The format takes one string,
+        // and one is passed; all strings end in a zero byte and outlive the call.
+        unsafe { logger(level, subsystems, c"evenkeel".as_ptr(), 0, c"%s".as_ptr(), line.as_ptr()) }
+    }
+}
+
+impl Log for NcclLog {
+    fn warn(&self, line: &str) {
+        self.write(LOG_WARN, SUBSYSTEM_ALL, line);
+    }
+
+    fn info(&self, line: &str) {
+        // NCCL_DEBUG=INFO shows INIT but not NET unless asked for.
+        self.write(LOG_INFO, SUBSYSTEM_INIT_NET, line);
+    }
+}
+
+/// The log as the transport takes it.
+pub(crate) struct SharedLog;
+
+impl Log for SharedLog {
+    fn warn(&self, line: &str) {
+        LOG.warn(line);
+    }
+
+    fn info(&self, line: &str) {
+        LOG.info(line);
+    }
+}
