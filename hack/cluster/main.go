@@ -177,7 +177,11 @@ func execCommand(name *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			inside, err := c.Command(cmd.Context(), args[0], args[1:]...)
+			node, argv := args[0], args[1:]
+			if argv[0] == "--" { // as with kubectl exec
+				argv = argv[1:]
+			}
+			inside, err := c.Command(cmd.Context(), node, argv...)
 			if err != nil {
 				return err
 			}

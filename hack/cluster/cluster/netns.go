@@ -26,7 +26,7 @@ type netThread struct {
 	work chan func()
 }
 
-func netnsPath(name string) string { return filepath.Join("/run/netns", name) }
+func netnsPath(name string) string { return filepath.Join(netnsFolder, name) }
 
 // newNetThread starts a thread in the named network namespace, or in the
 // process's own if name is empty.

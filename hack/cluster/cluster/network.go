@@ -7,7 +7,10 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // makeNetwork lays out the cluster's network: a bridge in the namespace
@@ -15,6 +18,9 @@ import (
 // machine's own network namespace gets nothing.
 func makeNetwork(ctx context.Context, c Config) error {
 	fabric, cp := netnsName(c.Name, "fabric"), netnsName(c.Name, "cp")
+	if err := markNetnsFolder(); err != nil {
+		return err
+	}
 	if err := commands(ctx,
 		"ip netns add "+fabric,
 		"ip -n "+fabric+" link set lo up",
@@ -105,7 +111,48 @@ func removeNetwork(ctx context.Context, cluster string) error {
 		}
 		all = append(all, commands(ctx, "ip netns del "+name))
 	}
-	return errors.Join(all...)
+	return errors.Join(append(all, removeNetnsFolder())...)
+}
+
+const netnsFolder = "/run/netns"
+
+// The folder that "ip netns" keeps namespaces in is a mount, made with the
+// first namespace. A mark beside the clusters' folders says that it was ours,
+// so that the last cluster to go can remove it.
+func netnsMark() (string, error) {
+	root, err := stateRoot()
+	return filepath.Join(root, "netns-folder"), err
+}
+
+func markNetnsFolder() error {
+	if _, err := os.Stat(netnsFolder); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	mark, err := netnsMark()
+	if err != nil {
+		return err
+	}
+	return writeFile(mark, []byte(netnsFolder+"\n"), 0o644)
+}
+
+func removeNetnsFolder() error {
+	mark, err := netnsMark()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(mark); err != nil {
+		return nil // not ours
+	}
+	if entries, err := os.ReadDir(netnsFolder); err != nil || len(entries) > 0 {
+		return nil // gone, or others use it
+	}
+	if err := unix.Unmount(netnsFolder, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", netnsFolder, err)
+	}
+	if err := os.Remove(netnsFolder); err != nil {
+		return err
+	}
+	return os.Remove(mark)
 }
 
 // setNetSysctl sets a setting that each network namespace has of its own. One

@@ -51,6 +51,7 @@ func controlPlane(s state, t tools, kubernetes string) (etcd, apiserver service,
 			"--cluster-signing-cert-file="+pki("ca.crt"), "--cluster-signing-key-file="+pki("ca.key"),
 			"--use-service-account-credentials", "--leader-elect=false", "--bind-address=127.0.0.1",
 			"--node-monitor-grace-period=20s",
+			"--flex-volume-plugin-dir="+s.path("volume-plugins"), // it makes the folder; the default is in /usr
 		),
 		program("kube-scheduler", "--kubeconfig="+pki("scheduler.kubeconfig"), "--leader-elect=false", "--bind-address=127.0.0.1"),
 		{name: "coredns", argv: []string{filepath.Join(t.CoreDNS, "coredns"), "-conf", s.path("Corefile")}},
