@@ -1,0 +1,26 @@
+package v1alpha1
+
+// Keys that users write.
+const (
+	// ProfileKey is the annotation on a job that asks for a profile, and the label on its pods that calls the pod webhook.
+	ProfileKey = "evenkeel.dev/profile"
+	// ContainersKey is the annotation that names the containers to inject, comma-separated.
+	ContainersKey = "evenkeel.dev/containers"
+)
+
+// Annotations that the workload webhook puts on pod templates: the profile as it was when the job was created.
+const (
+	PluginImageKey    = "evenkeel.dev/plugin-image"
+	DeliveryKey       = "evenkeel.dev/delivery"
+	PluginPathKey     = "evenkeel.dev/plugin-path"
+	ConflictPolicyKey = "evenkeel.dev/conflict-policy"
+	EnvironmentKey    = "evenkeel.dev/environment"
+)
+
+// Annotations that the pod webhook puts on pods.
+const (
+	// InjectedKey holds a hash of what was injected.
+	InjectedKey = "evenkeel.dev/injected"
+	// SkippedKey says what was left alone, and why.
+	SkippedKey = "evenkeel.dev/skipped"
+)

@@ -1,0 +1,305 @@
+package inject
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+const image = "registry.example.com/plugin@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func resolved(change func(*Resolved)) Resolved {
+	r := Resolved{Profile: "default", Image: image, Delivery: evenkeel.DeliveryImageVolume, Path: "/plugin", Conflict: evenkeel.ConflictKeep,
+		Environment: map[string]string{"EVENKEEL_FLOWS": "8"}}
+	if change != nil {
+		change(&r)
+	}
+	return r
+}
+
+func pod(containers ...corev1.Container) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{Containers: containers}}
+}
+
+func env(c corev1.Container) map[string]string {
+	m := map[string]string{}
+	for _, e := range c.Env {
+		m[e.Name] = e.Value
+	}
+	return m
+}
+
+func apply(t *testing.T, p *corev1.Pod, r Resolved) *corev1.Pod {
+	t.Helper()
+	if err := Apply(p, r); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestImageVolume(t *testing.T) {
+	p := apply(t, pod(corev1.Container{Name: "main"}), resolved(nil))
+	if diff := cmp.Diff([]corev1.Volume{{Name: "evenkeel", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image, PullPolicy: corev1.PullIfNotPresent}}}}, p.Spec.Volumes); diff != "" {
+		t.Error(diff)
+	}
+	c := p.Spec.Containers[0]
+	if diff := cmp.Diff([]corev1.VolumeMount{{Name: "evenkeel", MountPath: "/opt/evenkeel", ReadOnly: true}}, c.VolumeMounts); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[string]string{"NCCL_NET_PLUGIN": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "EVENKEEL_FLOWS": "8"}, env(c)); diff != "" {
+		t.Error(diff)
+	}
+	if len(p.Spec.InitContainers) != 0 || p.Annotations[evenkeel.InjectedKey] == "" || p.Annotations[evenkeel.SkippedKey] != "" {
+		t.Errorf("init containers %v, annotations %v", p.Spec.InitContainers, p.Annotations)
+	}
+}
+
+func TestInitContainerRunsFirstAndRestricted(t *testing.T) {
+	p := pod(corev1.Container{Name: "main"})
+	p.Spec.InitContainers = []corev1.Container{{Name: "theirs"}}
+	apply(t, p, resolved(func(r *Resolved) { r.Delivery = evenkeel.DeliveryInitContainer; r.Path = "/lib/x" }))
+	c := p.Spec.InitContainers[0]
+	if c.Image != image || p.Spec.InitContainers[1].Name != "theirs" {
+		t.Fatalf("init containers %+v", p.Spec.InitContainers)
+	}
+	if diff := cmp.Diff([]string{"/lib/x", "/opt/evenkeel/lib/x"}, c.Args); diff != "" {
+		t.Error(diff)
+	}
+	if s := c.SecurityContext; !*s.RunAsNonRoot || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || s.Capabilities.Drop[0] != "ALL" {
+		t.Errorf("%+v", s)
+	}
+	if got := env(p.Spec.Containers[0])["NCCL_NET_PLUGIN"]; got != "/opt/evenkeel/lib/x/libnccl-net-evenkeel.so" {
+		t.Error(got)
+	}
+}
+
+func TestPreinstalledAddsEnvironmentOnly(t *testing.T) {
+	p := apply(t, pod(corev1.Container{Name: "main"}), resolved(func(r *Resolved) { r.Delivery, r.Image, r.Path = evenkeel.DeliveryPreinstalled, "", "/usr/lib/nccl" }))
+	if len(p.Spec.Volumes) != 0 || len(p.Spec.Containers[0].VolumeMounts) != 0 || env(p.Spec.Containers[0])["NCCL_NET_PLUGIN"] != "/usr/lib/nccl/libnccl-net-evenkeel.so" {
+		t.Errorf("%+v", p.Spec)
+	}
+}
+
+func TestTargets(t *testing.T) {
+	gpu := corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}}
+	for name, test := range map[string]struct {
+		containers []corev1.Container
+		chosen     []string
+		want       []string
+	}{
+		"all without GPUs":       {containers: []corev1.Container{{Name: "a"}, {Name: "b"}}, want: []string{"a", "b"}},
+		"only those with GPUs":   {containers: []corev1.Container{{Name: "a"}, {Name: "b", Resources: gpu}}, want: []string{"b"}},
+		"the chosen":             {containers: []corev1.Container{{Name: "a"}, {Name: "b", Resources: gpu}}, chosen: []string{"a"}, want: []string{"a"}},
+		"never a mesh's sidecar": {containers: []corev1.Container{{Name: "istio-proxy"}, {Name: "a"}}, want: []string{"a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := apply(t, pod(test.containers...), resolved(func(r *Resolved) { r.Containers = test.chosen }))
+			var got []string
+			for _, c := range p.Spec.Containers {
+				if env(c)["NCCL_NET_PLUGIN"] != "" {
+					got = append(got, c.Name)
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestUserWins(t *testing.T) {
+	from := &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}
+	p := pod(corev1.Container{Name: "main", Env: []corev1.EnvVar{{Name: "NCCL_NET_PLUGIN", Value: "none"}, {Name: "EVENKEEL_FLOWS", ValueFrom: from}}})
+	before := p.DeepCopy()
+	apply(t, p, resolved(nil))
+	if diff := cmp.Diff(before.Spec.Containers[0].Env, p.Spec.Containers[0].Env); diff != "" {
+		t.Error(diff)
+	}
+	if got, want := p.Annotations[evenkeel.SkippedKey], "container main: sets NCCL_NET_PLUGIN itself; container main: sets EVENKEEL_FLOWS itself"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	replaced := apply(t, before, resolved(func(r *Resolved) { r.Conflict = evenkeel.ConflictReplace }))
+	if got := env(replaced.Spec.Containers[0])["NCCL_NET_PLUGIN"]; got != "/opt/evenkeel/plugin/libnccl-net-evenkeel.so" {
+		t.Errorf("Replace left %q", got)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	volume := pod(corev1.Container{Name: "main"})
+	volume.Spec.Volumes = []corev1.Volume{{Name: "evenkeel"}}
+	for name, test := range map[string]struct {
+		pod  *corev1.Pod
+		r    Resolved
+		want string
+	}{
+		"unknown container": {pod(corev1.Container{Name: "main"}, corev1.Container{Name: "log"}), resolved(func(r *Resolved) { r.Containers = []string{"trainer"} }), `"trainer"; the pod has main, log`},
+		"volume taken":      {volume, resolved(nil), `volume named "evenkeel"`},
+	} {
+		if err := Apply(test.pod, test.r); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestForgedMarkerDoesNotStopTheInjection(t *testing.T) {
+	p := pod(corev1.Container{Name: "main"})
+	p.Annotations = map[string]string{evenkeel.InjectedKey: "yes"}
+	apply(t, p, resolved(nil))
+	if env(p.Spec.Containers[0])["NCCL_NET_PLUGIN"] == "" {
+		t.Error("not injected")
+	}
+}
+
+func TestResolvedTravelsThroughAnnotations(t *testing.T) {
+	r := resolved(func(r *Resolved) { r.Containers = []string{"a", "b"}; r.Environment["X"] = `a "quoted" value` })
+	back, err := FromPod(map[string]string{evenkeel.ProfileKey: "default"}, r.Annotations())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(r, back); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFromPodNamesWhatIsWrong(t *testing.T) {
+	good := resolved(nil).Annotations()
+	for key, value := range map[string]string{
+		evenkeel.DeliveryKey: "Sideways", evenkeel.PluginImageKey: "plugin:latest", evenkeel.PluginPathKey: "/a/../b",
+		evenkeel.ConflictPolicyKey: "Maybe", evenkeel.EnvironmentKey: "{",
+	} {
+		bad := map[string]string{}
+		for k, v := range good {
+			bad[k] = v
+		}
+		bad[key] = value
+		if _, err := FromPod(map[string]string{evenkeel.ProfileKey: "p"}, bad); err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s=%s: %v", key, value, err)
+		}
+	}
+	if _, err := FromPod(map[string]string{evenkeel.ProfileKey: "p"}, nil); err == nil || !strings.Contains(err.Error(), "on the job") {
+		t.Errorf("only the label: %v", err)
+	}
+}
+
+func TestResolve(t *testing.T) {
+	n := int32(3)
+	profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 2}}
+	profile.Spec.Plugin.Image = image
+	profile.Spec.Transport.TCP.FlowsPerPeer = &n
+	if got := Resolve(profile, ""); got.Delivery != evenkeel.DeliveryInitContainer || got.Environment["EVENKEEL_FLOWS"] != "3" || got.Path != "/plugin" {
+		t.Errorf("without a status: %+v", got)
+	}
+	profile.Status.Delivery, profile.Status.ObservedGeneration = evenkeel.DeliveryImageVolume, 1
+	if got := Resolve(profile, ""); got.Delivery != evenkeel.DeliveryInitContainer {
+		t.Errorf("with a stale status: %s", got.Delivery)
+	}
+	profile.Status.ObservedGeneration = 2
+	if got := Resolve(profile, " a, b,"); got.Delivery != evenkeel.DeliveryImageVolume || len(got.Containers) != 2 {
+		t.Errorf("with a status: %+v", got)
+	}
+}
+
+// check asserts what holds for every pod: a second application changes nothing, and nothing of the user's is gone.
+func check(t *testing.T, before *corev1.Pod, r Resolved) {
+	t.Helper()
+	once := before.DeepCopy()
+	if Apply(once, r) != nil {
+		return
+	}
+	twice := once.DeepCopy()
+	if err := Apply(twice, r); err != nil {
+		t.Fatalf("second application: %v", err)
+	}
+	if diff := cmp.Diff(once, twice); diff != "" {
+		t.Fatalf("the second application changed the pod: %s", diff)
+	}
+	for i, c := range before.Spec.Containers {
+		after := once.Spec.Containers[i]
+		for j, e := range c.Env {
+			if e.Name == "NCCL_NET_PLUGIN" && r.Conflict == evenkeel.ConflictReplace {
+				continue
+			}
+			if diff := cmp.Diff(e, after.Env[j]); diff != "" {
+				t.Fatalf("the user's variable changed: %s", diff)
+			}
+		}
+		if diff := cmp.Diff(c.VolumeMounts, after.VolumeMounts[:len(c.VolumeMounts)]); diff != "" && len(c.VolumeMounts) > 0 {
+			t.Fatalf("the user's mounts changed: %s", diff)
+		}
+		c.Env, after.Env, c.VolumeMounts, after.VolumeMounts = nil, nil, nil, nil
+		if diff := cmp.Diff(c, after); diff != "" {
+			t.Fatalf("another field of the container changed: %s", diff)
+		}
+	}
+	added := len(once.Spec.InitContainers) - len(before.Spec.InitContainers)
+	for i, c := range before.Spec.InitContainers {
+		if diff := cmp.Diff(c, once.Spec.InitContainers[added+i]); diff != "" {
+			t.Fatalf("the user's init container changed: %s", diff)
+		}
+	}
+	for i, v := range before.Spec.Volumes {
+		if diff := cmp.Diff(v, once.Spec.Volumes[i]); diff != "" {
+			t.Fatalf("the user's volume changed: %s", diff)
+		}
+	}
+}
+
+func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	pick := func(options ...string) string { return options[random.IntN(len(options))] }
+	for range 2000 {
+		p := pod()
+		for range 1 + random.IntN(3) {
+			c := corev1.Container{Name: pick("main", "istio-proxy", "log", "a")}
+			for range random.IntN(4) {
+				c.Env = append(c.Env, corev1.EnvVar{Name: pick("NCCL_NET_PLUGIN", "EVENKEEL_FLOWS", "PATH", "X"), Value: pick("", "8", "none")})
+			}
+			for range random.IntN(2) {
+				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "d", MountPath: pick("/data", "/opt/evenkeel", "/opt/evenkeel/")})
+			}
+			if random.IntN(3) == 0 {
+				c.Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+			}
+			p.Spec.Containers = append(p.Spec.Containers, c)
+		}
+		for range random.IntN(2) {
+			p.Spec.InitContainers = append(p.Spec.InitContainers, corev1.Container{Name: pick("prepare", "evenkeel-install")})
+		}
+		for range random.IntN(2) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: pick("d", "evenkeel")})
+		}
+		if random.IntN(5) == 0 {
+			p.Annotations = map[string]string{evenkeel.InjectedKey: pick("", "forged", hash(resolved(nil)))}
+		}
+		check(t, p, resolved(func(r *Resolved) {
+			r.Delivery = evenkeel.Delivery(pick("ImageVolume", "InitContainer", "Preinstalled"))
+			r.Conflict = evenkeel.ConflictPolicy(pick("Keep", "Replace"))
+			r.Environment["X"] = pick("1", "2")
+			if random.IntN(4) == 0 {
+				r.Containers = []string{pick("main", "nobody")}
+			}
+		}))
+	}
+}
+
+func FuzzApply(f *testing.F) {
+	f.Add("main", "NCCL_NET_PLUGIN", "none", "/data", "ImageVolume", "Keep", "{}", "")
+	f.Add("istio-proxy", "X", "", "/opt/evenkeel", "InitContainer", "Replace", `{"X":"1"}`, "main")
+	f.Fuzz(func(t *testing.T, container, name, value, mount, delivery, conflict, environment, chosen string) {
+		p := pod(corev1.Container{Name: container, Env: []corev1.EnvVar{{Name: name, Value: value}}, VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: mount}}})
+		r, err := FromPod(map[string]string{evenkeel.ProfileKey: "p"}, map[string]string{
+			evenkeel.PluginImageKey: image, evenkeel.DeliveryKey: delivery, evenkeel.PluginPathKey: "/plugin",
+			evenkeel.ConflictPolicyKey: conflict, evenkeel.EnvironmentKey: environment, evenkeel.ContainersKey: chosen,
+		})
+		if err == nil {
+			check(t, p, r)
+		}
+	})
+}

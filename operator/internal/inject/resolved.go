@@ -1,0 +1,136 @@
+package inject
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// Resolved is a profile as one job has it: what was true when the job was created. It travels in annotations of the
+// pod templates, so that every pod of the job, today's and a restarted one next week, gets the same.
+type Resolved struct {
+	// Profile is the profile's name.
+	Profile string
+	// Image is the plugin image with its digest; empty for Preinstalled.
+	Image string
+	// Delivery is never Auto.
+	Delivery evenkeel.Delivery
+	// Path is the folder of the libraries in the image, or in the container for Preinstalled.
+	Path string
+	// Conflict is Keep or Replace.
+	Conflict evenkeel.ConflictPolicy
+	// Environment is added where the container does not set it.
+	Environment map[string]string
+	// Containers are the names the user chose; empty: choose by what the containers request.
+	Containers []string
+}
+
+// Resolve pins a profile. Until the controller has looked at the nodes, Auto means the init container, which works on
+// every node.
+func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
+	plugin := profile.Spec.Plugin
+	r := Resolved{
+		Profile:     profile.Name,
+		Image:       plugin.Image,
+		Delivery:    plugin.Delivery,
+		Path:        plugin.LibraryPath(),
+		Conflict:    plugin.ConflictPolicy,
+		Environment: map[string]string{},
+		Containers:  splitNames(containers),
+	}
+	if r.Delivery == "" || r.Delivery == evenkeel.DeliveryAuto {
+		r.Delivery = profile.Status.Delivery
+		if r.Delivery == "" || profile.Status.ObservedGeneration != profile.Generation {
+			r.Delivery = evenkeel.DeliveryInitContainer
+		}
+	}
+	if r.Delivery == evenkeel.DeliveryPreinstalled {
+		r.Image = ""
+	}
+	if r.Conflict == "" {
+		r.Conflict = evenkeel.ConflictKeep
+	}
+	if n := profile.Spec.Transport.TCP.FlowsPerPeer; n != nil {
+		r.Environment["EVENKEEL_FLOWS"] = strconv.Itoa(int(*n))
+	}
+	for _, e := range profile.Spec.Environment {
+		r.Environment[e.Name] = e.Value
+	}
+	return r
+}
+
+// Annotations is the form in which a Resolved travels.
+func (r Resolved) Annotations() map[string]string {
+	a := map[string]string{
+		evenkeel.DeliveryKey:       string(r.Delivery),
+		evenkeel.PluginPathKey:     r.Path,
+		evenkeel.ConflictPolicyKey: string(r.Conflict),
+	}
+	if r.Image != "" {
+		a[evenkeel.PluginImageKey] = r.Image
+	}
+	if len(r.Environment) > 0 {
+		text, _ := json.Marshal(r.Environment) // a map of strings always marshals, its keys sorted
+		a[evenkeel.EnvironmentKey] = string(text)
+	}
+	if len(r.Containers) > 0 {
+		a[evenkeel.ContainersKey] = strings.Join(r.Containers, ",")
+	}
+	return a
+}
+
+// FromPod reads what Annotations wrote. The labels and annotations are a user's to forge, so everything is checked.
+func FromPod(labels, annotations map[string]string) (Resolved, error) {
+	r := Resolved{
+		Profile:     labels[evenkeel.ProfileKey],
+		Image:       annotations[evenkeel.PluginImageKey],
+		Delivery:    evenkeel.Delivery(annotations[evenkeel.DeliveryKey]),
+		Path:        annotations[evenkeel.PluginPathKey],
+		Conflict:    evenkeel.ConflictPolicy(annotations[evenkeel.ConflictPolicyKey]),
+		Environment: map[string]string{},
+		Containers:  splitNames(annotations[evenkeel.ContainersKey]),
+	}
+	if r.Delivery == "" {
+		return r, fmt.Errorf("label %[1]s=%[2]s without the annotations that go with it: put the annotation %[1]s: %[2]s on the job (PyTorchJob or Job) instead of the label on the pod",
+			evenkeel.ProfileKey, r.Profile)
+	}
+	switch r.Delivery {
+	case evenkeel.DeliveryImageVolume, evenkeel.DeliveryInitContainer:
+		if !strings.Contains(r.Image, "@sha256:") {
+			return r, fmt.Errorf("annotation %s is %q: delivery %s needs an image pinned by digest (name@sha256:...)", evenkeel.PluginImageKey, r.Image, r.Delivery)
+		}
+	case evenkeel.DeliveryPreinstalled:
+	default:
+		return r, fmt.Errorf("annotation %s is %q: ImageVolume, InitContainer or Preinstalled", evenkeel.DeliveryKey, r.Delivery)
+	}
+	if !strings.HasPrefix(r.Path, "/") || strings.Contains(r.Path, "..") {
+		return r, fmt.Errorf("annotation %s is %q: an absolute path such as %s", evenkeel.PluginPathKey, r.Path, evenkeel.DefaultPath)
+	}
+	if r.Conflict != evenkeel.ConflictKeep && r.Conflict != evenkeel.ConflictReplace {
+		return r, fmt.Errorf("annotation %s is %q: Keep or Replace", evenkeel.ConflictPolicyKey, r.Conflict)
+	}
+	if text := annotations[evenkeel.EnvironmentKey]; text != "" {
+		if err := json.Unmarshal([]byte(text), &r.Environment); err != nil {
+			return r, fmt.Errorf("annotation %s: %w: a JSON object of names and values", evenkeel.EnvironmentKey, err)
+		}
+	}
+	return r, nil
+}
+
+// variables are the environment's names, sorted, so that the same profile always gives the same pod.
+func (r Resolved) variables() []string { return slices.Sorted(maps.Keys(r.Environment)) }
+
+func splitNames(text string) []string {
+	var names []string
+	for name := range strings.SplitSeq(text, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
