@@ -79,7 +79,8 @@ func copyFile(from, to *os.Root, name string) (copied bool, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, target.Close(), to.Remove(temporary))
+			_ = target.Close() // the error that led here says more
+			err = errors.Join(err, to.Remove(temporary))
 		}
 	}()
 	if _, err := io.Copy(target, source); err != nil {
