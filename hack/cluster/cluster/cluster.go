@@ -41,17 +41,13 @@ type Cluster struct {
 var programs = []toolbox.Program{
 	{Name: "/usr/lib/cni/bridge", Package: "containernetworking-plugins"},
 	{Name: "buildah", Package: "buildah"},
-	{Name: "conntrack", Package: "conntrack"},
 	{Name: "docker-registry", Package: "docker-registry"},
-	{Name: "ethtool", Package: "ethtool"},
 	{Name: "ip", Package: "iproute2"},
-	{Name: "ipset", Package: "ipset"},
 	{Name: "iptables", Package: "iptables"},
 	{Name: "mount", Package: "mount"},
 	{Name: "nft", Package: "nftables"},
 	{Name: "nsenter", Package: "util-linux"},
 	{Name: "runc", Package: "runc"},
-	{Name: "socat", Package: "socat"},
 }
 
 // Up starts a cluster, or returns the one of that name that runs with the same

@@ -24,6 +24,7 @@ import (
 // started it ends, not the process.
 type netThread struct {
 	work chan func()
+	quit chan struct{}
 }
 
 func netnsPath(name string) string { return filepath.Join(netnsFolder, name) }
@@ -31,7 +32,7 @@ func netnsPath(name string) string { return filepath.Join(netnsFolder, name) }
 // newNetThread starts a thread in the named network namespace, or in the
 // process's own if name is empty.
 func newNetThread(name string) (*netThread, error) {
-	t := &netThread{work: make(chan func())}
+	t := &netThread{work: make(chan func()), quit: make(chan struct{})}
 	entered := make(chan error)
 	body := func() {
 		// Never unlocked: a thread that has been elsewhere must not run other
@@ -43,8 +44,13 @@ func newNetThread(name string) (*netThread, error) {
 			}
 		}
 		entered <- nil
-		for f := range t.work {
-			f()
+		for {
+			select {
+			case f := <-t.work:
+				f()
+			case <-t.quit:
+				return
+			}
 		}
 	}
 	go onOwnThread(body)
@@ -85,12 +91,16 @@ func enterNetns(name string) error {
 // do runs f on the thread and returns its error.
 func (t *netThread) do(f func() error) error {
 	done := make(chan error)
-	t.work <- func() { done <- f() }
-	return <-done
+	select {
+	case t.work <- func() { done <- f() }:
+		return <-done
+	case <-t.quit:
+		return errors.New("the network thread has ended")
+	}
 }
 
-// close ends the thread. Nothing may use it afterwards.
-func (t *netThread) close() { close(t.work) }
+// close ends the thread, after what it is doing.
+func (t *netThread) close() { close(t.quit) }
 
 // dial connects to an IP address from the thread's network; it fits
 // http.Transport's DialContext.
