@@ -96,6 +96,13 @@ func (a *api) nodesReady(ctx context.Context, c Config) error {
 	return checkNodes(list.Items, c)
 }
 
+// podsAllowed returns nil when pods can be made: each runs as its
+// namespace's service account, which the controller manager makes.
+func (a *api) podsAllowed(ctx context.Context) error {
+	_, err := a.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default")
+	return err
+}
+
 func checkNodes(nodes []corev1.Node, c Config) error {
 	byName := map[string]*corev1.Node{}
 	for i := range nodes {

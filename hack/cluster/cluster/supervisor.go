@@ -166,6 +166,9 @@ func (s *supervisor) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("nodes: %w", s.because(err))
 	}
+	if err := s.await("kube-controller-manager", central, func() error { return api.podsAllowed(s.starting) }); err != nil {
+		return err
+	}
 	return writeJSON(st.path("supervisor.json"), record)
 }
 
