@@ -1,0 +1,336 @@
+//! Loads the library and calls its tables as NCCL does, version by version.
+
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::path::PathBuf;
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+use std::{env, mem, ptr, thread};
+
+use evenkeel_nccl_abi::{
+    HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, SUCCESS,
+};
+use libloading::Library;
+
+/// Long enough for a loaded machine; reached only when something is broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Every version, newest first as NCCL looks for them.
+pub(crate) const VERSIONS: [u32; 7] = [12, 11, 10, 9, 8, 7, 6];
+
+/// The library that Cargo built for these tests.
+pub(crate) fn library_path() -> PathBuf {
+    let test = env::current_exe().expect("path of the test");
+    // target/PROFILE/deps/test-HASH: the library lies in deps or above.
+    let deps = test.parent().expect("folder of the test");
+    let file = "libnccl_net_evenkeel.so";
+    let newest = [deps.join(file), deps.with_file_name(file)]
+        .into_iter()
+        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+        .max();
+    let Some((_, path)) = newest else {
+        panic!("{file} is neither in {} nor above: cargo build -p evenkeel-nccl", deps.display())
+    };
+    path
+}
+
+/// Sets what the plugin reads. Must come before anything else in each test.
+pub(crate) fn environment() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for (name, value) in [("NCCL_SOCKET_IFNAME", "lo"), ("EVENKEEL_HANDSHAKE_TIMEOUT", "1")] {
+            if env::var_os(name).is_none() {
+                // SAFETY: every test begins here, so none is past this point and reads the
+                // environment; the library is not loaded yet.
+                unsafe { env::set_var(name, value) };
+            }
+        }
+    });
+}
+
+/// A line of the plugin's log.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) level: c_int,
+    pub(crate) text: String,
+}
+
+static LOG: Mutex<Vec<Line>> = Mutex::new(Vec::new());
+
+/// The lines so far that contain `text`.
+pub(crate) fn log_lines(text: &str) -> Vec<Line> {
+    let log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    log.iter().filter(|line| line.text.contains(text)).cloned().collect()
+}
+
+unsafe extern "C" fn log(
+    level: c_int,
+    _subsystems: c_ulong,
+    _file: *const c_char,
+    _line: c_int,
+    format: *const c_char,
+    text: *const c_char,
+) {
+    // SAFETY: the plugin passes strings that end in a zero byte.
+    let (format, text) = unsafe { (CStr::from_ptr(format), CStr::from_ptr(text)) };
+    assert_eq!(format, c"%s");
+    let text = text.to_string_lossy().into_owned();
+    LOG.lock().unwrap_or_else(PoisonError::into_inner).push(Line { level, text });
+}
+
+fn logger() -> Logger {
+    type Fixed =
+        unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+    // SAFETY: on Linux, a variadic call with these arguments passes them like a plain one, and
+    // Rust cannot define variadic functions.
+    unsafe { mem::transmute::<Fixed, Logger>(log) }
+}
+
+/// NCCL's opaque pointers. They may move between threads as NCCL moves them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Opaque(pub(crate) *mut c_void);
+// SAFETY: the plugin's objects may be used from any thread, one at a time.
+unsafe impl Send for Opaque {}
+
+impl Opaque {
+    pub(crate) const NULL: Self = Self(ptr::null_mut());
+
+    fn some(self) -> Option<Self> {
+        (!self.0.is_null()).then_some(self)
+    }
+}
+
+/// What a call that may not be ready gives.
+pub(crate) type Polled = Result<Option<Opaque>, NcclResult>;
+
+/// A handle, aligned as NCCL's are not.
+#[derive(Clone, Copy)]
+pub(crate) struct Handle(pub(crate) [u8; HANDLE_SIZE]);
+
+/// A loaded table of some version.
+pub(crate) struct Net {
+    pub(crate) version: u32,
+    pub(crate) library: Library,
+    /// The communicator's context from v11 on.
+    context: Opaque,
+}
+
+fn check(result: NcclResult) -> Result<(), NcclResult> {
+    if result == SUCCESS { Ok(()) } else { Err(result) }
+}
+
+/// Calls a slot of the table with the arguments that its version takes.
+macro_rules! call {
+    ($net:expr, $slot:ident: $([$($version:literal $table:ty),+] $arguments:tt),+ $(,)?) => {
+        match $net.version {
+            $($($version => ($net.table::<$table>().$slot.unwrap())$arguments,)+)+
+            other => panic!("no version {other}"),
+        }
+    };
+}
+
+/// Calls a slot that takes the same arguments in every version.
+macro_rules! call_any {
+    ($net:expr, $slot:ident $arguments:tt) => {
+        call!($net, $slot: [
+            6 NetV6, 7 NetV7, 8 NetV8, 9 NetV9, 10 NetV10, 11 NetV11, 12 NetV12
+        ] $arguments)
+    };
+}
+
+impl Net {
+    /// Loads the library and initializes one of its tables; `communicator` marks log lines from
+    /// v11 on.
+    pub(crate) fn init(version: u32, communicator: u64) -> Result<Self, NcclResult> {
+        environment();
+        // SAFETY: the library runs no code when it is loaded.
+        let library = unsafe { Library::new(library_path()) }.expect("load the plugin");
+        let mut net = Self { version, library, context: Opaque::NULL };
+        let (mut context, config, logger) = (ptr::null_mut(), ptr::null_mut(), Some(logger()));
+        // SAFETY: the arguments are what NCCL's header of the version asks for.
+        check(unsafe {
+            call!(net, init:
+                [6 NetV6, 7 NetV7, 8 NetV8, 9 NetV9] (logger),
+                [10 NetV10] (logger, None),
+                [11 NetV11, 12 NetV12] (&mut context, communicator, config, logger, None),
+            )
+        })?;
+        net.context = Opaque(context);
+        Ok(net)
+    }
+
+    /// The table, which must be of the type of this version.
+    pub(crate) fn table<T>(&self) -> &T {
+        let symbol = format!("ncclNetPlugin_v{}\0", self.version);
+        // SAFETY: the symbol of a version is a static table of that version's type.
+        unsafe { &**self.library.get::<*const T>(symbol.as_bytes()).expect("the table") }
+    }
+
+    pub(crate) fn finalize(&mut self) {
+        let context = mem::replace(&mut self.context, Opaque::NULL).0;
+        let result = match self.version {
+            // SAFETY: the context came from init.
+            11 => unsafe { (self.table::<NetV11>().finalize.unwrap())(context) },
+            // SAFETY: the context came from init.
+            12 => unsafe { (self.table::<NetV12>().finalize.unwrap())(context) },
+            _ => SUCCESS,
+        };
+        assert_eq!(result, SUCCESS);
+    }
+
+    pub(crate) fn name(&self) -> &CStr {
+        // Every version's table begins with it.
+        // SAFETY: the name ends in a zero byte and lives as long as the library.
+        unsafe { CStr::from_ptr(*self.table::<*const c_char>()) }
+    }
+
+    pub(crate) fn devices(&self) -> c_int {
+        let mut count = -1;
+        // SAFETY: a place for the number is passed.
+        assert_eq!(unsafe { call_any!(self, devices(&mut count)) }, SUCCESS);
+        count
+    }
+
+    pub(crate) fn listen(&self) -> (Opaque, Handle) {
+        let mut comm = ptr::null_mut();
+        let mut handle = Handle([0xaa; HANDLE_SIZE]);
+        let (context, place) = (self.context.0, handle.0.as_mut_ptr().cast());
+        // SAFETY: the handle has room, the context is that of the table.
+        let result = unsafe {
+            call!(self, listen:
+                [6 NetV6, 7 NetV7, 8 NetV8, 9 NetV9, 10 NetV10] (0, place, &mut comm),
+                [11 NetV11, 12 NetV12] (context, 0, place, &mut comm),
+            )
+        };
+        assert_eq!(result, SUCCESS);
+        (Opaque(comm), handle)
+    }
+
+    pub(crate) fn poll_connect(&self, handle: &mut Handle) -> Polled {
+        let (mut comm, mut offload) = (ptr::null_mut(), ptr::null_mut());
+        let (context, config) = (self.context.0, ptr::null_mut());
+        let handle = handle.0.as_mut_ptr().cast();
+        // SAFETY: the same handle is passed on each call, the context is that of the table.
+        check(unsafe {
+            call!(self, connect:
+                [6 NetV6] (0, handle, &mut comm),
+                [7 NetV7, 8 NetV8, 9 NetV9] (0, handle, &mut comm, &mut offload),
+                [10 NetV10] (0, config, handle, &mut comm, &mut offload),
+                [11 NetV11, 12 NetV12] (context, 0, handle, &mut comm, &mut offload),
+            )
+        })?;
+        Ok(Opaque(comm).some())
+    }
+
+    pub(crate) fn poll_accept(&self, listener: Opaque) -> Polled {
+        let (mut comm, mut offload) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the listener is open.
+        check(unsafe {
+            call!(self, accept:
+                [6 NetV6] (listener.0, &mut comm),
+                [7 NetV7, 8 NetV8, 9 NetV9, 10 NetV10, 11 NetV11, 12 NetV12]
+                    (listener.0, &mut comm, &mut offload),
+            )
+        })?;
+        Ok(Opaque(comm).some())
+    }
+
+    /// # Safety
+    /// As NCCL: the memory stays as it is until the request is reported or the comm is closed.
+    pub(crate) unsafe fn isend(&self, comm: Opaque, data: *const u8, size: usize) -> Polled {
+        let (mut request, none) = (ptr::null_mut(), ptr::null_mut());
+        let (data, int) = (data.cast_mut().cast(), size as c_int);
+        // SAFETY: passed on to the caller.
+        check(unsafe {
+            call!(self, isend:
+                [6 NetV6, 7 NetV7, 8 NetV8] (comm.0, data, int, 0, none, &mut request),
+                [9 NetV9] (comm.0, data, size, 0, none, &mut request),
+                [10 NetV10, 11 NetV11, 12 NetV12]
+                    (comm.0, data, size, 0, none, none, &mut request),
+            )
+        })?;
+        Ok(Opaque(request).some())
+    }
+
+    /// # Safety
+    /// As NCCL: the memory is the plugin's until the request is reported or the comm is closed.
+    pub(crate) unsafe fn irecv(&self, comm: Opaque, data: *mut u8, mut size: usize) -> Polled {
+        // What NCCL passes in when it does not care about completion: a hint, to be overwritten.
+        let mut request = ptr::without_provenance_mut(1);
+        let mut data: *mut c_void = data.cast();
+        let (mut int, mut tag) = (size as c_int, 0);
+        let (mut registration, mut profile) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: passed on to the caller.
+        check(unsafe {
+            call!(self, irecv:
+                [6 NetV6, 7 NetV7, 8 NetV8]
+                    (comm.0, 1, &mut data, &mut int, &mut tag, &mut registration, &mut request),
+                [9 NetV9]
+                    (comm.0, 1, &mut data, &mut size, &mut tag, &mut registration, &mut request),
+                [10 NetV10, 11 NetV11, 12 NetV12]
+                    (comm.0, 1, &mut data, &mut size, &mut tag, &mut registration, &mut profile,
+                     &mut request),
+            )
+        })?;
+        Ok(Opaque(request).some())
+    }
+
+    pub(crate) fn test(&self, request: Opaque) -> Result<Option<usize>, NcclResult> {
+        let (mut done, mut size) = (-1, -1);
+        // SAFETY: the request is one of an open comm.
+        check(unsafe { call_any!(self, test(request.0, &mut done, &mut size)) })?;
+        assert!(done == 0 || done == 1);
+        Ok((done == 1).then(|| usize::try_from(size).expect("size of a finished request")))
+    }
+
+    pub(crate) fn close_send(&self, comm: Opaque) {
+        // SAFETY: the comm is open.
+        assert_eq!(unsafe { call_any!(self, close_send(comm.0)) }, SUCCESS);
+    }
+
+    pub(crate) fn close_recv(&self, comm: Opaque) {
+        // SAFETY: the comm is open.
+        assert_eq!(unsafe { call_any!(self, close_recv(comm.0)) }, SUCCESS);
+    }
+
+    pub(crate) fn close_listen(&self, comm: Opaque) {
+        // SAFETY: the listener is open.
+        assert_eq!(unsafe { call_any!(self, close_listen(comm.0)) }, SUCCESS);
+    }
+
+    /// Connects to itself: the sending and the receiving comm.
+    pub(crate) fn pair(&self) -> (Opaque, Opaque) {
+        let (listener, mut handle) = self.listen();
+        let (mut send, mut recv) = (None, None);
+        until("a connection", || {
+            send = send.or_else(|| self.poll_connect(&mut handle).expect("connect"));
+            recv = recv.or_else(|| self.poll_accept(listener).expect("accept"));
+            send.zip(recv)
+        })
+        .inspect(|_| self.close_listen(listener))
+        .expect("a connection")
+    }
+
+    /// Waits for a request.
+    pub(crate) fn finish(&self, request: Opaque) -> Result<usize, NcclResult> {
+        until("a request", || self.test(request).transpose()).expect("a request in time")
+    }
+}
+
+/// Polls until there is a result or patience ends.
+pub(crate) fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(result) = poll() {
+            return Some(result);
+        }
+        if Instant::now() > deadline {
+            eprintln!("waited {PATIENCE:?} for {what}");
+            return None;
+        }
+        thread::yield_now();
+    }
+}
+
+/// Bytes that tell messages and positions apart.
+pub(crate) fn pattern(seed: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 + seed * 101 + at / 251) as u8).collect()
+}

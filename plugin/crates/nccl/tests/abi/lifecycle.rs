@@ -1,0 +1,176 @@
+//! Loading, unloading and starting again. Each test runs in a process of its own, because threads
+//! and the environment belong to the process.
+
+use std::process::Command;
+use std::{env, fs};
+
+use evenkeel_nccl_abi::INVALID_USAGE;
+
+use crate::harness::{Net, log_lines, pattern, until};
+
+/// Runs one of the ignored tests below in a process of its own.
+fn run_alone(test: &str, environment: &[(&str, &str)]) {
+    let output = Command::new(env::current_exe().unwrap())
+        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+}
+
+/// The plugin's threads in this process.
+fn plugin_threads() -> usize {
+    fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.starts_with("evenkeel"))
+        .count()
+}
+
+/// A new thread takes a moment to name itself.
+fn threads_appear() {
+    until("threads", || (plugin_threads() > 0).then_some(())).expect("threads");
+}
+
+/// A thread that has been joined takes a moment to leave /proc.
+fn threads_disappear() {
+    until("no threads", || (plugin_threads() == 0).then_some(())).expect("no threads");
+}
+
+fn exchange(net: &Net) {
+    let (send, recv) = net.pair();
+    threads_appear();
+    let data = pattern(1, 300_000);
+    let mut buffer = vec![0; data.len()];
+    // SAFETY: the buffers live until the requests are finished.
+    let (out, back) = unsafe {
+        let back = net.irecv(recv, buffer.as_mut_ptr(), buffer.len()).unwrap().unwrap();
+        (net.isend(send, data.as_ptr(), data.len()).unwrap().unwrap(), back)
+    };
+    assert_eq!(net.finish(back), Ok(data.len()));
+    assert_eq!(net.finish(out), Ok(data.len()));
+    assert!(buffer == data);
+    net.close_send(send);
+    net.close_recv(recv);
+}
+
+#[test]
+fn the_library_can_be_unloaded_and_used_again() {
+    run_alone("lifecycle::alone_unload", &[]);
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn alone_unload() {
+    for version in [12, 8, 11, 6] {
+        let mut net = Net::init(version, 1).unwrap();
+        assert_eq!(plugin_threads(), 0, "no thread before the first listen or connect");
+        exchange(&net);
+        threads_disappear();
+        net.finalize();
+        net.library.close().unwrap();
+    }
+}
+
+#[test]
+fn finalize_gives_back_what_was_not_closed() {
+    run_alone("lifecycle::alone_finalize", &[]);
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn alone_finalize() {
+    let mut net = Net::init(12, 2).unwrap();
+    let (_abandoned, mut handle) = net.listen();
+    let (listener, mut other) = net.listen();
+    // An attempt that nobody polls again.
+    net.poll_connect(&mut handle).unwrap();
+    threads_appear();
+    net.finalize();
+    threads_disappear();
+    // Closing late is still safe.
+    net.close_listen(listener);
+    let mut net = Net::init(12, 3).unwrap();
+    assert!(until("an error", || net.poll_connect(&mut other).err()).is_some());
+    net.finalize();
+}
+
+#[test]
+fn communicators_come_and_go_independently() {
+    run_alone("lifecycle::alone_communicators", &[]);
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn alone_communicators() {
+    let mut first = Net::init(12, 4).unwrap();
+    let (send, recv) = first.pair();
+    let mut second = Net::init(12, 5).unwrap();
+    exchange(&second);
+    second.finalize();
+    assert!(plugin_threads() > 0, "the first one is still connected");
+    first.close_send(send);
+    first.close_recv(recv);
+    threads_disappear();
+    first.finalize();
+}
+
+#[test]
+fn a_bad_setting_is_refused_with_what_would_be_right() {
+    run_alone("lifecycle::alone_bad_setting", &[("EVENKEEL_FLOWS", "many")]);
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn alone_bad_setting() {
+    assert_eq!(Net::init(12, 6).err(), Some(INVALID_USAGE));
+    let lines = log_lines("EVENKEEL_FLOWS");
+    assert_eq!(lines.len(), 1);
+    assert_eq!(lines[0].level, 2);
+    assert!(lines[0].text.contains("many") && lines[0].text.contains("1 to 64"), "{lines:?}");
+}
+
+#[test]
+fn one_flow_and_many_workers_work_too() {
+    run_alone("lifecycle::alone_unload", &[("EVENKEEL_FLOWS", "1")]);
+    run_alone(
+        "lifecycle::alone_unload",
+        &[("EVENKEEL_FLOWS", "64"), ("EVENKEEL_WORKERS", "4"), ("EVENKEEL_CHUNK_BYTES", "4096")],
+    );
+}
+
+#[test]
+fn nobody_spins_when_idle() {
+    run_alone("lifecycle::alone_idle", &[]);
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn alone_idle() {
+    let net = Net::init(12, 7).unwrap();
+    let (send, recv) = net.pair();
+    let mut buffer = vec![0u8; 1 << 20];
+    // A request in flight on an otherwise idle connection.
+    // SAFETY: the buffer lives until the comm is closed.
+    unsafe { net.irecv(recv, buffer.as_mut_ptr(), buffer.len()) }.unwrap().unwrap();
+    let before = plugin_ticks();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let used = plugin_ticks() - before;
+    assert!(used <= 5, "{used} of 100 ticks in a second");
+    net.close_send(send);
+    net.close_recv(recv);
+}
+
+/// CPU time that the plugin's threads have used, in hundredths of a second.
+fn plugin_ticks() -> u64 {
+    fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok())
+        .filter(|stat| stat.contains("(evenkeel"))
+        .map(|stat| {
+            let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split(' ').collect();
+            fields[12].parse::<u64>().unwrap() + fields[13].parse::<u64>().unwrap()
+        })
+        .sum()
+}

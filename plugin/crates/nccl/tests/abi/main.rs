@@ -1,0 +1,9 @@
+//! The library through its C tables, in the order in which NCCL's proxy calls them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+mod data;
+mod harness;
+mod lifecycle;
+mod peers;
+mod symbols;
