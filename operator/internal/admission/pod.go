@@ -1,0 +1,29 @@
+// Package admission holds the two webhooks: one pins a profile to a job, the other adds the plugin to the job's pods.
+package admission
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+)
+
+// Pods is the webhook for pods with our label. It reads nothing but the pod, so that it answers in microseconds and
+// every pod of a job gets the same, whatever has happened to the profile since.
+func Pods(scheme *runtime.Scheme) *admission.Webhook {
+	return admission.WithDefaulter[*corev1.Pod](scheme, podInjector{})
+}
+
+type podInjector struct{}
+
+// Default adds the plugin. An error refuses the pod; its text is for the user.
+func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
+	resolved, err := inject.FromPod(pod.Labels, pod.Annotations)
+	if err != nil {
+		return err
+	}
+	return inject.Apply(pod, resolved)
+}
