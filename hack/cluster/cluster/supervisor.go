@@ -238,7 +238,10 @@ func (s *supervisor) ended(name string, err error) {
 // await waits until a started service passes its check.
 func (s *supervisor) await(name string, k *keeper, check func() error) error {
 	if err := poll(startTimeout, 100*time.Millisecond, s.starting.Done(), check); err != nil {
-		return fmt.Errorf("%s (log: %s): %w", name, k.logFile(name), s.because(err))
+		if cause := s.because(err); cause != err {
+			return cause // which says what has failed, perhaps something else than this
+		}
+		return fmt.Errorf("%s (log: %s): %w", name, k.logFile(name), err)
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ const (
 )
 
 // build compiles a recipe into dir. dir appears complete or not at all: the
-// work is done beside it and renamed.
+// work is done beside it and renamed. The caller holds the lock for dir.
 func build(ctx context.Context, r recipe, version, folder, dir string, progress io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
@@ -45,7 +45,18 @@ func build(ctx context.Context, r recipe, version, folder, dir string, progress 
 		}
 	}()
 
-	work, err := os.MkdirTemp(filepath.Dir(dir), "."+filepath.Base(dir)+"-")
+	// The lock is ours, so such folders are from builds that were killed.
+	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"-")
+	stale, err := filepath.Glob(unfinished + "*")
+	if err != nil {
+		return err
+	}
+	for _, path := range stale {
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	work, err := os.MkdirTemp(filepath.Dir(dir), filepath.Base(unfinished))
 	if err != nil {
 		return err
 	}

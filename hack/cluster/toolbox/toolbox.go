@@ -47,10 +47,19 @@ func New(progress io.Writer) (*Toolbox, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no folder for the cache of tools: %w", err)
 	}
+	ready := os.Getenv("EVENKEEL_TOOLS_DIR")
+	if ready != "" {
+		if ready, err = filepath.Abs(ready); err != nil {
+			return nil, err
+		}
+		if info, err := os.Stat(ready); err != nil || !info.IsDir() {
+			return nil, fmt.Errorf("EVENKEEL_TOOLS_DIR: %s is not a folder of programs", ready)
+		}
+	}
 	return &Toolbox{
 		cache:    filepath.Join(cache, "evenkeel", "tools"),
 		root:     root,
-		ready:    os.Getenv("EVENKEEL_TOOLS_DIR"),
+		ready:    ready,
 		progress: progress,
 	}, nil
 }

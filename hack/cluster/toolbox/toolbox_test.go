@@ -79,7 +79,11 @@ func TestKeyFollowsWhatIsBuilt(t *testing.T) {
 
 func TestBuildMakesACompleteFolder(t *testing.T) {
 	folder := writeRecipe(t, "package main\n\nfunc main() { println(\"tiny runs\") }\n")
-	dir := filepath.Join(t.TempDir(), "tiny")
+	cache := t.TempDir()
+	dir := filepath.Join(cache, "tiny")
+	if err := os.Mkdir(filepath.Join(cache, ".tiny-killed"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	var progress bytes.Buffer
 	if err := build(t.Context(), tiny, "v1", folder, dir, &progress); err != nil {
 		t.Fatal(err)
@@ -88,6 +92,9 @@ func TestBuildMakesACompleteFolder(t *testing.T) {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode()&0o111 == 0 {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
+	}
+	if entries, err := os.ReadDir(cache); err != nil || len(entries) != 1 {
+		t.Errorf("beside the folder there is what a killed build left: %v %v", entries, err)
 	}
 	if !strings.Contains(progress.String(), "built tiny v1 in") {
 		t.Errorf("progress was %q", progress.String())
