@@ -1,0 +1,108 @@
+// Package profile keeps the status of NetworkProfiles: what jobs created now would get, given the nodes there are.
+package profile
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+const fieldOwner = client.FieldOwner("evenkeel-profile")
+
+// Controller writes the status of NetworkProfiles.
+type Controller struct {
+	client client.Client
+}
+
+// Cached keeps of each node only what decides delivery: a large cluster's nodes carry megabytes of images and conditions.
+func Cached() map[client.Object]cache.ByObject {
+	return map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: func(object any) (any, error) {
+		node, ok := object.(*corev1.Node)
+		if !ok {
+			return object, nil
+		}
+		node.ManagedFields, node.Annotations, node.Spec = nil, nil, corev1.NodeSpec{}
+		node.Status = corev1.NodeStatus{NodeInfo: node.Status.NodeInfo}
+		return node, nil
+	}}}
+}
+
+// SetupWithManager starts the controller with the manager.
+func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+	c.client = mgr.GetClient()
+	return builder.ControllerManagedBy(mgr).Named("profile").
+		For(&evenkeel.NetworkProfile{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.everyProfile), builder.WithPredicates(nodeChanged)).
+		Complete(c)
+}
+
+// nodeChanged lets through what can change a decision; a kubelet's heartbeats cannot.
+var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
+	return !equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
+		before.Status.NodeInfo.KubeletVersion != after.Status.NodeInfo.KubeletVersion ||
+		before.Status.NodeInfo.ContainerRuntimeVersion != after.Status.NodeInfo.ContainerRuntimeVersion
+}}
+
+func (c *Controller) everyProfile(ctx context.Context, _ client.Object) []reconcile.Request {
+	var profiles evenkeel.NetworkProfileList
+	if err := c.client.List(ctx, &profiles); err != nil {
+		return nil // the cache is closing
+	}
+	requests := make([]reconcile.Request, 0, len(profiles.Items))
+	for _, p := range profiles.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Name: p.Name}})
+	}
+	return requests
+}
+
+// Reconcile looks at the nodes and writes the status, if it changed.
+func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	profile := &evenkeel.NetworkProfile{}
+	if err := c.client.Get(ctx, request.NamespacedName, profile); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	var nodes corev1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
+	}
+	status := Observe(profile, nodes.Items)
+	if equality.Semantic.DeepEqual(status, profile.Status) {
+		return reconcile.Result{}, nil
+	}
+	if err := c.write(ctx, profile.Name, &status); err != nil {
+		return reconcile.Result{}, fmt.Errorf("write the status of NetworkProfile %s: %w", profile.Name, err)
+	}
+	return reconcile.Result{}, nil
+}
+
+func (c *Controller) write(ctx context.Context, name string, status *evenkeel.NetworkProfileStatus) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
+	if err != nil {
+		return err
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
+	object.SetGroupVersionKind(evenkeel.GroupVersion.WithKind("NetworkProfile"))
+	object.SetName(name)
+	err = c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), fieldOwner, client.ForceOwnership)
+	if apierrors.IsNotFound(err) {
+		return nil // deleted since
+	}
+	return err
+}
