@@ -32,15 +32,14 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let line = || Some(error.to_string());
-        match error.kind() {
-            ErrorKind::System => Self { code: SYSTEM_ERROR, line: line() },
-            ErrorKind::Config => Self { code: INVALID_USAGE, line: line() },
-            ErrorKind::Argument => Self { code: INVALID_ARGUMENT, line: line() },
-            ErrorKind::Remote => Self { code: REMOTE_ERROR, line: None },
-            ErrorKind::Truncated => Self { code: INVALID_USAGE, line: None },
-            ErrorKind::Internal => Self { code: INTERNAL_ERROR, line: None },
-        }
+        let code = match error.kind() {
+            ErrorKind::System => SYSTEM_ERROR,
+            ErrorKind::Remote => REMOTE_ERROR,
+            ErrorKind::Truncated | ErrorKind::Config => INVALID_USAGE,
+            ErrorKind::Argument => INVALID_ARGUMENT,
+            ErrorKind::Internal => INTERNAL_ERROR,
+        };
+        Self { code, line: (!error.is_logged()).then(|| error.to_string()) }
     }
 }
 

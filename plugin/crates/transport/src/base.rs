@@ -93,7 +93,7 @@ impl Base {
         if !self.reported.swap(true, Ordering::Relaxed) {
             self.context.log.warn(&format!("evenkeel: {error}"));
         }
-        Some(error.clone())
+        Some(error.clone().mark_logged())
     }
 
     /// Ends the connection with an error, unless it has one already. With requests in flight that
@@ -172,7 +172,7 @@ pub(crate) fn prepare(socket: &Socket, context: &Context) -> io::Result<()> {
 
 /// Whether an I/O error only means "not now".
 pub(crate) fn not_now(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+    error.kind() == io::ErrorKind::WouldBlock
 }
 
 /// The indices of the bits set in `bits`.

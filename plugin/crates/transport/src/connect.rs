@@ -124,7 +124,7 @@ impl Attempt {
             return;
         }
         log.warn(&format!("evenkeel: {message}"));
-        self.finish(Some(Err(Error::new(ErrorKind::Remote, message))));
+        self.finish(Some(Err(Error::new(ErrorKind::Remote, message).mark_logged())));
     }
 
     /// Ends the attempt, unless it is over, and leaves an outcome to be polled, or takes the one
@@ -235,7 +235,7 @@ impl Caller {
             }
         }
         while *have < WELCOME_BYTES {
-            match (&*socket).read(&mut welcome[*have..]) {
+            match sys::uninterrupted(|| (&*socket).read(&mut welcome[*have..])) {
                 Ok(0) => return Err("the listener closed the connection".to_owned()),
                 Ok(received) => *have += received,
                 Err(error) if not_now(&error) => return Ok(()),
@@ -271,7 +271,7 @@ impl Source for Caller {
         }
     }
 
-    fn panicked(&self) {
-        self.attempt.fail("defect: an I/O thread panicked");
+    fn abandoned(&self, why: &str) {
+        self.attempt.fail(why);
     }
 }

@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::error::Error;
-use crate::log::Log;
 use crate::sys::{self, lock};
 
 /// How often sources are asked about their deadlines. Events are never delayed by it.
-const TICK: Duration = Duration::from_millis(250);
+const TICK: Duration = Duration::from_millis(500);
 /// Marks the worker's own wake-up among its sources.
 const WAKE: u64 = 0;
 
@@ -40,8 +39,8 @@ pub(crate) trait Source: Send + Sync {
     fn ready(&self, readiness: Readiness);
     /// Some time has passed: look at deadlines.
     fn tick(&self, now: Instant);
-    /// The worker caught a panic in one of the above.
-    fn panicked(&self);
+    /// The worker will not call the source again, or cannot tell whether it is in order.
+    fn abandoned(&self, why: &str);
 }
 
 /// The workers, running. Dropping it stops and joins them, so it must never be dropped by a
@@ -63,14 +62,13 @@ struct Worker {
     stop: AtomicBool,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
     next_token: AtomicU64,
-    log: Arc<dyn Log>,
 }
 
 impl Engine {
-    pub(crate) fn start(count: usize, log: Arc<dyn Log>) -> Result<Arc<Self>, Error> {
+    pub(crate) fn start(count: usize) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
         let all = (0..count)
-            .map(|_| Worker::new(&log).map(Arc::new))
+            .map(|_| Worker::new().map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
             .map_err(fail)?;
         let workers = Arc::new(Workers { all, next: AtomicUsize::new(0) });
@@ -164,7 +162,7 @@ impl Registration {
 }
 
 impl Worker {
-    fn new(log: &Arc<dyn Log>) -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -175,7 +173,6 @@ impl Worker {
             stop: AtomicBool::new(false),
             sources: Mutex::new(HashMap::new()),
             next_token: AtomicU64::new(WAKE + 1),
-            log: Arc::clone(log),
         })
     }
 
@@ -200,7 +197,9 @@ impl Worker {
                 Ok((events, _)) => events,
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => {
-                    self.log.warn(&format!("evenkeel: I/O thread stops: epoll_wait: {error}"));
+                    let why = format!("an I/O thread cannot go on: epoll_wait: {error}");
+                    let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+                    sources.iter().for_each(|source| source.abandoned(&why));
                     return;
                 }
             };
@@ -230,7 +229,7 @@ impl Worker {
     /// A defect in one source must not take the others' worker away.
     fn guard(source: &dyn Source, call: impl Fn(&dyn Source)) {
         if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
-            source.panicked();
+            source.abandoned("defect: an I/O thread panicked");
         }
     }
 }

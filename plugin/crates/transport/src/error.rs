@@ -25,6 +25,7 @@ pub enum ErrorKind {
 pub struct Error {
     kind: ErrorKind,
     message: String,
+    logged: bool,
 }
 
 impl Error {
@@ -33,8 +34,17 @@ impl Error {
         self.kind
     }
 
+    /// Whether the transport has written it to the log, because it happened outside of any call.
+    pub fn is_logged(&self) -> bool {
+        self.logged
+    }
+
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: message.into(), logged: false }
+    }
+
+    pub(crate) fn mark_logged(self) -> Self {
+        Self { logged: true, ..self }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Self {

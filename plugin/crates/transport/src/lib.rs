@@ -7,9 +7,8 @@
 //! shared by all connections of the process, move the bytes. They start with the first listener or
 //! connection and stop with the last.
 //!
-//! Every failure of a connection is reported by all its requests, and by one line in the log.
-//! Errors that a call meets itself ([`ErrorKind::System`], [`ErrorKind::Config`],
-//! [`ErrorKind::Argument`]) are returned and left to the caller to log.
+//! Every failure of a connection is reported by all its requests, and by one line in the log. Errors
+//! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
 
 mod base;
 mod connect;
@@ -113,7 +112,7 @@ impl Transport {
         if let Some(engine) = current.upgrade() {
             return Ok(engine);
         }
-        let engine = Engine::start(self.settings.workers, Arc::clone(&self.log))?;
+        let engine = Engine::start(self.settings.workers)?;
         *current = Arc::downgrade(&engine);
         Ok(engine)
     }

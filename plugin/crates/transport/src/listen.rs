@@ -1,7 +1,7 @@
 //! The accepting side of the handshake.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -52,6 +52,8 @@ struct State {
     strangers: VecDeque<Arc<Stranger>>,
     partial: HashMap<ConnectionId, Partial>,
     ready: VecDeque<Arc<Receiver>>,
+    /// Why the listener cannot go on.
+    failure: Option<Error>,
     /// Strangers turned away so far.
     turned_away: u64,
 }
@@ -104,13 +106,16 @@ impl Listener {
         if let Some(receiver) = state.ready.pop_front() {
             return Ok(Some(RecvConnection::new(receiver, Arc::clone(&self.engine))));
         }
+        if let Some(error) = &state.failure {
+            return Err(error.clone());
+        }
         let context = &self.shared.context;
         let patience = context.settings.accept_timeout;
         let deadline = self.deadline.get_or_init(|| Instant::now() + patience);
         if Instant::now() < *deadline {
             return Ok(None);
         }
-        let error = Error::new(
+        Err(Error::new(
             ErrorKind::Remote,
             format!(
                 "no peer connected to {} within {} s ({} incomplete connections, {} strangers turned away) {}",
@@ -120,9 +125,7 @@ impl Listener {
                 state.turned_away,
                 context.label,
             ),
-        );
-        context.log.warn(&format!("evenkeel: {error}"));
-        Err(error)
+        ))
     }
 }
 
@@ -148,18 +151,17 @@ impl Shared {
     /// Takes every TCP connection that waits at the door.
     fn accept_all(self: &Arc<Self>) {
         loop {
-            match self.socket.accept() {
+            match sys::uninterrupted(|| self.socket.accept()) {
                 Ok((socket, peer)) => {
                     if let Some(peer) = peer.as_socket() {
                         self.receive(socket, peer);
                     }
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) if not_now(&error) => return,
+                Err(error) if is_theirs(&error) => {}
                 Err(error) => {
-                    // Out of descriptors, say, or a connection that is already gone. The next tick
-                    // tries again.
-                    self.info(&format!("accept: {error}"));
+                    // Out of descriptors, say. The peer's patience is limited too.
+                    self.fail(ErrorKind::System, &format!("cannot accept: {error}"));
                     return;
                 }
             }
@@ -238,6 +240,13 @@ impl Shared {
         }
     }
 
+    /// Ends the listener with an error, for the next poll to report.
+    fn fail(&self, kind: ErrorKind, what: &str) {
+        let Context { device, label, .. } = &self.context;
+        let line = format!("listener on {} failed: {what} {label}", device.name());
+        lock(&self.state).failure.get_or_insert(Error::new(kind, line));
+    }
+
     fn info(&self, line: &str) {
         let Context { log, device, label, .. } = &self.context;
         log.info(&format!("evenkeel: listener on {}: {line} {label}", device.name()));
@@ -276,6 +285,23 @@ impl State {
     }
 }
 
+/// Whether an error of `accept` is one of the connection that was to be accepted, not of the
+/// listener.
+fn is_theirs(error: &io::Error) -> bool {
+    const THEIRS: [i32; 9] = [
+        libc::ECONNABORTED,
+        libc::ENETDOWN,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::EHOSTUNREACH,
+        libc::EOPNOTSUPP,
+        libc::ENETUNREACH,
+    ];
+    error.raw_os_error().is_some_and(|errno| THEIRS.contains(&errno))
+}
+
 /// Sends the answer to a hello. A new socket has room for it; if the peer is gone, its connection
 /// will say so.
 fn answer(socket: &Socket, connection: ConnectionId, verdict: Result<(), Refusal>) {
@@ -295,8 +321,8 @@ impl Source for Door {
         self.0.tick(now);
     }
 
-    fn panicked(&self) {
-        self.0.context.log.warn("evenkeel: defect: an I/O thread panicked in a listener");
+    fn abandoned(&self, why: &str) {
+        self.0.fail(ErrorKind::Internal, why);
     }
 }
 
@@ -342,7 +368,7 @@ impl Stranger {
         let mut hearing = lock(&self.hearing);
         let Hearing { socket: Some(socket), have, hello } = &mut *hearing else { return Ok(()) };
         while *have < HELLO_BYTES {
-            match (&*socket).read(&mut hello[*have..]) {
+            match sys::uninterrupted(|| (&*socket).read(&mut hello[*have..])) {
                 Ok(0) => return Err(format!("it closed after {have} bytes")),
                 Ok(received) => *have += received,
                 Err(error) if not_now(&error) => return Ok(()),
@@ -397,7 +423,7 @@ impl Source for Stranger {
         self.turn_away(&format!("no hello within {} s ({have} bytes)", limit.as_secs()));
     }
 
-    fn panicked(&self) {
-        self.turn_away("defect: an I/O thread panicked");
+    fn abandoned(&self, why: &str) {
+        self.turn_away(why);
     }
 }

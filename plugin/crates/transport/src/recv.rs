@@ -120,7 +120,10 @@ impl Receiver {
         });
         for (index, flow) in receiver.base.flows.iter().enumerate() {
             let source = RecvFlow { receiver: Arc::clone(&receiver), index };
-            flow.registration.watch(&flow.socket, Arc::new(source))?;
+            if let Err(error) = flow.registration.watch(&flow.socket, Arc::new(source)) {
+                receiver.base.close();
+                return Err(error);
+            }
         }
         Ok(receiver)
     }
@@ -354,7 +357,7 @@ impl Source for RecvFlow {
     // Keepalive finds a dead host: a receiver has nothing unanswered on the wire.
     fn tick(&self, _now: Instant) {}
 
-    fn panicked(&self) {
-        self.receiver.fail(ErrorKind::Internal, "defect: an I/O thread panicked");
+    fn abandoned(&self, why: &str) {
+        self.receiver.fail(ErrorKind::Internal, why);
     }
 }

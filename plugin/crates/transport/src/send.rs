@@ -100,7 +100,10 @@ impl Sender {
         });
         for (index, flow) in sender.base.flows.iter().enumerate() {
             let source = SendFlow { sender: Arc::clone(&sender), index };
-            flow.registration.watch(&flow.socket, Arc::new(source))?;
+            if let Err(error) = flow.registration.watch(&flow.socket, Arc::new(source)) {
+                sender.base.close();
+                return Err(error);
+            }
         }
         Ok(sender)
     }
@@ -199,7 +202,8 @@ impl Sender {
     /// Looks at what the peer says on a flow. It has nothing to say but that it is gone.
     fn listen(&self, index: usize) {
         let mut byte = [0];
-        match (&self.base.flows[index].socket).read(&mut byte) {
+        let mut socket = &self.base.flows[index].socket;
+        match sys::uninterrupted(|| socket.read(&mut byte)) {
             Ok(0) => self.fail(ErrorKind::Remote, "the peer closed the connection"),
             Ok(_) => self.fail(ErrorKind::Remote, "protocol error: the receiver sent bytes"),
             Err(error) if not_now(&error) => {}
@@ -268,8 +272,8 @@ impl Source for SendFlow {
         }
     }
 
-    fn panicked(&self) {
-        self.sender.fail(ErrorKind::Internal, "defect: an I/O thread panicked");
+    fn abandoned(&self, why: &str) {
+        self.sender.fail(ErrorKind::Internal, why);
     }
 }
 

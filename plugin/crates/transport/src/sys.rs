@@ -107,6 +107,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Repeats a call that a signal interrupted.
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 /// Sends `header`, then `payload`, as far as the socket takes them. Returns the number of bytes
 /// taken of both together.
 pub(crate) fn send_with_header(
@@ -119,14 +129,15 @@ pub(crate) fn send_with_header(
         libc::iovec { iov_base: payload.start.cast_mut().cast(), iov_len: payload.length },
     ];
     let message = message_of(&mut parts);
-    // SAFETY: `message` points to two parts on this stack: `header`, borrowed for the call, and
-    // lent memory that is readable by the contract of `SendBuffer::new`, because a buffer is
-    // forgotten before its request is reported and before its connection is closed. sendmsg only
-    // reads them.
-    let sent = unsafe {
-        libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-    };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    uninterrupted(|| {
+        // SAFETY: `message` points to two parts on this stack: `header`, borrowed for the call, and
+        // lent memory that is readable by the contract of `SendBuffer::new`, because a buffer is
+        // forgotten before its request is reported and before its connection is closed. sendmsg
+        // only reads them.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    })
 }
 
 /// Receives into `payload`, then into `header`, as much as there is. Returns the number of bytes
@@ -141,11 +152,14 @@ pub(crate) fn recv_with_header(
         libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() },
     ];
     let mut message = message_of(&mut parts);
-    // SAFETY: `message` points to two parts on this stack: lent memory that is ours to write by
-    // the contract of `RecvBuffer::new` (see `send_with_header`), and `header`, borrowed
-    // mutably for the call. recvmsg writes no further than their lengths.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
-    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+    uninterrupted(|| {
+        // SAFETY: `message` points to two parts on this stack: lent memory that is ours to write by
+        // the contract of `RecvBuffer::new` (see `send_with_header`), and `header`, borrowed
+        // mutably for the call. recvmsg writes no further than their lengths.
+        let received =
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+        usize::try_from(received).map_err(|_| io::Error::last_os_error())
+    })
 }
 
 fn message_of(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
@@ -219,17 +233,11 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut filled = 0;
     while filled < N {
         let rest = &mut bytes[filled..];
-        // SAFETY: pointer and length are those of `rest`.
-        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
-        match usize::try_from(got) {
-            Ok(got) => filled += got,
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-        }
+        filled += uninterrupted(|| {
+            // SAFETY: pointer and length are those of `rest`.
+            let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+            usize::try_from(got).map_err(|_| io::Error::last_os_error())
+        })?;
     }
     Ok(bytes)
 }

@@ -1,5 +1,6 @@
 //! Messages between two comms of one process.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -72,6 +73,73 @@ fn all_requests_progress_while_only_the_oldest_is_tested() {
             assert_eq!(net.finish(request), Ok(SIZE + index));
         }
     }
+    net.close_send(send);
+    net.close_recv(recv);
+}
+
+/// Messages of random sizes, sent and posted in random turns, up to 32 in flight on either side.
+#[test]
+fn random_traffic_arrives_whole_and_in_order() {
+    const MESSAGES: usize = 400;
+    let net = Net::init(12, 0x106).unwrap();
+    let (send, recv) = net.pair();
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut choose = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random as usize % below
+    };
+    let sizes: Vec<usize> = (0..MESSAGES)
+        .map(|_| match choose(4) {
+            0 => choose(2),
+            1 => choose(2000),
+            2 => choose(40_000),
+            _ => choose(700_000),
+        })
+        .collect();
+    let sent: Vec<Vec<u8>> =
+        sizes.iter().enumerate().map(|(index, size)| pattern(index, *size)).collect();
+    let mut received: Vec<Vec<u8>> =
+        sizes.iter().map(|size| vec![0xee; size + choose(100)]).collect();
+    let (mut sends, mut recvs) = (VecDeque::new(), VecDeque::new());
+    let (mut to_send, mut to_post, mut done) = (0, 0, 0);
+    until("all messages", || {
+        for _ in 0..choose(8) {
+            if to_send < MESSAGES {
+                let data = &sent[to_send];
+                // SAFETY: the data outlives the comms.
+                let request = unsafe { net.isend(send, data.as_ptr(), data.len()) }.unwrap();
+                if let Some(request) = request {
+                    sends.push_back(request);
+                    to_send += 1;
+                }
+            }
+        }
+        for _ in 0..choose(8) {
+            if to_post < MESSAGES {
+                let data = &mut received[to_post];
+                // SAFETY: the data outlives the comms and is read when its request is finished.
+                let request = unsafe { net.irecv(recv, data.as_mut_ptr(), data.len()) }.unwrap();
+                if let Some(request) = request {
+                    recvs.push_back(request);
+                    to_post += 1;
+                }
+            }
+        }
+        if sends.front().is_some_and(|request| net.test(*request).unwrap().is_some()) {
+            sends.pop_front();
+        }
+        while let Some(size) = recvs.front().and_then(|request| net.test(*request).unwrap()) {
+            recvs.pop_front();
+            assert_eq!(size, sizes[done]);
+            assert!(received[done][..size] == sent[done], "message {done} differs");
+            assert!(received[done][size..].iter().all(|byte| *byte == 0xee));
+            done += 1;
+        }
+        (done == MESSAGES && sends.is_empty()).then_some(())
+    })
+    .expect("all messages arrive");
     net.close_send(send);
     net.close_recv(recv);
 }

@@ -141,6 +141,24 @@ fn one_flow_and_many_workers_work_too() {
 }
 
 #[test]
+fn ipv6_works_or_is_named_as_missing() {
+    run_alone("lifecycle::alone_ipv6", &[("NCCL_SOCKET_FAMILY", "AF_INET6")]);
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn alone_ipv6() {
+    let addresses = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    if addresses.lines().any(|line| line.ends_with(" lo")) {
+        exchange(&Net::init(12, 8).unwrap());
+        assert!(!log_lines("connection closed peer=[::1]:").is_empty());
+    } else {
+        assert_eq!(Net::init(12, 8).err(), Some(INVALID_USAGE));
+        assert!(!log_lines("no usable network interface").is_empty());
+    }
+}
+
+#[test]
 fn nobody_spins_when_idle() {
     run_alone("lifecycle::alone_idle", &[]);
 }
