@@ -244,7 +244,7 @@ impl Shared {
     fn fail(&self, kind: ErrorKind, what: &str) {
         let Context { device, label, .. } = &self.context;
         let line = format!("listener on {} failed: {what} {label}", device.name());
-        lock(&self.state).failure.get_or_insert(Error::new(kind, line));
+        lock(&self.state).failure.get_or_insert_with(|| Error::new(kind, line));
     }
 
     fn info(&self, line: &str) {
