@@ -129,6 +129,108 @@ func TestPodsFitTheRestrictedStandard(t *testing.T) {
 	}
 }
 
+// rules calls visit for every rule of every role, with the role's key.
+func rules(objects map[string]*unstructured.Unstructured, visit func(role string, cluster bool, rule map[string]any)) {
+	for key, object := range objects {
+		if kind := object.GetKind(); kind == "ClusterRole" || kind == "Role" {
+			list, _, _ := unstructured.NestedSlice(object.Object, "rules")
+			for _, rule := range list {
+				visit(key, kind == "ClusterRole", rule.(map[string]any))
+			}
+		}
+	}
+}
+
+func TestPermissionsAreNarrow(t *testing.T) {
+	values := map[string][]string{
+		"self-managed": {"--set", "defaultProfile.spec.plugin.image=" + pinned},
+		"supplied":     {"--set", "webhook.certs.source=Supplied,webhook.certs.secretName=mine"},
+	}
+	// What may be written, and under which names; "" stands for any.
+	writes := map[string][]string{
+		"networkprofiles":               {"default"},
+		"networkprofiles/status":        {""},
+		"events":                        {""},
+		"leases":                        {"evenkeel-controller"},
+		"secrets":                       {"evenkeel-webhook-cert"},
+		"mutatingwebhookconfigurations": {"evenkeel"},
+	}
+	for name, args := range values {
+		t.Run(name, func(t *testing.T) {
+			seen := 0
+			rules(render(t, "evenkeel", args...), func(role string, cluster bool, rule map[string]any) {
+				seen++
+				resources, _, _ := unstructured.NestedStringSlice(rule, "resources")
+				names, _, _ := unstructured.NestedStringSlice(rule, "resourceNames")
+				for _, field := range []string{"apiGroups", "resources", "verbs", "resourceNames", "nonResourceURLs"} {
+					if list, _, _ := unstructured.NestedStringSlice(rule, field); slices.ContainsFunc(list, func(s string) bool { return strings.Contains(s, "*") }) {
+						t.Errorf("%s: wildcard in %s %v", role, field, list)
+					}
+				}
+				if slices.Contains(resources, "secrets") && (cluster || len(names) == 0 || name == "supplied") {
+					t.Errorf("%s: may use Secrets that are not its own: %v", role, rule)
+				}
+				verbs, _, _ := unstructured.NestedStringSlice(rule, "verbs")
+				verbs = slices.DeleteFunc(verbs, func(v string) bool { return v == "get" || v == "list" || v == "watch" })
+				if len(names) == 0 {
+					names = []string{""}
+				}
+				for _, resource := range resources {
+					if len(verbs) > 0 && !slices.Equal(writes[resource], names) {
+						t.Errorf("%s: may %v %s named %q; want only %q", role, verbs, resource, names, writes[resource])
+					}
+				}
+			})
+			if seen == 0 {
+				t.Error("no rules at all")
+			}
+		})
+	}
+}
+
+func TestBindingsAreComplete(t *testing.T) {
+	for _, release := range []string{"evenkeel", "a-very-long-release-name-as-long-as-helm-allows-at-53"} {
+		objects := render(t, release)
+		bound := map[string]bool{}
+		for key, object := range objects {
+			if !strings.HasSuffix(object.GetKind(), "RoleBinding") {
+				continue
+			}
+			kind, _, _ := unstructured.NestedString(object.Object, "roleRef", "kind")
+			name, _, _ := unstructured.NestedString(object.Object, "roleRef", "name")
+			bound[kind+"/"+name] = true
+			if objects[kind+"/"+name] == nil {
+				t.Errorf("%s: binds %s/%s, which the chart does not make", key, kind, name)
+			}
+			subjects, _, _ := unstructured.NestedSlice(object.Object, "subjects")
+			for _, s := range subjects {
+				subject := s.(map[string]any)
+				if objects["ServiceAccount/"+subject["name"].(string)] == nil || subject["namespace"] != "some-namespace" {
+					t.Errorf("%s: binds %v, which is no ServiceAccount of the chart", key, subject)
+				}
+			}
+		}
+		for key, object := range objects {
+			if kind := object.GetKind(); (kind == "ClusterRole" || kind == "Role") && !bound[key] {
+				t.Errorf("%s is bound to nobody", key)
+			}
+		}
+	}
+}
+
+func TestCertificatesAreMountedOnlyIfSupplied(t *testing.T) {
+	volumes := func(args ...string) []any {
+		list, _, _ := unstructured.NestedSlice(render(t, "evenkeel", args...)["Deployment/evenkeel-webhook"].Object, "spec", "template", "spec", "volumes")
+		return list
+	}
+	if list := volumes(); len(list) != 0 {
+		t.Errorf("self-managed certificates are served from memory, and yet: %v", list)
+	}
+	if list := volumes("--set", "webhook.certs.source=Supplied,webhook.certs.secretName=mine"); len(list) != 1 {
+		t.Errorf("supplied certificates: volumes %v, want the Secret", list)
+	}
+}
+
 func TestDefaultProfile(t *testing.T) {
 	const config = "ConfigMap/evenkeel-default-profile"
 	if render(t, "evenkeel")[config] != nil {

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"github.com/spf13/cobra"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"evenkeel.dev/evenkeel/operator/internal/controller/audit"
+	"evenkeel.dev/evenkeel/operator/internal/controller/defaults"
+	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
+)
+
+type controllerRole struct {
+	process
+	elect                      bool
+	electionID, defaultProfile string
+}
+
+func controllerCommand() *cobra.Command {
+	var c controllerRole
+	cmd := &cobra.Command{
+		Use:   "controller",
+		Short: "Keep the status of NetworkProfiles, and tell users what happened to their pods",
+		Example: `  evenkeel-operator controller --default-profile=/etc/evenkeel/default-profile.yaml
+  evenkeel-operator controller --namespace=evenkeel-system --leader-elect --leader-election-id=evenkeel-controller`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.validate(); err != nil {
+				return err
+			}
+			return c.run(cmd.Context())
+		},
+	}
+	c.flags(cmd.Flags())
+	cmd.Flags().BoolVar(&c.elect, "leader-elect", false, "let one of several replicas work at a time")
+	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease that says which one works")
+	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
+	return cmd
+}
+
+func (c *controllerRole) validate() error {
+	if err := c.process.validate(); err != nil {
+		return err
+	}
+	if c.defaultProfile != "" {
+		if _, err := defaults.Load(c.defaultProfile, nil); err != nil {
+			return err
+		}
+	}
+	if !c.elect {
+		return nil
+	}
+	return needs("--leader-elect", map[string]string{"leader-election-id": c.electionID, "namespace": c.namespace})
+}
+
+func (c *controllerRole) run(ctx context.Context) error {
+	byObject := profile.Cached()
+	maps.Copy(byObject, audit.Cached())
+	mgr, err := c.manager(ctx, ctrl.Options{
+		Cache:                   cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
+		LeaderElection:          c.elect,
+		LeaderElectionID:        c.electionID,
+		LeaderElectionNamespace: c.namespace,
+		// The process ends with its manager, so the next one need not wait for the lease to run out.
+		LeaderElectionReleaseOnCancel: true,
+	})
+	if err != nil {
+		return err
+	}
+	if err := mgr.AddReadyzCheck("process", alive); err != nil {
+		return fmt.Errorf("readiness check: %w", err)
+	}
+	if err := (&profile.Controller{}).SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("profile controller: %w", err)
+	}
+	if err := (&audit.Controller{}).SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("audit controller: %w", err)
+	}
+	if c.defaultProfile != "" {
+		apply, err := defaults.Load(c.defaultProfile, mgr.GetClient())
+		if err != nil {
+			return err
+		}
+		if err := mgr.Add(apply); err != nil {
+			return fmt.Errorf("default profile: %w", err)
+		}
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("controller: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+// Command evenkeel-operator is Evenkeel's control plane. It runs in one of two roles: as the webhook that adds the plugin
+// to jobs and pods, or as the controller that keeps NetworkProfiles and reports to users.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+func main() {
+	logger := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	klog.SetSlogLogger(logger)
+	ctrl.SetLogger(logr.FromSlogHandler(logger.Handler()))
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := rootCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "evenkeel-operator:", err)
+		os.Exit(1)
+	}
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "evenkeel-operator",
+		Short: "Evenkeel's control plane",
+		Long: `Evenkeel's control plane, in one of two roles.
+
+It finds the cluster as kubectl does: by KUBECONFIG or ~/.kube/config, or, in a pod, by its service account.`,
+		SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.AddCommand(webhookCommand(), controllerCommand(), &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  evenkeel-operator version",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version())
+			return err
+		},
+	})
+	return root
+}
+
+// version is what the Go toolchain wrote into the binary.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "evenkeel-operator, built without module information"
+	}
+	return fmt.Sprintf("evenkeel-operator %s (%s)", info.Main.Version, info.GoVersion)
+}

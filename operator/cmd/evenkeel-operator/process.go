@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+const (
+	// reachTimeout bounds the wait for the API server: a new pod's network may need some seconds.
+	reachTimeout = 20 * time.Second
+	// kindTimeout bounds the wait for NetworkProfile, which is installed in the same step as this program.
+	kindTimeout = time.Minute
+	// syncTimeout bounds the first listing of what a role watches.
+	syncTimeout = 2 * time.Minute
+)
+
+// A process is what both roles have.
+type process struct {
+	metricsAddress, probeAddress, namespace string
+}
+
+func (p *process) flags(flags *pflag.FlagSet) {
+	flags.StringVar(&p.metricsAddress, "metrics-bind-address", ":8080", `where Prometheus metrics are served; "0" turns them off`)
+	flags.StringVar(&p.probeAddress, "health-probe-bind-address", ":8081", `where /healthz and /readyz are served; "0" turns them off`)
+	flags.StringVar(&p.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "the namespace of this installation (default: the environment's POD_NAMESPACE)")
+}
+
+func (p *process) validate() error {
+	for flag, address := range map[string]string{"metrics-bind-address": p.metricsAddress, "health-probe-bind-address": p.probeAddress} {
+		if _, _, err := net.SplitHostPort(address); address != "0" && err != nil {
+			return fmt.Errorf(`--%s=%q: want HOST:PORT, :PORT or "0"`, flag, address)
+		}
+	}
+	return nil
+}
+
+// needs says which of the flags is missing, the first by name.
+func needs(when string, flags map[string]string) error {
+	missing := ""
+	for flag, value := range flags {
+		if value == "" && (missing == "" || flag < missing) {
+			missing = flag
+		}
+	}
+	if missing == "" {
+		return nil
+	}
+	return fmt.Errorf("%s needs --%s", when, missing)
+}
+
+// manager connects to the cluster and makes the manager; options come with what the role adds.
+func (p *process) manager(ctx context.Context, options ctrl.Options) (ctrl.Manager, error) {
+	config, err := ctrl.GetConfig()
+	if err != nil {
+		return nil, fmt.Errorf("no cluster to work on (set KUBECONFIG, or run in a pod): %w", err)
+	}
+	if err := reach(ctx, config); err != nil {
+		return nil, err
+	}
+	options.Scheme = runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, evenkeel.AddToScheme} {
+		if err := add(options.Scheme); err != nil {
+			return nil, fmt.Errorf("scheme: %w", err)
+		}
+	}
+	options.Metrics = metricsserver.Options{BindAddress: p.metricsAddress}
+	options.HealthProbeBindAddress = p.probeAddress
+	// A read of something that is not watched on purpose would start to watch it, with permissions that nobody meant to give.
+	options.Cache.ReaderFailOnMissingInformer = true
+	mgr, err := ctrl.NewManager(config, options)
+	if err != nil {
+		return nil, fmt.Errorf("start: %w", err)
+	}
+	if err := mgr.AddHealthzCheck("process", alive); err != nil {
+		return nil, fmt.Errorf("health check: %w", err)
+	}
+	return mgr, waitForKind(ctx, mgr.GetRESTMapper())
+}
+
+// reach waits until the API server answers, and says why if it does not.
+func reach(ctx context.Context, config *rest.Config) error {
+	config = rest.CopyConfig(config)
+	config.Timeout = 5 * time.Second
+	client, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	var last error
+	err = wait.PollUntilContextTimeout(ctx, time.Second, reachTimeout, true, func(ctx context.Context) (bool, error) {
+		err := client.RESTClient().Get().AbsPath("/version").Do(ctx).Error()
+		switch {
+		case err == nil, apierrors.IsForbidden(err): // it answers; whether we may do our work shows later
+			return true, nil
+		case apierrors.IsUnauthorized(err):
+			return false, fmt.Errorf("the API server at %s does not accept our credentials: %w", config.Host, err)
+		case ctx.Err() == nil || last == nil:
+			last = err
+		}
+		return false, nil
+	})
+	if wait.Interrupted(err) && last != nil {
+		return fmt.Errorf("the API server at %s cannot be reached: %w", config.Host, last)
+	}
+	return err
+}
+
+// waitForKind waits until the API server serves NetworkProfiles.
+func waitForKind(ctx context.Context, mapper meta.RESTMapper) error {
+	kind := evenkeel.GroupVersion.WithKind("NetworkProfile")
+	err := wait.PollUntilContextTimeout(ctx, time.Second, kindTimeout, true, func(context.Context) (bool, error) {
+		_, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		if meta.IsNoMatchError(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the cluster has no NetworkProfile (%s): install the CustomResourceDefinition networkprofiles.evenkeel.dev, which the chart does unless crds.enabled is false", evenkeel.GroupVersion)
+	case err != nil:
+		return fmt.Errorf("look for NetworkProfile: %w", err)
+	}
+	return nil
+}

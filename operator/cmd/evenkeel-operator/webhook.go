@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/admission"
+	"evenkeel.dev/evenkeel/operator/internal/certs"
+)
+
+// Where the server's certificate comes from.
+const (
+	selfManaged = "SelfManaged"
+	supplied    = "Supplied"
+)
+
+// alive is the liveness check: whoever can answer it, lives.
+var alive = healthz.Ping
+
+type webhookRole struct {
+	process
+	port                                  int
+	certSource, certDir                   string
+	webhookConfiguration, service, secret string
+}
+
+func webhookCommand() *cobra.Command {
+	var w webhookRole
+	cmd := &cobra.Command{
+		Use:   "webhook",
+		Short: "Serve the webhooks that add the plugin to annotated jobs and their pods",
+		Example: `  evenkeel-operator webhook --namespace=evenkeel-system --webhook-config=evenkeel --service=evenkeel-webhook --secret=evenkeel-webhook-cert
+  evenkeel-operator webhook --cert-source=Supplied --cert-dir=/certs`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := w.validate(); err != nil {
+				return err
+			}
+			return w.run(cmd.Context())
+		},
+	}
+	w.flags(cmd.Flags())
+	cmd.Flags().IntVar(&w.port, "port", webhook.DefaultPort, "port of the HTTPS server")
+	cmd.Flags().StringVar(&w.certSource, "cert-source", selfManaged, "SelfManaged: made and renewed here, kept in --secret; Supplied: read from --cert-dir")
+	cmd.Flags().StringVar(&w.certDir, "cert-dir", "", "Supplied: folder with tls.crt and tls.key, read again when they change")
+	cmd.Flags().StringVar(&w.secret, "secret", "", "SelfManaged: the Secret that holds the certificate; it has to exist, and may be empty")
+	cmd.Flags().StringVar(&w.service, "service", "", "SelfManaged: the Service that the API server calls")
+	cmd.Flags().StringVar(&w.webhookConfiguration, "webhook-config", "", "SelfManaged: the MutatingWebhookConfiguration that gets the CA")
+	return cmd
+}
+
+func (w *webhookRole) validate() error {
+	if err := w.process.validate(); err != nil {
+		return err
+	}
+	if w.port < 1 || w.port > 65535 {
+		return fmt.Errorf("--port=%d: want 1 to 65535", w.port)
+	}
+	switch w.certSource {
+	case selfManaged:
+		if w.certDir != "" {
+			return errors.New("--cert-dir goes with --cert-source=Supplied: a self-managed certificate is served from memory")
+		}
+		return needs("--cert-source=SelfManaged", map[string]string{
+			"namespace": w.namespace, "secret": w.secret, "service": w.service, "webhook-config": w.webhookConfiguration,
+		})
+	case supplied:
+		if err := needs("--cert-source=Supplied", map[string]string{"cert-dir": w.certDir}); err != nil {
+			return err
+		}
+		// The server would say less about which file is wrong.
+		if _, err := tls.LoadX509KeyPair(filepath.Join(w.certDir, "tls.crt"), filepath.Join(w.certDir, "tls.key")); err != nil {
+			return fmt.Errorf("--cert-dir=%s: %w", w.certDir, err)
+		}
+		return nil
+	default:
+		return fmt.Errorf("--cert-source=%q: want SelfManaged or Supplied", w.certSource)
+	}
+}
+
+func (w *webhookRole) run(ctx context.Context) error {
+	byObject := map[client.Object]cache.ByObject{}
+	server := webhook.Options{Port: w.port, CertDir: w.certDir}
+	var certificates *certs.SelfManaged
+	if w.certSource == selfManaged {
+		certificates = &certs.SelfManaged{
+			Secret:               types.NamespacedName{Namespace: w.namespace, Name: w.secret},
+			WebhookConfiguration: w.webhookConfiguration,
+			Service:              w.service,
+		}
+		maps.Copy(byObject, certificates.Cached())
+		server.TLSOpts = []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = certificates.GetCertificate }}
+	}
+	mgr, err := w.manager(ctx, ctrl.Options{
+		Cache:         cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
+		WebhookServer: webhook.NewServer(server),
+	})
+	if err != nil {
+		return err
+	}
+	if certificates != nil {
+		if err := certificates.SetupWithManager(mgr); err != nil {
+			return fmt.Errorf("certificates: %w", err)
+		}
+		if err := mgr.AddReadyzCheck("certificate", certificates.Ready); err != nil {
+			return fmt.Errorf("readiness check: %w", err)
+		}
+	}
+	if err := mgr.AddReadyzCheck("server", mgr.GetWebhookServer().StartedChecker()); err != nil {
+		return fmt.Errorf("readiness check: %w", err)
+	}
+	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient()))
+	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme()))
+	return serve(ctx, mgr)
+}
+
+// serve watches what the workload webhook reads and runs the manager. A first listing that does not end is an error:
+// without it, every annotated job would be refused for reasons that nobody sees.
+func serve(ctx context.Context, mgr ctrl.Manager) error {
+	namespaces := &metav1.PartialObjectMetadata{}
+	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, namespaces} {
+		if _, err := mgr.GetCache().GetInformer(ctx, object); err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
+	}
+	var synced atomic.Bool
+	err := mgr.AddReadyzCheck("caches", func(*http.Request) error {
+		if !synced.Load() {
+			return errors.New("NetworkProfiles and namespaces are not listed yet")
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("readiness check: %w", err)
+	}
+	running, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		limited, release := context.WithTimeout(running, syncTimeout)
+		defer release()
+		if mgr.GetCache().WaitForCacheSync(limited) {
+			synced.Store(true)
+		} else if running.Err() == nil {
+			stop(fmt.Errorf("NetworkProfiles and namespaces could not be listed within %s: the messages above say why", syncTimeout))
+		}
+	}()
+	if err := mgr.Start(running); err != nil {
+		return fmt.Errorf("webhook: %w", err)
+	}
+	if ctx.Err() == nil {
+		return context.Cause(running)
+	}
+	return nil
+}
