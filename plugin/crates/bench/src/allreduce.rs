@@ -1,0 +1,196 @@
+//! `evenkeel-bench allreduce`: a ring all-reduce between ranks through a plugin, every element checked.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+
+use crate::element::{Op, Type};
+use crate::group::Group;
+use crate::host::{Region, Result};
+use crate::options::{NetworkOptions, RankOptions};
+use crate::report::{Measured, Network, Printer, RankLine, Row};
+use crate::ring::{Buffers, Ring};
+use crate::size::{Size, sweep};
+use crate::spawn;
+
+/// What to measure. The flags are nccl-tests'.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  Both ranks on this machine, 64 KiB to 64 MiB:
+    evenkeel-bench allreduce --spawn 2 --plugin ./libnccl-net-evenkeel.so -b 64K -e 64M -f 4
+  As a container of a PyTorchJob, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
+    evenkeel-bench allreduce
+  Two machines by hand:
+    evenkeel-bench allreduce --rank 0 --world-size 2 --master-addr 10.0.0.1 --master-port 29500
+    evenkeel-bench allreduce --rank 1 --world-size 2 --master-addr 10.0.0.1 --master-port 29500
+
+Exit status: 0 when all went well, 1 when an element is wrong, a rank is lost or something else failed, 2 for bad flags.")]
+pub(crate) struct Options {
+    /// Smallest buffer, bytes; K, M and G are powers of 1024
+    #[arg(short = 'b', long = "minbytes", default_value = "64K", value_name = "SIZE")]
+    begin: Size,
+    /// Largest buffer
+    #[arg(short = 'e', long = "maxbytes", default_value = "64M", value_name = "SIZE")]
+    end: Size,
+    /// Each size is this many times the one before
+    #[arg(short = 'f', long = "stepfactor", default_value_t = 4, value_name = "N")]
+    factor: u64,
+    /// Timed operations of each size
+    #[arg(short = 'n', long = "iters", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    iterations: u32,
+    /// Operations before those
+    #[arg(short = 'w', long = "warmup_iters", default_value_t = 2, value_name = "N")]
+    warmup: u32,
+    /// Check every element of this many operations of each size; 0: none
+    #[arg(short = 'c', long = "check", default_value_t = 1, value_name = "N")]
+    check: u32,
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value_t = Type::Float32, value_name = "TYPE")]
+    kind: Type,
+    /// Reduction
+    #[arg(short = 'o', long = "op", value_enum, default_value_t = Op::Sum, value_name = "OP")]
+    op: Op,
+    /// Run all sizes this many times; 0: until stopped
+    #[arg(short = 'N', long = "run_cycles", default_value_t = 1, value_name = "N")]
+    cycles: u32,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    ranks: RankOptions,
+    #[command(flatten)]
+    network: NetworkOptions,
+}
+
+/// Runs one rank, or starts them all.
+///
+/// # Errors
+/// One line: what went wrong, and which rank is the cause where that is known.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let sizes = sweep(options.begin, options.end, options.factor)?;
+    if options.json && options.cycles == 0 {
+        return Err("--json prints at the end, which --run_cycles 0 does not have".to_owned());
+    }
+    if let Some(ranks) = options.ranks.spawn {
+        return spawn::spawn(ranks);
+    }
+    let place = options.ranks.place()?;
+    let mut group = Group::join(place)?;
+    match measure(options, &sizes, &mut group) {
+        Ok(0) => Ok(ExitCode::SUCCESS),
+        Ok(wrong) if group.rank() == 0 => {
+            eprintln!("error: {wrong} wrong elements");
+            Ok(ExitCode::FAILURE)
+        }
+        Ok(_) => Ok(ExitCode::FAILURE),
+        Err(seen) => Err(group.fail(seen)),
+    }
+}
+
+/// Gives the number of wrong elements on all ranks.
+fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
+    let (plugin, network) = options.network.open()?;
+    let mut printer = start_printer(options, group, &network)?;
+    let mut ring = Ring::connect(&plugin, options.network.device, group)?;
+    let most = sizes.iter().max().map_or(0, |size| *size as usize);
+    let (own, result) = (Region::new(most)?, Region::new(most)?);
+    ring.register(&own)?;
+    ring.register(&result)?;
+    let mut wrong = 0;
+    let mut cycle = 0;
+    while options.cycles == 0 || cycle < options.cycles {
+        for size in sizes {
+            let count = *size as usize / options.kind.bytes();
+            let mut run = Run { options, group, ring: &mut ring, count, round: u64::from(cycle) };
+            let apart = run.time(&Buffers { own: &own, result: &result, in_place: false })?;
+            let in_place = run.time(&Buffers { own: &result, result: &result, in_place: true })?;
+            wrong += apart.wrong.unwrap_or(0) + in_place.wrong.unwrap_or(0);
+            if let Some(printer) = &mut printer {
+                let size = (count * options.kind.bytes()) as u64;
+                let row = Row { size, count: count as u64, out_of_place: apart, in_place };
+                printer.row(row).map_err(output)?;
+            }
+        }
+        cycle = cycle.wrapping_add(1);
+    }
+    // Nobody leaves, and closes its connections, before all are done.
+    group.barrier()?;
+    if let Some(printer) = printer {
+        printer.finish(ring.sent()).map_err(output)?;
+    }
+    Ok(wrong)
+}
+
+fn output(error: std::io::Error) -> String {
+    format!("cannot write the results: {error}")
+}
+
+fn start_printer(
+    options: &Options,
+    group: &mut Group,
+    network: &Network,
+) -> Result<Option<Printer>> {
+    let networks: Vec<Network> = group.share(network)?;
+    if group.rank() != 0 {
+        return Ok(None);
+    }
+    let ranks =
+        group.members().iter().zip(networks).enumerate().map(|(rank, (member, network))| {
+            RankLine { rank, host: member.host.clone(), address: member.address.clone(), network }
+        });
+    Printer::start(ranks.collect(), options.kind, options.op, options.json)
+        .map(Some)
+        .map_err(output)
+}
+
+/// The operations of one size.
+struct Run<'a> {
+    options: &'a Options,
+    group: &'a mut Group,
+    ring: &'a mut Ring,
+    count: usize,
+    round: u64,
+}
+
+impl Run<'_> {
+    fn time(&mut self, buffers: &Buffers<'_>) -> Result<Measured> {
+        for _ in 0..self.options.warmup {
+            self.once(buffers)?;
+        }
+        self.group.barrier()?;
+        let start = Instant::now();
+        for _ in 0..self.options.iterations {
+            self.once(buffers)?;
+        }
+        let seconds = start.elapsed().as_secs_f64() / f64::from(self.options.iterations);
+        let mut wrong = None;
+        for round in 0..u64::from(self.options.check) {
+            let seen = self.verify(buffers, self.round.wrapping_mul(31).wrapping_add(round))?;
+            wrong = Some(wrong.unwrap_or(0) + seen);
+        }
+        let all = self.group.share(&(seconds, wrong))?;
+        let mean = all.iter().map(|(seconds, _)| seconds).sum::<f64>() / all.len() as f64;
+        let wrong = wrong.map(|_| all.iter().filter_map(|(_, wrong)| *wrong).sum());
+        let bytes = (self.count * self.options.kind.bytes()) as u64;
+        Ok(Measured::new(mean, bytes, all.len(), wrong))
+    }
+
+    fn once(&mut self, buffers: &Buffers<'_>) -> Result<()> {
+        self.ring.all_reduce(self.group, buffers, self.count, self.options.kind, self.options.op)
+    }
+
+    /// Reduces data that is known, and counts what is wrong here.
+    fn verify(&mut self, buffers: &Buffers<'_>, round: u64) -> Result<u64> {
+        let (kind, op) = (self.options.kind, self.options.op);
+        let all = 0..self.count * kind.bytes();
+        let (rank, ranks) = (self.group.rank(), self.group.members().len());
+        if !buffers.in_place {
+            buffers.result.write(all.clone(), |bytes| bytes.fill(0xa5))?;
+        }
+        buffers.own.write(all.clone(), |bytes| kind.fill(bytes, rank, round))?;
+        self.once(buffers)?;
+        buffers.result.read(all, |bytes| kind.wrong(op, bytes, ranks, round))
+    }
+}

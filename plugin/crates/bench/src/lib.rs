@@ -1,1 +1,0 @@
-//! evenkeel-bench: everything that measures.

@@ -1,0 +1,54 @@
+//! `evenkeel-bench`: everything that measures.
+
+mod allreduce;
+mod element;
+mod group;
+mod host;
+mod log;
+mod net;
+mod options;
+mod report;
+mod ring;
+mod size;
+mod spawn;
+mod wait;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Measures networks for distributed training through any NCCL net plugin, without a GPU
+#[derive(Parser)]
+#[command(
+    version,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  evenkeel-bench allreduce --spawn 2 --plugin ./libnccl-net-evenkeel.so
+  evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 2
+
+NCCL_DEBUG=INFO shows the plugin's own log on standard error."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Ring all-reduce between ranks, every element checked, in nccl-tests' columns
+    Allreduce(allreduce::Options),
+    /// Messages from one process to another, as NCCL's proxy moves them
+    Net(net::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Allreduce(options) => allreduce::run(&options),
+        Command::Net(options) => net::run(&options),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,129 @@
+//! Options that the commands share: which network, and which rank of how many this is.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use sha2::{Digest, Sha256};
+
+use crate::group::Place;
+use crate::host::{Plugin, Result, VERSIONS};
+use crate::report::Network;
+
+/// Which plugin to load and how.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NetworkOptions {
+    /// The plugin: a path, a file name, or the NAME of libnccl-net-NAME.so
+    #[arg(long, env = "NCCL_NET_PLUGIN", value_name = "PLUGIN")]
+    pub(crate) plugin: Option<String>,
+    /// Use this version of ncclNet, 6 to 12, and no other [default: the newest the plugin has]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(VERSIONS[6])..=i64::from(VERSIONS[0])), value_name = "VERSION")]
+    pub(crate) api: Option<u32>,
+    /// Index of the plugin's device
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    pub(crate) device: usize,
+}
+
+impl NetworkOptions {
+    /// Loads the plugin and says what it is.
+    ///
+    /// # Errors
+    /// Says what is wrong with the plugin or which devices there are.
+    pub(crate) fn open(&self) -> Result<(Plugin, Network)> {
+        let plugin = Plugin::load(self.plugin.as_deref(), self.api)?;
+        let devices = plugin.devices()?;
+        let Some(device) = devices.get(self.device) else {
+            return Err(format!(
+                "{} has {} devices, --device {} is none of them; NCCL_SOCKET_IFNAME may hide interfaces",
+                plugin.name(),
+                devices.len(),
+                self.device
+            ));
+        };
+        let network = Network {
+            name: plugin.name().to_owned(),
+            version: plugin.version(),
+            library: plugin.path().display().to_string(),
+            sha256: digest(plugin.path().to_path_buf())?,
+            device: device.name.clone(),
+            speed_mbps: device.speed,
+        };
+        Ok((plugin, network))
+    }
+}
+
+fn digest(path: PathBuf) -> Result<String> {
+    let bytes = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(Sha256::digest(bytes).iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Which rank this is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RankOptions {
+    /// This process's rank, from 0
+    #[arg(long, env = "RANK", value_name = "N")]
+    pub(crate) rank: Option<usize>,
+    /// The number of ranks
+    #[arg(long, env = "WORLD_SIZE", value_name = "N")]
+    pub(crate) world_size: Option<usize>,
+    /// Name or address of rank 0
+    #[arg(long, env = "MASTER_ADDR", value_name = "HOST")]
+    pub(crate) master_addr: Option<String>,
+    /// Port of rank 0
+    #[arg(long, env = "MASTER_PORT", value_name = "PORT")]
+    pub(crate) master_port: Option<u16>,
+    /// Start this many ranks on this machine
+    #[arg(long, value_name = "N", conflicts_with_all = ["rank", "world_size", "master_addr", "master_port"])]
+    pub(crate) spawn: Option<usize>,
+    /// Seconds to wait for the other ranks to come, and later for any progress
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    pub(crate) timeout: u64,
+    /// The process that started this rank with --spawn; rank 0 has its listener as standard input
+    #[arg(long, hide = true)]
+    pub(crate) spawned_by: Option<i32>,
+}
+
+impl RankOptions {
+    /// Which rank this is, checked.
+    ///
+    /// # Errors
+    /// Says which of the four facts is missing or makes no sense.
+    pub(crate) fn place(&self) -> Result<Place> {
+        let missing = |what: &str, variable: &str| {
+            format!("{what} is not known: set {variable}, or start all ranks here with --spawn N")
+        };
+        let world = self.world_size.ok_or_else(|| missing("the number of ranks", "WORLD_SIZE"))?;
+        let rank = self.rank.ok_or_else(|| missing("this rank", "RANK"))?;
+        if rank >= world {
+            return Err(format!("rank {rank} is not below the world size, {world}"));
+        }
+        let host =
+            self.master_addr.clone().ok_or_else(|| missing("rank 0's address", "MASTER_ADDR"))?;
+        let port = self.master_port.ok_or_else(|| missing("rank 0's port", "MASTER_PORT"))?;
+        let mut listener = None;
+        if let Some(parent) = self.spawned_by {
+            set_parent_process_death_signal(Some(Signal::KILL))
+                .map_err(|error| format!("cannot tie this rank to its parent: {error}"))?;
+            if getppid().is_none_or(|now| now.as_raw_nonzero().get() != parent) {
+                return Err("the process that started this rank is gone".to_owned());
+            }
+            if rank == 0 {
+                let input = std::io::stdin().as_fd().try_clone_to_owned();
+                let input =
+                    input.map_err(|error| format!("the listener as standard input: {error}"))?;
+                listener = Some(TcpListener::from(input));
+            }
+        }
+        let timeout = Duration::from_secs(self.timeout);
+        Ok(Place { rank, world, host, port, listener, timeout })
+    }
+}
+
+/// A listener for the ranks of this machine.
+pub(crate) fn local_listener() -> Result<TcpListener> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .map_err(|error| format!("cannot listen on loopback: {error}"))
+}

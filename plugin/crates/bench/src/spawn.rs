@@ -1,0 +1,118 @@
+//! Starts all ranks of a run on this machine, as processes of their own.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::host::Result;
+use crate::options::local_listener;
+
+/// The most ranks of one machine: each is a process with threads and sockets.
+const MOST: usize = 128;
+/// How long the others may take to end by themselves once one failed.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Runs this program again as `ranks` ranks, with the same arguments. They end when this process does.
+///
+/// # Errors
+/// Says why a rank could not be started.
+pub(crate) fn spawn(ranks: usize) -> Result<ExitCode> {
+    if !(1..=MOST).contains(&ranks) {
+        return Err(format!("--spawn {ranks}: 1 to {MOST}"));
+    }
+    let listener = local_listener()?;
+    let mut running = Running(vec![]);
+    for rank in 0..ranks {
+        running
+            .0
+            .push(start(rank, ranks, &listener).map_err(|error| format!("rank {rank}: {error}"))?);
+    }
+    drop(listener);
+    running.wait()
+}
+
+fn start(rank: usize, ranks: usize, listener: &TcpListener) -> std::io::Result<Child> {
+    let port = listener.local_addr()?.port();
+    let input = match rank {
+        0 => Stdio::from(OwnedFd::from(listener.try_clone()?)),
+        _ => Stdio::null(),
+    };
+    Command::new(std::env::current_exe()?)
+        .args(arguments())
+        .args(["--spawned-by", &std::process::id().to_string()])
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", ranks.to_string())
+        .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
+        .env("MASTER_PORT", port.to_string())
+        .stdin(input)
+        .spawn()
+}
+
+/// This process's arguments without `--spawn`.
+fn arguments() -> Vec<std::ffi::OsString> {
+    let mut kept = vec![];
+    let mut all = std::env::args_os().skip(1);
+    while let Some(argument) = all.next() {
+        if argument == "--spawn" {
+            all.next();
+        } else if !argument.to_string_lossy().starts_with("--spawn=") {
+            kept.push(argument);
+        }
+    }
+    kept
+}
+
+fn lost(error: std::io::Error) -> String {
+    format!("waiting for a rank: {error}")
+}
+
+/// The ranks, killed if this is dropped before they end.
+struct Running(Vec<Child>);
+
+impl Running {
+    /// Waits for all; gives the first failure's status.
+    fn wait(mut self) -> Result<ExitCode> {
+        let mut failed: Option<(ExitStatus, Instant)> = None;
+        while !self.0.is_empty() {
+            let mut ended = None;
+            for (at, child) in self.0.iter_mut().enumerate() {
+                if child.try_wait().map_err(lost)?.is_some() {
+                    ended = Some(at);
+                    break;
+                }
+            }
+            match ended {
+                Some(at) => {
+                    let status = self.0.swap_remove(at).wait().map_err(lost)?;
+                    if !status.success() && failed.is_none() {
+                        failed = Some((status, Instant::now()));
+                    }
+                }
+                None if failed.is_some_and(|(_, since)| since.elapsed() > GRACE) => {
+                    return Err(
+                        "a rank failed and the others did not end; they were killed".to_owned()
+                    );
+                }
+                None => thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        Ok(match failed {
+            None => ExitCode::SUCCESS,
+            Some((status, _)) => {
+                ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+            }
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // One that has ended already is no error.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

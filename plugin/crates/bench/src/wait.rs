@@ -1,0 +1,53 @@
+//! Waiting for a plugin: as NCCL's progress thread does, by asking again and again and yielding the processor in between,
+//! but never longer than a deadline, and with an eye on the other ranks.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::group::Group;
+use crate::host::Result;
+
+/// Polls without progress between looks at the clock and at the other ranks.
+const BETWEEN_LOOKS: u32 = 1024;
+/// The longest time between two looks, should single polls be slow.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// One wait for progress. Every success begins a new one.
+pub(crate) struct Wait {
+    idle: u32,
+    since: Option<Instant>,
+    looked: Option<Instant>,
+}
+
+impl Wait {
+    /// A wait that begins at its first idle poll.
+    pub(crate) fn new() -> Self {
+        Self { idle: 0, since: None, looked: None }
+    }
+
+    /// There was progress.
+    pub(crate) fn progress(&mut self) {
+        *self = Self::new();
+    }
+
+    /// There was none: yields, and now and then looks whether to go on.
+    ///
+    /// # Errors
+    /// When another rank failed, or nothing happened for the group's timeout while waiting for `what`.
+    pub(crate) fn idle(&mut self, group: &mut Group, what: impl FnOnce() -> String) -> Result<()> {
+        self.idle += 1;
+        if self.idle.is_multiple_of(BETWEEN_LOOKS) || self.since.is_none() {
+            let now = Instant::now();
+            let since = *self.since.get_or_insert(now);
+            if self.looked.is_none_or(|looked| now - looked >= LOOK) {
+                self.looked = Some(now);
+                group.check()?;
+            }
+            if now - since >= group.timeout() {
+                return Err(format!("no progress for {:?} while {}", group.timeout(), what()));
+            }
+        }
+        thread::yield_now();
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::process::{Running, bench, is_row, plugin, run};
+
+const SMALL: [&str; 8] = ["-b", "4", "-e", "2M", "-f", "8", "-n", "2"];
+
+#[test]
+fn every_version_of_the_interface() {
+    for api in 6..=12 {
+        let api = api.to_string();
+        let mut arguments = vec!["allreduce", "--spawn", "2", "--api", &api];
+        arguments.extend(SMALL);
+        let ended = run(&arguments);
+        assert!(ended.status.success(), "v{api}: {ended:?}");
+        assert!(ended.out.contains(&format!("Evenkeel (ncclNet v{api})")), "{ended:?}");
+        assert!(ended.out.contains("# Out of bounds values : 0 OK"), "{ended:?}");
+        assert_eq!(ended.out.lines().filter(|line| is_row(line)).count(), 7, "{ended:?}");
+    }
+}
+
+#[test]
+fn more_ranks_than_elements_every_type_and_reduction() {
+    for kind in ["float", "double", "int32"] {
+        for op in ["sum", "min", "max"] {
+            let mut arguments = vec!["allreduce", "--spawn", "3", "-d", kind, "-o", op];
+            arguments.extend(SMALL);
+            let ended = run(&arguments);
+            assert!(ended.status.success(), "{kind} {op}: {ended:?}");
+            let row = ended.out.lines().rfind(|line| is_row(line)).unwrap();
+            let columns: Vec<_> = row.split_whitespace().collect();
+            assert_eq!(
+                (columns[2], columns[3], columns[8], columns[12]),
+                (kind, op, "0", "0"),
+                "{row}"
+            );
+        }
+    }
+}
+
+#[test]
+fn one_rank_alone() {
+    let ended = run(&["allreduce", "--spawn", "1", "-b", "1K", "-e", "1K"]);
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(ended.out.contains("carried 0 bytes"), "{ended:?}");
+}
+
+#[test]
+fn json_has_what_the_table_has() {
+    let ended =
+        run(&["allreduce", "--spawn", "2", "-b", "1K", "-e", "4K", "-f", "4", "-n", "2", "--json"]);
+    assert!(ended.status.success(), "{ended:?}");
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(report["ranks"][1]["network"]["name"], "Evenkeel");
+    assert_eq!(report["rows"][1]["size"], 4096);
+    assert_eq!(report["rows"][1]["in_place"]["wrong"], 0);
+    // In each operation on two ranks, each sends half of the buffer twice: 2 warm-up, 2 timed and 1 checked, both ways.
+    assert_eq!(report["sent_bytes"], 5 * 2 * (1024 + 4096));
+}
+
+#[test]
+fn a_network_that_changes_bytes_is_found_out() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    fs::create_dir_all(folder).unwrap();
+    let library = folder.join("libnccl-net-corrupting.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/commands/corrupting.c");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status()
+        .unwrap();
+    assert!(built.success());
+    for command in [
+        &["allreduce", "--spawn", "2", "-b", "64K", "-e", "64K", "-n", "1"][..],
+        &["net", "-b", "64K", "-e", "64K", "-n", "1"],
+    ] {
+        let mut command = bench(command);
+        command.env("NCCL_NET_PLUGIN", &library).env("REAL_PLUGIN", plugin());
+        let ended = Running::start(command).end();
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+        assert!(ended.err.contains("wrong"), "{ended:?}");
+    }
+}

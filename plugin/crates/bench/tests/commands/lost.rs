@@ -1,0 +1,51 @@
+//! Ranks that die: everyone else ends, and says who it was.
+
+use crate::process::{Running, bench, is_row, ranks};
+
+const FOREVER: [&str; 9] = ["allreduce", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"];
+
+fn kill_and_expect(count: usize, victim: usize) {
+    let mut running = ranks(count, &FOREVER);
+    running[0].line(is_row);
+    running[victim].kill();
+    for (rank, process) in running.into_iter().enumerate() {
+        let ended = process.end();
+        assert!(!ended.status.success(), "rank {rank}: {ended:?}");
+        if rank != victim {
+            assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
+            let named =
+                ended.err.lines().rfind(|line| line.starts_with("error: ")).unwrap_or_default();
+            let culprit = format!("error: rank {victim} (");
+            assert!(
+                named.starts_with(&culprit) && named.contains("gone"),
+                "rank {rank}: {ended:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_neighbour() {
+    kill_and_expect(2, 1);
+}
+
+#[test]
+fn rank_zero() {
+    kill_and_expect(2, 0);
+}
+
+#[test]
+fn one_of_four() {
+    kill_and_expect(4, 2);
+}
+
+#[test]
+fn the_process_that_started_them_all() {
+    let mut arguments = FOREVER.to_vec();
+    arguments.extend(["--spawn", "2"]);
+    let mut parent = Running::start(bench(&arguments));
+    parent.line(is_row);
+    parent.kill();
+    // Ends only when no rank holds the standard output any more.
+    assert!(!parent.end().status.success());
+}

@@ -1,0 +1,9 @@
+//! The commands as users run them: real processes, the real plugin.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+mod allreduce;
+mod flags;
+mod lost;
+mod net;
+mod process;

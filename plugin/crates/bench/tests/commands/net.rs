@@ -1,0 +1,60 @@
+use crate::process::{is_row, ranks, run};
+
+#[test]
+fn every_version_of_the_interface() {
+    for api in 6..=12 {
+        let api = api.to_string();
+        let ended = run(&["net", "--api", &api, "-b", "1", "-e", "1M", "-f", "32", "-n", "20"]);
+        assert!(ended.status.success(), "v{api}: {ended:?}");
+        assert!(ended.out.contains(&format!("Evenkeel (ncclNet v{api})")), "{ended:?}");
+        let rows: Vec<_> = ended.out.lines().filter(|line| is_row(line)).collect();
+        assert_eq!(rows.len(), 5, "{ended:?}");
+        assert!(rows.iter().all(|row| row.ends_with(" 0")), "{ended:?}");
+    }
+}
+
+#[test]
+fn several_connections_and_a_full_queue() {
+    let ended = run(&[
+        "net",
+        "--connections",
+        "3",
+        "--depth",
+        "8",
+        "-b",
+        "0",
+        "-e",
+        "0",
+        "-n",
+        "50",
+        "--json",
+    ]);
+    assert!(ended.status.success(), "messages without content: {ended:?}");
+    let ended = run(&[
+        "net",
+        "--connections",
+        "3",
+        "--depth",
+        "8",
+        "-b",
+        "300000",
+        "-e",
+        "300000",
+        "-n",
+        "50",
+        "--json",
+    ]);
+    assert!(ended.status.success(), "{ended:?}");
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&report["connections"], &report["depth"]), (&3.into(), &8.into()));
+    assert_eq!(report["rows"][0]["wrong"], 0);
+    assert!(report["rows"][0]["p99_us"].as_f64() >= report["rows"][0]["p50_us"].as_f64());
+}
+
+#[test]
+fn two_ranks_started_apart() {
+    for rank in ranks(2, &["net", "-b", "64K", "-e", "64K", "-n", "4"]) {
+        let ended = rank.end();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Runs `evenkeel-bench`, never for longer than a test may take.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Reached only when something is broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The plugin that Cargo built.
+pub(crate) fn plugin() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
+    let file = "libnccl_net_evenkeel.so";
+    let newest = [program.with_file_name(file), program.with_file_name("deps").join(file)]
+        .into_iter()
+        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+        .max();
+    newest.map_or_else(|| panic!("no {file}: cargo build -p evenkeel-nccl"), |(_, path)| path)
+}
+
+/// `evenkeel-bench` with arguments, on loopback, with nothing of this process's own run in its environment.
+pub(crate) fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
+    for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG"] {
+        command.env_remove(name);
+    }
+    command
+        .args(arguments)
+        .env("NCCL_NET_PLUGIN", plugin())
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What a process that has ended left.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// A running process; it is killed when this is dropped.
+pub(crate) struct Running {
+    child: Child,
+    out: mpsc::Receiver<String>,
+    err: Option<thread::JoinHandle<String>>,
+    seen: String,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let (lines, out) = mpsc::channel();
+        let stdout = child.stdout.take().unwrap();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if lines.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut stderr = child.stderr.take().unwrap();
+        let err = thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stderr.read_to_string(&mut text);
+            text
+        });
+        Self { child, out, err: Some(err), seen: String::new() }
+    }
+
+    /// Waits for a line of standard output that `wanted` likes.
+    pub(crate) fn line(&mut self, wanted: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.out.recv_timeout(left).unwrap_or_else(|error| {
+                panic!("{error}, after:\n{}", self.seen);
+            });
+            self.seen.push_str(&line);
+            self.seen.push('\n');
+            if wanted(&line) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// Waits until nobody holds its standard output any more, and it has ended.
+    pub(crate) fn end(mut self) -> Ended {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.out.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen.push_str(&line);
+                    self.seen.push('\n');
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    panic!("still running after:\n{}", self.seen)
+                }
+            }
+        }
+        let status = self.child.wait().unwrap();
+        let err = self.err.take().unwrap().join().unwrap();
+        Ended { status, out: std::mem::take(&mut self.seen), err }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs to the end.
+pub(crate) fn run(arguments: &[&str]) -> Ended {
+    Running::start(bench(arguments)).end()
+}
+
+/// Starts each rank as a process of its own, as pods do.
+pub(crate) fn ranks(count: usize, arguments: &[&str]) -> Vec<Running> {
+    // Taken for a moment and given back: the kernel does not hand it out again soon.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    (0..count)
+        .map(|rank| {
+            let mut command = bench(arguments);
+            command
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", count.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string());
+            Running::start(command)
+        })
+        .collect()
+}
+
+/// Whether a line of the table is a row.
+pub(crate) fn is_row(line: &str) -> bool {
+    line.trim_start().starts_with(|c: char| c.is_ascii_digit())
+}
