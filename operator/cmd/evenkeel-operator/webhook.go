@@ -8,8 +8,10 @@ import (
 	"maps"
 	"net/http"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -115,25 +117,22 @@ func (w *webhookRole) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	started := mgr.GetWebhookServer().StartedChecker()
+	checks := []healthz.Checker{started}
 	if certificates != nil {
 		if err := certificates.SetupWithManager(mgr); err != nil {
 			return fmt.Errorf("certificates: %w", err)
 		}
-		if err := mgr.AddReadyzCheck("certificate", certificates.Ready); err != nil {
-			return fmt.Errorf("readiness check: %w", err)
-		}
-	}
-	if err := mgr.AddReadyzCheck("server", mgr.GetWebhookServer().StartedChecker()); err != nil {
-		return fmt.Errorf("readiness check: %w", err)
+		checks = []healthz.Checker{certificates.Ready, started}
 	}
 	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient()))
 	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme()))
-	return serve(ctx, mgr)
+	return serve(ctx, mgr, checks)
 }
 
-// serve watches what the workload webhook reads and runs the manager. A first listing that does not end is an error:
-// without it, every annotated job would be refused for reasons that nobody sees.
-func serve(ctx context.Context, mgr ctrl.Manager) error {
+// serve watches what the workload webhook reads and runs the manager; it is ready when that is listed and the checks pass.
+// A first listing that does not end is an error: every annotated job would be refused for reasons that nobody sees.
+func serve(ctx context.Context, mgr ctrl.Manager, checks []healthz.Checker) error {
 	namespaces := &metav1.PartialObjectMetadata{}
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, namespaces} {
@@ -142,13 +141,13 @@ func serve(ctx context.Context, mgr ctrl.Manager) error {
 		}
 	}
 	var synced atomic.Bool
-	err := mgr.AddReadyzCheck("caches", func(*http.Request) error {
+	listed := func(*http.Request) error {
 		if !synced.Load() {
 			return errors.New("NetworkProfiles and namespaces are not listed yet")
 		}
 		return nil
-	})
-	if err != nil {
+	}
+	if err := mgr.AddReadyzCheck("webhook", readiness(mgr.GetLogger(), append([]healthz.Checker{listed}, checks...))); err != nil {
 		return fmt.Errorf("readiness check: %w", err)
 	}
 	running, stop := context.WithCancelCause(ctx)
@@ -169,4 +168,28 @@ func serve(ctx context.Context, mgr ctrl.Manager) error {
 		return context.Cause(running)
 	}
 	return nil
+}
+
+// readiness is the first failing check. What a probe answers is seen by nobody, so a reason that is new is logged too.
+func readiness(logger logr.Logger, checks []healthz.Checker) healthz.Checker {
+	var mu sync.Mutex
+	last := ""
+	return func(request *http.Request) error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, check := range checks {
+			if err := check(request); err != nil {
+				if reason := err.Error(); reason != last {
+					last = reason
+					logger.Info("not ready", "reason", reason)
+				}
+				return err
+			}
+		}
+		if last != "" {
+			last = ""
+			logger.Info("ready")
+		}
+		return nil
+	}
 }

@@ -129,7 +129,9 @@ func (s *SelfManaged) Reconcile(ctx context.Context, _ reconcile.Request) (recon
 		return reconcile.Result{}, fmt.Errorf("certificate in Secret %s: %w", s.Secret, err)
 	}
 	s.serving.Store(&certificate)
-	if err := s.trust(ctx, secret.Data[caKey]); err != nil {
+	if err := s.trust(ctx, secret.Data[caKey]); apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: time.Second}, nil // our view of it is about to be renewed
+	} else if err != nil {
 		return reconcile.Result{}, err
 	}
 	s.trusted.Store(true)

@@ -1,0 +1,255 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+const library = "/opt/evenkeel/plugin/libnccl-net-evenkeel.so"
+
+func TestAnnotatedJobIsPinnedOnce(t *testing.T) {
+	later := strings.Replace(image, zeros, strings.Repeat("1", 64), 1)
+	for _, kind := range []string{"PyTorchJob", "Job"} {
+		t.Run(kind, func(t *testing.T) {
+			ns, flows := newNamespace(t, nil), int32(7)
+			profile := newProfile(t, "pinned", evenkeel.NetworkProfileSpec{
+				Plugin:    evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume},
+				Transport: evenkeel.TransportSpec{TCP: evenkeel.TCPSpec{FlowsPerPeer: &flows}},
+			})
+			job, templates := newJob(kind, ns, profile.Name)
+			createJob(t, job)
+			for _, path := range templates {
+				content, _, _ := unstructured.NestedMap(job.Object, append(path, "metadata")...)
+				labels, _, _ := unstructured.NestedStringMap(content, "labels")
+				annotations, _, _ := unstructured.NestedStringMap(content, "annotations")
+				if labels[evenkeel.ProfileKey] != profile.Name || labels["app"] != "train" {
+					t.Errorf("%v: labels %v", path, labels)
+				}
+				if annotations[evenkeel.PluginImageKey] != image || annotations[evenkeel.DeliveryKey] != "ImageVolume" {
+					t.Errorf("%v: annotations %v", path, annotations)
+				}
+			}
+
+			before := profile.DeepCopy()
+			profile.Spec.Plugin.Image = later
+			if err := admin.Patch(t.Context(), profile, client.MergeFrom(before)); err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range templates {
+				pod := createPod(t, podOf(t, job, path))
+				c := &pod.Spec.Containers[0]
+				if len(pod.Spec.Volumes) != 1 || pod.Spec.Volumes[0].Image == nil || pod.Spec.Volumes[0].Image.Reference != image {
+					t.Errorf("%v: volumes %+v, want the image the job was created with", path, pod.Spec.Volumes)
+				}
+				if variable(c, "NCCL_NET_PLUGIN") != library || variable(c, "EVENKEEL_FLOWS") != "7" || variable(c, "MINE") != "kept" {
+					t.Errorf("%v: environment %v", path, c.Env)
+				}
+			}
+		})
+	}
+}
+
+func TestDeliveries(t *testing.T) {
+	for _, test := range []struct {
+		delivery        evenkeel.Delivery
+		library         string
+		volumes, copies int
+	}{
+		{evenkeel.DeliveryImageVolume, library, 1, 0},
+		{evenkeel.DeliveryInitContainer, library, 1, 1},
+		{evenkeel.DeliveryPreinstalled, "/plugin/libnccl-net-evenkeel.so", 0, 0},
+	} {
+		t.Run(string(test.delivery), func(t *testing.T) {
+			// The restricted standard is the strictest that a namespace can ask for.
+			ns := newNamespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"})
+			pod := labelledPod(ns)
+			pod.Annotations[evenkeel.DeliveryKey] = string(test.delivery)
+			yes, no, user := true, false, int64(1000)
+			pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+			pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+			createPod(t, pod)
+			c := &pod.Spec.Containers[0]
+			if variable(c, "NCCL_NET_PLUGIN") != test.library {
+				t.Errorf("NCCL_NET_PLUGIN is %q, want %q", variable(c, "NCCL_NET_PLUGIN"), test.library)
+			}
+			if len(pod.Spec.Volumes) != test.volumes || len(c.VolumeMounts) != test.volumes || len(pod.Spec.InitContainers) != test.copies {
+				t.Errorf("%d volumes, %d mounts, %d init containers", len(pod.Spec.Volumes), len(c.VolumeMounts), len(pod.Spec.InitContainers))
+			}
+			if pod.Annotations[evenkeel.InjectedKey] == "" {
+				t.Error("the pod does not say that it was injected")
+			}
+		})
+	}
+}
+
+func TestWhoDoesNotAskGetsNothing(t *testing.T) {
+	ns := newNamespace(t, nil)
+	pod := createPod(t, plainPod(ns))
+	if len(pod.Spec.Volumes)+len(pod.Spec.InitContainers)+len(pod.Spec.Containers[0].Env) != 0 || pod.Annotations[evenkeel.InjectedKey] != "" {
+		t.Errorf("a pod without the label was changed: %+v", pod)
+	}
+	for _, kind := range []string{"PyTorchJob", "Job"} {
+		job, templates := newJob(kind, ns, "")
+		if err := admin.Create(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(job.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "evenkeel.dev/") {
+			t.Errorf("a %s without the annotation was changed: %s", kind, text)
+		}
+		if len(podOf(t, job, templates[0]).Spec.Volumes) != 0 {
+			t.Errorf("a %s without the annotation got a volume", kind)
+		}
+	}
+}
+
+// TestMutatingTwiceChangesNothing has another webhook change the pod after ours, so that the API server calls ours again.
+func TestMutatingTwiceChangesNothing(t *testing.T) {
+	var calls atomic.Int32
+	mesh := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls.Add(1)
+		var review admissionv1.AdmissionReview
+		text, err := io.ReadAll(r.Body)
+		if err != nil || json.Unmarshal(text, &review) != nil {
+			http.Error(w, "not a review", http.StatusBadRequest)
+			return
+		}
+		patch := admissionv1.PatchTypeJSONPatch
+		review.Response = &admissionv1.AdmissionResponse{
+			UID: review.Request.UID, Allowed: true, PatchType: &patch,
+			Patch: []byte(`[{"op": "add", "path": "/spec/containers/-", "value": {"name": "mesh", "image": "registry.example.com/mesh:1"}}]`),
+		}
+		review.Request = nil
+		if err := json.NewEncoder(w).Encode(review); err != nil {
+			t.Errorf("answer: %v", err)
+		}
+	}))
+	defer mesh.Close()
+	ns := newNamespace(t, map[string]string{"mesh": "yes"})
+	fail, none := admissionregistrationv1.Fail, admissionregistrationv1.SideEffectClassNone
+	other := &admissionregistrationv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "zz-mesh"}, // configurations are called in the order of their names
+		Webhooks: []admissionregistrationv1.MutatingWebhook{{
+			Name: "mesh.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: &none, FailurePolicy: &fail,
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				URL: &mesh.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: mesh.Certificate().Raw}),
+			},
+			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"mesh": "yes"}},
+			Rules: []admissionregistrationv1.RuleWithOperations{{
+				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+				Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+			}},
+		}},
+	}
+	if err := admin.Create(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, other)
+
+	alone := createPod(t, labelledPod(newNamespace(t, nil)))
+	var both *corev1.Pod
+	eventually(t, "the other webhook is called", func(ctx context.Context) (bool, error) {
+		both = labelledPod(ns)
+		err := admin.Create(ctx, both)
+		return err == nil && len(both.Spec.Containers) == 2, err
+	})
+	if !equality.Semantic.DeepEqual(both.Spec.InitContainers, alone.Spec.InitContainers) || !equality.Semantic.DeepEqual(both.Spec.Volumes, alone.Spec.Volumes) {
+		t.Errorf("called twice, it added other things than called once:\n%+v\n%+v", both.Spec, alone.Spec)
+	}
+	if !equality.Semantic.DeepEqual(both.Spec.Containers[0], alone.Spec.Containers[0]) {
+		t.Errorf("called twice:\n%+v\ncalled once:\n%+v", both.Spec.Containers[0], alone.Spec.Containers[0])
+	}
+
+	// A pod that is made from an injected one, as some tools do, is injected already.
+	again := alone.DeepCopy()
+	again.ObjectMeta = metav1.ObjectMeta{GenerateName: "again-", Namespace: alone.Namespace, Labels: alone.Labels, Annotations: alone.Annotations}
+	createPod(t, again)
+	if !equality.Semantic.DeepEqual(again.Spec.Containers, alone.Spec.Containers) || !equality.Semantic.DeepEqual(again.Spec.InitContainers, alone.Spec.InitContainers) {
+		t.Errorf("a copy of an injected pod was injected again: %+v", again.Spec)
+	}
+}
+
+func TestRefusalsSayWhatToDo(t *testing.T) {
+	ns := newNamespace(t, nil)
+	newProfile(t, "for-others", evenkeel.NetworkProfileSpec{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "others"}}})
+	for _, kind := range []string{"PyTorchJob", "Job"} {
+		job, _ := newJob(kind, ns, "defualt")
+		refused(t, admin.Create(t.Context(), job), `no NetworkProfile is named "defualt"`, "there are: default, for-others")
+	}
+	job, _ := newJob("PyTorchJob", ns, "for-others")
+	eventually(t, "the webhook knows the profile", func(ctx context.Context) (bool, error) {
+		err := dryRun(ctx, job.DeepCopy())
+		return err == nil || !strings.Contains(err.Error(), "no NetworkProfile"), nil
+	})
+	refused(t, admin.Create(t.Context(), job), "not for namespace "+ns, "team=others")
+	chosen, _ := newJob("PyTorchJob", newNamespace(t, map[string]string{"team": "others"}), "for-others")
+	createJob(t, chosen)
+
+	job, _ = newJob("PyTorchJob", ns, "default")
+	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.ContainersKey: "trainer"})
+	refused(t, admin.Create(t.Context(), job), "trainer", "which has pytorch")
+
+	bare := plainPod(ns)
+	bare.Labels = map[string]string{evenkeel.ProfileKey: "default"}
+	refused(t, admin.Create(t.Context(), bare), "put the annotation evenkeel.dev/profile: default on the job")
+	forged := labelledPod(ns)
+	forged.Annotations[evenkeel.PluginImageKey] = "registry.example.com/evil:latest"
+	refused(t, admin.Create(t.Context(), forged), "pinned by digest")
+}
+
+func TestUsersOwnValuesStayAndAreReported(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, templates := newJob("PyTorchJob", ns, "default")
+	createJob(t, job)
+	pod := podOf(t, job, templates[0])
+	pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "mine"})
+	createPod(t, pod)
+	if got := variable(&pod.Spec.Containers[0], "NCCL_NET_PLUGIN"); got != "mine" {
+		t.Errorf("NCCL_NET_PLUGIN is %q, the user wrote mine", got)
+	}
+	eventually(t, "Events on the pod and on its job say so", func(ctx context.Context) (bool, error) {
+		var events corev1.EventList
+		err := admin.List(ctx, &events, client.InNamespace(ns))
+		about := func(name string) bool {
+			return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+				return e.Reason == "EvenkeelSkipped" && e.InvolvedObject.Name == name && strings.Contains(e.Message, "sets NCCL_NET_PLUGIN itself")
+			})
+		}
+		return about(pod.Name) && about(job.GetName()), err
+	})
+}
+
+func TestAJobThatExistsKeepsItsProfile(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, templates := newJob("PyTorchJob", ns, "default")
+	createJob(t, job)
+	before := podOf(t, job, templates[0])
+	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "another"})
+	if err := admin.Update(t.Context(), job); err != nil {
+		t.Fatalf("an update is no reason to refuse: %v", err)
+	}
+	if after := podOf(t, job, templates[0]); !equality.Semantic.DeepEqual(before.Annotations, after.Annotations) || !equality.Semantic.DeepEqual(before.Labels, after.Labels) {
+		t.Errorf("the templates changed:\n%v\n%v", before.ObjectMeta, after.ObjectMeta)
+	}
+}
