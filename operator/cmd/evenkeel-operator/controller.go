@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
 	"evenkeel.dev/evenkeel/operator/internal/controller/audit"
 	"evenkeel.dev/evenkeel/operator/internal/controller/defaults"
@@ -71,7 +72,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := mgr.AddReadyzCheck("process", alive); err != nil {
+	if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
 		return fmt.Errorf("readiness check: %w", err)
 	}
 	if err := (&profile.Controller{}).SetupWithManager(mgr); err != nil {

@@ -17,6 +17,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -71,7 +72,7 @@ func (p *process) manager(ctx context.Context, options ctrl.Options) (ctrl.Manag
 	if err != nil {
 		return nil, fmt.Errorf("no cluster to work on (set KUBECONFIG, or run in a pod): %w", err)
 	}
-	if err := reach(ctx, config); err != nil {
+	if err := reach(ctx, config, reachTimeout); err != nil {
 		return nil, err
 	}
 	options.Scheme = runtime.NewScheme()
@@ -88,14 +89,14 @@ func (p *process) manager(ctx context.Context, options ctrl.Options) (ctrl.Manag
 	if err != nil {
 		return nil, fmt.Errorf("start: %w", err)
 	}
-	if err := mgr.AddHealthzCheck("process", alive); err != nil {
+	if err := mgr.AddHealthzCheck("process", healthz.Ping); err != nil {
 		return nil, fmt.Errorf("health check: %w", err)
 	}
-	return mgr, waitForKind(ctx, mgr.GetRESTMapper())
+	return mgr, waitForKind(ctx, mgr.GetRESTMapper(), kindTimeout)
 }
 
 // reach waits until the API server answers, and says why if it does not.
-func reach(ctx context.Context, config *rest.Config) error {
+func reach(ctx context.Context, config *rest.Config, timeout time.Duration) error {
 	config = rest.CopyConfig(config)
 	config.Timeout = 5 * time.Second
 	client, err := discovery.NewDiscoveryClientForConfig(config)
@@ -103,7 +104,7 @@ func reach(ctx context.Context, config *rest.Config) error {
 		return fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
 	var last error
-	err = wait.PollUntilContextTimeout(ctx, time.Second, reachTimeout, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(ctx, time.Second, timeout, true, func(ctx context.Context) (bool, error) {
 		err := client.RESTClient().Get().AbsPath("/version").Do(ctx).Error()
 		switch {
 		case err == nil, apierrors.IsForbidden(err): // it answers; whether we may do our work shows later
@@ -122,9 +123,9 @@ func reach(ctx context.Context, config *rest.Config) error {
 }
 
 // waitForKind waits until the API server serves NetworkProfiles.
-func waitForKind(ctx context.Context, mapper meta.RESTMapper) error {
+func waitForKind(ctx context.Context, mapper meta.RESTMapper, timeout time.Duration) error {
 	kind := evenkeel.GroupVersion.WithKind("NetworkProfile")
-	err := wait.PollUntilContextTimeout(ctx, time.Second, kindTimeout, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, time.Second, timeout, true, func(context.Context) (bool, error) {
 		_, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
 		if meta.IsNoMatchError(err) {
 			return false, nil

@@ -33,9 +33,6 @@ const (
 	supplied    = "Supplied"
 )
 
-// alive is the liveness check: whoever can answer it, lives.
-var alive = healthz.Ping
-
 type webhookRole struct {
 	process
 	port                                  int
@@ -125,7 +122,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 		}
 		checks = []healthz.Checker{certificates.Ready, started}
 	}
-	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient()))
+	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient(), mgr.GetAPIReader()))
 	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme()))
 	return serve(ctx, mgr, checks)
 }

@@ -24,12 +24,13 @@ import (
 )
 
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
-// it found on the job's pod templates. The reader serves NetworkProfiles and Namespaces.
-func Workloads(reader client.Reader) *admission.Webhook {
-	return &admission.Webhook{Handler: workloadPinner{reader}}
+// it found on the job's pod templates. Both readers serve NetworkProfiles and Namespaces: cached without delay, live as
+// they are this moment.
+func Workloads(cached, live client.Reader) *admission.Webhook {
+	return &admission.Webhook{Handler: workloadPinner{cached, live}}
 }
 
-type workloadPinner struct{ reader client.Reader }
+type workloadPinner struct{ cached, live client.Reader }
 
 // refusal is an error whose text is for the user; any other error is ours.
 type refusal struct{ error }
@@ -76,11 +77,12 @@ func late(job *unstructured.Unstructured, name string) admission.Response {
 
 // pin resolves the profile and writes it on every pod template.
 func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured, name, namespace string) error {
-	profile, err := w.profile(ctx, name)
-	if err != nil {
-		return err
+	profile, err := lookUp(ctx, w.cached, name, namespace)
+	if errors.As(err, &refusal{}) {
+		// Nobody is refused for a cache that has yet to see what was applied a moment ago, perhaps together with the job.
+		profile, err = lookUp(ctx, w.live, name, namespace)
 	}
-	if err := w.allowed(ctx, profile, namespace); err != nil {
+	if err != nil {
 		return err
 	}
 	templates, err := workload.Templates(job)
@@ -108,19 +110,23 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 	return nil
 }
 
-// profile reads a profile, or says which there are.
-func (w workloadPinner) profile(ctx context.Context, name string) (*evenkeel.NetworkProfile, error) {
+// lookUp returns the profile, if there is one and the namespace may use it.
+func lookUp(ctx context.Context, reader client.Reader, name, namespace string) (*evenkeel.NetworkProfile, error) {
 	profile := &evenkeel.NetworkProfile{}
-	err := w.reader.Get(ctx, client.ObjectKey{Name: name}, profile)
-	if err == nil {
-		return profile, nil
-	}
-	if !apierrors.IsNotFound(err) {
+	switch err := reader.Get(ctx, client.ObjectKey{Name: name}, profile); {
+	case apierrors.IsNotFound(err):
+		return nil, unknown(ctx, reader, name)
+	case err != nil:
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", name, err)
 	}
+	return profile, allowed(ctx, reader, profile, namespace)
+}
+
+// unknown is the refusal of a profile that is not there: it says which are.
+func unknown(ctx context.Context, reader client.Reader, name string) error {
 	var list evenkeel.NetworkProfileList
-	if err := w.reader.List(ctx, &list); err != nil {
-		return nil, fmt.Errorf("list NetworkProfiles: %w", err)
+	if err := reader.List(ctx, &list); err != nil {
+		return fmt.Errorf("list NetworkProfiles: %w", err)
 	}
 	var names []string
 	for _, p := range list.Items {
@@ -131,11 +137,11 @@ func (w workloadPinner) profile(ctx context.Context, name string) (*evenkeel.Net
 	if len(names) > 0 {
 		there = "there are: " + strings.Join(names, ", ")
 	}
-	return nil, refusal{fmt.Errorf("annotation %s: no NetworkProfile is named %q; %s", evenkeel.ProfileKey, name, there)}
+	return refusal{fmt.Errorf("annotation %s: no NetworkProfile is named %q; %s", evenkeel.ProfileKey, name, there)}
 }
 
 // allowed refuses namespaces that the profile does not select.
-func (w workloadPinner) allowed(ctx context.Context, profile *evenkeel.NetworkProfile, namespace string) error {
+func allowed(ctx context.Context, reader client.Reader, profile *evenkeel.NetworkProfile, namespace string) error {
 	if profile.Spec.NamespaceSelector == nil {
 		return nil
 	}
@@ -148,7 +154,7 @@ func (w workloadPinner) allowed(ctx context.Context, profile *evenkeel.NetworkPr
 	}
 	ns := &metav1.PartialObjectMetadata{}
 	ns.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	if err := w.reader.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
+	if err := reader.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
 		return fmt.Errorf("read namespace %s: %w", namespace, err)
 	}
 	if !selector.Matches(labels.Set(ns.Labels)) {

@@ -108,9 +108,7 @@ func TestWhoDoesNotAskGetsNothing(t *testing.T) {
 	}
 	for _, kind := range []string{"PyTorchJob", "Job"} {
 		job, templates := newJob(kind, ns, "")
-		if err := admin.Create(t.Context(), job); err != nil {
-			t.Fatal(err)
-		}
+		createJob(t, job)
 		text, err := json.Marshal(job.Object)
 		if err != nil {
 			t.Fatal(err)
@@ -198,10 +196,6 @@ func TestRefusalsSayWhatToDo(t *testing.T) {
 		refused(t, admin.Create(t.Context(), job), `no NetworkProfile is named "defualt"`, "there are: default, for-others")
 	}
 	job, _ := newJob("PyTorchJob", ns, "for-others")
-	eventually(t, "the webhook knows the profile", func(ctx context.Context) (bool, error) {
-		err := dryRun(ctx, job.DeepCopy())
-		return err == nil || !strings.Contains(err.Error(), "no NetworkProfile"), nil
-	})
 	refused(t, admin.Create(t.Context(), job), "not for namespace "+ns, "team=others")
 	chosen, _ := newJob("PyTorchJob", newNamespace(t, map[string]string{"team": "others"}), "for-others")
 	createJob(t, chosen)
@@ -251,5 +245,21 @@ func TestAJobThatExistsKeepsItsProfile(t *testing.T) {
 	}
 	if after := podOf(t, job, templates[0]); !equality.Semantic.DeepEqual(before.Annotations, after.Annotations) || !equality.Semantic.DeepEqual(before.Labels, after.Labels) {
 		t.Errorf("the templates changed:\n%v\n%v", before.ObjectMeta, after.ObjectMeta)
+	}
+}
+
+// TestAProfileAndItsJobMayBeAppliedTogether creates jobs in the same moment as what they name.
+func TestAProfileAndItsJobMayBeAppliedTogether(t *testing.T) {
+	ns := newNamespace(t, nil)
+	for _, name := range []string{"together-1", "together-2", "together-3"} {
+		profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Image: image}}}
+		remove(t, profile)
+		job, _ := newJob("PyTorchJob", ns, name)
+		job.SetName(name)
+		for _, object := range []client.Object{profile, job} {
+			if err := admin.Create(t.Context(), object); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

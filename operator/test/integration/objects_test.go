@@ -108,16 +108,11 @@ func newJob(kind, namespace, profile string) (*unstructured.Unstructured, [][]st
 	return job, paths
 }
 
-// createJob creates the job; while the webhook does not know of the profile yet, it tries again.
 func createJob(t *testing.T, job *unstructured.Unstructured) {
 	t.Helper()
-	eventually(t, "the webhook knows the profile", func(ctx context.Context) (bool, error) {
-		err := admin.Create(ctx, job)
-		if err != nil && strings.Contains(err.Error(), "no NetworkProfile is named") {
-			return false, nil
-		}
-		return err == nil, err
-	})
+	if err := admin.Create(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // podOf is the pod that the job's controller would make from the template.

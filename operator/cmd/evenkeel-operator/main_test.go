@@ -1,0 +1,110 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+)
+
+func TestBadFlagsAreOneLineEach(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", "")
+	whole := "webhook --namespace=n --secret=s --service=v --webhook-config=w"
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	if err := os.WriteFile(broken, []byte("kind: ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"run":                                                `unknown command "run"`,
+		"webhook extra":                                      `unknown command "extra"`,
+		"webhook --prot=1":                                   "--prot",
+		"webhook --port=many":                                "--port",
+		whole + " --port=0":                                  "--port=0: want 1 to 65535",
+		whole + " --port=65536":                              "--port=65536",
+		whole + " --cert-source=Own":                         `--cert-source="Own": want SelfManaged or Supplied`,
+		whole + " --cert-dir=/certs":                         "--cert-dir goes with --cert-source=Supplied",
+		whole + " --metrics-bind-address=8080":               `--metrics-bind-address="8080": want`,
+		whole + " --health-probe-bind-address=a:b:c":         "--health-probe-bind-address",
+		"webhook":                                            "needs --namespace",
+		"webhook --namespace=n --secret=s":                   "needs --service",
+		"webhook --cert-source=Supplied":                     "needs --cert-dir",
+		"webhook --cert-source=Supplied --cert-dir=/nowhere": "/nowhere/tls.crt",
+		"controller --leader-elect --namespace=n":            "needs --leader-election-id",
+		"controller --default-profile=/nowhere":              "/nowhere",
+		"controller --default-profile=" + broken:             "broken.yaml",
+	} {
+		root := rootCommand()
+		root.SetArgs(strings.Fields(args))
+		var out bytes.Buffer
+		root.SetOut(&out)
+		root.SetErr(&out)
+		err := root.ExecuteContext(t.Context())
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(strings.TrimSpace(err.Error()), "\n") || out.Len() > 0 {
+			t.Errorf("%s: error %v, output %q; want one line with %s", args, err, out.String(), want)
+		}
+	}
+}
+
+func TestHelpHasExamples(t *testing.T) {
+	for _, command := range []string{"webhook", "controller", "version"} {
+		root := rootCommand()
+		root.SetArgs([]string{command, "--help"})
+		var out bytes.Buffer
+		root.SetOut(&out)
+		if err := root.Execute(); err != nil || !strings.Contains(out.String(), "evenkeel-operator "+command) || !strings.Contains(out.String(), "Examples:") {
+			t.Errorf("%s: %v\n%s", command, err, out.String())
+		}
+	}
+}
+
+func TestAnAPIServerThatCannotBeReachedIsNamed(t *testing.T) {
+	// Nothing listens on port 1.
+	err := reach(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}, 100*time.Millisecond)
+	if err == nil || !strings.Contains(err.Error(), "https://127.0.0.1:1 cannot be reached") {
+		t.Errorf("error %v", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := reach(ended, &rest.Config{Host: "https://127.0.0.1:1"}, time.Hour); err == nil {
+		t.Error("it waits although it was told to end")
+	}
+}
+
+func TestAMissingKindIsNamed(t *testing.T) {
+	empty := meta.NewDefaultRESTMapper(nil)
+	if err := waitForKind(t.Context(), empty, 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "networkprofiles.evenkeel.dev") {
+		t.Errorf("error %v", err)
+	}
+	full := meta.NewDefaultRESTMapper(nil)
+	full.Add(schema.GroupVersionKind{Group: "evenkeel.dev", Version: "v1alpha1", Kind: "NetworkProfile"}, meta.RESTScopeRoot)
+	if err := waitForKind(t.Context(), full, time.Minute); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReadinessLogsEachReasonOnce(t *testing.T) {
+	var log strings.Builder
+	var reason error
+	check := readiness(funcr.New(func(_, args string) { log.WriteString(args + "\n") }, funcr.Options{}), []healthz.Checker{
+		healthz.Ping, func(*http.Request) error { return reason },
+	})
+	for _, reason = range []error{nil, errors.New("no certificate"), errors.New("no certificate"), errors.New("not listed"), nil, nil} {
+		if err := check(nil); !errors.Is(err, reason) {
+			t.Errorf("check says %v, want %v", err, reason)
+		}
+	}
+	if got := strings.Count(log.String(), "\n"); got != 3 {
+		t.Errorf("%d lines, want one for each reason and one for the end:\n%s", got, log.String())
+	}
+}

@@ -1,0 +1,208 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+const image = "registry.example.com/plugin@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func newScheme(t *testing.T) *runtime.Scheme {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	return scheme
+}
+
+func profile(name string, change func(*evenkeel.NetworkProfileSpec)) *evenkeel.NetworkProfile {
+	p := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Image: image}}}
+	if change != nil {
+		change(&p.Spec)
+	}
+	return p
+}
+
+// A job is the part of a PyTorchJob that matters here.
+type job struct {
+	annotations map[string]string
+	owners      []metav1.OwnerReference
+	templates   map[string][]string // containers, by replica
+	raw         string              // instead of all that
+}
+
+func (j job) request(t *testing.T, operation admissionv1.Operation) admission.Request {
+	t.Helper()
+	text := []byte(j.raw)
+	if j.raw == "" {
+		replicas := map[string]any{}
+		for name, containers := range j.templates {
+			var list []any
+			for _, c := range containers {
+				list = append(list, map[string]any{"name": c})
+			}
+			replicas[name] = map[string]any{"template": map[string]any{"spec": map[string]any{"containers": list}}}
+		}
+		object := map[string]any{
+			"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
+			"metadata": metav1.ObjectMeta{Name: "train", Annotations: j.annotations, OwnerReferences: j.owners},
+			"spec":     map[string]any{"pytorchReplicaSpecs": replicas},
+		}
+		var err error
+		if text, err = json.Marshal(object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		Operation: operation, Namespace: "team", Kind: metav1.GroupVersionKind{Kind: "PyTorchJob"}, Object: runtime.RawExtension{Raw: text},
+	}}
+}
+
+func asks(annotations ...string) map[string]string {
+	m := map[string]string{evenkeel.ProfileKey: "default"}
+	for i := 0; i < len(annotations); i += 2 {
+		m[annotations[i]] = annotations[i+1]
+	}
+	return m
+}
+
+var masterAndWorker = map[string][]string{"Master": {"pytorch", "logger"}, "Worker": {"pytorch"}}
+
+func TestWorkloads(t *testing.T) {
+	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{"team": "vision"}}},
+		profile("default", nil),
+		profile("for-vision", func(s *evenkeel.NetworkProfileSpec) {
+			s.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "vision"}}
+		}),
+		profile("for-speech", func(s *evenkeel.NetworkProfileSpec) {
+			s.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "speech"}}
+		}),
+		profile("for-nonsense", func(s *evenkeel.NetworkProfileSpec) {
+			s.NamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "team", Operator: "Resembles"}}}
+		}),
+	).Build()
+	controller := true
+	for _, test := range []struct {
+		name    string
+		job     job
+		patched bool
+		refused string // part of the text, empty: allowed
+	}{
+		{"annotated", job{annotations: asks(), templates: masterAndWorker}, true, ""},
+		{"not annotated", job{templates: masterAndWorker}, false, ""},
+		{"made by another job", job{annotations: asks(), templates: masterAndWorker, owners: []metav1.OwnerReference{{Kind: "TrainJob", Controller: &controller}}}, false, ""},
+		{"selected namespace", job{annotations: asks(evenkeel.ProfileKey, "for-vision"), templates: masterAndWorker}, true, ""},
+		{"other namespace", job{annotations: asks(evenkeel.ProfileKey, "for-speech"), templates: masterAndWorker}, false, "is not for namespace team"},
+		{"selector that is none", job{annotations: asks(evenkeel.ProfileKey, "for-nonsense"), templates: masterAndWorker}, false, "namespaceSelector"},
+		{"unknown profile", job{annotations: asks(evenkeel.ProfileKey, "defualt"), templates: masterAndWorker}, false, "there are: default, for-nonsense, for-speech, for-vision"},
+		{"chosen container of one template", job{annotations: asks(evenkeel.ContainersKey, "logger"), templates: map[string][]string{"Master": {"pytorch", "logger"}}}, true, ""},
+		{"chosen container that a template lacks", job{annotations: asks(evenkeel.ContainersKey, "logger"), templates: masterAndWorker}, false, "names no container of spec.pytorchReplicaSpecs.Worker.template, which has pytorch"},
+		{"templates that are none", job{raw: `{"apiVersion":"kubeflow.org/v1","kind":"PyTorchJob","metadata":{"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"pytorchReplicaSpecs":7}}`}, false, "spec.pytorchReplicaSpecs is not an object"},
+		{"a kind we do not know", job{raw: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"annotations":{"evenkeel.dev/profile":"default"}}}`}, false, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			response := Workloads(reader, reader).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
+			if response.Allowed != (test.refused == "") {
+				t.Fatalf("allowed %t: %v", response.Allowed, response.Result)
+			}
+			if test.refused != "" && (!strings.Contains(response.Result.Message, test.refused) || response.Result.Code != http.StatusForbidden) {
+				t.Errorf("refused with %d %q, want %q", response.Result.Code, response.Result.Message, test.refused)
+			}
+			if (len(response.Patches) > 0) != test.patched {
+				t.Errorf("patches %v", response.Patches)
+			}
+			for _, p := range response.Patches {
+				if p.Operation != "add" {
+					t.Errorf("%s of %s: it may only add", p.Operation, p.Path)
+				}
+			}
+		})
+	}
+}
+
+func TestWorkloadsWithoutAnyProfile(t *testing.T) {
+	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
+	response := Workloads(reader, reader).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+	if response.Allowed || !strings.Contains(response.Result.Message, "create a NetworkProfile first") {
+		t.Errorf("%+v", response.Result)
+	}
+}
+
+func TestWorkloadsWithACacheThatIsBehind(t *testing.T) {
+	behind := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
+	live := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
+	response := Workloads(behind, live).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+	if !response.Allowed || len(response.Patches) == 0 {
+		t.Errorf("%+v", response)
+	}
+}
+
+// Our own failures are not the user's: their status says so.
+func TestWorkloadsFailure(t *testing.T) {
+	broken := fake.NewClientBuilder().WithScheme(newScheme(t)).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return errors.New("the cache is closed")
+		},
+	}).Build()
+	for name, test := range map[string]struct {
+		job  job
+		code int32
+	}{
+		"reader": {job{annotations: asks(), templates: masterAndWorker}, http.StatusInternalServerError},
+		"body":   {job{raw: "no JSON"}, http.StatusBadRequest},
+	} {
+		response := Workloads(broken, broken).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
+		if response.Allowed || response.Result.Code != test.code {
+			t.Errorf("%s: %+v, want %d", name, response.Result, test.code)
+		}
+	}
+}
+
+func TestWorkloadsUpdate(t *testing.T) {
+	const pinned = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"NAME"}},"spec":{"template":{"metadata":{"labels":{"evenkeel.dev/profile":"default"}}}}}`
+	for name, warned := range map[string]bool{"default": false, "another": true} {
+		response := Workloads(nil, nil).Handler.Handle(t.Context(), job{raw: strings.Replace(pinned, "NAME", name, 1)}.request(t, admissionv1.Update))
+		if !response.Allowed || len(response.Patches) != 0 || (len(response.Warnings) == 1) != warned {
+			t.Errorf("%s: %+v", name, response)
+		}
+	}
+}
+
+func TestPods(t *testing.T) {
+	good := map[string]string{evenkeel.PluginImageKey: image, evenkeel.DeliveryKey: "ImageVolume", evenkeel.PluginPathKey: "/plugin", evenkeel.ConflictPolicyKey: "Keep"}
+	pod := func(annotations map[string]string) admission.Request {
+		text, err := json.Marshal(&corev1.Pod{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+			ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{evenkeel.ProfileKey: "default"}, Annotations: annotations},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: text}}}
+	}
+	handler := Pods(newScheme(t)).Handler
+	if response := handler.Handle(t.Context(), pod(good)); !response.Allowed || len(response.Patches) == 0 {
+		t.Errorf("a pod with all annotations: %+v", response)
+	}
+	if response := handler.Handle(t.Context(), pod(nil)); response.Allowed || !strings.Contains(response.Result.Message, "put the annotation") {
+		t.Errorf("a pod with the label alone: %+v", response.Result)
+	}
+}
