@@ -54,12 +54,14 @@ func run(m *testing.M) (code int, err error) {
 	if err := mortal(assets, work); err != nil {
 		return 1, err
 	}
+	if err := os.Setenv("KUBEBUILDER_ASSETS", work); err != nil {
+		return 1, err
+	}
 	crds, err := trainingOperatorCRDs(root)
 	if err != nil {
 		return 1, err
 	}
 	environment := &envtest.Environment{
-		BinaryAssetsDirectory: work,
 		ErrorIfCRDPathMissing: true,
 		CRDDirectoryPaths:     []string{filepath.Join(crds, "kubeflow.org_pytorchjobs.yaml")},
 	}
