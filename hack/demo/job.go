@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -53,8 +54,7 @@ func runJob(ctx context.Context, env *setup.Env, manifest string, progress io.Wr
 		return nil, fmt.Errorf("create the job: %w", err)
 	}
 	if err := follow(ctx, env.Client, job, progress); err != nil {
-		logs, _ := env.Kubectl(context.WithoutCancel(ctx), "-n", namespace, "logs", "-l", "training.kubeflow.org/job-name="+job.GetName(), "--prefix", "--tail=20")
-		return nil, fmt.Errorf("%w\n%s", err, logs)
+		return nil, fmt.Errorf("%w\n%s", err, symptoms(context.WithoutCancel(ctx), env, job.GetName()))
 	}
 	result := &jobResult{written: &written}
 	for replica, into := range map[string]*podResult{"master": &result.master, "worker": &result.worker} {
@@ -76,6 +76,25 @@ func runJob(ctx context.Context, env *setup.Env, manifest string, progress io.Wr
 		into.pod, into.logs = pod, logs.String()
 	}
 	return result, nil
+}
+
+// symptoms is what a person would look at first when a job fails: what the cluster warned of, and the last words of the
+// pods. What cannot be read says why.
+func symptoms(ctx context.Context, env *setup.Env, job string) string {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var out strings.Builder
+	for _, arguments := range [][]string{
+		{"get", "events", "--field-selector=type=Warning", "--sort-by=.lastTimestamp"},
+		{"logs", "-l", "training.kubeflow.org/job-name=" + job, "--prefix", "--tail=20"},
+	} {
+		text, err := env.Kubectl(ctx, append([]string{"-n", namespace}, arguments...)...)
+		if err != nil {
+			text = err.Error()
+		}
+		fmt.Fprintf(&out, "\n%s", text)
+	}
+	return out.String()
 }
 
 // follow waits for the job's end and prints each condition it passes.
