@@ -61,7 +61,7 @@ fn the_library_can_be_unloaded_and_used_again() {
 }
 
 #[test]
-#[ignore = "runs in a process of its own"]
+#[ignore = "part of another test"]
 fn alone_unload() {
     for version in [12, 8, 11, 6] {
         let mut net = Net::init(version, 1).unwrap();
@@ -79,7 +79,7 @@ fn finalize_gives_back_what_was_not_closed() {
 }
 
 #[test]
-#[ignore = "runs in a process of its own"]
+#[ignore = "part of another test"]
 fn alone_finalize() {
     let mut net = Net::init(12, 2).unwrap();
     let (_abandoned, mut handle) = net.listen();
@@ -102,7 +102,7 @@ fn communicators_come_and_go_independently() {
 }
 
 #[test]
-#[ignore = "runs in a process of its own"]
+#[ignore = "part of another test"]
 fn alone_communicators() {
     let mut first = Net::init(12, 4).unwrap();
     let (send, recv) = first.pair();
@@ -122,7 +122,7 @@ fn a_bad_setting_is_refused_with_what_would_be_right() {
 }
 
 #[test]
-#[ignore = "runs in a process of its own"]
+#[ignore = "part of another test"]
 fn alone_bad_setting() {
     assert_eq!(Net::init(12, 6).err(), Some(INVALID_USAGE));
     let lines = log_lines("EVENKEEL_FLOWS");
@@ -146,7 +146,7 @@ fn ipv6_works_or_is_named_as_missing() {
 }
 
 #[test]
-#[ignore = "runs in a process of its own"]
+#[ignore = "part of another test"]
 fn alone_ipv6() {
     let addresses = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
     if addresses.lines().any(|line| line.ends_with(" lo")) {
@@ -164,7 +164,7 @@ fn nobody_spins_when_idle() {
 }
 
 #[test]
-#[ignore = "runs in a process of its own"]
+#[ignore = "part of another test"]
 fn alone_idle() {
     let net = Net::init(12, 7).unwrap();
     let (send, recv) = net.pair();

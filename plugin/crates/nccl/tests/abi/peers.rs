@@ -68,7 +68,7 @@ fn wait_for_the_end() {
 }
 
 #[test]
-#[ignore = "a peer process that other tests start"]
+#[ignore = "part of another test"]
 fn peer_that_receives() {
     let net = Net::init(12, 0).unwrap();
     let (listener, handle) = net.listen();
@@ -79,7 +79,7 @@ fn peer_that_receives() {
 }
 
 #[test]
-#[ignore = "a peer process that other tests start"]
+#[ignore = "part of another test"]
 fn peer_that_sends() {
     let net = Net::init(12, 0).unwrap();
     let mut handle = from_hex(&env::var("PEER_HANDLE").unwrap());
