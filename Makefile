@@ -8,11 +8,13 @@ help: ## This list
 
 .PHONY: demo
 demo: ## An annotated PyTorchJob over Evenkeel on a real cluster (CLUSTER=existing REGISTRY=... for your own)
-	$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(REGISTRY),--registry $(REGISTRY))
+	@echo "compiling the demo (a minute or two the first time)"
+	@$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: test
 test: ## All tests: unit, plugin, operator, chart, e2e
-	$(GO) run ./hack/check
+	@echo "compiling the test runner (a minute or two the first time)"
+	@$(GO) run ./hack/check
 
 .PHONY: test-unit test-plugin test-operator test-chart test-e2e
 test-unit: ## Pure code, Rust and Go

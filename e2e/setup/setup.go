@@ -14,9 +14,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"evenkeel.dev/evenkeel/hack/cluster/cluster"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
@@ -60,6 +62,8 @@ type Env struct {
 
 // Start brings everything up. What is there already, and current, is kept.
 func Start(ctx context.Context, config Config) (*Env, error) {
+	// The client library complains at length when nobody has said what becomes of its log.
+	log.SetLogger(logr.Discard())
 	e := &Env{config: config}
 	for _, step := range []struct {
 		name string

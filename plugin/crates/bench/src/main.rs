@@ -9,6 +9,7 @@ mod net;
 mod options;
 mod report;
 mod ring;
+mod settings;
 mod size;
 mod spawn;
 mod wait;
@@ -40,12 +41,15 @@ enum Command {
     Allreduce(allreduce::Options),
     /// Messages from one process to another, as NCCL's proxy moves them
     Net(net::Options),
+    /// What can be set in the plugin's environment, and whether the values are valid
+    Settings(settings::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Allreduce(options) => allreduce::run(&options),
         Command::Net(options) => net::run(&options),
+        Command::Settings(options) => settings::run(&options).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error}");

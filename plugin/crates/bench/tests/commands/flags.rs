@@ -31,6 +31,7 @@ fn mistakes_are_explained() {
     refused(&["allreduce", "--spawn", "2"], ("NCCL_SOCKET_IFNAME", "=nosuch0"), 1, "nosuch0");
     refused(&["net", "--spawn", "3"], none, 1, "two ranks");
     refused(&["net", "--depth", "9"], none, 2, "1..=8");
+    refused(&["settings", "--check"], ("EVENKEEL_FLOWS", "many"), 1, "1 to 64");
 }
 
 #[test]

@@ -1,0 +1,104 @@
+//! `evenkeel-bench settings`: the plugin's settings, from the table that the plugin itself reads them by.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use clap::Args;
+use evenkeel_transport::{SETTINGS, Settings};
+
+use crate::host::Result;
+
+/// How to show them.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  evenkeel-bench settings
+  EVENKEEL_FLOWS=8 evenkeel-bench settings --check")]
+pub(crate) struct Options {
+    /// Print the page of the documentation
+    #[arg(long, conflicts_with = "check")]
+    markdown: bool,
+    /// Say whether the environment's values are valid, and nothing else
+    #[arg(long)]
+    check: bool,
+}
+
+/// Prints the settings, or checks them.
+///
+/// # Errors
+/// Names the first variable of the environment whose value the plugin would refuse.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let text = if options.check {
+        Settings::from_env().map_err(|error| error.to_string())?;
+        "all settings of the environment are valid\n".to_owned()
+    } else if options.markdown {
+        markdown()
+    } else {
+        plain(|name| std::env::var(name).ok())
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| format!("cannot write the settings: {error}"))
+}
+
+fn plain(value: impl Fn(&str) -> Option<String>) -> String {
+    let mut text = String::new();
+    for setting in SETTINGS {
+        let default = if setting.default.is_empty() { "unset" } else { setting.default };
+        let now = value(setting.name).map_or_else(String::new, |value| format!(", here {value:?}"));
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{} (default {default}{now})", setting.name);
+        let _ = writeln!(text, "    {}", setting.meaning);
+        let _ = writeln!(text, "    takes {}", setting.accepts);
+    }
+    text
+}
+
+fn markdown() -> String {
+    let mut text = "\
+# Settings of the plugin
+
+Environment variables of the training process: `spec.environment` of a NetworkProfile sets them for its jobs, a container's own value wins.
+A value that is not of the accepted form is a warning that says so, and the plugin refuses to start rather than guess.
+`evenkeel-bench settings --check` tells beforehand.
+
+| variable | meaning | takes | default |
+|---|---|---|---|
+"
+    .to_owned();
+    for setting in SETTINGS {
+        let default = if setting.default.is_empty() { "unset" } else { setting.default };
+        let cell = |text: &str| text.replace('|', "\\|");
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "| `{}` | {} | {} | {} |",
+            setting.name,
+            cell(setting.meaning),
+            cell(setting.accepts),
+            cell(default)
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_the_documentation_is_fresh() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/settings.md");
+        let written = std::fs::read_to_string(page).unwrap_or_default();
+        assert!(
+            written == markdown(),
+            "docs/settings.md is old: cargo run -p evenkeel-bench -- settings --markdown > docs/settings.md"
+        );
+    }
+
+    #[test]
+    fn values_of_the_environment_are_shown() {
+        let text = plain(|name| (name == "EVENKEEL_FLOWS").then(|| "8".to_owned()));
+        assert!(text.contains("EVENKEEL_FLOWS (default 4, here \"8\")"), "{text}");
+    }
+}
