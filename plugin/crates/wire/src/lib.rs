@@ -12,11 +12,13 @@
 //! Everything here is a pure function of its arguments: no sockets, no clocks, no randomness.
 //! All integers on the wire are little-endian.
 
+mod auth;
 mod chunk;
 mod handshake;
 mod reassembly;
 mod schedule;
 
+pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES};
 pub use chunk::{ChunkHeader, HEADER_BYTES, HeaderError};
 pub use handshake::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_FLOWS, Nonce,
