@@ -1,0 +1,28 @@
+//! The library as a C program sees it.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::harness::library_path;
+
+#[test]
+fn a_program_in_c_moves_messages() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    std::fs::create_dir_all(folder).unwrap();
+    let program = folder.join("from_c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/abi/from_c.c");
+    let built = Command::new("cc")
+        .args(["-std=c11", "-D_DEFAULT_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program)
+        .args([source, "-ldl"])
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let ran = Command::new(&program)
+        .arg(library_path())
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && out == "64 messages\n", "{out}{err}");
+}
