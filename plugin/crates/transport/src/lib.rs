@@ -11,12 +11,16 @@
 //! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
 
 mod base;
+mod call;
 mod connect;
+mod copies;
+mod counters;
 mod device;
 mod engine;
 mod error;
 mod listen;
 mod log;
+mod mend;
 mod recv;
 mod request;
 mod send;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,9 +27,10 @@ const MAX_UNACCEPTED: usize = 64;
 const BACKLOG: i32 = 512;
 
 /// Waits for peers that were given its handle. Dropping it closes it, with all that was not
-/// accepted.
+/// accepted. What was accepted goes on, and its peers can still replace flows.
 pub struct Listener {
     shared: Arc<Shared>,
+    door: OpenDoor,
     handle: Handle,
     /// When to give up; set by the first poll.
     deadline: OnceLock<Instant>,
@@ -47,11 +48,16 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    /// No new connection is taken.
     closed: bool,
     /// Oldest first.
     strangers: VecDeque<Arc<Stranger>>,
     partial: HashMap<ConnectionId, Partial>,
     ready: VecDeque<Arc<Receiver>>,
+    /// Connections that flows may join: what is ready and what was accepted.
+    complete: HashMap<ConnectionId, Weak<Receiver>>,
+    /// How many keep the socket open.
+    keepers: usize,
     /// Why the listener cannot go on.
     failure: Option<Error>,
     /// Strangers turned away so far.
@@ -89,7 +95,8 @@ impl Listener {
         let source: Arc<dyn Source> = Arc::new(Door(Arc::clone(&shared)));
         shared.registration.watch(&shared.socket, source).map_err(fail)?;
         let handle = Handle { addr, nonce };
-        Ok(Self { shared, handle, deadline: OnceLock::new(), engine })
+        let door = OpenDoor::of(&shared);
+        Ok(Self { shared, door, handle, deadline: OnceLock::new(), engine })
     }
 
     /// What the peer needs to connect.
@@ -104,7 +111,8 @@ impl Listener {
     pub fn poll_accept(&self) -> Result<Option<RecvConnection>, Error> {
         let mut state = lock(&self.shared.state);
         if let Some(receiver) = state.ready.pop_front() {
-            return Ok(Some(RecvConnection::new(receiver, Arc::clone(&self.engine))));
+            drop(state);
+            return Ok(Some(self.connection(receiver)));
         }
         if let Some(error) = &state.failure {
             return Err(error.clone());
@@ -129,20 +137,60 @@ impl Listener {
     }
 }
 
+impl Listener {
+    fn connection(&self, receiver: Arc<Receiver>) -> RecvConnection {
+        RecvConnection::new(receiver, self.door.clone(), Arc::clone(&self.engine))
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
-        let shared = &self.shared;
-        shared.registration.end(&shared.socket);
+        let ready = {
+            let mut state = lock(&self.shared.state);
+            state.closed = true;
+            state.partial.clear();
+            std::mem::take(&mut state.ready)
+        };
+        for receiver in ready {
+            drop(self.connection(receiver));
+        }
+    }
+}
+
+/// Keeps the socket of a listener open: a connection's peer opens new flows in place of lost ones
+/// there, long after the listener is closed.
+pub(crate) struct OpenDoor(Arc<Shared>);
+
+impl OpenDoor {
+    fn of(shared: &Arc<Shared>) -> Self {
+        lock(&shared.state).keepers += 1;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Clone for OpenDoor {
+    fn clone(&self) -> Self {
+        Self::of(&self.0)
+    }
+}
+
+impl Drop for OpenDoor {
+    fn drop(&mut self) {
+        let shared = &self.0;
         let state = {
             let mut state = lock(&shared.state);
+            state.keepers -= 1;
+            if state.keepers > 0 {
+                return;
+            }
             let closed = State { closed: true, ..State::default() };
             std::mem::replace(&mut *state, closed)
         };
+        shared.registration.end(&shared.socket);
+        // The worker may hold a reference a little longer; nobody may be let in meanwhile.
+        let _ = shared.socket.shutdown(Shutdown::Both);
         for stranger in state.strangers {
             stranger.take_socket();
-        }
-        for receiver in state.ready {
-            drop(RecvConnection::new(receiver, Arc::clone(&self.engine)));
         }
     }
 }
@@ -183,7 +231,7 @@ impl Shared {
         });
         let evicted = {
             let mut state = lock(&self.state);
-            if state.closed {
+            if state.keepers == 0 {
                 return;
             }
             state.strangers.push_back(Arc::clone(&stranger));
@@ -207,12 +255,21 @@ impl Shared {
     /// become ready.
     fn admit(&self, hello: &Hello, socket: Socket, peer: SocketAddr) -> Result<(), Refusal> {
         let mut state = lock(&self.state);
+        if let Some(receiver) = state.complete.get(&hello.connection) {
+            let receiver = receiver.upgrade().filter(|receiver| receiver.is_open());
+            drop(state);
+            return join(receiver.as_ref(), hello, socket);
+        }
         let place = state.place_for(hello, peer);
         answer(&socket, hello.connection, place.as_ref().map(|_| ()).map_err(|refusal| *refusal));
         *place? = Some(socket);
         let Some(sockets) = state.take_if_complete(&hello.connection) else { return Ok(()) };
         match Receiver::open(self.context.clone(), &self.workers, peer, sockets) {
-            Ok(receiver) => state.ready.push_back(receiver),
+            Ok(receiver) => {
+                state.complete.retain(|_, receiver| receiver.strong_count() > 0);
+                state.complete.insert(hello.connection, Arc::downgrade(&receiver));
+                state.ready.push_back(receiver);
+            }
             Err(error) => self.context.log.warn(&format!(
                 "evenkeel: connection from {peer} dropped: cannot watch it: {error}"
             )),
@@ -261,7 +318,10 @@ impl State {
         peer: SocketAddr,
     ) -> Result<&mut Option<Socket>, Refusal> {
         let known = self.partial.contains_key(&hello.connection);
-        if self.closed || (!known && self.partial.len() + self.ready.len() >= MAX_UNACCEPTED) {
+        if self.closed {
+            return Err(Refusal::Gone);
+        }
+        if !known && self.partial.len() + self.ready.len() >= MAX_UNACCEPTED {
             return Err(Refusal::Busy);
         }
         let partial = self.partial.entry(hello.connection).or_insert_with(|| Partial {
@@ -270,7 +330,7 @@ impl State {
             since: Instant::now(),
         });
         let same_count = partial.flows.len() == usize::from(hello.flows);
-        match partial.flows.get_mut(usize::from(hello.flow)) {
+        match partial.flows.get_mut(hello.flow as usize) {
             Some(place) if same_count && place.is_none() => Ok(place),
             _ => Err(Refusal::Inconsistent),
         }
@@ -300,6 +360,22 @@ fn is_theirs(error: &io::Error) -> bool {
         libc::ENETUNREACH,
     ];
     error.raw_os_error().is_some_and(|errno| THEIRS.contains(&errno))
+}
+
+/// Lets a flow join a connection that is complete.
+fn join(receiver: Option<&Arc<Receiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
+    let verdict = match receiver {
+        None => Err(Refusal::Gone),
+        Some(_) if hello.flow < u32::from(hello.flows) => Err(Refusal::Inconsistent),
+        Some(_) => Ok(()),
+    };
+    // The welcome goes before anything that the connection has to say on the flow.
+    answer(&socket, hello.connection, verdict);
+    verdict?;
+    receiver
+        .is_some_and(|receiver| receiver.adopt(hello.flow, socket).is_ok())
+        .then_some(())
+        .ok_or(Refusal::Gone)
 }
 
 /// Sends the answer to a hello. A new socket has room for it; if the peer is gone, its connection
@@ -404,7 +480,7 @@ impl Stranger {
 
 impl Source for Stranger {
     fn ready(&self, readiness: Readiness) {
-        if (readiness.readable || readiness.error)
+        if (readiness.readable || readiness.ended)
             && let Err(why) = self.hear()
         {
             self.turn_away(&why);

@@ -40,17 +40,30 @@ pub(crate) trait Owner: Send + Sync {
     /// The connection's failure, if it has one. After it is returned, no buffer of the connection
     /// is touched any more.
     fn failure(&self) -> Option<Error>;
+    /// Does what is to be done for the connection and can be done at once. Waits for nothing.
+    fn progress(&self);
 }
 
 /// A message being sent or received. Dropping it does not cancel it; closing its connection does.
-pub struct Request {
-    operation: Arc<Operation>,
-    owner: Arc<dyn Owner>,
+pub struct Request(State);
+
+enum State {
+    /// Done when the request was made.
+    Done(u64),
+    Begun {
+        operation: Arc<Operation>,
+        owner: Arc<dyn Owner>,
+    },
 }
 
 impl Request {
     pub(crate) fn new(operation: Arc<Operation>, owner: Arc<dyn Owner>) -> Self {
-        Self { operation, owner }
+        Self(State::Begun { operation, owner })
+    }
+
+    /// A request for a message of this many bytes that needs nothing more from the caller.
+    pub(crate) fn done(bytes: u64) -> Self {
+        Self(State::Done(bytes))
     }
 
     /// The message's length in bytes once it is sent or received; `None` before. Never blocks.
@@ -60,13 +73,16 @@ impl Request {
     /// # Errors
     /// The failure of the connection, when that came before the request was done.
     pub fn test(&self) -> Result<Option<u64>, Error> {
-        if let Some(bytes) = self.operation.done() {
+        let (operation, owner) = match &self.0 {
+            State::Done(bytes) => return Ok(Some(*bytes)),
+            State::Begun { operation, owner } => (operation, owner),
+        };
+        if let Some(bytes) = operation.done() {
             return Ok(Some(bytes));
         }
-        match self.owner.failure() {
-            None => Ok(None),
-            // It may have completed in between, or while the failing connection came to rest.
-            Some(error) => self.operation.done().map_or(Err(error), |bytes| Ok(Some(bytes))),
-        }
+        owner.progress();
+        let Some(error) = owner.failure() else { return Ok(operation.done()) };
+        // It may have completed in between, or while the failing connection came to rest.
+        operation.done().map_or(Err(error), |bytes| Ok(Some(bytes)))
     }
 }

@@ -47,6 +47,8 @@ pub struct Settings {
     pub(crate) accept_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
     pub(crate) peer_timeout: Duration,
+    pub(crate) recovery_timeout: Duration,
+    pub(crate) repath: bool,
     /// Mb/s, for all devices.
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
@@ -132,11 +134,35 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_PEER_TIMEOUT",
-        meaning: "how long a peer's host may leave packets unanswered before it counts as dead",
+        meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead",
         accepts: "seconds from 1 to 3600",
         default: "15",
         apply: |settings, value| {
             settings.peer_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_RECOVERY_TIMEOUT",
+        meaning: "how long a connection that has lost all its flows tries to get new ones",
+        accepts: "seconds from 1 to 3600",
+        default: "30",
+        apply: |settings, value| {
+            settings.recovery_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REPATH",
+        meaning: "whether a flow that stays slow beside others is replaced by one on another path",
+        accepts: "on or off",
+        default: "on",
+        apply: |settings, value| {
+            settings.repath = match value {
+                "on" => true,
+                "off" => false,
+                _ => return None,
+            };
             Some(())
         },
     },
@@ -204,6 +230,8 @@ impl Settings {
             accept_timeout: Duration::ZERO,
             handshake_timeout: Duration::ZERO,
             peer_timeout: Duration::ZERO,
+            recovery_timeout: Duration::ZERO,
+            repath: false,
             link_speed: None,
             interfaces: String::new(),
             family: Family::Any,
@@ -266,6 +294,8 @@ mod tests {
             ("EVENKEEL_LINK_SPEED", "25G"),
             ("NCCL_SOCKET_FAMILY", "ipv4"),
             ("EVENKEEL_PEER_TIMEOUT", "1.5"),
+            ("EVENKEEL_RECOVERY_TIMEOUT", "0"),
+            ("EVENKEEL_REPATH", "maybe"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

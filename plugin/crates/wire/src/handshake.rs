@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Most flows a connection may have.
 pub const MAX_FLOWS: usize = 64;
 /// Encoded length of a [`Handle`], in bytes: half of what NCCL carries.
@@ -139,8 +139,8 @@ impl Handle {
 
 /// First bytes of every flow, from the connector.
 ///
-/// Layout: magic 8, version u16, authentication u16, flow u16, flows u16, nonce 16 bytes,
-/// connection 16 bytes, zeros. Authentication is a method number; with a method other than none, more
+/// Layout: magic 8, version u16, authentication u16, flows u16, zero u16, nonce 16 bytes,
+/// connection 16 bytes, flow u32, zeros. Authentication is a method number; with a method other than none, more
 /// bytes will follow the hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -148,9 +148,10 @@ pub struct Hello {
     pub nonce: Nonce,
     /// Which connection the flow belongs to.
     pub connection: ConnectionId,
-    /// Index of this flow in the connection.
-    pub flow: u16,
-    /// Number of flows in the connection, 1 to [`MAX_FLOWS`].
+    /// Number of this flow in the connection. Those below `flows` make up the connection; flows
+    /// that come later take numbers that no flow had before.
+    pub flow: u32,
+    /// Number of flows that make up the connection, 1 to [`MAX_FLOWS`].
     pub flows: u16,
 }
 
@@ -161,10 +162,10 @@ impl Hello {
         out[0..8].copy_from_slice(&HELLO_MAGIC);
         out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
         out[10..12].copy_from_slice(&AUTH_NONE.to_le_bytes());
-        out[12..14].copy_from_slice(&self.flow.to_le_bytes());
-        out[14..16].copy_from_slice(&self.flows.to_le_bytes());
+        out[12..14].copy_from_slice(&self.flows.to_le_bytes());
         out[16..32].copy_from_slice(&self.nonce.0);
         out[32..48].copy_from_slice(&self.connection.0);
+        out[48..52].copy_from_slice(&self.flow.to_le_bytes());
         out
     }
 
@@ -191,19 +192,12 @@ impl Hello {
         if nonce != listener {
             return Err(HandshakeError::WrongListener);
         }
-        let (flow, flows) = (u16_at(bytes, 12), u16_at(bytes, 14));
+        let (flow, flows) = (u32::from_le_bytes(array(bytes, 48)), u16_at(bytes, 12));
         if flows == 0 || usize::from(flows) > MAX_FLOWS {
             return Err(HandshakeError::OutOfRange {
                 field: "number of flows",
                 value: flows.into(),
                 accepted: format!("1 to {MAX_FLOWS}"),
-            });
-        }
-        if flow >= flows {
-            return Err(HandshakeError::OutOfRange {
-                field: "flow index",
-                value: flow.into(),
-                accepted: format!("below {flows}"),
             });
         }
         Ok(Self { nonce, connection: ConnectionId(array(bytes, 32)), flow, flows })
@@ -222,6 +216,8 @@ pub enum Refusal {
     Inconsistent = 3,
     /// The listener has as many unfinished connections as it allows.
     Busy = 4,
+    /// The connection that the flow was to join is closed.
+    Gone = 5,
 }
 
 impl fmt::Display for Refusal {
@@ -231,6 +227,7 @@ impl fmt::Display for Refusal {
             Self::Authentication => "different authentication settings",
             Self::Inconsistent => "flow contradicts the others of its connection",
             Self::Busy => "too many unfinished connections",
+            Self::Gone => "the connection is closed",
         })
     }
 }
@@ -278,10 +275,11 @@ impl Welcome {
             2 => Err(HandshakeError::Refused(Refusal::Authentication)),
             3 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
             4 => Err(HandshakeError::Refused(Refusal::Busy)),
+            5 => Err(HandshakeError::Refused(Refusal::Gone)),
             other => Err(HandshakeError::OutOfRange {
                 field: "welcome status",
                 value: other.into(),
-                accepted: "0 to 4".into(),
+                accepted: "0 to 5".into(),
             }),
         }
     }
@@ -344,11 +342,10 @@ mod tests {
             Hello::decode(&changed, NONCE).unwrap_err()
         };
         assert_eq!(changed(0, b'G'), HandshakeError::NotEvenkeel("peer"));
-        assert_eq!(changed(8, 2), HandshakeError::Version(2));
+        assert_eq!(changed(8, 1), HandshakeError::Version(1));
         assert_eq!(changed(10, 1), HandshakeError::Authentication(1));
-        assert!(matches!(changed(12, 4), HandshakeError::OutOfRange { .. }));
-        assert!(matches!(changed(14, 0), HandshakeError::OutOfRange { .. }));
-        assert!(matches!(changed(14, 65), HandshakeError::OutOfRange { .. }));
+        assert!(matches!(changed(12, 0), HandshakeError::OutOfRange { .. }));
+        assert!(matches!(changed(12, 65), HandshakeError::OutOfRange { .. }));
     }
 
     #[test]
@@ -362,9 +359,13 @@ mod tests {
     fn a_refusal_reaches_the_connector() {
         let ok = Welcome { connection: ID, verdict: Ok(()) };
         assert_eq!(Welcome::check(&ok.encode(), ID), Ok(()));
-        for refusal in
-            [Refusal::Version, Refusal::Authentication, Refusal::Inconsistent, Refusal::Busy]
-        {
+        for refusal in [
+            Refusal::Version,
+            Refusal::Authentication,
+            Refusal::Inconsistent,
+            Refusal::Busy,
+            Refusal::Gone,
+        ] {
             let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
             assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));
         }

@@ -219,7 +219,7 @@ fn strangers_are_dropped_and_the_peer_still_connects() {
     let mut stale = TcpStream::connect(addr).unwrap();
     let mut hello = [0; 64];
     hello[..8].copy_from_slice(b"EVKL-HEL");
-    (hello[8], hello[14]) = (1, 1);
+    (hello[8], hello[12]) = (2, 1);
     stale.write_all(&hello).unwrap();
     drop(TcpStream::connect(addr).unwrap());
     assert_eq!(net.poll_accept(listener), Ok(None));
