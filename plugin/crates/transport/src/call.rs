@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use evenkeel_wire::{ConnectionId, Handle, HandshakeError, Hello, Refusal, WELCOME_BYTES, Welcome};
+use evenkeel_wire::{
+    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Refusal,
+    WELCOME_BYTES, Welcome, is_challenge,
+};
 use socket2::{Domain, Socket, Type};
 
 use crate::Context;
@@ -53,10 +56,13 @@ pub(crate) struct Call {
 struct State {
     /// `None` once the flow is welcomed or given up.
     socket: Option<Socket>,
-    /// Whether TCP has connected and the hello is sent.
-    hello_sent: bool,
+    /// What was sent once TCP had connected.
+    hello: Option<[u8; HELLO_BYTES]>,
+    /// Whether the listener's challenge is answered; true without a job key.
+    proved: bool,
+    /// Bytes of the answer that is awaited: a challenge or a welcome.
     have: usize,
-    welcome: [u8; WELCOME_BYTES],
+    answer: [u8; CHALLENGE_BYTES],
 }
 
 impl From<io::Error> for CallError {
@@ -95,7 +101,13 @@ impl Call {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
             _ => {}
         }
-        let state = State { socket: None, hello_sent: false, have: 0, welcome: [0; WELCOME_BYTES] };
+        let state = State {
+            socket: None,
+            hello: None,
+            proved: context.settings.job_key.is_none(),
+            have: 0,
+            answer: [0; CHALLENGE_BYTES],
+        };
         let call = Arc::new(Self {
             destination: Arc::clone(destination),
             caller,
@@ -128,39 +140,66 @@ impl Call {
     fn step(&self, readiness: Readiness) -> Result<bool, CallError> {
         let destination = &self.destination;
         let mut state = lock(&self.state);
-        let State { socket: Some(socket), hello_sent, have, welcome } = &mut *state else {
+        let State { socket: Some(socket), hello, proved, have, answer } = &mut *state else {
             return Ok(false);
         };
         if let Some(error) = socket.take_error()? {
             return Err(error.into());
         }
-        if !*hello_sent {
-            if !readiness.writable {
+        let key = destination.context.settings.job_key.as_ref();
+        let said = match hello {
+            Some(hello) => hello,
+            None if !readiness.writable => return Ok(false),
+            None => {
+                let random = if key.is_some() { Some(sys::random()?) } else { None };
+                let bytes = Hello {
+                    nonce: destination.handle.nonce,
+                    connection: destination.connection,
+                    flow: self.flow,
+                    flows: destination.context.settings.flows,
+                    random,
+                };
+                let bytes = bytes.encode();
+                if !say(socket, &bytes)? {
+                    return Ok(false);
+                }
+                hello.insert(bytes)
+            }
+        };
+        loop {
+            // A listener that refuses the hello sends a welcome that says so where a challenge is awaited.
+            let challenged = !*proved && (*have < WELCOME_BYTES || is_challenge(answer));
+            let want = match challenged && *have >= WELCOME_BYTES {
+                true => CHALLENGE_BYTES,
+                false => WELCOME_BYTES,
+            };
+            if *have < want {
+                match sys::uninterrupted(|| (&*socket).read(&mut answer[*have..want])) {
+                    Ok(0) => return Err(temporary("the listener closed the connection")),
+                    Ok(received) => *have += received,
+                    Err(error) if not_now(&error) => return Ok(false),
+                    Err(error) => return Err(error.into()),
+                }
+                continue;
+            }
+            let Some(key) = key.filter(|_| challenged) else { break };
+            let proof = key.answer(said, answer).ok_or_else(|| CallError {
+                is_final: true,
+                what: "the listener does not have the job key".to_owned(),
+            })?;
+            if !say(socket, &proof)? {
                 return Ok(false);
             }
-            let hello = Hello {
-                nonce: destination.handle.nonce,
-                connection: destination.connection,
-                flow: self.flow,
-                flows: destination.context.settings.flows,
-            };
-            let hello = hello.encode();
-            match socket.send_with_flags(&hello, libc::MSG_NOSIGNAL) {
-                Ok(written) if written == hello.len() => *hello_sent = true,
-                Ok(_) => return Err(temporary("a new socket has no room for the hello")),
-                Err(error) if not_now(&error) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            }
+            (*proved, *have) = (true, 0);
         }
-        while *have < WELCOME_BYTES {
-            match sys::uninterrupted(|| (&*socket).read(&mut welcome[*have..])) {
-                Ok(0) => return Err(temporary("the listener closed the connection")),
-                Ok(received) => *have += received,
-                Err(error) if not_now(&error) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let (welcome, _) = answer.split_first_chunk().unwrap_or((&[0; WELCOME_BYTES], &[]));
         Welcome::check(welcome, destination.connection)?;
+        if !*proved {
+            return Err(CallError {
+                is_final: true,
+                what: "the listener asks for no job key; this side has one".to_owned(),
+            });
+        }
         Ok(true)
     }
 
@@ -169,6 +208,16 @@ impl Call {
         if self.take_socket().is_some() {
             Arc::clone(&self.caller).not_welcomed(self.flow, error);
         }
+    }
+}
+
+/// Sends a part of the handshake, for which a new socket has room; false if it is not connected yet.
+fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
+    match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
+        Ok(written) if written == bytes.len() => Ok(true),
+        Ok(_) => Err(temporary("a new socket has no room for the handshake")),
+        Err(error) if not_now(&error) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

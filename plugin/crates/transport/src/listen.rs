@@ -3,11 +3,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce, Refusal, Welcome,
+    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce, PROOF_BYTES,
+    Refusal, Welcome,
 };
 use socket2::{Domain, Socket, Type};
 
@@ -79,7 +81,7 @@ impl Listener {
         let nonce = Nonce(sys::random().map_err(fail)?);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
-        socket.bind(&local.into()).map_err(fail)?;
+        bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
         socket.listen(BACKLOG).map_err(fail)?;
         let addr = socket.local_addr().map_err(fail)?;
         let addr = addr.as_socket().ok_or_else(|| Error::argument("not an IP socket"))?;
@@ -227,7 +229,12 @@ impl Shared {
             peer,
             registration: self.workers.registration(),
             deadline: Instant::now() + self.context.settings.handshake_timeout,
-            hearing: Mutex::new(Hearing { socket: None, have: 0, hello: [0; HELLO_BYTES] }),
+            hearing: Mutex::new(Hearing {
+                socket: None,
+                have: 0,
+                hello: [0; HELLO_BYTES],
+                challenge: None,
+            }),
         });
         let evicted = {
             let mut state = lock(&self.state);
@@ -345,6 +352,21 @@ impl State {
     }
 }
 
+/// Binds a listening socket to an address, at a port of the range if there is one.
+fn bind(socket: &Socket, local: SocketAddr, ports: Option<&RangeInclusive<u16>>) -> io::Result<()> {
+    let Some(ports) = ports else { return socket.bind(&local.into()) };
+    for port in ports.clone() {
+        match socket.bind(&SocketAddr::new(local.ip(), port).into()) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return bound,
+        }
+    }
+    let (first, last) = (ports.start(), ports.end());
+    let what =
+        format!("all ports of EVENKEEL_PORTS={first}-{last} are in use; each connection needs one");
+    Err(io::Error::new(io::ErrorKind::AddrInUse, what))
+}
+
 /// Whether an error of `accept` is one of the connection that was to be accepted, not of the
 /// listener.
 fn is_theirs(error: &io::Error) -> bool {
@@ -414,8 +436,103 @@ struct Stranger {
 struct Hearing {
     /// `None` once the stranger is a peer or turned away.
     socket: Option<Socket>,
+    /// Bytes of the hello.
     have: usize,
     hello: [u8; HELLO_BYTES],
+    /// With a job key, once the hello is there.
+    challenge: Option<Challenge>,
+}
+
+struct Challenge {
+    sent: [u8; CHALLENGE_BYTES],
+    /// Bytes of the proof.
+    have: usize,
+    proof: [u8; PROOF_BYTES],
+}
+
+/// Why a stranger is not a peer.
+struct NoPeer {
+    why: String,
+    /// What to tell one that speaks the protocol.
+    refusal: Option<Refusal>,
+}
+
+impl From<String> for NoPeer {
+    fn from(why: String) -> Self {
+        Self { why, refusal: None }
+    }
+}
+
+impl From<io::Error> for NoPeer {
+    fn from(error: io::Error) -> Self {
+        error.to_string().into()
+    }
+}
+
+impl From<HandshakeError> for NoPeer {
+    fn from(error: HandshakeError) -> Self {
+        let refusal = match error {
+            HandshakeError::Version(_) => Some(Refusal::Version),
+            HandshakeError::Authentication { .. } => Some(Refusal::Authentication),
+            _ => None,
+        };
+        Self { why: error.to_string(), refusal }
+    }
+}
+
+impl Hearing {
+    /// Reads what is there, and answers a hello with a challenge if there is a job key; the hello, once all is there that
+    /// shows a peer.
+    fn hear(&mut self, listener: &Shared) -> Result<Option<Hello>, NoPeer> {
+        let Self { socket: Some(socket), have, hello, challenge } = self else { return Ok(None) };
+        while *have < HELLO_BYTES {
+            let Some(received) = receive(socket, &mut hello[*have..], *have)? else {
+                return Ok(None);
+            };
+            *have += received;
+            if !Hello::may_begin_with(&hello[..*have]) {
+                return Err(HandshakeError::NotEvenkeel("peer").into());
+            }
+        }
+        let key = listener.context.settings.job_key.as_ref();
+        let decoded = Hello::decode(hello, listener.nonce, key.is_some())?;
+        let Some(key) = key else { return Ok(Some(decoded)) };
+        let challenge = match challenge {
+            Some(challenge) => challenge,
+            None => {
+                let sent = key.challenge(hello, sys::random()?);
+                // A new socket has room for it; if not, its peer will give up.
+                socket.send_with_flags(&sent, libc::MSG_NOSIGNAL)?;
+                challenge.insert(Challenge { sent, have: 0, proof: [0; PROOF_BYTES] })
+            }
+        };
+        while challenge.have < PROOF_BYTES {
+            let Some(received) = receive(
+                socket,
+                &mut challenge.proof[challenge.have..],
+                HELLO_BYTES + challenge.have,
+            )?
+            else {
+                return Ok(None);
+            };
+            challenge.have += received;
+        }
+        if key.accepts(hello, &challenge.sent, &challenge.proof) {
+            return Ok(Some(decoded));
+        }
+        let refusal = Some(Refusal::Authentication);
+        Err(NoPeer { why: "it does not have the job key".to_owned(), refusal })
+    }
+}
+
+/// Reads what is there, at most `into`; none if there is nothing now. `before` bytes came earlier.
+fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usize>, NoPeer> {
+    match sys::uninterrupted(|| (&*socket).read(into)) {
+        Ok(0) => Err(format!("it closed after {before} bytes").into()),
+        Ok(received) => Ok(Some(received)),
+        Err(error) if not_now(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 impl Stranger {
@@ -439,40 +556,24 @@ impl Stranger {
         }
     }
 
-    /// Reads what is there of the hello; the text says why the stranger is not a peer.
+    /// Goes on with the handshake as far as the bytes that are there allow; the text says why the stranger is not a peer.
     fn hear(&self) -> Result<(), String> {
-        let mut hearing = lock(&self.hearing);
-        let Hearing { socket: Some(socket), have, hello } = &mut *hearing else { return Ok(()) };
-        while *have < HELLO_BYTES {
-            match sys::uninterrupted(|| (&*socket).read(&mut hello[*have..])) {
-                Ok(0) => return Err(format!("it closed after {have} bytes")),
-                Ok(received) => *have += received,
-                Err(error) if not_now(&error) => return Ok(()),
-                Err(error) => return Err(error.to_string()),
-            }
-            if !Hello::may_begin_with(&hello[..*have]) {
-                return Err(HandshakeError::NotEvenkeel("peer").to_string());
-            }
-        }
-        let hello = *hello;
-        drop(hearing);
         let Some(listener) = self.listener.upgrade() else { return Ok(()) };
-        let Some(socket) = self.take_socket() else { return Ok(()) };
-        self.forget(&listener, false);
-        match Hello::decode(&hello, listener.nonce) {
-            Ok(hello) => listener
-                .admit(&hello, socket, self.peer)
-                .map_err(|refusal| format!("refused: {refusal}")),
-            Err(error) => {
-                let refusal = match error {
-                    HandshakeError::Version(_) => Some(Refusal::Version),
-                    HandshakeError::Authentication(_) => Some(Refusal::Authentication),
-                    _ => None,
-                };
-                if let Some(refusal) = refusal {
+        let heard = lock(&self.hearing).hear(&listener);
+        match heard {
+            Ok(None) => Ok(()),
+            Ok(Some(hello)) => {
+                let Some(socket) = self.take_socket() else { return Ok(()) };
+                self.forget(&listener, false);
+                listener
+                    .admit(&hello, socket, self.peer)
+                    .map_err(|refusal| format!("refused: {refusal}"))
+            }
+            Err(NoPeer { why, refusal }) => {
+                if let (Some(refusal), Some(socket)) = (refusal, self.take_socket()) {
                     answer(&socket, ConnectionId([0; 16]), Err(refusal));
                 }
-                Err(error.to_string())
+                Err(why)
             }
         }
     }

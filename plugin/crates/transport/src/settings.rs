@@ -1,8 +1,9 @@
 //! Everything that can be set, in one table.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use evenkeel_wire::{CHUNK_ALIGN, MAX_FLOWS};
+use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS};
 
 /// One environment variable.
 pub struct Setting {
@@ -17,6 +18,15 @@ pub struct Setting {
     /// Takes a value over; `None` when it is not of the accepted form.
     apply: fn(&mut Settings, &str) -> Option<()>,
 }
+
+impl Setting {
+    /// Whether its value must not be shown.
+    pub fn is_secret(&self) -> bool {
+        self.name == JOB_KEY
+    }
+}
+
+const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
 
 /// A variable has a value that it does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +63,9 @@ pub struct Settings {
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
     pub(crate) family: Family,
+    /// Ports to listen on; none: any.
+    pub(crate) ports: Option<RangeInclusive<u16>>,
+    pub(crate) job_key: Option<JobKey>,
 }
 
 /// All settings.
@@ -202,6 +215,40 @@ pub const SETTINGS: &[Setting] = &[
             Some(())
         },
     },
+    Setting {
+        name: "EVENKEEL_PORTS",
+        meaning: "ports to listen on, for firewalls; without it any that is free",
+        accepts: "first-last, such as 29600-29699, or one port",
+        default: "",
+        apply: |settings, value| {
+            settings.ports = if value.is_empty() { None } else { Some(ports(value)?) };
+            Some(())
+        },
+    },
+    Setting {
+        name: JOB_KEY,
+        meaning: "secret of the job: peers that do not have it are refused",
+        accepts: "64 hexadecimal digits, the same on all ranks",
+        default: "",
+        apply: |settings, value| {
+            if !value.is_empty() {
+                settings.job_key = Some(JobKey::parse(value)?);
+            }
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_JOB_KEY_FILE",
+        meaning: "file that holds the secret of the job, instead of EVENKEEL_JOB_KEY",
+        accepts: "the path of a file with 64 hexadecimal digits",
+        default: "",
+        apply: |settings, value| {
+            if !value.is_empty() {
+                settings.job_key = Some(JobKey::parse(&std::fs::read_to_string(value).ok()?)?);
+            }
+            Some(())
+        },
+    },
 ];
 
 impl Settings {
@@ -235,6 +282,8 @@ impl Settings {
             link_speed: None,
             interfaces: String::new(),
             family: Family::Any,
+            ports: None,
+            job_key: None,
         };
         for setting in SETTINGS {
             let given = lookup(setting.name).unwrap_or_default();
@@ -244,7 +293,11 @@ impl Settings {
             };
             (setting.apply)(&mut settings, value).ok_or_else(|| SettingsError {
                 name: setting.name,
-                value: value.to_owned(),
+                value: if setting.is_secret() {
+                    "(not shown)".to_owned()
+                } else {
+                    value.to_owned()
+                },
                 accepts: setting.accepts,
                 default: setting.default,
             })?;
@@ -255,6 +308,13 @@ impl Settings {
 
 fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
     value.parse().ok().filter(|number| (min..=max).contains(number))
+}
+
+fn ports(value: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = value.split_once('-').unwrap_or((value, value));
+    let port = |text: &str| Some(ranged(text.trim(), 1, u16::MAX.into())? as u16);
+    let range = port(first)?..=port(last)?;
+    (!range.is_empty()).then_some(range)
 }
 
 fn seconds(value: &str) -> Option<Duration> {
@@ -284,6 +344,21 @@ mod tests {
     }
 
     #[test]
+    fn ports_are_a_range_or_one() {
+        assert_eq!(with("EVENKEEL_PORTS", "29600-29699").unwrap().ports, Some(29600..=29699));
+        assert_eq!(with("EVENKEEL_PORTS", "29600").unwrap().ports, Some(29600..=29600));
+        assert_eq!(with("EVENKEEL_PORTS", "").unwrap().ports, None);
+    }
+
+    #[test]
+    fn the_job_key_stays_out_of_logs() {
+        let error = with("EVENKEEL_JOB_KEY", "c0ffee").unwrap_err().to_string();
+        assert!(error.contains("64 hexadecimal digits") && !error.contains("c0ffee"), "{error}");
+        let settings = with("EVENKEEL_JOB_KEY", &"c0".repeat(32)).unwrap();
+        assert!(settings.job_key.is_some() && !format!("{settings:?}").contains("192"));
+    }
+
+    #[test]
     fn bad_values_are_named_with_what_would_be_right() {
         for (name, value) in [
             ("EVENKEEL_FLOWS", "0"),
@@ -293,6 +368,9 @@ mod tests {
             ("EVENKEEL_WORKERS", "-1"),
             ("EVENKEEL_LINK_SPEED", "25G"),
             ("NCCL_SOCKET_FAMILY", "ipv4"),
+            ("EVENKEEL_PORTS", "2000-1000"),
+            ("EVENKEEL_PORTS", "0-10"),
+            ("EVENKEEL_JOB_KEY_FILE", "/no/such/file"),
             ("EVENKEEL_PEER_TIMEOUT", "1.5"),
             ("EVENKEEL_RECOVERY_TIMEOUT", "0"),
             ("EVENKEEL_REPATH", "maybe"),

@@ -1,6 +1,6 @@
 //! How peers that share a job key prove to each other that they have it, without showing it.
 //!
-//! After a [`crate::Hello`] that asks for it, the listener sends a [`Challenge`]: fresh random bytes of its own and a proof
+//! After a [`crate::Hello`] that asks for it, the listener sends a challenge: fresh random bytes of its own and a proof
 //! that it has the key. The connector checks it and answers with its own proof. Both proofs cover the whole hello, with the
 //! connector's random bytes and the identity of the connection in it, and the challenge's: a recorded exchange is worth
 //! nothing on any other flow. Proofs are HMAC-SHA-256 (RFC 2104, FIPS 198-1), compared in constant time.
@@ -12,11 +12,13 @@ use sha2::Sha256;
 
 use crate::HELLO_BYTES;
 
-/// Encoded length of a [`Challenge`], in bytes.
-pub const CHALLENGE_BYTES: usize = 64;
+/// Length of a challenge, in bytes: magic 8, random 32, the listener's proof 32.
+pub const CHALLENGE_BYTES: usize = 72;
 /// Length of a connector's proof, in bytes.
 pub const PROOF_BYTES: usize = 32;
 
+const MAGIC: [u8; 8] = *b"EVKL-CHA";
+const RANDOM: std::ops::Range<usize> = 8..40;
 const LISTENER: &[u8] = b"evenkeel listener";
 const CONNECTOR: &[u8] = b"evenkeel connector";
 
@@ -49,8 +51,10 @@ impl JobKey {
     /// What the listener answers to a hello with; `random` must be fresh for each.
     pub fn challenge(&self, hello: &[u8; HELLO_BYTES], random: [u8; 32]) -> [u8; CHALLENGE_BYTES] {
         let mut out = [0; CHALLENGE_BYTES];
-        out[..32].copy_from_slice(&random);
-        out[32..].copy_from_slice(&self.mac(LISTENER, hello, &random).finalize().into_bytes());
+        out[..RANDOM.start].copy_from_slice(&MAGIC);
+        out[RANDOM].copy_from_slice(&random);
+        let proof = self.mac(LISTENER, hello, &random).finalize().into_bytes();
+        out[RANDOM.end..].copy_from_slice(&proof);
         out
     }
 
@@ -60,7 +64,10 @@ impl JobKey {
         hello: &[u8; HELLO_BYTES],
         challenge: &[u8; CHALLENGE_BYTES],
     ) -> Option<[u8; PROOF_BYTES]> {
-        let (random, proof) = challenge.split_at(32);
+        let (random, proof) = (&challenge[RANDOM], &challenge[RANDOM.end..]);
+        if !is_challenge(challenge) {
+            return None;
+        }
         self.mac(LISTENER, hello, random).verify_slice(proof).ok()?;
         Some(self.mac(CONNECTOR, hello, random).finalize().into_bytes().into())
     }
@@ -72,7 +79,7 @@ impl JobKey {
         challenge: &[u8; CHALLENGE_BYTES],
         proof: &[u8; PROOF_BYTES],
     ) -> bool {
-        self.mac(CONNECTOR, hello, &challenge[..32]).verify_slice(proof).is_ok()
+        self.mac(CONNECTOR, hello, &challenge[RANDOM]).verify_slice(proof).is_ok()
     }
 
     fn mac(&self, who: &[u8], hello: &[u8; HELLO_BYTES], random: &[u8]) -> Hmac<Sha256> {
@@ -83,6 +90,11 @@ impl JobKey {
         mac.update(random);
         mac
     }
+}
+
+/// Whether the listener's answer, of which at least 8 bytes are there, is a challenge and not a welcome.
+pub fn is_challenge(answer: &[u8]) -> bool {
+    answer.starts_with(&MAGIC)
 }
 
 #[cfg(test)]
@@ -136,7 +148,7 @@ mod tests {
         let again = key(1).challenge(&hello, [8; 32]);
         assert!(!key(1).accepts(&hello, &again, &proof), "after another challenge");
         let mut reflected = [0; PROOF_BYTES];
-        reflected.copy_from_slice(&challenge[32..]);
+        reflected.copy_from_slice(&challenge[RANDOM.end..]);
         assert!(!key(1).accepts(&hello, &challenge, &reflected), "the listener's own");
     }
 

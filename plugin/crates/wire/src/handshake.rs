@@ -19,6 +19,8 @@ const HELLO_MAGIC: [u8; 8] = *b"EVKL-HEL";
 const WELCOME_MAGIC: [u8; 8] = *b"EVKL-WEL";
 /// How peers prove who they are. Without a job key they don't.
 const AUTH_NONE: u16 = 0;
+/// They prove that they have the same [`crate::JobKey`].
+const AUTH_JOB_KEY: u16 = 1;
 
 /// Sixteen random bytes chosen by a listener: who knows them was given the listener's handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,9 +58,12 @@ pub enum HandshakeError {
     /// Evenkeel, but another version of it.
     #[error("peer speaks Evenkeel protocol version {0}, this side version {PROTOCOL_VERSION}")]
     Version(u16),
-    /// The peer wants authentication that this side does not have.
-    #[error("peer asks for authentication method {0}, this side has no job key")]
-    Authentication(u16),
+    /// One side has a job key and the other has none.
+    #[error("the peer {}", if *theirs == AUTH_NONE { "has no job key, this side has one" } else { "has a job key, this side has none" })]
+    Authentication {
+        /// The peer's method.
+        theirs: u16,
+    },
     /// The hello was meant for another listener.
     #[error("the hello is for another listener (a stale or foreign peer)")]
     WrongListener,
@@ -140,8 +145,8 @@ impl Handle {
 /// First bytes of every flow, from the connector.
 ///
 /// Layout: magic 8, version u16, authentication u16, flows u16, zero u16, nonce 16 bytes,
-/// connection 16 bytes, flow u32, zeros. Authentication is a method number; with a method other than none, more
-/// bytes will follow the hello.
+/// connection 16 bytes, flow u32, random 12 bytes (zeros without a job key). Authentication is 0 without a job key; with one
+/// it is 1, and proofs follow the hello before the welcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The listener's nonce, from its handle.
@@ -153,6 +158,8 @@ pub struct Hello {
     pub flow: u32,
     /// Number of flows that make up the connection, 1 to [`MAX_FLOWS`].
     pub flows: u16,
+    /// With a job key: fresh random bytes, which make the listener's proof one for this flow only.
+    pub random: Option<[u8; 12]>,
 }
 
 impl Hello {
@@ -161,11 +168,13 @@ impl Hello {
         let mut out = [0; HELLO_BYTES];
         out[0..8].copy_from_slice(&HELLO_MAGIC);
         out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        out[10..12].copy_from_slice(&AUTH_NONE.to_le_bytes());
+        let authentication = if self.random.is_some() { AUTH_JOB_KEY } else { AUTH_NONE };
+        out[10..12].copy_from_slice(&authentication.to_le_bytes());
         out[12..14].copy_from_slice(&self.flows.to_le_bytes());
         out[16..32].copy_from_slice(&self.nonce.0);
         out[32..48].copy_from_slice(&self.connection.0);
         out[48..52].copy_from_slice(&self.flow.to_le_bytes());
+        out[52..64].copy_from_slice(&self.random.unwrap_or_default());
         out
     }
 
@@ -175,22 +184,26 @@ impl Hello {
         received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
     }
 
-    /// Reads a hello that must be meant for the listener with this nonce.
+    /// Reads a hello that must be meant for the listener with this nonce, which has a job key or not.
     ///
     /// # Errors
     /// [`HandshakeError`] when the sender is not a peer of that listener.
-    pub fn decode(bytes: &[u8; HELLO_BYTES], listener: Nonce) -> Result<Self, HandshakeError> {
+    pub fn decode(
+        bytes: &[u8; HELLO_BYTES],
+        listener: Nonce,
+        has_key: bool,
+    ) -> Result<Self, HandshakeError> {
         if !Self::may_begin_with(bytes) {
             return Err(HandshakeError::NotEvenkeel("peer"));
         }
         check_version(bytes)?;
-        let authentication = u16_at(bytes, 10);
-        if authentication != AUTH_NONE {
-            return Err(HandshakeError::Authentication(authentication));
-        }
         let nonce = Nonce(array(bytes, 16));
         if nonce != listener {
             return Err(HandshakeError::WrongListener);
+        }
+        let theirs = u16_at(bytes, 10);
+        if theirs != if has_key { AUTH_JOB_KEY } else { AUTH_NONE } {
+            return Err(HandshakeError::Authentication { theirs });
         }
         let (flow, flows) = (u32::from_le_bytes(array(bytes, 48)), u16_at(bytes, 12));
         if flows == 0 || usize::from(flows) > MAX_FLOWS {
@@ -200,7 +213,8 @@ impl Hello {
                 accepted: format!("1 to {MAX_FLOWS}"),
             });
         }
-        Ok(Self { nonce, connection: ConnectionId(array(bytes, 32)), flow, flows })
+        let random = has_key.then(|| array(bytes, 52));
+        Ok(Self { nonce, connection: ConnectionId(array(bytes, 32)), flow, flows, random })
     }
 }
 
@@ -224,7 +238,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Version => "different protocol versions",
-            Self::Authentication => "different authentication settings",
+            Self::Authentication => "the two sides do not have the same job key",
             Self::Inconsistent => "flow contradicts the others of its connection",
             Self::Busy => "too many unfinished connections",
             Self::Gone => "the connection is closed",
@@ -311,7 +325,7 @@ mod tests {
     const ID: ConnectionId = ConnectionId([9; 16]);
 
     fn hello() -> Hello {
-        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4 }
+        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4, random: None }
     }
 
     #[test]
@@ -334,16 +348,23 @@ mod tests {
     #[test]
     fn only_the_right_peer_is_let_in() {
         let bytes = hello().encode();
-        assert_eq!(Hello::decode(&bytes, NONCE), Ok(hello()));
-        assert_eq!(Hello::decode(&bytes, Nonce([8; 16])), Err(HandshakeError::WrongListener));
+        assert_eq!(Hello::decode(&bytes, NONCE, false), Ok(hello()));
+        assert_eq!(
+            Hello::decode(&bytes, Nonce([8; 16]), false),
+            Err(HandshakeError::WrongListener)
+        );
         let changed = |at: usize, value: u8| {
             let mut changed = bytes;
             changed[at] = value;
-            Hello::decode(&changed, NONCE).unwrap_err()
+            Hello::decode(&changed, NONCE, false).unwrap_err()
         };
         assert_eq!(changed(0, b'G'), HandshakeError::NotEvenkeel("peer"));
         assert_eq!(changed(8, 1), HandshakeError::Version(1));
-        assert_eq!(changed(10, 1), HandshakeError::Authentication(1));
+        assert_eq!(changed(10, 1), HandshakeError::Authentication { theirs: 1 });
+        let keyed = Hello { random: Some([5; 12]), ..hello() };
+        assert_eq!(Hello::decode(&keyed.encode(), NONCE, true), Ok(keyed));
+        let refused = HandshakeError::Authentication { theirs: 0 };
+        assert_eq!(Hello::decode(&bytes, NONCE, true), Err(refused));
         assert!(matches!(changed(12, 0), HandshakeError::OutOfRange { .. }));
         assert!(matches!(changed(12, 65), HandshakeError::OutOfRange { .. }));
     }
@@ -387,7 +408,8 @@ mod tests {
             if keep_magic {
                 raw[0..10].copy_from_slice(&hello().encode()[0..10]);
             }
-            prop_assert!(Hello::decode(&raw, NONCE).is_err());
+            prop_assert!(Hello::decode(&raw, NONCE, false).is_err());
+            prop_assert!(Hello::decode(&raw, NONCE, true).is_err());
             prop_assert!(Handle::decode(&raw).is_err());
         }
     }

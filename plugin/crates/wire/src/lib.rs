@@ -2,7 +2,8 @@
 //!
 //! A *listener* publishes a [`Handle`]: where it listens and a random nonce. A *connector* opens
 //! one TCP connection per *flow* to that address and sends a [`Hello`] on each; the listener
-//! answers with a [`Welcome`]. Flows with the same [`ConnectionId`] form one *connection*, which
+//! answers with a [`Welcome`], after both have proved that they have the job's [`JobKey`], if there
+//! is one. Flows with the same [`ConnectionId`] form one *connection*, which
 //! carries messages from the connector to the listener.
 //!
 //! A message is cut into chunks by the [`Scheduler`]: whichever flow can take bytes takes the next
@@ -23,7 +24,7 @@ mod reassembly;
 mod repath;
 mod schedule;
 
-pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES};
+pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
 pub use frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError};
 pub use handshake::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_FLOWS, Nonce,

@@ -7,3 +7,4 @@ mod flags;
 mod lost;
 mod net;
 mod process;
+mod security;
