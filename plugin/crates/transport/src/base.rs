@@ -53,6 +53,19 @@ impl Base {
         }
     }
 
+    /// `send` or `recv`.
+    pub(crate) fn direction(&self) -> &'static str {
+        match self.direction {
+            Direction::Send => "send",
+            Direction::Recv => "recv",
+        }
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
     pub(crate) fn failed(&self) -> bool {
         self.failure.get().is_some()
     }

@@ -145,7 +145,7 @@ impl Caller for Attempt {
 
     fn not_welcomed(self: Arc<Self>, _flow: u32, error: CallError) {
         let Destination { context, peer, .. } = &*self.destination;
-        let Context { log, device, label, settings } = context;
+        let Context { log, device, label, settings, .. } = context;
         let welcomed = {
             let state = lock(&self.state);
             if state.over {

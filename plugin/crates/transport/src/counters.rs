@@ -48,6 +48,11 @@ impl Counters {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.get()
     }
+
+    /// Chunks moved.
+    pub(crate) fn chunks(&self) -> u64 {
+        self.chunks.get()
+    }
 }
 
 impl fmt::Display for Counters {

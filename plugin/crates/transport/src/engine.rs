@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::error::Error;
+use crate::exporter::Exporter;
 use crate::sys::{self, lock};
 
 /// How often sources are asked about their deadlines. Events are never delayed by it.
@@ -55,6 +56,7 @@ pub(crate) trait Source: Send + Sync {
 pub(crate) struct Engine {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
+    _exporter: Option<Exporter>,
 }
 
 /// The workers as sources see them.
@@ -77,7 +79,8 @@ struct Worker {
 }
 
 impl Engine {
-    pub(crate) fn start(count: usize) -> Result<Arc<Self>, Error> {
+    /// Starts `count` workers. The exporter lives as long as they do.
+    pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
         let lingering = Arc::new(AtomicUsize::new(0));
         let all = (0..count)
@@ -86,7 +89,7 @@ impl Engine {
             .map_err(fail)?;
         let workers = Arc::new(Workers { all, next: AtomicUsize::new(0), lingering });
         // From here on, dropping the engine stops the threads that did start.
-        let mut engine = Self { workers, threads: Vec::new() };
+        let mut engine = Self { workers, threads: Vec::new(), _exporter: exporter };
         for index in 0..count {
             let worker = Arc::clone(&engine.workers.all[index]);
             let thread = std::thread::Builder::new()

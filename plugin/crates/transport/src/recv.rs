@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
@@ -18,6 +18,7 @@ use crate::counters::FlowCounters;
 use crate::engine::{Engine, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
 use crate::listen::OpenDoor;
+use crate::metrics::{FlowObservation, Observed};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::send::PLACES;
 use crate::sys::{self, RecvBuffer, SendBuffer, lock};
@@ -164,6 +165,8 @@ impl Receiver {
             warm: AtomicUsize::new(0),
         });
         receiver.clock.watch_time(Arc::new(Clock(Arc::clone(&receiver))));
+        let observed: Weak<Self> = Arc::downgrade(&receiver);
+        receiver.base.context.metrics.watch(observed);
         for (number, socket) in sockets.into_iter().enumerate() {
             if let Err(error) = receiver.adopt(number as u32, socket) {
                 receiver.close();
@@ -380,6 +383,25 @@ impl Queue {
             self.flows.iter_mut().flatten().find(|entry| entry.waits_for == Some(message))?;
         entry.waits_for = None;
         Some(Arc::clone(&entry.flow))
+    }
+}
+
+impl Observed for Receiver {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn in_flight(&self) -> InFlight {
+        Self::in_flight(self)
+    }
+
+    fn flows(&self) -> Vec<FlowObservation> {
+        let observe = |flow: &Arc<RecvFlow>| FlowObservation {
+            number: flow.number,
+            bytes: flow.counters.bytes(),
+            path: sys::path_figures(&flow.socket).unwrap_or_default(),
+        };
+        Self::flows(self).iter().map(observe).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
@@ -18,6 +18,7 @@ use crate::counters::FlowCounters;
 use crate::engine::{Engine, Linger, Readiness, Registration, Source};
 use crate::error::{Error, ErrorKind};
 use crate::mend::Mending;
+use crate::metrics::{FlowObservation, Observed};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::sys::{self, SendBuffer, lock};
 
@@ -163,6 +164,8 @@ impl Sender {
             attention: AtomicUsize::new(0),
         });
         sender.clock.watch_time(Arc::new(Clock(Arc::clone(&sender))));
+        let observed: Weak<Self> = Arc::downgrade(&sender);
+        sender.base.context.metrics.watch(observed);
         for (number, socket) in sockets.into_iter().enumerate() {
             if let Err(error) = sender.adopt(number as u32, socket) {
                 sender.close();
@@ -456,6 +459,25 @@ impl Queue {
             *place = None;
         }
         self.idle &= !(1 << flow.place);
+    }
+}
+
+impl Observed for Sender {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn in_flight(&self) -> InFlight {
+        Self::in_flight(self)
+    }
+
+    fn flows(&self) -> Vec<FlowObservation> {
+        let observe = |flow: &Arc<SendFlow>| FlowObservation {
+            number: flow.number,
+            bytes: flow.counters.bytes(),
+            path: sys::path_figures(&flow.socket).unwrap_or_default(),
+        };
+        Self::flows(self).iter().map(observe).collect()
     }
 }
 

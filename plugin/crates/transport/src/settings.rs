@@ -1,5 +1,6 @@
 //! Everything that can be set, in one table.
 
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -66,6 +67,8 @@ pub struct Settings {
     /// Ports to listen on; none: any.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) job_key: Option<JobKey>,
+    /// Where to serve metrics: the first that is free.
+    pub(crate) metrics: Vec<SocketAddr>,
 }
 
 /// All settings.
@@ -249,6 +252,16 @@ pub const SETTINGS: &[Setting] = &[
             Some(())
         },
     },
+    Setting {
+        name: "EVENKEEL_METRICS",
+        meaning: "where to serve metrics for Prometheus, at /metrics; of a range of ports the first that is free, so that all ranks of a host can have the same value",
+        accepts: "address:port or address:first-last, such as 0.0.0.0:9600-9615",
+        default: "",
+        apply: |settings, value| {
+            settings.metrics = if value.is_empty() { Vec::new() } else { addresses(value)? };
+            Some(())
+        },
+    },
 ];
 
 impl Settings {
@@ -284,6 +297,7 @@ impl Settings {
             family: Family::Any,
             ports: None,
             job_key: None,
+            metrics: Vec::new(),
         };
         for setting in SETTINGS {
             let given = lookup(setting.name).unwrap_or_default();
@@ -315,6 +329,12 @@ fn ports(value: &str) -> Option<RangeInclusive<u16>> {
     let port = |text: &str| Some(ranged(text.trim(), 1, u16::MAX.into())? as u16);
     let range = port(first)?..=port(last)?;
     (!range.is_empty()).then_some(range)
+}
+
+fn addresses(value: &str) -> Option<Vec<SocketAddr>> {
+    let (address, range) = value.rsplit_once(':')?;
+    let address: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
+    Some(ports(range)?.map(|port| SocketAddr::new(address, port)).collect())
 }
 
 fn seconds(value: &str) -> Option<Duration> {
@@ -370,6 +390,9 @@ mod tests {
             ("NCCL_SOCKET_FAMILY", "ipv4"),
             ("EVENKEEL_PORTS", "2000-1000"),
             ("EVENKEEL_PORTS", "0-10"),
+            ("EVENKEEL_METRICS", "9600"),
+            ("EVENKEEL_METRICS", "host:9600"),
+            ("EVENKEEL_METRICS", "127.0.0.1:"),
             ("EVENKEEL_JOB_KEY_FILE", "/no/such/file"),
             ("EVENKEEL_PEER_TIMEOUT", "1.5"),
             ("EVENKEEL_RECOVERY_TIMEOUT", "0"),

@@ -280,6 +280,42 @@ pub(crate) struct PathInfo {
 
 /// Asks the kernel about a TCP connection.
 pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
+    let info = tcp_info(socket)?;
+    let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
+    Ok(PathInfo {
+        unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
+        silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+        acked: info.tcpi_bytes_acked,
+        busy: Duration::from_micros(busy),
+        round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
+    })
+}
+
+/// What people want to know of a socket's path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PathFigures {
+    /// Smoothed.
+    pub(crate) round_trip: Duration,
+    /// Segments sent again so far.
+    pub(crate) retransmits: u64,
+    /// Bytes per second.
+    pub(crate) delivery_rate: u64,
+    /// Bytes not sent yet.
+    pub(crate) queued: u64,
+}
+
+/// Asks the kernel for a socket's [`PathFigures`].
+pub(crate) fn path_figures(socket: &Socket) -> io::Result<PathFigures> {
+    let info = tcp_info(socket)?;
+    Ok(PathFigures {
+        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        retransmits: info.tcpi_total_retrans.into(),
+        delivery_rate: info.tcpi_delivery_rate,
+        queued: info.tcpi_notsent_bytes.into(),
+    })
+}
+
+fn tcp_info(socket: &Socket) -> io::Result<libc::tcp_info> {
     // SAFETY: tcp_info is plain integers, for which all zeros is valid.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -294,17 +330,7 @@ pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
             &mut length,
         )
     };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
-    Ok(PathInfo {
-        unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
-        silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
-        acked: info.tcpi_bytes_acked,
-        busy: Duration::from_micros(busy),
-        round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
-    })
+    if result == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Fills an array with random bytes from the kernel.
