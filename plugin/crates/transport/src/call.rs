@@ -21,7 +21,7 @@ pub(crate) struct Destination {
     pub(crate) context: Context,
     pub(crate) workers: Arc<Workers>,
     pub(crate) handle: Handle,
-    /// The listener's address as this host reaches it.
+    /// The listener's first address as this host reaches it, for people.
     pub(crate) peer: SocketAddr,
     pub(crate) connection: ConnectionId,
 }
@@ -87,17 +87,17 @@ impl Call {
         flow: u32,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        let Destination { context, workers, peer, .. } = &**destination;
+        let Destination { context, workers, handle, .. } = &**destination;
+        let (local, peer) = context.device.path(flow, handle);
         let kind = Type::STREAM.nonblocking().cloexec();
-        let socket = Socket::new(Domain::for_address(*peer), kind, None)?;
+        let socket = Socket::new(Domain::for_address(peer), kind, None)?;
         prepare(&socket, context)?;
-        let local = context.device.local();
         if local.is_ipv4() == peer.is_ipv4() {
             // Packets must leave through the device that was asked for.
             sys::set_late_port(&socket)?;
             socket.bind(&local.into())?;
         }
-        match socket.connect(&(*peer).into()) {
+        match socket.connect(&peer.into()) {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
             _ => {}
         }

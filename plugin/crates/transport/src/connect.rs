@@ -40,14 +40,15 @@ impl Connecting {
         context: Context,
         handle: &Handle,
     ) -> Result<Self, Error> {
-        let peer = context.device.scoped(handle.addr);
+        let (_, peer) = context.device.path(0, handle);
         let what = format!("cannot connect to {peer} from {}", context.device.name());
         let fail = |error| Error::system(&what, &error);
         let connection = ConnectionId(sys::random().map_err(fail)?);
         let flows = context.settings.flows;
         let deadline = Instant::now() + context.settings.connect_timeout;
         let workers = Arc::clone(engine.workers());
-        let destination = Destination { context, workers, handle: *handle, peer, connection };
+        let destination =
+            Destination { context, workers, handle: handle.clone(), peer, connection };
         let attempt = Arc::new(Attempt {
             destination: Arc::new(destination),
             deadline,

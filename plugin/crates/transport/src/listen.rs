@@ -75,7 +75,7 @@ struct Partial {
 
 impl Listener {
     pub(crate) fn open(engine: Arc<Engine>, context: Context) -> Result<Self, Error> {
-        let local = context.device.local();
+        let local = context.device.listening();
         let what = format!("cannot listen on {} ({})", context.device.name(), local.ip());
         let fail = |error| Error::system(&what, &error);
         let nonce = Nonce(sys::random().map_err(fail)?);
@@ -96,7 +96,8 @@ impl Listener {
         });
         let source: Arc<dyn Source> = Arc::new(Door(Arc::clone(&shared)));
         shared.registration.watch(&shared.socket, source).map_err(fail)?;
-        let handle = Handle { addr, nonce };
+        let handle =
+            Handle { addresses: shared.context.device.addresses(), port: addr.port(), nonce };
         let door = OpenDoor::of(&shared);
         Ok(Self { shared, door, handle, deadline: OnceLock::new(), engine })
     }
@@ -128,8 +129,9 @@ impl Listener {
         Err(Error::new(
             ErrorKind::Remote,
             format!(
-                "no peer connected to {} within {} s ({} incomplete connections, {} strangers turned away) {}",
-                self.handle.addr,
+                "no peer connected to {:?}, port {}, within {} s ({} incomplete connections, {} strangers turned away) {}",
+                self.handle.addresses,
+                self.handle.port,
                 patience.as_secs(),
                 state.partial.len(),
                 state.turned_away,

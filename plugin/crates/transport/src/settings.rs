@@ -64,6 +64,8 @@ pub struct Settings {
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
     pub(crate) family: Family,
+    /// One device whose flows spread over all interfaces.
+    pub(crate) joined: bool,
     /// Ports to listen on; none: any.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) job_key: Option<JobKey>,
@@ -219,6 +221,20 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "EVENKEEL_DEVICES",
+        meaning: "separate: each interface is a device of its own for NCCL; joined: one device, whose flows spread over all interfaces (4 at most) and which goes on when one fails",
+        accepts: "separate or joined",
+        default: "separate",
+        apply: |settings, value| {
+            settings.joined = match value {
+                "separate" => false,
+                "joined" => true,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
         name: "EVENKEEL_PORTS",
         meaning: "ports to listen on, for firewalls; without it any that is free",
         accepts: "first-last, such as 29600-29699, or one port",
@@ -295,6 +311,7 @@ impl Settings {
             link_speed: None,
             interfaces: String::new(),
             family: Family::Any,
+            joined: false,
             ports: None,
             job_key: None,
             metrics: Vec::new(),

@@ -1,14 +1,16 @@
 //! How two peers recognise each other: the handle, the hello and the welcome.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
 pub const PROTOCOL_VERSION: u16 = 2;
 /// Most flows a connection may have.
 pub const MAX_FLOWS: usize = 64;
-/// Encoded length of a [`Handle`], in bytes: half of what NCCL carries.
-pub const HANDLE_BYTES: usize = 64;
+/// Most addresses of a listener.
+pub const MAX_ADDRESSES: usize = 4;
+/// Encoded length of a [`Handle`], in bytes. NCCL carries 128.
+pub const HANDLE_BYTES: usize = 32 + 16 * MAX_ADDRESSES;
 /// Encoded length of a [`Hello`], in bytes.
 pub const HELLO_BYTES: usize = 64;
 /// Encoded length of a [`Welcome`], in bytes.
@@ -84,35 +86,35 @@ pub enum HandshakeError {
 
 /// What a listener publishes: where it is, and the nonce that its peers must present.
 ///
-/// Layout: magic 8, version u16, family u8 (4 or 6), zero u8, port u16, zero u16, address 16
-/// bytes, nonce 16 bytes, zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Layout: magic 8, version u16, number of addresses u8, zero u8, port u16, zero u16, nonce 16 bytes, then four times 16
+/// bytes: an IPv6 address, or an IPv4 address mapped to one, or zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Where the listener accepts connections. IPv6 scope ids are not carried: they mean nothing
-    /// on another host.
-    pub addr: SocketAddr,
+    /// Where the listener accepts connections, 1 to [`MAX_ADDRESSES`]: those of all its interfaces. IPv6 scope ids are not
+    /// carried: they mean nothing on another host.
+    pub addresses: Vec<IpAddr>,
+    /// The port, the same at all of them.
+    pub port: u16,
     /// What a peer must present.
     pub nonce: Nonce,
 }
 
 impl Handle {
-    /// The bytes to hand to the peer out of band.
+    /// The bytes to hand to the peer out of band. Addresses beyond [`MAX_ADDRESSES`] are left out.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut out = [0; HANDLE_BYTES];
         out[0..8].copy_from_slice(&HANDLE_MAGIC);
         out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        match self.addr.ip() {
-            IpAddr::V4(ip) => {
-                out[10] = 4;
-                out[16..20].copy_from_slice(&ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                out[10] = 6;
-                out[16..32].copy_from_slice(&ip.octets());
-            }
+        out[10] = self.addresses.len().min(MAX_ADDRESSES) as u8;
+        out[12..14].copy_from_slice(&self.port.to_le_bytes());
+        out[16..32].copy_from_slice(&self.nonce.0);
+        for (place, address) in out[32..].chunks_exact_mut(16).zip(&self.addresses) {
+            let address = match address {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => *ip,
+            };
+            place.copy_from_slice(&address.octets());
         }
-        out[12..14].copy_from_slice(&self.addr.port().to_le_bytes());
-        out[32..48].copy_from_slice(&self.nonce.0);
         out
     }
 
@@ -125,20 +127,17 @@ impl Handle {
             return Err(HandshakeError::NotEvenkeel("handle"));
         }
         check_version(bytes)?;
-        let address: [u8; 16] = array(bytes, 16);
-        let ip = match bytes[10] {
-            4 => IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, 16))),
-            6 => IpAddr::V6(Ipv6Addr::from(address)),
-            other => {
-                return Err(HandshakeError::OutOfRange {
-                    field: "address family",
-                    value: other.into(),
-                    accepted: "4 or 6".into(),
-                });
-            }
-        };
-        let addr = SocketAddr::new(ip, u16_at(bytes, 12));
-        Ok(Self { addr, nonce: Nonce(array(bytes, 32)) })
+        let count = usize::from(bytes[10]);
+        if !(1..=MAX_ADDRESSES).contains(&count) {
+            return Err(HandshakeError::OutOfRange {
+                field: "number of addresses",
+                value: count as u64,
+                accepted: format!("1 to {MAX_ADDRESSES}"),
+            });
+        }
+        let address = |at| Ipv6Addr::from(array::<16>(bytes, 32 + 16 * at)).to_canonical();
+        let addresses = (0..count).map(address).collect();
+        Ok(Self { addresses, port: u16_at(bytes, 12), nonce: Nonce(array(bytes, 16)) })
     }
 }
 
@@ -330,19 +329,23 @@ mod tests {
 
     #[test]
     fn handles_keep_both_address_families() {
-        for addr in ["10.1.2.3:4567", "[2001:db8::1]:65535"] {
-            let handle = Handle { addr: addr.parse().unwrap(), nonce: NONCE };
+        let addresses = ["10.1.2.3", "2001:db8::1", "0.0.0.0", "::1"].map(|ip| ip.parse().unwrap());
+        for count in 1..=addresses.len() {
+            let addresses = addresses[..count].to_vec();
+            let handle = Handle { addresses, port: 65_535, nonce: NONCE };
             assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
         }
     }
 
     #[test]
     fn a_handle_of_another_kind_is_refused() {
-        assert!(matches!(Handle::decode(&[0; 64]), Err(HandshakeError::NotEvenkeel(_))));
-        let handle = Handle { addr: "10.1.2.3:4567".parse().unwrap(), nonce: NONCE };
-        let mut bytes = handle.encode();
-        bytes[10] = 5;
-        assert!(matches!(Handle::decode(&bytes), Err(HandshakeError::OutOfRange { .. })));
+        assert!(matches!(Handle::decode(&[0; HANDLE_BYTES]), Err(HandshakeError::NotEvenkeel(_))));
+        let handle = Handle { addresses: vec![[10, 1, 2, 3].into()], port: 4567, nonce: NONCE };
+        for count in [0, 5] {
+            let mut bytes = handle.encode();
+            bytes[10] = count;
+            assert!(matches!(Handle::decode(&bytes), Err(HandshakeError::OutOfRange { .. })));
+        }
     }
 
     #[test]
@@ -410,7 +413,9 @@ mod tests {
             }
             prop_assert!(Hello::decode(&raw, NONCE, false).is_err());
             prop_assert!(Hello::decode(&raw, NONCE, true).is_err());
-            prop_assert!(Handle::decode(&raw).is_err());
+            let mut handle = [0; HANDLE_BYTES];
+            handle[..64].copy_from_slice(&raw);
+            prop_assert!(Handle::decode(&handle).is_err());
         }
     }
 }

@@ -27,8 +27,8 @@ mod schedule;
 pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
 pub use frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError};
 pub use handshake::{
-    ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_FLOWS, Nonce,
-    PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
+    ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_ADDRESSES,
+    MAX_FLOWS, Nonce, PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
 };
 pub use pace::{Pace, Progress};
 pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};

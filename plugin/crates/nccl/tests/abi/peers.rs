@@ -14,7 +14,8 @@ use crate::harness::{Handle, Net, Opaque, PATIENCE, log_lines, pattern, until};
 fn address(handle: &Handle) -> SocketAddr {
     let mut bytes = [0; HANDLE_BYTES];
     bytes.copy_from_slice(&handle.0[..HANDLE_BYTES]);
-    evenkeel_transport::Handle::decode(&bytes).unwrap().addr
+    let handle = evenkeel_transport::Handle::decode(&bytes).unwrap();
+    SocketAddr::new(handle.addresses[0], handle.port)
 }
 
 /// Ends with the process that owns it, and never outlives the test.
