@@ -28,6 +28,7 @@ mod request;
 mod send;
 mod settings;
 mod sys;
+mod turn;
 
 use std::sync::{Arc, Mutex, Weak};
 

@@ -206,9 +206,14 @@ impl Caller for Sender {
             (mending.failures, mending.not_before) = (0, None);
             mending.flowless.take()
         };
+        let in_place_of_another = {
+            let (live, _) = self.count_flows();
+            live < usize::from(self.base.context.settings.flows)
+        };
         if self.adopt(flow, socket).is_err() {
             return;
         }
+        self.base.counters.replaced.add(in_place_of_another.into());
         if let Some(since) = outage {
             self.base.counters.recovered.add(1);
             let cause = lock(&self.mending).cause.clone();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
@@ -22,6 +22,7 @@ use crate::metrics::{FlowObservation, Observed};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::send::PLACES;
 use crate::sys::{self, RecvBuffer, SendBuffer, lock};
+use crate::turn::Turn;
 
 /// How long a receiver whose flows have all ended waits for another one. A sender that lives opens
 /// one as soon as it hears of the loss.
@@ -106,7 +107,7 @@ struct RecvFlow {
     registration: Registration,
     counters: FlowCounters,
     /// Held while the socket is read.
-    reading: Mutex<Reading>,
+    reading: Turn<Reading>,
     /// Held while the socket is written to.
     answering: Mutex<Answering>,
 }
@@ -206,7 +207,7 @@ impl Receiver {
                 socket,
                 registration: self.workers.registration(),
                 counters: FlowCounters::default(),
-                reading: Mutex::new(Reading {
+                reading: Turn::new(Reading {
                     closed: false,
                     stage: Stage::Header { have: 0 },
                     header: [0; FRAME_BYTES],
@@ -236,21 +237,23 @@ impl Receiver {
             return Err(error);
         }
         let operation = Operation::new();
-        let message = {
-            let mut queue = lock(&this.queue);
-            if queue.reassembly.outstanding() >= MAX_REQUESTS {
-                return Ok(None);
-            }
-            let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
-            let posted = Posted { buffer, operation: Arc::clone(&operation) };
-            queue.reassembly.post(capacity, posted)
-        };
-        this.judge(Instant::now());
+        let mut guard = lock(&this.queue);
+        if guard.reassembly.outstanding() >= MAX_REQUESTS {
+            return Ok(None);
+        }
+        let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
+        let posted = Posted { buffer, operation: Arc::clone(&operation) };
+        let message = guard.reassembly.post(capacity, posted);
         let inline = this.base.context.settings.inline_bytes;
-        loop {
-            let waiting = lock(&this.queue).take_waiting(message);
-            let Some(flow) = waiting else { break };
+        while let Some(flow) = guard.take_waiting(message) {
+            drop(guard);
             flow.read(inline);
+            guard = lock(&this.queue);
+        }
+        let open = guard.is_open();
+        drop(guard);
+        if !open {
+            this.judge(Instant::now());
         }
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
@@ -305,7 +308,7 @@ impl Receiver {
         let (what, kind) = {
             let mut queue = lock(&self.queue);
             let queue = &mut *queue;
-            if queue.flows.iter().flatten().any(|entry| entry.waits_for.is_none()) {
+            if queue.is_open() {
                 queue.stuck = None;
                 return;
             }
@@ -377,6 +380,11 @@ impl Receiver {
 }
 
 impl Queue {
+    /// Whether any flow can bring something for the buffers that are posted.
+    fn is_open(&self) -> bool {
+        self.flows.iter().flatten().any(|entry| entry.waits_for.is_none())
+    }
+
     /// A flow that waits for this message's buffer. It does not wait any more.
     fn take_waiting(&mut self, message: u64) -> Option<Arc<RecvFlow>> {
         let entry =
@@ -419,19 +427,14 @@ impl Owner for Receiver {
             queue.flows.get(warm).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
         };
         let Some(flow) = flow else { return };
-        let reading = match flow.reading.try_lock() {
-            Ok(reading) => reading,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody is at it.
-            Err(TryLockError::WouldBlock) => return,
-        };
-        flow.read_with(reading, self.base.context.settings.inline_bytes);
+        let inline = self.base.context.settings.inline_bytes;
+        flow.reading.take_if_free(|reading| flow.read_with(reading, inline));
     }
 }
 
 impl RecvFlow {
     fn read(&self, limit: u64) {
-        self.read_with(lock(&self.reading), limit);
+        self.reading.take(|reading| self.read_with(reading, limit));
     }
 
     /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes
@@ -485,7 +488,7 @@ impl RecvFlow {
                     receiver.told_dead(number);
                     let below = lock(&receiver.queue).reassembly.ack();
                     self.answer(|answering| answering.ack = Some(below));
-                    guard = lock(&self.reading);
+                    guard = self.reading.wait();
                     // Another thread may have been here in between.
                     if matches!(guard.stage, Stage::Dead { number: still } if still == number) {
                         guard.stage = Stage::Header { have: 0 };
@@ -583,7 +586,7 @@ impl RecvFlow {
     /// Reads nothing any more, and gives back what was reserved for it. False when that was so
     /// already.
     fn come_to_rest(&self) -> bool {
-        let mut reading = lock(&self.reading);
+        let mut reading = self.reading.wait();
         if std::mem::replace(&mut reading.closed, true) {
             return false;
         }

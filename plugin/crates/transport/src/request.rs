@@ -45,25 +45,14 @@ pub(crate) trait Owner: Send + Sync {
 }
 
 /// A message being sent or received. Dropping it does not cancel it; closing its connection does.
-pub struct Request(State);
-
-enum State {
-    /// Done when the request was made.
-    Done(u64),
-    Begun {
-        operation: Arc<Operation>,
-        owner: Arc<dyn Owner>,
-    },
+pub struct Request {
+    operation: Arc<Operation>,
+    owner: Arc<dyn Owner>,
 }
 
 impl Request {
     pub(crate) fn new(operation: Arc<Operation>, owner: Arc<dyn Owner>) -> Self {
-        Self(State::Begun { operation, owner })
-    }
-
-    /// A request for a message of this many bytes that needs nothing more from the caller.
-    pub(crate) fn done(bytes: u64) -> Self {
-        Self(State::Done(bytes))
+        Self { operation, owner }
     }
 
     /// The message's length in bytes once it is sent or received; `None` before. Never blocks.
@@ -73,10 +62,7 @@ impl Request {
     /// # Errors
     /// The failure of the connection, when that came before the request was done.
     pub fn test(&self) -> Result<Option<u64>, Error> {
-        let (operation, owner) = match &self.0 {
-            State::Done(bytes) => return Ok(Some(*bytes)),
-            State::Begun { operation, owner } => (operation, owner),
-        };
+        let Self { operation, owner } = self;
         if let Some(bytes) = operation.done() {
             return Ok(Some(bytes));
         }

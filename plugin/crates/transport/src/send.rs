@@ -1,9 +1,10 @@
 //! The sending side of a connection.
 
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
@@ -13,7 +14,7 @@ use socket2::Socket;
 
 use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
 use crate::call::Destination;
-use crate::copies::Copies;
+use crate::copies::{Copies, Copy};
 use crate::counters::FlowCounters;
 use crate::engine::{Engine, Linger, Readiness, Registration, Source};
 use crate::error::{Error, ErrorKind};
@@ -21,6 +22,7 @@ use crate::mend::Mending;
 use crate::metrics::{FlowObservation, Observed};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::sys::{self, SendBuffer, lock};
+use crate::turn::Turn;
 
 /// How long a closed connection goes on delivering messages that were reported as sent.
 const LINGER: Duration = Duration::from_secs(10);
@@ -81,6 +83,8 @@ pub(crate) struct Queue {
     /// Messages whose requests are not done.
     requests: usize,
     copies: Copies,
+    /// Small messages that are written and for which there was no room.
+    unkept: VecDeque<u64>,
     /// No flow may be added any more.
     closed: bool,
     /// The connection is closed by its owner and still delivers what was promised.
@@ -89,8 +93,15 @@ pub(crate) struct Queue {
 
 pub(crate) struct Outgoing {
     buffer: SendBuffer,
-    /// `None`: the buffer is a copy, and the request is done.
-    operation: Option<Arc<Operation>>,
+    request: Promise,
+}
+
+/// Who waits for a message.
+enum Promise {
+    /// The request, which is done when the buffer is not needed any more.
+    Pending(Arc<Operation>),
+    /// Nobody: the request is done and the buffer is a copy.
+    Kept(Copy),
 }
 
 /// One TCP connection of a connection.
@@ -104,9 +115,9 @@ pub(crate) struct SendFlow {
     /// It is to take no more chunks.
     pub(crate) retiring: AtomicBool,
     /// Held while the socket is written to.
-    writing: Mutex<Writing>,
+    writing: Turn<Writing>,
     /// Held while the socket is read from.
-    hearing: Mutex<Hearing>,
+    hearing: Turn<Hearing>,
 }
 
 #[derive(Default)]
@@ -155,6 +166,7 @@ impl Sender {
                 idle: 0,
                 requests: 0,
                 copies: Copies::new(inline),
+                unkept: VecDeque::new(),
                 closed: false,
                 lingering: None,
             }),
@@ -194,8 +206,8 @@ impl Sender {
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
-                writing: Mutex::default(),
-                hearing: Mutex::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
+                writing: Turn::default(),
+                hearing: Turn::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
             });
             if place == queue.flows.len() {
                 queue.flows.push(None);
@@ -230,20 +242,11 @@ impl Sender {
         if queue.requests >= MAX_REQUESTS {
             return Ok(None);
         }
-        let copy = if inline { queue.copies.store(buffer) } else { None };
-        let request = match copy {
-            Some(buffer) => {
-                queue.scheduler.push(length, false, Outgoing { buffer, operation: None });
-                Request::done(length)
-            }
-            None => {
-                let operation = Operation::new();
-                let outgoing = Outgoing { buffer, operation: Some(Arc::clone(&operation)) };
-                queue.scheduler.push(length, true, outgoing);
-                queue.requests += 1;
-                Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)
-            }
-        };
+        let operation = Operation::new();
+        let request = Promise::Pending(Arc::clone(&operation));
+        queue.scheduler.push(length, !inline, Outgoing { buffer, request });
+        queue.requests += 1;
+        let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
         let mut wanted = if inline { 1 } else { length.div_ceil(settings.chunk_bytes) };
         if inline {
             let flow = queue.take_idle();
@@ -265,7 +268,7 @@ impl Sender {
     /// A flow has died: what it may not have delivered goes to others.
     pub(crate) fn lose(self: &Arc<Self>, flow: &SendFlow, why: &str) {
         {
-            let mut writing = lock(&flow.writing);
+            let mut writing = flow.writing.wait();
             if std::mem::replace(&mut writing.closed, true) {
                 return;
             }
@@ -294,9 +297,11 @@ impl Sender {
     /// Takes a flow out that has nothing to deliver any more.
     pub(crate) fn retire(&self, flow: &SendFlow) {
         {
-            let mut writing = lock(&flow.writing);
+            let mut writing = flow.writing.wait();
             let mut queue = lock(&self.queue);
             if writing.closed || writing.frame.is_some() || !queue.scheduler.is_clear(flow.place) {
+                // Somebody may have wanted to write meanwhile.
+                flow.kick();
                 return;
             }
             writing.closed = true;
@@ -310,13 +315,19 @@ impl Sender {
     fn collect(&self, queue: &mut Queue) -> bool {
         while let Some(sent) = queue.scheduler.pop_sent() {
             self.base.counters.message(sent.total);
-            match sent.payload.operation {
-                Some(operation) => {
+            match sent.payload.request {
+                Promise::Pending(operation) => {
                     operation.complete(sent.total);
                     queue.requests -= 1;
                 }
-                None => queue.copies.release(),
+                Promise::Kept(copy) => queue.copies.release(copy),
             }
+        }
+        // Now there may be room. Their acknowledgements need not come soon.
+        while let Some(message) = queue.unkept.front().copied()
+            && (message < queue.scheduler.first() || queue.keep(message))
+        {
+            queue.unkept.pop_front();
         }
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }
@@ -353,7 +364,7 @@ impl Sender {
         let bytes = queue
             .scheduler
             .unacked()
-            .filter(|outgoing| outgoing.operation.is_some())
+            .filter(|outgoing| matches!(outgoing.request, Promise::Pending(_)))
             .map(|outgoing| outgoing.buffer.length() as u64)
             .sum();
         InFlight { requests: queue.requests, bytes }
@@ -363,7 +374,7 @@ impl Sender {
     /// that is possible. Waits at most for system calls that do not block.
     fn come_to_rest(&self) {
         for flow in self.flows() {
-            let mut writing = lock(&flow.writing);
+            let mut writing = flow.writing.wait();
             if !std::mem::replace(&mut writing.closed, true) {
                 if writing.frame.take().is_none() && !writing.bye_said {
                     let nothing = SendBuffer::from_static(&[]);
@@ -453,6 +464,27 @@ impl Queue {
         self.flows[place].clone()
     }
 
+    /// The flow in this place has written its chunk. A small message that is written is kept as a
+    /// copy, and its request is done.
+    fn written(&mut self, place: usize) {
+        if let Some(message) = self.scheduler.written(place)
+            && !self.keep(message)
+        {
+            self.unkept.push_back(message);
+        }
+    }
+
+    /// Keeps a copy of a small message, unless there is no room or a flow is writing it again.
+    fn keep(&mut self, message: u64) -> bool {
+        let Some(outgoing) = self.scheduler.payload_mut(message) else { return false };
+        let Promise::Pending(operation) = &outgoing.request else { return true };
+        let Some((buffer, copy)) = self.copies.store(outgoing.buffer) else { return false };
+        operation.complete(outgoing.buffer.length() as u64);
+        *outgoing = Outgoing { buffer, request: Promise::Kept(copy) };
+        self.requests -= 1;
+        true
+    }
+
     fn remove(&mut self, flow: &SendFlow) {
         // Not there when the connection was closed in between.
         if let Some(place) = self.flows.get_mut(flow.place) {
@@ -495,13 +527,7 @@ impl Owner for Sender {
             queue.flows.get(turn % queue.flows.len().max(1)).and_then(Option::clone)
         };
         if let Some(flow) = flow {
-            let hearing = match flow.hearing.try_lock() {
-                Ok(hearing) => hearing,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // Somebody is at it.
-                Err(TryLockError::WouldBlock) => return,
-            };
-            flow.hear_with(hearing);
+            flow.hearing.take_if_free(|hearing| flow.hear_with(hearing));
         }
     }
 }
@@ -525,7 +551,10 @@ impl SendFlow {
     /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
     /// written; in the last case the worker goes on.
     fn write(&self, limit: u64) {
-        let mut guard = lock(&self.writing);
+        self.writing.take(|writing| self.write_with(writing, limit));
+    }
+
+    fn write_with(&self, mut guard: MutexGuard<'_, Writing>, limit: u64) {
         let mut moved = 0;
         let error = loop {
             let writing = &mut *guard;
@@ -590,7 +619,7 @@ impl SendFlow {
         let queue = &mut *guard;
         let mut over = false;
         if std::mem::take(&mut writing.chunk_written) {
-            queue.scheduler.written(self.place);
+            queue.written(self.place);
             over = sender.collect(queue);
         }
         let retiring = self.retiring.load(Ordering::Relaxed);
@@ -630,7 +659,7 @@ impl SendFlow {
 
     /// Reads what the peer says.
     fn hear(&self) {
-        self.hear_with(lock(&self.hearing));
+        self.hearing.take(|hearing| self.hear_with(hearing));
     }
 
     fn hear_with(&self, mut hearing: MutexGuard<'_, Hearing>) {

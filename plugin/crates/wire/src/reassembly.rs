@@ -6,9 +6,9 @@ use crate::ChunkHeader;
 use crate::ranges::Ranges;
 
 /// A sender that does not wait hears of its messages at the latest when this many bytes...
-const LAZY_ACK_BYTES: u64 = 64 << 10;
+const LAZY_ACK_BYTES: u64 = 256 << 10;
 /// ...or this many messages are complete.
-const LAZY_ACK_MESSAGES: u64 = 32;
+const LAZY_ACK_MESSAGES: u64 = 64;
 
 /// Why a chunk cannot be taken. Each means that the peer and this side disagree, so the
 /// connection cannot go on.
@@ -307,11 +307,11 @@ mod tests {
         };
         assert_eq!(receive(0, 10, false), None);
         assert_eq!(receive(1, 10, true), Some(2));
-        let tiny: Vec<_> = (2..34).map(|message| receive(message, 10, false)).collect();
-        assert!(tiny[..31].iter().all(Option::is_none));
-        assert_eq!(tiny[31], Some(34));
-        assert_eq!(receive(34, 40_000, false), None);
-        assert_eq!(receive(35, 40_000, false), Some(36));
-        assert_eq!(reassembly.ack(), 36);
+        let tiny: Vec<_> = (2..66).map(|message| receive(message, 10, false)).collect();
+        assert!(tiny[..63].iter().all(Option::is_none));
+        assert_eq!(tiny[63], Some(66));
+        assert_eq!(receive(66, 140_000, false), None);
+        assert_eq!(receive(67, 140_000, false), Some(68));
+        assert_eq!(reassembly.ack(), 68);
     }
 }

@@ -64,6 +64,8 @@ struct Outgoing<T> {
     total: u64,
     /// Bytes handed out in chunks.
     cut: u64,
+    /// Bytes that flows have written, repeated ones included.
+    written: u64,
     /// Flows that are writing a chunk of it just now.
     writers: u32,
     ack_wanted: bool,
@@ -83,8 +85,8 @@ struct Flow {
     open: bool,
     /// What it was given, of messages that may not be acknowledged.
     given: VecDeque<Piece>,
-    /// The message that it is writing.
-    writing: Option<u64>,
+    /// What it is writing.
+    writing: Option<Piece>,
     /// Number of the first death that it has not told of.
     next_death: u64,
 }
@@ -129,7 +131,14 @@ impl<T> Scheduler<T> {
     pub fn push(&mut self, total: u64, ack_wanted: bool, payload: T) -> u64 {
         debug_assert!(total <= MAX_MESSAGE_BYTES);
         self.uncut += total;
-        self.messages.push_back(Outgoing { total, cut: 0, writers: 0, ack_wanted, payload });
+        self.messages.push_back(Outgoing {
+            total,
+            cut: 0,
+            written: 0,
+            writers: 0,
+            ack_wanted,
+            payload,
+        });
         self.first + self.messages.len() as u64 - 1
     }
 
@@ -159,7 +168,7 @@ impl<T> Scheduler<T> {
             flow.given.pop_front();
         }
         flow.given.push_back(piece);
-        flow.writing = Some(piece.message);
+        flow.writing = Some(piece);
         let message = &mut self.messages[(piece.message - self.first) as usize];
         message.writers += 1;
         let header = ChunkHeader {
@@ -199,10 +208,30 @@ impl<T> Scheduler<T> {
         Some(Piece { message: number, offset: offset as u32, length: length as u32 })
     }
 
-    /// Tells that the flow in this place has written its chunk in full.
-    pub fn written(&mut self, place: usize) {
-        let Some(number) = self.flows[place].writing.take() else { return };
-        let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+    /// Tells that the flow in this place has written its chunk in full. Returns the message's number
+    /// when all of it is written and nobody waits for the peer to have it: as long as nothing of it
+    /// is handed out again, its payload may be changed ([`Scheduler::payload_mut`]).
+    pub fn written(&mut self, place: usize) -> Option<u64> {
+        let piece = self.flows.get_mut(place)?.writing.take()?;
+        let index = usize::try_from(piece.message.checked_sub(self.first)?).ok()?;
+        let message = self.messages.get_mut(index)?;
+        message.writers -= 1;
+        message.written += u64::from(piece.length);
+        let whole = message.written >= message.total && message.writers == 0;
+        (whole && !message.ack_wanted).then_some(piece.message)
+    }
+
+    /// What a message was pushed with, unless it is taken or being written.
+    pub fn payload_mut(&mut self, message: u64) -> Option<&mut T> {
+        let index = usize::try_from(message.checked_sub(self.first)?).ok()?;
+        let message = self.messages.get_mut(index).filter(|message| message.writers == 0)?;
+        Some(&mut message.payload)
+    }
+
+    /// The flow in this place will not write the rest of its chunk.
+    fn broke_off(&mut self, place: usize) {
+        let Some(piece) = self.flows[place].writing.take() else { return };
+        let index = piece.message.checked_sub(self.first).map(|index| index as usize);
         if let Some(message) = index.and_then(|index| self.messages.get_mut(index)) {
             message.writers -= 1;
         }
@@ -240,7 +269,7 @@ impl<T> Scheduler<T> {
     /// the peer has not acknowledged is handed out again. The place is free. Returns how many bytes
     /// that is.
     pub fn died(&mut self, place: usize, number: u32) -> u64 {
-        self.written(place);
+        self.broke_off(place);
         let until = self.begun();
         let flow = &mut self.flows[place];
         flow.open = false;
@@ -275,6 +304,11 @@ impl<T> Scheduler<T> {
     /// Bytes that no flow has taken yet, those to be sent again aside.
     pub fn uncut_bytes(&self) -> u64 {
         self.uncut
+    }
+
+    /// Number of the oldest message that is not taken.
+    pub fn first(&self) -> u64 {
+        self.first
     }
 
     /// Whether there is no message.
@@ -345,6 +379,22 @@ mod tests {
         assert_eq!(scheduler.pop_sent(), None);
         scheduler.written(1);
         assert_eq!(scheduler.pop_sent(), Some(Sent { payload: 'a', total: 200 }));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_given_back_when_it_is_written() {
+        let mut scheduler = scheduler(2);
+        scheduler.push(200, false, 'a');
+        scheduler.next(0, 128).unwrap();
+        scheduler.next(1, 128).unwrap();
+        assert_eq!(scheduler.written(1), None);
+        assert_eq!(scheduler.written(0), Some(0));
+        assert_eq!(scheduler.payload_mut(0), Some(&mut 'a'));
+        *scheduler.payload_mut(0).unwrap() = 'b';
+        // Should the flow die, it is the new payload that is sent.
+        scheduler.died(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        assert!(matches!(scheduler.next(1, 128), Some(Next::Chunk(_, 'b'))));
     }
 
     #[test]
