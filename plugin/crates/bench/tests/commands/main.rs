@@ -5,5 +5,7 @@
 mod allreduce;
 mod flags;
 mod lost;
+mod metrics;
 mod net;
 mod process;
+mod security;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
 mod data;
+mod faults;
 mod from_c;
 mod harness;
 mod lifecycle;
