@@ -174,6 +174,9 @@ func TestFlowsTakeTheLinkOfTheirHash(t *testing.T) {
 			t.Errorf("link %d carried %d bytes of a flow on link 2", link, sent)
 		}
 	}
+	if received, sent, err := l.Traffic(H2); err != nil || received < 4<<20 || sent == 0 || sent > received {
+		t.Errorf("h2 has received %d bytes and sent %d, %v: want more than %d, and some", received, sent, err, 4<<20)
+	}
 	used := map[int]int{}
 	for port := range uint16(64) {
 		link, err := l.path(t.Context(), 50_000+port, 5201)

@@ -1,7 +1,6 @@
 package netlab
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -137,34 +136,55 @@ func (l *Lab) Sent() ([]uint64, error) {
 		return nil, err
 	}
 	sent := make([]uint64, len(l.config.Links))
-	err := l.spaces[s1].do(func() error {
+	counters, err := l.spaces[s1].counters()
+	for link := range sent {
+		sent[link] = counters[linkName(link)].sent
+	}
+	return sent, err
+}
+
+// Traffic returns how many bytes a host has received and sent in the network
+// under test, counted as by [Lab.Sent].
+func (l *Lab) Traffic(host Host) (received, sent uint64, err error) {
+	s, err := l.host(host)
+	if err != nil {
+		return 0, 0, err
+	}
+	counters, err := s.counters()
+	return counters[DataInterface].received, counters[DataInterface].sent, err
+}
+
+type counter struct{ received, sent uint64 }
+
+// counters returns what each interface has counted, in bytes.
+func (s space) counters() (map[string]counter, error) {
+	all := map[string]counter{}
+	err := s.do(func() error {
 		// The thread's own entry: /proc/net shows the process's first thread's.
-		file, err := os.Open("/proc/thread-self/net/dev")
+		text, err := os.ReadFile("/proc/thread-self/net/dev")
 		if err != nil {
 			return err
 		}
-		defer file.Close()
-		lines := bufio.NewScanner(file)
-		for lines.Scan() {
-			name, counters, _ := strings.Cut(strings.TrimSpace(lines.Text()), ":")
-			number, isLink := strings.CutPrefix(name, "p")
-			link, err := strconv.Atoi(number)
-			if !isLink || err != nil || link >= len(sent) {
-				continue
-			}
+		for line := range strings.Lines(string(text)) {
+			name, columns, ok := strings.Cut(strings.TrimSpace(line), ":")
 			// Eight columns of what was received come first.
-			if fields := strings.Fields(counters); len(fields) > 8 {
-				if sent[link], err = strconv.ParseUint(fields[8], 10, 64); err != nil {
-					return err
-				}
+			fields := strings.Fields(columns)
+			if !ok || len(fields) <= 8 {
+				continue // a heading
 			}
+			received, err1 := strconv.ParseUint(fields[0], 10, 64)
+			sent, err2 := strconv.ParseUint(fields[8], 10, 64)
+			if err := errors.Join(err1, err2); err != nil {
+				return err
+			}
+			all[name] = counter{received, sent}
 		}
-		return lines.Err()
+		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the links' counters: %w", err)
+		return nil, fmt.Errorf("read interfaces' counters: %w", err)
 	}
-	return sent, nil
+	return all, nil
 }
 
 var deviceOfRoute = regexp.MustCompile(`\bdev p(\d+)\b`)
