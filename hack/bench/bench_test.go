@@ -103,18 +103,18 @@ func TestVerdicts(t *testing.T) {
 		goal     goal
 		ours     []float64
 		failures int
-		reached  bool
+		reached  answer
 	}{
-		"median reached":      {goal{of: medianRate, figure: 2}, []float64{1, 2, 3}, 0, true},
-		"median missed":       {goal{of: medianRate, figure: 2.1}, []float64{1, 2, 3}, 0, false},
-		"worst reached":       {goal{of: worstRate, figure: 1}, []float64{3, 1, 2}, 0, true},
-		"worst missed":        {goal{of: worstRate, figure: 1.1}, []float64{3, 1, 2}, 0, false},
-		"share reached":       {goal{of: medianRate, share: 0.5}, []float64{2}, 0, true},
-		"share missed":        {goal{of: medianRate, share: 0.6}, []float64{2}, 0, false},
-		"cost reached":        {goal{of: processor, share: 1}, []float64{2}, 0, true},
-		"cost missed":         {goal{of: processor, share: 0.9}, []float64{2}, 0, false},
-		"a failed run":        {goal{of: medianRate, figure: 2}, []float64{2}, 1, false},
-		"cost of only failed": {goal{of: processor, share: 1}, nil, 2, false},
+		"median reached":      {goal{of: medianRate, figure: 2}, []float64{1, 2, 3}, 0, yes},
+		"median missed":       {goal{of: medianRate, figure: 2.1}, []float64{1, 2, 3}, 0, no},
+		"worst reached":       {goal{of: worstRate, figure: 1}, []float64{3, 1, 2}, 0, yes},
+		"worst missed":        {goal{of: worstRate, figure: 1.1}, []float64{3, 1, 2}, 0, no},
+		"share reached":       {goal{of: medianRate, share: 0.5}, []float64{2}, 0, yes},
+		"share missed":        {goal{of: medianRate, share: 0.6}, []float64{2}, 0, no},
+		"cost reached":        {goal{of: processor, share: 1}, []float64{2}, 0, yes},
+		"cost missed":         {goal{of: processor, share: 0.9}, []float64{2}, 0, no},
+		"a failed run":        {goal{of: medianRate, figure: 2}, []float64{2}, 1, no},
+		"cost of only failed": {goal{of: processor, share: 1}, nil, 2, no},
 	} {
 		r := result([]goal{test.goal}, []float64{4}, test.ours, test.failures)
 		verdicts := r.verdicts()
@@ -124,7 +124,7 @@ func TestVerdicts(t *testing.T) {
 	}
 	r := result([]goal{{of: medianRate, figure: 1}}, []float64{4}, nil, 0)
 	r.Contenders = r.Contenders[:1]
-	if v := r.verdicts(); len(v) != 1 || v[0].reached || !strings.HasPrefix(v[0].seen, "not measured") {
+	if v := r.verdicts(); len(v) != 1 || v[0].reached != unknown || !strings.HasPrefix(v[0].seen, "not measured") {
 		t.Errorf("not measured: %+v", v)
 	}
 }
@@ -204,7 +204,7 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(library, []byte("a library that knows "+staticSetting), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	b, err := newBencher(options{library: library, plugins: []string{"other=" + library}}, io.Discard)
+	b, err := newBencher(options{library: library, driver: "true", plugins: []string{"other=" + library}}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,8 +212,13 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("contenders beside the plugin: %d, notes %q; want it dealing in turn, and the other one", len(b.others), b.notes)
 	}
 	for _, plugin := range []string{"", "x", "x=", "=y", "x=" + library + "-not"} {
-		if _, err := newBencher(options{library: library, plugins: []string{plugin}}, io.Discard); err == nil {
+		if _, err := newBencher(options{library: library, driver: "true", plugins: []string{plugin}}, io.Discard); err == nil {
 			t.Errorf("--plugin %q was accepted", plugin)
+		}
+	}
+	for _, o := range []options{{library: library, driver: "/no/driver"}, {library: library + "-not", driver: "true"}} {
+		if _, err := newBencher(o, io.Discard); err == nil {
+			t.Errorf("%+v was accepted", o)
 		}
 	}
 	for _, o := range []options{{runs: -1}, {only: "("}} {

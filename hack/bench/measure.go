@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,6 +38,9 @@ type bencher struct {
 }
 
 func newBencher(o options, out io.Writer) (*bencher, error) {
+	if _, err := exec.LookPath(o.driver); err != nil {
+		return nil, fmt.Errorf("--driver: %w", err)
+	}
 	b := &bencher{options: o, out: out}
 	add := func(label, library string, environment ...string) (*plugin, error) {
 		library, err := filepath.Abs(library)

@@ -27,15 +27,24 @@ type report struct {
 type verdict struct {
 	of                    quantity
 	reference, seen, goal string // as they are printed; what there is not is empty
-	reached               bool
+	reached               answer
 }
+
+// An answer is whether a goal was reached.
+type answer string
+
+const (
+	yes     answer = "yes"
+	no      answer = "no"
+	unknown answer = "-"
+)
 
 // verdicts judges the plugin's runs of a case.
 func (r caseResult) verdicts() []verdict {
 	ours, measured := r.series(ourName)
 	var all []verdict
 	for _, g := range r.Case.goals {
-		v := verdict{of: g.of, goal: g.of.format(g.figure)}
+		v := verdict{of: g.of, goal: g.of.format(g.figure), reached: unknown}
 		want := g.figure
 		if reference, ok := r.reference(); ok {
 			v.reference = g.of.format(reference.value(g.of))
@@ -51,7 +60,10 @@ func (r caseResult) verdicts() []verdict {
 		}
 		got, failed := ours.value(g.of), len(ours.Outcomes)-len(ours.good())
 		v.seen = g.of.format(got)
-		v.reached = failed == 0 && (g.of.lowIsGood() && got <= want || !g.of.lowIsGood() && got >= want)
+		v.reached = no
+		if failed == 0 && (g.of.lowIsGood() && got <= want || !g.of.lowIsGood() && got >= want) {
+			v.reached = yes
+		}
 		if failed > 0 {
 			v.seen += fmt.Sprintf(", and %d of %d runs failed", failed, len(ours.Outcomes))
 		}
@@ -123,7 +135,7 @@ func (r report) write(out io.Writer, folder string) error {
 	fmt.Fprintf(table, "\ncase\tof\tplain sockets\tseen\tgoal\treached\n")
 	for _, c := range r.Cases {
 		for _, v := range c.verdicts() {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Case.name, v.of, v.reference, v.seen, v.goal, yesNo(v.reached))
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Case.name, v.of, v.reference, v.seen, v.goal, v.reached)
 		}
 	}
 	if err := table.Flush(); err != nil {
@@ -156,7 +168,7 @@ func (r report) markdown() []byte {
 	for _, c := range r.Cases {
 		title := c.Case.title
 		for _, v := range c.verdicts() {
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", title, v.of, c.Case.wireLimit(v.of), v.reference, v.seen, v.goal, yesNo(v.reached))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", title, v.of, c.Case.wireLimit(v.of), v.reference, v.seen, v.goal, v.reached)
 			title = "" // as in the line above
 		}
 	}
@@ -296,10 +308,3 @@ func spread(sorted []float64) string {
 func medianOf(values []float64) float64 { return median(slices.Sorted(slices.Values(values))) }
 
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
-
-func yesNo(yes bool) string {
-	if yes {
-		return "yes"
-	}
-	return "no"
-}
