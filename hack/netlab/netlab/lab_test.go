@@ -170,7 +170,9 @@ func TestFlowsTakeTheLinkOfTheirHash(t *testing.T) {
 	after, err := l.Sent()
 	must(t, err)
 	for link := range after {
-		if sent := after[link] - before[link]; (link == 2) != (sent >= 4<<20) {
+		// Queues may still hold some of the flows that were not chosen.
+		left := uint64(2 * l.queueBytes(50*Mbit))
+		if sent := after[link] - before[link]; link == 2 && sent < 4<<20 || link != 2 && sent > left {
 			t.Errorf("link %d carried %d bytes of a flow on link 2", link, sent)
 		}
 	}
@@ -211,7 +213,9 @@ func TestSilentLinkStopsItsFlowsOnly(t *testing.T) {
 	if now := stuck.Received(); now != before {
 		t.Errorf("%d bytes came over a silent link", now-before)
 	}
-	if now := sentBy(t, l, 0); now != sent {
+	// Less than one packet of the flow: the routers themselves still say a
+	// word now and then, to find each other.
+	if now := sentBy(t, l, 0); now >= sent+DefaultMTU {
 		t.Errorf("a silent link carried %d bytes", now-sent)
 	}
 	must(t, l.SetState(t.Context(), 0, LinkUp))
