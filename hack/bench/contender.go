@@ -112,10 +112,11 @@ type plugin struct {
 // masterPort is where the two sides meet, beside the network under test.
 const masterPort = 29500
 
-// warmup is the number of messages, on each connection, that the driver
-// sends before those it times, and the most it takes at once.
 const (
-	warmup       = 16
+	// warmup is the number of messages, on each connection, that the driver
+	// sends before those it times.
+	warmup = 16
+	// mostMessages is the most that it times.
 	mostMessages = 1_000_000
 )
 
@@ -168,10 +169,7 @@ func (p *plugin) move(ctx context.Context, lab *netlab.Lab, c benchCase, speed f
 		return outcome{}, err
 	}
 	var report struct {
-		Rows []struct {
-			Bandwidth float64
-			Wrong     uint64
-		}
+		Rows []struct{ Bandwidth float64 }
 	}
 	if err := json.Unmarshal(text, &report); err != nil || len(report.Rows) != 1 {
 		return outcome{}, fmt.Errorf("what evenkeel-bench reported: %q", text)
