@@ -131,8 +131,7 @@ func cases(quick bool) []benchCase {
 		{
 			name: "ping-pong", title: "hosts joined directly, 8 bytes there and back",
 			size: 8, depth: 1, connections: 1, length: unshaped, rawFlows: []int{1}, pingPong: true,
-			goals:   []goal{{of: roundTrip, share: 1.2}},
-			missing: "evenkeel-bench has no ping-pong yet",
+			goals: []goal{{of: roundTrip, share: 1.2}},
 		},
 		{
 			name: "idle-connections", title: "hosts joined directly, 64 connections open and not used",

@@ -136,6 +136,9 @@ func (p *plugin) run(ctx context.Context, lab *netlab.Lab, c benchCase) (outcome
 		if limit := c.limit(); limit > 0 {
 			speed = limit / 4
 		}
+		if c.pingPong {
+			speed = float64(c.size) / 50e-6 / 1e9
+		}
 		first := c
 		first.length = time.Second
 		tried, err := p.move(ctx, lab, first, speed)
@@ -169,25 +172,38 @@ func (p *plugin) move(ctx context.Context, lab *netlab.Lab, c benchCase, speed f
 		return outcome{}, err
 	}
 	var report struct {
-		Rows []struct{ Bandwidth float64 }
+		Rows []struct {
+			Bandwidth float64
+			P50       float64 `json:"p50_us"`
+		}
 	}
 	if err := json.Unmarshal(text, &report); err != nil || len(report.Rows) != 1 {
 		return outcome{}, fmt.Errorf("what evenkeel-bench reported: %q", text)
 	}
 	// The driver sends twice the depth first, and looks at every byte of it.
 	moved := float64(c.size) * float64(c.connections) * float64(messages+warmup+2*c.depth)
-	return outcome{Rate: report.Rows[0].Bandwidth, Send: sender.cost(moved), Receive: receiver.cost(moved), Own: share(sender, receiver)}, nil
+	got := outcome{Rate: report.Rows[0].Bandwidth, Send: sender.cost(moved), Receive: receiver.cost(moved), Own: share(sender, receiver)}
+	if c.pingPong {
+		got.P50 = report.Rows[0].P50 / 1e6
+	}
+	return got, nil
 }
 
 // start starts the driver on a host: H1 sends.
 func (p *plugin) start(ctx context.Context, lab *netlab.Lab, host netlab.Host, c benchCase, messages int) (*process, error) {
 	rank := map[netlab.Host]string{netlab.H1: "1", netlab.H2: "0"}[host]
 	environment := append([]string{"NCCL_SOCKET_IFNAME=" + netlab.DataInterface}, p.environment...)
-	return start(ctx, lab, host, environment, p.driver, "net",
-		"--plugin", p.library, "--json", "--rank", rank, "--world-size", "2",
+	command := []string{
+		p.driver, "net", "--plugin", p.library, "--json", "--rank", rank, "--world-size", "2",
 		"--master-addr", lab.ControlAddress(netlab.H2).String(), "--master-port", strconv.Itoa(masterPort),
-		"--connections", strconv.Itoa(c.connections), "--depth", strconv.Itoa(c.depth),
-		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages))
+		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages),
+	}
+	if c.pingPong {
+		command = append(command, "--ping-pong")
+	} else {
+		command = append(command, "--connections", strconv.Itoa(c.connections), "--depth", strconv.Itoa(c.depth))
+	}
+	return start(ctx, lab, host, environment, command...)
 }
 
 // mentions reports whether a library knows a setting. One that does not would
