@@ -4,6 +4,7 @@
 
 mod allreduce;
 mod flags;
+mod interfaces;
 mod lost;
 mod metrics;
 mod net;

@@ -91,6 +91,10 @@ impl Running {
         }
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
     }
