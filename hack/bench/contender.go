@@ -198,6 +198,9 @@ func (p *plugin) start(ctx context.Context, lab *netlab.Lab, host netlab.Host, c
 		"--master-addr", lab.ControlAddress(netlab.H2).String(), "--master-port", strconv.Itoa(masterPort),
 		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages),
 	}
+	if c.fault != nil {
+		command = append(command, "--check-all") // what is sent again must not be wrong
+	}
 	if c.pingPong {
 		command = append(command, "--ping-pong")
 	} else {

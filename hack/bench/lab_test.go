@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/netlab/netlab"
 )
 
@@ -68,5 +69,37 @@ func TestAFaultIsSeen(t *testing.T) {
 		if err := netlab.Remove(context.Background(), "bench"); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestTheLinkOfSomeFlowsIsLost is what the plugin is for: the rest of the network goes on, and every byte is right.
+func TestTheLinkOfSomeFlowsIsLost(t *testing.T) {
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	library, driver, err := build(t.Context(), root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := newBencher(options{runs: 1, library: library, driver: driver}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := benchCase{
+		name: "test", lab: netlab.Config{Links: netlab.Links(200*netlab.Mbit, 200*netlab.Mbit, 200*netlab.Mbit)},
+		size: 64 << 10, depth: 8, connections: 1, length: 9 * time.Second, rawFlows: []int{4},
+		fault: &fault{before: 2 * time.Second, lasts: 4 * time.Second, recovery: 2 * time.Second},
+	}
+	got, err := b.measure(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, _ := got.series(ourName)
+	// The driver checks all bytes, and fails when one is wrong or a connection breaks.
+	if o := ours.Outcomes[0]; o.Failure != "" {
+		t.Error(o.Failure)
+	} else if before := meanRate(o.Trace, 0, c.fault.before); o.Rate < before/4 {
+		t.Errorf("%.4f GB/s while one of three links was lost, %.4f before", o.Rate, before)
 	}
 }

@@ -57,6 +57,9 @@ pub(crate) struct Options {
     /// Requests in flight on each connection
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=8), value_name = "N")]
     depth: u32,
+    /// Check every byte of the timed messages too, not only which message each is: that costs processor time
+    #[arg(long)]
+    check_all: bool,
     /// One message at a time, there and back
     #[arg(long, conflicts_with_all = ["connections", "depth"])]
     ping_pong: bool,
@@ -274,15 +277,20 @@ enum Check {
 }
 
 impl Run<'_> {
+    /// What is checked of timed messages.
+    fn check(&self) -> Check {
+        if self.options.check_all { Check::All } else { Check::Stamp }
+    }
+
     fn row(&mut self) -> Result<Row> {
         let mut latencies = vec![];
         let mut wrong = self.stream(2 * self.options.depth, Check::All, &mut latencies)?;
-        wrong += self.stream(self.options.warmup, Check::Stamp, &mut latencies)?;
+        wrong += self.stream(self.options.warmup, self.check(), &mut latencies)?;
         latencies.clear();
         latencies.reserve(self.options.iterations as usize * self.lanes.len());
         self.group.barrier()?;
         let start = Instant::now();
-        wrong += self.stream(self.options.iterations, Check::Stamp, &mut latencies)?;
+        wrong += self.stream(self.options.iterations, self.check(), &mut latencies)?;
         let seconds = start.elapsed().as_secs_f64();
         latencies.sort_by(f64::total_cmp);
         let mine = (seconds, percentile(&latencies, 0.5), percentile(&latencies, 0.99), wrong);
@@ -307,10 +315,10 @@ impl Run<'_> {
     /// One message at a time from rank 1 to rank 0 and back.
     fn round_trips(&mut self) -> Result<Row> {
         let mut wrong = self.bounce(8, Check::All, &mut vec![])?;
-        wrong += self.bounce(self.options.warmup, Check::Stamp, &mut vec![])?;
+        wrong += self.bounce(self.options.warmup, self.check(), &mut vec![])?;
         let mut trips = Vec::with_capacity(self.options.iterations as usize);
         self.group.barrier()?;
-        wrong += self.bounce(self.options.iterations, Check::Stamp, &mut trips)?;
+        wrong += self.bounce(self.options.iterations, self.check(), &mut trips)?;
         let total: f64 = trips.iter().sum();
         trips.sort_by(f64::total_cmp);
         let mine = (total, percentile(&trips, 0.5), percentile(&trips, 0.99), wrong);
@@ -469,28 +477,31 @@ fn stamp(lane: usize, message: u32) -> u64 {
     (lane as u64 + 1) << 32 | u64::from(message)
 }
 
-/// Byte `i` of a message that is checked whole: no two messages of a run look alike, nor do two parts of one.
-fn byte(stamp: u64, i: usize) -> u8 {
-    let word = (stamp ^ (i as u64 >> 3)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    word.to_le_bytes()[i & 7]
+/// Eight bytes of a message that is checked whole, the `i`-th: no two messages of a run look alike, nor do two parts of one.
+fn word(stamp: u64, i: usize) -> [u8; 8] {
+    (stamp ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }
 
 fn fill(bytes: &mut [u8], lane: usize, message: u32, check: Check) {
     let stamp = stamp(lane, message);
-    match check {
-        Check::All => bytes.iter_mut().enumerate().for_each(|(i, place)| *place = byte(stamp, i)),
-        Check::Stamp => {
-            bytes.iter_mut().zip(stamp.to_le_bytes()).for_each(|(place, byte)| *place = byte)
-        }
+    if check == Check::Stamp {
+        bytes.iter_mut().zip(stamp.to_le_bytes()).for_each(|(place, byte)| *place = byte);
+        return;
     }
+    let (words, rest) = bytes.as_chunks_mut::<8>();
+    let whole = words.len();
+    words.iter_mut().enumerate().for_each(|(i, place)| *place = word(stamp, i));
+    rest.iter_mut().zip(word(stamp, whole)).for_each(|(place, byte)| *place = byte);
 }
 
 fn is_filled(bytes: &[u8], lane: usize, message: u32, check: Check) -> bool {
     let stamp = stamp(lane, message);
-    match check {
-        Check::All => bytes.iter().enumerate().all(|(i, got)| *got == byte(stamp, i)),
-        Check::Stamp => bytes.iter().zip(stamp.to_le_bytes()).all(|(got, want)| *got == want),
+    if check == Check::Stamp {
+        return bytes.iter().zip(stamp.to_le_bytes()).all(|(got, want)| *got == want);
     }
+    let (words, rest) = bytes.as_chunks::<8>();
+    let last = word(stamp, words.len());
+    words.iter().enumerate().all(|(i, got)| *got == word(stamp, i)) && rest == &last[..rest.len()]
 }
 
 #[cfg(test)]
