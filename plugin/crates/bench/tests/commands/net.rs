@@ -42,6 +42,7 @@ fn several_connections_and_a_full_queue() {
         "300001",
         "-n",
         "50",
+        "--check-all",
         "--json",
     ]);
     assert!(ended.status.success(), "{ended:?}");
