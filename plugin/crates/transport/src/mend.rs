@@ -9,20 +9,21 @@ use socket2::Socket;
 
 use crate::call::{Call, CallError, Caller};
 use crate::error::ErrorKind;
-use crate::send::{PLACES, SendFlow, Sender};
-use crate::sys::{self, lock};
+use crate::send::{PLACES, Sender};
+use crate::sys::{self, PathInfo, lock};
 
 /// How long a call waits for the listener's welcome before another path is tried; the n-th call in
 /// a row waits n times as long, up to the limit.
-const CALL_PATIENCE: Duration = Duration::from_secs(1);
+const CALL_PATIENCE: Duration = Duration::from_millis(400);
 const MOST_CALL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait after a first call that failed; doubled for each further one, up to the limit.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MOST_DELAY: Duration = Duration::from_secs(2);
-/// A flow whose questions go unanswered this long, while another is answered, has a dead path.
+/// A flow whose questions go unanswered this long, while others are answered, has a dead path.
 const STALL: Duration = Duration::from_millis(400);
-/// Another flow counts as answered when that was not longer ago than this.
-const ANSWERED: Duration = Duration::from_millis(200);
+/// Others were answered after that flow, or not longer before it: it may have been the last one that
+/// had something to send.
+const ABOUT_THEN: Duration = Duration::from_millis(200);
 
 /// What is being done to get flows.
 pub(crate) struct Mending {
@@ -36,6 +37,8 @@ pub(crate) struct Mending {
     flowless: Option<Instant>,
     /// Why the last flow died.
     cause: String,
+    /// Whether something was to be sent again when that was last looked at.
+    repeats: bool,
     repath: Repath,
 }
 
@@ -49,6 +52,7 @@ impl Mending {
             not_before: None,
             flowless: None,
             cause: String::new(),
+            repeats: false,
             repath: Repath::new(flows as usize),
         }
     }
@@ -80,6 +84,7 @@ impl Sender {
         }
         let settings = &self.base.context.settings;
         let (live, all) = self.count_flows();
+        let repeats = lock(&self.queue).scheduler.must_repeat();
         let mut mending = lock(&self.mending);
         if all == 0 {
             let since = *mending.flowless.get_or_insert(now);
@@ -95,7 +100,11 @@ impl Sender {
                 return;
             }
         }
-        let missing = usize::from(settings.flows).saturating_sub(live + mending.calls.len());
+        let mut missing = usize::from(settings.flows).saturating_sub(live + mending.calls.len());
+        // What no flow takes again needs a new one.
+        if std::mem::replace(&mut mending.repeats, repeats) && repeats && all < PLACES {
+            missing = missing.max(usize::from(mending.calls.is_empty()));
+        }
         if missing > 0 && mending.not_before.is_none_or(|time| now >= time) {
             self.call(&mut mending, missing, now);
         }
@@ -133,24 +142,34 @@ impl Sender {
 
     /// Gives up flows that stand still.
     fn find_dead_paths(self: &Arc<Self>) {
-        let flows: Vec<Arc<SendFlow>> = {
+        let flows = self.flows();
+        let clear: Vec<bool> = {
             let mut queue = lock(&self.queue);
-            let flows: Vec<_> = queue.flows.iter().flatten().cloned().collect();
-            flows.into_iter().filter(|flow| !queue.scheduler.is_clear(flow.place)).collect()
+            flows.iter().map(|flow| queue.scheduler.is_clear(flow.place)).collect()
         };
+        if clear.iter().all(|clear| *clear) {
+            return;
+        }
         let patience = self.base.context.settings.peer_timeout;
-        let infos: Vec<_> =
+        let infos: Vec<PathInfo> =
             flows.iter().map(|flow| sys::path_info(&flow.socket).unwrap_or_default()).collect();
-        let moves = infos.iter().any(|info| info.unanswered == 0 && info.silent < ANSWERED);
-        for (flow, info) in flows.iter().zip(infos) {
-            let silence = info.silent;
-            if info.unanswered >= 3 && silence >= patience {
-                let what = format!("the peer's host has not answered for {} s", silence.as_secs());
+        // Others soon have nothing to send any more, since a message waits for all its chunks.
+        let answered =
+            infos.iter().filter(|info| info.unanswered == 0).map(|info| info.silent).min();
+        for ((flow, info), clear) in flows.iter().zip(&infos).zip(clear) {
+            let silent = info.silent;
+            if clear {
+                continue;
+            }
+            if info.unanswered >= 3 && silent >= patience {
+                let what = format!("the peer's host has not answered for {} s", silent.as_secs());
                 self.lose(flow, &what);
-            } else if moves && info.unanswered >= 1 && silence >= STALL {
+            } else if info.unanswered >= 2
+                && silent >= STALL
+                && answered.is_some_and(|other| other <= silent + ABOUT_THEN)
+            {
                 self.base.counters.stalled.add(1);
-                let what = format!("it stood still for {} ms", silence.as_millis());
-                self.lose(flow, &what);
+                self.lose(flow, &format!("it stood still for {} ms", silent.as_millis()));
             }
         }
     }

@@ -333,11 +333,16 @@ impl Sender {
     }
 
     fn acked(&self, below: u64) -> Result<(), String> {
-        let over = {
+        let (over, waiting) = {
             let mut queue = lock(&self.queue);
             queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
-            self.collect(&mut queue)
+            let over = self.collect(&mut queue);
+            // Flows that have nothing later on their way any more may take what is to be repeated.
+            let repeats = queue.scheduler.must_repeat();
+            let idle = std::iter::from_fn(|| if repeats { queue.take_idle() } else { None });
+            (over, idle.collect::<Vec<_>>())
         };
+        waiting.iter().for_each(|flow| flow.kick());
         if over {
             self.close();
         }

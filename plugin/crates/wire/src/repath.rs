@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 /// How long the flows are observed before anything is concluded.
-const PERIOD: Duration = Duration::from_millis(200);
-/// A change of the whole rate by less than this is no change.
-const NOTICEABLE: f64 = 1.05;
+const PERIOD: Duration = Duration::from_millis(90);
+/// A gain of the whole rate by less than this is none.
+const GAIN: f64 = 1.05;
+/// A loss of the whole rate by more than this means that the paths have changed.
+const LOSS: f64 = 0.85;
 /// How long nothing is tried after it has not helped; doubled each time, up to the limit.
 const FIRST_REST: Duration = Duration::from_millis(400);
-const LONGEST_REST: Duration = Duration::from_secs(60);
-/// Rates at which this is about the host, not the path: bytes per second and flow.
-const LEAST_BYTES: u64 = 256 << 10;
+const LONGEST_REST: Duration = Duration::from_secs(10);
+/// Flows that carry less than this in a period, in bytes each, are not limited by their paths.
+const LEAST_BYTES: u64 = 128 << 10;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,10 @@ pub struct Repath {
     since: Option<Duration>,
     /// Bytes per second before the round, while there is one.
     round: Option<f64>,
+    /// A flow was closed in the last period.
+    unsettled: bool,
+    /// Bytes per second after the last round, or since they fell.
+    settled: f64,
     rest: Duration,
     not_before: Duration,
 }
@@ -53,6 +59,8 @@ impl Repath {
             before: Vec::new(),
             since: None,
             round: None,
+            unsettled: false,
+            settled: 0.0,
             rest: FIRST_REST,
             not_before: Duration::ZERO,
         }
@@ -83,16 +91,23 @@ impl Repath {
             return Step::Nothing;
         }
         if carried.len() > self.flows {
+            self.unsettled = true;
             let slowest = moved.iter().min_by_key(|(_, bytes)| *bytes);
             return slowest.map_or(Step::Nothing, |(flow, _)| Step::Close(*flow));
         }
+        if std::mem::take(&mut self.unsettled) {
+            // The others need a moment to take over what the last one had.
+            return Step::Nothing;
+        }
         if let Some(before) = self.round.take() {
-            self.rest = if rate > before * NOTICEABLE {
-                FIRST_REST
-            } else {
-                (self.rest * 2).min(LONGEST_REST)
-            };
+            let helped = rate > before * GAIN;
+            self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
             self.not_before = now + self.rest;
+            self.settled = rate;
+        } else if rate < self.settled * LOSS {
+            self.rest = FIRST_REST;
+            self.not_before = self.not_before.min(now + self.rest);
+            self.settled = rate;
         }
         if carried.len() < self.flows || now < self.not_before {
             return Step::Nothing;
@@ -105,5 +120,116 @@ impl Repath {
         self.since = Some(now);
         self.before.clear();
         self.before.extend_from_slice(carried);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Flows that are hashed onto links, which their flows share evenly.
+    struct Network {
+        links: Vec<f64>,
+        /// Number, link and bytes carried of each flow.
+        flows: Vec<(u32, usize, u64)>,
+        next: u32,
+        random: u64,
+    }
+
+    impl Network {
+        fn new(links: &[f64], flows: usize, seed: u64) -> Self {
+            let (links, flows_before) = (links.to_vec(), Vec::new());
+            let mut network = Self { links, flows: flows_before, next: 0, random: seed };
+            network.open(flows);
+            network
+        }
+
+        fn open(&mut self, count: usize) {
+            for _ in 0..count {
+                self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(7);
+                let link = (self.random >> 33) as usize % self.links.len();
+                self.flows.push((self.next, link, 0));
+                self.next += 1;
+            }
+        }
+
+        /// Bytes per second of all flows.
+        fn pass(&mut self, time: Duration) -> f64 {
+            let mut total = 0.0;
+            for (link, rate) in self.links.iter().enumerate() {
+                let share = self.flows.iter_mut().filter(|flow| flow.1 == link);
+                let flows: Vec<_> = share.collect();
+                let each = rate / flows.len().max(1) as f64;
+                for flow in flows {
+                    flow.2 += (each * time.as_secs_f64()) as u64;
+                    total += each;
+                }
+            }
+            total
+        }
+    }
+
+    /// Lets it work for this long; the mean rate of the last second.
+    fn run(network: &mut Network, repath: &mut Repath, begin: Duration, time: Duration) -> f64 {
+        let step = Duration::from_millis(100);
+        let mut rates = Vec::new();
+        let mut now = begin;
+        while now < begin + time {
+            now += step;
+            rates.push(network.pass(step));
+            let carried: Vec<_> = network.flows.iter().map(|flow| (flow.0, flow.2)).collect();
+            match repath.tick(now, true, &carried) {
+                Step::Nothing => {}
+                Step::Open(count) => network.open(count),
+                Step::Close(number) => network.flows.retain(|flow| flow.0 != number),
+            }
+            assert!((4..=8).contains(&network.flows.len()));
+        }
+        rates.iter().rev().take(10).sum::<f64>() / 10.0
+    }
+
+    #[test]
+    fn links_that_no_flow_was_hashed_to_are_found() {
+        let (mut before, mut after) = (0.0, 0.0);
+        for seed in 1..=200 {
+            let mut network = Network::new(&[125e6; 4], 4, seed * 7919);
+            before += network.pass(Duration::ZERO) / 500e6;
+            let mut repath = Repath::new(4);
+            after += run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(5)) / 500e6;
+        }
+        assert!(before / 200.0 < 0.75, "{before}");
+        assert!(after / 200.0 > 0.95, "{after}");
+    }
+
+    #[test]
+    fn trying_in_vain_becomes_rare() {
+        let mut network = Network::new(&[125e6], 4, 1);
+        let mut repath = Repath::new(4);
+        run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(30));
+        let opened = network.next;
+        run(&mut network, &mut repath, Duration::from_secs(30), Duration::from_secs(60));
+        assert!(network.next - opened <= 6 * 4, "{} flows opened", network.next - opened);
+    }
+
+    #[test]
+    fn a_change_for_the_worse_is_answered_soon() {
+        let mut network = Network::new(&[125e6; 4], 4, 3);
+        let mut repath = Repath::new(4);
+        run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(60));
+        // All flows end up on one link, as after an outage of the others.
+        network.flows.iter_mut().for_each(|flow| flow.1 = 0);
+        let seconds = Duration::from_secs(60);
+        let rate = run(&mut network, &mut repath, seconds, Duration::from_secs(4));
+        assert!(rate > 300e6, "{rate}");
+    }
+
+    #[test]
+    fn idle_connections_are_left_alone() {
+        let mut repath = Repath::new(4);
+        let flows: Vec<(u32, u64)> = (0..4).map(|flow| (flow, 0)).collect();
+        for step in 0..100 {
+            let now = Duration::from_millis(200 * step);
+            assert_eq!(repath.tick(now, step % 2 == 0, &flows), Step::Nothing);
+        }
     }
 }

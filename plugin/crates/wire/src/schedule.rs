@@ -85,6 +85,8 @@ struct Flow {
     open: bool,
     /// What it was given, of messages that may not be acknowledged.
     given: VecDeque<Piece>,
+    /// The latest message of which it was given something.
+    latest: u64,
     /// What it is writing.
     writing: Option<Piece>,
     /// Number of the first death that it has not told of.
@@ -159,7 +161,7 @@ impl<T> Scheduler<T> {
             return Some(Next::FlowDead(dead));
         }
         let limit = (limit - limit % CHUNK_ALIGN).clamp(CHUNK_ALIGN, MAX_MESSAGE_BYTES) as u32;
-        let piece = match self.cut_again(limit) {
+        let piece = match self.cut_again(place, limit) {
             Some(piece) => piece,
             None => self.cut_new(limit)?,
         };
@@ -168,6 +170,7 @@ impl<T> Scheduler<T> {
             flow.given.pop_front();
         }
         flow.given.push_back(piece);
+        flow.latest = flow.latest.max(piece.message);
         flow.writing = Some(piece);
         let message = &mut self.messages[(piece.message - self.first) as usize];
         message.writers += 1;
@@ -181,11 +184,17 @@ impl<T> Scheduler<T> {
         Some(Next::Chunk(header, &message.payload))
     }
 
-    fn cut_again(&mut self, limit: u32) -> Option<Piece> {
+    /// A piece to be sent again, unless the flow carries something of a later message: the peer may
+    /// have no buffer for that before it has this one, and would wait for ever.
+    fn cut_again(&mut self, place: usize, limit: u32) -> Option<Piece> {
         while self.again.front().is_some_and(|piece| piece.message < self.acked) {
             self.again.pop_front();
         }
+        let latest = self.flows[place].latest;
         let piece = self.again.front_mut()?;
+        if latest >= self.acked && latest > piece.message {
+            return None;
+        }
         if piece.length <= limit {
             return self.again.pop_front();
         }
@@ -295,10 +304,15 @@ impl<T> Scheduler<T> {
         self.flows[place].open = false;
     }
 
-    /// Whether [`Scheduler::next`] has something for a flow that has told of all deaths.
+    /// Whether [`Scheduler::next`] has something for a new flow that has told of all deaths.
     pub fn has_work(&self) -> bool {
-        self.cutting < self.messages.len()
-            || self.again.back().is_some_and(|piece| piece.message >= self.acked)
+        self.cutting < self.messages.len() || self.must_repeat()
+    }
+
+    /// Whether something is to be sent again. Flows that carry later messages cannot take it: when
+    /// it stays, a new flow is needed.
+    pub fn must_repeat(&self) -> bool {
+        self.again.back().is_some_and(|piece| piece.message >= self.acked)
     }
 
     /// Bytes that no flow has taken yet, those to be sent again aside.
@@ -421,6 +435,7 @@ mod tests {
         assert!(scheduler.has_work());
         assert_eq!(scheduler.next(1, 256), Some(Next::FlowDead(70)));
         assert_eq!(take(&mut scheduler, 1, 256), (0, 0, 256));
+        assert!(scheduler.must_repeat());
         // A flow that comes later tells it too: it cannot know which of them is heard first.
         scheduler.opened(0);
         assert_eq!(scheduler.next(0, 256), Some(Next::FlowDead(70)));
@@ -432,6 +447,23 @@ mod tests {
         assert!(scheduler.is_clear(0) && scheduler.is_clear(1) && scheduler.is_clear(2));
         scheduler.opened(3);
         assert_eq!(scheduler.next(3, 256), None, "all that the dead flow carried is acknowledged");
+    }
+
+    #[test]
+    fn nothing_is_repeated_behind_a_later_message() {
+        let mut scheduler = scheduler(2);
+        scheduler.push(100, true, 'a');
+        scheduler.push(100, true, 'b');
+        assert_eq!(take(&mut scheduler, 0, 128), (0, 0, 100));
+        assert_eq!(take(&mut scheduler, 1, 128), (1, 0, 100));
+        scheduler.died(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        assert_eq!(scheduler.next(1, 128), None);
+        assert!(scheduler.must_repeat());
+        scheduler.opened(2);
+        assert_eq!(scheduler.next(2, 128), Some(Next::FlowDead(0)));
+        assert_eq!(take(&mut scheduler, 2, 128), (0, 0, 100));
+        assert!(!scheduler.must_repeat());
     }
 
     #[test]

@@ -61,7 +61,6 @@ struct World {
     buffers: Vec<Vec<u8>>,
     received: Vec<bool>,
     sent: Vec<bool>,
-    resent_bytes: u64,
 }
 
 impl World {
@@ -223,8 +222,6 @@ impl World {
                 assert!(self.buffers[message].iter().all(|times| *times == 1));
                 assert!(!std::mem::replace(&mut self.received[message], true));
             }
-        } else {
-            self.resent_bytes += at - from;
         }
         if dead {
             self.settle(index);
@@ -251,6 +248,7 @@ proptest! {
         totals in proptest::collection::vec((0u64..3000, any::<bool>()), 1..40),
         seed in 1u64..,
         deaths in 0u64..30,
+        window in 1usize..6,
     ) {
         let mut chance = Chance(seed);
         let mut world = World {
@@ -267,18 +265,26 @@ proptest! {
         while !(world.received.iter().all(|done| *done) && world.sent[..waited_for].iter().all(|done| *done)) {
             steps += 1;
             prop_assert!(steps < 1_000_000, "it does not end");
-            let place = chance.below(PLACES as u64) as usize;
+            if world.scheduler.must_repeat() && chance.one_in(100) {
+                // No flow takes it: another one is opened.
+                let free = (PLACES..).find(|place| world.in_place(*place).is_none());
+                world.open(free.unwrap());
+            }
+            let places = world.flows.iter().map(|flow| flow.place + 1).max().unwrap_or(PLACES);
+            let place = chance.below(places as u64) as usize;
             if pushed < totals.len() && chance.one_in(4) {
                 let (total, waits) = totals[pushed];
                 world.scheduler.push(total, waits, pushed);
                 pushed += 1;
             }
-            if posted < totals.len() && chance.one_in(4) {
+            // Buffers are posted as others become free.
+            let done = world.received.iter().take_while(|done| **done).count();
+            if posted < totals.len() && posted < done + window && chance.one_in(4) {
                 world.reassembly.post(totals[posted].0 + chance.below(5), posted);
                 posted += 1;
             }
             match world.in_place(place) {
-                None if chance.one_in(3) => world.open(place),
+                None if place < PLACES && chance.one_in(3) => world.open(place),
                 None => {}
                 Some(index) if deaths > 0 && chance.one_in(50) => {
                     deaths -= 1;
