@@ -26,6 +26,8 @@ use crate::turn::Turn;
 
 /// How long a closed connection goes on delivering messages that were reported as sent.
 const LINGER: Duration = Duration::from_secs(10);
+/// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
+const SPREAD: u64 = 128 << 10;
 /// Most flows at a time: each may have one that is to take its place.
 pub(crate) const PLACES: usize = 2 * evenkeel_wire::MAX_FLOWS;
 
@@ -247,7 +249,7 @@ impl Sender {
         queue.scheduler.push(length, !inline, Outgoing { buffer, request });
         queue.requests += 1;
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
-        let mut wanted = if inline { 1 } else { length.div_ceil(settings.chunk_bytes) };
+        let mut wanted = if inline { 1 } else { length.div_ceil(SPREAD) };
         if inline {
             let flow = queue.take_idle();
             drop(guard);

@@ -87,9 +87,9 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_CHUNK_BYTES",
-        meaning: "most bytes that a flow takes at once",
+        meaning: "most bytes that a flow takes at once; slow flows take less",
         accepts: "a multiple of 128 from 4096 to 16777216",
-        default: "131072",
+        default: "524288",
         apply: |settings, value| {
             settings.chunk_bytes = ranged(value, 4096, 16 << 20)?;
             settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN).then_some(())
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn defaults_are_valid_and_complete() {
         let settings = Settings::from_lookup(|_| None).unwrap();
-        assert_eq!((settings.flows, settings.chunk_bytes), (4, 131_072));
+        assert_eq!((settings.flows, settings.chunk_bytes), (4, 524_288));
         assert!((1..=4).contains(&settings.workers));
         assert_eq!(settings.peer_timeout, Duration::from_secs(15));
         assert_eq!(settings.link_speed, None);
