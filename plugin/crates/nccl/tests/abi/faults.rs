@@ -118,7 +118,8 @@ fn one_flow_breaks_and_nothing_is_lost() {
             exchange(&net, pair, &[300_000; 60], 8, |message| {
                 if message == 20 {
                     let ends = ends(listener);
-                    assert_eq!((ends.sending.len(), ends.receiving.len()), (4, 4));
+                    // More than 4 while another path is tried.
+                    assert!(ends.sending.len() >= 4 && ends.receiving.len() >= 4);
                     break_flow(if at_sender { ends.sending[0] } else { ends.receiving[0] }, how);
                 }
             });
@@ -154,7 +155,9 @@ fn all_flows_break_and_the_connection_recovers() {
             net.close_recv(pair.1);
             let lines = log_lines(&format!("comm={label:#x}"));
             assert!(lines.iter().all(|line| line.level != 2), "{how:?}: {lines:?}");
-            assert!(lines.iter().any(|line| line.text.contains("lost=8")), "{how:?}: {lines:?}");
+            let lost = |text: &str| text.split_once("lost=")?.1.split(' ').next()?.parse().ok();
+            let lost: Vec<u64> = lines.iter().filter_map(|line| lost(&line.text)).collect();
+            assert!(lost.iter().any(|lost| *lost >= 8), "{how:?}: {lines:?}");
         }
     }
 }
