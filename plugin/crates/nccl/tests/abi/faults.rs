@@ -1,4 +1,6 @@
 //! Flows that break while the peers live: no error, no wrong byte.
+//!
+//! Each test has a process of its own: a descriptor that is broken may belong to something else by then.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -6,6 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 
 use crate::harness::{Net, Opaque, log_lines, pattern, until};
+use crate::lifecycle::run_alone;
 
 /// The ends of a connection's flows in this process.
 struct Ends {
@@ -74,7 +77,7 @@ fn exchange(
     let mut buffers = vec![vec![0u8; longest + 16]; depth];
     let (mut sends, mut recvs) = (VecDeque::new(), VecDeque::new());
     let (mut sent, mut posted, mut done) = (0, 0, 0);
-    until("all messages", || {
+    let all = until("all messages", || {
         if posted < sizes.len() && recvs.len() < depth {
             let buffer = &mut buffers[posted % depth];
             buffer.fill(0xee);
@@ -104,12 +107,22 @@ fn exchange(
             done += 1;
         }
         (done == sizes.len() && sends.is_empty()).then_some(())
-    })
-    .expect("all messages arrive");
+    });
+    let (waiting, all_sizes) = (sends.len(), sizes.len());
+    assert!(
+        all.is_some(),
+        "{done} of {all_sizes} messages arrived, {sent} were sent, {waiting} wait"
+    );
 }
 
 #[test]
 fn one_flow_breaks_and_nothing_is_lost() {
+    run_alone("faults::alone_one", &[]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone_one() {
     for (index, how) in [Break::Reset, Break::HalfClose, Break::Close].into_iter().enumerate() {
         for at_sender in [true, false] {
             let label = 0x7a00 + 2 * index as u64 + u64::from(at_sender);
@@ -139,6 +152,12 @@ fn one_flow_breaks_and_nothing_is_lost() {
 
 #[test]
 fn all_flows_break_and_the_connection_recovers() {
+    run_alone("faults::alone_all", &[]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone_all() {
     for (index, how) in [Break::Reset, Break::Close].into_iter().enumerate() {
         for at_sender in [true, false] {
             let label = 0x7b00 + 2 * index as u64 + u64::from(at_sender);
@@ -164,6 +183,12 @@ fn all_flows_break_and_the_connection_recovers() {
 
 #[test]
 fn flows_break_all_the_time_under_messages_of_all_sizes() {
+    run_alone("faults::alone_always", &[]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone_always() {
     let net = Net::init(12, 0x7c00).unwrap();
     let (pair, listener) = net.pair_at();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -199,6 +224,12 @@ fn flows_break_all_the_time_under_messages_of_all_sizes() {
 
 #[test]
 fn small_messages_arrive_although_their_flows_break_and_the_sender_closes() {
+    run_alone("faults::alone_small", &[]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone_small() {
     let net = Net::init(12, 0x7d00).unwrap();
     let (pair, listener) = net.pair_at();
     let data = pattern(1, 1000);

@@ -319,7 +319,11 @@ impl Net {
         let address = handle.address();
         let (mut send, mut recv) = (None, None);
         let pair = until("a connection", || {
-            send = send.or_else(|| self.poll_connect(&mut handle).expect("connect"));
+            send = send.or_else(|| {
+                self.poll_connect(&mut handle).unwrap_or_else(|code| {
+                    panic!("connect gave {code}; the log: {:?}", log_lines("connect"))
+                })
+            });
             recv = recv.or_else(|| self.poll_accept(listener).expect("accept"));
             send.zip(recv)
         })

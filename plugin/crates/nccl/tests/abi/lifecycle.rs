@@ -9,7 +9,7 @@ use evenkeel_nccl_abi::INVALID_USAGE;
 use crate::harness::{Net, log_lines, pattern, until};
 
 /// Runs one of the ignored tests below in a process of its own.
-fn run_alone(test: &str, environment: &[(&str, &str)]) {
+pub(crate) fn run_alone(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(env::current_exe().unwrap())
         .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
         .envs(environment.iter().copied())
