@@ -73,9 +73,9 @@ func (h *testsHalf) half() Half {
 	if h == nil {
 		return Half{}
 	}
-	out := Half{TimeUS: max(h.Time, h.CPUTime), AlgBW: h.AlgBW, BusBW: h.BusBW}
+	out := Half{TimeUS: h.Time + h.CPUTime, AlgBW: h.AlgBW, BusBW: h.BusBW}
 	if h.Wrong != nil {
-		out.Wrong, out.Checked = elements(max(0, *h.Wrong)), true
+		out.Wrong, out.Checked = elements(*h.Wrong), true
 	}
 	return out
 }

@@ -196,10 +196,7 @@ func (p *parser) uses(n Network) {
 	if n.Name == "" {
 		return
 	}
-	if known, ok := p.networks[n.Name]; !ok || n.Library != "" || known.Version == 0 {
-		if n.Library == "" {
-			n.Library, n.SHA256 = known.Library, known.SHA256
-		}
+	if p.networks[n.Name].Version == 0 {
 		p.networks[n.Name] = n
 	}
 }
@@ -310,7 +307,7 @@ func number(s string) (float64, bool) {
 }
 
 // elements is a count that was printed as a floating-point number.
-func elements(v float64) int64 { return int64(min(v, 1<<53)) }
+func elements(v float64) int64 { return int64(max(-1, min(v, 1<<53))) }
 
 // incomplete says what the run lacks, nil if nothing.
 func (p *parser) incomplete() error {

@@ -98,18 +98,21 @@ func TestRowLayouts(t *testing.T) {
 		rows int
 		bus  float64
 	}{
-		"without a root":       {"1024 256 float sum 10.0 1.0 2.0 0 10.0 1.0 3.0 0", 1, 3},
-		"with a time stamp":    {"1024 256 float sum -1 10.0 1.0 2.0 0 10.0 1.0 3.0 0 2026-01-01 00:00:00", 1, 3},
-		"per iteration":        {"1024 256 float sum -1 10.0 1.0 2.0 0 9 99 99 9 10.0 1.0 3.0 0 9 99 99 9", 1, 3},
-		"errors as a float":    {"1024 256 float sum -1 10.0 1.0 2.0 0e+00 10.0 1.0 3.0 N/A", 1, 3},
-		"no operation":         {"1024 256 int8 none -1 10.0 1.0 2.0 0 10.0 1.0 3.0 0", 1, 3},
-		"one half":             {"1024 256 float sum -1 10.0 1.0 2.0 0", 0, 0},
-		"cut in the last half": {"1024 256 float sum -1 10.0 1.0 2.0 0 10.0 1.0", 0, 0},
-		"not a number":         {"1024 256 float sum -1 10.0 1.0 nan 0 10.0 1.0 3.0 0", 0, 0},
-		"infinite":             {"1024 256 float sum -1 10.0 1.0 2.0 0 10.0 1.0 inf 0", 0, 0},
-		"negative":             {"1024 256 float sum -1 10.0 1.0 -2.0 0 10.0 1.0 3.0 0", 0, 0},
-		"another line":         {"1024 256 files and 3 folders are 10 1 2 0 10 1 3 0", 0, 0},
-		"numbers alone":        {"10.0 1.0 2.0 0 10.0 1.0 3.0 0", 0, 0},
+		"without a root":                {"1024 256 float sum 10.0 1.0 2.0 0 10.0 1.0 3.0 0", 1, 3},
+		"with a time stamp":             {"1024 256 float sum -1 10.0 1.0 2.0 0 10.0 1.0 3.0 0 2026-01-01 00:00:00", 1, 3},
+		"per iteration":                 {"1024 256 float sum -1 10.0 1.0 2.0 0 9 99 99 9 10.0 1.0 3.0 0 9 99 99 9", 1, 3},
+		"with both":                     {"1024 256 float sum -1 10.0 1.0 2.0 0 9 99 99 9 10.0 1.0 3.0 0 9 99 99 9 2026-01-01 00:00:00", 1, 3},
+		"errors as a float":             {"1024 256 float sum -1 10.0 1.0 2.0 0e+00 10.0 1.0 3.0 N/A", 1, 3},
+		"no operation":                  {"1024 256 int8 none -1 10.0 1.0 2.0 0 10.0 1.0 3.0 0", 1, 3},
+		"one half":                      {"1024 256 float sum -1 10.0 1.0 2.0 0", 0, 0},
+		"cut in the last half":          {"1024 256 float sum -1 10.0 1.0 2.0 0 10.0 1.0", 0, 0},
+		"not a number":                  {"1024 256 float sum -1 10.0 1.0 nan 0 10.0 1.0 3.0 0", 0, 0},
+		"infinite":                      {"1024 256 float sum -1 10.0 1.0 2.0 0 10.0 1.0 inf 0", 0, 0},
+		"negative":                      {"1024 256 float sum -1 10.0 1.0 -2.0 0 10.0 1.0 3.0 0", 0, 0},
+		"another line":                  {"1024 256 files and 3 folders are 10 1 2 0 10 1 3 0", 0, 0},
+		"numbers of an older beginning": {"1024 256 float sum -1h:1:1 [0] NCCL INFO x\nhello\n10.0 1.0 2.0 0 10.0 1.0 3.0 0", 0, 0},
+		"a row after a beginning":       {"1024 256 float sum -1h:1:1 [0] NCCL INFO x\n1024 256 float sum 10.0 1.0 2.0 0 10.0 1.0 3.0 0", 1, 3},
+		"numbers alone":                 {"10.0 1.0 2.0 0 10.0 1.0 3.0 0", 0, 0},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -137,6 +140,49 @@ func TestWrongData(t *testing.T) {
 	got, _ = nccltests.Parse(bytes.Replace(read(t, "evenkeel-json.log"), []byte(`"wrong":0}`), []byte(`"wrong":3}`), 1))
 	if got.OutOfBounds != 3 {
 		t.Errorf("JSON: %d wrong, want 3", got.OutOfBounds)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	const start = `{"results":[{"size":8,"count":2,"type":"float","redop":"sum","out_of_place":`
+	const end = `,"in_place":null}],"out_of_bounds":{"count":0},"average_bus_bandwidth":{"bandwidth":1.5},"errors":["unhandled system error"]}`
+	log := start + `{"cpu_time":2,"alg_bw":1,"bus_bw":1.5,"nwrong":0}` + end
+	row := "16 4 float sum -1 1 1 9 0 1 1 9 0\n# Out of bounds values : 5 FAILED\n# Avg bus bandwidth : 9\n"
+	for _, log := range []string{log, log + "\n" + row, row + log} {
+		got, err := nccltests.Parse([]byte(log))
+		if err != nil || len(got.Rows) != 1 || got.Rows[0].OutOfPlace.TimeUS != 2 || got.PeakBusBW() != 1.5 || got.AverageBusBW != 1.5 || got.OutOfBounds != 0 {
+			t.Errorf("%s: %+v, %v", log, got, err)
+		}
+		if got.Failure == nil || !strings.Contains(got.Failure.Line, "unhandled system error") {
+			t.Errorf("failure %+v", got.Failure)
+		}
+	}
+	for _, bad := range []string{
+		start + `{"time":-2,"alg_bw":1,"bus_bw":1.5,"nwrong":0}` + end,
+		strings.Replace(log, `"count":0`, `"count":-1`, 1),
+		strings.Replace(log, `"bandwidth":1.5`, `"bandwidth":-1.5`, 1),
+		strings.Replace(log, `"bandwidth":1.5`, `"bandwidth":"nan"`, 1),
+		strings.Replace(log, `"average_bus_bandwidth":{"bandwidth":1.5},`, ``, 1),
+		strings.Replace(log, `"out_of_bounds":{"count":0},`, ``, 1),
+		`{"type":"float","redop":"sum","rows":[{"size":8,"count":2,"in_place":{"wrong":-1}}],"wrong":0,"average_busbw":1}`,
+		`{"rows":[],"wrong":0,"average_busbw":1}`,
+	} {
+		if got, err := nccltests.Parse([]byte(bad)); err == nil {
+			t.Errorf("%s is complete: %+v", bad, got)
+		}
+	}
+}
+
+func TestTheFirstCauseCounts(t *testing.T) {
+	got, err := nccltests.Parse([]byte("error: rank 1 lost\nerror: rank 0 lost\n"))
+	if err == nil || got.Failure.Line != "error: rank 1 lost" {
+		t.Errorf("%+v", got.Failure)
+	}
+	if _, err := nccltests.Parse([]byte("# Out of bounds values : 0 OK\n# Avg bus bandwidth : 1\n")); err == nil {
+		t.Error("a summary without rows is complete")
+	}
+	if _, err := nccltests.Parse(nil); err == nil || !strings.Contains(err.Error(), "empty") {
+		t.Errorf("%v", err)
 	}
 }
 

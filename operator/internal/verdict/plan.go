@@ -48,7 +48,7 @@ type fabric struct {
 // the nodes with a verdict more than half failed.
 func (f *fabric) blamed() bool {
 	if f.proven > 0 {
-		return 2*f.failed > len(f.nodes) || f.done && 2*f.failed > f.failed+f.proven
+		return f.done && 2*f.failed > f.failed+f.proven
 	}
 	return f.done && 2*f.touched > len(f.nodes) && f.bad > f.faults
 }
@@ -317,8 +317,7 @@ func (f *fabric) pairs(r int) (pairs [][]*node, bye *node) {
 // may prove more.
 func (f *fabric) again(s *state, number int) [][]*node {
 	var open, free []*node
-	for i := range f.nodes {
-		n := f.nodes[(i+number)%len(f.nodes)]
+	for _, n := range f.nodes {
 		switch {
 		case n.proven:
 			free = append(free, n)
@@ -329,8 +328,7 @@ func (f *fabric) again(s *state, number int) [][]*node {
 	var groups [][]*node
 	var rest []*node
 	for _, n := range open {
-		met := n.badPartners(s)
-		at := slices.IndexFunc(free, func(p *node) bool { return !met[p.name] })
+		at := n.partner(s, free)
 		if at < 0 {
 			rest = append(rest, n)
 			continue
@@ -345,4 +343,19 @@ func (f *fabric) again(s *state, number int) [][]*node {
 		groups = append(groups, []*node{rest[0], rest[1]})
 	}
 	return groups
+}
+
+// partner is the place of one to try n with, or -1: not one with whom it was bad, rather none with whom it had a fault.
+func (n *node) partner(s *state, free []*node) int {
+	bad := n.badPartners(s)
+	faulty := func(p *node) bool {
+		return slices.ContainsFunc(n.runs, func(i int) bool {
+			return s.class[i] == classFault && slices.Contains(s.check.Runs[i].Nodes, p.name)
+		})
+	}
+	at := slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] && !faulty(p) })
+	if at < 0 {
+		at = slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] })
+	}
+	return at
 }

@@ -94,6 +94,14 @@ func finish(t testing.TB, c *verdict.Check, w world) (verdict.Decision, int) {
 	}
 }
 
+func count(d verdict.Decision) map[verdict.Verdict]int {
+	all := map[verdict.Verdict]int{}
+	for _, n := range d.Nodes {
+		all[n.Verdict]++
+	}
+	return all
+}
+
 func verdicts(d verdict.Decision) map[string]verdict.Verdict {
 	all := map[string]verdict.Verdict{}
 	for _, n := range d.Nodes {
@@ -193,6 +201,9 @@ func TestAllBadIsTheFabric(t *testing.T) {
 		met := map[[2]string]bool{}
 		for _, run := range c.Runs {
 			if len(run.Nodes) == 2 {
+				if met[link(run.Nodes[0], run.Nodes[1])] {
+					t.Errorf("%d nodes: %v meet twice", n, run.Nodes)
+				}
 				met[link(run.Nodes[0], run.Nodes[1])] = true
 			}
 		}
@@ -287,6 +298,7 @@ func TestFaultsEverywhereBlameNobody(t *testing.T) {
 
 // Bad nodes and faults at random: who is good never fails; without faults around it, who is bad never passes either.
 func TestGoodNodesNeverFail(t *testing.T) {
+	blamed := 0
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		n := 2 + random.IntN(30)
@@ -297,7 +309,19 @@ func TestGoodNodesNeverFail(t *testing.T) {
 		for _, node := range c.Nodes {
 			w.bad[node.Name] = random.Float64() < share
 		}
+		if ill := random.IntN(n); seed%2 == 0 {
+			w.fault = func(_ int, group []string) bool {
+				return slices.ContainsFunc(group, func(name string) bool {
+					return slices.IndexFunc(c.Nodes, func(n verdict.Node) bool { return n.Name == name }) < ill
+				})
+			}
+		}
 		d, _ := finish(t, &c, w)
+		if all := count(d); 2*all[verdict.Fail] > all[verdict.Fail]+all[verdict.Pass] {
+			t.Fatalf("seed %d: most nodes fail: %v", seed, all)
+		} else if f := d.Fabrics[0]; f.Reason == verdict.ReasonMostNodesFailed && all[verdict.Pass] > 0 {
+			blamed++
+		}
 		for _, got := range d.Nodes {
 			if w.bad[got.Name] && got.Verdict == verdict.Pass || !w.bad[got.Name] && got.Verdict == verdict.Fail {
 				t.Fatalf("seed %d, bad %v: %+v", seed, w.bad[got.Name], got)
@@ -312,6 +336,9 @@ func TestGoodNodesNeverFail(t *testing.T) {
 				t.Fatalf("seed %d: failed by %d bad runs: %+v", seed, bad, got)
 			}
 		}
+	}
+	if blamed == 0 {
+		t.Error("no fabric was blamed with proven nodes in it")
 	}
 }
 
@@ -331,6 +358,9 @@ func TestABadLinkIsNoBadNode(t *testing.T) {
 			if got.Verdict != verdict.Pass {
 				t.Fatalf("seed %d: %+v", seed, got)
 			}
+		}
+		if links := d.Fabrics[0].BadLinks; len(slices.Compact(slices.Clone(links))) != len(links) {
+			t.Fatalf("seed %d: links twice: %v", seed, links)
 		}
 		for _, i := range d.Fabrics[0].BadLinks {
 			named++
@@ -364,6 +394,14 @@ func TestGoesOnFromTheRecordedRuns(t *testing.T) {
 			c.Runs = slices.Clone(runs[:random.IntN(len(runs)+1)])
 			cut := len(c.Runs)
 			random.Shuffle(cut, func(i, j int) { c.Runs[i], c.Runs[j] = c.Runs[j], c.Runs[i] })
+			for i := range c.Runs {
+				c.Runs[i].Nodes = slices.Clone(c.Runs[i].Nodes)
+				slices.Reverse(c.Runs[i].Nodes)
+			}
+			for _, run := range c.Runs {
+				run.BusBW = good + slow - run.BusBW
+				c.Runs = append(c.Runs, run)
+			}
 			c.Runs = append(c.Runs, verdict.Run{Round: 1, Nodes: []string{"node-000", "stranger"}, Outcome: verdict.Broken}, verdict.Run{Round: 99, Nodes: []string{"node-000", "node-001"}, Outcome: verdict.Broken}, verdict.Run{Nodes: nil})
 			d := verdict.Decide(c)
 			if cut == len(runs) {
@@ -408,7 +446,7 @@ func TestThresholds(t *testing.T) {
 		want    verdict.Limit
 		suspect int
 	}{
-		"explicit before the rest":          {verdict.Thresholds{MinBusBW: 5, PoolMinBusBW: map[string]float64{"h100": 9}}, speeds(5, 4.9), 4, verdict.Limit{MinBusBW: 5}, 2},
+		"explicit before the rest":          {verdict.Thresholds{MinBusBW: 5, PoolMinBusBW: map[string]float64{"h100": 9}}, speeds(5, 4.9, 9), 6, verdict.Limit{MinBusBW: 5}, 2},
 		"product before median":             {verdict.Thresholds{PoolMinBusBW: map[string]float64{"h100": 9}}, speeds(9, 8.9), 4, verdict.Limit{MinBusBW: 9}, 2},
 		"another product's":                 {verdict.Thresholds{PoolMinBusBW: map[string]float64{"a100": 9}}, speeds(2), 2, verdict.Limit{}, 0},
 		"median of two":                     {verdict.Thresholds{}, speeds(10, 1), 4, verdict.Limit{MinBusBW: 5.5 * .85, Median: 5.5, MAD: 4.5}, 2},
@@ -448,6 +486,11 @@ func TestPoolsAreTestedApart(t *testing.T) {
 	pool := func(name string) string {
 		return c.Nodes[slices.IndexFunc(c.Nodes, func(n verdict.Node) bool { return n.Name == name })].Pool
 	}
+	for range 20 {
+		if !cmp.Equal(verdict.Decide(c), verdict.Decide(c)) {
+			t.Fatal("two decisions on the same check")
+		}
+	}
 	d, _ := finish(t, &c, world{run: func(r *verdict.Run) {
 		for _, name := range r.Nodes {
 			if p := pool(name); p != pool(r.Nodes[0]) && p < "c" {
@@ -486,12 +529,100 @@ func TestVerdictsOnTheWayBlameNobody(t *testing.T) {
 		c.Runs = append(c.Runs, world{bad: map[string]bool{"node-001": true}}.test(1, g.Nodes))
 	}
 	d := verdict.Decide(c)
-	count := map[verdict.Verdict]int{}
-	for _, n := range d.Nodes {
-		count[n.Verdict]++
-	}
-	if d.Next == nil || d.Verdict != verdict.Inconclusive || count[verdict.Pass] != 6 || count[verdict.Fail] != 0 {
+	if all := count(d); d.Next == nil || d.Verdict != verdict.Inconclusive || all[verdict.Pass] != 6 || all[verdict.Fail] != 0 {
 		t.Errorf("%+v", d)
+	}
+	c = check(8, 1)
+	for _, g := range verdict.Decide(c).Next.Groups {
+		c.Runs = append(c.Runs, world{run: func(r *verdict.Run) { r.BusBW = slow }}.test(1, g.Nodes))
+	}
+	d = verdict.Decide(c)
+	if d.Next == nil || d.Fabrics[0].Reason != verdict.ReasonUnfinished || d.Nodes[0].Reason != verdict.ReasonUnfinished {
+		t.Errorf("%+v", d)
+	}
+}
+
+// Two of twelve are good, and meet in round 1: each round tries two suspects with them and the rest among themselves, until
+// more than half have failed.
+func TestMostBadEndsEarly(t *testing.T) {
+	c := check(12, 1)
+	first := verdict.Decide(c).Next.Groups[2].Nodes
+	w := world{bad: map[string]bool{}}
+	for _, n := range c.Nodes {
+		w.bad[n.Name] = !slices.Contains(first, n.Name)
+	}
+	d, rounds := finish(t, &c, w)
+	all, groups := count(d), map[int]int{}
+	for _, run := range c.Runs {
+		groups[run.Round]++
+	}
+	if rounds != 5 || d.Fabrics[0].Reason != verdict.ReasonMostNodesFailed || all[verdict.Pass] != 2 || all[verdict.Fail] != 0 {
+		t.Errorf("%d rounds, %+v", rounds, d)
+	}
+	if diff := cmp.Diff(map[int]int{1: 6, 2: 6, 3: 5, 4: 4, 5: 3}, groups); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What was bad does not blame a fabric of which faults hide the most.
+func TestFewBadRunsAmongFaultsBlameNobody(t *testing.T) {
+	hidden := map[string]bool{"node-000": true, "node-001": true, "node-002": true, "node-003": true}
+	tests := map[string]func(*verdict.Run){
+		"faults after a bad round": func(r *verdict.Run) {
+			if r.BusBW = slow; r.Round > 1 {
+				r.Outcome = verdict.Fault
+			}
+		},
+		"half of the nodes": func(r *verdict.Run) {
+			if r.BusBW = slow; slices.ContainsFunc(r.Nodes, func(name string) bool { return hidden[name] }) {
+				r.Outcome = verdict.Fault
+			}
+		},
+	}
+	for name, run := range tests {
+		for seed := range uint64(20) {
+			c := check(8, seed)
+			d, _ := finish(t, &c, world{run: run})
+			if d.Verdict != verdict.Inconclusive || d.Fabrics[0].Reason != verdict.ReasonUnconfirmed {
+				t.Errorf("%s: %+v", name, d.Fabrics)
+			}
+		}
+	}
+}
+
+func TestAFaultIsTriedAgainWithAnotherPartner(t *testing.T) {
+	for seed := range uint64(20) {
+		c := check(10, seed)
+		d, rounds := finish(t, &c, world{bad: map[string]bool{"node-004": true}, fault: func(round int, group []string) bool {
+			return round == 2 && slices.Contains(group, "node-004")
+		}})
+		runs := slices.DeleteFunc(slices.Clone(c.Runs), func(r verdict.Run) bool { return !slices.Contains(r.Nodes, "node-004") })
+		if rounds != 3 || len(runs) != 3 || slices.Equal(runs[1].Nodes, runs[2].Nodes) || count(d)[verdict.Fail] != 1 {
+			t.Errorf("seed %d: %d rounds, %v", seed, rounds, runs)
+		}
+	}
+}
+
+func TestTheGravestReasonCounts(t *testing.T) {
+	c := check(8, 1)
+	d, _ := finish(t, &c, world{bad: map[string]bool{"node-004": true}, run: func(r *verdict.Run) {
+		if r.Round == 1 && r.BusBW == slow {
+			r.Networks = []string{"Socket"}
+		}
+	}})
+	if n := d.Nodes[4]; n.Verdict != verdict.Fail || n.Reason != verdict.ReasonFallback {
+		t.Errorf("%+v", n)
+	}
+}
+
+func TestPoolsTogetherNeedTheLowestLimit(t *testing.T) {
+	c := verdict.Check{Nodes: []verdict.Node{{Name: "x", Pool: "a"}, {Name: "y", Pool: "b"}}}
+	c.Thresholds.PoolMinBusBW = map[string]float64{"a": 9, "b": 5}
+	for speed, want := range map[float64]verdict.Verdict{5: verdict.Pass, 4.9: verdict.Fail} {
+		c.Runs = nil
+		if d, _ := finish(t, &c, world{run: func(r *verdict.Run) { r.BusBW = speed }}); d.Verdict != want {
+			t.Errorf("%v GB/s: %+v", speed, d)
+		}
 	}
 }
 
