@@ -84,13 +84,13 @@ func newLimits(c *Check) limits {
 	return l
 }
 
-// learn takes a round's runs.
+// learn takes a round's runs. Those between pools never make a limit: a pool tested with others has one node, and no node
+// is tried again once a run of its own passed.
 func (l *limits) learn(s *state, runs []int) {
 	for _, i := range runs {
 		run := &s.check.Runs[i]
 		pool := s.byName[run.Nodes[0]].pool
-		mixed := slices.ContainsFunc(run.Nodes, func(name string) bool { return s.byName[name].pool != pool })
-		if s.class[i] == classPass && !mixed && !(l.known[pool].MinBusBW > 0) {
+		if s.class[i] == classPass && !(l.known[pool].MinBusBW > 0) {
 			l.values[pool] = append(l.values[pool], run.BusBW)
 		}
 	}

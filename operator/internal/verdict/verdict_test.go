@@ -78,6 +78,9 @@ func finish(t testing.TB, c *verdict.Check, w world) (verdict.Decision, int) {
 		if d.Next.Number != rounds || len(d.Next.Groups) == 0 || d.Next.Total != len(d.Next.Groups) {
 			t.Fatalf("round %d is %+v", rounds, d.Next)
 		}
+		if len(d.Fabrics) == 1 && d.Fabrics[0].Verdict == verdict.Fail {
+			t.Fatalf("blamed before round %d: %+v", rounds, d.Fabrics)
+		}
 		seen := map[string]bool{}
 		for i, g := range d.Next.Groups {
 			if g.Index != i || len(g.Nodes) < 2 || len(g.Nodes) > 3 || len(g.Nodes) == 3 && rounds > 1 {
@@ -553,8 +556,16 @@ func TestMostBadEndsEarly(t *testing.T) {
 	}
 	d, rounds := finish(t, &c, w)
 	all, groups := count(d), map[int]int{}
+	met, again := map[[2]string]bool{}, 0
 	for _, run := range c.Runs {
 		groups[run.Round]++
+		if met[link(run.Nodes[0], run.Nodes[1])] {
+			again++
+		}
+		met[link(run.Nodes[0], run.Nodes[1])] = true
+	}
+	if again > 3 {
+		t.Errorf("%d of %d pairs met before", again, len(c.Runs))
 	}
 	if rounds != 5 || d.Fabrics[0].Reason != verdict.ReasonMostNodesFailed || all[verdict.Pass] != 2 || all[verdict.Fail] != 0 {
 		t.Errorf("%d rounds, %+v", rounds, d)
@@ -617,11 +628,13 @@ func TestTheGravestReasonCounts(t *testing.T) {
 
 func TestPoolsTogetherNeedTheLowestLimit(t *testing.T) {
 	c := verdict.Check{Nodes: []verdict.Node{{Name: "x", Pool: "a"}, {Name: "y", Pool: "b"}}}
-	c.Thresholds.PoolMinBusBW = map[string]float64{"a": 9, "b": 5}
-	for speed, want := range map[float64]verdict.Verdict{5: verdict.Pass, 4.9: verdict.Fail} {
-		c.Runs = nil
-		if d, _ := finish(t, &c, world{run: func(r *verdict.Run) { r.BusBW = speed }}); d.Verdict != want {
-			t.Errorf("%v GB/s: %+v", speed, d)
+	for _, limits := range []map[string]float64{{"a": 9, "b": 5}, {"a": 5, "b": 9}} {
+		c.Thresholds.PoolMinBusBW = limits
+		for speed, want := range map[float64]verdict.Verdict{5: verdict.Pass, 4.9: verdict.Fail} {
+			c.Runs = nil
+			if d, _ := finish(t, &c, world{run: func(r *verdict.Run) { r.BusBW = speed }}); d.Verdict != want {
+				t.Errorf("limits %v, %v GB/s: %+v", limits, speed, d)
+			}
 		}
 	}
 }
