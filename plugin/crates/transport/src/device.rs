@@ -155,8 +155,8 @@ fn read_speed(name: &str) -> Option<u32> {
     text.trim().parse().ok().filter(|speed| *speed > 0)
 }
 
-/// One address per interface: those the user names, else all but loopback and container bridges,
-/// else the bridges, else loopback.
+/// One address per interface: those the user names, else all that are configured but for loopback and container bridges,
+/// else those with a link-local address only, else the bridges, else loopback.
 fn choose<'a>(
     addresses: &'a [InterfaceAddress],
     names: &str,
@@ -184,14 +184,19 @@ fn choose<'a>(
             filter.matches(&address.name) && !(filter.exclude && address.loopback)
         });
     }
-    let mut chosen = pick(&|address| !address.loopback && !is_bridge(address));
-    if chosen.is_empty() {
-        chosen = pick(&|address| !address.loopback);
-    }
-    if chosen.is_empty() {
-        chosen = pick(&|_| true);
-    }
-    chosen
+    // The system gives every interface a link-local address: of one that has nothing else, nobody said that peers are
+    // behind it.
+    let preferences: [&dyn Fn(&InterfaceAddress) -> bool; 4] = [
+        &|address| !address.loopback && !is_bridge(address) && !is_link_local(address),
+        &|address| !address.loopback && !is_bridge(address),
+        &|address| !address.loopback,
+        &|_| true,
+    ];
+    preferences.into_iter().map(pick).find(|picked| !picked.is_empty()).unwrap_or_default()
+}
+
+fn is_link_local(address: &InterfaceAddress) -> bool {
+    matches!(address.ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 fn has_family(address: &InterfaceAddress, family: Family) -> bool {
@@ -206,7 +211,7 @@ fn has_family(address: &InterfaceAddress, family: Family) -> bool {
 fn rank(address: &InterfaceAddress) -> u8 {
     match address.ip {
         IpAddr::V4(_) => 0,
-        IpAddr::V6(ip) if !Ipv6Addr::is_unicast_link_local(&ip) => 1,
+        IpAddr::V6(_) if !is_link_local(address) => 1,
         IpAddr::V6(_) => 2,
     }
 }
@@ -279,15 +284,13 @@ mod tests {
 
     #[test]
     fn by_default_all_real_interfaces() {
-        assert_eq!(
-            names("", Family::Any),
-            ["eth0 10.0.0.5", "eth1 10.0.1.5", "eth10 10.0.10.5", "wlan0 fe80::7"]
-        );
+        assert_eq!(names("", Family::Any), ["eth0 10.0.0.5", "eth1 10.0.1.5", "eth10 10.0.10.5"]);
     }
 
     #[test]
     fn the_family_is_honoured() {
-        assert_eq!(names("", Family::V6), ["eth0 2001:db8::5", "wlan0 fe80::7"]);
+        assert_eq!(names("", Family::V6), ["eth0 2001:db8::5"]);
+        assert_eq!(names("wlan0", Family::V6), ["wlan0 fe80::7"]);
         assert_eq!(names("wlan0", Family::V4), [""; 0]);
     }
 
@@ -302,12 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_bridges_are_the_last_resort() {
+    fn link_local_bridges_and_loopback_are_the_last_resort() {
         let only = |wanted: &[&str]| -> Vec<String> {
             let host: Vec<_> =
                 host().into_iter().filter(|a| wanted.contains(&a.name.as_str())).collect();
             choose(&host, "", Family::Any).into_iter().map(|a| a.name.clone()).collect()
         };
+        assert_eq!(only(&["lo", "docker0", "wlan0"]), ["wlan0"]);
         assert_eq!(only(&["lo", "docker0"]), ["docker0"]);
         assert_eq!(only(&["lo"]), ["lo"]);
     }

@@ -133,6 +133,17 @@ enum Stage {
     Discard { chunk: ChunkHeader, at: u64, end: u64 },
 }
 
+impl Stage {
+    /// Whether there is nothing to be done before more bytes come.
+    fn wants_bytes(&self) -> bool {
+        match self {
+            Self::Header { have } => *have < FRAME_BYTES,
+            Self::Deliver { .. } | Self::Discard { .. } => true,
+            Self::Dead { .. } | Self::Claim { .. } => false,
+        }
+    }
+}
+
 /// What is to be said on a flow.
 #[derive(Default)]
 struct Answering {
@@ -438,7 +449,7 @@ impl RecvFlow {
     }
 
     /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes
-    /// are read; in the last case the worker goes on.
+    /// are read and all of them are dealt with; in the last case the worker goes on.
     fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, Reading>, limit: u64) {
         let receiver = &self.receiver;
         let mut moved = 0;
@@ -447,7 +458,8 @@ impl RecvFlow {
             if reading.closed || receiver.base.failed() {
                 return;
             }
-            if moved > limit {
+            // What is read already is nothing that the worker would hear of.
+            if moved > limit && reading.stage.wants_bytes() {
                 self.registration.kick(&self.socket);
                 return;
             }

@@ -45,7 +45,7 @@ fn a_card_that_fails_stops_nothing() {
     let mut running =
         with_cards(&["allreduce", "--spawn", "2", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"]);
     let ranks = running.line(|line| line.contains("Rank  1"));
-    assert!(ranks.contains("Evenkeel on e0+e1"), "{ranks}");
+    assert!(ranks.contains("Evenkeel on e0+e1,"), "{ranks}");
     running.line(is_row);
     let namespace = format!("--net=/proc/{}/ns/net", running.id());
     let down =
