@@ -1,5 +1,7 @@
 //! Everything that can be set, in one table.
 
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -263,7 +265,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         apply: |settings, value| {
             if !value.is_empty() {
-                settings.job_key = Some(JobKey::parse(&std::fs::read_to_string(value).ok()?)?);
+                settings.job_key = Some(key_in(value)?);
             }
             Some(())
         },
@@ -341,6 +343,13 @@ fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
     value.parse().ok().filter(|number| (min..=max).contains(number))
 }
 
+fn key_in(file: &str) -> Option<JobKey> {
+    let mut text = String::new();
+    // A key with white space around it; a file that goes on is none.
+    File::open(file).ok()?.take(1024).read_to_string(&mut text).ok()?;
+    JobKey::parse(&text)
+}
+
 fn ports(value: &str) -> Option<RangeInclusive<u16>> {
     let (first, last) = value.split_once('-').unwrap_or((value, value));
     let port = |text: &str| Some(ranged(text.trim(), 1, u16::MAX.into())? as u16);
@@ -361,6 +370,7 @@ fn seconds(value: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use evenkeel_chance::Chance;
 
     fn with(name: &str, value: &str) -> Result<Settings, SettingsError> {
         Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned()))
@@ -393,6 +403,57 @@ mod tests {
         assert!(error.contains("64 hexadecimal digits") && !error.contains("c0ffee"), "{error}");
         let settings = with("EVENKEEL_JOB_KEY", &"c0".repeat(32)).unwrap();
         assert!(settings.job_key.is_some() && !format!("{settings:?}").contains("192"));
+    }
+
+    /// Whatever is given, it is a value or a line that names the variable.
+    #[test]
+    fn any_text_is_taken_or_refused() {
+        const SEEDS: [&str; 14] = [
+            "4",
+            "524288",
+            "auto",
+            "on",
+            "joined",
+            "AF_INET6",
+            "^=eth0,lo:1",
+            "29600-29699",
+            "65535",
+            "0.0.0.0:9600-9615",
+            "[::1]:9600",
+            "00112233445566778899aAbBcCdDeEfF00112233445566778899aabbccddeeff",
+            "18446744073709551616",
+            "/no/such/file",
+        ];
+        let mut chance = Chance::new(5);
+        let (mut taken, mut refused) = (0, 0);
+        for round in 0..20_000 {
+            let mut value = chance.pick(&SEEDS).as_bytes().to_vec();
+            (0..chance.below(3)).for_each(|_| chance.mutate(&mut value));
+            let value = String::from_utf8_lossy(&value).into_owned();
+            let Setting { name, accepts, .. } = SETTINGS[round % SETTINGS.len()];
+            match with(name, &value) {
+                Ok(settings) => {
+                    taken += 1;
+                    assert!((1..=MAX_FLOWS as u16).contains(&settings.flows));
+                    assert!(settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN));
+                    assert!((4096..=16 << 20).contains(&settings.chunk_bytes));
+                    assert!((1..=16).contains(&settings.workers));
+                    assert!(settings.ports.is_none_or(|ports| *ports.start() > 0));
+                    assert!(settings.metrics.len() <= u16::MAX.into());
+                }
+                Err(error) => {
+                    refused += 1;
+                    let text = error.to_string();
+                    assert!(text.contains(name) && text.contains(accepts), "{text}");
+                }
+            }
+        }
+        assert!(taken > 1000 && refused > 1000, "{taken} and {refused}");
+    }
+
+    #[test]
+    fn a_key_file_of_any_length_is_read_no_further_than_a_key_is_long() {
+        assert!(with("EVENKEEL_JOB_KEY_FILE", "/dev/zero").is_err());
     }
 
     #[test]
