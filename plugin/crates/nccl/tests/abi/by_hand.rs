@@ -12,11 +12,11 @@ use evenkeel_wire::{
 use crate::harness::{self, Net, Opaque, pattern, until};
 
 /// The sender's end of each flow.
-struct Sender(Vec<TcpStream>);
+pub(crate) struct Sender(pub(crate) Vec<TcpStream>);
 
 impl Sender {
     /// Connects to a listener of the library.
-    fn connect(net: &Net, flows: u16) -> (Self, Opaque) {
+    pub(crate) fn connect(net: &Net, flows: u16) -> (Self, Opaque) {
         let (listener, handle) = net.listen();
         let mut bytes = [0; HANDLE_BYTES];
         bytes.copy_from_slice(&handle.0[..HANDLE_BYTES]);

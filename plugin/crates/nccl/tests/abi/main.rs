@@ -7,6 +7,7 @@ mod data;
 mod faults;
 mod from_c;
 mod harness;
+mod hostile;
 mod lifecycle;
 mod peers;
 mod symbols;
