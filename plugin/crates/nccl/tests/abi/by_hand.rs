@@ -43,12 +43,17 @@ impl Sender {
     }
 
     /// Writes on one flow, in one piece.
-    fn write(&mut self, flow: usize, bytes: &[u8]) {
+    pub(crate) fn write(&mut self, flow: usize, bytes: &[u8]) {
         self.0[flow].write_all(bytes).unwrap();
     }
 
+    /// Writes on one flow, which the receiver may have ended.
+    pub(crate) fn try_write(&mut self, flow: usize, bytes: &[u8]) {
+        let _ = self.0[flow].write_all(bytes);
+    }
+
     /// Waits until the receiver's system has all that was written.
-    fn delivered(&self) {
+    pub(crate) fn delivered(&self) {
         let unsent = |socket: &TcpStream| {
             let mut bytes = -1;
             // SAFETY: the request writes one int.

@@ -16,18 +16,19 @@ use crate::lifecycle::run_alone;
 /// Connections at a time: the end of one takes half a second of waiting.
 const AT_ONCE: u64 = 32;
 const BATCHES: u64 = 6;
-/// What memory holds that nobody has written.
-const UNTOUCHED: u8 = 0xee;
+/// What memory holds that nobody has written, or that is used for something else.
+pub(crate) const UNTOUCHED: u8 = 0xee;
 /// Bytes before and after each buffer that must stay as they are.
 const GUARD: usize = 256;
 
-/// What the byte of a message at this position is; never `UNTOUCHED`.
+/// What the byte of a message at this position is. Never `UNTOUCHED`.
 fn content(message: u64, at: u64) -> u8 {
     (message.wrapping_mul(101).wrapping_add(at.wrapping_mul(31)).wrapping_add(at / 251) % 0xee)
         as u8
 }
 
-fn contents(message: u64, from: u64, to: u64) -> Vec<u8> {
+/// Bytes of a message; none is `UNTOUCHED`.
+pub(crate) fn contents(message: u64, from: u64, to: u64) -> Vec<u8> {
     (from..to).map(|at| content(message, at)).collect()
 }
 
@@ -194,12 +195,12 @@ fn alone_receiver() {
 }
 
 /// A hand-made listener with the flows that it has welcomed.
-struct Receiver {
+pub(crate) struct Receiver {
     nonce: Nonce,
     listener: Option<TcpListener>,
     flows: Vec<Flow>,
     /// Bytes of messages that came.
-    received: u64,
+    pub(crate) received: u64,
 }
 
 struct Flow {
@@ -212,7 +213,8 @@ struct Flow {
 }
 
 impl Receiver {
-    fn listen(chance: &mut Chance) -> (Self, Handle) {
+    /// Listens where the handle says.
+    pub(crate) fn listen(chance: &mut Chance) -> (Self, Handle) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
@@ -223,6 +225,24 @@ impl Receiver {
         bytes[..evenkeel_wire::HANDLE_BYTES].copy_from_slice(&handle.encode());
         let receiver = Self { nonce, listener: Some(listener), flows: Vec::new(), received: 0 };
         (receiver, Handle(bytes))
+    }
+
+    /// Waits for the library to connect.
+    pub(crate) fn connected(&mut self, net: &Net, handle: &mut Handle) -> Opaque {
+        let send = until("a connection", || {
+            self.step();
+            net.poll_connect(handle).unwrap()
+        });
+        send.expect("a connection")
+    }
+
+    /// Reads until the library has ended every flow.
+    pub(crate) fn drain(&mut self) {
+        until("the end", || {
+            self.step();
+            self.flows.iter().all(|flow| flow.ended).then_some(())
+        })
+        .expect("the end");
     }
 
     /// Welcomes who comes, and reads what there is.
@@ -357,11 +377,8 @@ fn a_sender_survives_a_receiver_that_says_anything() {
             .map(|index| {
                 let mut chance = Chance::new(batch * AT_ONCE + index);
                 let (mut receiver, mut handle) = Receiver::listen(&mut chance);
-                let send = until("a connection", || {
-                    receiver.step();
-                    net.poll_connect(&mut handle).unwrap()
-                });
-                (chance, receiver, send.expect("a connection"), Vec::<Sending>::new())
+                let send = receiver.connected(&net, &mut handle);
+                (chance, receiver, send, Vec::<Sending>::new())
             })
             .collect();
         for step in 0..100 {
@@ -404,11 +421,7 @@ fn a_sender_survives_a_receiver_that_says_anything() {
         for (_, mut receiver, send, mut sending) in rounds {
             net.close_send(send);
             sending.iter_mut().for_each(|one| one.memory.fill(UNTOUCHED));
-            until("the end", || {
-                receiver.step();
-                receiver.flows.iter().all(|flow| flow.ended).then_some(())
-            })
-            .expect("the end");
+            receiver.drain();
             assert!(receiver.welcomed() >= 4);
             received += receiver.received;
         }
