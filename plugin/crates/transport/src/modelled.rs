@@ -16,4 +16,5 @@ mod sync {
 }
 
 #[path = "turn.rs"]
+#[allow(clippy::duplicate_mod, reason = "with other building blocks it is another module")]
 mod turn;

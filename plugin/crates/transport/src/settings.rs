@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS};
+use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, Schedule};
 
 /// One environment variable.
 pub struct Setting {
@@ -30,6 +30,8 @@ impl Setting {
 }
 
 const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
+/// Least bytes of a share that is dealt: as NCCL's socket transport has it.
+const LEAST_SHARE: u64 = 64 << 10;
 
 /// A variable has a value that it does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +64,7 @@ pub struct Settings {
     pub(crate) peer_timeout: Duration,
     pub(crate) recovery_timeout: Duration,
     pub(crate) repath: bool,
+    pub(crate) schedule: Schedule,
     /// Mb/s, for all devices.
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
@@ -181,6 +184,20 @@ pub const SETTINGS: &[Setting] = &[
             settings.repath = match value {
                 "on" => true,
                 "off" => false,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_SCHEDULE",
+        meaning: "pull: whichever flow can take bytes takes the next chunk; static: each message is dealt to all flows in equal shares, and paths stay as they are: what others do, to compare with",
+        accepts: "pull or static",
+        default: "pull",
+        apply: |settings, value| {
+            settings.schedule = match value {
+                "pull" => Schedule::Pull,
+                "static" => Schedule::Static { least: LEAST_SHARE },
                 _ => return None,
             };
             Some(())
@@ -310,6 +327,7 @@ impl Settings {
             peer_timeout: Duration::ZERO,
             recovery_timeout: Duration::ZERO,
             repath: false,
+            schedule: Schedule::Pull,
             link_speed: None,
             interfaces: String::new(),
             family: Family::Any,
@@ -336,6 +354,11 @@ impl Settings {
             })?;
         }
         Ok(settings)
+    }
+
+    /// Whether all flows have equal shares, on the paths that they have.
+    pub(crate) fn is_static(&self) -> bool {
+        self.schedule != Schedule::Pull
     }
 }
 
@@ -475,6 +498,7 @@ mod tests {
             ("EVENKEEL_PEER_TIMEOUT", "1.5"),
             ("EVENKEEL_RECOVERY_TIMEOUT", "0"),
             ("EVENKEEL_REPATH", "maybe"),
+            ("EVENKEEL_SCHEDULE", "dynamic"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
 use evenkeel_chance::Chance;
-use evenkeel_wire::{ChunkHeader, Claim, Frame, Next, Reassembly, Scheduler};
+use evenkeel_wire::{ChunkHeader, Claim, Frame, Next, Reassembly, Schedule, Scheduler};
 
 /// Chunks of nearby messages that may contradict each other, over some flows that end in the middle.
 #[test]
@@ -93,7 +93,8 @@ fn acknowledgements_of_anything() {
     let (mut believed, mut refused) = (0, 0);
     for seed in 0..2000 {
         let mut chance = Chance::new(seed);
-        let mut scheduler = Scheduler::default();
+        let schedules = [Schedule::Pull, Schedule::Static { least: 256 }];
+        let mut scheduler = Scheduler::new(*chance.pick(&schedules));
         (0..PLACES).for_each(|place| scheduler.opened(place));
         // What each flow is writing.
         let mut writing: [Option<u64>; PLACES] = [None; PLACES];

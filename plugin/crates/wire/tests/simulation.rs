@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use evenkeel_chance::Chance;
-use evenkeel_wire::{ChunkHeader, Claim, Frame, Next, Reassembly, Scheduler};
+use evenkeel_wire::{ChunkHeader, Claim, Frame, Next, Reassembly, Schedule, Scheduler};
 use proptest::prelude::*;
 
 const PLACES: usize = 4;
@@ -234,12 +234,14 @@ proptest! {
         seed: u64,
         deaths in 0u64..30,
         window in 1usize..6,
+        dealt: bool,
     ) {
         let mut chance = Chance::new(seed);
         let mut world = World {
             buffers: totals.iter().map(|(total, _)| vec![0; *total as usize]).collect(),
             received: vec![false; totals.len()],
             sent: vec![false; totals.len()],
+            scheduler: Scheduler::new(if dealt { Schedule::Static { least: 256 } } else { Schedule::Pull }),
             ..World::default()
         };
         (0..PLACES).for_each(|place| world.open(place));
