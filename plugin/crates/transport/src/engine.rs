@@ -159,10 +159,11 @@ pub(crate) struct Registration {
 }
 
 fn interest() -> epoll::EventFlags {
-    epoll::EventFlags::IN
-        | epoll::EventFlags::OUT
-        | epoll::EventFlags::RDHUP
-        | epoll::EventFlags::ET
+    epoll::EventFlags::IN | interest_but_reading()
+}
+
+fn interest_but_reading() -> epoll::EventFlags {
+    epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
 }
 
 impl Registration {
@@ -212,6 +213,13 @@ impl Registration {
         let data = epoll::EventData::new_u64(self.token);
         // Fails only when the socket is no longer watched: nobody is to be called then.
         let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
+    }
+
+    /// The worker does not hear of what there is to read any more, until the next [`Registration::kick`].
+    pub(crate) fn leave_reading(&self, socket: impl AsFd) {
+        let data = epoll::EventData::new_u64(self.token);
+        // As in `kick`.
+        let _ = epoll::modify(&self.worker.epoll, socket, data, interest_but_reading());
     }
 
     /// How long the worker has not waited for anything, in all.
