@@ -7,12 +7,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use evenkeel_wire::{FRAME_BYTES, Frame, FrameError};
 use socket2::{Socket, TcpKeepalive};
 
 use crate::Context;
 use crate::counters::Counters;
 use crate::error::{Error, ErrorKind};
-use crate::sys;
+use crate::sys::{self, SendBuffer};
 
 /// Most bytes a worker moves on one flow before it looks at others.
 pub(crate) const TURN_BYTES: u64 = 1 << 20;
@@ -128,6 +129,31 @@ impl Base {
             self.context.device.name(),
             self.label(),
         ));
+    }
+
+    /// The bytes of a frame that no payload follows.
+    pub(crate) fn encode(&self, frame: Frame) -> [u8; FRAME_BYTES] {
+        self.encode_with(frame, SendBuffer::from_static(&[]))
+    }
+
+    /// The bytes of a frame that this payload follows.
+    pub(crate) fn encode_with(&self, frame: Frame, payload: SendBuffer) -> [u8; FRAME_BYTES] {
+        if self.context.settings.checksum {
+            frame.seal(payload.checksum(0))
+        } else {
+            frame.encode()
+        }
+    }
+
+    /// Reads a frame; also gives the checksum of its payload, 0 where there are none. One that has changed on its way is
+    /// counted.
+    pub(crate) fn decode(&self, bytes: &[u8; FRAME_BYTES]) -> Result<(Frame, u32), FrameError> {
+        if !self.context.settings.checksum {
+            return Frame::decode(bytes).map(|frame| (frame, 0));
+        }
+        let opened = Frame::open(bytes);
+        self.counters.corrupt.add((opened == Err(FrameError::Checksum)).into());
+        opened
     }
 
     fn label(&self) -> String {

@@ -157,6 +157,7 @@ impl Call {
                     connection: destination.connection,
                     flow: self.flow,
                     flows: destination.context.settings.flows,
+                    checksum: destination.context.settings.checksum,
                     random,
                 };
                 let bytes = bytes.encode();

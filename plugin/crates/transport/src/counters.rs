@@ -38,6 +38,8 @@ pub(crate) struct Counters {
     pub(crate) recovered: Counter,
     /// Flows given up because they stood still while others moved.
     pub(crate) stalled: Counter,
+    /// Chunks and frames that did not match their checksum.
+    pub(crate) corrupt: Counter,
 }
 
 impl Counters {
@@ -66,7 +68,7 @@ impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "chunks={} repeated={}B lost={} replaced={} repathed={} recovered={} stalled={}",
+            "chunks={} repeated={}B lost={} replaced={} repathed={} recovered={} stalled={} corrupt={}",
             self.chunks.get(),
             self.repeated.get(),
             self.lost.get(),
@@ -74,6 +76,7 @@ impl fmt::Display for Counters {
             self.repathed.get(),
             self.recovered.get(),
             self.stalled.get(),
+            self.corrupt.get(),
         )
     }
 }

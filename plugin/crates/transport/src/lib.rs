@@ -12,6 +12,7 @@
 
 mod base;
 mod call;
+mod check;
 mod connect;
 mod copies;
 mod counters;

@@ -476,6 +476,7 @@ impl From<HandshakeError> for NoPeer {
         let refusal = match error {
             HandshakeError::Version(_) => Some(Refusal::Version),
             HandshakeError::Authentication { .. } => Some(Refusal::Authentication),
+            HandshakeError::Checksum { .. } => Some(Refusal::Checksum),
             _ => None,
         };
         Self { why: error.to_string(), refusal }
@@ -496,8 +497,9 @@ impl Hearing {
                 return Err(HandshakeError::NotEvenkeel("peer").into());
             }
         }
-        let key = listener.context.settings.job_key.as_ref();
-        let decoded = Hello::decode(hello, listener.nonce, key.is_some())?;
+        let settings = &listener.context.settings;
+        let key = settings.job_key.as_ref();
+        let decoded = Hello::decode(hello, listener.nonce, key.is_some(), settings.checksum)?;
         let Some(key) = key else { return Ok(Some(decoded)) };
         let challenge = match challenge {
             Some(challenge) => challenge,

@@ -67,6 +67,7 @@ struct Table {
     repathed: OfConnection<Counter>,
     recovered: OfConnection<Counter>,
     stalled: OfConnection<Counter>,
+    corrupt: OfConnection<Counter>,
     requests: OfConnection<Gauge>,
     pending: OfConnection<Gauge>,
     flow_bytes: OfFlow<Counter>,
@@ -129,6 +130,7 @@ impl Table {
             (&self.repathed, counters.repathed.get()),
             (&self.recovered, counters.recovered.get()),
             (&self.stalled, counters.stalled.get()),
+            (&self.corrupt, counters.corrupt.get()),
         ] {
             family.get_or_create(&labels).inc_by(value);
         }
@@ -160,6 +162,8 @@ impl Table {
         all.register("recoveries", help, self.recovered);
         let help = "Flows given up because they stood still while others moved";
         all.register("stalls", help, self.stalled);
+        let help = "Chunks and frames that did not match their checksum";
+        all.register("checksum_mismatches", help, self.corrupt);
         all.register("requests_in_flight", "Requests that are not done", self.requests);
         let help = "Bytes of requests that are not done";
         all.register_with_unit("in_flight", help, bytes(), self.pending);

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ChunkHeader, Claim, FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Reassembly, ReassemblyError,
+    ChunkHeader, Claim, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Reassembly,
+    ReassemblyError,
 };
 use socket2::Socket;
 
 use crate::Context;
 use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
+use crate::check::Check;
 use crate::counters::FlowCounters;
 use crate::engine::{Engine, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
@@ -129,6 +131,8 @@ struct Reading {
     closed: bool,
     stage: Stage,
     header: [u8; FRAME_BYTES],
+    /// Where peers have agreed on checksums.
+    check: Option<Check>,
     /// Whether the last message was small enough for a caller.
     small: bool,
     attendance: Attendance,
@@ -154,6 +158,8 @@ enum Stage {
     Deliver { chunk: ChunkHeader, buffer: RecvBuffer, start: u64, at: u64, end: u64 },
     /// The bytes up to `end` came before.
     Discard { chunk: ChunkHeader, at: u64, end: u64 },
+    /// The chunk was not what was sent.
+    Corrupt,
 }
 
 impl Stage {
@@ -162,7 +168,7 @@ impl Stage {
         match self {
             Self::Header { have } => *have < FRAME_BYTES,
             Self::Deliver { .. } | Self::Discard { .. } => true,
-            Self::Dead { .. } | Self::Claim { .. } => false,
+            Self::Dead { .. } | Self::Claim { .. } | Self::Corrupt => false,
         }
     }
 }
@@ -246,6 +252,7 @@ impl Receiver {
                     closed: false,
                     stage: Stage::Header { have: 0 },
                     header: [0; FRAME_BYTES],
+                    check: self.base.context.settings.checksum.then(Check::default),
                     small: false,
                     attendance: Attendance::Worker { visits: 0 },
                 }),
@@ -566,40 +573,47 @@ impl RecvFlow {
                 return;
             }
             let result = match reading.stage {
-                Stage::Header { have: FRAME_BYTES } => match Frame::decode(&reading.header) {
-                    Ok(Frame::Chunk(chunk)) => {
-                        reading.stage = Stage::Claim { chunk, at: chunk.offset };
-                        reading.small = chunk.total <= receiver.base.context.settings.inline_bytes;
-                        if !reading.small {
-                            self.hand_over(reading);
+                Stage::Header { have: FRAME_BYTES } => {
+                    match receiver.base.decode(&reading.header) {
+                        Ok((Frame::Chunk(chunk), sum)) => {
+                            if let Some(check) = &mut reading.check {
+                                check.begin(chunk.message, sum);
+                            }
+                            reading.stage = Stage::Claim { chunk, at: chunk.offset };
+                            reading.small =
+                                chunk.total <= receiver.base.context.settings.inline_bytes;
+                            if !reading.small {
+                                self.hand_over(reading);
+                            }
+                            continue;
                         }
-                        continue;
+                        Ok((Frame::FlowDead(number), _)) => {
+                            reading.stage = Stage::Dead { number };
+                            continue;
+                        }
+                        Ok((Frame::Bye, _)) => {
+                            reading.stage = Stage::Header { have: 0 };
+                            let below = {
+                                let mut queue = lock(&receiver.queue);
+                                queue.bye = true;
+                                queue.reassembly.ack()
+                            };
+                            self.answer(|answering| answering.ack = Some(below));
+                            continue;
+                        }
+                        Ok((Frame::Ack(_), _)) => {
+                            drop(guard);
+                            let what = "protocol error: the sender acknowledges";
+                            return receiver.fail(ErrorKind::Remote, what);
+                        }
+                        Err(error @ FrameError::Checksum) => break Some(error.to_string()),
+                        Err(error) => {
+                            drop(guard);
+                            let what = format!("protocol error: {error}");
+                            return receiver.fail(ErrorKind::Remote, &what);
+                        }
                     }
-                    Ok(Frame::FlowDead(number)) => {
-                        reading.stage = Stage::Dead { number };
-                        continue;
-                    }
-                    Ok(Frame::Bye) => {
-                        reading.stage = Stage::Header { have: 0 };
-                        let below = {
-                            let mut queue = lock(&receiver.queue);
-                            queue.bye = true;
-                            queue.reassembly.ack()
-                        };
-                        self.answer(|answering| answering.ack = Some(below));
-                        continue;
-                    }
-                    Ok(Frame::Ack(_)) => {
-                        drop(guard);
-                        let what = "protocol error: the sender acknowledges";
-                        return receiver.fail(ErrorKind::Remote, what);
-                    }
-                    Err(error) => {
-                        drop(guard);
-                        let what = format!("protocol error: {error}");
-                        return receiver.fail(ErrorKind::Remote, &what);
-                    }
-                },
+                }
                 Stage::Dead { number } => {
                     // That flow's lock is needed; two at a time could wait for each other.
                     drop(guard);
@@ -642,7 +656,14 @@ impl RecvFlow {
                     let next = if end == chunk.end() { FRAME_BYTES } else { 0 };
                     sys::recv_with_header(&self.socket, rest, &mut reading.header[..next])
                 }
-                Stage::Discard { at, end, .. } => sys::discard(&self.socket, (end - at) as usize),
+                Stage::Discard { at, end, .. } => match &mut reading.check {
+                    None => sys::discard(&self.socket, (end - at) as usize),
+                    Some(check) => self.discard_checked(check, (end - at) as usize),
+                },
+                Stage::Corrupt => {
+                    receiver.base.counters.corrupt.add(1);
+                    break Some("a chunk that does not match its checksum".to_owned());
+                }
             };
             match result {
                 Ok(0) => break self.end_of_stream(reading),
@@ -658,6 +679,16 @@ impl RecvFlow {
         receiver.end(self, ended.as_deref());
     }
 
+    /// Reads bytes that came before, since the checksum is of all.
+    fn discard_checked(&self, check: &mut Check, length: usize) -> io::Result<usize> {
+        let mut bytes = [0; 4096];
+        let room = length.min(bytes.len());
+        let nowhere = RecvBuffer::from_static(&mut []);
+        let received = sys::recv_with_header(&self.socket, nowhere, &mut bytes[..room])?;
+        check.discarded(&bytes[..received]);
+        Ok(received)
+    }
+
     /// Why the flow ended; `None` where the peer may end a flow that it does not need any more.
     fn end_of_stream(&self, reading: &Reading) -> Option<String> {
         let between = matches!(reading.stage, Stage::Header { have: 0 });
@@ -666,6 +697,12 @@ impl RecvFlow {
 
     /// Counts bytes that have been read.
     fn take(&self, reading: &mut Reading, received: usize) {
+        if let (Some(check), Stage::Deliver { buffer, at, end, .. }) =
+            (&mut reading.check, &reading.stage)
+        {
+            let taken = (received as u64).min(end - at);
+            check.received(buffer.part(*at as usize, taken as usize));
+        }
         match &mut reading.stage {
             Stage::Header { have } => *have += received,
             Stage::Deliver { at, end, .. } | Stage::Discard { at, end, .. } => {
@@ -679,7 +716,7 @@ impl RecvFlow {
                     }
                 }
             }
-            Stage::Dead { .. } | Stage::Claim { .. } => {}
+            Stage::Dead { .. } | Stage::Claim { .. } | Stage::Corrupt => {}
         }
     }
 
@@ -687,13 +724,24 @@ impl RecvFlow {
     fn step_over(&self, reading: &mut Reading) {
         let (chunk, at) = match reading.stage {
             Stage::Deliver { chunk, start, at, end, .. } if at == end => {
-                self.receiver.arrived(self, chunk.message, end - start);
+                match &mut reading.check {
+                    None => self.receiver.arrived(self, chunk.message, end - start),
+                    Some(check) => check.written(start, end),
+                }
                 (chunk, end)
             }
             Stage::Discard { chunk, at, end } if at == end => (chunk, end),
             _ => return,
         };
         reading.stage = if at == chunk.end() {
+            if let Some(check) = &mut reading.check {
+                if !check.is_right() {
+                    reading.stage = Stage::Corrupt;
+                    return;
+                }
+                let (message, parts) = check.take_parts();
+                parts.iter().for_each(|(from, to)| self.receiver.arrived(self, message, to - from));
+            }
             self.counters.chunk(&self.receiver.base.counters, chunk.length.into());
             Stage::Header { have: 0 }
         } else {
@@ -710,7 +758,18 @@ impl RecvFlow {
         }
         self.hand_over(&mut reading);
         let stage = std::mem::replace(&mut reading.stage, Stage::Header { have: 0 });
-        if let Stage::Deliver { chunk, start, at, end, .. } = stage {
+        let unchecked = reading.check.as_mut().map(Check::take_parts);
+        let is_checked = unchecked.is_some();
+        if let Some((message, parts)) = unchecked {
+            let mut queue = lock(&self.receiver.queue);
+            let give_back = |(from, to)| queue.reassembly.give_back(message, from, to);
+            parts.into_iter().for_each(give_back);
+        }
+        if let Stage::Deliver { chunk, start, mut at, end, .. } = stage {
+            if is_checked {
+                // Nobody knows whether they are right.
+                at = start;
+            }
             let mut queue = lock(&self.receiver.queue);
             // Not complete with this: more is missing.
             queue.reassembly.arrived(chunk.message, at - start);
@@ -736,7 +795,7 @@ impl RecvFlow {
                         None => return,
                     },
                 };
-                answering.partial = Some((next.encode(), 0));
+                answering.partial = Some((self.receiver.base.encode(next), 0));
                 continue;
             };
             let nothing = SendBuffer::from_static(&[]);
@@ -757,7 +816,8 @@ impl RecvFlow {
         if !std::mem::replace(&mut answering.closed, true) && answering.partial.is_none() {
             let nothing = SendBuffer::from_static(&[]);
             // Sockets whose buffers are full tell the peer by closing.
-            let _ = sys::send_with_header(&self.socket, &Frame::Bye.encode(), nothing);
+            let bye = self.receiver.base.encode(Frame::Bye);
+            let _ = sys::send_with_header(&self.socket, &bye, nothing);
         }
         self.shutdown();
     }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ChunkHeader, FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Next, Pace, Progress, Scheduler, Width,
+    ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress,
+    Scheduler, Width,
 };
 use socket2::Socket;
 
@@ -150,6 +151,20 @@ struct PartlyWritten {
     payload: SendBuffer,
     /// Bytes written of frame and payload together.
     written: usize,
+}
+
+/// Why what a peer said cannot be acted on.
+enum Misheard {
+    /// It changed on its way: another flow may do better.
+    Garbled(String),
+    /// The connection cannot go on.
+    Final(String),
+}
+
+impl From<String> for Misheard {
+    fn from(what: String) -> Self {
+        Self::Final(what)
+    }
 }
 
 struct Hearing {
@@ -398,7 +413,7 @@ impl Sender {
             if !std::mem::replace(&mut writing.closed, true) {
                 if writing.frame.take().is_none() && !writing.bye_said {
                     let nothing = SendBuffer::from_static(&[]);
-                    let bye = Frame::Bye.encode();
+                    let bye = self.base.encode(Frame::Bye);
                     // Sockets whose buffers are full tell the peer by closing.
                     let _ = sys::send_with_header(&flow.socket, &bye, nothing);
                 }
@@ -753,7 +768,10 @@ impl SendFlow {
             Frame::Chunk(header) => Some(header.length),
             _ => None,
         };
-        Some(PartlyWritten { chunk, encoded: frame.encode(), payload, written: 0 })
+        // A checksum takes its time. The message stays as it is while a flow writes it.
+        drop(guard);
+        let encoded = sender.base.encode_with(frame, payload);
+        Some(PartlyWritten { chunk, encoded, payload, written: 0 })
     }
 
     /// Reads what the peer says.
@@ -771,10 +789,14 @@ impl SendFlow {
                 Ok(received) => {
                     *have += received;
                     let full = received == room;
-                    if let Err(what) = self.understand(&mut hearing) {
-                        drop(hearing);
-                        sender.fail(ErrorKind::Remote, &what);
-                        return;
+                    match self.understand(&mut hearing) {
+                        Ok(()) => {}
+                        Err(Misheard::Garbled(what)) => break what,
+                        Err(Misheard::Final(what)) => {
+                            drop(hearing);
+                            sender.fail(ErrorKind::Remote, &what);
+                            return;
+                        }
                     }
                     if !full {
                         return;
@@ -789,28 +811,34 @@ impl SendFlow {
     }
 
     /// Acts on the whole frames that were read; the text says what is wrong with one.
-    fn understand(&self, hearing: &mut Hearing) -> Result<(), String> {
+    fn understand(&self, hearing: &mut Hearing) -> Result<(), Misheard> {
         let Hearing { frames, have } = hearing;
         let whole = *have - *have % FRAME_BYTES;
         let mut acked = None;
         for bytes in frames[..whole].chunks_exact(FRAME_BYTES) {
             let mut frame = [0; FRAME_BYTES];
             frame.copy_from_slice(bytes);
-            match Frame::decode(&frame).map_err(|error| format!("protocol error: {error}"))? {
+            let (frame, _) = self.sender.base.decode(&frame).map_err(|error| match error {
+                FrameError::Checksum => Misheard::Garbled(error.to_string()),
+                error => Misheard::Final(format!("protocol error: {error}")),
+            })?;
+            match frame {
                 Frame::Ack(below) => acked = acked.max(Some(below)),
                 Frame::FlowDead(number) => self.sender.told_dead(number),
                 Frame::Bye => {
                     if let Some(below) = acked {
                         self.sender.acked(below)?;
                     }
-                    return Err("the peer closed the connection".to_owned());
+                    return Err("the peer closed the connection".to_owned().into());
                 }
-                Frame::Chunk(_) => return Err("protocol error: the receiver sent data".to_owned()),
+                Frame::Chunk(_) => {
+                    return Err("protocol error: the receiver sent data".to_owned().into());
+                }
             }
         }
         frames.copy_within(whole..*have, 0);
         *have -= whole;
-        acked.map_or(Ok(()), |below| self.sender.acked(below))
+        acked.map_or(Ok(()), |below| Ok(self.sender.acked(below)?))
     }
 }
 

@@ -65,6 +65,7 @@ pub struct Settings {
     pub(crate) recovery_timeout: Duration,
     pub(crate) repath: bool,
     pub(crate) schedule: Schedule,
+    pub(crate) checksum: bool,
     /// Mb/s, for all devices.
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
@@ -204,6 +205,20 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "EVENKEEL_CHECKSUM",
+        meaning: "whether every chunk carries a checksum (CRC-32C); one that does not match is not delivered, and is sent again on another flow; the same on all ranks",
+        accepts: "1 or on, 0 or off",
+        default: "0",
+        apply: |settings, value| {
+            settings.checksum = match value {
+                "1" | "on" => true,
+                "0" | "off" => false,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
         name: "EVENKEEL_LINK_SPEED",
         meaning: "speed of every device, instead of what the system says",
         accepts: "Mb/s, a whole number from 1 to 10000000, such as 25000",
@@ -328,6 +343,7 @@ impl Settings {
             recovery_timeout: Duration::ZERO,
             repath: false,
             schedule: Schedule::Pull,
+            checksum: false,
             link_speed: None,
             interfaces: String::new(),
             family: Family::Any,
@@ -499,6 +515,7 @@ mod tests {
             ("EVENKEEL_RECOVERY_TIMEOUT", "0"),
             ("EVENKEEL_REPATH", "maybe"),
             ("EVENKEEL_SCHEDULE", "dynamic"),
+            ("EVENKEEL_CHECKSUM", "crc32"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

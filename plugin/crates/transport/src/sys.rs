@@ -59,6 +59,11 @@ impl SendBuffer {
         self.length
     }
 
+    /// The checksum of the bytes and of what came `before` them.
+    pub(crate) fn checksum(&self, before: u32) -> u32 {
+        checksum_of(self.start, self.length, before)
+    }
+
     /// A part of it.
     ///
     /// # Panics
@@ -68,6 +73,23 @@ impl SendBuffer {
         // SAFETY: `offset` is inside the lent memory, as asserted.
         Self { start: unsafe { self.start.add(offset) }, length }
     }
+}
+
+/// The checksum of lent memory and what came `before` it.
+fn checksum_of(start: *const u8, length: usize, mut before: u32) -> u32 {
+    // By way of a copy: no reference to lent memory may exist.
+    let mut block = [0; 4096];
+    let mut done = 0;
+    while done < length {
+        let part = (length - done).min(block.len());
+        // SAFETY: the callers' buffers are readable for `length` bytes by the contract of their constructors, as long as
+        // their requests are not reported, which whoever asks for a checksum sees to; the block is on this stack and as
+        // long as `part` at least.
+        unsafe { ptr::copy_nonoverlapping(start.add(done), block.as_mut_ptr(), part) };
+        before = evenkeel_wire::checksum(before, &block[..part]);
+        done += part;
+    }
+    before
 }
 
 impl RecvBuffer {
@@ -89,6 +111,11 @@ impl RecvBuffer {
     /// Number of bytes lent.
     pub(crate) fn length(&self) -> usize {
         self.length
+    }
+
+    /// The checksum of the bytes and of what came `before` them.
+    pub(crate) fn checksum(&self, before: u32) -> u32 {
+        checksum_of(self.start, self.length, before)
     }
 
     /// A part of it.

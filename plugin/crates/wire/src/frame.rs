@@ -1,9 +1,16 @@
 //! What travels on a flow after the handshake: frames of a fixed size, some with a payload.
 
+use std::ops::Range;
+
 use crate::{CHUNK_ALIGN, MAX_MESSAGE_BYTES};
 
 /// Encoded length of a [`Frame`] without its payload, in bytes.
 pub const FRAME_BYTES: usize = 32;
+
+/// Where a sealed frame has the checksum of its payload, and the one of itself up to there: the upper halves of numbers
+/// that fit into the lower ones.
+const PAYLOAD_SUM: Range<usize> = 20..24;
+const FRAME_SUM: Range<usize> = 28..32;
 
 const KIND_CHUNK: u16 = 1;
 const KIND_FLOW_DEAD: u16 = 2;
@@ -16,7 +23,8 @@ const FLAG_ACK_WANTED: u16 = 1;
 /// One step of the conversation on a flow.
 ///
 /// Layout: kind u16, flags u16, length u32, then three u64: a chunk's message, offset and total; an
-/// acknowledgement's message; a dead flow's number. What a kind does not use is zero.
+/// acknowledgement's message; a dead flow's number. What a kind does not use is zero, the upper halves of offset and
+/// total included. Where peers have agreed on checksums ([`Frame::seal`]), those two have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// To the receiver: a piece of a message follows.
@@ -65,6 +73,9 @@ pub enum FrameError {
         /// The kind field.
         kind: u16,
     },
+    /// Something has changed on its way.
+    #[error("a frame that does not match its checksum")]
+    Checksum,
     /// The numbers contradict each other.
     #[error("impossible chunk: offset {offset}, length {length}, message of {total} bytes")]
     Impossible {
@@ -133,6 +144,46 @@ impl Frame {
     }
 }
 
+/// The CRC-32C of some bytes and what came `before` them, whose checksum that is; 0 before all.
+pub fn checksum(before: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(before, bytes)
+}
+
+impl Frame {
+    /// The bytes to send where peers have agreed on checksums; `payload` is that of what follows.
+    pub fn seal(&self, payload: u32) -> [u8; FRAME_BYTES] {
+        let mut out = self.encode();
+        out[PAYLOAD_SUM].copy_from_slice(&payload.to_le_bytes());
+        let sum = checksum(0, &out[..FRAME_SUM.start]);
+        out[FRAME_SUM].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    /// Reads a sealed frame: also gives the checksum of the payload that follows.
+    ///
+    /// # Errors
+    /// [`FrameError::Checksum`] when it has changed on its way; else as [`Frame::decode`].
+    pub fn open(bytes: &[u8; FRAME_BYTES]) -> Result<(Self, u32), FrameError> {
+        let sum_at = |place: Range<usize>| {
+            let mut sum = [0; 4];
+            sum.copy_from_slice(&bytes[place]);
+            u32::from_le_bytes(sum)
+        };
+        if sum_at(FRAME_SUM) != checksum(0, &bytes[..FRAME_SUM.start]) {
+            return Err(FrameError::Checksum);
+        }
+        let payload = sum_at(PAYLOAD_SUM);
+        let mut plain = *bytes;
+        plain[PAYLOAD_SUM].fill(0);
+        plain[FRAME_SUM].fill(0);
+        let frame = Self::decode(&plain)?;
+        if payload != 0 && !matches!(frame, Self::Chunk(_)) {
+            return Err(FrameError::Unused { kind: u16::from_le_bytes([bytes[0], bytes[1]]) });
+        }
+        Ok((frame, payload))
+    }
+}
+
 impl ChunkHeader {
     /// One past the last byte of the chunk.
     pub fn end(&self) -> u64 {
@@ -171,6 +222,23 @@ mod tests {
         for frame in [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Bye] {
             assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
         }
+    }
+
+    #[test]
+    fn any_changed_bit_of_a_sealed_frame_is_noticed() {
+        assert_eq!(checksum(0, b"123456789"), 0xe306_9283, "the check value of CRC-32C");
+        assert_eq!(checksum(checksum(0, b"1234"), b"56789"), 0xe306_9283);
+        for frame in [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Bye] {
+            let sum = if matches!(frame, Frame::Chunk(_)) { 0x1234_5678 } else { 0 };
+            let sealed = frame.seal(sum);
+            assert_eq!(Frame::open(&sealed), Ok((frame, sum)));
+            for bit in 0..8 * FRAME_BYTES {
+                let mut changed = sealed;
+                changed[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(Frame::open(&changed), Err(FrameError::Checksum));
+            }
+        }
+        assert!(matches!(Frame::open(&Frame::Bye.seal(1)), Err(FrameError::Unused { .. })));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 /// Most flows a connection may have.
 pub const MAX_FLOWS: usize = 64;
 /// Most addresses of a listener.
@@ -65,6 +65,12 @@ pub enum HandshakeError {
     Authentication {
         /// The peer's method.
         theirs: u16,
+    },
+    /// One side wants checksums and the other does not.
+    #[error("the peer has EVENKEEL_CHECKSUM={}, this side has not", if *theirs { "on" } else { "off" })]
+    Checksum {
+        /// Whether the peer wants them.
+        theirs: bool,
     },
     /// The hello was meant for another listener.
     #[error("the hello is for another listener (a stale or foreign peer)")]
@@ -147,7 +153,7 @@ impl Handle {
 
 /// First bytes of every flow, from the connector.
 ///
-/// Layout: magic 8, version u16, authentication u16, flows u16, zero u16, nonce 16 bytes,
+/// Layout: magic 8, version u16, authentication u16, flows u16, checksums u16 (0 or 1), nonce 16 bytes,
 /// connection 16 bytes, flow u32, random 12 bytes (zeros without a job key). Authentication is 0 without a job key; with one
 /// it is 1, and proofs follow the hello before the welcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +167,8 @@ pub struct Hello {
     pub flow: u32,
     /// Number of flows that make up the connection, 1 to [`MAX_FLOWS`].
     pub flows: u16,
+    /// Whether frames are sealed and payloads checked.
+    pub checksum: bool,
     /// With a job key: fresh random bytes, which make the listener's proof one for this flow only.
     pub random: Option<[u8; 12]>,
 }
@@ -174,6 +182,7 @@ impl Hello {
         let authentication = if self.random.is_some() { AUTH_JOB_KEY } else { AUTH_NONE };
         out[10..12].copy_from_slice(&authentication.to_le_bytes());
         out[12..14].copy_from_slice(&self.flows.to_le_bytes());
+        out[14..16].copy_from_slice(&u16::from(self.checksum).to_le_bytes());
         out[16..32].copy_from_slice(&self.nonce.0);
         out[32..48].copy_from_slice(&self.connection.0);
         out[48..52].copy_from_slice(&self.flow.to_le_bytes());
@@ -187,7 +196,8 @@ impl Hello {
         received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
     }
 
-    /// Reads a hello that must be meant for the listener with this nonce, which has a job key or not.
+    /// Reads a hello that must be meant for the listener with this nonce, which has a job key or not, and wants checksums
+    /// or not.
     ///
     /// # Errors
     /// [`HandshakeError`] when the sender is not a peer of that listener.
@@ -195,6 +205,7 @@ impl Hello {
         bytes: &[u8; HELLO_BYTES],
         listener: Nonce,
         has_key: bool,
+        checksum: bool,
     ) -> Result<Self, HandshakeError> {
         if !Self::may_begin_with(bytes) {
             return Err(HandshakeError::NotEvenkeel("peer"));
@@ -208,6 +219,10 @@ impl Hello {
         if theirs != if has_key { AUTH_JOB_KEY } else { AUTH_NONE } {
             return Err(HandshakeError::Authentication { theirs });
         }
+        let theirs = u16_at(bytes, 14) != 0;
+        if theirs != checksum {
+            return Err(HandshakeError::Checksum { theirs });
+        }
         let (flow, flows) = (u32::from_le_bytes(array(bytes, 48)), u16_at(bytes, 12));
         if flows == 0 || usize::from(flows) > MAX_FLOWS {
             return Err(HandshakeError::OutOfRange {
@@ -218,7 +233,7 @@ impl Hello {
         }
         let random = has_key.then(|| array(bytes, 52));
         let connection = ConnectionId(array(bytes, 32));
-        let hello = Self { nonce, connection, flow, flows, random };
+        let hello = Self { nonce, connection, flow, flows, checksum, random };
         if hello.encode() == *bytes { Ok(hello) } else { Err(HandshakeError::Unused("a hello")) }
     }
 }
@@ -237,6 +252,8 @@ pub enum Refusal {
     Busy = 4,
     /// The connection that the flow was to join is closed.
     Gone = 5,
+    /// One side wants checksums and the other does not.
+    Checksum = 6,
 }
 
 impl fmt::Display for Refusal {
@@ -247,6 +264,7 @@ impl fmt::Display for Refusal {
             Self::Inconsistent => "flow contradicts the others of its connection",
             Self::Busy => "too many unfinished connections",
             Self::Gone => "the connection is closed",
+            Self::Checksum => "EVENKEEL_CHECKSUM is not the same on both sides",
         })
     }
 }
@@ -298,10 +316,11 @@ impl Welcome {
             3 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
             4 => Err(HandshakeError::Refused(Refusal::Busy)),
             5 => Err(HandshakeError::Refused(Refusal::Gone)),
+            6 => Err(HandshakeError::Refused(Refusal::Checksum)),
             other => Err(HandshakeError::OutOfRange {
                 field: "welcome status",
                 value: other.into(),
-                accepted: "0 to 5".into(),
+                accepted: "0 to 6".into(),
             }),
         }
     }
@@ -333,7 +352,7 @@ mod tests {
     const ID: ConnectionId = ConnectionId([9; 16]);
 
     fn hello() -> Hello {
-        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4, random: None }
+        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4, checksum: false, random: None }
     }
 
     #[test]
@@ -360,23 +379,23 @@ mod tests {
     #[test]
     fn only_the_right_peer_is_let_in() {
         let bytes = hello().encode();
-        assert_eq!(Hello::decode(&bytes, NONCE, false), Ok(hello()));
+        assert_eq!(Hello::decode(&bytes, NONCE, false, false), Ok(hello()));
         assert_eq!(
-            Hello::decode(&bytes, Nonce([8; 16]), false),
+            Hello::decode(&bytes, Nonce([8; 16]), false, false),
             Err(HandshakeError::WrongListener)
         );
         let changed = |at: usize, value: u8| {
             let mut changed = bytes;
             changed[at] = value;
-            Hello::decode(&changed, NONCE, false).unwrap_err()
+            Hello::decode(&changed, NONCE, false, false).unwrap_err()
         };
         assert_eq!(changed(0, b'G'), HandshakeError::NotEvenkeel("peer"));
         assert_eq!(changed(8, 1), HandshakeError::Version(1));
         assert_eq!(changed(10, 1), HandshakeError::Authentication { theirs: 1 });
         let keyed = Hello { random: Some([5; 12]), ..hello() };
-        assert_eq!(Hello::decode(&keyed.encode(), NONCE, true), Ok(keyed));
+        assert_eq!(Hello::decode(&keyed.encode(), NONCE, true, false), Ok(keyed));
         let refused = HandshakeError::Authentication { theirs: 0 };
-        assert_eq!(Hello::decode(&bytes, NONCE, true), Err(refused));
+        assert_eq!(Hello::decode(&bytes, NONCE, true, false), Err(refused));
         assert!(matches!(changed(12, 0), HandshakeError::OutOfRange { .. }));
         assert!(matches!(changed(12, 65), HandshakeError::OutOfRange { .. }));
     }
@@ -386,9 +405,14 @@ mod tests {
         let changed = |at: usize| {
             let mut changed = hello().encode();
             changed[at] = 1;
-            Hello::decode(&changed, NONCE, false)
+            Hello::decode(&changed, NONCE, false, false)
         };
-        assert_eq!(changed(14), Err(HandshakeError::Unused("a hello")));
+        assert_eq!(changed(14), Err(HandshakeError::Checksum { theirs: true }));
+        assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")));
+        let checked = Hello { checksum: true, ..hello() };
+        assert_eq!(Hello::decode(&checked.encode(), NONCE, false, true), Ok(checked));
+        let refused = HandshakeError::Checksum { theirs: false };
+        assert_eq!(Hello::decode(&hello().encode(), NONCE, false, true), Err(refused));
         assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")), "random without a key");
         let handle = Handle { addresses: vec![[10, 1, 2, 3].into()], port: 4567, nonce: NONCE };
         for at in [11, 14, HANDLE_BYTES - 1] {
@@ -418,6 +442,7 @@ mod tests {
             Refusal::Inconsistent,
             Refusal::Busy,
             Refusal::Gone,
+            Refusal::Checksum,
         ] {
             let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
             assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));
@@ -440,8 +465,8 @@ mod tests {
             if keep_magic {
                 raw[0..10].copy_from_slice(&hello().encode()[0..10]);
             }
-            prop_assert!(Hello::decode(&raw, NONCE, false).is_err());
-            prop_assert!(Hello::decode(&raw, NONCE, true).is_err());
+            prop_assert!(Hello::decode(&raw, NONCE, false, false).is_err());
+            prop_assert!(Hello::decode(&raw, NONCE, true, false).is_err());
             let mut handle = [0; HANDLE_BYTES];
             handle[..64].copy_from_slice(&raw);
             prop_assert!(Handle::decode(&handle).is_err());

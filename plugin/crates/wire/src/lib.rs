@@ -26,7 +26,7 @@ mod schedule;
 mod width;
 
 pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
-pub use frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError};
+pub use frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use handshake::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_ADDRESSES,
     MAX_FLOWS, Nonce, PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,

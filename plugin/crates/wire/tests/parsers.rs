@@ -57,13 +57,15 @@ fn handles() {
 #[test]
 fn hellos() {
     mutations(&seeds::<HELLO_BYTES>(include_str!("seeds/hello.txt")), |bytes| {
-        let both = [false, true].map(|has_key| Hello::decode(bytes, NONCE, has_key));
-        for hello in both.iter().flatten() {
+        let all = [(false, false), (false, true), (true, false), (true, true)]
+            .map(|(has_key, checksum)| Hello::decode(bytes, NONCE, has_key, checksum));
+        for hello in all.iter().flatten() {
             assert_eq!(hello.encode(), *bytes);
             assert!(Hello::may_begin_with(bytes));
         }
-        assert!(both.iter().any(Result::is_err), "one with a key and without");
-        both.iter().any(Result::is_ok)
+        let accepted = all.iter().flatten().count();
+        assert!(accepted <= 1, "on more than one condition");
+        accepted == 1
     });
 }
 
@@ -93,6 +95,23 @@ fn frames() {
         if let Frame::Chunk(chunk) = frame {
             assert!(chunk.end() <= chunk.total && chunk.total <= MAX_MESSAGE_BYTES);
         }
+        true
+    });
+}
+
+#[test]
+fn sealed_frames() {
+    mutations(&seeds::<FRAME_BYTES>(include_str!("seeds/sealed.txt")), |bytes| {
+        // As somebody would who can compute checksums.
+        let mut resealed = *bytes;
+        let sum = evenkeel_wire::checksum(0, &bytes[..28]);
+        resealed[28..].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(
+            Frame::open(bytes).is_ok(),
+            Frame::open(&resealed).is_ok() && resealed == *bytes
+        );
+        let Ok((frame, payload)) = Frame::open(&resealed) else { return false };
+        assert_eq!(frame.seal(payload), resealed);
         true
     });
 }
@@ -151,13 +170,17 @@ fn what_is_said_is_understood() {
             connection: ConnectionId(chance.array()),
             flow: chance.any() as u32,
             flows: 1 + chance.below(64) as u16,
+            checksum: chance.one_in(2),
             random: chance.one_in(2).then(|| chance.array()),
         };
         let has_key = hello.random.is_some();
-        assert_eq!(Hello::decode(&hello.encode(), hello.nonce, has_key), Ok(hello));
+        let decoded = Hello::decode(&hello.encode(), hello.nonce, has_key, hello.checksum);
+        assert_eq!(decoded, Ok(hello));
 
         let frame = any_frame(&mut chance);
         assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        let sum = if matches!(frame, Frame::Chunk(_)) { chance.any() as u32 } else { 0 };
+        assert_eq!(Frame::open(&frame.seal(sum)), Ok((frame, sum)));
     }
 }
 

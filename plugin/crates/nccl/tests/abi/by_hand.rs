@@ -28,7 +28,14 @@ impl Sender {
                 let mut socket = TcpStream::connect(handle.address()).unwrap();
                 socket.set_nodelay(true).unwrap();
                 socket.set_read_timeout(Some(harness::PATIENCE)).unwrap();
-                let hello = Hello { nonce, connection, flow: flow.into(), flows, random: None };
+                let hello = Hello {
+                    nonce,
+                    connection,
+                    flow: flow.into(),
+                    flows,
+                    checksum: false,
+                    random: None,
+                };
                 socket.write_all(&hello.encode()).unwrap();
                 socket
             })

@@ -64,7 +64,7 @@ fn break_flow(fd: RawFd, how: Break) {
 
 /// Sends messages of these sizes, up to `depth` in flight on both sides, calls `before` ahead of
 /// each, and checks every byte.
-fn exchange(
+pub(crate) fn exchange(
     net: &Net,
     (send, recv): (Opaque, Opaque),
     sizes: &[usize],
@@ -220,6 +220,8 @@ fn alone_always() {
     net.close_recv(pair.1);
     let lines = log_lines("comm=0x7c00");
     assert!(lines.iter().all(|line| line.level != 2), "{lines:?}");
+    let none_corrupt = |text: &str| !text.contains("corrupt=") || text.contains("corrupt=0 ");
+    assert!(lines.iter().all(|line| none_corrupt(&line.text)), "{lines:?}");
 }
 
 #[test]

@@ -319,19 +319,24 @@ impl Net {
     pub(crate) fn pair_at(&self) -> ((Opaque, Opaque), SocketAddr) {
         let (listener, mut handle) = self.listen();
         let address = handle.address();
+        let pair = self.connect_to(listener, &mut handle);
+        self.close_listen(listener);
+        (pair, address)
+    }
+
+    /// Connects to its own listener by a handle: the sending and the receiving comm.
+    pub(crate) fn connect_to(&self, listener: Opaque, handle: &mut Handle) -> (Opaque, Opaque) {
         let (mut send, mut recv) = (None, None);
-        let pair = until("a connection", || {
+        until("a connection", || {
             send = send.or_else(|| {
-                self.poll_connect(&mut handle).unwrap_or_else(|code| {
+                self.poll_connect(handle).unwrap_or_else(|code| {
                     panic!("connect gave {code}; the log: {:?}", log_lines("connect"))
                 })
             });
             recv = recv.or_else(|| self.poll_accept(listener).expect("accept"));
             send.zip(recv)
         })
-        .expect("a connection");
-        self.close_listen(listener);
-        (pair, address)
+        .expect("a connection")
     }
 
     /// Waits for a request.

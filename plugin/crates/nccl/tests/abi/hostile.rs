@@ -285,7 +285,7 @@ impl Flow {
             let Some((hello, rest)) = self.bytes.split_first_chunk::<HELLO_BYTES>() else {
                 return 0;
             };
-            let hello = Hello::decode(hello, nonce, false).unwrap();
+            let hello = Hello::decode(hello, nonce, false, false).unwrap();
             self.bytes = rest.to_vec();
             let welcome = Welcome { connection: hello.connection, verdict: Ok(()) };
             let _ = self.stream.write_all(&welcome.encode());

@@ -7,6 +7,7 @@ mod by_hand;
 mod data;
 mod faults;
 mod from_c;
+mod garbled;
 mod harness;
 mod hostile;
 mod lifecycle;

@@ -8,6 +8,8 @@ use std::{env, thread};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, REMOTE_ERROR};
 
+use evenkeel_wire::PROTOCOL_VERSION;
+
 use crate::harness::{Handle, Net, Opaque, PATIENCE, log_lines, pattern, until};
 
 /// Ends with the process that owns it, and never outlives the test.
@@ -212,7 +214,8 @@ fn strangers_are_dropped_and_the_peer_still_connects() {
     let mut stale = TcpStream::connect(addr).unwrap();
     let mut hello = [0; 64];
     hello[..8].copy_from_slice(b"EVKL-HEL");
-    (hello[8], hello[12]) = (2, 1);
+    hello[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    hello[12] = 1;
     stale.write_all(&hello).unwrap();
     drop(TcpStream::connect(addr).unwrap());
     assert_eq!(net.poll_accept(listener), Ok(None));
