@@ -123,10 +123,13 @@ fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use evenkeel_chance::Chance;
+    use std::net::Shutdown;
 
-    fn ask(address: SocketAddr, request: &str) -> String {
+    fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
+        stream.write_all(request.as_ref()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
         let mut text = String::new();
         // A request that is cut off may end with a reset.
         let _ = stream.read_to_string(&mut text);
@@ -141,9 +144,33 @@ mod tests {
         assert!(scraped.starts_with("HTTP/1.1 200 OK\r\n"), "{scraped}");
         assert!(scraped.ends_with("\r\n\r\n# EOF\n"), "{scraped}");
         assert!(ask(address, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
-        assert_eq!(ask(address, &"x".repeat(10_000)), "", "too long");
+        assert_eq!(ask(address, "x".repeat(10_000)), "", "too long");
         drop(exporter);
         assert!(TcpStream::connect(address).is_err(), "it is closed");
+    }
+
+    #[test]
+    fn any_request_is_answered_or_dropped() {
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let (_exporter, address) = Exporter::try_start(&any, Arc::default()).unwrap();
+        let mut chance = Chance::new(6);
+        let mut scrapes = 0;
+        for _ in 0..500 {
+            let mut request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+            (0..chance.below(4)).for_each(|_| chance.mutate(&mut request));
+            let text = ask(address, &request);
+            let whole = request.windows(4).any(|window| window == b"\r\n\r\n");
+            let scrape = request.starts_with(b"GET /metrics ");
+            let expected = match (whole, scrape) {
+                (false, _) => "",
+                (true, true) => "HTTP/1.1 200 OK\r\n",
+                (true, false) => "HTTP/1.1 404 Not Found\r\n",
+            };
+            let as_expected = text.starts_with(expected) && text.is_empty() == expected.is_empty();
+            assert!(as_expected, "{:?} gave {text:?}", request.escape_ascii().to_string());
+            scrapes += usize::from(whole && scrape);
+        }
+        assert!(scrapes > 50, "{scrapes}");
     }
 
     #[test]

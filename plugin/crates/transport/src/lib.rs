@@ -23,12 +23,28 @@ mod listen;
 mod log;
 mod mend;
 mod metrics;
+#[cfg(test)]
+mod modelled;
 mod recv;
 mod request;
 mod send;
 mod settings;
 mod sys;
 mod turn;
+
+/// What [`turn`] is made of, so that its tests can make it of something else.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
+    pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+    #[cfg(test)]
+    pub(crate) use std::thread;
+
+    /// Runs a test with real threads, in the orders that they happen to take.
+    #[cfg(test)]
+    pub(crate) fn model(test: impl Fn()) {
+        (0..1000).for_each(|_| test());
+    }
+}
 
 use std::sync::{Arc, Mutex, Weak};
 

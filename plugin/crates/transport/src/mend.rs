@@ -174,7 +174,8 @@ impl Sender {
         for flow in flows.iter().filter(|flow| flow.retiring.load(Ordering::Relaxed)) {
             self.retire(flow);
         }
-        if !self.base.context.settings.repath {
+        let settings = &self.base.context.settings;
+        if !settings.repath || settings.is_static() {
             return;
         }
         let live: Vec<_> =

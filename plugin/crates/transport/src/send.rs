@@ -165,11 +165,12 @@ impl Sender {
     ) -> io::Result<Arc<Self>> {
         let context = destination.context.clone();
         let inline = context.settings.inline_bytes;
+        let schedule = context.settings.schedule;
         let sender = Arc::new(Self {
             base: Base::new(context, Direction::Send, destination.peer),
             clock: destination.workers.registration(),
             queue: Mutex::new(Queue {
-                scheduler: Scheduler::default(),
+                scheduler: Scheduler::new(schedule),
                 flows: Vec::new(),
                 idle: 0,
                 used: 0,
@@ -259,8 +260,10 @@ impl Sender {
         queue.scheduler.push(length, !inline, Outgoing { buffer, request });
         queue.requests += 1;
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
-        let mut wanted = if inline { 1 } else { length.div_ceil(SPREAD) };
-        if inline {
+        // What is dealt may be any flow's.
+        let is_static = settings.is_static();
+        let mut wanted = if is_static { u64::MAX } else { length.div_ceil(SPREAD) };
+        if inline && !is_static {
             let flow = queue.take_idle();
             drop(guard);
             if let Some(flow) = flow {
@@ -465,6 +468,9 @@ impl Sender {
 
     /// Sees to it that as many flows are used as are worth it. One of them does so for all.
     fn adapt(&self, flow: &SendFlow, now: Duration) {
+        if self.base.context.settings.is_static() {
+            return;
+        }
         let waiting = {
             let mut queue = lock(&self.queue);
             // While other paths are tried, there are more.
@@ -719,7 +725,8 @@ impl SendFlow {
             queue.idle |= 1 << self.place;
             return None;
         }
-        if writing.outstanding > most && queue.scheduler.has_work() {
+        let work = queue.scheduler.has_work() || queue.scheduler.is_dealt(self.place);
+        if writing.outstanding > most && work {
             drop(guard);
             let wait = writing.pace.wait(writing.outstanding);
             self.registration.alarm(Instant::now() + wait);

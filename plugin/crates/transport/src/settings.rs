@@ -1,10 +1,12 @@
 //! Everything that can be set, in one table.
 
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS};
+use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, Schedule};
 
 /// One environment variable.
 pub struct Setting {
@@ -28,6 +30,8 @@ impl Setting {
 }
 
 const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
+/// Least bytes of a share that is dealt: as NCCL's socket transport has it.
+const LEAST_SHARE: u64 = 64 << 10;
 
 /// A variable has a value that it does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +64,7 @@ pub struct Settings {
     pub(crate) peer_timeout: Duration,
     pub(crate) recovery_timeout: Duration,
     pub(crate) repath: bool,
+    pub(crate) schedule: Schedule,
     /// Mb/s, for all devices.
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
@@ -185,6 +190,20 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "EVENKEEL_SCHEDULE",
+        meaning: "pull: whichever flow can take bytes takes the next chunk; static: each message is dealt to all flows in equal shares, and paths stay as they are: what others do, to compare with",
+        accepts: "pull or static",
+        default: "pull",
+        apply: |settings, value| {
+            settings.schedule = match value {
+                "pull" => Schedule::Pull,
+                "static" => Schedule::Static { least: LEAST_SHARE },
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
         name: "EVENKEEL_LINK_SPEED",
         meaning: "speed of every device, instead of what the system says",
         accepts: "Mb/s, a whole number from 1 to 10000000, such as 25000",
@@ -263,7 +282,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         apply: |settings, value| {
             if !value.is_empty() {
-                settings.job_key = Some(JobKey::parse(&std::fs::read_to_string(value).ok()?)?);
+                settings.job_key = Some(key_in(value)?);
             }
             Some(())
         },
@@ -308,6 +327,7 @@ impl Settings {
             peer_timeout: Duration::ZERO,
             recovery_timeout: Duration::ZERO,
             repath: false,
+            schedule: Schedule::Pull,
             link_speed: None,
             interfaces: String::new(),
             family: Family::Any,
@@ -335,10 +355,22 @@ impl Settings {
         }
         Ok(settings)
     }
+
+    /// Whether all flows have equal shares, on the paths that they have.
+    pub(crate) fn is_static(&self) -> bool {
+        self.schedule != Schedule::Pull
+    }
 }
 
 fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
     value.parse().ok().filter(|number| (min..=max).contains(number))
+}
+
+fn key_in(file: &str) -> Option<JobKey> {
+    let mut text = String::new();
+    // A key with white space around it; a file that goes on is none.
+    File::open(file).ok()?.take(1024).read_to_string(&mut text).ok()?;
+    JobKey::parse(&text)
 }
 
 fn ports(value: &str) -> Option<RangeInclusive<u16>> {
@@ -361,6 +393,7 @@ fn seconds(value: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use evenkeel_chance::Chance;
 
     fn with(name: &str, value: &str) -> Result<Settings, SettingsError> {
         Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned()))
@@ -395,6 +428,57 @@ mod tests {
         assert!(settings.job_key.is_some() && !format!("{settings:?}").contains("192"));
     }
 
+    /// Whatever is given, it is a value or a line that names the variable.
+    #[test]
+    fn any_text_is_taken_or_refused() {
+        const SEEDS: [&str; 14] = [
+            "4",
+            "524288",
+            "auto",
+            "on",
+            "joined",
+            "AF_INET6",
+            "^=eth0,lo:1",
+            "29600-29699",
+            "65535",
+            "0.0.0.0:9600-9615",
+            "[::1]:9600",
+            "00112233445566778899aAbBcCdDeEfF00112233445566778899aabbccddeeff",
+            "18446744073709551616",
+            "/no/such/file",
+        ];
+        let mut chance = Chance::new(5);
+        let (mut taken, mut refused) = (0, 0);
+        for round in 0..20_000 {
+            let mut value = chance.pick(&SEEDS).as_bytes().to_vec();
+            (0..chance.below(3)).for_each(|_| chance.mutate(&mut value));
+            let value = String::from_utf8_lossy(&value).into_owned();
+            let Setting { name, accepts, .. } = SETTINGS[round % SETTINGS.len()];
+            match with(name, &value) {
+                Ok(settings) => {
+                    taken += 1;
+                    assert!((1..=MAX_FLOWS as u16).contains(&settings.flows));
+                    assert!(settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN));
+                    assert!((4096..=16 << 20).contains(&settings.chunk_bytes));
+                    assert!((1..=16).contains(&settings.workers));
+                    assert!(settings.ports.is_none_or(|ports| *ports.start() > 0));
+                    assert!(settings.metrics.len() <= u16::MAX.into());
+                }
+                Err(error) => {
+                    refused += 1;
+                    let text = error.to_string();
+                    assert!(text.contains(name) && text.contains(accepts), "{text}");
+                }
+            }
+        }
+        assert!(taken > 1000 && refused > 1000, "{taken} and {refused}");
+    }
+
+    #[test]
+    fn a_key_file_of_any_length_is_read_no_further_than_a_key_is_long() {
+        assert!(with("EVENKEEL_JOB_KEY_FILE", "/dev/zero").is_err());
+    }
+
     #[test]
     fn bad_values_are_named_with_what_would_be_right() {
         for (name, value) in [
@@ -414,6 +498,7 @@ mod tests {
             ("EVENKEEL_PEER_TIMEOUT", "1.5"),
             ("EVENKEEL_RECOVERY_TIMEOUT", "0"),
             ("EVENKEEL_REPATH", "maybe"),
+            ("EVENKEEL_SCHEDULE", "dynamic"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

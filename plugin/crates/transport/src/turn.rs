@@ -1,7 +1,6 @@
 //! A lock for work that whoever is there may do: nobody waits for it.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, fence};
 
 /// Guards what only one thread at a time works on. A thread that finds another one at it leaves
 /// word and goes its way; the other one looks again.
@@ -18,7 +17,8 @@ impl<T> Turn<T> {
 
     /// Does the work, unless another thread is at it, which then does it once more.
     pub(crate) fn take(&self, work: impl FnMut(MutexGuard<'_, T>)) {
-        self.wanted.store(true, Ordering::Relaxed);
+        // A swap keeps what others' words publish visible to who takes this one back; a store would not.
+        self.wanted.swap(true, Ordering::Release);
         self.take_if_free(work);
     }
 
@@ -32,7 +32,8 @@ impl<T> Turn<T> {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
-            self.wanted.store(false, Ordering::Relaxed);
+            // The work sees what the words that are taken back here are about.
+            self.wanted.swap(false, Ordering::Acquire);
             work(state);
             fence(Ordering::SeqCst);
             if !self.wanted.load(Ordering::Relaxed) {
@@ -50,37 +51,49 @@ impl<T> Turn<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sync::{model, thread};
     use super::*;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::Arc;
+
+    /// Each thread asks for something and takes its turn: when all have gone their ways, all is done.
+    fn is_done(threads: usize) {
+        let asked: Arc<[AtomicBool]> = (0..threads).map(|_| AtomicBool::new(false)).collect();
+        let turn = Arc::new(Turn::new(vec![false; threads]));
+        let ask = |index: usize| {
+            let (asked, turn) = (Arc::clone(&asked), Arc::clone(&turn));
+            move || {
+                asked[index].store(true, Ordering::Relaxed);
+                turn.take(|mut done| {
+                    let all = done.iter_mut().zip(&*asked);
+                    all.for_each(|(done, asked)| *done |= asked.load(Ordering::Relaxed));
+                });
+            }
+        };
+        let others: Vec<_> = (1..threads).map(|index| thread::spawn(ask(index))).collect();
+        ask(0)();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        assert_eq!(*turn.wait(), vec![true; threads]);
+    }
 
     #[test]
     fn no_word_is_lost() {
-        let turn = Turn::new(0);
-        let todo = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..10_000 {
-                        todo.fetch_add(1, Ordering::SeqCst);
-                        turn.take(|mut done| *done += todo.swap(0, Ordering::SeqCst));
-                    }
-                });
-            }
-        });
-        assert_eq!(*turn.wait(), 40_000);
+        model(|| is_done(2));
+        model(|| is_done(3));
     }
 
     #[test]
     fn who_is_there_does_it_once_more() {
-        let turn = Turn::new(0);
-        let mut times = 0;
-        turn.take(|state| {
-            times += 1;
-            if times == 1 {
-                turn.take(|_| panic!("somebody is at it"));
-            }
-            drop(state);
+        model(|| {
+            let turn = Turn::new(0);
+            let mut times = 0;
+            turn.take(|state| {
+                times += 1;
+                if times == 1 {
+                    turn.take(|_| panic!("somebody is at it"));
+                }
+                drop(state);
+            });
+            assert_eq!(times, 2);
         });
-        assert_eq!(times, 2);
     }
 }

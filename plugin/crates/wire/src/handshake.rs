@@ -79,6 +79,9 @@ pub enum HandshakeError {
         /// What it may be.
         accepted: String,
     },
+    /// Something is set that means nothing.
+    #[error("{0} with fields that it does not have")]
+    Unused(&'static str),
     /// The listener refused this flow.
     #[error("the listener refused the flow: {0}")]
     Refused(Refusal),
@@ -137,7 +140,8 @@ impl Handle {
         }
         let address = |at| Ipv6Addr::from(array::<16>(bytes, 32 + 16 * at)).to_canonical();
         let addresses = (0..count).map(address).collect();
-        Ok(Self { addresses, port: u16_at(bytes, 12), nonce: Nonce(array(bytes, 16)) })
+        let handle = Self { addresses, port: u16_at(bytes, 12), nonce: Nonce(array(bytes, 16)) };
+        if handle.encode() == *bytes { Ok(handle) } else { Err(HandshakeError::Unused("a handle")) }
     }
 }
 
@@ -213,7 +217,9 @@ impl Hello {
             });
         }
         let random = has_key.then(|| array(bytes, 52));
-        Ok(Self { nonce, connection: ConnectionId(array(bytes, 32)), flow, flows, random })
+        let connection = ConnectionId(array(bytes, 32));
+        let hello = Self { nonce, connection, flow, flows, random };
+        if hello.encode() == *bytes { Ok(hello) } else { Err(HandshakeError::Unused("a hello")) }
     }
 }
 
@@ -281,6 +287,9 @@ impl Welcome {
             return Err(HandshakeError::NotEvenkeel("listener"));
         }
         check_version(bytes)?;
+        if bytes[12..16] != [0; 4] {
+            return Err(HandshakeError::Unused("a welcome"));
+        }
         match u16_at(bytes, 10) {
             0 if array::<16>(bytes, 16) == connection.0 => Ok(()),
             0 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
@@ -370,6 +379,26 @@ mod tests {
         assert_eq!(Hello::decode(&bytes, NONCE, true), Err(refused));
         assert!(matches!(changed(12, 0), HandshakeError::OutOfRange { .. }));
         assert!(matches!(changed(12, 65), HandshakeError::OutOfRange { .. }));
+    }
+
+    #[test]
+    fn stray_fields_are_refused() {
+        let changed = |at: usize| {
+            let mut changed = hello().encode();
+            changed[at] = 1;
+            Hello::decode(&changed, NONCE, false)
+        };
+        assert_eq!(changed(14), Err(HandshakeError::Unused("a hello")));
+        assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")), "random without a key");
+        let handle = Handle { addresses: vec![[10, 1, 2, 3].into()], port: 4567, nonce: NONCE };
+        for at in [11, 14, HANDLE_BYTES - 1] {
+            let mut changed = handle.encode();
+            changed[at] = 1;
+            assert_eq!(Handle::decode(&changed), Err(HandshakeError::Unused("a handle")));
+        }
+        let mut changed = Welcome { connection: ID, verdict: Ok(()) }.encode();
+        changed[12] = 1;
+        assert_eq!(Welcome::check(&changed, ID), Err(HandshakeError::Unused("a welcome")));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub use handshake::{
 pub use pace::{Pace, Progress};
 pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};
 pub use repath::{Repath, Step};
-pub use schedule::{AckError, Next, Scheduler, Sent};
+pub use schedule::{AckError, Next, Schedule, Scheduler, Sent};
 pub use width::Width;
 
 /// Longest message, in bytes. NCCL never asks for more in one request.

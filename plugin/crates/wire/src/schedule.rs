@@ -4,6 +4,20 @@ use std::collections::VecDeque;
 
 use crate::{CHUNK_ALIGN, ChunkHeader, MAX_MESSAGE_BYTES};
 
+/// Which flow takes what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Schedule {
+    /// Whichever flow can take bytes takes the next chunk.
+    #[default]
+    Pull,
+    /// Each message is dealt to all flows in equal shares, in strict turns, however fast they are. What a flow was dealt
+    /// goes to others only when it dies.
+    Static {
+        /// Least bytes of a share, but for a message's last.
+        least: u64,
+    },
+}
+
 /// What a flow is to send next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<'a, T> {
@@ -57,6 +71,9 @@ pub struct Scheduler<T> {
     deaths: VecDeque<Death>,
     /// Number of the front of `deaths`, counting all deaths.
     first_death: u64,
+    schedule: Schedule,
+    /// The place whose turn it is to be dealt a share.
+    turn: usize,
 }
 
 #[derive(Debug)]
@@ -87,6 +104,8 @@ struct Flow {
     given: VecDeque<Piece>,
     /// The latest message of which it was given something.
     latest: u64,
+    /// What it was dealt and has not been given.
+    dealt: VecDeque<Piece>,
     /// What it is writing.
     writing: Option<Piece>,
     /// Number of the first death that it has not told of.
@@ -103,6 +122,13 @@ struct Death {
 
 impl<T> Default for Scheduler<T> {
     fn default() -> Self {
+        Self::new(Schedule::default())
+    }
+}
+
+impl<T> Scheduler<T> {
+    /// A scheduler without flows and messages.
+    pub fn new(schedule: Schedule) -> Self {
         Self {
             messages: VecDeque::new(),
             first: 0,
@@ -113,11 +139,11 @@ impl<T> Default for Scheduler<T> {
             again: VecDeque::new(),
             deaths: VecDeque::new(),
             first_death: 0,
+            schedule,
+            turn: 0,
         }
     }
-}
 
-impl<T> Scheduler<T> {
     /// A flow takes this place, which no flow has.
     pub fn opened(&mut self, place: usize) {
         if self.flows.len() <= place {
@@ -132,16 +158,51 @@ impl<T> Scheduler<T> {
     /// returns its number. `ack_wanted`: somebody waits for it to be acknowledged.
     pub fn push(&mut self, total: u64, ack_wanted: bool, payload: T) -> u64 {
         debug_assert!(total <= MAX_MESSAGE_BYTES);
-        self.uncut += total;
+        let least = match self.schedule {
+            Schedule::Pull => None,
+            Schedule::Static { least } => Some(least),
+        };
+        // What is dealt is not cut any more by who asks.
+        let cut = least.map_or(0, |_| total);
+        self.uncut += total - cut;
         self.messages.push_back(Outgoing {
             total,
-            cut: 0,
+            cut,
             written: 0,
             writers: 0,
             ack_wanted,
             payload,
         });
-        self.first + self.messages.len() as u64 - 1
+        let number = self.first + self.messages.len() as u64 - 1;
+        if let Some(least) = least {
+            self.cutting += 1;
+            self.deal(number, total, least);
+        }
+        number
+    }
+
+    /// Deals a message to the flows in turn.
+    fn deal(&mut self, message: u64, total: u64, least: u64) {
+        let flows = self.flows.iter().filter(|flow| flow.open).count() as u64;
+        let share = total.div_ceil(flows.max(1)).max(least).next_multiple_of(CHUNK_ALIGN);
+        let mut offset = 0;
+        loop {
+            let length = share.min(total - offset);
+            let piece = Piece { message, offset: offset as u32, length: length as u32 };
+            let order = (self.turn..self.flows.len()).chain(0..self.turn);
+            match order.into_iter().find(|place| self.flows[*place].open) {
+                Some(place) => {
+                    self.flows[place].dealt.push_back(piece);
+                    self.turn = place + 1;
+                }
+                // Whatever flow comes next takes it.
+                None => self.again.push_back(piece),
+            }
+            offset += length;
+            if offset == total {
+                return;
+            }
+        }
     }
 
     /// What the flow in this place is to send; `None` when there is nothing. A chunk is being
@@ -161,10 +222,10 @@ impl<T> Scheduler<T> {
             return Some(Next::FlowDead(dead));
         }
         let limit = (limit - limit % CHUNK_ALIGN).clamp(CHUNK_ALIGN, MAX_MESSAGE_BYTES) as u32;
-        let piece = match self.cut_again(place, limit) {
-            Some(piece) => piece,
-            None => self.cut_new(limit)?,
-        };
+        let piece = match self.schedule {
+            Schedule::Pull => self.cut_again(place, limit).or_else(|| self.cut_new(limit)),
+            Schedule::Static { .. } => self.cut_dealt(place, limit),
+        }?;
         let flow = &mut self.flows[place];
         while flow.given.front().is_some_and(|given| given.message < self.acked) {
             flow.given.pop_front();
@@ -195,13 +256,26 @@ impl<T> Scheduler<T> {
         if latest >= self.acked && latest > piece.message {
             return None;
         }
-        if piece.length <= limit {
-            return self.again.pop_front();
+        cut_front(&mut self.again, limit)
+    }
+
+    /// What the flow was dealt, or something to be sent again that comes before it: nothing goes behind a later message.
+    fn cut_dealt(&mut self, place: usize, limit: u32) -> Option<Piece> {
+        let acked = self.acked;
+        let dealt = &mut self.flows[place].dealt;
+        // The peer says that it has what was never sent.
+        while dealt.front().is_some_and(|piece| piece.message < acked) {
+            dealt.pop_front();
         }
-        let cut = Piece { length: limit, ..*piece };
-        piece.offset += limit;
-        piece.length -= limit;
-        Some(cut)
+        let next = dealt.front().copied();
+        let repeats = self.again.iter().find(|piece| piece.message >= acked);
+        if repeats.is_some_and(|piece| next.is_none_or(|next| *piece < next)) {
+            let piece = self.cut_again(place, limit);
+            if piece.is_some() {
+                return piece;
+            }
+        }
+        cut_front(&mut self.flows[place].dealt, limit)
     }
 
     fn cut_new(&mut self, limit: u32) -> Option<Piece> {
@@ -285,6 +359,8 @@ impl<T> Scheduler<T> {
         let (acked, before) = (self.acked, self.again.len());
         self.again.extend(flow.given.drain(..).filter(|piece| piece.message >= acked));
         let bytes = self.again.range(before..).map(|piece| u64::from(piece.length)).sum();
+        // Not again: it was never sent.
+        self.again.extend(flow.dealt.drain(..).filter(|piece| piece.message >= acked));
         self.again.make_contiguous().sort_unstable();
         self.deaths.push_back(Death { flow: number, until, told: false });
         bytes
@@ -295,7 +371,7 @@ impl<T> Scheduler<T> {
         let acked = self.acked;
         let flow = &mut self.flows[place];
         flow.given.retain(|piece| piece.message >= acked);
-        flow.given.is_empty() && flow.writing.is_none()
+        flow.given.is_empty() && flow.dealt.is_empty() && flow.writing.is_none()
     }
 
     /// The flow in this place, which is clear, is gone. The place is free.
@@ -307,6 +383,11 @@ impl<T> Scheduler<T> {
     /// Whether [`Scheduler::next`] has something for a new flow that has told of all deaths.
     pub fn has_work(&self) -> bool {
         self.cutting < self.messages.len() || self.must_repeat()
+    }
+
+    /// Whether the flow in this place was dealt something that it has not been given yet.
+    pub fn is_dealt(&self, place: usize) -> bool {
+        self.flows.get(place).is_some_and(|flow| !flow.dealt.is_empty())
     }
 
     /// Whether something is to be sent again. Flows that carry later messages cannot take it: when
@@ -350,6 +431,18 @@ impl<T> Scheduler<T> {
             self.first_death += 1;
         }
     }
+}
+
+/// Takes at most this much from the front.
+fn cut_front(pieces: &mut VecDeque<Piece>, limit: u32) -> Option<Piece> {
+    let piece = pieces.front_mut()?;
+    if piece.length <= limit {
+        return pieces.pop_front();
+    }
+    let cut = Piece { length: limit, ..*piece };
+    piece.offset += limit;
+    piece.length -= limit;
+    Some(cut)
 }
 
 #[cfg(test)]
@@ -447,6 +540,52 @@ mod tests {
         assert!(scheduler.is_clear(0) && scheduler.is_clear(1) && scheduler.is_clear(2));
         scheduler.opened(3);
         assert_eq!(scheduler.next(3, 256), None, "all that the dead flow carried is acknowledged");
+    }
+
+    fn dealing(flows: usize) -> Scheduler<char> {
+        let mut scheduler = Scheduler::new(Schedule::Static { least: 256 });
+        (0..flows).for_each(|place| scheduler.opened(place));
+        scheduler
+    }
+
+    #[test]
+    fn static_shares_are_equal_however_fast_a_flow_asks() {
+        let mut scheduler = dealing(3);
+        scheduler.push(1500, true, 'a');
+        scheduler.push(300, true, 'b');
+        scheduler.push(0, true, 'c');
+        assert_eq!(take(&mut scheduler, 1, 4096), (0, 512, 512));
+        assert_eq!(take(&mut scheduler, 1, 4096), (1, 256, 44));
+        assert_eq!(scheduler.next(1, 4096), None, "the rest is dealt to others");
+        assert!(!scheduler.is_dealt(1) && scheduler.is_dealt(0) && scheduler.is_dealt(2));
+        assert_eq!(take(&mut scheduler, 0, 256), (0, 0, 256));
+        assert_eq!(take(&mut scheduler, 0, 4096), (0, 256, 256));
+        assert_eq!(take(&mut scheduler, 0, 4096), (1, 0, 256));
+        assert_eq!(take(&mut scheduler, 2, 4096), (0, 1024, 476));
+        assert_eq!(take(&mut scheduler, 2, 4096), (2, 0, 0));
+        assert!((0..3).all(|place| scheduler.next(place, 4096).is_none()));
+    }
+
+    #[test]
+    fn what_a_dead_flow_was_dealt_goes_to_others() {
+        let mut scheduler = dealing(2);
+        scheduler.push(1024, true, 'a');
+        scheduler.push(1024, true, 'b');
+        assert_eq!(take(&mut scheduler, 0, 256), (0, 0, 256));
+        assert_eq!(scheduler.died(0, 7), 256, "repeated is what was sent");
+        assert_eq!(scheduler.next(1, 4096), Some(Next::FlowDead(7)));
+        assert_eq!(take(&mut scheduler, 1, 4096), (0, 0, 256));
+        assert_eq!(take(&mut scheduler, 1, 4096), (0, 256, 256));
+        assert_eq!(take(&mut scheduler, 1, 4096), (0, 512, 512));
+        assert_eq!(take(&mut scheduler, 1, 4096), (1, 0, 512));
+        assert_eq!(take(&mut scheduler, 1, 4096), (1, 512, 512));
+        // Without any flow it is for the first that comes.
+        scheduler.died(1, 8);
+        scheduler.acked(2).unwrap();
+        scheduler.push(600, true, 'c');
+        scheduler.opened(0);
+        assert_eq!(scheduler.next(0, 4096), Some(Next::FlowDead(8)));
+        assert_eq!(take(&mut scheduler, 0, 4096), (2, 0, 600));
     }
 
     #[test]

@@ -13,11 +13,11 @@ use evenkeel_wire::{
 use crate::harness::{self, Net, Opaque, pattern, until};
 
 /// The sender's end of each flow.
-struct Sender(Vec<TcpStream>);
+pub(crate) struct Sender(pub(crate) Vec<TcpStream>);
 
 impl Sender {
     /// Connects to a listener of the library.
-    fn connect(net: &Net, flows: u16) -> (Self, Opaque) {
+    pub(crate) fn connect(net: &Net, flows: u16) -> (Self, Opaque) {
         let (listener, handle) = net.listen();
         let mut bytes = [0; HANDLE_BYTES];
         bytes.copy_from_slice(&handle.0[..HANDLE_BYTES]);
@@ -44,12 +44,17 @@ impl Sender {
     }
 
     /// Writes on one flow, in one piece.
-    fn write(&mut self, flow: usize, bytes: &[u8]) {
+    pub(crate) fn write(&mut self, flow: usize, bytes: &[u8]) {
         self.0[flow].write_all(bytes).unwrap();
     }
 
+    /// Writes on one flow, which the receiver may have ended.
+    pub(crate) fn try_write(&mut self, flow: usize, bytes: &[u8]) {
+        let _ = self.0[flow].write_all(bytes);
+    }
+
     /// Waits until the receiver's system has all that was written.
-    fn delivered(&self) {
+    pub(crate) fn delivered(&self) {
         let unsent = |socket: &TcpStream| {
             let mut bytes = -1;
             // SAFETY: the request writes one int.

@@ -223,6 +223,31 @@ fn alone_always() {
 }
 
 #[test]
+fn nothing_is_lost_where_flows_are_dealt_their_shares() {
+    run_alone("faults::alone_always", &[("EVENKEEL_SCHEDULE", "static")]);
+    run_alone("faults::alone_all", &[("EVENKEEL_SCHEDULE", "static")]);
+}
+
+#[test]
+fn static_shares_are_equal() {
+    run_alone("faults::alone_equal", &[("EVENKEEL_SCHEDULE", "static"), ("EVENKEEL_FLOWS", "3")]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone_equal() {
+    let net = Net::init(12, 0x7e00).unwrap();
+    let (pair, _) = net.pair_at();
+    exchange(&net, pair, &[3 * 128 * 1024; 40], 8, |_| {});
+    net.close_send(pair.0);
+    net.close_recv(pair.1);
+    let share = 40 * 128 * 1024;
+    let shares = format!("flows=3 {:?}", [share; 3]);
+    let lines = log_lines(&format!("sent={}B", 3 * share));
+    assert!(lines.len() == 1 && lines[0].text.contains(&shares), "{lines:?}");
+}
+
+#[test]
 fn small_messages_arrive_although_their_flows_break_and_the_sender_closes() {
     run_alone("faults::alone_small", &[]);
 }

@@ -91,6 +91,8 @@ fn logger() -> Logger {
 pub(crate) struct Opaque(pub(crate) *mut c_void);
 // SAFETY: the plugin's objects may be used from any thread, one at a time.
 unsafe impl Send for Opaque {}
+// SAFETY: through a shared reference the pointer can only be copied.
+unsafe impl Sync for Opaque {}
 
 impl Opaque {
     pub(crate) const NULL: Self = Self(ptr::null_mut());

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+mod abort;
 mod by_hand;
 mod data;
 mod faults;
 mod from_c;
 mod harness;
+mod hostile;
 mod lifecycle;
 mod peers;
 mod symbols;

@@ -1,0 +1,183 @@
+//! Everything that reads bytes or text of a peer, given seeds that have gone wrong: nothing panics, nothing is accepted
+//! that would be said otherwise, and what is said is understood.
+//!
+//! The seeds, one a line with its name, are what peers of this protocol version say: they also keep its layout.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+use evenkeel_chance::Chance;
+use evenkeel_wire::{
+    CHALLENGE_BYTES, ChunkHeader, ConnectionId, FRAME_BYTES, Frame, HANDLE_BYTES, HELLO_BYTES,
+    Handle, HandshakeError, Hello, JobKey, MAX_MESSAGE_BYTES, Nonce, PROOF_BYTES, Refusal,
+    WELCOME_BYTES, Welcome,
+};
+
+const ROUNDS: usize = 50_000;
+const NONCE: Nonce = Nonce([0x11; 16]);
+const CONNECTION: ConnectionId = ConnectionId([0x22; 16]);
+
+fn seeds<const N: usize>(text: &str) -> Vec<[u8; N]> {
+    let bytes = |line: &str| {
+        let (name, hex) = line.split_once(' ').unwrap();
+        assert_eq!(hex.len(), 2 * N, "{name}");
+        std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap())
+    };
+    text.lines().map(bytes).collect()
+}
+
+/// Gives each seed as it is, then seeds with some changes. `accepts` says whether bytes were taken, and looks at what
+/// came of them.
+fn mutations<const N: usize>(seeds: &[[u8; N]], mut accepts: impl FnMut(&[u8; N]) -> bool) {
+    for seed in seeds {
+        assert!(accepts(seed), "not accepted: {seed:02x?}");
+    }
+    let mut chance = Chance::new(1);
+    let (mut accepted, mut refused) = (0, 0);
+    for _ in 0..ROUNDS {
+        let mut bytes = *chance.pick(seeds);
+        if chance.one_in(4) {
+            let at = chance.index(N);
+            bytes[at..].copy_from_slice(&chance.pick(seeds)[at..]);
+        }
+        (0..=chance.below(3)).for_each(|_| chance.disturb(&mut bytes));
+        *(if accepts(&bytes) { &mut accepted } else { &mut refused }) += 1;
+    }
+    assert!(accepted > ROUNDS / 100 && refused > ROUNDS / 100, "{accepted} and {refused}");
+}
+
+#[test]
+fn handles() {
+    mutations(&seeds::<HANDLE_BYTES>(include_str!("seeds/handle.txt")), |bytes| {
+        let Ok(handle) = Handle::decode(bytes) else { return false };
+        assert_eq!(handle.encode(), *bytes);
+        true
+    });
+}
+
+#[test]
+fn hellos() {
+    mutations(&seeds::<HELLO_BYTES>(include_str!("seeds/hello.txt")), |bytes| {
+        let both = [false, true].map(|has_key| Hello::decode(bytes, NONCE, has_key));
+        for hello in both.iter().flatten() {
+            assert_eq!(hello.encode(), *bytes);
+            assert!(Hello::may_begin_with(bytes));
+        }
+        assert!(both.iter().any(Result::is_err), "one with a key and without");
+        both.iter().any(Result::is_ok)
+    });
+}
+
+#[test]
+fn welcomes() {
+    mutations(&seeds::<WELCOME_BYTES>(include_str!("seeds/welcome.txt")), |bytes| {
+        let verdict = match Welcome::check(bytes, CONNECTION) {
+            Ok(()) => Ok(()),
+            // Of another connection.
+            Err(HandshakeError::Refused(Refusal::Inconsistent)) if bytes[10] == 0 => return true,
+            Err(HandshakeError::Refused(refusal)) => Err(refusal),
+            Err(_) => return false,
+        };
+        let said = Welcome { connection: CONNECTION, verdict }.encode();
+        // A refusal may come before the connection is known.
+        assert_eq!(said[..16], bytes[..16]);
+        assert!(verdict.is_err() || said == *bytes);
+        true
+    });
+}
+
+#[test]
+fn frames() {
+    mutations(&seeds::<FRAME_BYTES>(include_str!("seeds/frame.txt")), |bytes| {
+        let Ok(frame) = Frame::decode(bytes) else { return false };
+        assert_eq!(frame.encode(), *bytes);
+        if let Frame::Chunk(chunk) = frame {
+            assert!(chunk.end() <= chunk.total && chunk.total <= MAX_MESSAGE_BYTES);
+        }
+        true
+    });
+}
+
+#[test]
+fn challenges_and_proofs() {
+    let key = JobKey::parse(&"5a".repeat(32)).unwrap();
+    let hello = seeds::<HELLO_BYTES>(include_str!("seeds/hello.txt"))[0];
+    let challenge = key.challenge(&hello, [0x33; 32]);
+    let proof = key.answer(&hello, &challenge).unwrap();
+    // They are all the secret's: nothing that differs is accepted.
+    let mut chance = Chance::new(2);
+    for _ in 0..2000 {
+        let (mut other, mut answer) = (challenge, proof);
+        chance.disturb(&mut other);
+        chance.disturb(&mut answer);
+        assert_eq!(key.answer(&hello, &other).is_some(), other == challenge);
+        assert_eq!(key.accepts(&hello, &challenge, &answer), answer == proof);
+        let bytes: [u8; CHALLENGE_BYTES] = chance.array();
+        assert_eq!(key.answer(&hello, &bytes), None);
+        assert!(!key.accepts(&hello, &bytes, &chance.array::<PROOF_BYTES>()));
+    }
+}
+
+#[test]
+fn job_keys() {
+    let mut chance = Chance::new(3);
+    let mut accepted = 0;
+    for _ in 0..ROUNDS {
+        let mut text = format!(" {}\n", "0aBf".repeat(16)).into_bytes();
+        (0..chance.below(3)).for_each(|_| chance.mutate(&mut text));
+        let text = String::from_utf8_lossy(&text);
+        let is_key =
+            |key: &str| key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert_eq!(JobKey::parse(&text).is_some(), is_key(text.trim()), "{text:?}");
+        accepted += usize::from(JobKey::parse(&text).is_some());
+    }
+    assert!(accepted > ROUNDS / 100 && accepted < ROUNDS, "{accepted}");
+}
+
+#[test]
+fn what_is_said_is_understood() {
+    let mut chance = Chance::new(4);
+    for _ in 0..ROUNDS {
+        let addresses = (0..1 + chance.below(4))
+            .map(|_| match chance.below(2) {
+                0 => chance.array::<4>().into(),
+                _ => chance.array::<16>().into(),
+            })
+            .collect();
+        let handle = Handle { addresses, port: chance.any() as u16, nonce: Nonce(chance.array()) };
+        assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
+
+        let hello = Hello {
+            nonce: Nonce(chance.array()),
+            connection: ConnectionId(chance.array()),
+            flow: chance.any() as u32,
+            flows: 1 + chance.below(64) as u16,
+            random: chance.one_in(2).then(|| chance.array()),
+        };
+        let has_key = hello.random.is_some();
+        assert_eq!(Hello::decode(&hello.encode(), hello.nonce, has_key), Ok(hello));
+
+        let frame = any_frame(&mut chance);
+        assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+    }
+}
+
+fn any_frame(chance: &mut Chance) -> Frame {
+    match chance.below(4) {
+        0 => Frame::Ack(chance.any()),
+        1 => Frame::FlowDead(chance.any() as u32),
+        2 => Frame::Bye,
+        _ => {
+            let total = chance.below(MAX_MESSAGE_BYTES + 1);
+            let offset = chance.below(total) / 128 * 128;
+            let left = total - offset;
+            let length = if chance.one_in(2) {
+                left
+            } else {
+                (left.min(128) + chance.below(left)) / 128 * 128
+            };
+            let length = if length == 0 { left } else { length } as u32;
+            let (message, ack_wanted) = (chance.any(), chance.one_in(2));
+            Frame::Chunk(ChunkHeader { message, offset, length, total, ack_wanted })
+        }
+    }
+}
