@@ -25,6 +25,10 @@ test-e2e: ## Everything on a real cluster (root)
 test-unit test-plugin test-operator test-chart test-e2e: test-%:
 	$(GO) run ./hack/check $*
 
+.PHONY: bench
+bench: ## Measure the plugin beside plain sockets into docs/results/ (root; BENCH="--quick" for less)
+	$(GO) run ./hack/bench $(BENCH)
+
 .PHONY: lint
 lint: ## Formatters and linters of every language
 	$(GO) run ./hack/lint

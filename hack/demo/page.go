@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"time"
 
@@ -25,7 +27,7 @@ func page(out io.Writer, env *setup.Env, result *jobResult, took time.Duration) 
 	if err != nil {
 		return err
 	}
-	carried := grep(result.master.logs, "# Network", "# Rank", "connection closed")
+	carried := grep(result.master.logs, "# Network", "#  Rank", "connection closed")
 	carried = append(carried, grep(result.worker.logs, "connection closed")...)
 	if len(grep(result.master.logs, "# Network: Evenkeel")) == 0 {
 		return fmt.Errorf("the job succeeded, but its log does not name Evenkeel as the network:\n%s", result.master.logs)
@@ -126,14 +128,23 @@ func parts(meta metav1.ObjectMeta, spec corev1.PodSpec) map[string]any {
 					mounts = append(mounts, m)
 				}
 			}
-			out = append(out, map[string]any{"name": c.Name, "image": c.Image, "command": c.Command, "args": c.Args, "env": env, "volumeMounts": mounts})
+			out = append(out, present(map[string]any{"name": c.Name, "image": c.Image, "command": c.Command, "args": c.Args, "env": env, "volumeMounts": mounts}))
 		}
 		return out
 	}
 	return map[string]any{
-		"metadata": map[string]any{"labels": labels, "annotations": annotations},
-		"spec":     map[string]any{"initContainers": containers(spec.InitContainers), "containers": containers(spec.Containers), "volumes": volumes},
+		"metadata": present(map[string]any{"labels": labels, "annotations": annotations}),
+		"spec":     present(map[string]any{"initContainers": containers(spec.InitContainers), "containers": containers(spec.Containers), "volumes": volumes}),
 	}
+}
+
+// present leaves out what is empty, as who writes a manifest does.
+func present(fields map[string]any) map[string]any {
+	maps.DeleteFunc(fields, func(_ string, value any) bool {
+		v := reflect.ValueOf(value)
+		return v.IsZero() || (v.Kind() == reflect.Map || v.Kind() == reflect.Slice) && v.Len() == 0
+	})
+	return fields
 }
 
 func grep(text string, any ...string) []string {

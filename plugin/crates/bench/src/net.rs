@@ -26,10 +26,12 @@ Every byte of the first messages of each size is checked, then messages are time
   time       seconds of a size's messages over their number
   bandwidth  bytes of all connections per time, GB/s (10^9)
   p50, p99   from posting a message to its completion at the sender
+With --ping-pong rank 0 sends each message back before the next one comes; the times are those of whole round trips.
 
 Examples:
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 2 --depth 8 -b 1M -e 1M
+  evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --ping-pong -b 8 -e 8 -n 10000
   Between machines, with the same two flags on both:
     evenkeel-bench net --rank 0 --world-size 2 --master-addr 10.0.0.1 --master-port 29500   # receives
     evenkeel-bench net --rank 1 --world-size 2 --master-addr 10.0.0.1 --master-port 29500   # sends")]
@@ -55,6 +57,12 @@ pub(crate) struct Options {
     /// Requests in flight on each connection
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=8), value_name = "N")]
     depth: u32,
+    /// Check every byte of the timed messages too, not only which message each is: that costs processor time
+    #[arg(long)]
+    check_all: bool,
+    /// One message at a time, there and back
+    #[arg(long, conflicts_with_all = ["connections", "depth"])]
+    ping_pong: bool,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
@@ -111,14 +119,22 @@ struct Report {
     network: Network,
     connections: u32,
     depth: u32,
+    ping_pong: bool,
     rows: Vec<Row>,
 }
+
+/// The ranks' parts.
+const RECEIVES: usize = 0;
+const SENDS: usize = 1;
 
 fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
     let (plugin, network) = options.network.open()?;
     group.share(&network.name)?;
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
-    let mut lanes = connect(options, &plugin, group, most)?;
+    let mut lanes = connect(options, &plugin, group, most, RECEIVES)?;
+    if options.ping_pong {
+        lanes.extend(connect(options, &plugin, group, most, SENDS)?);
+    }
     let output = |error: io::Error| format!("cannot write the results: {error}");
     let print = group.rank() == 0;
     if print && !options.json {
@@ -128,7 +144,7 @@ fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
     for size in sizes {
         let size = usize::try_from(*size).map_err(|_| format!("{size} bytes are too many"))?;
         let mut run = Run { options, group, lanes: &mut lanes, size };
-        let row = run.row()?;
+        let row = if options.ping_pong { run.round_trips() } else { run.row() }?;
         if print && !options.json {
             line(&row).map_err(output)?;
         }
@@ -137,8 +153,9 @@ fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
     group.barrier()?;
     let wrong = rows.iter().map(|row| row.wrong).sum();
     if print && options.json {
-        let (connections, depth) = (options.connections, options.depth);
-        let report = Report { network, connections, depth, rows };
+        let Options { connections, depth, ping_pong, .. } = *options;
+        let depth = if ping_pong { 1 } else { depth };
+        let report = Report { network, connections, depth, ping_pong, rows };
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, &report).map_err(|error| error.to_string())?;
         writeln!(out).map_err(output)?;
@@ -151,11 +168,12 @@ fn heading(options: &Options, network: &Network) -> io::Result<()> {
     let Network { name, version, library, sha256, device, speed_mbps } = network;
     writeln!(out, "# Network: {name} (ncclNet v{version}), {library}, sha256 {sha256}")?;
     writeln!(out, "# Device: {device}, {} Gbit/s", *speed_mbps as f64 / 1e3)?;
-    writeln!(
-        out,
-        "# Connections: {}, requests in flight on each: {}",
-        options.connections, options.depth
-    )?;
+    if options.ping_pong {
+        writeln!(out, "# One message at a time, there and back")?;
+    } else {
+        let Options { connections, depth, .. } = options;
+        writeln!(out, "# Connections: {connections}, requests in flight on each: {depth}")?;
+    }
     writeln!(
         out,
         "#{:>11} {:>11} {:>11} {:>11} {:>11} {:>7}",
@@ -191,9 +209,10 @@ fn connect(
     plugin: &Plugin,
     group: &mut Group,
     most: usize,
+    receiver: usize,
 ) -> Result<Vec<Lane>> {
     let count = options.connections as usize;
-    let receives = group.rank() == 0;
+    let receives = group.rank() == receiver;
     let mut listeners: Vec<Listener> = vec![];
     if receives {
         for _ in 0..count {
@@ -202,13 +221,13 @@ fn connect(
     }
     let handles: Vec<Vec<u8>> =
         listeners.iter().map(|listener| listener.handle().to_vec()).collect();
-    let handles = group.share(&handles)?.swap_remove(0);
+    let handles = group.share(&handles)?.swap_remove(receiver);
     let mut connecting: Vec<Connecting> = vec![];
     if !receives {
         for handle in handles {
             let handle: [u8; HANDLE_SIZE] = handle
                 .try_into()
-                .map_err(|_| "rank 0 shared a handle of another size".to_owned())?;
+                .map_err(|_| "the peer shared a handle of another size".to_owned())?;
             connecting.push(plugin.connect(options.network.device, handle)?);
         }
     }
@@ -258,25 +277,26 @@ enum Check {
 }
 
 impl Run<'_> {
+    /// What is checked of timed messages.
+    fn check(&self) -> Check {
+        if self.options.check_all { Check::All } else { Check::Stamp }
+    }
+
     fn row(&mut self) -> Result<Row> {
         let mut latencies = vec![];
         let mut wrong = self.stream(2 * self.options.depth, Check::All, &mut latencies)?;
-        wrong += self.stream(self.options.warmup, Check::Stamp, &mut latencies)?;
+        wrong += self.stream(self.options.warmup, self.check(), &mut latencies)?;
         latencies.clear();
         latencies.reserve(self.options.iterations as usize * self.lanes.len());
         self.group.barrier()?;
         let start = Instant::now();
-        wrong += self.stream(self.options.iterations, Check::Stamp, &mut latencies)?;
+        wrong += self.stream(self.options.iterations, self.check(), &mut latencies)?;
         let seconds = start.elapsed().as_secs_f64();
         latencies.sort_by(f64::total_cmp);
-        let percentile = |share: f64| {
-            let at = (latencies.len().saturating_sub(1) as f64 * share).round() as usize;
-            latencies.get(at).copied().unwrap_or(0.0)
-        };
-        let mine = (seconds, percentile(0.5), percentile(0.99), wrong);
+        let mine = (seconds, percentile(&latencies, 0.5), percentile(&latencies, 0.99), wrong);
         let all = self.group.share(&mine)?;
         // The receiver knows when all has arrived and what was wrong, the sender how long each message took.
-        let ((seconds, .., wrong), (_, p50, p99, _)) = (all[0], all[1]);
+        let ((seconds, .., wrong), (_, p50, p99, _)) = (all[RECEIVES], all[SENDS]);
         let messages = f64::from(self.options.iterations) * self.lanes.len() as f64;
         Ok(Row {
             size: self.size as u64,
@@ -290,6 +310,92 @@ impl Run<'_> {
             p99_us: p99 * 1e6,
             wrong,
         })
+    }
+
+    /// One message at a time from rank 1 to rank 0 and back.
+    fn round_trips(&mut self) -> Result<Row> {
+        let mut wrong = self.bounce(8, Check::All, &mut vec![])?;
+        wrong += self.bounce(self.options.warmup, self.check(), &mut vec![])?;
+        let mut trips = Vec::with_capacity(self.options.iterations as usize);
+        self.group.barrier()?;
+        wrong += self.bounce(self.options.iterations, self.check(), &mut trips)?;
+        let total: f64 = trips.iter().sum();
+        trips.sort_by(f64::total_cmp);
+        let mine = (total, percentile(&trips, 0.5), percentile(&trips, 0.99), wrong);
+        let all = self.group.share(&mine)?;
+        let (total, p50, p99, _) = all[SENDS];
+        let count = f64::from(self.options.iterations);
+        Ok(Row {
+            size: self.size as u64,
+            time_us: total / count * 1e6,
+            bandwidth: if total > 0.0 { self.size as f64 * count / total / 1e9 } else { 0.0 },
+            p50_us: p50 * 1e6,
+            p99_us: p99 * 1e6,
+            wrong: all.iter().map(|(.., wrong)| wrong).sum(),
+        })
+    }
+
+    /// Sends `count` messages there and back, adds each one's seconds to `trips`, and counts wrong ones.
+    fn bounce(&mut self, count: u32, check: Check, trips: &mut Vec<f64>) -> Result<u64> {
+        let starts = self.group.rank() == SENDS;
+        let part = 0..self.size;
+        let mut wrong = 0;
+        for message in 0..count {
+            let right = |bytes: &[u8]| is_filled(bytes, 0, message, check);
+            if starts {
+                self.lanes[0].buffer.write(part.clone(), |bytes| fill(bytes, 0, message, check))?;
+                let back = self.post(1)?;
+                let start = Instant::now();
+                let there = self.post(0)?;
+                let size = self.complete(back)?;
+                trips.push(start.elapsed().as_secs_f64());
+                self.complete(there)?;
+                let right = self.lanes[1].buffer.read(part.clone(), right)?;
+                wrong += u64::from(size != self.size || !right);
+            } else {
+                let there = self.post(0)?;
+                let size = self.complete(there)?;
+                let [from, to] = &self.lanes else {
+                    return Err("two connections are needed".to_owned());
+                };
+                let right = from.buffer.read(part.clone(), |bytes| {
+                    to.buffer
+                        .write(part.clone(), |out| out.copy_from_slice(bytes))
+                        .map(|()| right(bytes))
+                })??;
+                wrong += u64::from(size != self.size || !right);
+                let back = self.post(1)?;
+                self.complete(back)?;
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Posts one transfer on a connection.
+    fn post(&mut self, lane: usize) -> Result<Request> {
+        let mut wait = Wait::new();
+        loop {
+            let Lane { end, buffer } = &self.lanes[lane];
+            let posted = match end {
+                End::Sender(sender) => sender.isend(buffer, 0..self.size),
+                End::Receiver(receiver) => receiver.irecv(buffer, 0..self.size),
+            };
+            if let Some(request) = posted? {
+                return Ok(request);
+            }
+            wait.idle(self.group, || "posting a message".to_owned())?;
+        }
+    }
+
+    /// Waits for a transfer and gives its length.
+    fn complete(&mut self, mut request: Request) -> Result<usize> {
+        let mut wait = Wait::new();
+        loop {
+            if let Some(size) = request.test()? {
+                return Ok(size);
+            }
+            wait.idle(self.group, || format!("moving a message of {} bytes", self.size))?;
+        }
     }
 
     /// Moves `count` messages on every connection, adds each one's seconds to `latencies`, and counts wrong ones.
@@ -360,33 +466,42 @@ impl Run<'_> {
     }
 }
 
+/// The value below which a share of the sorted ones lies; 0 if there is none.
+fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
+    sorted.get(at).copied().unwrap_or(0.0)
+}
+
 /// The number that marks a message.
 fn stamp(lane: usize, message: u32) -> u64 {
     (lane as u64 + 1) << 32 | u64::from(message)
 }
 
-/// Byte `i` of a message that is checked whole: no two messages of a run look alike, nor do two parts of one.
-fn byte(stamp: u64, i: usize) -> u8 {
-    let word = (stamp ^ (i as u64 >> 3)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    word.to_le_bytes()[i & 7]
+/// Eight bytes of a message that is checked whole, the `i`-th: no two messages of a run look alike, nor do two parts of one.
+fn word(stamp: u64, i: usize) -> [u8; 8] {
+    (stamp ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }
 
 fn fill(bytes: &mut [u8], lane: usize, message: u32, check: Check) {
     let stamp = stamp(lane, message);
-    match check {
-        Check::All => bytes.iter_mut().enumerate().for_each(|(i, place)| *place = byte(stamp, i)),
-        Check::Stamp => {
-            bytes.iter_mut().zip(stamp.to_le_bytes()).for_each(|(place, byte)| *place = byte)
-        }
+    if check == Check::Stamp {
+        bytes.iter_mut().zip(stamp.to_le_bytes()).for_each(|(place, byte)| *place = byte);
+        return;
     }
+    let (words, rest) = bytes.as_chunks_mut::<8>();
+    let whole = words.len();
+    words.iter_mut().enumerate().for_each(|(i, place)| *place = word(stamp, i));
+    rest.iter_mut().zip(word(stamp, whole)).for_each(|(place, byte)| *place = byte);
 }
 
 fn is_filled(bytes: &[u8], lane: usize, message: u32, check: Check) -> bool {
     let stamp = stamp(lane, message);
-    match check {
-        Check::All => bytes.iter().enumerate().all(|(i, got)| *got == byte(stamp, i)),
-        Check::Stamp => bytes.iter().zip(stamp.to_le_bytes()).all(|(got, want)| *got == want),
+    if check == Check::Stamp {
+        return bytes.iter().zip(stamp.to_le_bytes()).all(|(got, want)| *got == want);
     }
+    let (words, rest) = bytes.as_chunks::<8>();
+    let last = word(stamp, words.len());
+    words.iter().enumerate().all(|(i, got)| *got == word(stamp, i)) && rest == &last[..rest.len()]
 }
 
 #[cfg(test)]

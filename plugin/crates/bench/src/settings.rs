@@ -45,7 +45,11 @@ fn plain(value: impl Fn(&str) -> Option<String>) -> String {
     let mut text = String::new();
     for setting in SETTINGS {
         let default = if setting.default.is_empty() { "unset" } else { setting.default };
-        let now = value(setting.name).map_or_else(String::new, |value| format!(", here {value:?}"));
+        let now = match value(setting.name) {
+            None => String::new(),
+            Some(_) if setting.is_secret() => ", set here".to_owned(),
+            Some(value) => format!(", here {value:?}"),
+        };
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{} (default {default}{now})", setting.name);
         let _ = writeln!(text, "    {}", setting.meaning);

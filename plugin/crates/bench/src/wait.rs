@@ -1,5 +1,6 @@
 //! Waiting for a plugin: as NCCL's progress thread does, by asking again and again and yielding the processor in between,
-//! but never longer than a deadline, and with an eye on the other ranks.
+//! but never longer than a deadline, and with an eye on the other ranks. Once nothing has moved for a while it naps
+//! between questions: what is measured is to be the plugin, not the waiting.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,6 +8,10 @@ use std::time::{Duration, Instant};
 use crate::group::Group;
 use crate::host::Result;
 
+/// Polls without progress before the first nap: more time than a round trip takes.
+const BEFORE_NAPS: u32 = 400;
+/// The kernel adds its timers' slack, some 50 microseconds.
+const NAP: Duration = Duration::from_micros(20);
 /// Polls without progress between looks at the clock and at the other ranks.
 const BETWEEN_LOOKS: u32 = 1024;
 /// The longest time between two looks, should single polls be slow.
@@ -47,7 +52,11 @@ impl Wait {
                 return Err(format!("no progress for {:?} while {}", group.timeout(), what()));
             }
         }
-        thread::yield_now();
+        if self.idle < BEFORE_NAPS {
+            thread::yield_now();
+        } else {
+            thread::sleep(NAP);
+        }
         Ok(())
     }
 }

@@ -64,7 +64,11 @@ impl Plugin {
 pub(crate) fn init_global() -> Result<(), Failure> {
     let mut plugin = lock(&PLUGIN);
     let transport = plugin.transport()?;
-    plugin.global = Some(Arc::new(Context::new(transport, String::new())));
+    // What another thread has begun to connect goes on.
+    let same = |global: &Arc<Context>| Arc::ptr_eq(&global.transport, &transport);
+    if !plugin.global.as_ref().is_some_and(same) {
+        plugin.global = Some(Arc::new(Context::new(transport, String::new())));
+    }
     Ok(())
 }
 

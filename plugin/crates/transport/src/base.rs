@@ -1,42 +1,21 @@
-//! What the two directions of a connection have in common: its flows, its failure, its last words.
+//! What the two directions of a connection have in common: its failure, its counters, its last
+//! words.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use socket2::{Socket, TcpKeepalive};
 
 use crate::Context;
-use crate::engine::{Registration, Workers};
+use crate::counters::Counters;
 use crate::error::{Error, ErrorKind};
 use crate::sys;
 
 /// Most bytes a worker moves on one flow before it looks at others.
 pub(crate) const TURN_BYTES: u64 = 1 << 20;
-
-/// One TCP connection of a connection.
-pub(crate) struct Flow {
-    pub(crate) socket: Socket,
-    pub(crate) registration: Registration,
-    /// Payload bytes moved.
-    bytes: AtomicU64,
-    chunks: AtomicU64,
-}
-
-impl Flow {
-    /// Counts one chunk.
-    pub(crate) fn count(&self, bytes: u32) {
-        self.bytes.fetch_add(bytes.into(), Ordering::Relaxed);
-        self.chunks.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Lets the flow's worker have a look at it.
-    pub(crate) fn kick(&self) {
-        self.registration.kick(&self.socket);
-    }
-}
 
 /// Which way the messages of a connection go, seen from here.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,10 +30,10 @@ pub(crate) struct InFlight {
     pub(crate) bytes: u64,
 }
 
-/// The flows of a connection and what has become of it.
+/// A connection but for its flows.
 pub(crate) struct Base {
     pub(crate) context: Context,
-    pub(crate) flows: Vec<Flow>,
+    pub(crate) counters: Counters,
     direction: Direction,
     peer: SocketAddr,
     failure: OnceLock<Error>,
@@ -63,24 +42,28 @@ pub(crate) struct Base {
 }
 
 impl Base {
-    pub(crate) fn new(
-        context: Context,
-        workers: &Workers,
-        direction: Direction,
-        peer: SocketAddr,
-        sockets: Vec<Socket>,
-    ) -> Self {
-        let flows = sockets
-            .into_iter()
-            .map(|socket| Flow {
-                socket,
-                registration: workers.registration(),
-                bytes: AtomicU64::new(0),
-                chunks: AtomicU64::new(0),
-            })
-            .collect();
-        let reported = AtomicBool::new(false);
-        Self { context, flows, direction, peer, failure: OnceLock::new(), reported }
+    pub(crate) fn new(context: Context, direction: Direction, peer: SocketAddr) -> Self {
+        Self {
+            context,
+            counters: Counters::default(),
+            direction,
+            peer,
+            failure: OnceLock::new(),
+            reported: AtomicBool::new(false),
+        }
+    }
+
+    /// `send` or `recv`.
+    pub(crate) fn direction(&self) -> &'static str {
+        match self.direction {
+            Direction::Send => "send",
+            Direction::Recv => "recv",
+        }
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
     }
 
     pub(crate) fn failed(&self) -> bool {
@@ -96,71 +79,68 @@ impl Base {
         Some(error.clone().mark_logged())
     }
 
-    /// Ends the connection with an error, unless it has one already. With requests in flight that
-    /// is a failure to report at once; without, it matters only if somebody makes another request.
-    pub(crate) fn fail(&self, kind: ErrorKind, what: &str, in_flight: &InFlight) {
-        let Context { device, label, .. } = &self.context;
-        let direction = match self.direction {
-            Direction::Send => "send to",
-            Direction::Recv => "receive from",
-        };
+    /// Ends the connection with an error, unless it has one already; tells whether this was it.
+    /// With requests in flight that is a failure to report at once; without, it matters only if
+    /// somebody makes another request.
+    pub(crate) fn fail(&self, kind: ErrorKind, what: &str, in_flight: &InFlight) -> bool {
         let message = format!(
-            "{direction} {} failed: {what}; {} requests and {} bytes in flight; device {}{}",
+            "{} {} failed: {what}; {} requests and {} bytes in flight; device {}{}",
+            match self.direction {
+                Direction::Send => "send to",
+                Direction::Recv => "receive from",
+            },
             self.peer,
             in_flight.requests,
             in_flight.bytes,
-            device.name(),
-            label_suffix(label),
+            self.context.device.name(),
+            self.label(),
         );
-        if self.failure.set(Error::new(kind, message)).is_ok() {
-            if in_flight.requests > 0 {
-                self.failure();
-            }
-            // The peer must hear of it now, not when this side closes.
-            self.shutdown();
+        let first = self.failure.set(Error::new(kind, message)).is_ok();
+        if first && in_flight.requests > 0 {
+            self.failure();
         }
+        first
     }
 
-    /// Stops watching the flows, ends them and says what they carried.
-    pub(crate) fn close(&self) {
-        for flow in &self.flows {
-            flow.registration.end(&flow.socket);
-        }
-        self.shutdown();
-        let carried: Vec<u64> =
-            self.flows.iter().map(|flow| flow.bytes.load(Ordering::Relaxed)).collect();
-        let chunks: u64 = self.flows.iter().map(|flow| flow.chunks.load(Ordering::Relaxed)).sum();
-        let total: u64 = carried.iter().sum();
+    /// Something worth knowing happened to the connection.
+    pub(crate) fn info(&self, what: &str) {
+        let device = self.context.device.name();
+        self.context.log.info(&format!(
+            "evenkeel: peer={} {what} device={device}{}",
+            self.peer,
+            self.label()
+        ));
+    }
+
+    /// Says what the connection carried, now that it is closed. `carried` is what each flow did
+    /// that was there at the end.
+    pub(crate) fn last_words(&self, carried: &[u64]) {
+        let total = self.counters.bytes();
         let (sent, received) = match self.direction {
             Direction::Send => (total, 0),
             Direction::Recv => (0, total),
         };
         self.context.log.info(&format!(
-            "evenkeel: connection closed peer={} sent={sent}B recv={received}B chunks={chunks} flows={} {carried:?} device={}{}",
+            "evenkeel: connection closed peer={} sent={sent}B recv={received}B {} flows={} {carried:?} device={}{}",
             self.peer,
-            self.flows.len(),
+            self.counters,
+            carried.len(),
             self.context.device.name(),
-            label_suffix(&self.context.label),
+            self.label(),
         ));
     }
 
-    fn shutdown(&self) {
-        for flow in &self.flows {
-            // Fails only when the peer was faster.
-            let _ = flow.socket.shutdown(Shutdown::Both);
-        }
+    fn label(&self) -> String {
+        let label = &self.context.label;
+        if label.is_empty() { String::new() } else { format!(" {label}") }
     }
-}
-
-fn label_suffix(label: &str) -> String {
-    if label.is_empty() { String::new() } else { format!(" {label}") }
 }
 
 /// Sets up a socket that is to become a flow.
 pub(crate) fn prepare(socket: &Socket, context: &Context) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     sys::set_unsent_limit(socket, context.settings.chunk_bytes as u32)?;
-    // Finds a dead host behind an idle flow; `sys::silence` finds one behind a busy flow. Half the
+    // Finds a dead host behind an idle flow; `sys::path_info` finds one behind a busy flow. Half the
     // patience passes before the first probe, half over four probes.
     let patience = context.settings.peer_timeout;
     let keepalive = TcpKeepalive::new()
@@ -173,13 +153,4 @@ pub(crate) fn prepare(socket: &Socket, context: &Context) -> io::Result<()> {
 /// Whether an I/O error only means "not now".
 pub(crate) fn not_now(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
-}
-
-/// The indices of the bits set in `bits`.
-pub(crate) fn bits(mut bits: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let lowest = (bits != 0).then_some(bits.trailing_zeros())?;
-        bits &= bits - 1;
-        Some(lowest as usize)
-    })
 }

@@ -1,7 +1,9 @@
 //! Which network interfaces to use, and what NCCL wants to know about them.
 
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use evenkeel_wire::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
 use crate::log::Log;
@@ -12,39 +14,70 @@ use crate::sys::{self, InterfaceAddress};
 /// same for its own sockets.
 const DEFAULT_SPEED: u32 = 10_000;
 
-/// A network interface with an address to send from and listen on.
+/// What NCCL sees as one network device: an interface, or several whose flows share the messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     name: String,
-    ip: IpAddr,
-    index: u32,
+    /// Never empty.
+    interfaces: Vec<Interface>,
     speed: u32,
     pci_path: Option<String>,
 }
 
+/// A network interface with an address to send from and listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Interface {
+    ip: IpAddr,
+    index: u32,
+}
+
 impl Device {
-    /// Interface name, such as `eth0`.
+    /// Interface name, such as `eth0`; of several, all names, as in `eth0+eth1`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Speed in Mb/s.
+    /// Speed in Mb/s, of all interfaces together.
     pub fn speed(&self) -> u32 {
         self.speed
     }
 
-    /// Path of the PCI device under /sys; none for virtual interfaces.
+    /// Path of the PCI device under /sys; none for virtual interfaces and for several.
     pub fn pci_path(&self) -> Option<&str> {
         self.pci_path.as_deref()
     }
 
-    /// The device's own address, to bind to; port 0.
-    pub(crate) fn local(&self) -> SocketAddr {
-        self.scoped(SocketAddr::new(self.ip, 0))
+    /// The addresses at which peers reach it.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.interfaces.iter().map(|interface| interface.ip).collect()
     }
 
-    /// `addr` as this device reaches it: a link-local address needs the interface.
-    pub(crate) fn scoped(&self, addr: SocketAddr) -> SocketAddr {
+    /// The address to listen at; port 0.
+    pub(crate) fn listening(&self) -> SocketAddr {
+        match &self.interfaces[..] {
+            [interface] => interface.scoped(SocketAddr::new(interface.ip, 0)),
+            several if several.iter().all(|interface| interface.ip.is_ipv4()) => {
+                (Ipv4Addr::UNSPECIFIED, 0).into()
+            }
+            _ => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        }
+    }
+
+    /// Where a flow goes from and to: flows take the interfaces of both sides in turn. The own address has port 0.
+    pub(crate) fn path(&self, flow: u32, peer: &Handle) -> (SocketAddr, SocketAddr) {
+        let interface = &self.interfaces[flow as usize % self.interfaces.len()];
+        let ours = SocketAddr::new(interface.ip, 0);
+        let count = peer.addresses.len().max(1);
+        // A handle has at least one address.
+        let theirs = peer.addresses.get(flow as usize % count).copied().unwrap_or(interface.ip);
+        let theirs = SocketAddr::new(theirs, peer.port);
+        (interface.scoped(ours), interface.scoped(theirs))
+    }
+}
+
+impl Interface {
+    /// `addr` as this interface reaches it: a link-local address needs the interface.
+    fn scoped(&self, addr: SocketAddr) -> SocketAddr {
         match addr {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
                 SocketAddrV6::new(*v6.ip(), v6.port(), 0, self.index).into()
@@ -72,7 +105,33 @@ pub(crate) fn discover(settings: &Settings, log: &dyn Log) -> Result<Vec<Device>
             ),
         ));
     }
-    Ok(chosen.into_iter().map(|address| describe(address, settings.link_speed, log)).collect())
+    let devices: Vec<Device> =
+        chosen.into_iter().map(|address| describe(address, settings.link_speed, log)).collect();
+    if settings.joined { join(devices).map(|device| vec![device]) } else { Ok(devices) }
+}
+
+/// One device of all.
+fn join(devices: Vec<Device>) -> Result<Device, Error> {
+    let names: Vec<&str> = devices.iter().map(Device::name).collect();
+    if devices.len() > MAX_ADDRESSES {
+        return Err(Error::new(
+            ErrorKind::Config,
+            format!(
+                "EVENKEEL_DEVICES=joined: at most {MAX_ADDRESSES} interfaces can be joined, there are {}: pick some with NCCL_SOCKET_IFNAME",
+                names.join(", ")
+            ),
+        ));
+    }
+    let pci_path = match &devices[..] {
+        [device] => device.pci_path.clone(),
+        _ => None,
+    };
+    Ok(Device {
+        name: names.join("+"),
+        speed: devices.iter().map(|device| device.speed).fold(0, u32::saturating_add),
+        pci_path,
+        interfaces: devices.into_iter().flat_map(|device| device.interfaces).collect(),
+    })
 }
 
 fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn Log) -> Device {
@@ -86,7 +145,8 @@ fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn L
     let pci_path = fs::canonicalize(format!("/sys/class/net/{name}/device"))
         .ok()
         .map(|path| path.to_string_lossy().into_owned());
-    Device { name: name.clone(), ip: address.ip, index: address.index, speed, pci_path }
+    let interfaces = vec![Interface { ip: address.ip, index: address.index }];
+    Device { name: name.clone(), interfaces, speed, pci_path }
 }
 
 fn read_speed(name: &str) -> Option<u32> {
@@ -95,8 +155,8 @@ fn read_speed(name: &str) -> Option<u32> {
     text.trim().parse().ok().filter(|speed| *speed > 0)
 }
 
-/// One address per interface: those the user names, else all but loopback and container bridges,
-/// else the bridges, else loopback.
+/// One address per interface: those the user names, else all that are configured but for loopback and container bridges,
+/// else those with a link-local address only, else the bridges, else loopback.
 fn choose<'a>(
     addresses: &'a [InterfaceAddress],
     names: &str,
@@ -124,14 +184,19 @@ fn choose<'a>(
             filter.matches(&address.name) && !(filter.exclude && address.loopback)
         });
     }
-    let mut chosen = pick(&|address| !address.loopback && !is_bridge(address));
-    if chosen.is_empty() {
-        chosen = pick(&|address| !address.loopback);
-    }
-    if chosen.is_empty() {
-        chosen = pick(&|_| true);
-    }
-    chosen
+    // The system gives every interface a link-local address: of one that has nothing else, nobody said that peers are
+    // behind it.
+    let preferences: [&dyn Fn(&InterfaceAddress) -> bool; 4] = [
+        &|address| !address.loopback && !is_bridge(address) && !is_link_local(address),
+        &|address| !address.loopback && !is_bridge(address),
+        &|address| !address.loopback,
+        &|_| true,
+    ];
+    preferences.into_iter().map(pick).find(|picked| !picked.is_empty()).unwrap_or_default()
+}
+
+fn is_link_local(address: &InterfaceAddress) -> bool {
+    matches!(address.ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 fn has_family(address: &InterfaceAddress, family: Family) -> bool {
@@ -146,7 +211,7 @@ fn has_family(address: &InterfaceAddress, family: Family) -> bool {
 fn rank(address: &InterfaceAddress) -> u8 {
     match address.ip {
         IpAddr::V4(_) => 0,
-        IpAddr::V6(ip) if !Ipv6Addr::is_unicast_link_local(&ip) => 1,
+        IpAddr::V6(_) if !is_link_local(address) => 1,
         IpAddr::V6(_) => 2,
     }
 }
@@ -219,15 +284,13 @@ mod tests {
 
     #[test]
     fn by_default_all_real_interfaces() {
-        assert_eq!(
-            names("", Family::Any),
-            ["eth0 10.0.0.5", "eth1 10.0.1.5", "eth10 10.0.10.5", "wlan0 fe80::7"]
-        );
+        assert_eq!(names("", Family::Any), ["eth0 10.0.0.5", "eth1 10.0.1.5", "eth10 10.0.10.5"]);
     }
 
     #[test]
     fn the_family_is_honoured() {
-        assert_eq!(names("", Family::V6), ["eth0 2001:db8::5", "wlan0 fe80::7"]);
+        assert_eq!(names("", Family::V6), ["eth0 2001:db8::5"]);
+        assert_eq!(names("wlan0", Family::V6), ["wlan0 fe80::7"]);
         assert_eq!(names("wlan0", Family::V4), [""; 0]);
     }
 
@@ -242,32 +305,59 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_bridges_are_the_last_resort() {
+    fn link_local_bridges_and_loopback_are_the_last_resort() {
         let only = |wanted: &[&str]| -> Vec<String> {
             let host: Vec<_> =
                 host().into_iter().filter(|a| wanted.contains(&a.name.as_str())).collect();
             choose(&host, "", Family::Any).into_iter().map(|a| a.name.clone()).collect()
         };
+        assert_eq!(only(&["lo", "docker0", "wlan0"]), ["wlan0"]);
         assert_eq!(only(&["lo", "docker0"]), ["docker0"]);
         assert_eq!(only(&["lo"]), ["lo"]);
     }
 
+    fn device(ip: &str, index: u32) -> Device {
+        let interfaces = vec![Interface { ip: ip.parse().unwrap(), index }];
+        Device { name: format!("eth{index}"), interfaces, speed: 1000, pci_path: None }
+    }
+
+    fn peer(addresses: &[&str]) -> Handle {
+        let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+        Handle { addresses, port: 80, nonce: evenkeel_wire::Nonce([0; 16]) }
+    }
+
     #[test]
     fn link_local_peers_are_reached_through_the_device() {
-        let device = Device {
-            name: "eth0".to_owned(),
-            ip: "fe80::5".parse().unwrap(),
-            index: 3,
-            speed: 1,
-            pci_path: None,
+        let device = device("fe80::5", 3);
+        let to = |ip| device.path(0, &peer(&[ip])).1;
+        assert_eq!(to("fe80::9"), "[fe80::9%3]:80".parse().unwrap());
+        assert_eq!(to("2001:db8::9"), "[2001:db8::9]:80".parse().unwrap());
+        assert_eq!(device.listening(), "[fe80::5%3]:0".parse().unwrap());
+    }
+
+    #[test]
+    fn flows_of_joined_interfaces_take_them_in_turn() {
+        let joined = join(vec![device("10.0.0.1", 0), device("10.0.1.1", 1)]).unwrap();
+        assert_eq!((joined.name(), joined.speed()), ("eth0+eth1", 2000));
+        assert_eq!(joined.listening(), "0.0.0.0:0".parse().unwrap());
+        assert_eq!(joined.addresses().len(), 2);
+        let paths = |peer: &Handle| -> Vec<_> {
+            (0..3)
+                .map(|flow| joined.path(flow, peer))
+                .map(|(from, to)| (from.ip(), to.ip()))
+                .collect()
         };
-        assert_eq!(
-            device.scoped("[fe80::9]:80".parse().unwrap()),
-            "[fe80::9%3]:80".parse().unwrap()
-        );
-        assert_eq!(
-            device.scoped("[2001:db8::9]:80".parse().unwrap()),
-            "[2001:db8::9]:80".parse().unwrap()
-        );
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let (first, second) = ((ip("10.0.0.1"), ip("10.0.0.2")), (ip("10.0.1.1"), ip("10.0.1.2")));
+        assert_eq!(paths(&peer(&["10.0.0.2", "10.0.1.2"])), [first, second, first]);
+        let only = (ip("10.0.1.1"), ip("10.0.0.2"));
+        assert_eq!(paths(&peer(&["10.0.0.2"])), [first, only, first]);
+    }
+
+    #[test]
+    fn only_so_many_can_be_joined() {
+        let many = (0..5).map(|index| device("10.0.0.1", index)).collect();
+        let error = join(many).unwrap_err().to_string();
+        assert!(error.contains("eth4") && error.contains("at most 4"), "{error}");
     }
 }

@@ -1,10 +1,12 @@
 //! The threads that move bytes, and how sockets are assigned to them.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,12 +15,18 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::error::Error;
+use crate::exporter::Exporter;
 use crate::sys::{self, lock};
 
 /// How often sources are asked about their deadlines. Events are never delayed by it.
-const TICK: Duration = Duration::from_millis(500);
+const TICK: Duration = Duration::from_millis(100);
 /// Marks the worker's own wake-up among its sources.
 const WAKE: u64 = 0;
+
+thread_local! {
+    /// Address of the worker that runs on this thread; 0 on other threads.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
 
 /// What a socket has become since it was last looked at.
 #[derive(Clone, Copy)]
@@ -27,8 +35,8 @@ pub(crate) struct Readiness {
     pub(crate) readable: bool,
     /// There may be room to write.
     pub(crate) writable: bool,
-    /// The socket has an error.
-    pub(crate) error: bool,
+    /// The peer has ended its direction, or the socket has an error.
+    pub(crate) ended: bool,
 }
 
 /// Something that waits for a socket. Called by one worker thread at a time, but concurrently with
@@ -38,7 +46,7 @@ pub(crate) trait Source: Send + Sync {
     /// the next change, so it must use up what it can or kick itself.
     fn ready(&self, readiness: Readiness);
     /// Some time has passed: look at deadlines.
-    fn tick(&self, now: Instant);
+    fn tick(&self, _now: Instant) {}
     /// The worker will not call the source again, or cannot tell whether it is in order.
     fn abandoned(&self, why: &str);
 }
@@ -48,32 +56,40 @@ pub(crate) trait Source: Send + Sync {
 pub(crate) struct Engine {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
+    _exporter: Option<Exporter>,
 }
 
 /// The workers as sources see them.
 pub(crate) struct Workers {
     all: Vec<Arc<Worker>>,
     next: AtomicUsize,
+    /// Connections that were closed and still deliver what was promised.
+    lingering: Arc<AtomicUsize>,
 }
 
 struct Worker {
     epoll: OwnedFd,
     wake: OwnedFd,
     stop: AtomicBool,
+    lingering: Arc<AtomicUsize>,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
+    /// When to call which source although nothing happened to its socket. Few at any time.
+    alarms: Mutex<Vec<(Instant, u64)>>,
     next_token: AtomicU64,
 }
 
 impl Engine {
-    pub(crate) fn start(count: usize) -> Result<Arc<Self>, Error> {
+    /// Starts `count` workers. The exporter lives as long as they do.
+    pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
+        let lingering = Arc::new(AtomicUsize::new(0));
         let all = (0..count)
-            .map(|_| Worker::new().map(Arc::new))
+            .map(|_| Worker::new(&lingering).map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
             .map_err(fail)?;
-        let workers = Arc::new(Workers { all, next: AtomicUsize::new(0) });
+        let workers = Arc::new(Workers { all, next: AtomicUsize::new(0), lingering });
         // From here on, dropping the engine stops the threads that did start.
-        let mut engine = Self { workers, threads: Vec::new() };
+        let mut engine = Self { workers, threads: Vec::new(), _exporter: exporter };
         for index in 0..count {
             let worker = Arc::clone(&engine.workers.all[index]);
             let thread = std::thread::Builder::new()
@@ -96,6 +112,10 @@ impl Drop for Engine {
             worker.stop.store(true, Ordering::Release);
             worker.wake();
         }
+        if self.workers.lingering.load(Ordering::Acquire) > 0 {
+            // The threads end by themselves; nobody may wait for a peer here.
+            return;
+        }
         for thread in self.threads.drain(..) {
             // A worker catches its sources' panics, so there is nothing to hand on.
             let _ = thread.join();
@@ -110,6 +130,23 @@ impl Workers {
         let worker = Arc::clone(&self.all[index]);
         let token = worker.next_token.fetch_add(1, Ordering::Relaxed);
         Registration { worker, token }
+    }
+
+    /// Keeps the workers running, also without their engine, until the result is dropped.
+    pub(crate) fn linger(self: &Arc<Self>) -> Linger {
+        self.lingering.fetch_add(1, Ordering::AcqRel);
+        Linger(Arc::clone(self))
+    }
+}
+
+/// Keeps the workers running.
+pub(crate) struct Linger(Arc<Workers>);
+
+impl Drop for Linger {
+    fn drop(&mut self) {
+        if self.0.lingering.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.all.iter().for_each(|worker| worker.wake());
+        }
     }
 }
 
@@ -129,6 +166,16 @@ fn interest() -> epoll::EventFlags {
 impl Registration {
     /// Begins to watch the socket: the source hears of its present state and of each change.
     pub(crate) fn watch(&self, socket: impl AsFd, source: Arc<dyn Source>) -> io::Result<()> {
+        self.watch_time(source);
+        let data = epoll::EventData::new_u64(self.token);
+        epoll::add(&self.worker.epoll, socket, data, interest()).map_err(|error| {
+            lock(&self.worker.sources).remove(&self.token);
+            error.into()
+        })
+    }
+
+    /// Begins to call the source's [`Source::tick`], without a socket.
+    pub(crate) fn watch_time(&self, source: Arc<dyn Source>) {
         let first = {
             let mut sources = lock(&self.worker.sources);
             sources.insert(self.token, source);
@@ -138,11 +185,23 @@ impl Registration {
             // The worker sleeps without a limit while it has no source.
             self.worker.wake();
         }
-        let data = epoll::EventData::new_u64(self.token);
-        epoll::add(&self.worker.epoll, socket, data, interest()).map_err(|error| {
-            lock(&self.worker.sources).remove(&self.token);
-            error.into()
-        })
+    }
+
+    /// Makes the worker call the source at this time, or soon after, as if its socket had become
+    /// writable.
+    pub(crate) fn alarm(&self, at: Instant) {
+        let earliest = {
+            let mut alarms = lock(&self.worker.alarms);
+            let earliest = alarms.iter().all(|(other, _)| at < *other);
+            match alarms.iter_mut().find(|(_, token)| *token == self.token) {
+                Some(alarm) => alarm.0 = at,
+                None => alarms.push((at, self.token)),
+            }
+            earliest
+        };
+        if earliest && !self.worker.is_current() {
+            self.worker.wake();
+        }
     }
 
     /// Makes the worker call the source as if the socket's state had changed. Setting the same
@@ -157,12 +216,20 @@ impl Registration {
     pub(crate) fn end(&self, socket: impl AsFd) {
         // Fails only when the socket is not watched.
         let _ = epoll::delete(&self.worker.epoll, socket);
-        lock(&self.worker.sources).remove(&self.token);
+        self.end_time();
+    }
+
+    /// Ends what [`Registration::watch_time`] began.
+    pub(crate) fn end_time(&self) {
+        // Dropped after the lock is released: it may be the last reference to a connection.
+        let source = lock(&self.worker.sources).remove(&self.token);
+        drop(source);
+        lock(&self.worker.alarms).retain(|(_, token)| *token != self.token);
     }
 }
 
 impl Worker {
-    fn new() -> io::Result<Self> {
+    fn new(lingering: &Arc<AtomicUsize>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -171,7 +238,9 @@ impl Worker {
             epoll,
             wake,
             stop: AtomicBool::new(false),
+            lingering: Arc::clone(lingering),
             sources: Mutex::new(HashMap::new()),
+            alarms: Mutex::default(),
             next_token: AtomicU64::new(WAKE + 1),
         })
     }
@@ -182,15 +251,23 @@ impl Worker {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
+    /// Whether the calling thread is this worker.
+    fn is_current(&self) -> bool {
+        CURRENT.get() == ptr::from_ref(self).addr()
+    }
+
     fn run(&self) {
         sys::block_signals();
+        CURRENT.set(ptr::from_ref(self).addr());
         let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); 64];
         let mut next_tick = Instant::now() + TICK;
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.stop.load(Ordering::Acquire) || self.lingering.load(Ordering::Acquire) > 0 {
             let timeout = if lock(&self.sources).is_empty() {
                 None
             } else {
-                let left = next_tick.saturating_duration_since(Instant::now());
+                let alarm = lock(&self.alarms).iter().map(|(at, _)| *at).min();
+                let next = alarm.map_or(next_tick, |at| at.min(next_tick));
+                let left = next.saturating_duration_since(Instant::now());
                 Some(Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ })
             };
             let events = match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
@@ -211,17 +288,33 @@ impl Worker {
                 let readiness = Readiness {
                     readable: flags.intersects(epoll::EventFlags::IN | end),
                     writable: flags.intersects(epoll::EventFlags::OUT),
-                    error: flags.intersects(epoll::EventFlags::ERR),
+                    ended: flags.intersects(epoll::EventFlags::ERR | end),
                 };
                 Self::guard(&*source, |source| source.ready(readiness));
             }
             let now = Instant::now();
+            self.ring_alarms(now);
             if now >= next_tick {
                 next_tick = now + TICK;
                 let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
                 for source in sources {
                     Self::guard(&*source, |source| source.tick(now));
                 }
+            }
+        }
+    }
+
+    fn ring_alarms(&self, now: Instant) {
+        let due = |alarms: &Mutex<Vec<(Instant, u64)>>| {
+            let mut alarms = lock(alarms);
+            let index = alarms.iter().position(|(at, _)| *at <= now)?;
+            Some(alarms.swap_remove(index).1)
+        };
+        while let Some(token) = due(&self.alarms) {
+            let source = lock(&self.sources).get(&token).cloned();
+            if let Some(source) = source {
+                let readiness = Readiness { readable: false, writable: true, ended: false };
+                Self::guard(&*source, |source| source.ready(readiness));
             }
         }
     }

@@ -11,17 +11,24 @@
 //! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
 
 mod base;
+mod call;
 mod connect;
+mod copies;
+mod counters;
 mod device;
 mod engine;
 mod error;
+mod exporter;
 mod listen;
 mod log;
+mod mend;
+mod metrics;
 mod recv;
 mod request;
 mod send;
 mod settings;
 mod sys;
+mod turn;
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -38,6 +45,8 @@ pub use settings::{SETTINGS, Setting, Settings, SettingsError};
 pub use sys::{RecvBuffer, SendBuffer};
 
 use engine::Engine;
+use exporter::Exporter;
+use metrics::Metrics;
 use sys::lock;
 
 /// This process's way to the network.
@@ -45,6 +54,7 @@ pub struct Transport {
     settings: Arc<Settings>,
     log: Arc<dyn Log>,
     devices: Vec<Device>,
+    metrics: Arc<Metrics>,
     /// Alive as long as a listener, a connection or an attempt at one is.
     engine: Mutex<Weak<Engine>>,
 }
@@ -57,7 +67,13 @@ impl Transport {
     /// may be used.
     pub fn new(settings: Settings, log: Arc<dyn Log>) -> Result<Self, Error> {
         let devices = device::discover(&settings, &*log)?;
-        Ok(Self { settings: Arc::new(settings), log, devices, engine: Mutex::new(Weak::new()) })
+        Ok(Self {
+            settings: Arc::new(settings),
+            log,
+            devices,
+            metrics: Arc::default(),
+            engine: Mutex::new(Weak::new()),
+        })
     }
 
     /// The devices, in a stable order. Never empty.
@@ -104,6 +120,7 @@ impl Transport {
             log: Arc::clone(&self.log),
             device: device.clone(),
             label: label.to_owned(),
+            metrics: Arc::clone(&self.metrics),
         })
     }
 
@@ -112,7 +129,11 @@ impl Transport {
         if let Some(engine) = current.upgrade() {
             return Ok(engine);
         }
-        let engine = Engine::start(self.settings.workers)?;
+        let exporter = match &self.settings.metrics[..] {
+            [] => None,
+            addresses => Exporter::start(addresses, Arc::clone(&self.metrics), &*self.log),
+        };
+        let engine = Engine::start(self.settings.workers, exporter)?;
         *current = Arc::downgrade(&engine);
         Ok(engine)
     }
@@ -125,4 +146,5 @@ struct Context {
     log: Arc<dyn Log>,
     device: Device,
     label: String,
+    metrics: Arc<Metrics>,
 }

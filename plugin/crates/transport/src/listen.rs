@@ -2,12 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce, Refusal, Welcome,
+    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce, PROOF_BYTES,
+    Refusal, Welcome,
 };
 use socket2::{Domain, Socket, Type};
 
@@ -27,9 +29,10 @@ const MAX_UNACCEPTED: usize = 64;
 const BACKLOG: i32 = 512;
 
 /// Waits for peers that were given its handle. Dropping it closes it, with all that was not
-/// accepted.
+/// accepted. What was accepted goes on, and its peers can still replace flows.
 pub struct Listener {
     shared: Arc<Shared>,
+    door: OpenDoor,
     handle: Handle,
     /// When to give up; set by the first poll.
     deadline: OnceLock<Instant>,
@@ -47,11 +50,16 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    /// No new connection is taken.
     closed: bool,
     /// Oldest first.
     strangers: VecDeque<Arc<Stranger>>,
     partial: HashMap<ConnectionId, Partial>,
     ready: VecDeque<Arc<Receiver>>,
+    /// Connections that flows may join: what is ready and what was accepted.
+    complete: HashMap<ConnectionId, Weak<Receiver>>,
+    /// How many keep the socket open.
+    keepers: usize,
     /// Why the listener cannot go on.
     failure: Option<Error>,
     /// Strangers turned away so far.
@@ -67,13 +75,13 @@ struct Partial {
 
 impl Listener {
     pub(crate) fn open(engine: Arc<Engine>, context: Context) -> Result<Self, Error> {
-        let local = context.device.local();
+        let local = context.device.listening();
         let what = format!("cannot listen on {} ({})", context.device.name(), local.ip());
         let fail = |error| Error::system(&what, &error);
         let nonce = Nonce(sys::random().map_err(fail)?);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
-        socket.bind(&local.into()).map_err(fail)?;
+        bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
         socket.listen(BACKLOG).map_err(fail)?;
         let addr = socket.local_addr().map_err(fail)?;
         let addr = addr.as_socket().ok_or_else(|| Error::argument("not an IP socket"))?;
@@ -88,8 +96,10 @@ impl Listener {
         });
         let source: Arc<dyn Source> = Arc::new(Door(Arc::clone(&shared)));
         shared.registration.watch(&shared.socket, source).map_err(fail)?;
-        let handle = Handle { addr, nonce };
-        Ok(Self { shared, handle, deadline: OnceLock::new(), engine })
+        let handle =
+            Handle { addresses: shared.context.device.addresses(), port: addr.port(), nonce };
+        let door = OpenDoor::of(&shared);
+        Ok(Self { shared, door, handle, deadline: OnceLock::new(), engine })
     }
 
     /// What the peer needs to connect.
@@ -104,7 +114,8 @@ impl Listener {
     pub fn poll_accept(&self) -> Result<Option<RecvConnection>, Error> {
         let mut state = lock(&self.shared.state);
         if let Some(receiver) = state.ready.pop_front() {
-            return Ok(Some(RecvConnection::new(receiver, Arc::clone(&self.engine))));
+            drop(state);
+            return Ok(Some(self.connection(receiver)));
         }
         if let Some(error) = &state.failure {
             return Err(error.clone());
@@ -118,8 +129,9 @@ impl Listener {
         Err(Error::new(
             ErrorKind::Remote,
             format!(
-                "no peer connected to {} within {} s ({} incomplete connections, {} strangers turned away) {}",
-                self.handle.addr,
+                "no peer connected to {:?}, port {}, within {} s ({} incomplete connections, {} strangers turned away) {}",
+                self.handle.addresses,
+                self.handle.port,
                 patience.as_secs(),
                 state.partial.len(),
                 state.turned_away,
@@ -129,20 +141,60 @@ impl Listener {
     }
 }
 
+impl Listener {
+    fn connection(&self, receiver: Arc<Receiver>) -> RecvConnection {
+        RecvConnection::new(receiver, self.door.clone(), Arc::clone(&self.engine))
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
-        let shared = &self.shared;
-        shared.registration.end(&shared.socket);
+        let ready = {
+            let mut state = lock(&self.shared.state);
+            state.closed = true;
+            state.partial.clear();
+            std::mem::take(&mut state.ready)
+        };
+        for receiver in ready {
+            drop(self.connection(receiver));
+        }
+    }
+}
+
+/// Keeps the socket of a listener open: a connection's peer opens new flows in place of lost ones
+/// there, long after the listener is closed.
+pub(crate) struct OpenDoor(Arc<Shared>);
+
+impl OpenDoor {
+    fn of(shared: &Arc<Shared>) -> Self {
+        lock(&shared.state).keepers += 1;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Clone for OpenDoor {
+    fn clone(&self) -> Self {
+        Self::of(&self.0)
+    }
+}
+
+impl Drop for OpenDoor {
+    fn drop(&mut self) {
+        let shared = &self.0;
         let state = {
             let mut state = lock(&shared.state);
+            state.keepers -= 1;
+            if state.keepers > 0 {
+                return;
+            }
             let closed = State { closed: true, ..State::default() };
             std::mem::replace(&mut *state, closed)
         };
+        shared.registration.end(&shared.socket);
+        // The worker may hold a reference a little longer; nobody may be let in meanwhile.
+        let _ = shared.socket.shutdown(Shutdown::Both);
         for stranger in state.strangers {
             stranger.take_socket();
-        }
-        for receiver in state.ready {
-            drop(RecvConnection::new(receiver, Arc::clone(&self.engine)));
         }
     }
 }
@@ -179,11 +231,16 @@ impl Shared {
             peer,
             registration: self.workers.registration(),
             deadline: Instant::now() + self.context.settings.handshake_timeout,
-            hearing: Mutex::new(Hearing { socket: None, have: 0, hello: [0; HELLO_BYTES] }),
+            hearing: Mutex::new(Hearing {
+                socket: None,
+                have: 0,
+                hello: [0; HELLO_BYTES],
+                challenge: None,
+            }),
         });
         let evicted = {
             let mut state = lock(&self.state);
-            if state.closed {
+            if state.keepers == 0 {
                 return;
             }
             state.strangers.push_back(Arc::clone(&stranger));
@@ -207,12 +264,21 @@ impl Shared {
     /// become ready.
     fn admit(&self, hello: &Hello, socket: Socket, peer: SocketAddr) -> Result<(), Refusal> {
         let mut state = lock(&self.state);
+        if let Some(receiver) = state.complete.get(&hello.connection) {
+            let receiver = receiver.upgrade().filter(|receiver| receiver.is_open());
+            drop(state);
+            return join(receiver.as_ref(), hello, socket);
+        }
         let place = state.place_for(hello, peer);
         answer(&socket, hello.connection, place.as_ref().map(|_| ()).map_err(|refusal| *refusal));
         *place? = Some(socket);
         let Some(sockets) = state.take_if_complete(&hello.connection) else { return Ok(()) };
         match Receiver::open(self.context.clone(), &self.workers, peer, sockets) {
-            Ok(receiver) => state.ready.push_back(receiver),
+            Ok(receiver) => {
+                state.complete.retain(|_, receiver| receiver.strong_count() > 0);
+                state.complete.insert(hello.connection, Arc::downgrade(&receiver));
+                state.ready.push_back(receiver);
+            }
             Err(error) => self.context.log.warn(&format!(
                 "evenkeel: connection from {peer} dropped: cannot watch it: {error}"
             )),
@@ -261,7 +327,10 @@ impl State {
         peer: SocketAddr,
     ) -> Result<&mut Option<Socket>, Refusal> {
         let known = self.partial.contains_key(&hello.connection);
-        if self.closed || (!known && self.partial.len() + self.ready.len() >= MAX_UNACCEPTED) {
+        if self.closed {
+            return Err(Refusal::Gone);
+        }
+        if !known && self.partial.len() + self.ready.len() >= MAX_UNACCEPTED {
             return Err(Refusal::Busy);
         }
         let partial = self.partial.entry(hello.connection).or_insert_with(|| Partial {
@@ -270,7 +339,7 @@ impl State {
             since: Instant::now(),
         });
         let same_count = partial.flows.len() == usize::from(hello.flows);
-        match partial.flows.get_mut(usize::from(hello.flow)) {
+        match partial.flows.get_mut(hello.flow as usize) {
             Some(place) if same_count && place.is_none() => Ok(place),
             _ => Err(Refusal::Inconsistent),
         }
@@ -283,6 +352,21 @@ impl State {
         }
         Some(self.partial.remove(connection)?.flows.into_iter().flatten().collect())
     }
+}
+
+/// Binds a listening socket to an address, at a port of the range if there is one.
+fn bind(socket: &Socket, local: SocketAddr, ports: Option<&RangeInclusive<u16>>) -> io::Result<()> {
+    let Some(ports) = ports else { return socket.bind(&local.into()) };
+    for port in ports.clone() {
+        match socket.bind(&SocketAddr::new(local.ip(), port).into()) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return bound,
+        }
+    }
+    let (first, last) = (ports.start(), ports.end());
+    let what =
+        format!("all ports of EVENKEEL_PORTS={first}-{last} are in use; each connection needs one");
+    Err(io::Error::new(io::ErrorKind::AddrInUse, what))
 }
 
 /// Whether an error of `accept` is one of the connection that was to be accepted, not of the
@@ -300,6 +384,22 @@ fn is_theirs(error: &io::Error) -> bool {
         libc::ENETUNREACH,
     ];
     error.raw_os_error().is_some_and(|errno| THEIRS.contains(&errno))
+}
+
+/// Lets a flow join a connection that is complete.
+fn join(receiver: Option<&Arc<Receiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
+    let verdict = match receiver {
+        None => Err(Refusal::Gone),
+        Some(_) if hello.flow < u32::from(hello.flows) => Err(Refusal::Inconsistent),
+        Some(_) => Ok(()),
+    };
+    // The welcome goes before anything that the connection has to say on the flow.
+    answer(&socket, hello.connection, verdict);
+    verdict?;
+    receiver
+        .is_some_and(|receiver| receiver.adopt(hello.flow, socket).is_ok())
+        .then_some(())
+        .ok_or(Refusal::Gone)
 }
 
 /// Sends the answer to a hello. A new socket has room for it; if the peer is gone, its connection
@@ -338,8 +438,103 @@ struct Stranger {
 struct Hearing {
     /// `None` once the stranger is a peer or turned away.
     socket: Option<Socket>,
+    /// Bytes of the hello.
     have: usize,
     hello: [u8; HELLO_BYTES],
+    /// With a job key, once the hello is there.
+    challenge: Option<Challenge>,
+}
+
+struct Challenge {
+    sent: [u8; CHALLENGE_BYTES],
+    /// Bytes of the proof.
+    have: usize,
+    proof: [u8; PROOF_BYTES],
+}
+
+/// Why a stranger is not a peer.
+struct NoPeer {
+    why: String,
+    /// What to tell one that speaks the protocol.
+    refusal: Option<Refusal>,
+}
+
+impl From<String> for NoPeer {
+    fn from(why: String) -> Self {
+        Self { why, refusal: None }
+    }
+}
+
+impl From<io::Error> for NoPeer {
+    fn from(error: io::Error) -> Self {
+        error.to_string().into()
+    }
+}
+
+impl From<HandshakeError> for NoPeer {
+    fn from(error: HandshakeError) -> Self {
+        let refusal = match error {
+            HandshakeError::Version(_) => Some(Refusal::Version),
+            HandshakeError::Authentication { .. } => Some(Refusal::Authentication),
+            _ => None,
+        };
+        Self { why: error.to_string(), refusal }
+    }
+}
+
+impl Hearing {
+    /// Reads what is there, and answers a hello with a challenge if there is a job key; the hello, once all is there that
+    /// shows a peer.
+    fn hear(&mut self, listener: &Shared) -> Result<Option<Hello>, NoPeer> {
+        let Self { socket: Some(socket), have, hello, challenge } = self else { return Ok(None) };
+        while *have < HELLO_BYTES {
+            let Some(received) = receive(socket, &mut hello[*have..], *have)? else {
+                return Ok(None);
+            };
+            *have += received;
+            if !Hello::may_begin_with(&hello[..*have]) {
+                return Err(HandshakeError::NotEvenkeel("peer").into());
+            }
+        }
+        let key = listener.context.settings.job_key.as_ref();
+        let decoded = Hello::decode(hello, listener.nonce, key.is_some())?;
+        let Some(key) = key else { return Ok(Some(decoded)) };
+        let challenge = match challenge {
+            Some(challenge) => challenge,
+            None => {
+                let sent = key.challenge(hello, sys::random()?);
+                // A new socket has room for it; if not, its peer will give up.
+                socket.send_with_flags(&sent, libc::MSG_NOSIGNAL)?;
+                challenge.insert(Challenge { sent, have: 0, proof: [0; PROOF_BYTES] })
+            }
+        };
+        while challenge.have < PROOF_BYTES {
+            let Some(received) = receive(
+                socket,
+                &mut challenge.proof[challenge.have..],
+                HELLO_BYTES + challenge.have,
+            )?
+            else {
+                return Ok(None);
+            };
+            challenge.have += received;
+        }
+        if key.accepts(hello, &challenge.sent, &challenge.proof) {
+            return Ok(Some(decoded));
+        }
+        let refusal = Some(Refusal::Authentication);
+        Err(NoPeer { why: "it does not have the job key".to_owned(), refusal })
+    }
+}
+
+/// Reads what is there, at most `into`; none if there is nothing now. `before` bytes came earlier.
+fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usize>, NoPeer> {
+    match sys::uninterrupted(|| (&*socket).read(into)) {
+        Ok(0) => Err(format!("it closed after {before} bytes").into()),
+        Ok(received) => Ok(Some(received)),
+        Err(error) if not_now(&error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 impl Stranger {
@@ -363,40 +558,24 @@ impl Stranger {
         }
     }
 
-    /// Reads what is there of the hello; the text says why the stranger is not a peer.
+    /// Goes on with the handshake as far as the bytes that are there allow; the text says why the stranger is not a peer.
     fn hear(&self) -> Result<(), String> {
-        let mut hearing = lock(&self.hearing);
-        let Hearing { socket: Some(socket), have, hello } = &mut *hearing else { return Ok(()) };
-        while *have < HELLO_BYTES {
-            match sys::uninterrupted(|| (&*socket).read(&mut hello[*have..])) {
-                Ok(0) => return Err(format!("it closed after {have} bytes")),
-                Ok(received) => *have += received,
-                Err(error) if not_now(&error) => return Ok(()),
-                Err(error) => return Err(error.to_string()),
-            }
-            if !Hello::may_begin_with(&hello[..*have]) {
-                return Err(HandshakeError::NotEvenkeel("peer").to_string());
-            }
-        }
-        let hello = *hello;
-        drop(hearing);
         let Some(listener) = self.listener.upgrade() else { return Ok(()) };
-        let Some(socket) = self.take_socket() else { return Ok(()) };
-        self.forget(&listener, false);
-        match Hello::decode(&hello, listener.nonce) {
-            Ok(hello) => listener
-                .admit(&hello, socket, self.peer)
-                .map_err(|refusal| format!("refused: {refusal}")),
-            Err(error) => {
-                let refusal = match error {
-                    HandshakeError::Version(_) => Some(Refusal::Version),
-                    HandshakeError::Authentication(_) => Some(Refusal::Authentication),
-                    _ => None,
-                };
-                if let Some(refusal) = refusal {
+        let heard = lock(&self.hearing).hear(&listener);
+        match heard {
+            Ok(None) => Ok(()),
+            Ok(Some(hello)) => {
+                let Some(socket) = self.take_socket() else { return Ok(()) };
+                self.forget(&listener, false);
+                listener
+                    .admit(&hello, socket, self.peer)
+                    .map_err(|refusal| format!("refused: {refusal}"))
+            }
+            Err(NoPeer { why, refusal }) => {
+                if let (Some(refusal), Some(socket)) = (refusal, self.take_socket()) {
                     answer(&socket, ConnectionId([0; 16]), Err(refusal));
                 }
-                Err(error.to_string())
+                Err(why)
             }
         }
     }
@@ -404,7 +583,7 @@ impl Stranger {
 
 impl Source for Stranger {
     fn ready(&self, readiness: Readiness) {
-        if (readiness.readable || readiness.error)
+        if (readiness.readable || readiness.ended)
             && let Err(why) = self.hear()
         {
             self.turn_away(&why);

@@ -1,33 +1,46 @@
 //! The receiving side of a connection.
 
+use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::net::{Shutdown, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ChunkHeader, Claim, HEADER_BYTES, MAX_MESSAGE_BYTES, Reassembly, ReassemblyError,
+    ChunkHeader, Claim, FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Reassembly, ReassemblyError,
 };
 use socket2::Socket;
 
 use crate::Context;
 use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
-use crate::engine::{Engine, Readiness, Source, Workers};
+use crate::counters::FlowCounters;
+use crate::engine::{Engine, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
+use crate::listen::OpenDoor;
+use crate::metrics::{FlowObservation, Observed};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
-use crate::sys::{self, RecvBuffer, lock};
+use crate::send::PLACES;
+use crate::sys::{self, RecvBuffer, SendBuffer, lock};
+use crate::turn::Turn;
+
+/// How long a receiver whose flows have all ended waits for another one. A sender that lives opens
+/// one as soon as it hears of the loss.
+const REPLACEMENT: Duration = Duration::from_millis(500);
 
 /// Receives messages from one peer, in the order in which it sends them.
 ///
 /// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
 pub struct RecvConnection {
     receiver: Arc<Receiver>,
+    /// Where the peer can replace flows.
+    _door: OpenDoor,
     _engine: Arc<Engine>,
 }
 
 impl RecvConnection {
-    pub(crate) fn new(receiver: Arc<Receiver>, engine: Arc<Engine>) -> Self {
-        Self { receiver, _engine: engine }
+    pub(crate) fn new(receiver: Arc<Receiver>, door: OpenDoor, engine: Arc<Engine>) -> Self {
+        Self { receiver, _door: door, _engine: engine }
     }
 
     /// Posts a buffer for the next message. `None` when [`MAX_REQUESTS`] are outstanding: try again
@@ -42,34 +55,41 @@ impl RecvConnection {
 
 impl Drop for RecvConnection {
     fn drop(&mut self) {
-        self.receiver.come_to_rest();
-        self.receiver.base.close();
+        self.receiver.close();
     }
 }
 
-/// Locks are taken in this order: a flow's `reading`, then `queue`.
+/// Locks are taken in this order: a flow's `reading`, then `queue`; a flow's `answering` last.
 pub(crate) struct Receiver {
     base: Base,
-    /// One per flow. Held while the flow's socket is read.
-    reading: Vec<Mutex<Reading>>,
+    workers: Arc<Workers>,
     queue: Mutex<Queue>,
+    /// For deadlines of the connection, not of a flow.
+    clock: Registration,
+    /// The place that brought the last bytes, where a caller with time looks first.
+    warm: AtomicUsize,
 }
 
 struct Queue {
     reassembly: Reassembly<Posted>,
-    /// What each flow can still bring.
-    flows: Vec<Outlook>,
+    /// By place.
+    flows: Vec<Option<Entry>>,
+    /// Since when nothing can come for the buffers that are posted, and why.
+    stuck: Option<Instant>,
+    /// Why the last flow ended.
+    cause: String,
+    /// The peer sends no more messages.
+    bye: bool,
+    /// No flow may be added any more.
+    closed: bool,
 }
 
-/// What a flow can still bring for the buffers that are posted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Outlook {
-    /// Anything.
-    Open,
-    /// Nothing before a buffer for this message is posted: its next chunk belongs there.
-    WaitsFor(u64),
-    /// Nothing: the peer has closed it.
-    Ended,
+struct Entry {
+    flow: Arc<RecvFlow>,
+    /// The message whose buffer the flow waits for: it brings nothing before that is posted.
+    waits_for: Option<u64>,
+    /// The peer has ended it; what it still holds can be read.
+    ended: bool,
 }
 
 #[derive(Clone)]
@@ -78,54 +98,149 @@ struct Posted {
     operation: Arc<Operation>,
 }
 
+/// One TCP connection of a connection.
+struct RecvFlow {
+    receiver: Arc<Receiver>,
+    number: u32,
+    place: usize,
+    socket: Socket,
+    registration: Registration,
+    counters: FlowCounters,
+    /// Held while the socket is read.
+    reading: Turn<Reading>,
+    /// Held while the socket is written to.
+    answering: Mutex<Answering>,
+}
+
 struct Reading {
     /// Nothing may be read any more.
     closed: bool,
     stage: Stage,
-    header: [u8; HEADER_BYTES],
+    header: [u8; FRAME_BYTES],
 }
 
+#[derive(Clone, Copy)]
 enum Stage {
-    /// `have` bytes of the next header are read.
+    /// `have` bytes of the next frame are read.
     Header { have: usize },
-    /// The header is read; its message may or may not have a buffer.
-    Claim(ChunkHeader),
-    /// `have` bytes of the payload are in place.
-    Payload { chunk: ChunkHeader, buffer: RecvBuffer, have: usize },
-    /// The peer has closed the flow.
-    Ended,
+    /// The peer says that a flow is dead.
+    Dead { number: u32 },
+    /// The bytes of a chunk from `at` on come next; its message may or may not have a buffer.
+    Claim { chunk: ChunkHeader, at: u64 },
+    /// The bytes from `start` up to `end` belong into the buffer; those before `at` are there.
+    Deliver { chunk: ChunkHeader, buffer: RecvBuffer, start: u64, at: u64, end: u64 },
+    /// The bytes up to `end` came before.
+    Discard { chunk: ChunkHeader, at: u64, end: u64 },
+}
+
+impl Stage {
+    /// Whether there is nothing to be done before more bytes come.
+    fn wants_bytes(&self) -> bool {
+        match self {
+            Self::Header { have } => *have < FRAME_BYTES,
+            Self::Deliver { .. } | Self::Discard { .. } => true,
+            Self::Dead { .. } | Self::Claim { .. } => false,
+        }
+    }
+}
+
+/// What is to be said on a flow.
+#[derive(Default)]
+struct Answering {
+    closed: bool,
+    /// A frame, and how much of it is written.
+    partial: Option<([u8; FRAME_BYTES], usize)>,
+    ack: Option<u64>,
+    dead: VecDeque<u32>,
 }
 
 impl Receiver {
     /// Makes a connection of flows that have been welcomed.
     pub(crate) fn open(
         context: Context,
-        workers: &Workers,
+        workers: &Arc<Workers>,
         peer: SocketAddr,
         sockets: Vec<Socket>,
     ) -> io::Result<Arc<Self>> {
-        let count = sockets.len();
-        let reading = || Reading {
-            closed: false,
-            stage: Stage::Header { have: 0 },
-            header: [0; HEADER_BYTES],
-        };
         let receiver = Arc::new(Self {
-            base: Base::new(context, workers, Direction::Recv, peer, sockets),
-            reading: (0..count).map(|_| Mutex::new(reading())).collect(),
+            base: Base::new(context, Direction::Recv, peer),
+            workers: Arc::clone(workers),
             queue: Mutex::new(Queue {
                 reassembly: Reassembly::default(),
-                flows: vec![Outlook::Open; count],
+                flows: Vec::new(),
+                stuck: None,
+                cause: String::new(),
+                bye: false,
+                closed: false,
             }),
+            clock: workers.registration(),
+            warm: AtomicUsize::new(0),
         });
-        for (index, flow) in receiver.base.flows.iter().enumerate() {
-            let source = RecvFlow { receiver: Arc::clone(&receiver), index };
-            if let Err(error) = flow.registration.watch(&flow.socket, Arc::new(source)) {
-                receiver.base.close();
+        receiver.clock.watch_time(Arc::new(Clock(Arc::clone(&receiver))));
+        let observed: Weak<Self> = Arc::downgrade(&receiver);
+        receiver.base.context.metrics.watch(observed);
+        for (number, socket) in sockets.into_iter().enumerate() {
+            if let Err(error) = receiver.adopt(number as u32, socket) {
+                receiver.close();
                 return Err(error);
             }
         }
         Ok(receiver)
+    }
+
+    /// Whether another flow can be taken in.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.base.failed() && !lock(&self.queue).closed
+    }
+
+    /// Takes in a flow that has been welcomed.
+    ///
+    /// # Errors
+    /// When the connection is over, has the flow already or cannot watch it.
+    pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
+        let flow = {
+            let mut queue = lock(&self.queue);
+            if queue.closed || self.base.failed() {
+                return Err(io::Error::other("the connection is over"));
+            }
+            if queue.flows.iter().flatten().any(|entry| entry.flow.number == number) {
+                return Err(io::Error::other("the flow is there already"));
+            }
+            let place = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
+            // Twice as many as a sender has: this side may not know yet of some that are dead.
+            if place >= 2 * PLACES {
+                return Err(io::Error::other("too many flows"));
+            }
+            let flow = Arc::new(RecvFlow {
+                receiver: Arc::clone(self),
+                number,
+                place,
+                socket,
+                registration: self.workers.registration(),
+                counters: FlowCounters::default(),
+                reading: Turn::new(Reading {
+                    closed: false,
+                    stage: Stage::Header { have: 0 },
+                    header: [0; FRAME_BYTES],
+                }),
+                answering: Mutex::default(),
+            });
+            if place == queue.flows.len() {
+                queue.flows.push(None);
+            }
+            let entry = Entry { flow: Arc::clone(&flow), waits_for: None, ended: false };
+            queue.flows[place] = Some(entry);
+            if queue.stuck.take().is_some() {
+                self.base.counters.recovered.add(1);
+            }
+            flow
+        };
+        flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(&flow))
+    }
+
+    fn flows(&self) -> Vec<Arc<RecvFlow>> {
+        let queue = lock(&self.queue);
+        queue.flows.iter().flatten().map(|entry| Arc::clone(&entry.flow)).collect()
     }
 
     fn recv(this: &Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
@@ -133,166 +248,109 @@ impl Receiver {
             return Err(error);
         }
         let operation = Operation::new();
-        let mut woken = 0u64;
-        let stuck = {
-            let mut queue = lock(&this.queue);
-            if queue.reassembly.outstanding() >= MAX_REQUESTS {
-                return Ok(None);
-            }
-            let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
-            let posted = Posted { buffer, operation: Arc::clone(&operation) };
-            let message = queue.reassembly.post(capacity, posted);
-            for (index, outlook) in queue.flows.iter_mut().enumerate() {
-                if *outlook == Outlook::WaitsFor(message) {
-                    *outlook = Outlook::Open;
-                    woken |= 1 << index;
-                }
-            }
-            queue.is_stuck()
-        };
-        if stuck {
-            this.fail_stuck();
+        let mut guard = lock(&this.queue);
+        if guard.reassembly.outstanding() >= MAX_REQUESTS {
+            return Ok(None);
         }
+        let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
+        let posted = Posted { buffer, operation: Arc::clone(&operation) };
+        let message = guard.reassembly.post(capacity, posted);
         let inline = this.base.context.settings.inline_bytes;
-        for index in crate::base::bits(woken) {
-            this.read(index, inline);
+        while let Some(flow) = guard.take_waiting(message) {
+            drop(guard);
+            flow.read(inline);
+            guard = lock(&this.queue);
+        }
+        let open = guard.is_open();
+        drop(guard);
+        if !open {
+            this.judge(Instant::now());
         }
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
-    /// Reads from a flow until it has no more, its next chunk has no buffer, or more than `limit`
-    /// bytes are read; in the last case its worker goes on.
-    fn read(&self, index: usize, limit: u64) {
-        let flow = &self.base.flows[index];
-        let mut guard = lock(&self.reading[index]);
-        let mut moved = 0;
-        let failed = loop {
-            let reading = &mut *guard;
-            if reading.closed || self.base.failed() {
-                return;
-            }
-            if moved > limit {
-                flow.kick();
-                return;
-            }
-            match &mut reading.stage {
-                Stage::Ended => return,
-                Stage::Header { have: HEADER_BYTES } => {
-                    match ChunkHeader::decode(&reading.header) {
-                        Ok(chunk) => reading.stage = Stage::Claim(chunk),
-                        Err(error) => {
-                            break (ErrorKind::Remote, format!("protocol error: {error}"));
-                        }
-                    }
-                }
-                Stage::Header { have } => {
-                    let nowhere = RecvBuffer::from_static(&mut []);
-                    let rest = &mut reading.header[*have..];
-                    match sys::recv_with_header(&flow.socket, nowhere, rest) {
-                        Ok(0) if *have == 0 => {
-                            reading.stage = Stage::Ended;
-                            drop(guard);
-                            self.set_outlook(index, Outlook::Ended);
-                            return;
-                        }
-                        Ok(0) => break (ErrorKind::Remote, closed_inside("a header")),
-                        Ok(received) => {
-                            *have += received;
-                            moved += received as u64;
-                        }
-                        Err(error) if not_now(&error) => return,
-                        Err(error) => break (ErrorKind::Remote, error.to_string()),
-                    }
-                }
-                Stage::Claim(chunk) => {
-                    let chunk = *chunk;
-                    match self.claim(index, &chunk) {
-                        Ok(Some(posted)) if chunk.length == 0 => {
-                            drop(posted);
-                            self.arrived(index, &chunk);
-                            reading.stage = Stage::Header { have: 0 };
-                        }
-                        Ok(Some(posted)) => {
-                            let buffer =
-                                posted.buffer.part(chunk.offset as usize, chunk.length as usize);
-                            reading.stage = Stage::Payload { chunk, buffer, have: 0 };
-                        }
-                        Ok(None) => {
-                            drop(guard);
-                            if lock(&self.queue).is_stuck() {
-                                self.fail_stuck();
-                            }
-                            return;
-                        }
-                        Err(error @ ReassemblyError::TooLong { .. }) => {
-                            break (ErrorKind::Truncated, error.to_string());
-                        }
-                        Err(error) => {
-                            break (ErrorKind::Remote, format!("protocol error: {error}"));
-                        }
-                    }
-                }
-                Stage::Payload { chunk, buffer, have } => {
-                    let missing = buffer.length() - *have;
-                    let rest = buffer.part(*have, missing);
-                    // With the payload's end comes the next header, often in the same call.
-                    match sys::recv_with_header(&flow.socket, rest, &mut reading.header) {
-                        Ok(0) => break (ErrorKind::Remote, closed_inside("a message")),
-                        Ok(received) => {
-                            moved += received as u64;
-                            if received < missing {
-                                *have += received;
-                            } else {
-                                self.arrived(index, chunk);
-                                reading.stage = Stage::Header { have: received - missing };
-                            }
-                        }
-                        Err(error) if not_now(&error) => return,
-                        Err(error) => break (ErrorKind::Remote, error.to_string()),
-                    }
-                }
-            }
-        };
-        drop(guard);
-        self.fail(failed.0, &failed.1);
-    }
-
-    /// The buffer for a chunk; `None`, and the flow waits, when none is posted yet.
-    fn claim(&self, index: usize, chunk: &ChunkHeader) -> Result<Option<Posted>, ReassemblyError> {
-        let mut queue = lock(&self.queue);
-        match queue.reassembly.claim(chunk)? {
-            Claim::Deliver(posted) => Ok(Some(posted)),
-            Claim::NotPosted => {
-                queue.flows[index] = Outlook::WaitsFor(chunk.message);
-                Ok(None)
-            }
+    /// A flow has ended: what it was bringing can come on another.
+    fn end(self: &Arc<Self>, flow: &RecvFlow, why: Option<&str>) {
+        if !flow.come_to_rest() {
+            return;
         }
-    }
-
-    fn arrived(&self, index: usize, chunk: &ChunkHeader) {
-        self.base.flows[index].count(chunk.length);
-        if let Some(message) = lock(&self.queue).reassembly.arrived(chunk) {
-            message.payload.operation.complete(message.total);
-        }
-    }
-
-    fn set_outlook(&self, index: usize, outlook: Outlook) {
-        let stuck = {
+        flow.close();
+        let others: Vec<Arc<RecvFlow>> = {
             let mut queue = lock(&self.queue);
-            queue.flows[index] = outlook;
-            queue.is_stuck()
+            // Not there when the connection was closed in between.
+            if let Some(place) = queue.flows.get_mut(flow.place) {
+                *place = None;
+            }
+            match why {
+                None => Vec::new(),
+                Some(why) => {
+                    why.clone_into(&mut queue.cause);
+                    queue.flows.iter().flatten().map(|entry| Arc::clone(&entry.flow)).collect()
+                }
+            }
         };
-        if stuck {
-            self.fail_stuck();
+        if why.is_some() {
+            self.base.counters.lost.add(1);
+        }
+        // The sender may not notice by itself, if it has nothing to write. One is enough; which
+        // ones still work is not known here.
+        for other in others {
+            other.answer(|answering| answering.dead.push_back(flow.number));
+        }
+        self.judge(Instant::now());
+    }
+
+    /// The peer says that a flow is dead, and will send again what it had not delivered.
+    fn told_dead(self: &Arc<Self>, number: u32) {
+        let flow = self.flows().into_iter().find(|flow| flow.number == number);
+        if let Some(flow) = flow
+            && flow.come_to_rest()
+        {
+            flow.close();
+            self.base.counters.lost.add(1);
+            if let Some(place) = lock(&self.queue).flows.get_mut(flow.place) {
+                *place = None;
+            }
         }
     }
 
-    fn fail_stuck(&self) {
-        self.fail(ErrorKind::Remote, "the peer closed the connection");
+    /// Fails the connection when what is posted can never be filled.
+    fn judge(&self, now: Instant) {
+        let (what, kind) = {
+            let mut queue = lock(&self.queue);
+            let queue = &mut *queue;
+            if queue.is_open() {
+                queue.stuck = None;
+                return;
+            }
+            let waiting = queue.flows.iter().flatten().any(|entry| !entry.ended);
+            let outstanding = queue.reassembly.outstanding() > 0;
+            if waiting && !outstanding {
+                return;
+            }
+            let since = *queue.stuck.get_or_insert(now);
+            let patience = match (waiting, queue.bye) {
+                (true, _) => self.base.context.settings.recovery_timeout,
+                (false, true) => Duration::ZERO,
+                (false, false) => REPLACEMENT,
+            };
+            if !outstanding || now.saturating_duration_since(since) < patience {
+                return;
+            }
+            if queue.bye || queue.cause.is_empty() {
+                ("the peer closed the connection".to_owned(), ErrorKind::Remote)
+            } else {
+                (format!("all flows are lost ({})", queue.cause), ErrorKind::Remote)
+            }
+        };
+        self.fail(kind, &what);
     }
 
     fn fail(&self, kind: ErrorKind, what: &str) {
-        self.base.fail(kind, what, &self.in_flight());
+        if self.base.fail(kind, what, &self.in_flight()) {
+            // The peer must hear of it now, not when this side closes.
+            self.flows().iter().for_each(|flow| flow.say_bye());
+        }
     }
 
     fn in_flight(&self) -> InFlight {
@@ -306,19 +364,63 @@ impl Receiver {
     /// Returns when no buffer is being written and none will be again. Waits at most for system
     /// calls that do not block.
     fn come_to_rest(&self) {
-        for reading in &self.reading {
-            let mut reading = lock(reading);
-            reading.closed = true;
-            reading.stage = Stage::Ended;
+        for flow in self.flows() {
+            flow.come_to_rest();
         }
+    }
+
+    /// Ends everything.
+    fn close(&self) {
+        self.come_to_rest();
+        let flows = {
+            let mut queue = lock(&self.queue);
+            if std::mem::replace(&mut queue.closed, true) {
+                return;
+            }
+            std::mem::take(&mut queue.flows)
+        };
+        for entry in flows.iter().flatten() {
+            entry.flow.say_bye();
+            entry.flow.close();
+        }
+        self.clock.end_time();
+        let carried: Vec<u64> =
+            flows.iter().flatten().map(|entry| entry.flow.counters.bytes()).collect();
+        self.base.last_words(&carried);
     }
 }
 
 impl Queue {
-    /// Whether posted buffers can never be filled: the sender hands out all of a message before
-    /// the next, so a flow that waits for a later message brings nothing for an earlier one.
-    fn is_stuck(&self) -> bool {
-        self.reassembly.outstanding() > 0 && !self.flows.contains(&Outlook::Open)
+    /// Whether any flow can bring something for the buffers that are posted.
+    fn is_open(&self) -> bool {
+        self.flows.iter().flatten().any(|entry| entry.waits_for.is_none())
+    }
+
+    /// A flow that waits for this message's buffer. It does not wait any more.
+    fn take_waiting(&mut self, message: u64) -> Option<Arc<RecvFlow>> {
+        let entry =
+            self.flows.iter_mut().flatten().find(|entry| entry.waits_for == Some(message))?;
+        entry.waits_for = None;
+        Some(Arc::clone(&entry.flow))
+    }
+}
+
+impl Observed for Receiver {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn in_flight(&self) -> InFlight {
+        Self::in_flight(self)
+    }
+
+    fn flows(&self) -> Vec<FlowObservation> {
+        let observe = |flow: &Arc<RecvFlow>| FlowObservation {
+            number: flow.number,
+            bytes: flow.counters.bytes(),
+            path: sys::path_figures(&flow.socket).unwrap_or_default(),
+        };
+        Self::flows(self).iter().map(observe).collect()
     }
 }
 
@@ -328,36 +430,326 @@ impl Owner for Receiver {
         self.come_to_rest();
         Some(error)
     }
+
+    fn progress(&self) {
+        let warm = self.warm.load(Ordering::Relaxed);
+        let flow = {
+            let queue = lock(&self.queue);
+            queue.flows.get(warm).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
+        };
+        let Some(flow) = flow else { return };
+        let inline = self.base.context.settings.inline_bytes;
+        flow.reading.take_if_free(|reading| flow.read_with(reading, inline));
+    }
 }
 
-fn closed_inside(what: &str) -> String {
-    format!("the peer closed the connection in the middle of {what}")
+impl RecvFlow {
+    fn read(&self, limit: u64) {
+        self.reading.take(|reading| self.read_with(reading, limit));
+    }
+
+    /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes
+    /// are read and all of them are dealt with; in the last case the worker goes on.
+    fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, Reading>, limit: u64) {
+        let receiver = &self.receiver;
+        let mut moved = 0;
+        let ended = loop {
+            let reading = &mut *guard;
+            if reading.closed || receiver.base.failed() {
+                return;
+            }
+            // What is read already is nothing that the worker would hear of.
+            if moved > limit && reading.stage.wants_bytes() {
+                self.registration.kick(&self.socket);
+                return;
+            }
+            let result = match reading.stage {
+                Stage::Header { have: FRAME_BYTES } => match Frame::decode(&reading.header) {
+                    Ok(Frame::Chunk(chunk)) => {
+                        reading.stage = Stage::Claim { chunk, at: chunk.offset };
+                        continue;
+                    }
+                    Ok(Frame::FlowDead(number)) => {
+                        reading.stage = Stage::Dead { number };
+                        continue;
+                    }
+                    Ok(Frame::Bye) => {
+                        reading.stage = Stage::Header { have: 0 };
+                        let below = {
+                            let mut queue = lock(&receiver.queue);
+                            queue.bye = true;
+                            queue.reassembly.ack()
+                        };
+                        self.answer(|answering| answering.ack = Some(below));
+                        continue;
+                    }
+                    Ok(Frame::Ack(_)) => {
+                        drop(guard);
+                        let what = "protocol error: the sender acknowledges";
+                        return receiver.fail(ErrorKind::Remote, what);
+                    }
+                    Err(error) => {
+                        drop(guard);
+                        let what = format!("protocol error: {error}");
+                        return receiver.fail(ErrorKind::Remote, &what);
+                    }
+                },
+                Stage::Dead { number } => {
+                    // That flow's lock is needed; two at a time could wait for each other.
+                    drop(guard);
+                    receiver.told_dead(number);
+                    let below = lock(&receiver.queue).reassembly.ack();
+                    self.answer(|answering| answering.ack = Some(below));
+                    guard = self.reading.wait();
+                    // Another thread may have been here in between.
+                    if matches!(guard.stage, Stage::Dead { number: still } if still == number) {
+                        guard.stage = Stage::Header { have: 0 };
+                    }
+                    continue;
+                }
+                Stage::Header { have } => {
+                    let nowhere = RecvBuffer::from_static(&mut []);
+                    sys::recv_with_header(&self.socket, nowhere, &mut reading.header[have..])
+                }
+                Stage::Claim { chunk, at } => match receiver.claim(self.place, &chunk, at) {
+                    Ok(Some(stage)) => {
+                        reading.stage = stage;
+                        self.step_over(reading);
+                        continue;
+                    }
+                    Ok(None) => {
+                        drop(guard);
+                        return receiver.judge(Instant::now());
+                    }
+                    Err(error) => {
+                        drop(guard);
+                        let kind = match error {
+                            ReassemblyError::TooLong { .. } => ErrorKind::Truncated,
+                            ReassemblyError::TotalChanged { .. } => ErrorKind::Remote,
+                        };
+                        return receiver.fail(kind, &error.to_string());
+                    }
+                },
+                Stage::Deliver { chunk, buffer, at, end, .. } => {
+                    let rest = buffer.part(at as usize, (end - at) as usize);
+                    // With the chunk's end comes the next frame, often in the same call.
+                    let next = if end == chunk.end() { FRAME_BYTES } else { 0 };
+                    sys::recv_with_header(&self.socket, rest, &mut reading.header[..next])
+                }
+                Stage::Discard { at, end, .. } => sys::discard(&self.socket, (end - at) as usize),
+            };
+            match result {
+                Ok(0) => break self.end_of_stream(reading),
+                Ok(received) => {
+                    moved += received as u64;
+                    self.take(reading, received);
+                }
+                Err(error) if not_now(&error) => return,
+                Err(error) => break Some(error.to_string()),
+            }
+        };
+        drop(guard);
+        receiver.end(self, ended.as_deref());
+    }
+
+    /// Why the flow ended; `None` where the peer may end a flow that it does not need any more.
+    fn end_of_stream(&self, reading: &Reading) -> Option<String> {
+        let between = matches!(reading.stage, Stage::Header { have: 0 });
+        (!between).then(|| "the peer closed it in the middle of a message".to_owned())
+    }
+
+    /// Counts bytes that have been read.
+    fn take(&self, reading: &mut Reading, received: usize) {
+        match &mut reading.stage {
+            Stage::Header { have } => *have += received,
+            Stage::Deliver { at, end, .. } | Stage::Discard { at, end, .. } => {
+                let taken = (received as u64).min(*end - *at);
+                *at += taken;
+                if at == end {
+                    let have = received - taken as usize;
+                    self.step_over(reading);
+                    if let Stage::Header { have: none } = &mut reading.stage {
+                        *none = have;
+                    }
+                }
+            }
+            Stage::Dead { .. } | Stage::Claim { .. } => {}
+        }
+    }
+
+    /// Goes on when the part of a chunk that was dealt with is over.
+    fn step_over(&self, reading: &mut Reading) {
+        let (chunk, at) = match reading.stage {
+            Stage::Deliver { chunk, start, at, end, .. } if at == end => {
+                self.receiver.arrived(self, chunk.message, end - start);
+                (chunk, end)
+            }
+            Stage::Discard { chunk, at, end } if at == end => (chunk, end),
+            _ => return,
+        };
+        reading.stage = if at == chunk.end() {
+            self.counters.chunk(&self.receiver.base.counters, chunk.length.into());
+            Stage::Header { have: 0 }
+        } else {
+            Stage::Claim { chunk, at }
+        };
+    }
+
+    /// Reads nothing any more, and gives back what was reserved for it. False when that was so
+    /// already.
+    fn come_to_rest(&self) -> bool {
+        let mut reading = self.reading.wait();
+        if std::mem::replace(&mut reading.closed, true) {
+            return false;
+        }
+        let stage = std::mem::replace(&mut reading.stage, Stage::Header { have: 0 });
+        if let Stage::Deliver { chunk, start, at, end, .. } = stage {
+            let mut queue = lock(&self.receiver.queue);
+            // Not complete with this: more is missing.
+            queue.reassembly.arrived(chunk.message, at - start);
+            queue.reassembly.give_back(chunk.message, at, end);
+        }
+        true
+    }
+
+    /// Says something to the sender, now or as soon as the socket takes it.
+    fn answer(&self, change: impl FnOnce(&mut Answering)) {
+        let mut answering = lock(&self.answering);
+        change(&mut answering);
+        self.write(&mut answering);
+    }
+
+    fn write(&self, answering: &mut Answering) {
+        while !answering.closed {
+            let Some((frame, written)) = &mut answering.partial else {
+                let next = match answering.dead.pop_front() {
+                    Some(number) => Frame::FlowDead(number),
+                    None => match answering.ack.take() {
+                        Some(below) => Frame::Ack(below),
+                        None => return,
+                    },
+                };
+                answering.partial = Some((next.encode(), 0));
+                continue;
+            };
+            let nothing = SendBuffer::from_static(&[]);
+            match sys::send_with_header(&self.socket, &frame[*written..], nothing) {
+                Ok(sent) => *written += sent,
+                // Later, or the reading side will notice.
+                Err(_) => return,
+            }
+            if *written == FRAME_BYTES {
+                answering.partial = None;
+            }
+        }
+    }
+
+    /// Tells the sender that the connection is over, if the socket takes it, and ends the flow.
+    fn say_bye(&self) {
+        let mut answering = lock(&self.answering);
+        if !std::mem::replace(&mut answering.closed, true) && answering.partial.is_none() {
+            let nothing = SendBuffer::from_static(&[]);
+            // Sockets whose buffers are full tell the peer by closing.
+            let _ = sys::send_with_header(&self.socket, &Frame::Bye.encode(), nothing);
+        }
+        self.shutdown();
+    }
+
+    fn shutdown(&self) {
+        // Fails only when the peer was faster.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    fn close(&self) {
+        self.registration.end(&self.socket);
+        self.shutdown();
+    }
 }
 
-/// One flow, as its worker sees it.
-struct RecvFlow {
-    receiver: Arc<Receiver>,
-    index: usize,
+impl Receiver {
+    /// What to do with the next bytes of a chunk; `None`, and the flow waits, when no buffer is
+    /// posted for it yet.
+    fn claim(
+        &self,
+        place: usize,
+        chunk: &ChunkHeader,
+        at: u64,
+    ) -> Result<Option<Stage>, ReassemblyError> {
+        let chunk = *chunk;
+        let mut queue = lock(&self.queue);
+        Ok(match queue.reassembly.claim(&chunk, at)? {
+            Claim::Deliver { payload, end } => {
+                Some(Stage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
+            }
+            Claim::Discard { end } => {
+                self.base.counters.repeated.add(end - at);
+                Some(Stage::Discard { chunk, at, end })
+            }
+            Claim::NotPosted => {
+                if let Some(entry) = queue.flows.get_mut(place).and_then(Option::as_mut) {
+                    entry.waits_for = Some(chunk.message);
+                }
+                None
+            }
+        })
+    }
+
+    fn arrived(&self, flow: &RecvFlow, message: u64, bytes: u64) {
+        self.warm.store(flow.place, Ordering::Relaxed);
+        let ack = {
+            let mut queue = lock(&self.queue);
+            let Some(completed) = queue.reassembly.arrived(message, bytes) else { return };
+            self.base.counters.message(completed.total);
+            completed.payload.operation.complete(completed.total);
+            // Who sends no more may wait for all that is left.
+            if queue.bye { Some(queue.reassembly.ack()) } else { queue.reassembly.ack_due() }
+        };
+        if let Some(below) = ack {
+            flow.answer(|answering| answering.ack = Some(below));
+        }
+    }
 }
 
 impl Source for RecvFlow {
     fn ready(&self, readiness: Readiness) {
-        if readiness.error
-            && let Ok(Some(error)) = self.receiver.base.flows[self.index].socket.take_error()
-        {
-            // A flow that waits for a buffer is not read, so it would not be noticed there.
-            self.receiver.fail(ErrorKind::Remote, &error.to_string());
-            return;
+        if readiness.ended {
+            // A flow that waits for a buffer is not read, so its end would not be noticed there.
+            let mut queue = lock(&self.receiver.queue);
+            if let Some(entry) = queue.flows.get_mut(self.place).and_then(Option::as_mut)
+                && entry.flow.number == self.number
+            {
+                entry.ended = true;
+            }
         }
-        if readiness.readable {
-            self.receiver.read(self.index, TURN_BYTES);
+        if readiness.readable || readiness.ended {
+            self.read(TURN_BYTES);
+        }
+        if readiness.ended {
+            self.receiver.judge(Instant::now());
+        }
+        if readiness.writable {
+            self.answer(|_| {});
         }
     }
 
-    // Keepalive finds a dead host: a receiver has nothing unanswered on the wire.
-    fn tick(&self, _now: Instant) {}
-
     fn abandoned(&self, why: &str) {
         self.receiver.fail(ErrorKind::Internal, why);
+    }
+}
+
+/// The connection itself, as its worker sees it.
+struct Clock(Arc<Receiver>);
+
+impl Source for Clock {
+    fn ready(&self, _readiness: Readiness) {}
+
+    fn tick(&self, now: Instant) {
+        if !self.0.base.failed() {
+            self.0.judge(now);
+        }
+    }
+
+    fn abandoned(&self, why: &str) {
+        self.0.fail(ErrorKind::Internal, why);
     }
 }

@@ -40,6 +40,8 @@ pub(crate) trait Owner: Send + Sync {
     /// The connection's failure, if it has one. After it is returned, no buffer of the connection
     /// is touched any more.
     fn failure(&self) -> Option<Error>;
+    /// Does what is to be done for the connection and can be done at once. Waits for nothing.
+    fn progress(&self);
 }
 
 /// A message being sent or received. Dropping it does not cancel it; closing its connection does.
@@ -60,13 +62,13 @@ impl Request {
     /// # Errors
     /// The failure of the connection, when that came before the request was done.
     pub fn test(&self) -> Result<Option<u64>, Error> {
-        if let Some(bytes) = self.operation.done() {
+        let Self { operation, owner } = self;
+        if let Some(bytes) = operation.done() {
             return Ok(Some(bytes));
         }
-        match self.owner.failure() {
-            None => Ok(None),
-            // It may have completed in between, or while the failing connection came to rest.
-            Some(error) => self.operation.done().map_or(Err(error), |bytes| Ok(Some(bytes))),
-        }
+        owner.progress();
+        let Some(error) = owner.failure() else { return Ok(operation.done()) };
+        // It may have completed in between, or while the failing connection came to rest.
+        operation.done().map_or(Err(error), |bytes| Ok(Some(bytes)))
     }
 }

@@ -1,23 +1,40 @@
 //! The sending side of a connection.
 
+use std::collections::VecDeque;
 use std::io::{self, Read};
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
 
-use evenkeel_wire::{ChunkHeader, HEADER_BYTES, MAX_MESSAGE_BYTES, Scheduler};
+use evenkeel_wire::{
+    ChunkHeader, FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Next, Pace, Progress, Scheduler,
+};
 use socket2::Socket;
 
-use crate::Context;
-use crate::base::{Base, Direction, InFlight, TURN_BYTES, bits, not_now};
-use crate::engine::{Engine, Readiness, Source, Workers};
+use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
+use crate::call::Destination;
+use crate::copies::{Copies, Copy};
+use crate::counters::FlowCounters;
+use crate::engine::{Engine, Linger, Readiness, Registration, Source};
 use crate::error::{Error, ErrorKind};
+use crate::mend::Mending;
+use crate::metrics::{FlowObservation, Observed};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::sys::{self, SendBuffer, lock};
+use crate::turn::Turn;
+
+/// How long a closed connection goes on delivering messages that were reported as sent.
+const LINGER: Duration = Duration::from_secs(10);
+/// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
+const SPREAD: u64 = 128 << 10;
+/// Most flows at a time: each may have one that is to take its place.
+pub(crate) const PLACES: usize = 2 * evenkeel_wire::MAX_FLOWS;
 
 /// Sends messages to one peer, which receives them in the order of the calls.
 ///
 /// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
+/// Messages whose requests are done are still delivered.
 pub struct SendConnection {
     sender: Arc<Sender>,
     _engine: Arc<Engine>,
@@ -40,72 +57,174 @@ impl SendConnection {
 
 impl Drop for SendConnection {
     fn drop(&mut self) {
-        self.sender.come_to_rest();
-        self.sender.base.close();
+        self.sender.leave();
     }
 }
 
-/// Locks are taken in this order: a flow's `writing`, then `queue`.
+/// Locks are taken in this order: a flow's `hearing`, `mending`, a flow's `writing`, `queue`.
 pub(crate) struct Sender {
-    base: Base,
-    /// One per flow. Held while the flow's socket is written to.
-    writing: Vec<Mutex<Writing>>,
-    queue: Mutex<Queue>,
+    pub(crate) base: Base,
+    pub(crate) destination: Arc<Destination>,
+    pub(crate) queue: Mutex<Queue>,
+    pub(crate) mending: Mutex<Mending>,
+    /// For deadlines of the connection, not of a flow.
+    clock: Registration,
+    /// When the connection was opened: flows' paces count from here.
+    epoch: Instant,
+    /// The place to listen at next when a caller has time.
+    attention: AtomicUsize,
 }
 
-struct Queue {
-    scheduler: Scheduler<Outgoing>,
+pub(crate) struct Queue {
+    pub(crate) scheduler: Scheduler<Outgoing>,
+    /// By place.
+    pub(crate) flows: Vec<Option<Arc<SendFlow>>>,
     /// Flows (as bits) that can take bytes and found nothing to send. Whoever queues a message
     /// takes some bits out and sees to it that those flows look again.
-    idle: u64,
+    idle: u128,
+    /// Messages whose requests are not done.
+    requests: usize,
+    copies: Copies,
+    /// Small messages that are written and for which there was no room.
+    unkept: VecDeque<u64>,
+    /// No flow may be added any more.
+    closed: bool,
+    /// The connection is closed by its owner and still delivers what was promised.
+    lingering: Option<(Linger, Instant)>,
 }
 
-#[derive(Clone)]
-struct Outgoing {
+pub(crate) struct Outgoing {
     buffer: SendBuffer,
-    operation: Arc<Operation>,
+    request: Promise,
+}
+
+/// Who waits for a message.
+enum Promise {
+    /// The request, which is done when the buffer is not needed any more.
+    Pending(Arc<Operation>),
+    /// Nobody: the request is done and the buffer is a copy.
+    Kept(Copy),
+}
+
+/// One TCP connection of a connection.
+pub(crate) struct SendFlow {
+    sender: Arc<Sender>,
+    pub(crate) number: u32,
+    pub(crate) place: usize,
+    pub(crate) socket: Socket,
+    registration: Registration,
+    pub(crate) counters: FlowCounters,
+    /// It is to take no more chunks.
+    pub(crate) retiring: AtomicBool,
+    /// Held while the socket is written to.
+    writing: Turn<Writing>,
+    /// Held while the socket is read from.
+    hearing: Turn<Hearing>,
 }
 
 #[derive(Default)]
 struct Writing {
     /// Nothing may be written any more.
     closed: bool,
-    chunk: Option<PartlyWritten>,
+    frame: Option<PartlyWritten>,
+    /// A chunk has been written that the scheduler does not know of.
+    chunk_written: bool,
+    /// The peer knows that no more messages come.
+    bye_said: bool,
+    pace: Pace,
+    /// Most bytes that can be outstanding: what there was when it was last asked, and what has
+    /// been written since.
+    outstanding: u64,
 }
 
 struct PartlyWritten {
-    header: ChunkHeader,
-    encoded: [u8; HEADER_BYTES],
+    /// Length of the chunk, if it is one.
+    chunk: Option<u32>,
+    encoded: [u8; FRAME_BYTES],
     payload: SendBuffer,
-    /// Bytes written of header and payload together.
+    /// Bytes written of frame and payload together.
     written: usize,
+}
+
+struct Hearing {
+    frames: [u8; 8 * FRAME_BYTES],
+    have: usize,
 }
 
 impl Sender {
     /// Makes a connection of flows that have been welcomed.
     pub(crate) fn open(
-        context: Context,
-        workers: &Workers,
-        peer: SocketAddr,
+        destination: Arc<Destination>,
         sockets: Vec<Socket>,
     ) -> io::Result<Arc<Self>> {
-        let count = sockets.len();
+        let context = destination.context.clone();
+        let inline = context.settings.inline_bytes;
         let sender = Arc::new(Self {
-            base: Base::new(context, workers, Direction::Send, peer, sockets),
-            writing: (0..count).map(|_| Mutex::default()).collect(),
+            base: Base::new(context, Direction::Send, destination.peer),
+            clock: destination.workers.registration(),
             queue: Mutex::new(Queue {
                 scheduler: Scheduler::default(),
-                idle: u64::MAX >> (64 - count),
+                flows: Vec::new(),
+                idle: 0,
+                requests: 0,
+                copies: Copies::new(inline),
+                unkept: VecDeque::new(),
+                closed: false,
+                lingering: None,
             }),
+            mending: Mutex::new(Mending::new(sockets.len() as u32)),
+            destination,
+            epoch: Instant::now(),
+            attention: AtomicUsize::new(0),
         });
-        for (index, flow) in sender.base.flows.iter().enumerate() {
-            let source = SendFlow { sender: Arc::clone(&sender), index };
-            if let Err(error) = flow.registration.watch(&flow.socket, Arc::new(source)) {
-                sender.base.close();
+        sender.clock.watch_time(Arc::new(Clock(Arc::clone(&sender))));
+        let observed: Weak<Self> = Arc::downgrade(&sender);
+        sender.base.context.metrics.watch(observed);
+        for (number, socket) in sockets.into_iter().enumerate() {
+            if let Err(error) = sender.adopt(number as u32, socket) {
+                sender.close();
                 return Err(error);
             }
         }
         Ok(sender)
+    }
+
+    /// Takes in a flow that has been welcomed.
+    pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
+        let flow = {
+            let mut queue = lock(&self.queue);
+            if queue.closed || self.base.failed() {
+                return Ok(());
+            }
+            let place = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
+            if place >= PLACES {
+                return Err(io::Error::other("too many flows"));
+            }
+            let flow = Arc::new(SendFlow {
+                sender: Arc::clone(self),
+                number,
+                place,
+                socket,
+                registration: self.destination.workers.registration(),
+                counters: FlowCounters::default(),
+                retiring: AtomicBool::new(false),
+                writing: Turn::default(),
+                hearing: Turn::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
+            });
+            if place == queue.flows.len() {
+                queue.flows.push(None);
+            }
+            queue.flows[place] = Some(Arc::clone(&flow));
+            queue.scheduler.opened(place);
+            flow
+        };
+        // It becomes idle, or takes work, when its worker first looks at it.
+        flow.registration.watch(&flow.socket, Arc::<SendFlow>::clone(&flow))
+    }
+
+    /// The flows there are.
+    pub(crate) fn flows(&self) -> Vec<Arc<SendFlow>> {
+        lock(&self.queue).flows.iter().flatten().cloned().collect()
     }
 
     fn send(this: &Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
@@ -119,118 +238,285 @@ impl Sender {
             return Err(error);
         }
         let settings = &this.base.context.settings;
-        let operation = Operation::new();
         let inline = length <= settings.inline_bytes;
-        let woken = {
-            let mut queue = lock(&this.queue);
-            if queue.scheduler.outstanding() >= MAX_REQUESTS {
-                return Ok(None);
-            }
-            queue.scheduler.push(length, Outgoing { buffer, operation: Arc::clone(&operation) });
-            let wanted = if inline { 1 } else { length.div_ceil(settings.chunk_bytes) };
-            let woken = lowest_bits(queue.idle, wanted);
-            queue.idle &= !woken;
-            woken
-        };
-        for index in bits(woken) {
-            if inline {
-                this.write(index, settings.inline_bytes);
-            } else {
-                this.base.flows[index].kick();
-            }
+        let mut guard = lock(&this.queue);
+        let queue = &mut *guard;
+        if queue.requests >= MAX_REQUESTS {
+            return Ok(None);
         }
-        Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+        let operation = Operation::new();
+        let request = Promise::Pending(Arc::clone(&operation));
+        queue.scheduler.push(length, !inline, Outgoing { buffer, request });
+        queue.requests += 1;
+        let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
+        let mut wanted = if inline { 1 } else { length.div_ceil(SPREAD) };
+        if inline {
+            let flow = queue.take_idle();
+            drop(guard);
+            if let Some(flow) = flow {
+                flow.write(settings.inline_bytes);
+            }
+            return Ok(Some(request));
+        }
+        while wanted > 0
+            && let Some(flow) = queue.take_idle()
+        {
+            flow.kick();
+            wanted -= 1;
+        }
+        Ok(Some(request))
     }
 
-    /// Writes to a flow until it takes no more, nothing is left, or more than `limit` bytes are
-    /// written; in the last case its worker goes on.
-    fn write(&self, index: usize, limit: u64) {
-        let flow = &self.base.flows[index];
-        let mut writing = lock(&self.writing[index]);
-        let mut moved = 0;
-        while !writing.closed && !self.base.failed() {
-            let Some(chunk) = &mut writing.chunk else {
-                writing.chunk = self.next_chunk(index);
-                if writing.chunk.is_none() {
-                    return;
-                }
-                continue;
-            };
-            if moved > limit {
+    /// A flow has died: what it may not have delivered goes to others.
+    pub(crate) fn lose(self: &Arc<Self>, flow: &SendFlow, why: &str) {
+        {
+            let mut writing = flow.writing.wait();
+            if std::mem::replace(&mut writing.closed, true) {
+                return;
+            }
+            writing.frame = None;
+        }
+        flow.end();
+        let (waiting, over) = {
+            let mut queue = lock(&self.queue);
+            queue.remove(flow);
+            let again = queue.scheduler.died(flow.place, flow.number);
+            self.base.counters.repeated.add(again);
+            let over = self.collect(&mut queue);
+            let waiting: Vec<_> = std::iter::from_fn(|| queue.take_idle()).collect();
+            (waiting, over)
+        };
+        self.base.counters.lost.add(1);
+        // All tell of the death, and share what is to be sent again.
+        waiting.iter().for_each(|flow| flow.kick());
+        if over {
+            self.close();
+        } else {
+            self.lost_one(why);
+        }
+    }
+
+    /// Takes a flow out that has nothing to deliver any more.
+    pub(crate) fn retire(&self, flow: &SendFlow) {
+        {
+            let mut writing = flow.writing.wait();
+            let mut queue = lock(&self.queue);
+            if writing.closed || writing.frame.is_some() || !queue.scheduler.is_clear(flow.place) {
+                // Somebody may have wanted to write meanwhile.
                 flow.kick();
                 return;
             }
-            let length = chunk.payload.length();
-            let header = &chunk.encoded[chunk.written.min(HEADER_BYTES)..];
-            let offset = chunk.written.saturating_sub(HEADER_BYTES);
-            let payload = chunk.payload.part(offset, length - offset);
-            match sys::send_with_header(&flow.socket, header, payload) {
-                Ok(sent) => {
-                    chunk.written += sent;
-                    moved += sent as u64;
-                    if chunk.written == HEADER_BYTES + length {
-                        let header = chunk.header;
-                        writing.chunk = None;
-                        flow.count(header.length);
-                        if let Some(message) = lock(&self.queue).scheduler.written(&header) {
-                            message.operation.complete(header.total);
-                        }
-                    }
+            writing.closed = true;
+            queue.remove(flow);
+            queue.scheduler.closed(flow.place);
+        }
+        flow.end();
+    }
+
+    /// Completes what the peer has. True when that was the last of a connection that lingers.
+    fn collect(&self, queue: &mut Queue) -> bool {
+        while let Some(sent) = queue.scheduler.pop_sent() {
+            self.base.counters.message(sent.total);
+            match sent.payload.request {
+                Promise::Pending(operation) => {
+                    operation.complete(sent.total);
+                    queue.requests -= 1;
                 }
-                Err(error) if not_now(&error) => return,
-                Err(error) => {
-                    drop(writing);
-                    self.fail(ErrorKind::Remote, &error.to_string());
-                    return;
-                }
+                Promise::Kept(copy) => queue.copies.release(copy),
             }
         }
+        // Now there may be room. Their acknowledgements need not come soon.
+        while let Some(message) = queue.unkept.front().copied()
+            && (message < queue.scheduler.first() || queue.keep(message))
+        {
+            queue.unkept.pop_front();
+        }
+        queue.lingering.is_some() && queue.scheduler.is_empty()
     }
 
-    fn next_chunk(&self, index: usize) -> Option<PartlyWritten> {
-        let mut queue = lock(&self.queue);
-        let Some(chunk) = queue.scheduler.next_chunk(self.base.context.settings.chunk_bytes) else {
-            queue.idle |= 1 << index;
-            return None;
+    fn acked(&self, below: u64) -> Result<(), String> {
+        let (over, waiting) = {
+            let mut queue = lock(&self.queue);
+            queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
+            let over = self.collect(&mut queue);
+            // Flows that have nothing later on their way any more may take what is to be repeated.
+            let repeats = queue.scheduler.must_repeat();
+            let idle = std::iter::from_fn(|| if repeats { queue.take_idle() } else { None });
+            (over, idle.collect::<Vec<_>>())
         };
-        queue.idle &= !(1 << index);
-        let header = chunk.header;
-        let payload = chunk.payload.buffer.part(header.offset as usize, header.length as usize);
-        Some(PartlyWritten { header, encoded: header.encode(), payload, written: 0 })
+        waiting.iter().for_each(|flow| flow.kick());
+        if over {
+            self.close();
+        }
+        Ok(())
     }
 
-    /// Looks at what the peer says on a flow. It has nothing to say but that it is gone.
-    fn listen(&self, index: usize) {
-        let mut byte = [0];
-        let mut socket = &self.base.flows[index].socket;
-        match sys::uninterrupted(|| socket.read(&mut byte)) {
-            Ok(0) => self.fail(ErrorKind::Remote, "the peer closed the connection"),
-            Ok(_) => self.fail(ErrorKind::Remote, "protocol error: the receiver sent bytes"),
-            Err(error) if not_now(&error) => {}
-            Err(error) => self.fail(ErrorKind::Remote, &error.to_string()),
+    /// The peer has lost a flow.
+    fn told_dead(self: &Arc<Self>, number: u32) {
+        let flow = self.flows().into_iter().find(|flow| flow.number == number);
+        if let Some(flow) = flow {
+            self.lose(&flow, "the peer lost it");
         }
     }
 
-    fn fail(&self, kind: ErrorKind, what: &str) {
-        self.base.fail(kind, what, &self.in_flight());
+    pub(crate) fn fail(&self, kind: ErrorKind, what: &str) {
+        if self.base.fail(kind, what, &self.in_flight()) {
+            // The peer must hear of it now, not when this side closes.
+            self.come_to_rest();
+        }
     }
 
     fn in_flight(&self) -> InFlight {
         let queue = lock(&self.queue);
-        InFlight {
-            requests: queue.scheduler.outstanding(),
-            bytes: queue.scheduler.unwritten_bytes(),
+        let bytes = queue
+            .scheduler
+            .unacked()
+            .filter(|outgoing| matches!(outgoing.request, Promise::Pending(_)))
+            .map(|outgoing| outgoing.buffer.length() as u64)
+            .sum();
+        InFlight { requests: queue.requests, bytes }
+    }
+
+    /// Returns when no buffer is being read and none will be again, and the peer is told as far as
+    /// that is possible. Waits at most for system calls that do not block.
+    fn come_to_rest(&self) {
+        for flow in self.flows() {
+            let mut writing = flow.writing.wait();
+            if !std::mem::replace(&mut writing.closed, true) {
+                if writing.frame.take().is_none() && !writing.bye_said {
+                    let nothing = SendBuffer::from_static(&[]);
+                    let bye = Frame::Bye.encode();
+                    // Sockets whose buffers are full tell the peer by closing.
+                    let _ = sys::send_with_header(&flow.socket, &bye, nothing);
+                }
+                flow.shutdown();
+            }
         }
     }
 
-    /// Returns when no buffer is being read and none will be again. Waits at most for system calls
-    /// that do not block.
-    fn come_to_rest(&self) {
-        for writing in &self.writing {
-            let mut writing = lock(writing);
-            writing.closed = true;
-            writing.chunk = None;
+    /// The owner has closed the connection.
+    fn leave(self: &Arc<Self>) {
+        let flows: Vec<Arc<SendFlow>> = {
+            let mut queue = lock(&self.queue);
+            let promised = queue.requests == 0 && !queue.scheduler.is_empty();
+            if promised && !self.base.failed() {
+                let linger = self.destination.workers.linger();
+                queue.lingering = Some((linger, Instant::now() + LINGER));
+                std::iter::from_fn(|| queue.take_idle()).collect()
+            } else {
+                drop(queue);
+                self.close();
+                return;
+            }
+        };
+        // They say that no more comes, so that the peer acknowledges what it has.
+        flows.iter().for_each(|flow| flow.kick());
+    }
+
+    /// Ends everything.
+    pub(crate) fn close(&self) {
+        self.come_to_rest();
+        let (flows, lingering) = {
+            let mut queue = lock(&self.queue);
+            if std::mem::replace(&mut queue.closed, true) {
+                return;
+            }
+            (std::mem::take(&mut queue.flows), queue.lingering.take())
+        };
+        for flow in flows.iter().flatten() {
+            flow.end();
         }
+        self.stop_mending();
+        self.clock.end_time();
+        let carried: Vec<u64> = flows.iter().flatten().map(|flow| flow.counters.bytes()).collect();
+        self.base.last_words(&carried);
+        drop(lingering);
+    }
+
+    /// The moment from which the connection's times count.
+    pub(crate) fn epoch(&self) -> Instant {
+        self.epoch
+    }
+
+    /// Whether the connection is over: there is no use in flows.
+    pub(crate) fn is_over(&self) -> bool {
+        self.base.failed() || lock(&self.queue).closed
+    }
+
+    fn tick(self: &Arc<Self>, now: Instant) {
+        let (lingers_until, busy) = {
+            let queue = lock(&self.queue);
+            let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
+            (until, !queue.scheduler.is_empty())
+        };
+        if let Some(deadline) = lingers_until {
+            let given_up = now >= deadline || self.base.failed();
+            if busy && given_up {
+                self.base.info("closed with messages that the peer has not taken");
+            }
+            if !busy || given_up {
+                self.close();
+                return;
+            }
+        }
+        self.mend(now, busy);
+    }
+}
+
+impl Queue {
+    /// Takes out a flow that waits for work.
+    fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
+        let place = (self.idle != 0).then(|| self.idle.trailing_zeros() as usize)?;
+        self.idle &= self.idle - 1;
+        self.flows[place].clone()
+    }
+
+    /// The flow in this place has written its chunk. A small message that is written is kept as a
+    /// copy, and its request is done.
+    fn written(&mut self, place: usize) {
+        if let Some(message) = self.scheduler.written(place)
+            && !self.keep(message)
+        {
+            self.unkept.push_back(message);
+        }
+    }
+
+    /// Keeps a copy of a small message, unless there is no room or a flow is writing it again.
+    fn keep(&mut self, message: u64) -> bool {
+        let Some(outgoing) = self.scheduler.payload_mut(message) else { return false };
+        let Promise::Pending(operation) = &outgoing.request else { return true };
+        let Some((buffer, copy)) = self.copies.store(outgoing.buffer) else { return false };
+        operation.complete(outgoing.buffer.length() as u64);
+        *outgoing = Outgoing { buffer, request: Promise::Kept(copy) };
+        self.requests -= 1;
+        true
+    }
+
+    fn remove(&mut self, flow: &SendFlow) {
+        // Not there when the connection was closed in between.
+        if let Some(place) = self.flows.get_mut(flow.place) {
+            *place = None;
+        }
+        self.idle &= !(1 << flow.place);
+    }
+}
+
+impl Observed for Sender {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn in_flight(&self) -> InFlight {
+        Self::in_flight(self)
+    }
+
+    fn flows(&self) -> Vec<FlowObservation> {
+        let observe = |flow: &Arc<SendFlow>| FlowObservation {
+            number: flow.number,
+            bytes: flow.counters.bytes(),
+            path: sys::path_figures(&flow.socket).unwrap_or_default(),
+        };
+        Self::flows(self).iter().map(observe).collect()
     }
 }
 
@@ -240,35 +526,209 @@ impl Owner for Sender {
         self.come_to_rest();
         Some(error)
     }
+
+    fn progress(&self) {
+        let flow = {
+            let queue = lock(&self.queue);
+            let turn = self.attention.fetch_add(1, Ordering::Relaxed);
+            queue.flows.get(turn % queue.flows.len().max(1)).and_then(Option::clone)
+        };
+        if let Some(flow) = flow {
+            flow.hearing.take_if_free(|hearing| flow.hear_with(hearing));
+        }
+    }
 }
 
-/// One flow, as its worker sees it.
-struct SendFlow {
-    sender: Arc<Sender>,
-    index: usize,
+impl SendFlow {
+    /// Lets the flow's worker have a look at it.
+    fn kick(&self) {
+        self.registration.kick(&self.socket);
+    }
+
+    fn shutdown(&self) {
+        // Fails only when the peer was faster.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    fn end(&self) {
+        self.registration.end(&self.socket);
+        self.shutdown();
+    }
+
+    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
+    /// written; in the last case the worker goes on.
+    fn write(&self, limit: u64) {
+        self.writing.take(|writing| self.write_with(writing, limit));
+    }
+
+    fn write_with(&self, mut guard: MutexGuard<'_, Writing>, limit: u64) {
+        let mut moved = 0;
+        let error = loop {
+            let writing = &mut *guard;
+            if writing.closed || self.sender.base.failed() {
+                return;
+            }
+            let Some(frame) = &mut writing.frame else {
+                writing.frame = self.next_frame(writing);
+                if writing.frame.is_none() {
+                    return;
+                }
+                continue;
+            };
+            if moved > limit {
+                self.kick();
+                return;
+            }
+            let length = frame.payload.length();
+            let header = &frame.encoded[frame.written.min(FRAME_BYTES)..];
+            let offset = frame.written.saturating_sub(FRAME_BYTES);
+            let payload = frame.payload.part(offset, length - offset);
+            match sys::send_with_header(&self.socket, header, payload) {
+                Ok(sent) => {
+                    frame.written += sent;
+                    moved += sent as u64;
+                    writing.outstanding += sent as u64;
+                    if frame.written == FRAME_BYTES + length {
+                        if let Some(bytes) = frame.chunk {
+                            self.counters.chunk(&self.sender.base.counters, bytes.into());
+                            writing.chunk_written = true;
+                        }
+                        writing.frame = None;
+                    }
+                }
+                Err(error) if not_now(&error) => return,
+                Err(error) => break error,
+            }
+        };
+        drop(guard);
+        // The peer may have said why.
+        self.hear();
+        self.sender.lose(self, &error.to_string());
+    }
+
+    /// What to write next. `None`: there is nothing, or too much is on its way; in both cases
+    /// somebody will see to it that this is asked again.
+    fn next_frame(&self, writing: &mut Writing) -> Option<PartlyWritten> {
+        let sender = &self.sender;
+        let now = sender.epoch.elapsed();
+        if writing.pace.look_due(now)
+            && let Ok(info) = sys::path_info(&self.socket)
+        {
+            let sys::PathInfo { acked, busy, round_trip, .. } = info;
+            writing.pace.looked(now, Progress { acked, busy, round_trip });
+        }
+        let most = writing.pace.most_outstanding();
+        if writing.outstanding > most {
+            writing.outstanding = sys::unacknowledged(&self.socket);
+        }
+        let limit = writing.pace.chunk(sender.base.context.settings.chunk_bytes);
+        let mut guard = lock(&sender.queue);
+        let queue = &mut *guard;
+        let mut over = false;
+        if std::mem::take(&mut writing.chunk_written) {
+            queue.written(self.place);
+            over = sender.collect(queue);
+        }
+        let retiring = self.retiring.load(Ordering::Relaxed);
+        if over || retiring {
+            // Over: the tick closes the connection; here the flow is locked.
+            return None;
+        }
+        if writing.outstanding > most && queue.scheduler.has_work() {
+            drop(guard);
+            let wait = writing.pace.wait(writing.outstanding);
+            self.registration.alarm(Instant::now() + wait);
+            return None;
+        }
+        let (frame, payload) = match queue.scheduler.next(self.place, limit) {
+            Some(Next::Chunk(header, outgoing)) => {
+                let ChunkHeader { offset, length, .. } = header;
+                let payload = outgoing.buffer.part(offset as usize, length as usize);
+                (Frame::Chunk(header), payload)
+            }
+            Some(Next::FlowDead(number)) => (Frame::FlowDead(number), SendBuffer::from_static(&[])),
+            None if queue.lingering.is_some() && !writing.bye_said => {
+                writing.bye_said = true;
+                (Frame::Bye, SendBuffer::from_static(&[]))
+            }
+            None => {
+                queue.idle |= 1 << self.place;
+                return None;
+            }
+        };
+        queue.idle &= !(1 << self.place);
+        let chunk = match frame {
+            Frame::Chunk(header) => Some(header.length),
+            _ => None,
+        };
+        Some(PartlyWritten { chunk, encoded: frame.encode(), payload, written: 0 })
+    }
+
+    /// Reads what the peer says.
+    fn hear(&self) {
+        self.hearing.take(|hearing| self.hear_with(hearing));
+    }
+
+    fn hear_with(&self, mut hearing: MutexGuard<'_, Hearing>) {
+        let sender = &self.sender;
+        let ended = loop {
+            let Hearing { frames, have } = &mut *hearing;
+            let room = frames.len() - *have;
+            match sys::uninterrupted(|| (&self.socket).read(&mut frames[*have..])) {
+                Ok(0) => break "the peer closed it".to_owned(),
+                Ok(received) => {
+                    *have += received;
+                    let full = received == room;
+                    if let Err(what) = self.understand(&mut hearing) {
+                        drop(hearing);
+                        sender.fail(ErrorKind::Remote, &what);
+                        return;
+                    }
+                    if !full {
+                        return;
+                    }
+                }
+                Err(error) if not_now(&error) => return,
+                Err(error) => break error.to_string(),
+            }
+        };
+        drop(hearing);
+        sender.lose(self, &ended);
+    }
+
+    /// Acts on the whole frames that were read; the text says what is wrong with one.
+    fn understand(&self, hearing: &mut Hearing) -> Result<(), String> {
+        let Hearing { frames, have } = hearing;
+        let whole = *have - *have % FRAME_BYTES;
+        let mut acked = None;
+        for bytes in frames[..whole].chunks_exact(FRAME_BYTES) {
+            let mut frame = [0; FRAME_BYTES];
+            frame.copy_from_slice(bytes);
+            match Frame::decode(&frame).map_err(|error| format!("protocol error: {error}"))? {
+                Frame::Ack(below) => acked = acked.max(Some(below)),
+                Frame::FlowDead(number) => self.sender.told_dead(number),
+                Frame::Bye => {
+                    if let Some(below) = acked {
+                        self.sender.acked(below)?;
+                    }
+                    return Err("the peer closed the connection".to_owned());
+                }
+                Frame::Chunk(_) => return Err("protocol error: the receiver sent data".to_owned()),
+            }
+        }
+        frames.copy_within(whole..*have, 0);
+        *have -= whole;
+        acked.map_or(Ok(()), |below| self.sender.acked(below))
+    }
 }
 
 impl Source for SendFlow {
     fn ready(&self, readiness: Readiness) {
-        if readiness.readable || readiness.error {
-            self.sender.listen(self.index);
+        if readiness.readable || readiness.ended {
+            self.hear();
         }
         if readiness.writable {
-            self.sender.write(self.index, TURN_BYTES);
-        }
-    }
-
-    fn tick(&self, _now: Instant) {
-        let sender = &self.sender;
-        if sender.base.failed() || sender.in_flight().requests == 0 {
-            return;
-        }
-        let patience = sender.base.context.settings.peer_timeout;
-        if let Ok(Some(silence)) = sys::silence(&sender.base.flows[self.index].socket)
-            && silence >= patience
-        {
-            let what = format!("the peer's host has not answered for {} s", silence.as_secs());
-            sender.fail(ErrorKind::Remote, &what);
+            self.write(TURN_BYTES);
         }
     }
 
@@ -277,25 +737,17 @@ impl Source for SendFlow {
     }
 }
 
-/// The `count` lowest bits set in `bits`.
-fn lowest_bits(bits: u64, count: u64) -> u64 {
-    let mut rest = bits;
-    for _ in 0..count.min(64) {
-        rest &= rest.wrapping_sub(1);
+/// The connection itself, as its worker sees it.
+struct Clock(Arc<Sender>);
+
+impl Source for Clock {
+    fn ready(&self, _readiness: Readiness) {}
+
+    fn tick(&self, now: Instant) {
+        self.0.tick(now);
     }
-    bits & !rest
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lowest_bits_are_taken() {
-        assert_eq!(lowest_bits(0b1011_0100, 2), 0b1_0100);
-        assert_eq!(lowest_bits(0b11, 9), 0b11);
-        assert_eq!(lowest_bits(0, 1), 0);
-        assert_eq!(lowest_bits(u64::MAX, 64), u64::MAX);
-        assert_eq!(bits(0b1_0100).collect::<Vec<_>>(), [2, 4]);
+    fn abandoned(&self, why: &str) {
+        self.0.fail(ErrorKind::Internal, why);
     }
 }

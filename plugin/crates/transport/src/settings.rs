@@ -1,8 +1,10 @@
 //! Everything that can be set, in one table.
 
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use evenkeel_wire::{CHUNK_ALIGN, MAX_FLOWS};
+use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS};
 
 /// One environment variable.
 pub struct Setting {
@@ -17,6 +19,15 @@ pub struct Setting {
     /// Takes a value over; `None` when it is not of the accepted form.
     apply: fn(&mut Settings, &str) -> Option<()>,
 }
+
+impl Setting {
+    /// Whether its value must not be shown.
+    pub fn is_secret(&self) -> bool {
+        self.name == JOB_KEY
+    }
+}
+
+const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
 
 /// A variable has a value that it does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,10 +58,19 @@ pub struct Settings {
     pub(crate) accept_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
     pub(crate) peer_timeout: Duration,
+    pub(crate) recovery_timeout: Duration,
+    pub(crate) repath: bool,
     /// Mb/s, for all devices.
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
     pub(crate) family: Family,
+    /// One device whose flows spread over all interfaces.
+    pub(crate) joined: bool,
+    /// Ports to listen on; none: any.
+    pub(crate) ports: Option<RangeInclusive<u16>>,
+    pub(crate) job_key: Option<JobKey>,
+    /// Where to serve metrics: the first that is free.
+    pub(crate) metrics: Vec<SocketAddr>,
 }
 
 /// All settings.
@@ -67,9 +87,9 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_CHUNK_BYTES",
-        meaning: "most bytes that a flow takes at once",
+        meaning: "most bytes that a flow takes at once; slow flows take less",
         accepts: "a multiple of 128 from 4096 to 16777216",
-        default: "131072",
+        default: "524288",
         apply: |settings, value| {
             settings.chunk_bytes = ranged(value, 4096, 16 << 20)?;
             settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN).then_some(())
@@ -132,11 +152,35 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_PEER_TIMEOUT",
-        meaning: "how long a peer's host may leave packets unanswered before it counts as dead",
+        meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead",
         accepts: "seconds from 1 to 3600",
         default: "15",
         apply: |settings, value| {
             settings.peer_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_RECOVERY_TIMEOUT",
+        meaning: "how long a connection that has lost all its flows tries to get new ones",
+        accepts: "seconds from 1 to 3600",
+        default: "30",
+        apply: |settings, value| {
+            settings.recovery_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REPATH",
+        meaning: "whether a flow that stays slow beside others is replaced by one on another path",
+        accepts: "on or off",
+        default: "on",
+        apply: |settings, value| {
+            settings.repath = match value {
+                "on" => true,
+                "off" => false,
+                _ => return None,
+            };
             Some(())
         },
     },
@@ -176,6 +220,64 @@ pub const SETTINGS: &[Setting] = &[
             Some(())
         },
     },
+    Setting {
+        name: "EVENKEEL_DEVICES",
+        meaning: "separate: each interface is a device of its own for NCCL; joined: one device, whose flows spread over all interfaces (4 at most) and which goes on when one fails",
+        accepts: "separate or joined",
+        default: "separate",
+        apply: |settings, value| {
+            settings.joined = match value {
+                "separate" => false,
+                "joined" => true,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_PORTS",
+        meaning: "ports to listen on, for firewalls; without it any that is free",
+        accepts: "first-last, such as 29600-29699, or one port",
+        default: "",
+        apply: |settings, value| {
+            settings.ports = if value.is_empty() { None } else { Some(ports(value)?) };
+            Some(())
+        },
+    },
+    Setting {
+        name: JOB_KEY,
+        meaning: "secret of the job: peers that do not have it are refused",
+        accepts: "64 hexadecimal digits, the same on all ranks",
+        default: "",
+        apply: |settings, value| {
+            if !value.is_empty() {
+                settings.job_key = Some(JobKey::parse(value)?);
+            }
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_JOB_KEY_FILE",
+        meaning: "file that holds the secret of the job, instead of EVENKEEL_JOB_KEY",
+        accepts: "the path of a file with 64 hexadecimal digits",
+        default: "",
+        apply: |settings, value| {
+            if !value.is_empty() {
+                settings.job_key = Some(JobKey::parse(&std::fs::read_to_string(value).ok()?)?);
+            }
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_METRICS",
+        meaning: "where to serve metrics for Prometheus, at /metrics; of a range of ports the first that is free, so that all ranks of a host can have the same value",
+        accepts: "address:port or address:first-last, such as 0.0.0.0:9600-9615",
+        default: "",
+        apply: |settings, value| {
+            settings.metrics = if value.is_empty() { Vec::new() } else { addresses(value)? };
+            Some(())
+        },
+    },
 ];
 
 impl Settings {
@@ -204,9 +306,15 @@ impl Settings {
             accept_timeout: Duration::ZERO,
             handshake_timeout: Duration::ZERO,
             peer_timeout: Duration::ZERO,
+            recovery_timeout: Duration::ZERO,
+            repath: false,
             link_speed: None,
             interfaces: String::new(),
             family: Family::Any,
+            joined: false,
+            ports: None,
+            job_key: None,
+            metrics: Vec::new(),
         };
         for setting in SETTINGS {
             let given = lookup(setting.name).unwrap_or_default();
@@ -216,7 +324,11 @@ impl Settings {
             };
             (setting.apply)(&mut settings, value).ok_or_else(|| SettingsError {
                 name: setting.name,
-                value: value.to_owned(),
+                value: if setting.is_secret() {
+                    "(not shown)".to_owned()
+                } else {
+                    value.to_owned()
+                },
                 accepts: setting.accepts,
                 default: setting.default,
             })?;
@@ -227,6 +339,19 @@ impl Settings {
 
 fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
     value.parse().ok().filter(|number| (min..=max).contains(number))
+}
+
+fn ports(value: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = value.split_once('-').unwrap_or((value, value));
+    let port = |text: &str| Some(ranged(text.trim(), 1, u16::MAX.into())? as u16);
+    let range = port(first)?..=port(last)?;
+    (!range.is_empty()).then_some(range)
+}
+
+fn addresses(value: &str) -> Option<Vec<SocketAddr>> {
+    let (address, range) = value.rsplit_once(':')?;
+    let address: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
+    Some(ports(range)?.map(|port| SocketAddr::new(address, port)).collect())
 }
 
 fn seconds(value: &str) -> Option<Duration> {
@@ -244,7 +369,7 @@ mod tests {
     #[test]
     fn defaults_are_valid_and_complete() {
         let settings = Settings::from_lookup(|_| None).unwrap();
-        assert_eq!((settings.flows, settings.chunk_bytes), (4, 131_072));
+        assert_eq!((settings.flows, settings.chunk_bytes), (4, 524_288));
         assert!((1..=4).contains(&settings.workers));
         assert_eq!(settings.peer_timeout, Duration::from_secs(15));
         assert_eq!(settings.link_speed, None);
@@ -253,6 +378,21 @@ mod tests {
     #[test]
     fn empty_means_default() {
         assert_eq!(with("EVENKEEL_FLOWS", " ").unwrap().flows, 4);
+    }
+
+    #[test]
+    fn ports_are_a_range_or_one() {
+        assert_eq!(with("EVENKEEL_PORTS", "29600-29699").unwrap().ports, Some(29600..=29699));
+        assert_eq!(with("EVENKEEL_PORTS", "29600").unwrap().ports, Some(29600..=29600));
+        assert_eq!(with("EVENKEEL_PORTS", "").unwrap().ports, None);
+    }
+
+    #[test]
+    fn the_job_key_stays_out_of_logs() {
+        let error = with("EVENKEEL_JOB_KEY", "c0ffee").unwrap_err().to_string();
+        assert!(error.contains("64 hexadecimal digits") && !error.contains("c0ffee"), "{error}");
+        let settings = with("EVENKEEL_JOB_KEY", &"c0".repeat(32)).unwrap();
+        assert!(settings.job_key.is_some() && !format!("{settings:?}").contains("192"));
     }
 
     #[test]
@@ -265,7 +405,15 @@ mod tests {
             ("EVENKEEL_WORKERS", "-1"),
             ("EVENKEEL_LINK_SPEED", "25G"),
             ("NCCL_SOCKET_FAMILY", "ipv4"),
+            ("EVENKEEL_PORTS", "2000-1000"),
+            ("EVENKEEL_PORTS", "0-10"),
+            ("EVENKEEL_METRICS", "9600"),
+            ("EVENKEEL_METRICS", "host:9600"),
+            ("EVENKEEL_METRICS", "127.0.0.1:"),
+            ("EVENKEEL_JOB_KEY_FILE", "/no/such/file"),
             ("EVENKEEL_PEER_TIMEOUT", "1.5"),
+            ("EVENKEEL_RECOVERY_TIMEOUT", "0"),
+            ("EVENKEEL_REPATH", "maybe"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

@@ -102,6 +102,46 @@ impl RecvBuffer {
     }
 }
 
+/// Memory of this crate's own, to send from.
+pub(crate) struct Memory {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the memory is owned, and written only through `&mut self`.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    pub(crate) fn new(length: usize) -> Self {
+        let memory = Box::into_raw(vec![0; length].into_boxed_slice());
+        Self { start: memory.cast(), length }
+    }
+
+    /// Copies a message to `at`. The copy is valid until this is dropped, and as long as nothing
+    /// else is stored over it; both are up to the caller, as what it sends is.
+    ///
+    /// # Panics
+    /// When it does not fit.
+    pub(crate) fn store(&mut self, at: usize, message: SendBuffer) -> SendBuffer {
+        assert!(at <= self.length && message.length <= self.length - at);
+        // SAFETY: the place is inside this memory, as asserted; the message is readable by the
+        // contract of `SendBuffer::new` and lies elsewhere, since nobody outside has this memory.
+        unsafe {
+            let start = self.start.add(at);
+            ptr::copy_nonoverlapping(message.start, start, message.length);
+            SendBuffer { start, length: message.length }
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
+        // SAFETY: it came from a box of this length in `new` and is given back once.
+        drop(unsafe { Box::from_raw(memory) });
+    }
+}
+
 /// Locks a mutex whose data stays consistent even if a holder panicked.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -170,6 +210,27 @@ fn message_of(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
     message
 }
 
+/// Takes up to `length` bytes off the socket without storing them anywhere; 0 at the end of the
+/// stream.
+pub(crate) fn discard(socket: &Socket, length: usize) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    uninterrupted(|| {
+        // SAFETY: with MSG_TRUNC, TCP drops the bytes and does not write to the buffer, which may
+        // therefore be null.
+        let dropped = unsafe { libc::recv(socket.as_raw_fd(), ptr::null_mut(), length, flags) };
+        usize::try_from(dropped).map_err(|_| io::Error::last_os_error())
+    })
+}
+
+/// Bytes written to the socket that the peer's host has not acknowledged.
+pub(crate) fn unacknowledged(socket: &Socket) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ (SIOCOUTQ) stores a c_int where it is pointed to.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
+    // It fails only on what is no TCP socket.
+    if result == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 /// Makes a socket report "writable" only while fewer than `bytes` wait in it unsent, so that a
 /// flow whose path does not drain takes no more chunks.
 pub(crate) fn set_unsent_limit(socket: &Socket, bytes: u32) -> io::Result<()> {
@@ -201,11 +262,60 @@ fn set_option(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How long the peer's host has not answered, if the kernel has asked at least three times in vain;
-/// `None` when it answers or nothing is to be answered.
-///
-/// A peer that is alive but does not read answers window probes, so it never counts as silent.
-pub(crate) fn silence(socket: &Socket) -> io::Result<Option<Duration>> {
+/// What the kernel knows about a TCP connection and its path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PathInfo {
+    /// Times that the kernel has asked the peer in vain since it last answered. A peer that is
+    /// alive but does not read answers window probes, so it never counts as silent.
+    pub(crate) unanswered: u8,
+    /// Time since the peer's host last acknowledged anything.
+    pub(crate) silent: Duration,
+    /// Bytes that the peer's host has acknowledged in all.
+    pub(crate) acked: u64,
+    /// Time in which there was something to acknowledge, and the peer's process let it come.
+    pub(crate) busy: Duration,
+    /// Shortest round trip seen.
+    pub(crate) round_trip: Duration,
+}
+
+/// Asks the kernel about a TCP connection.
+pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
+    let info = tcp_info(socket)?;
+    let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
+    Ok(PathInfo {
+        unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
+        silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+        acked: info.tcpi_bytes_acked,
+        busy: Duration::from_micros(busy),
+        round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
+    })
+}
+
+/// What people want to know of a socket's path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PathFigures {
+    /// Smoothed.
+    pub(crate) round_trip: Duration,
+    /// Segments sent again so far.
+    pub(crate) retransmits: u64,
+    /// Bytes per second.
+    pub(crate) delivery_rate: u64,
+    /// Bytes not sent yet.
+    pub(crate) queued: u64,
+}
+
+/// Asks the kernel for a socket's [`PathFigures`].
+pub(crate) fn path_figures(socket: &Socket) -> io::Result<PathFigures> {
+    let info = tcp_info(socket)?;
+    Ok(PathFigures {
+        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        retransmits: info.tcpi_total_retrans.into(),
+        delivery_rate: info.tcpi_delivery_rate,
+        queued: info.tcpi_notsent_bytes.into(),
+    })
+}
+
+fn tcp_info(socket: &Socket) -> io::Result<libc::tcp_info> {
     // SAFETY: tcp_info is plain integers, for which all zeros is valid.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -220,11 +330,7 @@ pub(crate) fn silence(socket: &Socket) -> io::Result<Option<Duration>> {
             &mut length,
         )
     };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let unanswered = info.tcpi_retransmits.max(info.tcpi_probes);
-    Ok((unanswered >= 3).then(|| Duration::from_millis(info.tcpi_last_ack_recv.into())))
+    if result == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Fills an array with random bytes from the kernel.

@@ -1,14 +1,16 @@
 //! How two peers recognise each other: the handle, the hello and the welcome.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Most flows a connection may have.
 pub const MAX_FLOWS: usize = 64;
-/// Encoded length of a [`Handle`], in bytes: half of what NCCL carries.
-pub const HANDLE_BYTES: usize = 64;
+/// Most addresses of a listener.
+pub const MAX_ADDRESSES: usize = 4;
+/// Encoded length of a [`Handle`], in bytes. NCCL carries 128.
+pub const HANDLE_BYTES: usize = 32 + 16 * MAX_ADDRESSES;
 /// Encoded length of a [`Hello`], in bytes.
 pub const HELLO_BYTES: usize = 64;
 /// Encoded length of a [`Welcome`], in bytes.
@@ -19,6 +21,8 @@ const HELLO_MAGIC: [u8; 8] = *b"EVKL-HEL";
 const WELCOME_MAGIC: [u8; 8] = *b"EVKL-WEL";
 /// How peers prove who they are. Without a job key they don't.
 const AUTH_NONE: u16 = 0;
+/// They prove that they have the same [`crate::JobKey`].
+const AUTH_JOB_KEY: u16 = 1;
 
 /// Sixteen random bytes chosen by a listener: who knows them was given the listener's handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,9 +60,12 @@ pub enum HandshakeError {
     /// Evenkeel, but another version of it.
     #[error("peer speaks Evenkeel protocol version {0}, this side version {PROTOCOL_VERSION}")]
     Version(u16),
-    /// The peer wants authentication that this side does not have.
-    #[error("peer asks for authentication method {0}, this side has no job key")]
-    Authentication(u16),
+    /// One side has a job key and the other has none.
+    #[error("the peer {}", if *theirs == AUTH_NONE { "has no job key, this side has one" } else { "has a job key, this side has none" })]
+    Authentication {
+        /// The peer's method.
+        theirs: u16,
+    },
     /// The hello was meant for another listener.
     #[error("the hello is for another listener (a stale or foreign peer)")]
     WrongListener,
@@ -79,35 +86,35 @@ pub enum HandshakeError {
 
 /// What a listener publishes: where it is, and the nonce that its peers must present.
 ///
-/// Layout: magic 8, version u16, family u8 (4 or 6), zero u8, port u16, zero u16, address 16
-/// bytes, nonce 16 bytes, zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Layout: magic 8, version u16, number of addresses u8, zero u8, port u16, zero u16, nonce 16 bytes, then four times 16
+/// bytes: an IPv6 address, or an IPv4 address mapped to one, or zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Where the listener accepts connections. IPv6 scope ids are not carried: they mean nothing
-    /// on another host.
-    pub addr: SocketAddr,
+    /// Where the listener accepts connections, 1 to [`MAX_ADDRESSES`]: those of all its interfaces. IPv6 scope ids are not
+    /// carried: they mean nothing on another host.
+    pub addresses: Vec<IpAddr>,
+    /// The port, the same at all of them.
+    pub port: u16,
     /// What a peer must present.
     pub nonce: Nonce,
 }
 
 impl Handle {
-    /// The bytes to hand to the peer out of band.
+    /// The bytes to hand to the peer out of band. Addresses beyond [`MAX_ADDRESSES`] are left out.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut out = [0; HANDLE_BYTES];
         out[0..8].copy_from_slice(&HANDLE_MAGIC);
         out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        match self.addr.ip() {
-            IpAddr::V4(ip) => {
-                out[10] = 4;
-                out[16..20].copy_from_slice(&ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                out[10] = 6;
-                out[16..32].copy_from_slice(&ip.octets());
-            }
+        out[10] = self.addresses.len().min(MAX_ADDRESSES) as u8;
+        out[12..14].copy_from_slice(&self.port.to_le_bytes());
+        out[16..32].copy_from_slice(&self.nonce.0);
+        for (place, address) in out[32..].chunks_exact_mut(16).zip(&self.addresses) {
+            let address = match address {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => *ip,
+            };
+            place.copy_from_slice(&address.octets());
         }
-        out[12..14].copy_from_slice(&self.addr.port().to_le_bytes());
-        out[32..48].copy_from_slice(&self.nonce.0);
         out
     }
 
@@ -120,38 +127,38 @@ impl Handle {
             return Err(HandshakeError::NotEvenkeel("handle"));
         }
         check_version(bytes)?;
-        let address: [u8; 16] = array(bytes, 16);
-        let ip = match bytes[10] {
-            4 => IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, 16))),
-            6 => IpAddr::V6(Ipv6Addr::from(address)),
-            other => {
-                return Err(HandshakeError::OutOfRange {
-                    field: "address family",
-                    value: other.into(),
-                    accepted: "4 or 6".into(),
-                });
-            }
-        };
-        let addr = SocketAddr::new(ip, u16_at(bytes, 12));
-        Ok(Self { addr, nonce: Nonce(array(bytes, 32)) })
+        let count = usize::from(bytes[10]);
+        if !(1..=MAX_ADDRESSES).contains(&count) {
+            return Err(HandshakeError::OutOfRange {
+                field: "number of addresses",
+                value: count as u64,
+                accepted: format!("1 to {MAX_ADDRESSES}"),
+            });
+        }
+        let address = |at| Ipv6Addr::from(array::<16>(bytes, 32 + 16 * at)).to_canonical();
+        let addresses = (0..count).map(address).collect();
+        Ok(Self { addresses, port: u16_at(bytes, 12), nonce: Nonce(array(bytes, 16)) })
     }
 }
 
 /// First bytes of every flow, from the connector.
 ///
-/// Layout: magic 8, version u16, authentication u16, flow u16, flows u16, nonce 16 bytes,
-/// connection 16 bytes, zeros. Authentication is a method number; with a method other than none, more
-/// bytes will follow the hello.
+/// Layout: magic 8, version u16, authentication u16, flows u16, zero u16, nonce 16 bytes,
+/// connection 16 bytes, flow u32, random 12 bytes (zeros without a job key). Authentication is 0 without a job key; with one
+/// it is 1, and proofs follow the hello before the welcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The listener's nonce, from its handle.
     pub nonce: Nonce,
     /// Which connection the flow belongs to.
     pub connection: ConnectionId,
-    /// Index of this flow in the connection.
-    pub flow: u16,
-    /// Number of flows in the connection, 1 to [`MAX_FLOWS`].
+    /// Number of this flow in the connection. Those below `flows` make up the connection; flows
+    /// that come later take numbers that no flow had before.
+    pub flow: u32,
+    /// Number of flows that make up the connection, 1 to [`MAX_FLOWS`].
     pub flows: u16,
+    /// With a job key: fresh random bytes, which make the listener's proof one for this flow only.
+    pub random: Option<[u8; 12]>,
 }
 
 impl Hello {
@@ -160,11 +167,13 @@ impl Hello {
         let mut out = [0; HELLO_BYTES];
         out[0..8].copy_from_slice(&HELLO_MAGIC);
         out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        out[10..12].copy_from_slice(&AUTH_NONE.to_le_bytes());
-        out[12..14].copy_from_slice(&self.flow.to_le_bytes());
-        out[14..16].copy_from_slice(&self.flows.to_le_bytes());
+        let authentication = if self.random.is_some() { AUTH_JOB_KEY } else { AUTH_NONE };
+        out[10..12].copy_from_slice(&authentication.to_le_bytes());
+        out[12..14].copy_from_slice(&self.flows.to_le_bytes());
         out[16..32].copy_from_slice(&self.nonce.0);
         out[32..48].copy_from_slice(&self.connection.0);
+        out[48..52].copy_from_slice(&self.flow.to_le_bytes());
+        out[52..64].copy_from_slice(&self.random.unwrap_or_default());
         out
     }
 
@@ -174,24 +183,28 @@ impl Hello {
         received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
     }
 
-    /// Reads a hello that must be meant for the listener with this nonce.
+    /// Reads a hello that must be meant for the listener with this nonce, which has a job key or not.
     ///
     /// # Errors
     /// [`HandshakeError`] when the sender is not a peer of that listener.
-    pub fn decode(bytes: &[u8; HELLO_BYTES], listener: Nonce) -> Result<Self, HandshakeError> {
+    pub fn decode(
+        bytes: &[u8; HELLO_BYTES],
+        listener: Nonce,
+        has_key: bool,
+    ) -> Result<Self, HandshakeError> {
         if !Self::may_begin_with(bytes) {
             return Err(HandshakeError::NotEvenkeel("peer"));
         }
         check_version(bytes)?;
-        let authentication = u16_at(bytes, 10);
-        if authentication != AUTH_NONE {
-            return Err(HandshakeError::Authentication(authentication));
-        }
         let nonce = Nonce(array(bytes, 16));
         if nonce != listener {
             return Err(HandshakeError::WrongListener);
         }
-        let (flow, flows) = (u16_at(bytes, 12), u16_at(bytes, 14));
+        let theirs = u16_at(bytes, 10);
+        if theirs != if has_key { AUTH_JOB_KEY } else { AUTH_NONE } {
+            return Err(HandshakeError::Authentication { theirs });
+        }
+        let (flow, flows) = (u32::from_le_bytes(array(bytes, 48)), u16_at(bytes, 12));
         if flows == 0 || usize::from(flows) > MAX_FLOWS {
             return Err(HandshakeError::OutOfRange {
                 field: "number of flows",
@@ -199,14 +212,8 @@ impl Hello {
                 accepted: format!("1 to {MAX_FLOWS}"),
             });
         }
-        if flow >= flows {
-            return Err(HandshakeError::OutOfRange {
-                field: "flow index",
-                value: flow.into(),
-                accepted: format!("below {flows}"),
-            });
-        }
-        Ok(Self { nonce, connection: ConnectionId(array(bytes, 32)), flow, flows })
+        let random = has_key.then(|| array(bytes, 52));
+        Ok(Self { nonce, connection: ConnectionId(array(bytes, 32)), flow, flows, random })
     }
 }
 
@@ -222,15 +229,18 @@ pub enum Refusal {
     Inconsistent = 3,
     /// The listener has as many unfinished connections as it allows.
     Busy = 4,
+    /// The connection that the flow was to join is closed.
+    Gone = 5,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Version => "different protocol versions",
-            Self::Authentication => "different authentication settings",
+            Self::Authentication => "the two sides do not have the same job key",
             Self::Inconsistent => "flow contradicts the others of its connection",
             Self::Busy => "too many unfinished connections",
+            Self::Gone => "the connection is closed",
         })
     }
 }
@@ -278,10 +288,11 @@ impl Welcome {
             2 => Err(HandshakeError::Refused(Refusal::Authentication)),
             3 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
             4 => Err(HandshakeError::Refused(Refusal::Busy)),
+            5 => Err(HandshakeError::Refused(Refusal::Gone)),
             other => Err(HandshakeError::OutOfRange {
                 field: "welcome status",
                 value: other.into(),
-                accepted: "0 to 4".into(),
+                accepted: "0 to 5".into(),
             }),
         }
     }
@@ -313,42 +324,52 @@ mod tests {
     const ID: ConnectionId = ConnectionId([9; 16]);
 
     fn hello() -> Hello {
-        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4 }
+        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4, random: None }
     }
 
     #[test]
     fn handles_keep_both_address_families() {
-        for addr in ["10.1.2.3:4567", "[2001:db8::1]:65535"] {
-            let handle = Handle { addr: addr.parse().unwrap(), nonce: NONCE };
+        let addresses = ["10.1.2.3", "2001:db8::1", "0.0.0.0", "::1"].map(|ip| ip.parse().unwrap());
+        for count in 1..=addresses.len() {
+            let addresses = addresses[..count].to_vec();
+            let handle = Handle { addresses, port: 65_535, nonce: NONCE };
             assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
         }
     }
 
     #[test]
     fn a_handle_of_another_kind_is_refused() {
-        assert!(matches!(Handle::decode(&[0; 64]), Err(HandshakeError::NotEvenkeel(_))));
-        let handle = Handle { addr: "10.1.2.3:4567".parse().unwrap(), nonce: NONCE };
-        let mut bytes = handle.encode();
-        bytes[10] = 5;
-        assert!(matches!(Handle::decode(&bytes), Err(HandshakeError::OutOfRange { .. })));
+        assert!(matches!(Handle::decode(&[0; HANDLE_BYTES]), Err(HandshakeError::NotEvenkeel(_))));
+        let handle = Handle { addresses: vec![[10, 1, 2, 3].into()], port: 4567, nonce: NONCE };
+        for count in [0, 5] {
+            let mut bytes = handle.encode();
+            bytes[10] = count;
+            assert!(matches!(Handle::decode(&bytes), Err(HandshakeError::OutOfRange { .. })));
+        }
     }
 
     #[test]
     fn only_the_right_peer_is_let_in() {
         let bytes = hello().encode();
-        assert_eq!(Hello::decode(&bytes, NONCE), Ok(hello()));
-        assert_eq!(Hello::decode(&bytes, Nonce([8; 16])), Err(HandshakeError::WrongListener));
+        assert_eq!(Hello::decode(&bytes, NONCE, false), Ok(hello()));
+        assert_eq!(
+            Hello::decode(&bytes, Nonce([8; 16]), false),
+            Err(HandshakeError::WrongListener)
+        );
         let changed = |at: usize, value: u8| {
             let mut changed = bytes;
             changed[at] = value;
-            Hello::decode(&changed, NONCE).unwrap_err()
+            Hello::decode(&changed, NONCE, false).unwrap_err()
         };
         assert_eq!(changed(0, b'G'), HandshakeError::NotEvenkeel("peer"));
-        assert_eq!(changed(8, 2), HandshakeError::Version(2));
-        assert_eq!(changed(10, 1), HandshakeError::Authentication(1));
-        assert!(matches!(changed(12, 4), HandshakeError::OutOfRange { .. }));
-        assert!(matches!(changed(14, 0), HandshakeError::OutOfRange { .. }));
-        assert!(matches!(changed(14, 65), HandshakeError::OutOfRange { .. }));
+        assert_eq!(changed(8, 1), HandshakeError::Version(1));
+        assert_eq!(changed(10, 1), HandshakeError::Authentication { theirs: 1 });
+        let keyed = Hello { random: Some([5; 12]), ..hello() };
+        assert_eq!(Hello::decode(&keyed.encode(), NONCE, true), Ok(keyed));
+        let refused = HandshakeError::Authentication { theirs: 0 };
+        assert_eq!(Hello::decode(&bytes, NONCE, true), Err(refused));
+        assert!(matches!(changed(12, 0), HandshakeError::OutOfRange { .. }));
+        assert!(matches!(changed(12, 65), HandshakeError::OutOfRange { .. }));
     }
 
     #[test]
@@ -362,9 +383,13 @@ mod tests {
     fn a_refusal_reaches_the_connector() {
         let ok = Welcome { connection: ID, verdict: Ok(()) };
         assert_eq!(Welcome::check(&ok.encode(), ID), Ok(()));
-        for refusal in
-            [Refusal::Version, Refusal::Authentication, Refusal::Inconsistent, Refusal::Busy]
-        {
+        for refusal in [
+            Refusal::Version,
+            Refusal::Authentication,
+            Refusal::Inconsistent,
+            Refusal::Busy,
+            Refusal::Gone,
+        ] {
             let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
             assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));
         }
@@ -386,8 +411,11 @@ mod tests {
             if keep_magic {
                 raw[0..10].copy_from_slice(&hello().encode()[0..10]);
             }
-            prop_assert!(Hello::decode(&raw, NONCE).is_err());
-            prop_assert!(Handle::decode(&raw).is_err());
+            prop_assert!(Hello::decode(&raw, NONCE, false).is_err());
+            prop_assert!(Hello::decode(&raw, NONCE, true).is_err());
+            let mut handle = [0; HANDLE_BYTES];
+            handle[..64].copy_from_slice(&raw);
+            prop_assert!(Handle::decode(&handle).is_err());
         }
     }
 }

@@ -1,8 +1,14 @@
-//! Which bytes of which message have arrived.
+//! Which bytes of which message have arrived, and what the peer is to be told of it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::ChunkHeader;
+use crate::ranges::Ranges;
+
+/// A sender that does not wait hears of its messages at the latest when this many bytes...
+const LAZY_ACK_BYTES: u64 = 256 << 10;
+/// ...or this many messages are complete.
+const LAZY_ACK_MESSAGES: u64 = 64;
 
 /// Why a chunk cannot be taken. Each means that the peer and this side disagree, so the
 /// connection cannot go on.
@@ -30,24 +36,25 @@ pub enum ReassemblyError {
         /// What an earlier chunk said.
         earlier: u64,
     },
-    /// These bytes came before.
-    #[error("message {message}: bytes {start}..{end} arrived twice")]
-    Duplicate {
-        /// Number of the message.
-        message: u64,
-        /// First byte of the chunk.
-        start: u64,
-        /// One past its last byte.
-        end: u64,
-    },
 }
 
-/// What to do with a chunk whose header has arrived.
+/// What to do with the next bytes of a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<T> {
-    /// Its bytes belong at `header.offset` of the buffer that was posted with this value.
-    Deliver(T),
-    /// No buffer is posted for its message yet: ask again after the next post.
+    /// The bytes up to `end` belong into the buffer that was posted with this value. They are
+    /// reserved: report each as arrived or give it back.
+    Deliver {
+        /// What the buffer was posted with.
+        payload: T,
+        /// One past the last byte, counted from the message's first.
+        end: u64,
+    },
+    /// The bytes up to `end` came before: they must not be written again.
+    Discard {
+        /// One past the last byte, counted from the message's first.
+        end: u64,
+    },
+    /// No buffer is posted for the message yet: ask again after the next post.
     NotPosted,
 }
 
@@ -62,14 +69,24 @@ pub struct Completed<T> {
 
 /// The receive buffers posted on one connection and what has arrived in them.
 ///
-/// The n-th posted buffer takes the n-th message. For each chunk, [`Reassembly::claim`] reserves
-/// its range and [`Reassembly::arrived`] reports that the bytes are in place.
+/// The n-th posted buffer takes the n-th message. A chunk may bring bytes that came before: the
+/// sender repeats what a dead flow may not have delivered. For each part of a chunk,
+/// [`Reassembly::claim`] reserves what is missing and [`Reassembly::arrived`] reports bytes that
+/// are in place, so that each byte is written once.
 #[derive(Debug)]
 pub struct Reassembly<T> {
     /// Posted and not complete, or complete behind one that is not.
     posted: VecDeque<Incoming<T>>,
-    /// Number of the front message.
+    /// Number of the front message: all below are complete.
     first: u64,
+    /// What the peer was told last.
+    acked: u64,
+    /// Bytes complete that the peer was not told of.
+    unacked_bytes: u64,
+    /// Whether the peer waits for one of the messages that it was not told of.
+    ack_wanted: bool,
+    /// Sets to be used again, so that a message needs no new memory.
+    spare: Vec<Ranges>,
 }
 
 #[derive(Debug)]
@@ -77,16 +94,24 @@ struct Incoming<T> {
     capacity: u64,
     /// Known from the first chunk on.
     total: Option<u64>,
-    /// Claimed ranges, start to end, disjoint and merged.
-    claimed: BTreeMap<u64, u64>,
+    ack_wanted: bool,
+    /// Bytes that have arrived or are reserved.
+    claimed: Ranges,
     arrived: u64,
     done: bool,
     payload: T,
 }
 
-impl<T: Clone> Default for Reassembly<T> {
+impl<T> Default for Reassembly<T> {
     fn default() -> Self {
-        Self { posted: VecDeque::new(), first: 0 }
+        Self {
+            posted: VecDeque::new(),
+            first: 0,
+            acked: 0,
+            unacked_bytes: 0,
+            ack_wanted: false,
+            spare: Vec::new(),
+        }
     }
 }
 
@@ -96,7 +121,8 @@ impl<T: Clone> Reassembly<T> {
         self.posted.push_back(Incoming {
             capacity,
             total: None,
-            claimed: BTreeMap::new(),
+            ack_wanted: false,
+            claimed: self.spare.pop().unwrap_or_default(),
             arrived: 0,
             done: false,
             payload,
@@ -104,19 +130,21 @@ impl<T: Clone> Reassembly<T> {
         self.first + self.posted.len() as u64 - 1
     }
 
-    /// Reserves the range of a chunk whose header has arrived.
+    /// What to do with the bytes of a chunk from `at` on, counted from the message's first byte;
+    /// they are not past the chunk's end, or the chunk is empty.
     ///
     /// # Errors
-    /// [`ReassemblyError`] when the chunk does not fit the posted buffer or came before.
-    pub fn claim(&mut self, chunk: &ChunkHeader) -> Result<Claim<T>, ReassemblyError> {
-        let ChunkHeader { message, offset: start, total, .. } = *chunk;
+    /// [`ReassemblyError`] when the chunk does not fit the posted buffer or others of its message.
+    pub fn claim(&mut self, chunk: &ChunkHeader, at: u64) -> Result<Claim<T>, ReassemblyError> {
+        let ChunkHeader { message, total, ack_wanted, .. } = *chunk;
         let end = chunk.end();
-        let duplicate = ReassemblyError::Duplicate { message, start, end };
-        let Some(index) = message.checked_sub(self.first) else { return Err(duplicate) };
+        let Some(index) = message.checked_sub(self.first) else {
+            return Ok(Claim::Discard { end });
+        };
         let index = usize::try_from(index).unwrap_or(usize::MAX);
         let Some(incoming) = self.posted.get_mut(index) else { return Ok(Claim::NotPosted) };
         if incoming.done {
-            return Err(duplicate);
+            return Ok(Claim::Discard { end });
         }
         let capacity = incoming.capacity;
         if total > capacity {
@@ -129,18 +157,20 @@ impl<T: Clone> Reassembly<T> {
             }
             Some(_) => {}
         }
-        if !incoming.reserve(start, end) {
-            return Err(duplicate);
+        incoming.ack_wanted |= ack_wanted;
+        let (known, end) = incoming.claimed.run(at, end);
+        if known {
+            return Ok(Claim::Discard { end });
         }
-        Ok(Claim::Deliver(incoming.payload.clone()))
+        incoming.claimed.add(at, end);
+        Ok(Claim::Deliver { payload: incoming.payload.clone(), end })
     }
 
-    /// Tells that the bytes of a claimed chunk are in place. Returns the message when it is
-    /// complete.
-    pub fn arrived(&mut self, chunk: &ChunkHeader) -> Option<Completed<T>> {
-        let index = usize::try_from(chunk.message.checked_sub(self.first)?).ok()?;
-        let incoming = self.posted.get_mut(index)?;
-        incoming.arrived += u64::from(chunk.length);
+    /// Tells that this many bytes of a message, claimed before, are in place. Returns the message
+    /// when it is complete; an empty one is complete with nothing in place.
+    pub fn arrived(&mut self, message: u64, bytes: u64) -> Option<Completed<T>> {
+        let incoming = self.incoming(message)?;
+        incoming.arrived += bytes;
         let total = incoming.total?;
         if incoming.arrived < total || incoming.done {
             return None;
@@ -148,10 +178,41 @@ impl<T: Clone> Reassembly<T> {
         incoming.done = true;
         let completed = Completed { payload: incoming.payload.clone(), total };
         while self.posted.front().is_some_and(|incoming| incoming.done) {
-            self.posted.pop_front();
+            let Some(mut incoming) = self.posted.pop_front() else { break };
             self.first += 1;
+            self.unacked_bytes += incoming.total.unwrap_or_default();
+            self.ack_wanted |= incoming.ack_wanted;
+            incoming.claimed.clear();
+            self.spare.push(incoming.claimed);
         }
         Some(completed)
+    }
+
+    /// Gives back reserved bytes that will not arrive where they were expected.
+    pub fn give_back(&mut self, message: u64, start: u64, end: u64) {
+        if let Some(incoming) = self.incoming(message) {
+            incoming.claimed.remove(start, end);
+        }
+    }
+
+    fn incoming(&mut self, message: u64) -> Option<&mut Incoming<T>> {
+        let index = usize::try_from(message.checked_sub(self.first)?).ok()?;
+        self.posted.get_mut(index)
+    }
+
+    /// What to acknowledge now, if anything: all messages below this number are complete. Counts as
+    /// told.
+    pub fn ack_due(&mut self) -> Option<u64> {
+        let due = self.ack_wanted
+            || self.unacked_bytes >= LAZY_ACK_BYTES
+            || self.first - self.acked >= LAZY_ACK_MESSAGES;
+        due.then(|| self.ack())
+    }
+
+    /// All messages below this number are complete. Counts as told.
+    pub fn ack(&mut self) -> u64 {
+        (self.acked, self.unacked_bytes, self.ack_wanted) = (self.first, 0, false);
+        self.first
     }
 
     /// Posted buffers whose message is not complete.
@@ -165,57 +226,26 @@ impl<T: Clone> Reassembly<T> {
     }
 }
 
-impl<T> Incoming<T> {
-    /// Adds a range unless it overlaps one that is there.
-    fn reserve(&mut self, start: u64, end: u64) -> bool {
-        if start == end {
-            // Only an empty message has an empty chunk, and only one: it marks itself as seen.
-            return self.claimed.insert(0, 0).is_none();
-        }
-        let before = self.claimed.range(..=start).next_back().map(|(s, e)| (*s, *e));
-        let after = self.claimed.range(start..).next().map(|(s, e)| (*s, *e));
-        if before.is_some_and(|(_, e)| e > start) || after.is_some_and(|(s, _)| s < end) {
-            return false;
-        }
-        let mut merged = (start, end);
-        if let Some((s, e)) = before
-            && e == start
-        {
-            merged.0 = s;
-        }
-        if let Some((s, e)) = after
-            && s == end
-        {
-            self.claimed.remove(&s);
-            merged.1 = e;
-        }
-        self.claimed.insert(merged.0, merged.1);
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Scheduler;
-    use proptest::prelude::*;
-    use std::collections::VecDeque;
 
     fn chunk(message: u64, offset: u64, length: u32, total: u64) -> ChunkHeader {
-        ChunkHeader { message, offset, length, total }
+        ChunkHeader { message, offset, length, total, ack_wanted: false }
     }
 
     #[test]
     fn waits_for_the_post() {
         let mut reassembly = Reassembly::default();
         let header = chunk(0, 0, 10, 10);
-        assert_eq!(reassembly.claim(&header), Ok(Claim::NotPosted));
+        assert_eq!(reassembly.claim(&header, 0), Ok(Claim::NotPosted));
         assert_eq!(reassembly.post(64, 'a'), 0);
-        assert_eq!(reassembly.claim(&header), Ok(Claim::Deliver('a')));
+        assert_eq!(reassembly.claim(&header, 0), Ok(Claim::Deliver { payload: 'a', end: 10 }));
         assert_eq!(reassembly.missing_bytes(), 10);
-        assert_eq!(reassembly.arrived(&header), Some(Completed { payload: 'a', total: 10 }));
+        assert_eq!(reassembly.arrived(0, 4), None);
+        assert_eq!(reassembly.arrived(0, 6), Some(Completed { payload: 'a', total: 10 }));
         assert_eq!(reassembly.outstanding(), 0);
-        assert!(matches!(reassembly.claim(&header), Err(ReassemblyError::Duplicate { .. })));
+        assert_eq!(reassembly.claim(&header, 0), Ok(Claim::Discard { end: 10 }));
     }
 
     #[test]
@@ -223,25 +253,35 @@ mod tests {
         let mut reassembly = Reassembly::default();
         reassembly.post(100, ());
         assert_eq!(
-            reassembly.claim(&chunk(0, 0, 101, 101)),
+            reassembly.claim(&chunk(0, 0, 101, 101), 0),
             Err(ReassemblyError::TooLong { message: 0, total: 101, capacity: 100 })
         );
-        reassembly.claim(&chunk(0, 0, 100, 100)).unwrap();
+        reassembly.claim(&chunk(0, 0, 100, 100), 0).unwrap();
     }
 
     #[test]
-    fn overlaps_and_contradictions_are_refused() {
+    fn contradictions_are_refused() {
         let mut reassembly = Reassembly::default();
         reassembly.post(1024, ());
-        reassembly.claim(&chunk(0, 256, 256, 1024)).unwrap();
-        for (offset, length) in [(256, 256), (384, 128), (128, 256), (0, 1024), (384, 256)] {
-            let refused = reassembly.claim(&chunk(0, offset, length, 1024));
-            assert!(matches!(refused, Err(ReassemblyError::Duplicate { .. })), "{offset}");
-        }
-        let refused = reassembly.claim(&chunk(0, 0, 128, 512));
+        reassembly.claim(&chunk(0, 256, 256, 1024), 256).unwrap();
+        let refused = reassembly.claim(&chunk(0, 0, 128, 512), 0);
         assert!(matches!(refused, Err(ReassemblyError::TotalChanged { .. })));
-        reassembly.claim(&chunk(0, 0, 256, 1024)).unwrap();
-        reassembly.claim(&chunk(0, 512, 512, 1024)).unwrap();
+    }
+
+    #[test]
+    fn what_came_before_is_discarded_part_by_part() {
+        let mut reassembly = Reassembly::default();
+        reassembly.post(1024, 'a');
+        reassembly.claim(&chunk(0, 256, 256, 1024), 256).unwrap();
+        // The flow dies after 56 bytes.
+        reassembly.arrived(0, 56);
+        reassembly.give_back(0, 312, 512);
+        let again = chunk(0, 128, 512, 1024);
+        let deliver = |end| Ok(Claim::Deliver { payload: 'a', end });
+        assert_eq!(reassembly.claim(&again, 128), deliver(256));
+        assert_eq!(reassembly.claim(&again, 256), Ok(Claim::Discard { end: 312 }));
+        assert_eq!(reassembly.claim(&again, 312), deliver(640));
+        assert_eq!(reassembly.missing_bytes(), 1024 - 56);
     }
 
     #[test]
@@ -250,65 +290,28 @@ mod tests {
         reassembly.post(8, 'a');
         reassembly.post(8, 'b');
         let second = chunk(1, 0, 0, 0);
-        assert_eq!(reassembly.claim(&second), Ok(Claim::Deliver('b')));
-        assert!(reassembly.claim(&second).is_err());
-        assert_eq!(reassembly.arrived(&second), Some(Completed { payload: 'b', total: 0 }));
-        assert!(reassembly.claim(&second).is_err());
+        assert_eq!(reassembly.claim(&second, 0), Ok(Claim::Deliver { payload: 'b', end: 0 }));
+        assert_eq!(reassembly.arrived(1, 0), Some(Completed { payload: 'b', total: 0 }));
+        assert_eq!(reassembly.claim(&second, 0), Ok(Claim::Discard { end: 0 }));
     }
 
-    proptest! {
-        /// Whatever flows pull which chunks, whatever flow the receiver hears first, and however
-        /// late buffers are posted: each byte arrives once, in its place.
-        #[test]
-        fn any_interleaving_delivers_each_byte_once(
-            totals in proptest::collection::vec(0u64..3000, 1..12),
-            flows in 1usize..9,
-            seed: u64,
-        ) {
-            let mut scheduler = Scheduler::default();
-            let mut reassembly = Reassembly::default();
-            for (index, total) in totals.iter().enumerate() {
-                scheduler.push(*total, index);
-            }
-            let mut wires: Vec<VecDeque<ChunkHeader>> = vec![VecDeque::new(); flows];
-            let mut seen: Vec<Vec<u8>> = totals.iter().map(|t| vec![0; *t as usize]).collect();
-            let mut posted = 0;
-            let mut completed = 0;
-            let mut random = seed;
-            let mut choose = || {
-                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                (random >> 33) as usize
-            };
-            while completed < totals.len() {
-                if posted < totals.len() && choose().is_multiple_of(4) {
-                    reassembly.post(totals[posted] + choose() as u64 % 5, posted);
-                    posted += 1;
-                }
-                if let Some(chunk) = scheduler.next_chunk(choose() as u64 % 700) {
-                    scheduler.written(&chunk.header);
-                    wires[choose() % flows].push_back(chunk.header);
-                }
-                let flow = choose() % flows;
-                let Some(header) = wires[flow].front().copied() else { continue };
-                match reassembly.claim(&header) {
-                    Ok(Claim::NotPosted) => {
-                        prop_assert!(header.message >= posted as u64);
-                    }
-                    Ok(Claim::Deliver(index)) => {
-                        prop_assert_eq!(index as u64, header.message);
-                        for byte in header.offset..header.end() {
-                            seen[index][byte as usize] += 1;
-                        }
-                        wires[flow].pop_front();
-                        if let Some(done) = reassembly.arrived(&header) {
-                            prop_assert_eq!(done.total, totals[done.payload]);
-                            prop_assert!(seen[done.payload].iter().all(|times| *times == 1));
-                            completed += 1;
-                        }
-                    }
-                    Err(error) => prop_assert!(false, "{error}"),
-                }
-            }
-        }
+    #[test]
+    fn acknowledgements_come_at_once_when_wanted_and_else_together() {
+        let mut reassembly = Reassembly::default();
+        let mut receive = |message, total, ack_wanted| {
+            reassembly.post(total, ());
+            let header = ChunkHeader { ack_wanted, ..chunk(message, 0, total as u32, total) };
+            reassembly.claim(&header, 0).unwrap();
+            reassembly.arrived(message, total).unwrap();
+            reassembly.ack_due()
+        };
+        assert_eq!(receive(0, 10, false), None);
+        assert_eq!(receive(1, 10, true), Some(2));
+        let tiny: Vec<_> = (2..66).map(|message| receive(message, 10, false)).collect();
+        assert!(tiny[..63].iter().all(Option::is_none));
+        assert_eq!(tiny[63], Some(66));
+        assert_eq!(receive(66, 140_000, false), None);
+        assert_eq!(receive(67, 140_000, false), Some(68));
+        assert_eq!(reassembly.ack(), 68);
     }
 }

@@ -1,32 +1,62 @@
-//! Cutting messages into chunks, on demand.
+//! Cutting messages into chunks on demand, and knowing what must be sent again.
 
 use std::collections::VecDeque;
 
 use crate::{CHUNK_ALIGN, ChunkHeader, MAX_MESSAGE_BYTES};
 
-/// A piece of a message that one flow has taken to send.
+/// What a flow is to send next.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Chunk<T> {
-    /// What to put in front of it.
-    pub header: ChunkHeader,
-    /// What the message was pushed with.
-    pub payload: T,
+pub enum Next<'a, T> {
+    /// Tell the peer that a flow is dead.
+    FlowDead(u32),
+    /// Send a piece of a message; the message was pushed with this value.
+    Chunk(ChunkHeader, &'a T),
 }
 
-/// The messages of one connection that wait to be sent, or are being sent.
+/// A message that the peer has, and that no flow is writing any more.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Sent<T> {
+    /// What the message was pushed with.
+    pub payload: T,
+    /// Its length in bytes.
+    pub total: u64,
+}
+
+/// The peer acknowledged what was never sent: the two sides disagree.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer acknowledged messages below {below}, but only those below {sent} were sent")]
+pub struct AckError {
+    below: u64,
+    sent: u64,
+}
+
+/// The messages of one connection that the peer has not acknowledged.
 ///
-/// Flows pull: a flow that can take bytes calls [`Scheduler::next_chunk`] and later
-/// [`Scheduler::written`]. All of a message is handed out before any of the next, so a flow that
-/// carries a chunk of message k+1 will never again carry one of message k. Each message carries a
-/// `T`, given back with each chunk.
+/// Flows pull: a flow that can take bytes calls [`Scheduler::next`] and later
+/// [`Scheduler::written`]. All of a message is handed out before any of the next. What a flow was
+/// given is remembered until the peer acknowledges the message; when the flow dies
+/// ([`Scheduler::died`]), it is handed out again to others, each of which first tells of the death.
+///
+/// A flow is known by its place, a small number that is used again when the flow is gone.
 #[derive(Debug)]
 pub struct Scheduler<T> {
-    /// Messages with bytes not yet written; the front is the oldest.
+    /// Messages not acknowledged, or still being written; the front is the oldest.
     messages: VecDeque<Outgoing<T>>,
     /// Number of the front message.
     first: u64,
+    /// The peer has all messages below this number.
+    acked: u64,
     /// Index in `messages` of the one to cut next.
     cutting: usize,
+    /// Bytes of messages that are not handed out yet, resent ones aside.
+    uncut: u64,
+    flows: Vec<Flow>,
+    /// What dead flows may not have delivered, oldest first.
+    again: VecDeque<Piece>,
+    /// Dead flows of which the peer may not know yet.
+    deaths: VecDeque<Death>,
+    /// Number of the front of `deaths`, counting all deaths.
+    first_death: u64,
 }
 
 #[derive(Debug)]
@@ -34,113 +64,414 @@ struct Outgoing<T> {
     total: u64,
     /// Bytes handed out in chunks.
     cut: u64,
-    /// Bytes that flows have written.
+    /// Bytes that flows have written, repeated ones included.
     written: u64,
-    done: bool,
+    /// Flows that are writing a chunk of it just now.
+    writers: u32,
+    ack_wanted: bool,
     payload: T,
 }
 
-impl<T: Clone> Default for Scheduler<T> {
+/// A range of a message. Messages are short enough for 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Piece {
+    message: u64,
+    offset: u32,
+    length: u32,
+}
+
+#[derive(Debug, Default)]
+struct Flow {
+    open: bool,
+    /// What it was given, of messages that may not be acknowledged.
+    given: VecDeque<Piece>,
+    /// The latest message of which it was given something.
+    latest: u64,
+    /// What it is writing.
+    writing: Option<Piece>,
+    /// Number of the first death that it has not told of.
+    next_death: u64,
+}
+
+#[derive(Debug)]
+struct Death {
+    flow: u32,
+    /// What the flow carried belongs to messages below this number.
+    until: u64,
+    told: bool,
+}
+
+impl<T> Default for Scheduler<T> {
     fn default() -> Self {
-        Self { messages: VecDeque::new(), first: 0, cutting: 0 }
+        Self {
+            messages: VecDeque::new(),
+            first: 0,
+            acked: 0,
+            cutting: 0,
+            uncut: 0,
+            flows: Vec::new(),
+            again: VecDeque::new(),
+            deaths: VecDeque::new(),
+            first_death: 0,
+        }
     }
 }
 
-impl<T: Clone> Scheduler<T> {
+impl<T> Scheduler<T> {
+    /// A flow takes this place, which no flow has.
+    pub fn opened(&mut self, place: usize) {
+        if self.flows.len() <= place {
+            self.flows.resize_with(place + 1, Flow::default);
+        }
+        let flow = &mut self.flows[place];
+        debug_assert!(!flow.open && flow.given.is_empty());
+        *flow = Flow { open: true, next_death: self.first_death, ..Flow::default() };
+    }
+
     /// Queues a message of `total` bytes (at most [`MAX_MESSAGE_BYTES`]; 0 is a message too) and
-    /// returns its number.
-    pub fn push(&mut self, total: u64, payload: T) -> u64 {
+    /// returns its number. `ack_wanted`: somebody waits for it to be acknowledged.
+    pub fn push(&mut self, total: u64, ack_wanted: bool, payload: T) -> u64 {
         debug_assert!(total <= MAX_MESSAGE_BYTES);
-        self.messages.push_back(Outgoing { total, cut: 0, written: 0, done: false, payload });
+        self.uncut += total;
+        self.messages.push_back(Outgoing {
+            total,
+            cut: 0,
+            written: 0,
+            writers: 0,
+            ack_wanted,
+            payload,
+        });
         self.first + self.messages.len() as u64 - 1
     }
 
-    /// The next chunk for a flow that wants at most `limit` bytes; `None` when all is handed out.
+    /// What the flow in this place is to send; `None` when there is nothing. A chunk is being
+    /// written from now on, until [`Scheduler::written`].
     ///
-    /// `limit` is rounded down to a multiple of 128, but never below 128. The last chunk of a
-    /// message takes what is left.
-    pub fn next_chunk(&mut self, limit: u64) -> Option<Chunk<T>> {
-        let limit = (limit - limit % CHUNK_ALIGN).clamp(CHUNK_ALIGN, 1 << 31);
+    /// `limit` is the longest chunk wanted, in bytes, rounded down to a multiple of 128, but never
+    /// below 128. The last chunk of a message takes what is left.
+    pub fn next(&mut self, place: usize, limit: u64) -> Option<Next<'_, T>> {
+        let flow = &mut self.flows[place];
+        debug_assert!(flow.open && flow.writing.is_none());
+        flow.next_death = flow.next_death.max(self.first_death);
+        if let Some(death) = self.deaths.get_mut((flow.next_death - self.first_death) as usize) {
+            flow.next_death += 1;
+            death.told = true;
+            let dead = death.flow;
+            self.forget_deaths();
+            return Some(Next::FlowDead(dead));
+        }
+        let limit = (limit - limit % CHUNK_ALIGN).clamp(CHUNK_ALIGN, MAX_MESSAGE_BYTES) as u32;
+        let piece = match self.cut_again(place, limit) {
+            Some(piece) => piece,
+            None => self.cut_new(limit)?,
+        };
+        let flow = &mut self.flows[place];
+        while flow.given.front().is_some_and(|given| given.message < self.acked) {
+            flow.given.pop_front();
+        }
+        flow.given.push_back(piece);
+        flow.latest = flow.latest.max(piece.message);
+        flow.writing = Some(piece);
+        let message = &mut self.messages[(piece.message - self.first) as usize];
+        message.writers += 1;
+        let header = ChunkHeader {
+            message: piece.message,
+            offset: piece.offset.into(),
+            length: piece.length,
+            total: message.total,
+            ack_wanted: message.ack_wanted,
+        };
+        Some(Next::Chunk(header, &message.payload))
+    }
+
+    /// A piece to be sent again, unless the flow carries something of a later message: the peer may
+    /// have no buffer for that before it has this one, and would wait for ever.
+    fn cut_again(&mut self, place: usize, limit: u32) -> Option<Piece> {
+        while self.again.front().is_some_and(|piece| piece.message < self.acked) {
+            self.again.pop_front();
+        }
+        let latest = self.flows[place].latest;
+        let piece = self.again.front_mut()?;
+        if latest >= self.acked && latest > piece.message {
+            return None;
+        }
+        if piece.length <= limit {
+            return self.again.pop_front();
+        }
+        let cut = Piece { length: limit, ..*piece };
+        piece.offset += limit;
+        piece.length -= limit;
+        Some(cut)
+    }
+
+    fn cut_new(&mut self, limit: u32) -> Option<Piece> {
         let message = self.messages.get_mut(self.cutting)?;
         let offset = message.cut;
-        let length = limit.min(message.total - offset);
+        let length = u64::from(limit).min(message.total - offset);
         message.cut += length;
-        let header = ChunkHeader {
-            message: self.first + self.cutting as u64,
-            offset,
-            length: length as u32,
-            total: message.total,
-        };
-        let chunk = Chunk { header, payload: message.payload.clone() };
+        self.uncut -= length;
+        let number = self.first + self.cutting as u64;
         if message.cut == message.total {
             self.cutting += 1;
         }
-        Some(chunk)
+        Some(Piece { message: number, offset: offset as u32, length: length as u32 })
     }
 
-    /// Tells that a chunk is written in full. Returns its message's payload when that was the
-    /// message's last missing chunk.
-    pub fn written(&mut self, chunk: &ChunkHeader) -> Option<T> {
-        let index = usize::try_from(chunk.message.checked_sub(self.first)?).ok()?;
+    /// Tells that the flow in this place has written its chunk in full. Returns the message's number
+    /// when all of it is written and nobody waits for the peer to have it: as long as nothing of it
+    /// is handed out again, its payload may be changed ([`Scheduler::payload_mut`]).
+    pub fn written(&mut self, place: usize) -> Option<u64> {
+        let piece = self.flows.get_mut(place)?.writing.take()?;
+        let index = usize::try_from(piece.message.checked_sub(self.first)?).ok()?;
         let message = self.messages.get_mut(index)?;
-        message.written += u64::from(chunk.length);
-        debug_assert!(message.written <= message.cut);
-        if message.written < message.total {
+        message.writers -= 1;
+        message.written += u64::from(piece.length);
+        let whole = message.written >= message.total && message.writers == 0;
+        (whole && !message.ack_wanted).then_some(piece.message)
+    }
+
+    /// What a message was pushed with, unless it is taken or being written.
+    pub fn payload_mut(&mut self, message: u64) -> Option<&mut T> {
+        let index = usize::try_from(message.checked_sub(self.first)?).ok()?;
+        let message = self.messages.get_mut(index).filter(|message| message.writers == 0)?;
+        Some(&mut message.payload)
+    }
+
+    /// The flow in this place will not write the rest of its chunk.
+    fn broke_off(&mut self, place: usize) {
+        let Some(piece) = self.flows[place].writing.take() else { return };
+        let index = piece.message.checked_sub(self.first).map(|index| index as usize);
+        if let Some(message) = index.and_then(|index| self.messages.get_mut(index)) {
+            message.writers -= 1;
+        }
+    }
+
+    /// The peer has all messages below this number. [`Scheduler::pop_sent`] gives them.
+    ///
+    /// # Errors
+    /// [`AckError`] when some of them cannot have reached it.
+    pub fn acked(&mut self, below: u64) -> Result<(), AckError> {
+        let sent = self.first + self.cutting as u64;
+        if below > sent {
+            return Err(AckError { below, sent });
+        }
+        self.acked = self.acked.max(below);
+        self.forget_deaths();
+        Ok(())
+    }
+
+    /// Takes the oldest message, if the peer has it and no flow is writing a chunk of it: its
+    /// memory is not needed any more. To be called until there is none after
+    /// [`Scheduler::acked`], [`Scheduler::written`] and [`Scheduler::died`].
+    pub fn pop_sent(&mut self) -> Option<Sent<T>> {
+        if self.first >= self.acked || self.messages.front()?.writers > 0 {
             return None;
         }
-        message.done = true;
-        let payload = message.payload.clone();
-        while self.messages.front().is_some_and(|message| message.done) {
-            self.messages.pop_front();
-            self.first += 1;
-            self.cutting -= 1;
+        let message = self.messages.pop_front()?;
+        self.first += 1;
+        // It was cut in full, or the peer could not have it.
+        self.cutting -= 1;
+        Some(Sent { payload: message.payload, total: message.total })
+    }
+
+    /// The flow in this place, which the peer knows by this number, is dead: what it was given and
+    /// the peer has not acknowledged is handed out again. The place is free. Returns how many bytes
+    /// that is.
+    pub fn died(&mut self, place: usize, number: u32) -> u64 {
+        self.broke_off(place);
+        let until = self.begun();
+        let flow = &mut self.flows[place];
+        flow.open = false;
+        let (acked, before) = (self.acked, self.again.len());
+        self.again.extend(flow.given.drain(..).filter(|piece| piece.message >= acked));
+        let bytes = self.again.range(before..).map(|piece| u64::from(piece.length)).sum();
+        self.again.make_contiguous().sort_unstable();
+        self.deaths.push_back(Death { flow: number, until, told: false });
+        bytes
+    }
+
+    /// Whether the peer has all that the flow in this place was given.
+    pub fn is_clear(&mut self, place: usize) -> bool {
+        let acked = self.acked;
+        let flow = &mut self.flows[place];
+        flow.given.retain(|piece| piece.message >= acked);
+        flow.given.is_empty() && flow.writing.is_none()
+    }
+
+    /// The flow in this place, which is clear, is gone. The place is free.
+    pub fn closed(&mut self, place: usize) {
+        debug_assert!(self.is_clear(place));
+        self.flows[place].open = false;
+    }
+
+    /// Whether [`Scheduler::next`] has something for a new flow that has told of all deaths.
+    pub fn has_work(&self) -> bool {
+        self.cutting < self.messages.len() || self.must_repeat()
+    }
+
+    /// Whether something is to be sent again. Flows that carry later messages cannot take it: when
+    /// it stays, a new flow is needed.
+    pub fn must_repeat(&self) -> bool {
+        self.again.back().is_some_and(|piece| piece.message >= self.acked)
+    }
+
+    /// Bytes that no flow has taken yet, those to be sent again aside.
+    pub fn uncut_bytes(&self) -> u64 {
+        self.uncut
+    }
+
+    /// Number of the oldest message that is not taken.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Whether there is no message.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// The messages that are not acknowledged, oldest first.
+    pub fn unacked(&self) -> impl Iterator<Item = &T> {
+        let done = self.acked.saturating_sub(self.first) as usize;
+        self.messages.iter().skip(done).map(|message| &message.payload)
+    }
+
+    /// Number of the first message of which nothing was handed out.
+    fn begun(&self) -> u64 {
+        let partly = self.messages.get(self.cutting).is_some_and(|message| message.cut > 0);
+        self.first + self.cutting as u64 + u64::from(partly)
+    }
+
+    /// Forgets deaths after which nothing is left to be sent again. One flow has told of each.
+    fn forget_deaths(&mut self) {
+        let acked = self.acked;
+        while self.deaths.front().is_some_and(|death| death.told && death.until <= acked) {
+            self.deaths.pop_front();
+            self.first_death += 1;
         }
-        Some(payload)
-    }
-
-    /// Messages not yet written in full.
-    pub fn outstanding(&self) -> usize {
-        self.messages.iter().filter(|message| !message.done).count()
-    }
-
-    /// Bytes of outstanding messages that no flow has reported as written.
-    pub fn unwritten_bytes(&self) -> u64 {
-        self.messages.iter().map(|message| message.total - message.written).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Frame;
     use proptest::prelude::*;
 
-    #[test]
-    fn an_empty_message_is_one_empty_chunk() {
+    fn scheduler(flows: usize) -> Scheduler<char> {
         let mut scheduler = Scheduler::default();
-        assert_eq!(scheduler.push(0, 'a'), 0);
-        let chunk = scheduler.next_chunk(4096).unwrap();
-        assert_eq!(chunk.header, ChunkHeader { message: 0, offset: 0, length: 0, total: 0 });
-        assert_eq!(scheduler.next_chunk(4096), None);
-        assert_eq!(scheduler.outstanding(), 1);
-        assert_eq!(scheduler.written(&chunk.header), Some('a'));
-        assert_eq!(scheduler.outstanding(), 0);
+        (0..flows).for_each(|place| scheduler.opened(place));
+        scheduler
+    }
+
+    /// Takes and writes the next chunk: message, offset, length.
+    fn take(scheduler: &mut Scheduler<char>, place: usize, limit: u64) -> (u64, u64, u32) {
+        let Some(Next::Chunk(header, _)) = scheduler.next(place, limit) else { panic!("no chunk") };
+        scheduler.written(place);
+        (header.message, header.offset, header.length)
     }
 
     #[test]
-    fn messages_may_complete_out_of_order() {
-        let mut scheduler = Scheduler::default();
-        scheduler.push(200, 'a');
-        scheduler.push(1, 'b');
-        let first = scheduler.next_chunk(128).unwrap();
-        let second = scheduler.next_chunk(128).unwrap();
-        let third = scheduler.next_chunk(128).unwrap();
-        assert_eq!((second.header.offset, second.header.length), (128, 72));
-        assert_eq!(third.header.message, 1);
-        assert_eq!(scheduler.written(&third.header), Some('b'));
-        assert_eq!(scheduler.written(&first.header), None);
-        assert_eq!(scheduler.unwritten_bytes(), 72);
-        assert_eq!(scheduler.written(&second.header), Some('a'));
-        assert_eq!(scheduler.push(5, 'c'), 2);
+    fn an_empty_message_is_one_empty_chunk() {
+        let mut scheduler = scheduler(1);
+        assert_eq!(scheduler.push(0, true, 'a'), 0);
+        assert_eq!(take(&mut scheduler, 0, 4096), (0, 0, 0));
+        assert_eq!(scheduler.next(0, 4096), None);
+        assert_eq!(scheduler.pop_sent(), None);
+        scheduler.acked(1).unwrap();
+        assert_eq!(scheduler.pop_sent(), Some(Sent { payload: 'a', total: 0 }));
+        assert!(scheduler.is_empty());
+    }
+
+    #[test]
+    fn what_is_being_written_is_not_given_back() {
+        let mut scheduler = scheduler(2);
+        scheduler.push(200, true, 'a');
+        assert_eq!(take(&mut scheduler, 0, 128), (0, 0, 128));
+        assert!(matches!(scheduler.next(1, 128), Some(Next::Chunk(..))));
+        scheduler.acked(1).unwrap();
+        assert_eq!(scheduler.pop_sent(), None);
+        scheduler.written(1);
+        assert_eq!(scheduler.pop_sent(), Some(Sent { payload: 'a', total: 200 }));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_given_back_when_it_is_written() {
+        let mut scheduler = scheduler(2);
+        scheduler.push(200, false, 'a');
+        scheduler.next(0, 128).unwrap();
+        scheduler.next(1, 128).unwrap();
+        assert_eq!(scheduler.written(1), None);
+        assert_eq!(scheduler.written(0), Some(0));
+        assert_eq!(scheduler.payload_mut(0), Some(&mut 'a'));
+        *scheduler.payload_mut(0).unwrap() = 'b';
+        // Should the flow die, it is the new payload that is sent.
+        scheduler.died(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        assert!(matches!(scheduler.next(1, 128), Some(Next::Chunk(_, 'b'))));
+    }
+
+    #[test]
+    fn an_acknowledgement_of_what_was_not_sent_is_refused() {
+        let mut scheduler = scheduler(1);
+        scheduler.push(200, true, 'a');
+        scheduler.push(200, true, 'b');
+        take(&mut scheduler, 0, 128);
+        assert_eq!(scheduler.acked(1), Err(AckError { below: 1, sent: 0 }));
+        take(&mut scheduler, 0, 128);
+        scheduler.acked(1).unwrap();
+    }
+
+    #[test]
+    fn a_dead_flows_chunks_go_to_others_after_the_news() {
+        let mut scheduler = scheduler(3);
+        scheduler.push(1000, true, 'a');
+        scheduler.push(100, true, 'b');
+        assert_eq!(take(&mut scheduler, 0, 512), (0, 0, 512));
+        assert_eq!(take(&mut scheduler, 1, 512), (0, 512, 488));
+        assert_eq!(take(&mut scheduler, 0, 512), (1, 0, 100));
+        assert!(!scheduler.has_work());
+        scheduler.died(0, 70);
+        assert!(scheduler.has_work());
+        assert_eq!(scheduler.next(1, 256), Some(Next::FlowDead(70)));
+        assert_eq!(take(&mut scheduler, 1, 256), (0, 0, 256));
+        assert!(scheduler.must_repeat());
+        // A flow that comes later tells it too: it cannot know which of them is heard first.
+        scheduler.opened(0);
+        assert_eq!(scheduler.next(0, 256), Some(Next::FlowDead(70)));
+        assert_eq!(take(&mut scheduler, 0, 256), (0, 256, 256));
+        scheduler.acked(1).unwrap();
+        assert_eq!(scheduler.next(2, 256), Some(Next::FlowDead(70)));
+        assert_eq!(take(&mut scheduler, 2, 256), (1, 0, 100));
+        scheduler.acked(2).unwrap();
+        assert!(scheduler.is_clear(0) && scheduler.is_clear(1) && scheduler.is_clear(2));
+        scheduler.opened(3);
+        assert_eq!(scheduler.next(3, 256), None, "all that the dead flow carried is acknowledged");
+    }
+
+    #[test]
+    fn nothing_is_repeated_behind_a_later_message() {
+        let mut scheduler = scheduler(2);
+        scheduler.push(100, true, 'a');
+        scheduler.push(100, true, 'b');
+        assert_eq!(take(&mut scheduler, 0, 128), (0, 0, 100));
+        assert_eq!(take(&mut scheduler, 1, 128), (1, 0, 100));
+        scheduler.died(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        assert_eq!(scheduler.next(1, 128), None);
+        assert!(scheduler.must_repeat());
+        scheduler.opened(2);
+        assert_eq!(scheduler.next(2, 128), Some(Next::FlowDead(0)));
+        assert_eq!(take(&mut scheduler, 2, 128), (0, 0, 100));
+        assert!(!scheduler.must_repeat());
+    }
+
+    #[test]
+    fn a_death_is_told_even_if_nothing_is_to_be_sent_again() {
+        let mut scheduler = scheduler(2);
+        scheduler.died(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        assert_eq!(scheduler.next(1, 128), None);
     }
 
     proptest! {
@@ -150,29 +481,31 @@ mod tests {
             limits in proptest::collection::vec(0u64..3000, 1..20),
         ) {
             let mut scheduler = Scheduler::default();
+            scheduler.opened(0);
             for total in &totals {
-                scheduler.push(*total, *total);
+                scheduler.push(*total, true, *total);
             }
             let mut limits = limits.iter().cycle();
             let (mut message, mut offset) = (0, 0);
-            let mut chunks = Vec::new();
-            while let Some(chunk) = scheduler.next_chunk(*limits.next().unwrap()) {
-                let header = chunk.header;
-                prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
+            while let Some(next) = scheduler.next(0, *limits.next().unwrap()) {
+                let Next::Chunk(header, payload) = next else { panic!("{next:?}") };
+                prop_assert_eq!(Frame::decode(&Frame::Chunk(header).encode()), Ok(Frame::Chunk(header)));
                 prop_assert_eq!((header.message, header.offset), (message, offset));
                 prop_assert_eq!(header.total, totals[message as usize]);
+                prop_assert_eq!(header.total, *payload);
                 offset = header.end();
                 if offset == header.total {
                     (message, offset) = (message + 1, 0);
                 }
-                chunks.push(header);
+                scheduler.written(0);
             }
             prop_assert_eq!(message, totals.len() as u64);
-            let mut completed: Vec<u64> =
-                chunks.iter().rev().filter_map(|chunk| scheduler.written(chunk)).collect();
-            completed.reverse();
-            prop_assert_eq!(completed, totals);
-            prop_assert_eq!(scheduler.outstanding(), 0);
+            prop_assert_eq!(scheduler.uncut_bytes(), 0);
+            scheduler.acked(message).unwrap();
+            for total in totals {
+                prop_assert_eq!(scheduler.pop_sent(), Some(Sent { payload: total, total }));
+            }
+            prop_assert!(scheduler.is_empty());
         }
     }
 }

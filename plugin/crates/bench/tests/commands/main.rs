@@ -4,6 +4,9 @@
 
 mod allreduce;
 mod flags;
+mod interfaces;
 mod lost;
+mod metrics;
 mod net;
 mod process;
+mod security;

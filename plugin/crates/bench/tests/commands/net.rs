@@ -37,11 +37,12 @@ fn several_connections_and_a_full_queue() {
         "--depth",
         "8",
         "-b",
-        "300000",
+        "300001",
         "-e",
-        "300000",
+        "300001",
         "-n",
         "50",
+        "--check-all",
         "--json",
     ]);
     assert!(ended.status.success(), "{ended:?}");
@@ -57,4 +58,17 @@ fn two_ranks_started_apart() {
         let ended = rank.end();
         assert!(ended.status.success(), "{ended:?}");
     }
+}
+
+#[test]
+fn messages_come_back() {
+    let ended = run(&["net", "--ping-pong", "-b", "0", "-e", "0", "-n", "20"]);
+    assert!(ended.status.success(), "messages without content: {ended:?}");
+    let ended =
+        run(&["net", "--ping-pong", "-b", "8", "-e", "512K", "-f", "256", "-n", "50", "--json"]);
+    assert!(ended.status.success(), "{ended:?}");
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(report["ping_pong"], true);
+    assert_eq!(report["rows"].as_array().unwrap().len(), 3);
+    assert_eq!(report["rows"][2]["wrong"], 0);
 }

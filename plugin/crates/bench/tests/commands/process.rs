@@ -91,6 +91,10 @@ impl Running {
         }
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
     }
@@ -130,6 +134,15 @@ pub(crate) fn run(arguments: &[&str]) -> Ended {
 
 /// Starts each rank as a process of its own, as pods do.
 pub(crate) fn ranks(count: usize, arguments: &[&str]) -> Vec<Running> {
+    ranks_with(count, arguments, |_, _| {})
+}
+
+/// The same; `set` may change the command of each rank.
+pub(crate) fn ranks_with(
+    count: usize,
+    arguments: &[&str],
+    set: impl Fn(usize, &mut Command),
+) -> Vec<Running> {
     // Taken for a moment and given back: the kernel does not hand it out again soon.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     (0..count)
@@ -140,6 +153,7 @@ pub(crate) fn ranks(count: usize, arguments: &[&str]) -> Vec<Running> {
                 .env("WORLD_SIZE", count.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string());
+            set(rank, &mut command);
             Running::start(command)
         })
         .collect()

@@ -1,6 +1,7 @@
 //! Loads the library and calls its tables as NCCL does, version by version.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::{env, mem, ptr, thread};
 use evenkeel_nccl_abi::{
     HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, SUCCESS,
 };
+use evenkeel_transport::HANDLE_BYTES;
 use libloading::Library;
 
 /// Long enough for a loaded machine; reached only when something is broken.
@@ -104,6 +106,16 @@ pub(crate) type Polled = Result<Option<Opaque>, NcclResult>;
 /// A handle, aligned as NCCL's are not.
 #[derive(Clone, Copy)]
 pub(crate) struct Handle(pub(crate) [u8; HANDLE_SIZE]);
+
+impl Handle {
+    /// Where it says that the listener is.
+    pub(crate) fn address(&self) -> SocketAddr {
+        let mut bytes = [0; HANDLE_BYTES];
+        bytes.copy_from_slice(&self.0[..HANDLE_BYTES]);
+        let handle = evenkeel_transport::Handle::decode(&bytes).expect("a handle");
+        SocketAddr::new(handle.addresses[0], handle.port)
+    }
+}
 
 /// A loaded table of some version.
 pub(crate) struct Net {
@@ -298,15 +310,26 @@ impl Net {
 
     /// Connects to itself: the sending and the receiving comm.
     pub(crate) fn pair(&self) -> (Opaque, Opaque) {
+        self.pair_at().0
+    }
+
+    /// Connects to itself: the sending and the receiving comm, and where the listener was.
+    pub(crate) fn pair_at(&self) -> ((Opaque, Opaque), SocketAddr) {
         let (listener, mut handle) = self.listen();
+        let address = handle.address();
         let (mut send, mut recv) = (None, None);
-        until("a connection", || {
-            send = send.or_else(|| self.poll_connect(&mut handle).expect("connect"));
+        let pair = until("a connection", || {
+            send = send.or_else(|| {
+                self.poll_connect(&mut handle).unwrap_or_else(|code| {
+                    panic!("connect gave {code}; the log: {:?}", log_lines("connect"))
+                })
+            });
             recv = recv.or_else(|| self.poll_accept(listener).expect("accept"));
             send.zip(recv)
         })
-        .inspect(|_| self.close_listen(listener))
-        .expect("a connection")
+        .expect("a connection");
+        self.close_listen(listener);
+        (pair, address)
     }
 
     /// Waits for a request.

@@ -9,7 +9,7 @@ use evenkeel_nccl_abi::INVALID_USAGE;
 use crate::harness::{Net, log_lines, pattern, until};
 
 /// Runs one of the ignored tests below in a process of its own.
-fn run_alone(test: &str, environment: &[(&str, &str)]) {
+pub(crate) fn run_alone(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(env::current_exe().unwrap())
         .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
         .envs(environment.iter().copied())
@@ -84,8 +84,10 @@ fn alone_finalize() {
     let mut net = Net::init(12, 2).unwrap();
     let (_abandoned, mut handle) = net.listen();
     let (listener, mut other) = net.listen();
-    // An attempt that nobody polls again.
-    net.poll_connect(&mut handle).unwrap();
+    // An attempt that nobody polls again, unless it is done at once.
+    if let Some(comm) = net.poll_connect(&mut handle).unwrap() {
+        net.close_send(comm);
+    }
     threads_appear();
     net.finalize();
     threads_disappear();
@@ -156,6 +158,54 @@ fn alone_ipv6() {
         assert_eq!(Net::init(12, 8).err(), Some(INVALID_USAGE));
         assert!(!log_lines("no usable network interface").is_empty());
     }
+}
+
+#[test]
+fn a_thousand_connections_leave_nothing_behind() {
+    run_alone("lifecycle::alone_thousand", &[]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone_thousand() {
+    let mut net = Net::init(12, 9).unwrap();
+    // Keeps the threads, so that those of each round are not counted as new.
+    let kept = net.pair();
+    // What is allocated once is allocated in the first rounds.
+    (0..50).for_each(|_| exchange(&net));
+    let (fds, threads, memory) = settled();
+    (0..950).for_each(|_| exchange(&net));
+    let (fds_after, threads_after, memory_after) = settled();
+    assert!(fds_after <= fds, "{fds} descriptors became {fds_after}");
+    assert!(threads_after <= threads, "{threads} threads became {threads_after}");
+    // A leak of a connection's state would be some kilobytes each time.
+    assert!(memory_after < memory + 2048, "{memory} KiB became {memory_after}");
+    net.close_send(kept.0);
+    net.close_recv(kept.1);
+    threads_disappear();
+    net.finalize();
+}
+
+/// Descriptors, threads and resident memory in KiB, once what was closed is gone.
+fn settled() -> (usize, usize, u64) {
+    let now = || {
+        let count = |folder: &str| fs::read_dir(folder).unwrap().count();
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let memory = line.trim().trim_end_matches(" kB").parse().unwrap();
+        (count("/proc/self/fd"), count("/proc/self/task"), memory)
+    };
+    // What a closed connection still delivers it has delivered soon: wait until nothing changes.
+    let mut last = now();
+    let mut calm = 0;
+    until("rest", || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let next = now();
+        calm = if (next.0, next.1) == (last.0, last.1) { calm + 1 } else { 0 };
+        last = next;
+        (calm >= 20).then_some(())
+    });
+    last
 }
 
 #[test]

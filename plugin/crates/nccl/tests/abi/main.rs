@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+mod by_hand;
 mod data;
+mod faults;
 mod from_c;
 mod harness;
 mod lifecycle;

@@ -1,21 +1,14 @@
 //! Peers that die, and connections that are no peers.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, REMOTE_ERROR};
-use evenkeel_transport::HANDLE_BYTES;
 
 use crate::harness::{Handle, Net, Opaque, PATIENCE, log_lines, pattern, until};
-
-fn address(handle: &Handle) -> SocketAddr {
-    let mut bytes = [0; HANDLE_BYTES];
-    bytes.copy_from_slice(&handle.0[..HANDLE_BYTES]);
-    evenkeel_transport::Handle::decode(&bytes).unwrap().addr
-}
 
 /// Ends with the process that owns it, and never outlives the test.
 struct Peer(Child);
@@ -106,7 +99,7 @@ fn a_killed_receiver_fails_every_request_of_the_sender() {
     let net = Net::init(12, 0xdead1).unwrap();
     let mut peer = Peer::start("peers::peer_that_receives", &[]);
     let mut handle = from_hex(&peer.says("handle "));
-    let peer_address = address(&handle);
+    let peer_address = handle.address();
     let comm = until("the peer", || net.poll_connect(&mut handle).unwrap()).unwrap();
     peer.says("connected");
     // More than sockets buffer, so that requests are still in flight.
@@ -191,7 +184,7 @@ fn a_listener_that_is_gone_is_an_error_and_no_hang() {
     net.close_listen(listener);
     let failed = until("an error", || net.poll_connect(&mut handle).err());
     assert!(failed.is_some());
-    assert!(!log_lines(&address(&handle).to_string()).is_empty());
+    assert!(!log_lines(&handle.address().to_string()).is_empty());
 }
 
 /// Waits until the other side has closed.
@@ -208,7 +201,7 @@ fn is_dropped(stream: &mut TcpStream) {
 fn strangers_are_dropped_and_the_peer_still_connects() {
     let net = Net::init(12, 0x57a).unwrap();
     let (listener, mut handle) = net.listen();
-    let addr = address(&handle);
+    let addr = handle.address();
     let mut garbage = TcpStream::connect(addr).unwrap();
     garbage.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     let mut silent = TcpStream::connect(addr).unwrap();
@@ -219,7 +212,7 @@ fn strangers_are_dropped_and_the_peer_still_connects() {
     let mut stale = TcpStream::connect(addr).unwrap();
     let mut hello = [0; 64];
     hello[..8].copy_from_slice(b"EVKL-HEL");
-    (hello[8], hello[14]) = (1, 1);
+    (hello[8], hello[12]) = (2, 1);
     stale.write_all(&hello).unwrap();
     drop(TcpStream::connect(addr).unwrap());
     assert_eq!(net.poll_accept(listener), Ok(None));
@@ -247,7 +240,7 @@ fn strangers_are_dropped_and_the_peer_still_connects() {
 fn a_flood_of_silent_connections_does_not_keep_the_peer_out() {
     let net = Net::init(12, 0xf100d).unwrap();
     let (listener, mut handle) = net.listen();
-    let addr = address(&handle);
+    let addr = handle.address();
     let mut flood: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(addr).unwrap()).collect();
     let (mut send, mut recv) = (None, None);
     until("the peer", || {

@@ -1,0 +1,55 @@
+package plot
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestScale(t *testing.T) {
+	for most, labels := range map[float64]string{
+		0.48: "0.0 0.1 0.2 0.3 0.4",
+		5:    "0 1 2 3 4 5",
+		0:    "0.0 0.2 0.4 0.6 0.8 1.0",
+		120:  "0 20 40 60 80 100 120",
+		0.02: "0.000 0.005 0.010 0.015 0.020",
+	} {
+		s := newScale(most, 0, 100)
+		var got []string
+		for _, tick := range s.ticks {
+			got = append(got, s.label(tick))
+		}
+		if strings.Join(got, " ") != labels {
+			t.Errorf("up to %v: %v, want %s", most, got, labels)
+		}
+		if at := s.at(most); at < 0 || at > 100 {
+			t.Errorf("up to %v: it is at %v, outside the drawing", most, at)
+		}
+	}
+}
+
+func TestLinesWithoutANameKeepTheColour(t *testing.T) {
+	var l Lines
+	for _, name := range []string{"one", "", "two", ""} {
+		l.Add(name, nil)
+	}
+	var got []string
+	for _, s := range l.series {
+		got = append(got, s.colour)
+	}
+	if want := []string{colours[0], colours[0], colours[1], colours[1]}; !slices.Equal(got, want) {
+		t.Errorf("colours %v, want %v", got, want)
+	}
+}
+
+func TestNamesAreText(t *testing.T) {
+	d := Dots{Title: "a < b"}
+	d.Add("x & y", []float64{1})
+	d.Add("none", nil)
+	svg := string(d.SVG())
+	for _, want := range []string{"a &lt; b", "x &amp; y", "failed"} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("no %q in\n%s", want, svg)
+		}
+	}
+}

@@ -1,0 +1,60 @@
+//! Several network cards as one device, in a network namespace of the test's own. Needs root, as the rest of the tests on
+//! real networks do.
+
+use std::process::Command;
+
+use crate::process::{Running, bench, is_row};
+
+/// The commands that make two cards with a subnet each, and then run the program.
+const CARDS: &str = "
+set -e
+for i in 0 1; do
+  ip link add e$i type veth peer name p$i
+  ip addr add 10.9.$i.1/24 dev e$i
+  ip link set p$i up
+  ip link set e$i up
+done
+ip link set lo up
+until [ $(ip -o link show up type veth | grep -c LOWER_UP) = 4 ]; do :; done
+exec \"$@\"
+";
+
+/// Runs `evenkeel-bench` where there are two cards.
+fn with_cards(arguments: &[&str]) -> Running {
+    let inner = bench(arguments);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--net", "sh", "-c", CARDS, "sh"])
+        .arg(inner.get_program())
+        .args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.env_remove("NCCL_SOCKET_IFNAME");
+    command.env("EVENKEEL_DEVICES", "joined");
+    command.stdin(std::process::Stdio::null());
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    Running::start(command)
+}
+
+#[test]
+fn a_card_that_fails_stops_nothing() {
+    let mut running =
+        with_cards(&["allreduce", "--spawn", "2", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"]);
+    let ranks = running.line(|line| line.contains("Rank  1"));
+    assert!(ranks.contains("Evenkeel on e0+e1,"), "{ranks}");
+    running.line(is_row);
+    let namespace = format!("--net=/proc/{}/ns/net", running.id());
+    let down =
+        Command::new("nsenter").args([&namespace, "ip", "link", "set", "e1", "down"]).status();
+    assert!(down.unwrap().success());
+    // Some rows may have been on their way already.
+    for _ in 0..20 {
+        let row = running.line(is_row);
+        let columns: Vec<_> = row.split_whitespace().collect();
+        assert_eq!((columns[8], columns[12]), ("0", "0"), "{row}");
+    }
+}

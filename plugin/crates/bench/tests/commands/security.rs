@@ -1,0 +1,85 @@
+//! The plugin's job key and port range, between processes that set them differently.
+
+use std::fs;
+use std::path::Path;
+
+use crate::process::{Ended, ranks_with, run};
+
+const ONCE: [&str; 9] = ["allreduce", "-b", "64K", "-e", "64K", "-n", "2", "--timeout", "20"];
+
+/// Runs two ranks with these keys; an empty one is none.
+fn with_keys(keys: [&str; 2]) -> Vec<Ended> {
+    let ranks = ranks_with(2, &ONCE, |rank, command| {
+        command.env("EVENKEEL_JOB_KEY", keys[rank]).env("EVENKEEL_CONNECT_TIMEOUT", "5");
+    });
+    ranks.into_iter().map(|rank| rank.end()).collect()
+}
+
+#[test]
+fn ranks_with_the_same_key_work_together() {
+    let key = "1f".repeat(32);
+    for ended in with_keys([&key, &key]) {
+        assert!(ended.status.success(), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_rank_with_another_key_or_none_is_refused_and_told_why() {
+    let (key, other) = ("1f".repeat(32), "2e".repeat(32));
+    let (key, other) = (key.as_str(), other.as_str());
+    for keys in [[key, other], [key, ""], ["", key]] {
+        let ended = with_keys(keys);
+        assert!(ended.iter().all(|ended| ended.status.code() == Some(1)), "{keys:?}: {ended:?}");
+        assert!(ended.iter().any(|ended| ended.err.contains("job key")), "{keys:?}: {ended:?}");
+        let shown = |ended: &Ended| [key, other].iter().any(|key| ended.err.contains(*key));
+        assert!(!ended.iter().any(shown), "a key is in the log: {ended:?}");
+    }
+}
+
+#[test]
+fn the_key_may_come_from_a_file() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    fs::create_dir_all(folder).unwrap();
+    let file = folder.join("job-key");
+    fs::write(&file, format!("{}\n", "1F".repeat(32))).unwrap();
+    let ranks = ranks_with(2, &ONCE, |rank, command| {
+        match rank {
+            0 => command.env("EVENKEEL_JOB_KEY_FILE", &file),
+            _ => command.env("EVENKEEL_JOB_KEY", "1f".repeat(32)),
+        };
+    });
+    for rank in ranks {
+        let ended = rank.end();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_port_range_that_is_too_small_is_named() {
+    let ranks = ranks_with(2, &ONCE, |_, command| {
+        command.env("EVENKEEL_PORTS", "29873-29874");
+    });
+    for rank in ranks {
+        let ended = rank.end();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+    // Two ranks on this machine need a port each.
+    let ranks = ranks_with(2, &ONCE, |_, command| {
+        command.env("EVENKEEL_PORTS", "29875");
+    });
+    let ended: Vec<_> = ranks.into_iter().map(|rank| rank.end()).collect();
+    assert!(
+        ended.iter().any(|ended| ended.err.contains("EVENKEEL_PORTS=29875-29875")),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn the_key_is_not_shown_with_the_settings() {
+    let ended = run(&["settings"]);
+    assert!(ended.out.contains("EVENKEEL_JOB_KEY"), "{ended:?}");
+    let mut command = crate::process::bench(&["settings"]);
+    command.env("EVENKEEL_JOB_KEY", "1f".repeat(32));
+    let ended = crate::process::Running::start(command).end();
+    assert!(!ended.out.contains("1f1f"), "{ended:?}");
+}

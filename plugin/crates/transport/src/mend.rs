@@ -1,0 +1,252 @@
+//! How a sender keeps its flows: dead ones are replaced, slow ones get another path.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use evenkeel_wire::{Repath, Step};
+use socket2::Socket;
+
+use crate::call::{Call, CallError, Caller};
+use crate::error::ErrorKind;
+use crate::send::{PLACES, Sender};
+use crate::sys::{self, PathInfo, lock};
+
+/// How long a call waits for the listener's welcome before another path is tried; the n-th call in
+/// a row waits n times as long, up to the limit.
+const CALL_PATIENCE: Duration = Duration::from_millis(400);
+const MOST_CALL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait after a first call that failed; doubled for each further one, up to the limit.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const MOST_DELAY: Duration = Duration::from_secs(2);
+/// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel
+/// asks for the second time after 0.6 s.
+const STALLED: u8 = 2;
+
+/// What is being done to get flows.
+pub(crate) struct Mending {
+    calls: Vec<Arc<Call>>,
+    /// Number of the next flow.
+    next_number: u32,
+    /// Calls in a row that failed.
+    failures: u32,
+    not_before: Option<Instant>,
+    /// Since when there is no flow.
+    flowless: Option<Instant>,
+    /// Why the last flow died.
+    cause: String,
+    /// Whether something was to be sent again when that was last looked at.
+    repeats: bool,
+    repath: Repath,
+}
+
+impl Mending {
+    /// For a connection that has begun with this many flows.
+    pub(crate) fn new(flows: u32) -> Self {
+        Self {
+            calls: Vec::new(),
+            next_number: flows,
+            failures: 0,
+            not_before: None,
+            flowless: None,
+            cause: String::new(),
+            repeats: false,
+            repath: Repath::new(flows as usize),
+        }
+    }
+}
+
+impl Sender {
+    /// A flow has died and is taken out.
+    pub(crate) fn lost_one(self: &Arc<Self>, why: &str) {
+        why.clone_into(&mut lock(&self.mending).cause);
+        self.replace(Instant::now());
+    }
+
+    /// Looks after the flows.
+    pub(crate) fn mend(self: &Arc<Self>, now: Instant, busy: bool) {
+        if self.is_over() {
+            return;
+        }
+        self.replace(now);
+        if busy {
+            self.find_dead_paths();
+        }
+        self.find_better_paths(now, busy);
+    }
+
+    /// Opens flows in place of dead ones, or fails when none can be had.
+    fn replace(self: &Arc<Self>, now: Instant) {
+        if self.is_over() {
+            return;
+        }
+        let settings = &self.base.context.settings;
+        let (live, all) = self.count_flows();
+        let repeats = lock(&self.queue).scheduler.must_repeat();
+        let mut mending = lock(&self.mending);
+        if all == 0 {
+            let since = *mending.flowless.get_or_insert(now);
+            let limit = settings.recovery_timeout;
+            if now.saturating_duration_since(since) >= limit {
+                let what = format!(
+                    "all flows are lost ({}) and none could be opened within {} s",
+                    mending.cause,
+                    limit.as_secs()
+                );
+                drop(mending);
+                self.fail(ErrorKind::Remote, &what);
+                return;
+            }
+        }
+        let mut missing = usize::from(settings.flows).saturating_sub(live + mending.calls.len());
+        // What no flow takes again needs a new one.
+        if std::mem::replace(&mut mending.repeats, repeats) && repeats && all < PLACES {
+            missing = missing.max(usize::from(mending.calls.is_empty()));
+        }
+        if missing > 0 && mending.not_before.is_none_or(|time| now >= time) {
+            self.call(&mut mending, missing, now);
+        }
+    }
+
+    /// Flows that take chunks, and those that drain too.
+    fn count_flows(&self) -> (usize, usize) {
+        let queue = lock(&self.queue);
+        let all = queue.flows.iter().flatten();
+        let live = all.clone().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).count();
+        (live, all.count())
+    }
+
+    fn call(self: &Arc<Self>, mending: &mut Mending, count: usize, now: Instant) {
+        for _ in 0..count {
+            let patience = (CALL_PATIENCE * (1 + mending.failures)).min(MOST_CALL_PATIENCE);
+            let flow = mending.next_number;
+            mending.next_number += 1;
+            let caller = Arc::<Self>::clone(self);
+            match Call::start(&self.destination, caller, flow, now + patience) {
+                Ok(call) => mending.calls.push(call),
+                // Out of descriptors or ports, or no route: that may pass.
+                Err(_) => mending.put_off(now),
+            }
+        }
+    }
+
+    /// Gives up all calls.
+    pub(crate) fn stop_mending(&self) {
+        let calls = std::mem::take(&mut lock(&self.mending).calls);
+        for call in calls {
+            call.take_socket();
+        }
+    }
+
+    /// Gives up flows that stand still.
+    fn find_dead_paths(self: &Arc<Self>) {
+        let flows = self.flows();
+        let clear: Vec<bool> = {
+            let mut queue = lock(&self.queue);
+            flows.iter().map(|flow| queue.scheduler.is_clear(flow.place)).collect()
+        };
+        if clear.iter().all(|clear| *clear) {
+            return;
+        }
+        let patience = self.base.context.settings.peer_timeout;
+        let infos: Vec<PathInfo> =
+            flows.iter().map(|flow| sys::path_info(&flow.socket).unwrap_or_default()).collect();
+        // Others may have nothing to send any more, since a message waits for all its chunks.
+        let answered = infos.iter().any(|info| info.unanswered == 0);
+        for ((flow, info), clear) in flows.iter().zip(&infos).zip(clear) {
+            let silent = info.silent;
+            if clear {
+                continue;
+            }
+            if info.unanswered >= 3 && silent >= patience {
+                let what = format!("the peer's host has not answered for {} s", silent.as_secs());
+                self.lose(flow, &what);
+            } else if info.unanswered >= STALLED && answered {
+                self.base.counters.stalled.add(1);
+                self.lose(flow, "it stood still while others moved");
+            }
+        }
+    }
+
+    /// Opens flows on other paths in the hope for faster ones, and closes slow ones for them.
+    fn find_better_paths(self: &Arc<Self>, now: Instant, busy: bool) {
+        let flows = self.flows();
+        for flow in flows.iter().filter(|flow| flow.retiring.load(Ordering::Relaxed)) {
+            self.retire(flow);
+        }
+        if !self.base.context.settings.repath {
+            return;
+        }
+        let live: Vec<_> =
+            flows.iter().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
+        let carried: Vec<_> =
+            live.iter().map(|flow| (flow.number, flow.counters.bytes())).collect();
+        let mut mending = lock(&self.mending);
+        if !mending.calls.is_empty() {
+            return;
+        }
+        match mending.repath.tick(now - self.epoch(), busy, &carried) {
+            Step::Nothing => {}
+            Step::Open(count) => {
+                let count = count.min(PLACES.saturating_sub(flows.len()));
+                self.call(&mut mending, count, now);
+            }
+            Step::Close(number) => {
+                drop(mending);
+                if let Some(flow) = live.iter().find(|flow| flow.number == number) {
+                    self.base.counters.repathed.add(1);
+                    flow.retiring.store(true, Ordering::Relaxed);
+                    self.retire(flow);
+                }
+            }
+        }
+    }
+}
+
+impl Mending {
+    fn put_off(&mut self, now: Instant) {
+        let delay = FIRST_DELAY * (1 << self.failures.min(10));
+        self.failures += 1;
+        self.not_before = Some(now + delay.min(MOST_DELAY));
+    }
+}
+
+impl Caller for Sender {
+    fn welcomed(self: Arc<Self>, flow: u32, socket: Socket) {
+        let outage = {
+            let mut mending = lock(&self.mending);
+            mending.calls.retain(|call| call.flow() != flow);
+            (mending.failures, mending.not_before) = (0, None);
+            mending.flowless.take()
+        };
+        let in_place_of_another = {
+            let (live, _) = self.count_flows();
+            live < usize::from(self.base.context.settings.flows)
+        };
+        if self.adopt(flow, socket).is_err() {
+            return;
+        }
+        self.base.counters.replaced.add(in_place_of_another.into());
+        if let Some(since) = outage {
+            self.base.counters.recovered.add(1);
+            let cause = lock(&self.mending).cause.clone();
+            let gap = since.elapsed().as_millis();
+            self.base.info(&format!("recovered after {gap} ms without a flow ({cause})"));
+        }
+    }
+
+    fn not_welcomed(self: Arc<Self>, flow: u32, error: CallError) {
+        let (_, all) = self.count_flows();
+        let cause = {
+            let mut mending = lock(&self.mending);
+            mending.calls.retain(|call| call.flow() != flow);
+            mending.put_off(Instant::now());
+            mending.cause.clone()
+        };
+        if error.is_final && all == 0 {
+            let what =
+                format!("all flows are lost ({cause}) and no other can be had: {}", error.what);
+            self.fail(ErrorKind::Remote, &what);
+        }
+    }
+}

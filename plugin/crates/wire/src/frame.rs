@@ -1,0 +1,217 @@
+//! What travels on a flow after the handshake: frames of a fixed size, some with a payload.
+
+use crate::{CHUNK_ALIGN, MAX_MESSAGE_BYTES};
+
+/// Encoded length of a [`Frame`] without its payload, in bytes.
+pub const FRAME_BYTES: usize = 32;
+
+const KIND_CHUNK: u16 = 1;
+const KIND_FLOW_DEAD: u16 = 2;
+const KIND_ACK: u16 = 3;
+const KIND_BYE: u16 = 4;
+
+/// Flag of a chunk: the sender waits for its message's acknowledgement.
+const FLAG_ACK_WANTED: u16 = 1;
+
+/// One step of the conversation on a flow.
+///
+/// Layout: kind u16, flags u16, length u32, then three u64: a chunk's message, offset and total; an
+/// acknowledgement's message; a dead flow's number. What a kind does not use is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// To the receiver: a piece of a message follows.
+    Chunk(ChunkHeader),
+    /// Nothing more will come on another flow, and nothing that it still holds may be used: what it
+    /// had not delivered is sent again, after this frame. A receiver answers with its latest
+    /// acknowledgement, which may have been lost with the flow. A receiver says the same of a flow
+    /// that it has lost.
+    FlowDead(u32),
+    /// To the sender: every message below this number is complete.
+    Ack(u64),
+    /// The connection is closed on purpose: no use in opening other flows.
+    Bye,
+}
+
+/// Says which bytes of which message follow on this flow. The connection is implied by the flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// Number of the message in its connection, from 0.
+    pub message: u64,
+    /// First byte of the chunk in the message.
+    pub offset: u64,
+    /// Bytes in this chunk; 0 only for the one chunk of an empty message.
+    pub length: u32,
+    /// Bytes in the whole message.
+    pub total: u64,
+    /// Whether the sender waits for the message's acknowledgement. Else it may come late, together
+    /// with others.
+    pub ack_wanted: bool,
+}
+
+/// Why 32 bytes are not a valid frame.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Not a frame this version knows.
+    #[error("unknown frame kind {kind:#06x} (flags {flags:#06x})")]
+    UnknownKind {
+        /// The kind field.
+        kind: u16,
+        /// The flags field.
+        flags: u16,
+    },
+    /// A field that the kind does not use is not zero.
+    #[error("frame kind {kind:#06x} with fields that it does not have")]
+    Unused {
+        /// The kind field.
+        kind: u16,
+    },
+    /// The numbers contradict each other.
+    #[error("impossible chunk: offset {offset}, length {length}, message of {total} bytes")]
+    Impossible {
+        /// Claimed offset.
+        offset: u64,
+        /// Claimed length.
+        length: u32,
+        /// Claimed message length.
+        total: u64,
+    },
+}
+
+impl Frame {
+    /// The bytes to send.
+    pub fn encode(&self) -> [u8; FRAME_BYTES] {
+        let (kind, flags, length, fields) = match *self {
+            Self::Chunk(chunk) => {
+                let flags = if chunk.ack_wanted { FLAG_ACK_WANTED } else { 0 };
+                (KIND_CHUNK, flags, chunk.length, [chunk.message, chunk.offset, chunk.total])
+            }
+            Self::FlowDead(flow) => (KIND_FLOW_DEAD, 0, 0, [flow.into(), 0, 0]),
+            Self::Ack(below) => (KIND_ACK, 0, 0, [below, 0, 0]),
+            Self::Bye => (KIND_BYE, 0, 0, [0; 3]),
+        };
+        let mut out = [0; FRAME_BYTES];
+        out[0..2].copy_from_slice(&kind.to_le_bytes());
+        out[2..4].copy_from_slice(&flags.to_le_bytes());
+        out[4..8].copy_from_slice(&length.to_le_bytes());
+        for (place, field) in out[8..].chunks_exact_mut(8).zip(fields) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads a frame and checks that a correct peer could have sent it.
+    ///
+    /// # Errors
+    /// [`FrameError`] when the bytes are not such a frame.
+    pub fn decode(bytes: &[u8; FRAME_BYTES]) -> Result<Self, FrameError> {
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u64_at = |at: usize| {
+            let mut raw = [0; 8];
+            raw.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(raw)
+        };
+        let (kind, flags) = (u16_at(0), u16_at(2));
+        let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        let fields = [u64_at(8), u64_at(16), u64_at(24)];
+        let frame = match (kind, flags) {
+            (KIND_CHUNK, 0 | FLAG_ACK_WANTED) => {
+                let [message, offset, total] = fields;
+                let ack_wanted = flags == FLAG_ACK_WANTED;
+                let chunk = ChunkHeader { message, offset, length, total, ack_wanted };
+                if !chunk.is_possible() {
+                    return Err(FrameError::Impossible { offset, length, total });
+                }
+                return Ok(Self::Chunk(chunk));
+            }
+            // The low half is all of it: the rest is found to be zero below.
+            (KIND_FLOW_DEAD, 0) => Self::FlowDead(fields[0] as u32),
+            (KIND_ACK, 0) => Self::Ack(fields[0]),
+            (KIND_BYE, 0) => Self::Bye,
+            _ => return Err(FrameError::UnknownKind { kind, flags }),
+        };
+        if frame.encode() == *bytes { Ok(frame) } else { Err(FrameError::Unused { kind }) }
+    }
+}
+
+impl ChunkHeader {
+    /// One past the last byte of the chunk.
+    pub fn end(&self) -> u64 {
+        self.offset + u64::from(self.length)
+    }
+
+    fn is_possible(&self) -> bool {
+        let Some(end) = self.offset.checked_add(u64::from(self.length)) else { return false };
+        self.total <= MAX_MESSAGE_BYTES
+            && end <= self.total
+            && (self.length > 0 || self.total == 0)
+            && self.offset.is_multiple_of(CHUNK_ALIGN)
+            && (end == self.total || end.is_multiple_of(CHUNK_ALIGN))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const CHUNK: ChunkHeader =
+        ChunkHeader { message: 7, offset: 128, length: 5, total: 133, ack_wanted: true };
+
+    #[test]
+    fn layout_is_fixed() {
+        let mut expected = [0; FRAME_BYTES];
+        expected[0] = 1;
+        expected[2] = 1;
+        expected[4] = 5;
+        expected[8] = 7;
+        expected[16] = 128;
+        expected[24] = 133;
+        assert_eq!(Frame::Chunk(CHUNK).encode(), expected);
+        assert_eq!(Frame::decode(&expected), Ok(Frame::Chunk(CHUNK)));
+        for frame in [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Bye] {
+            assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        }
+    }
+
+    #[test]
+    fn impossible_chunks_are_refused() {
+        let good =
+            ChunkHeader { message: 0, offset: 128, length: 128, total: 256, ack_wanted: false };
+        assert_eq!(Frame::decode(&Frame::Chunk(good).encode()), Ok(Frame::Chunk(good)));
+        for bad in [
+            ChunkHeader { total: 255, ..good },
+            ChunkHeader { offset: 1, total: 512, ..good },
+            ChunkHeader { length: 100, ..good },
+            ChunkHeader { length: 0, ..good },
+            ChunkHeader { offset: u64::MAX - 127, ..good },
+            ChunkHeader { total: MAX_MESSAGE_BYTES + 1, ..good },
+        ] {
+            let refused = Frame::decode(&Frame::Chunk(bad).encode());
+            assert!(matches!(refused, Err(FrameError::Impossible { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_and_stray_fields_are_refused() {
+        let mut bytes = Frame::Chunk(CHUNK).encode();
+        bytes[0] = 9;
+        assert!(matches!(Frame::decode(&bytes), Err(FrameError::UnknownKind { .. })));
+        let mut bytes = Frame::FlowDead(1).encode();
+        bytes[13] = 1;
+        assert_eq!(Frame::decode(&bytes), Err(FrameError::Unused { kind: 2 }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail_without_panic(mut bytes: [u8; FRAME_BYTES], kind in 0u8..6) {
+            for known in [false, true] {
+                if known {
+                    bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
+                }
+                if let Ok(frame) = Frame::decode(&bytes) {
+                    prop_assert_eq!(frame.encode(), bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! When to look for other paths, and which flows to give up for them.
+
+use std::time::Duration;
+
+/// How long the flows are observed before anything is concluded.
+const PERIOD: Duration = Duration::from_millis(90);
+/// A gain of the whole rate by less than this is none.
+const GAIN: f64 = 1.05;
+/// A loss of the whole rate by more than this means that the paths have changed.
+const LOSS: f64 = 0.85;
+/// How long nothing is tried after it has not helped; doubled each time, up to the limit.
+const FIRST_REST: Duration = Duration::from_millis(400);
+const LONGEST_REST: Duration = Duration::from_secs(10);
+/// Flows that carry less than this in a period, in bytes each, are not limited by their paths.
+const LEAST_BYTES: u64 = 128 << 10;
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Go on as it is.
+    Nothing,
+    /// Open this many more flows: they may find other paths.
+    Open(usize),
+    /// Let this flow drain, then close it.
+    Close(u32),
+}
+
+/// Finds paths that no flow uses, by trying.
+///
+/// What a path yields shows only when it is used, so it goes in rounds: open as many flows more as
+/// the connection has, see whether all together deliver more, and close the slowest ones, one at a
+/// time, until there are as many as before. A flow that shares its path with others is slow, and
+/// closing it makes the others faster, so what is left spreads over the paths there are. Rounds
+/// that don't help make the next one come later.
+///
+/// Times are given as durations since any fixed moment.
+#[derive(Debug)]
+pub struct Repath {
+    /// Flows that the connection is to have.
+    flows: usize,
+    /// What each flow had carried when the period began.
+    before: Vec<(u32, u64)>,
+    since: Option<Duration>,
+    /// Bytes per second before the round, while there is one.
+    round: Option<f64>,
+    /// A flow was closed in the last period.
+    unsettled: bool,
+    /// Bytes per second after the last round, or since they fell.
+    settled: f64,
+    rest: Duration,
+    not_before: Duration,
+}
+
+impl Repath {
+    /// For a connection that is to have this many flows.
+    pub fn new(flows: usize) -> Self {
+        Self {
+            flows,
+            before: Vec::new(),
+            since: None,
+            round: None,
+            unsettled: false,
+            settled: 0.0,
+            rest: FIRST_REST,
+            not_before: Duration::ZERO,
+        }
+    }
+
+    /// Some time has passed. `busy`: there are messages to send. `carried`: each flow's number and
+    /// the bytes it has carried in all.
+    pub fn tick(&mut self, now: Duration, busy: bool, carried: &[(u32, u64)]) -> Step {
+        let known = carried.len() == self.before.len()
+            && carried.iter().zip(&self.before).all(|(new, old)| new.0 == old.0);
+        let Some(since) = self.since.filter(|_| busy && known) else {
+            self.begin(now, carried);
+            if !busy {
+                self.since = None;
+            }
+            return Step::Nothing;
+        };
+        let time = now.saturating_sub(since);
+        if time < PERIOD {
+            return Step::Nothing;
+        }
+        let bytes = |(new, old): (&(u32, u64), &(u32, u64))| (new.0, new.1 - old.1);
+        let moved: Vec<(u32, u64)> = carried.iter().zip(&self.before).map(bytes).collect();
+        let total: u64 = moved.iter().map(|(_, bytes)| bytes).sum();
+        let rate = total as f64 / time.as_secs_f64();
+        self.begin(now, carried);
+        if total < LEAST_BYTES * carried.len() as u64 {
+            return Step::Nothing;
+        }
+        if carried.len() > self.flows {
+            self.unsettled = true;
+            let slowest = moved.iter().min_by_key(|(_, bytes)| *bytes);
+            return slowest.map_or(Step::Nothing, |(flow, _)| Step::Close(*flow));
+        }
+        if std::mem::take(&mut self.unsettled) {
+            // The others need a moment to take over what the last one had.
+            return Step::Nothing;
+        }
+        if let Some(before) = self.round.take() {
+            let helped = rate > before * GAIN;
+            self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
+            self.not_before = now + self.rest;
+            self.settled = rate;
+        } else if rate < self.settled * LOSS {
+            self.rest = FIRST_REST;
+            self.not_before = self.not_before.min(now + self.rest);
+            self.settled = rate;
+        }
+        if carried.len() < self.flows || now < self.not_before {
+            return Step::Nothing;
+        }
+        self.round = Some(rate);
+        Step::Open(self.flows)
+    }
+
+    fn begin(&mut self, now: Duration, carried: &[(u32, u64)]) {
+        self.since = Some(now);
+        self.before.clear();
+        self.before.extend_from_slice(carried);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Flows that are hashed onto links, which their flows share evenly.
+    struct Network {
+        links: Vec<f64>,
+        /// Number, link and bytes carried of each flow.
+        flows: Vec<(u32, usize, u64)>,
+        next: u32,
+        random: u64,
+    }
+
+    impl Network {
+        fn new(links: &[f64], flows: usize, seed: u64) -> Self {
+            let (links, flows_before) = (links.to_vec(), Vec::new());
+            let mut network = Self { links, flows: flows_before, next: 0, random: seed };
+            network.open(flows);
+            network
+        }
+
+        fn open(&mut self, count: usize) {
+            for _ in 0..count {
+                self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(7);
+                let link = (self.random >> 33) as usize % self.links.len();
+                self.flows.push((self.next, link, 0));
+                self.next += 1;
+            }
+        }
+
+        /// Bytes per second of all flows.
+        fn pass(&mut self, time: Duration) -> f64 {
+            let mut total = 0.0;
+            for (link, rate) in self.links.iter().enumerate() {
+                let share = self.flows.iter_mut().filter(|flow| flow.1 == link);
+                let flows: Vec<_> = share.collect();
+                let each = rate / flows.len().max(1) as f64;
+                for flow in flows {
+                    flow.2 += (each * time.as_secs_f64()) as u64;
+                    total += each;
+                }
+            }
+            total
+        }
+    }
+
+    /// Lets it work for this long; the mean rate of the last second.
+    fn run(network: &mut Network, repath: &mut Repath, begin: Duration, time: Duration) -> f64 {
+        let step = Duration::from_millis(100);
+        let mut rates = Vec::new();
+        let mut now = begin;
+        while now < begin + time {
+            now += step;
+            rates.push(network.pass(step));
+            let carried: Vec<_> = network.flows.iter().map(|flow| (flow.0, flow.2)).collect();
+            match repath.tick(now, true, &carried) {
+                Step::Nothing => {}
+                Step::Open(count) => network.open(count),
+                Step::Close(number) => network.flows.retain(|flow| flow.0 != number),
+            }
+            assert!((4..=8).contains(&network.flows.len()));
+        }
+        rates.iter().rev().take(10).sum::<f64>() / 10.0
+    }
+
+    #[test]
+    fn links_that_no_flow_was_hashed_to_are_found() {
+        let (mut before, mut after) = (0.0, 0.0);
+        for seed in 1..=200 {
+            let mut network = Network::new(&[125e6; 4], 4, seed * 7919);
+            before += network.pass(Duration::ZERO) / 500e6;
+            let mut repath = Repath::new(4);
+            after += run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(5)) / 500e6;
+        }
+        assert!(before / 200.0 < 0.75, "{before}");
+        assert!(after / 200.0 > 0.95, "{after}");
+    }
+
+    #[test]
+    fn trying_in_vain_becomes_rare() {
+        let mut network = Network::new(&[125e6], 4, 1);
+        let mut repath = Repath::new(4);
+        run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(30));
+        let opened = network.next;
+        run(&mut network, &mut repath, Duration::from_secs(30), Duration::from_secs(60));
+        assert!(network.next - opened <= 6 * 4, "{} flows opened", network.next - opened);
+    }
+
+    #[test]
+    fn a_change_for_the_worse_is_answered_soon() {
+        let mut network = Network::new(&[125e6; 4], 4, 3);
+        let mut repath = Repath::new(4);
+        run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(60));
+        // All flows end up on one link, as after an outage of the others.
+        network.flows.iter_mut().for_each(|flow| flow.1 = 0);
+        let seconds = Duration::from_secs(60);
+        let rate = run(&mut network, &mut repath, seconds, Duration::from_secs(4));
+        assert!(rate > 300e6, "{rate}");
+    }
+
+    #[test]
+    fn idle_connections_are_left_alone() {
+        let mut repath = Repath::new(4);
+        let flows: Vec<(u32, u64)> = (0..4).map(|flow| (flow, 0)).collect();
+        for step in 0..100 {
+            let now = Duration::from_millis(200 * step);
+            assert_eq!(repath.tick(now, step % 2 == 0, &flows), Step::Nothing);
+        }
+    }
+}
