@@ -1,17 +1,19 @@
 //! Which kernel runs, compiled for which instructions.
 
 use crate::kernel::{self, Kernel, Max, Min, Prod, Sources, Sum};
+#[cfg(target_arch = "x86_64")]
+use crate::x86::{self, Avx2, Avx512};
 use crate::{DataType, Op};
 
 /// A set of instructions that the kernels are compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Instructions {
     /// What every processor of the architecture has: SSE2 on x86-64, NEON on aarch64.
     Baseline,
     #[cfg(target_arch = "x86_64")]
-    Avx2(x86::Avx2),
+    Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
-    Avx512(x86::Avx512),
+    Avx512(Avx512),
 }
 
 impl Instructions {
@@ -20,9 +22,9 @@ impl Instructions {
         [
             Some(Self::Baseline),
             #[cfg(target_arch = "x86_64")]
-            x86::Avx2::detect().map(Self::Avx2),
+            Avx2::detect().map(Self::Avx2),
             #[cfg(target_arch = "x86_64")]
-            x86::Avx512::detect().map(Self::Avx512),
+            Avx512::detect().map(Self::Avx512),
         ]
         .into_iter()
         .flatten()
@@ -42,107 +44,64 @@ impl Instructions {
 
     /// Reduces buffers that all hold the same whole number of elements.
     pub(crate) fn reduce(self, kind: DataType, op: Op, sources: Sources<'_>, into: &mut [u8]) {
-        macro_rules! with {
-            ($($kind:ident $bytes:literal $lanes:literal,)+) => {
+        #[cfg(target_arch = "x86_64")]
+        macro_rules! vectors {
+            ($($set:ident $kind:ident $bytes:literal $block:literal,)+) => {
+                match (self, kind, op) {
+                    $((Self::$set(set), DataType::$kind, Op::Sum) => {
+                        let kernel = x86::$kind(set, Sum);
+                        return set.run::<_, $bytes, $block, 8>(kernel, sources, into);
+                    }
+                    (Self::$set(set), DataType::$kind, Op::Prod) => {
+                        let kernel = x86::$kind(set, Prod);
+                        return set.run::<_, $bytes, $block, 1>(kernel, sources, into);
+                    })+
+                    _ => {}
+                }
+            };
+        }
+        // Bytes of an element and elements of a block, up to 4 KiB of each source. Sums are what jobs
+        // wait for; other reductions do with fewer loops to compile, one source to a pass.
+        #[cfg(target_arch = "x86_64")]
+        vectors! {
+            Avx2 Float32 32 128, Avx2 Float16 16 256, Avx2 Bfloat16 32 128,
+            Avx512 Float32 64 64, Avx512 Float16 32 128, Avx512 Bfloat16 64 64,
+        }
+        macro_rules! scalars {
+            ($($kind:ident $bytes:literal $block:literal,)+) => {
                 match (kind, op) {$(
                     (DataType::$kind, Op::Sum) =>
-                        self.run::<kernel::$kind<Sum>, $bytes, $lanes>(sources, into),
+                        self.run::<_, $bytes, $block, 4>(kernel::$kind(Sum), sources, into),
                     (DataType::$kind, Op::Prod) =>
-                        self.run::<kernel::$kind<Prod>, $bytes, $lanes>(sources, into),
+                        self.run::<_, $bytes, $block, 1>(kernel::$kind(Prod), sources, into),
                     (DataType::$kind, Op::Max) =>
-                        self.run::<kernel::$kind<Max>, $bytes, $lanes>(sources, into),
+                        self.run::<_, $bytes, $block, 1>(kernel::$kind(Max), sources, into),
                     (DataType::$kind, Op::Min) =>
-                        self.run::<kernel::$kind<Min>, $bytes, $lanes>(sources, into),
+                        self.run::<_, $bytes, $block, 1>(kernel::$kind(Min), sources, into),
                 )+}
             };
         }
-        with! {
-            Int8 1 64, Uint8 1 64,
-            Int32 4 64, Uint32 4 64, Float32 4 64,
-            Int64 8 32, Uint64 8 32, Float64 8 32,
-            Float16 2 64, Bfloat16 2 64,
-            Float8E4m3 1 64, Float8E5m2 1 64,
+        scalars! {
+            Int8 1 4096, Uint8 1 4096,
+            Int32 4 1024, Uint32 4 1024, Float32 4 1024,
+            Int64 8 512, Uint64 8 512, Float64 8 512,
+            Float16 2 2048, Bfloat16 2 2048,
+            Float8E4m3 1 2048, Float8E5m2 1 2048,
         }
     }
 
-    fn run<K: Kernel<N>, const N: usize, const L: usize>(
+    fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: usize>(
         self,
+        kernel: K,
         sources: Sources<'_>,
         into: &mut [u8],
     ) {
         match self {
-            Self::Baseline => everything::<K, N, L>(sources, into),
+            Self::Baseline => kernel::run::<K, N, BLOCK, FAN>(kernel, sources, into),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(avx2) => avx2.run::<K, N, L>(sources, into),
+            Self::Avx2(set) => set.run::<K, N, BLOCK, FAN>(kernel, sources, into),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(avx512) => avx512.run::<K, N, L>(sources, into),
-        }
-    }
-}
-
-#[inline(always)]
-fn everything<K: Kernel<N>, const N: usize, const L: usize>(sources: Sources<'_>, into: &mut [u8]) {
-    let at = kernel::run::<K, N, L>(sources, into, 0);
-    kernel::run::<K, N, 1>(sources, into, at);
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod x86 {
-    use super::*;
-
-    /// Proof that this processor has AVX2.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-    pub(crate) struct Avx2(());
-
-    impl Avx2 {
-        pub(super) fn detect() -> Option<Self> {
-            is_x86_feature_detected!("avx2").then_some(Self(()))
-        }
-
-        pub(super) fn run<K: Kernel<N>, const N: usize, const L: usize>(
-            self,
-            sources: Sources<'_>,
-            into: &mut [u8],
-        ) {
-            #[target_feature(enable = "avx2")]
-            fn with<K: Kernel<N>, const N: usize, const L: usize>(
-                sources: Sources<'_>,
-                into: &mut [u8],
-            ) {
-                everything::<K, N, L>(sources, into);
-            }
-            // SAFETY: `self` exists only where `detect` found the feature.
-            unsafe { with::<K, N, L>(sources, into) }
-        }
-    }
-
-    /// Proof that this processor has the part of AVX-512 that server processors have had since 2017.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-    pub(crate) struct Avx512(());
-
-    impl Avx512 {
-        pub(super) fn detect() -> Option<Self> {
-            (is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl"))
-            .then_some(Self(()))
-        }
-
-        pub(super) fn run<K: Kernel<N>, const N: usize, const L: usize>(
-            self,
-            sources: Sources<'_>,
-            into: &mut [u8],
-        ) {
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-            fn with<K: Kernel<N>, const N: usize, const L: usize>(
-                sources: Sources<'_>,
-                into: &mut [u8],
-            ) {
-                everything::<K, N, L>(sources, into);
-            }
-            // SAFETY: `self` exists only where `detect` found the features.
-            unsafe { with::<K, N, L>(sources, into) }
+            Self::Avx512(set) => set.run::<K, N, BLOCK, FAN>(kernel, sources, into),
         }
     }
 }
@@ -264,6 +223,33 @@ mod tests {
                 agrees(kind, op, &[cut(0), cut(1), cut(2)], elements % 3);
             }
         });
+    }
+
+    /// Several blocks, the last one incomplete, and as many sources as fill passes or begin another.
+    #[test]
+    fn many_sources_of_several_blocks_agree() {
+        const BYTES: usize = 9000;
+        let buffers: Vec<Vec<u8>> = (0..34usize)
+            .map(|rank| (0..BYTES).map(|i| (i * (2 * rank + 3) % 251) as u8).collect())
+            .collect();
+        each(|kind, op| {
+            for n in [1, 2, 5, 6, 9, 10, 13, 17, 18, 34] {
+                let sources: Vec<_> = buffers[..n].iter().map(Vec::as_slice).collect();
+                agrees(kind, op, &sources, n);
+            }
+        });
+    }
+
+    #[test]
+    fn the_widest_set_is_used() {
+        let available: Vec<_> = Instructions::available().map(Instructions::name).collect();
+        println!("tested on this processor: {available:?}");
+        assert_eq!(available.last().copied(), Some(crate::instructions()));
+        let all: &[_] = match available[0] {
+            "SSE2" => &["SSE2", "AVX2", "AVX-512"],
+            only => &[only],
+        };
+        assert!(all.starts_with(&available), "{available:?}");
     }
 
     #[test]

@@ -34,6 +34,10 @@ mod float;
 mod kernel;
 mod kind;
 pub mod reference;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::sync::OnceLock;
 
 use dispatch::Instructions;
 use kernel::Sources;
@@ -105,7 +109,8 @@ pub fn instructions() -> &'static str {
 }
 
 fn best() -> Instructions {
-    Instructions::available().next_back().unwrap_or(Instructions::Baseline)
+    static BEST: OnceLock<Instructions> = OnceLock::new();
+    *BEST.get_or_init(|| Instructions::available().next_back().unwrap_or(Instructions::Baseline))
 }
 
 fn check(kind: DataType, sources: &[&[u8]], want: usize, first: usize) -> Result<(), ReduceError> {
