@@ -23,6 +23,8 @@ pub(crate) struct Counters {
     /// Bytes of the messages that are complete.
     bytes: Counter,
     chunks: Counter,
+    /// Bytes of the chunks moved.
+    carried: Counter,
     /// Bytes that were sent again because a flow died; on the receiving side, those that came
     /// again.
     pub(crate) repeated: Counter,
@@ -47,6 +49,11 @@ impl Counters {
     /// Bytes of the messages that are complete.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.get()
+    }
+
+    /// Bytes of the chunks moved, those that were repeated included.
+    pub(crate) fn carried(&self) -> u64 {
+        self.carried.get()
     }
 
     /// Chunks moved.
@@ -81,6 +88,7 @@ impl FlowCounters {
     /// Counts a chunk for the flow and its connection.
     pub(crate) fn chunk(&self, connection: &Counters, bytes: u64) {
         self.bytes.add(bytes);
+        connection.carried.add(bytes);
         connection.chunks.add(1);
     }
 

@@ -76,6 +76,8 @@ struct Worker {
     /// When to call which source although nothing happened to its socket. Few at any time.
     alarms: Mutex<Vec<(Instant, u64)>>,
     next_token: AtomicU64,
+    /// Nanoseconds in which it has not waited.
+    worked: AtomicU64,
 }
 
 impl Engine {
@@ -157,10 +159,11 @@ pub(crate) struct Registration {
 }
 
 fn interest() -> epoll::EventFlags {
-    epoll::EventFlags::IN
-        | epoll::EventFlags::OUT
-        | epoll::EventFlags::RDHUP
-        | epoll::EventFlags::ET
+    epoll::EventFlags::IN | interest_but_reading()
+}
+
+fn interest_but_reading() -> epoll::EventFlags {
+    epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
 }
 
 impl Registration {
@@ -212,6 +215,18 @@ impl Registration {
         let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
     }
 
+    /// The worker does not hear of what there is to read any more, until the next [`Registration::kick`].
+    pub(crate) fn leave_reading(&self, socket: impl AsFd) {
+        let data = epoll::EventData::new_u64(self.token);
+        // As in `kick`.
+        let _ = epoll::modify(&self.worker.epoll, socket, data, interest_but_reading());
+    }
+
+    /// How long the worker has not waited for anything, in all.
+    pub(crate) fn worked(&self) -> Duration {
+        Duration::from_nanos(self.worker.worked.load(Ordering::Relaxed))
+    }
+
     /// Ends the watch. A call of the source that has begun may still be running.
     pub(crate) fn end(&self, socket: impl AsFd) {
         // Fails only when the socket is not watched.
@@ -242,6 +257,7 @@ impl Worker {
             sources: Mutex::new(HashMap::new()),
             alarms: Mutex::default(),
             next_token: AtomicU64::new(WAKE + 1),
+            worked: AtomicU64::new(0),
         })
     }
 
@@ -261,18 +277,24 @@ impl Worker {
         CURRENT.set(ptr::from_ref(self).addr());
         let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); 64];
         let mut next_tick = Instant::now() + TICK;
+        let mut woke = Instant::now();
         while !self.stop.load(Ordering::Acquire) || self.lingering.load(Ordering::Acquire) > 0 {
+            let asleep = Instant::now();
+            self.worked.fetch_add((asleep - woke).as_nanos() as u64, Ordering::Relaxed);
             let timeout = if lock(&self.sources).is_empty() {
                 None
             } else {
                 let alarm = lock(&self.alarms).iter().map(|(at, _)| *at).min();
                 let next = alarm.map_or(next_tick, |at| at.min(next_tick));
-                let left = next.saturating_duration_since(Instant::now());
+                let left = next.saturating_duration_since(asleep);
                 Some(Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ })
             };
             let events = match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
                 Ok((events, _)) => events,
-                Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::INTR) => {
+                    woke = Instant::now();
+                    continue;
+                }
                 Err(error) => {
                     let why = format!("an I/O thread cannot go on: epoll_wait: {error}");
                     let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
@@ -280,6 +302,7 @@ impl Worker {
                     return;
                 }
             };
+            woke = Instant::now();
             for event in events {
                 let flags = event.flags;
                 let source = lock(&self.sources).get(&event.data.u64()).cloned();

@@ -185,7 +185,9 @@ impl Sender {
         if !mending.calls.is_empty() {
             return;
         }
-        match mending.repath.tick(now - self.epoch(), busy, &carried) {
+        // Other paths are of no use where the hosts are the limit.
+        let limited = busy && !self.is_narrow();
+        match mending.repath.tick(now - self.epoch(), limited, &carried) {
             Step::Nothing => {}
             Step::Open(count) => {
                 let count = count.min(PLACES.saturating_sub(flows.len()));
@@ -195,7 +197,7 @@ impl Sender {
                 drop(mending);
                 if let Some(flow) = live.iter().find(|flow| flow.number == number) {
                     self.base.counters.repathed.add(1);
-                    flow.retiring.store(true, Ordering::Relaxed);
+                    self.begin_to_retire(flow);
                     self.retire(flow);
                 }
             }

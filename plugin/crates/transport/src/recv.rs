@@ -28,6 +28,14 @@ use crate::turn::Turn;
 /// one as soon as it hears of the loss.
 const REPLACEMENT: Duration = Duration::from_millis(500);
 
+/// Most bytes that a caller who asks for small messages reads at a time.
+const CALLER_BYTES: u64 = 64 << 10;
+/// A caller who asks this often for small messages, one time after the other, reads them alone: a worker that is woken
+/// for each would only take the processor from it.
+const DILIGENT: u32 = 32;
+/// The worker looks after this time whether the caller still asks.
+const LEASE: Duration = Duration::from_millis(1);
+
 /// Receives messages from one peer, in the order in which it sends them.
 ///
 /// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
@@ -68,7 +76,11 @@ pub(crate) struct Receiver {
     clock: Registration,
     /// The place that brought the last bytes, where a caller with time looks first.
     warm: AtomicUsize,
+    /// The place of the flow that callers attend, where they look each time; `NOBODY` when there is none.
+    attended: AtomicUsize,
 }
+
+const NOBODY: usize = usize::MAX;
 
 struct Queue {
     reassembly: Reassembly<Posted>,
@@ -117,6 +129,17 @@ struct Reading {
     closed: bool,
     stage: Stage,
     header: [u8; FRAME_BYTES],
+    /// Whether the last message was small enough for a caller.
+    small: bool,
+    attendance: Attendance,
+}
+
+/// Who reads a flow.
+enum Attendance {
+    /// The worker, and callers who come by: so many times since the worker or a large message did.
+    Worker { visits: u32 },
+    /// A caller. It came last at this time, and the worker looks after it.
+    Caller { last: Instant },
 }
 
 #[derive(Clone, Copy)]
@@ -175,6 +198,7 @@ impl Receiver {
             }),
             clock: workers.registration(),
             warm: AtomicUsize::new(0),
+            attended: AtomicUsize::new(NOBODY),
         });
         receiver.clock.watch_time(Arc::new(Clock(Arc::clone(&receiver))));
         let observed: Weak<Self> = Arc::downgrade(&receiver);
@@ -222,6 +246,8 @@ impl Receiver {
                     closed: false,
                     stage: Stage::Header { have: 0 },
                     header: [0; FRAME_BYTES],
+                    small: false,
+                    attendance: Attendance::Worker { visits: 0 },
                 }),
                 answering: Mutex::default(),
             });
@@ -433,19 +459,92 @@ impl Owner for Receiver {
 
     fn progress(&self) {
         let warm = self.warm.load(Ordering::Relaxed);
+        self.visit(warm);
+        let attended = self.attended.load(Ordering::Relaxed);
+        if attended != warm && attended != NOBODY {
+            self.visit(attended);
+        }
+    }
+}
+
+impl Receiver {
+    /// A caller reads what has come on the flow in this place.
+    fn visit(&self, place: usize) {
         let flow = {
             let queue = lock(&self.queue);
-            queue.flows.get(warm).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
+            queue.flows.get(place).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
         };
         let Some(flow) = flow else { return };
         let inline = self.base.context.settings.inline_bytes;
-        flow.reading.take_if_free(|reading| flow.read_with(reading, inline));
+        flow.reading.take_if_free(|mut reading| {
+            let attends = flow.attend(&mut reading);
+            flow.read_with(reading, if attends { CALLER_BYTES } else { inline });
+        });
     }
 }
 
 impl RecvFlow {
     fn read(&self, limit: u64) {
         self.reading.take(|reading| self.read_with(reading, limit));
+    }
+
+    /// A caller is here; tells whether it is the one who reads the flow.
+    fn attend(&self, reading: &mut Reading) -> bool {
+        let attended = &self.receiver.attended;
+        match &mut reading.attendance {
+            Attendance::Caller { last } => *last = Instant::now(),
+            Attendance::Worker { visits } => {
+                *visits = visits.saturating_add(1);
+                let becomes = *visits >= DILIGENT
+                    && reading.small
+                    && !reading.closed
+                    && attended
+                        .compare_exchange(NOBODY, self.place, Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok();
+                if !becomes {
+                    return false;
+                }
+                let last = Instant::now();
+                reading.attendance = Attendance::Caller { last };
+                self.registration.leave_reading(&self.socket);
+                self.registration.alarm(last + LEASE);
+            }
+        }
+        true
+    }
+
+    /// The worker is here: it reads again what no caller reads any more.
+    fn look_after(&self, reading: &mut Reading) {
+        match &mut reading.attendance {
+            Attendance::Worker { visits } => *visits = 0,
+            Attendance::Caller { last } if last.elapsed() < LEASE => {
+                self.registration.alarm(*last + LEASE);
+            }
+            Attendance::Caller { .. } => self.hand_over(reading),
+        }
+    }
+
+    /// The worker reads from now on, what is there already included.
+    fn hand_over(&self, reading: &mut Reading) {
+        let before = std::mem::replace(&mut reading.attendance, Attendance::Worker { visits: 0 });
+        if matches!(before, Attendance::Caller { .. }) {
+            self.receiver.attended.store(NOBODY, Ordering::Relaxed);
+            self.registration.kick(&self.socket);
+        }
+    }
+
+    /// The worker reads, or sees that a caller does.
+    fn read_as_worker(&self) {
+        let mut looked = false;
+        self.reading.take(|mut reading| {
+            looked = true;
+            self.look_after(&mut reading);
+            self.read_with(reading, TURN_BYTES);
+        });
+        if !looked && self.receiver.attended.load(Ordering::Relaxed) == self.place {
+            // The caller is reading just now.
+            self.registration.alarm(Instant::now() + LEASE);
+        }
     }
 
     /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes
@@ -460,13 +559,20 @@ impl RecvFlow {
             }
             // What is read already is nothing that the worker would hear of.
             if moved > limit && reading.stage.wants_bytes() {
-                self.registration.kick(&self.socket);
+                // A caller who attends comes again.
+                if matches!(reading.attendance, Attendance::Worker { .. }) {
+                    self.registration.kick(&self.socket);
+                }
                 return;
             }
             let result = match reading.stage {
                 Stage::Header { have: FRAME_BYTES } => match Frame::decode(&reading.header) {
                     Ok(Frame::Chunk(chunk)) => {
                         reading.stage = Stage::Claim { chunk, at: chunk.offset };
+                        reading.small = chunk.total <= receiver.base.context.settings.inline_bytes;
+                        if !reading.small {
+                            self.hand_over(reading);
+                        }
                         continue;
                     }
                     Ok(Frame::FlowDead(number)) => {
@@ -602,6 +708,7 @@ impl RecvFlow {
         if std::mem::replace(&mut reading.closed, true) {
             return false;
         }
+        self.hand_over(&mut reading);
         let stage = std::mem::replace(&mut reading.stage, Stage::Header { have: 0 });
         if let Stage::Deliver { chunk, start, at, end, .. } = stage {
             let mut queue = lock(&self.receiver.queue);
@@ -721,9 +828,7 @@ impl Source for RecvFlow {
                 entry.ended = true;
             }
         }
-        if readiness.readable || readiness.ended {
-            self.read(TURN_BYTES);
-        }
+        self.read_as_worker();
         if readiness.ended {
             self.receiver.judge(Instant::now());
         }

@@ -1,5 +1,6 @@
 //! The sending side of a connection.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ChunkHeader, FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Next, Pace, Progress, Scheduler,
+    ChunkHeader, FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Next, Pace, Progress, Scheduler, Width,
 };
 use socket2::Socket;
 
@@ -82,6 +83,11 @@ pub(crate) struct Queue {
     /// Flows (as bits) that can take bytes and found nothing to send. Whoever queues a message
     /// takes some bits out and sees to it that those flows look again.
     idle: u128,
+    /// Flows (as bits) that take messages. The others have nothing to do as long as nothing is to be repeated.
+    used: u128,
+    width: Width,
+    /// Bytes carried when the clock last looked.
+    carried: u64,
     /// Messages whose requests are not done.
     requests: usize,
     copies: Copies,
@@ -166,6 +172,9 @@ impl Sender {
                 scheduler: Scheduler::default(),
                 flows: Vec::new(),
                 idle: 0,
+                used: 0,
+                width: Width::new(sockets.len()),
+                carried: 0,
                 requests: 0,
                 copies: Copies::new(inline),
                 unkept: VecDeque::new(),
@@ -216,6 +225,7 @@ impl Sender {
             }
             queue.flows[place] = Some(Arc::clone(&flow));
             queue.scheduler.opened(place);
+            queue.choose();
             flow
         };
         // It becomes idle, or takes work, when its worker first looks at it.
@@ -438,17 +448,56 @@ impl Sender {
         self.epoch
     }
 
+    /// Whether the hosts are the limit, so that fewer flows are used than there are.
+    pub(crate) fn is_narrow(&self) -> bool {
+        lock(&self.queue).width.is_narrow()
+    }
+
+    /// A flow is to take no more chunks.
+    pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
+        flow.retiring.store(true, Ordering::Relaxed);
+        lock(&self.queue).choose();
+    }
+
     /// Whether the connection is over: there is no use in flows.
     pub(crate) fn is_over(&self) -> bool {
         self.base.failed() || lock(&self.queue).closed
     }
 
-    fn tick(self: &Arc<Self>, now: Instant) {
-        let (lingers_until, busy) = {
-            let queue = lock(&self.queue);
-            let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
-            (until, !queue.scheduler.is_empty())
+    /// Sees to it that as many flows are used as are worth it. One of them does so for all.
+    fn adapt(&self, flow: &SendFlow, now: Duration) {
+        let waiting = {
+            let mut queue = lock(&self.queue);
+            // While other paths are tried, there are more.
+            let all = queue.flows.iter().flatten().count();
+            let carried = self.base.counters.carried();
+            if !queue.leads(flow.place)
+                || all != usize::from(self.base.context.settings.flows)
+                || !queue.width.tick(now, carried, flow.registration.worked())
+            {
+                return;
+            }
+            queue.choose();
+            queue.newly_wanted()
         };
+        waiting.iter().for_each(|flow| flow.kick());
+    }
+
+    fn tick(self: &Arc<Self>, now: Instant) {
+        let (lingers_until, busy, waiting) = {
+            let mut queue = lock(&self.queue);
+            let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
+            let busy = !queue.scheduler.is_empty();
+            let carried = self.base.counters.carried();
+            let stuck = busy && carried == std::mem::replace(&mut queue.carried, carried);
+            let mut waiting = Vec::new();
+            if stuck && queue.width.stuck() {
+                queue.choose();
+                waiting = queue.newly_wanted();
+            }
+            (until, busy, waiting)
+        };
+        waiting.iter().for_each(|flow| flow.kick());
         if let Some(deadline) = lingers_until {
             let given_up = now >= deadline || self.base.failed();
             if busy && given_up {
@@ -464,11 +513,40 @@ impl Sender {
 }
 
 impl Queue {
-    /// Takes out a flow that waits for work.
+    /// Takes out a flow that waits for work and may have some.
     fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
-        let place = (self.idle != 0).then(|| self.idle.trailing_zeros() as usize)?;
-        self.idle &= self.idle - 1;
+        let idle = self.idle & self.wanted();
+        let place = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
+        self.idle &= !(1 << place);
         self.flows[place].clone()
+    }
+
+    /// The flows (as bits) that there may be work for. What is to be repeated cannot go on each, and all say goodbye.
+    fn wanted(&self) -> u128 {
+        let all = self.scheduler.must_repeat() || self.lingering.is_some();
+        if all { u128::MAX } else { self.used }
+    }
+
+    /// Chooses the flows to use: all, or those that have carried most.
+    fn choose(&mut self) {
+        let live = self.flows.iter().flatten();
+        let mut live: Vec<_> = live.filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
+        if self.width.is_narrow() {
+            live.sort_by_key(|flow| Reverse(flow.counters.bytes()));
+            live.truncate(self.width.width());
+        }
+        self.used = live.iter().fold(0, |used, flow| used | 1 << flow.place);
+    }
+
+    /// Whether the flow in this place is the one that looks after the width.
+    fn leads(&self, place: usize) -> bool {
+        self.used.trailing_zeros() as usize == place
+    }
+
+    /// Flows that have work which nobody told them of.
+    fn newly_wanted(&mut self) -> Vec<Arc<SendFlow>> {
+        let work = self.scheduler.has_work();
+        std::iter::from_fn(|| if work { self.take_idle() } else { None }).collect()
     }
 
     /// The flow in this place has written its chunk. A small message that is written is kept as a
@@ -498,6 +576,7 @@ impl Queue {
             *place = None;
         }
         self.idle &= !(1 << flow.place);
+        self.choose();
     }
 }
 
@@ -611,9 +690,8 @@ impl SendFlow {
     fn next_frame(&self, writing: &mut Writing) -> Option<PartlyWritten> {
         let sender = &self.sender;
         let now = sender.epoch.elapsed();
-        if writing.pace.look_due(now)
-            && let Ok(info) = sys::path_info(&self.socket)
-        {
+        let look = writing.pace.look_due(now);
+        if look && let Ok(info) = sys::path_info(&self.socket) {
             let sys::PathInfo { acked, busy, round_trip, .. } = info;
             writing.pace.looked(now, Progress { acked, busy, round_trip });
         }
@@ -622,6 +700,9 @@ impl SendFlow {
             writing.outstanding = sys::unacknowledged(&self.socket);
         }
         let limit = writing.pace.chunk(sender.base.context.settings.chunk_bytes);
+        if look {
+            sender.adapt(self, now);
+        }
         let mut guard = lock(&sender.queue);
         let queue = &mut *guard;
         let mut over = false;
@@ -632,6 +713,10 @@ impl SendFlow {
         let retiring = self.retiring.load(Ordering::Relaxed);
         if over || retiring {
             // Over: the tick closes the connection; here the flow is locked.
+            return None;
+        }
+        if queue.wanted() & 1 << self.place == 0 {
+            queue.idle |= 1 << self.place;
             return None;
         }
         if writing.outstanding > most && queue.scheduler.has_work() {

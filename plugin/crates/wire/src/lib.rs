@@ -23,6 +23,7 @@ mod ranges;
 mod reassembly;
 mod repath;
 mod schedule;
+mod width;
 
 pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
 pub use frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError};
@@ -34,6 +35,7 @@ pub use pace::{Pace, Progress};
 pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};
 pub use repath::{Repath, Step};
 pub use schedule::{AckError, Next, Scheduler, Sent};
+pub use width::Width;
 
 /// Longest message, in bytes. NCCL never asks for more in one request.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;

@@ -11,6 +11,8 @@ const LOSS: f64 = 0.85;
 /// How long nothing is tried after it has not helped; doubled each time, up to the limit.
 const FIRST_REST: Duration = Duration::from_millis(400);
 const LONGEST_REST: Duration = Duration::from_secs(10);
+/// With a few flows, this many are opened in a round: of four paths, eight more flows miss one every tenth time.
+const MANY: usize = 12;
 /// Flows that carry less than this in a period, in bytes each, are not limited by their paths.
 const LEAST_BYTES: u64 = 128 << 10;
 
@@ -27,9 +29,9 @@ pub enum Step {
 
 /// Finds paths that no flow uses, by trying.
 ///
-/// What a path yields shows only when it is used, so it goes in rounds: open as many flows more as
-/// the connection has, see whether all together deliver more, and close the slowest ones, one at a
-/// time, until there are as many as before. A flow that shares its path with others is slow, and
+/// What a path yields shows only when it is used, so it goes in rounds: open more flows, up to three
+/// times as many as the connection has, see whether all together deliver more, and close the slowest
+/// ones, one at a time, until there are as many as before. A flow that shares its path with others is slow, and
 /// closing it makes the others faster, so what is left spreads over the paths there are. Rounds
 /// that don't help make the next one come later.
 ///
@@ -113,7 +115,7 @@ impl Repath {
             return Step::Nothing;
         }
         self.round = Some(rate);
-        Step::Open(self.flows)
+        Step::Open(self.flows.max(MANY).min(3 * self.flows))
     }
 
     fn begin(&mut self, now: Duration, carried: &[(u32, u64)]) {
@@ -183,7 +185,7 @@ mod tests {
                 Step::Open(count) => network.open(count),
                 Step::Close(number) => network.flows.retain(|flow| flow.0 != number),
             }
-            assert!((4..=8).contains(&network.flows.len()));
+            assert!((4..=16).contains(&network.flows.len()));
         }
         rates.iter().rev().take(10).sum::<f64>() / 10.0
     }
@@ -198,7 +200,7 @@ mod tests {
             after += run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(5)) / 500e6;
         }
         assert!(before / 200.0 < 0.75, "{before}");
-        assert!(after / 200.0 > 0.95, "{after}");
+        assert!(after / 200.0 > 0.98, "{after}");
     }
 
     #[test]
@@ -208,7 +210,7 @@ mod tests {
         run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(30));
         let opened = network.next;
         run(&mut network, &mut repath, Duration::from_secs(30), Duration::from_secs(60));
-        assert!(network.next - opened <= 6 * 4, "{} flows opened", network.next - opened);
+        assert!(network.next - opened <= 6 * 12, "{} flows opened", network.next - opened);
     }
 
     #[test]
