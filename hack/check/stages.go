@@ -30,7 +30,7 @@ func (c *counts) add(o counts) {
 
 var stages = []stage{
 	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
-		rust, err := cargoTest(ctx, root, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi")
+		rust, err := cargoTest(ctx, root, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce")
 		if err != nil {
 			return rust, err
 		}

@@ -3,8 +3,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use evenkeel_wire::{FRAME_BYTES, Frame, FrameError};
@@ -13,10 +13,13 @@ use socket2::{Socket, TcpKeepalive};
 use crate::Context;
 use crate::counters::Counters;
 use crate::error::{Error, ErrorKind};
-use crate::sys::{self, SendBuffer};
+use crate::sys::{self, SendBuffer, lock};
 
 /// Most bytes a worker moves on one flow before it looks at others.
 pub(crate) const TURN_BYTES: u64 = 1 << 20;
+
+/// Most flows whose bytes are told when a connection is closed.
+const MOST_SHOWN: usize = 16;
 
 /// Which way the messages of a connection go, seen from here.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub(crate) struct Base {
     failure: OnceLock<Error>,
     /// Whether the failure has been written to the log.
     reported: AtomicBool,
+    /// Bytes carried by flows that have ended, the largest ones.
+    ended: Mutex<Vec<u64>>,
 }
 
 impl Base {
@@ -51,6 +56,7 @@ impl Base {
             peer,
             failure: OnceLock::new(),
             reported: AtomicBool::new(false),
+            ended: Mutex::default(),
         }
     }
 
@@ -113,9 +119,18 @@ impl Base {
         ));
     }
 
-    /// Says what the connection carried, now that it is closed. `carried` is what each flow did
-    /// that was there at the end.
-    pub(crate) fn last_words(&self, carried: &[u64]) {
+    /// A flow that has carried this many bytes has ended.
+    pub(crate) fn ended(&self, carried: u64) {
+        let mut ended = lock(&self.ended);
+        ended.push(carried);
+        ended.sort_unstable_by(|a, b| b.cmp(a));
+        ended.truncate(MOST_SHOWN);
+    }
+
+    /// Says what the connection carried, now that it is closed and all its flows have ended.
+    pub(crate) fn last_words(&self) {
+        let mut carried = std::mem::take(&mut *lock(&self.ended));
+        carried.retain(|bytes| *bytes > 0);
         let total = self.counters.bytes();
         let (sent, received) = match self.direction {
             Direction::Send => (total, 0),

@@ -417,9 +417,7 @@ impl Receiver {
             entry.flow.close();
         }
         self.clock.end_time();
-        let carried: Vec<u64> =
-            flows.iter().flatten().map(|entry| entry.flow.counters.bytes()).collect();
-        self.base.last_words(&carried);
+        self.base.last_words();
     }
 }
 
@@ -828,6 +826,7 @@ impl RecvFlow {
     }
 
     fn close(&self) {
+        self.receiver.base.ended(self.counters.bytes());
         self.registration.end(&self.socket);
         self.shutdown();
     }

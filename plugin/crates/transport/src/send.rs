@@ -456,8 +456,7 @@ impl Sender {
         }
         self.stop_mending();
         self.clock.end_time();
-        let carried: Vec<u64> = flows.iter().flatten().map(|flow| flow.counters.bytes()).collect();
-        self.base.last_words(&carried);
+        self.base.last_words();
         drop(lingering);
     }
 
@@ -651,6 +650,7 @@ impl SendFlow {
     }
 
     fn end(&self) {
+        self.sender.base.ended(self.counters.bytes());
         self.registration.end(&self.socket);
         self.shutdown();
     }

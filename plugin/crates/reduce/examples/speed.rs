@@ -1,0 +1,142 @@
+//! How fast sums are beside adding two arrays to a third, in cache and in memory.
+//!
+//! `cargo run --release -p evenkeel-reduce --example speed`
+//!
+//! The measure is bytes that the caller asked to be read and written, per second: the add moves three
+//! arrays, a reduction of n sources n + 1. Time is the thread's own. Both run in turns; each number is the median of the runs,
+//! then half of the range between the 10th and 90th percentile.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use evenkeel_reduce::{DataType, Op, ReduceError, instructions, reduce};
+use rustix::time::{ClockId, clock_gettime};
+
+const RUNS: usize = 25;
+const RUN: Duration = Duration::from_millis(2);
+const SOURCES: [usize; 4] = [2, 4, 8, 16];
+const KINDS: [(DataType, &str); 5] = [
+    (DataType::Float32, "float32"),
+    (DataType::Float16, "float16"),
+    (DataType::Bfloat16, "bfloat16"),
+    (DataType::Float8E4m3, "fp8 e4m3"),
+    (DataType::Int32, "int32"),
+];
+
+fn main() -> ExitCode {
+    match measure() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("speed: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure() -> Result<(), ReduceError> {
+    println!("{}; GB/s and, in brackets, of the add over as much memory", instructions());
+    // All buffers of a case together: within the first, second and last cache of most servers, and
+    // well outside of all.
+    for (place, total) in [("24 KiB", 24 << 10), ("512 KiB", 512 << 10), ("256 MiB", 256 << 20)] {
+        println!("\n{place}");
+        for n in SOURCES {
+            let bytes = total / (n + 1) / 256 * 256;
+            let mut buffers: Vec<_> = (0..=n).map(|rank| vec![rank as u8; bytes + 64]).collect();
+            let mut buffers: Vec<_> = buffers.iter_mut().map(|buffer| aligned(buffer)).collect();
+            let into = buffers.pop().expect("n + 1 buffers");
+            let sources: Vec<_> = buffers.iter().map(|buffer| &buffer[..bytes]).collect();
+            let into = &mut into[..bytes];
+            let elements = total / 3 / 256 * 64;
+            let mut arrays = [1, 2, 0].map(|value| vec![value as f32; elements + 16]);
+            let [a, b, c] = arrays.each_mut().map(|array| &mut aligned(array)[..elements]);
+            let mut rates = vec![Vec::new(); KINDS.len() + 1];
+            for _ in 0..RUNS {
+                rates[0].push(rate(12 * elements, || add(a, b, c)));
+                for (i, (kind, _)) in KINDS.iter().enumerate() {
+                    reduce(*kind, Op::Sum, &sources, into)?;
+                    rates[i + 1].push(rate((n + 1) * bytes, || {
+                        let done =
+                            reduce(*kind, Op::Sum, black_box(&sources), black_box(&mut *into));
+                        debug_assert!(done.is_ok());
+                    }));
+                }
+            }
+            let (reference, spread) = median(&mut rates[0]);
+            print!("{n:>2} sources  add {reference:6.1} ±{spread:4.1}");
+            for ((_, name), rates) in KINDS.iter().zip(&mut rates[1..]) {
+                let (rate, spread) = median(rates);
+                print!("  {name} {rate:6.1} ±{spread:4.1} ({:4.2})", rate / reference);
+            }
+            println!();
+        }
+    }
+    Ok(())
+}
+
+/// From the first whole line of the cache on, for all alike.
+fn aligned<T>(buffer: &mut [T]) -> &mut [T] {
+    let skip = buffer.as_ptr().align_offset(64);
+    &mut buffer[skip..]
+}
+
+#[inline(never)]
+fn add(a: &[f32], b: &[f32], c: &mut [f32]) {
+    let (a, b, c) = (black_box(a), black_box(b), black_box(c));
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        #[target_feature(enable = "avx512f")]
+        fn widest(a: &[f32], b: &[f32], c: &mut [f32]) {
+            plain(a, b, c);
+        }
+        // SAFETY: the processor has what the function is compiled for.
+        return unsafe { widest(a, b, c) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        #[target_feature(enable = "avx2")]
+        fn wide(a: &[f32], b: &[f32], c: &mut [f32]) {
+            plain(a, b, c);
+        }
+        // SAFETY: the processor has what the function is compiled for.
+        return unsafe { wide(a, b, c) };
+    }
+    plain(a, b, c);
+}
+
+#[inline(always)]
+fn plain(a: &[f32], b: &[f32], c: &mut [f32]) {
+    for ((a, b), c) in a.iter().zip(b).zip(c) {
+        *c = a + b;
+    }
+}
+
+/// GB/s of work that moves `bytes`, repeated for a while. Time is that of this thread, so that others
+/// that have the processor meanwhile do not count.
+fn rate(bytes: usize, mut work: impl FnMut()) -> f64 {
+    // Reading the clock is a system call.
+    let batch = (1 << 20) / bytes as u32 + 1;
+    let start = thread_time();
+    let mut times = 0u32;
+    loop {
+        for _ in 0..batch {
+            work();
+        }
+        times += batch;
+        let elapsed = thread_time().saturating_sub(start);
+        if elapsed >= RUN {
+            return f64::from(times) * bytes as f64 / elapsed.as_secs_f64() / 1e9;
+        }
+    }
+}
+
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+fn median(rates: &mut [f64]) -> (f64, f64) {
+    rates.sort_by(f64::total_cmp);
+    let at = |part: usize| rates[(rates.len() - 1) * part / 10];
+    (at(5), (at(9) - at(1)) / 2.0)
+}
