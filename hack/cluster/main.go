@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -35,7 +36,7 @@ func main() {
 	var name string
 	root.PersistentFlags().StringVar(&name, "name", "dev", "the cluster's name; clusters of different names run side by side")
 	root.AddCommand(upCommand(&name), downCommand(&name), statusCommand(&name), loadCommand(&name),
-		kubeconfigCommand(&name), execCommand(&name), toolCommand())
+		kubeconfigCommand(&name), execCommand(&name), linkCommand(&name), toolCommand())
 	root.AddCommand(cluster.Roles()...)
 	if err := root.ExecuteContext(ctx); err != nil {
 		var exit *exec.ExitError
@@ -82,6 +83,23 @@ func downCommand(name *string) *cobra.Command {
   go run ./hack/cluster down --name slow`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cluster.Down(cmd.Context(), *name) },
+	}
+}
+
+func linkCommand(name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "link NODE [RATE]",
+		Short: "Limit a node's link in both directions; without a rate, give it back what it had at the start",
+		Example: `  go run ./hack/cluster link n3 50mbit
+  go run ./hack/cluster link n3`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := cluster.Open(*name)
+			if err != nil {
+				return err
+			}
+			return c.LimitLink(cmd.Context(), args[0], strings.Join(args[1:], ""))
+		},
 	}
 }
 

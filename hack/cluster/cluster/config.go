@@ -53,9 +53,13 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("gpus: %d is not between 0 and %d", c.GPUs, MaxGPUs)
 	}
 	if c.LinkRate != "" && !validRate.MatchString(c.LinkRate) {
-		return c, fmt.Errorf("link rate: %q is not a number followed by kbit, mbit or gbit, like 500mbit", c.LinkRate)
+		return c, badRate(c.LinkRate)
 	}
 	return c, nil
+}
+
+func badRate(rate string) error {
+	return fmt.Errorf("link rate: %q is not a number followed by kbit, mbit or gbit, like 500mbit", rate)
 }
 
 func checkName(name string) error {

@@ -284,9 +284,27 @@ func checkExec(t *testing.T, c *Cluster) {
 }
 
 func checkLinkRate(t *testing.T, c *Cluster) {
-	output, err := c.Exec(t.Context(), "n1", "tc", "class", "show", "dev", "eth0")
-	if err != nil || !strings.Contains(output, "rate 1Gbit") {
-		t.Errorf("the node's link is %q, %v", output, err)
+	check := func(want string) {
+		t.Helper()
+		output, err := c.Exec(t.Context(), "n1", "tc", "class", "show", "dev", "eth0")
+		if err != nil || !strings.Contains(output, want) {
+			t.Errorf("the node's link is %q, %v; it should have %s", output, err, want)
+		}
+	}
+	check("rate 1Gbit")
+	for rate, want := range map[string]string{"50mbit": "rate 50Mbit", "": "rate 1Gbit"} {
+		if err := c.LimitLink(t.Context(), "n1", rate); err != nil {
+			t.Fatal(err)
+		}
+		check(want)
+	}
+	if err := c.LimitLink(t.Context(), "n1", ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range [][2]string{{"n9", "1gbit"}, {"n1", "fast"}} {
+		if err := c.LimitLink(t.Context(), bad[0], bad[1]); err == nil {
+			t.Errorf("node %s can be limited to %s", bad[0], bad[1])
+		}
 	}
 }
 

@@ -87,6 +87,40 @@ func makeHost(ctx context.Context, fabric, netns, port, ip string) error {
 	return setNetSysctl(netns, "net/ipv4/ip_forward", "1")
 }
 
+// LimitLink limits both directions of a node's link to a rate in tc's units, such as 100mbit. Without one, the link gets
+// back the rate that the cluster was started with.
+func (c *Cluster) LimitLink(ctx context.Context, node, rate string) error {
+	plan, err := c.config.node(node)
+	if err != nil {
+		return err
+	}
+	if rate == "" {
+		rate = c.config.LinkRate
+	}
+	if rate != "" && !validRate.MatchString(rate) {
+		return badRate(rate)
+	}
+	fabric := netnsName(c.config.Name, "fabric")
+	if err := freeLink(ctx, fabric, plan); err != nil || rate == "" {
+		return err
+	}
+	return limitLink(ctx, fabric, plan, rate)
+}
+
+// freeLink takes away what limits a node's link.
+func freeLink(ctx context.Context, fabric string, node nodePlan) error {
+	for _, end := range []struct{ netns, device string }{{fabric, node.name}, {node.netns, "eth0"}} {
+		// Replacing it by the default works also where there is nothing to delete.
+		if err := commands(ctx,
+			"tc -n "+end.netns+" qdisc replace dev "+end.device+" root pfifo",
+			"tc -n "+end.netns+" qdisc del dev "+end.device+" root",
+		); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // limitLink limits both directions of a node's link.
 func limitLink(ctx context.Context, fabric string, node nodePlan, rate string) error {
 	for _, end := range []struct{ netns, device string }{{fabric, node.name}, {node.netns, "eth0"}} {
