@@ -160,6 +160,16 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+func TestWhatExplains(t *testing.T) {
+	now := time.Now()
+	crash, told, hung := end{status: -1, at: now.Add(time.Second)}, end{status: failed, at: now}, end{status: timedOut, at: now.Add(time.Minute)}
+	for name, pair := range map[string][2]end{"a crash and its news": {crash, told}, "an error and a hang": {told, hung}} {
+		if !pair[0].explains(pair[1]) || pair[1].explains(pair[0]) {
+			t.Errorf("%s: the wrong one is said to explain the other", name)
+		}
+	}
+}
+
 // An interrupt leaves nothing behind.
 func TestInterrupt(t *testing.T) {
 	o := fake(t, "")

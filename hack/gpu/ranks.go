@@ -23,8 +23,9 @@ import (
 const (
 	// prefix begins the line in which a rank says what has failed.
 	prefix = "allreduce: "
-	// failed is the exit status of a rank that NCCL has told of an error.
-	failed = 1
+	// failed is the exit status of a rank that NCCL has told of an error, and
+	// timedOut of one that it has told nothing.
+	failed, timedOut = 1, 3
 	// before is the number of all-reduces after which a rank is killed.
 	before = 20
 	// lostSize is that of the largest all-reduce meanwhile, in bytes.
@@ -59,6 +60,17 @@ type end struct {
 	rank, status int    // the status is -1 if a signal ended it
 	why          string // empty if all was well
 	at           time.Time
+}
+
+// explains reports whether another failure may follow from this one. A rank
+// that found a wrong element or crashed did so by itself, and when it crashed
+// is known only later than what the others make of it.
+func (e end) explains(other end) bool {
+	told := func(e end) bool { return e.status == failed || e.status == timedOut }
+	if told(e) != told(other) {
+		return told(other)
+	}
+	return e.at.Before(other.at)
 }
 
 func (w world) log(rank int) string {
@@ -214,9 +226,9 @@ func (w world) allReduce(ctx context.Context, out io.Writer) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var first *end // later ones follow from it
+	var first *end
 	for i, e := range ends {
-		if e.why != "" && (first == nil || e.at.Before(first.at)) {
+		if e.why != "" && (first == nil || e.explains(*first)) {
 			first = &ends[i]
 		}
 	}
