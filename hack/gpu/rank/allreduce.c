@@ -241,10 +241,9 @@ static void rows(int version, int capability, device_memory from, device_memory 
       for (size_t at = 0; at < all; at += period) memcpy(host + at, inputs, all - at < period ? all - at : period);
       CUDA(cuMemcpyHtoDAsync_v2, from, host, all, stream);
       finish();
-      for (size_t bytes = (size_t)options.least;; bytes = bytes * (size_t)options.step < all ? bytes * (size_t)options.step : all) {
+      for (size_t bytes = (size_t)options.least; bytes < all; bytes *= (size_t)options.step)
         reduce(type, operation, bytes, from, to, host);
-        if (bytes == all) break;
-      }
+      reduce(type, operation, all, from, to, host);
     }
   }
 }
@@ -293,7 +292,8 @@ static unique_id meet(void) {
   if (options.rank == 0) {
     NCCL(ncclGetUniqueId, &id);
     snprintf(draft, sizeof draft, "%s.draft", options.id);
-    if (!(file = fopen(draft, "w")) || fwrite(&id, sizeof id, 1, file) != 1 || fclose(file) != 0 || rename(draft, options.id) != 0)
+    if (!(file = fopen(draft, "w")) || fwrite(&id, sizeof id, 1, file) != 1 || fclose(file) != 0 ||
+        rename(draft, options.id) != 0)
       fail(FAILED, "cannot be written: %m");
     return id;
   }
@@ -308,7 +308,8 @@ static unique_id meet(void) {
 
 static void parse(int argc, char **argv) {
   static const struct { const char *name; long *to, least, most; } numbers[] = {
-      {"rank", &options.rank, 0, MOST_RANKS - 1}, {"ranks", &options.ranks, 2, MOST_RANKS}, {"least", &options.least, 8, 1L << 32},
+      {"rank", &options.rank, 0, MOST_RANKS - 1}, {"ranks", &options.ranks, 2, MOST_RANKS},
+      {"least", &options.least, 8, 1L << 32},
       {"most", &options.most, 8, 1L << 32}, {"step", &options.step, 2, 1024}, {"iterations", &options.iterations, 1, 100},
       {"patience", &options.patience, 1, 3600}, {"probe", &options.probe, 0, 1}, {"forever", &options.forever, 0, 1}};
   enum { NUMBERS = sizeof numbers / sizeof *numbers, NCCL_PATH = NUMBERS, ID_PATH };
@@ -326,10 +327,12 @@ static void parse(int argc, char **argv) {
       fail(FAILED, "--%s %s: a number from %ld to %ld", numbers[which].name, optarg, numbers[which].least, numbers[which].most);
   }
   /* With another number of ranks an average would not be exact. */
-  if (options.ranks & (options.ranks - 1) || options.rank >= options.ranks) fail(FAILED, "--ranks: 2, 4 or 8, and --rank below it");
+  if (options.ranks & (options.ranks - 1) || options.rank >= options.ranks)
+    fail(FAILED, "--ranks: 2, 4 or 8, and --rank below it");
   if (options.least > options.most || options.least % WIDEST || options.most % WIDEST)
     fail(FAILED, "--least and --most: multiples of %d, in that order", WIDEST);
-  if (!options.probe && (!options.id || optind != argc)) fail(FAILED, "--id FILE, the same for all ranks, is needed, and no argument");
+  if (!options.probe && (!options.id || optind != argc))
+    fail(FAILED, "--id FILE, the same for all ranks, is needed, and no argument");
 }
 
 int main(int argc, char **argv) {
