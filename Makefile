@@ -29,6 +29,10 @@ test-unit test-plugin test-operator test-chart test-e2e: test-%:
 bench: ## Measure the plugin beside plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench $(BENCH)
 
+.PHONY: gpu
+gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--quick" for less)
+	$(GO) run ./hack/gpu $(GPU)
+
 .PHONY: lint
 lint: ## Formatters and linters of every language
 	$(GO) run ./hack/lint
