@@ -148,6 +148,8 @@ func TestPermissionsAreNarrow(t *testing.T) {
 	}
 	// What may be written, and under which names; "" stands for any.
 	writes := map[string][]string{
+		"networkchecks":                 {""},
+		"networkchecks/status":          {""},
 		"networkprofiles":               {"default"},
 		"networkprofiles/status":        {""},
 		"events":                        {""},
@@ -155,6 +157,11 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"secrets":                       {"evenkeel-webhook-cert"},
 		"mutatingwebhookconfigurations": {"evenkeel"},
 	}
+	// What checks are made of may be written in the chart's own namespace only.
+	for _, resource := range []string{"jobs", "mpijobs", "services", "configmaps"} {
+		writes[resource] = []string{""}
+	}
+	inNamespace := []string{"jobs", "mpijobs", "services", "configmaps", "pods/log", "secrets", "leases"}
 	for name, args := range values {
 		t.Run(name, func(t *testing.T) {
 			seen := 0
@@ -176,6 +183,9 @@ func TestPermissionsAreNarrow(t *testing.T) {
 					names = []string{""}
 				}
 				for _, resource := range resources {
+					if cluster && slices.Contains(inNamespace, resource) {
+						t.Errorf("%s: may %v %s in every namespace", role, rule["verbs"], resource)
+					}
 					if len(verbs) > 0 && !slices.Equal(writes[resource], names) {
 						t.Errorf("%s: may %v %s named %q; want only %q", role, verbs, resource, names, writes[resource])
 					}

@@ -453,8 +453,8 @@ type NodeFinding struct {
 
 // FabricFinding is the verdict on what connects the nodes of a pool.
 type FabricFinding struct {
-	// pools has one, or some of those that have a single node each.
-	// +required
+	// pools has one, or some of those that have a single node each; none where the verdict is on all.
+	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
 	// +kubebuilder:validation:items:MaxLength=63

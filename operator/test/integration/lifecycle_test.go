@@ -320,6 +320,11 @@ func TestPermissionsEndWhereTheWorkDoes(t *testing.T) {
 		{"evenkeel-controller", "get", "", "secrets", systemNamespace, "evenkeel-webhook-cert", false},
 		{"evenkeel-controller", "patch", "", "nodes", "", "modern", false},
 		{"evenkeel-controller", "create", "", "pods", "default", "", false},
+		{"evenkeel-controller", "create", "batch", "jobs", systemNamespace, "", true},
+		{"evenkeel-controller", "create", "batch", "jobs", "default", "", false},
+		{"evenkeel-controller", "get", "", "configmaps", "default", "mine", false},
+		{"evenkeel-controller", "get", "", "pods/log", "default", "mine", false},
+		{"evenkeel-controller", "delete", "evenkeel.dev", "networkchecks", "default", "", false},
 		{"evenkeel-controller", "update", "coordination.k8s.io", "leases", "kube-system", "evenkeel-controller", false},
 	} {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
