@@ -11,10 +11,13 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"evenkeel.dev/evenkeel/operator/internal/controller/audit"
+	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/defaults"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
 )
 
@@ -31,7 +34,7 @@ func controllerCommand() *cobra.Command {
 	var c controllerRole
 	cmd := &cobra.Command{
 		Use:   "controller",
-		Short: "Keep the status of NetworkProfiles, run NetworkChecks, and tell users what happened to their pods",
+		Short: "Keep the status of NetworkProfiles, run NetworkChecks and their policies, and tell users what happened to their pods",
 		Example: `  evenkeel-operator controller --namespace=evenkeel-system --default-profile=/etc/evenkeel/default-profile.yaml
   evenkeel-operator controller --namespace=evenkeel-system --leader-elect --leader-election-id=evenkeel-controller`,
 		Args: cobra.NoArgs,
@@ -94,8 +97,15 @@ func (c *controllerRole) run(ctx context.Context) error {
 		return fmt.Errorf("client: %w", err)
 	}
 	checks := &netcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: netcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
-	if err := checks.SetupWithManager(mgr); err != nil {
-		return fmt.Errorf("netcheck controller: %w", err)
+	for name, controller := range map[string]interface{ SetupWithManager(manager.Manager) error }{
+		"netcheck":           checks,
+		"nodehealth-results": &nodehealth.Results{},
+		"nodehealth-marks":   &nodehealth.Marks{Now: time.Now},
+		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Now: time.Now},
+	} {
+		if err := controller.SetupWithManager(mgr); err != nil {
+			return fmt.Errorf("%s controller: %w", name, err)
+		}
 	}
 	if c.defaultProfile != "" {
 		apply, err := defaults.Load(c.defaultProfile, mgr.GetClient())

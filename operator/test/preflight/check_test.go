@@ -3,6 +3,7 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -20,10 +21,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/specs"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
@@ -37,21 +42,28 @@ type clock struct{ ahead atomic.Int64 }
 func (c *clock) now() time.Time           { return time.Now().Add(time.Duration(c.ahead.Load())) }
 func (c *clock) advance(by time.Duration) { c.ahead.Add(int64(by)) }
 
-// start runs a controller, with the chart's permissions, until the returned function is called.
-func start(t *testing.T, f *fleet, c *clock) (stop func()) {
+// start runs the controllers, with the chart's permissions, until the returned function is called. Those that go by days
+// and hours have their own clock.
+func start(t *testing.T, f *fleet, c, calendar *clock) (stop func()) {
 	t.Helper()
 	skip := true
+	cached := profile.Cached()
+	maps.Copy(cached, netcheck.Cached(namespace))
 	mgr, err := ctrl.NewManager(apiserver.As(config, namespace, account), ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		Cache:      cache.Options{ByObject: netcheck.Cached(namespace), ReaderFailOnMissingInformer: true},
+		Cache:      cache.Options{ByObject: cached, ReaderFailOnMissingInformer: true},
 		Controller: ctrlconfig.Controller{SkipNameValidation: &skip},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller := &netcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond}
-	if err := controller.SetupWithManager(mgr); err != nil {
-		t.Fatal(err)
+	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
+		&netcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond},
+		&nodehealth.Results{}, &nodehealth.Marks{Now: calendar.now}, &checkpolicy.Controller{Namespace: namespace, Now: calendar.now},
+	} {
+		if err := controller.SetupWithManager(mgr); err != nil {
+			t.Fatal(err)
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -145,7 +157,7 @@ func found(c *evenkeel.NetworkCheck, v evenkeel.Verdict) []string {
 
 func TestAHealthyPoolPasses(t *testing.T) {
 	f := newFleet(t, links(nil))
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "healthy", 5)
 	c := ended(t, newCheck(t, "healthy", func(s *evenkeel.NetworkCheckSpec) {
 		s.Stages = []evenkeel.Stage{"Gang", "Pairs", "Local", "Capacity"}
@@ -182,7 +194,7 @@ func TestAHealthyPoolPasses(t *testing.T) {
 
 func TestOneSlowNodeIsNamedInTwoRounds(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"slow-2": 0.1}))
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "slow", 6)
 	c := ended(t, newCheck(t, "slow", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} }))
 	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"slow-2"}) || c.Status.BadNodes != "slow-2" || *c.Status.Summary.Passed != 5 {
@@ -207,7 +219,7 @@ func TestTwoBadNodesAreNamed(t *testing.T) {
 		}
 		return links(map[string]float64{"two-1": 0.2})(nodes)
 	})
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "two", 8)
 	c := ended(t, newCheck(t, "two", nil))
 	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"two-1", "two-4"}) || c.Status.BadNodes != "two-1, two-4" {
@@ -221,7 +233,7 @@ func TestTwoBadNodesAreNamed(t *testing.T) {
 
 func TestAllSlowIsTheFabric(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{speed: 0.1, network: "Evenkeel"} })
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "fabric", 4)
 	c := ended(t, newCheck(t, "fabric", func(s *evenkeel.NetworkCheckSpec) {
 		least := resource.MustParse("800M")
@@ -238,7 +250,7 @@ func TestAllSlowIsTheFabric(t *testing.T) {
 
 func TestAFallbackIsAFailureOfThePurpose(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{speed: 1, network: "Socket"} })
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "fallback", 4)
 	c := ended(t, newCheck(t, "fallback", nil))
 	if s := c.Status; s.Verdict != evenkeel.VerdictFail || len(found(c, "Fail")) != 0 || !strings.Contains(s.Message, "ran over Socket, not Evenkeel") {
@@ -248,7 +260,7 @@ func TestAFallbackIsAFailureOfThePurpose(t *testing.T) {
 
 func TestAMissingImageIsInconclusive(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{waiting: "ImagePullBackOff"} })
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "image", 4)
 	c := ended(t, newCheck(t, "image", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} }))
 	s := c.Status
@@ -260,7 +272,7 @@ func TestAMissingImageIsInconclusive(t *testing.T) {
 func TestARunWithoutEndIsInconclusive(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{running: true} })
 	time := &clock{}
-	start(t, f, time)
+	start(t, f, time, &clock{})
 	newNodes(t, "hang", 2)
 	c := newCheck(t, "hang", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
 	eventually(t, "the run's pods run", func(ctx context.Context) (bool, error) {
@@ -278,7 +290,7 @@ func TestARunWithoutEndIsInconclusive(t *testing.T) {
 func TestTheWholeChecksTimeIsBounded(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{running: true} })
 	time := &clock{}
-	start(t, f, time)
+	start(t, f, time, &clock{})
 	newNodes(t, "late", 4)
 	c := newCheck(t, "late", func(s *evenkeel.NetworkCheckSpec) {
 		long := int32(86400)
@@ -303,7 +315,7 @@ func TestARestartedControllerRepeatsNothing(t *testing.T) {
 		return pairs(nodes)
 	})
 	clock := &clock{}
-	stop := start(t, f, clock)
+	stop := start(t, f, clock, clock)
 	newNodes(t, "restart", 8)
 	c := newCheck(t, "restart", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
 	eventually(t, "one run is recorded and three run", func(ctx context.Context) (bool, error) {
@@ -313,7 +325,7 @@ func TestARestartedControllerRepeatsNothing(t *testing.T) {
 	})
 	stop()
 	released.Store(true)
-	start(t, f, clock)
+	start(t, f, clock, clock)
 	c = ended(t, c)
 	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"restart-3"}) {
 		t.Errorf("failed %v: %s", bad, c.Status.Message)
@@ -331,7 +343,7 @@ func TestANodeThatIsDeletedMeanwhileIsInconclusive(t *testing.T) {
 		}
 		return links(nil)(nodes)
 	})
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "gone", 6)
 	c := newCheck(t, "gone", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
 	eventually(t, "the node's pair runs", func(ctx context.Context) (bool, error) {
@@ -351,7 +363,7 @@ func TestANodeThatIsDeletedMeanwhileIsInconclusive(t *testing.T) {
 
 func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"mpi-1": 0.1}))
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "mpi", 4)
 	c := ended(t, newCheck(t, "mpi", func(s *evenkeel.NetworkCheckSpec) { s.Runner.Launcher = evenkeel.LauncherAuto }))
 	if bad := found(c, "Fail"); c.Status.Launcher != evenkeel.LauncherMPIJob || !slices.Equal(bad, []string{"mpi-1"}) {
@@ -367,7 +379,7 @@ func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
 
 func TestRefusedChecksSayWhy(t *testing.T) {
 	f := newFleet(t, links(nil))
-	start(t, f, &clock{})
+	start(t, f, &clock{}, &clock{})
 	newNodes(t, "refused", 2)
 	for reason, change := range map[string]func(*evenkeel.NetworkCheck){
 		"WrongNamespace": func(c *evenkeel.NetworkCheck) { c.Namespace = "default" },
@@ -392,7 +404,7 @@ func TestRefusedChecksSayWhy(t *testing.T) {
 func TestACheckIsDeletedWhenItsTimeHasCome(t *testing.T) {
 	f := newFleet(t, links(nil))
 	time := &clock{}
-	start(t, f, time)
+	start(t, f, time, &clock{})
 	newNodes(t, "ttl", 2)
 	c := ended(t, newCheck(t, "ttl", func(s *evenkeel.NetworkCheckSpec) {
 		ttl := int32(1)

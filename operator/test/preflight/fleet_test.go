@@ -325,27 +325,31 @@ func newNodes(t *testing.T, pool string, count int) []string {
 	t.Helper()
 	var names []string
 	for i := range count {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", pool, i), Labels: map[string]string{"pool": pool}}}
-		if err := admin.Create(t.Context(), node); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := admin.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
-				t.Error(err)
-			}
-		})
-		// What the node controller does with the taint that a node begins with, once it is ready.
-		node.Spec.Taints = nil
-		if err := admin.Update(t.Context(), node); err != nil {
-			t.Fatal(err)
-		}
-		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test"}}
-		if err := admin.Status().Update(t.Context(), node); err != nil {
-			t.Fatal(err)
-		}
-		names = append(names, node.Name)
+		names = append(names, fmt.Sprintf("%s-%d", pool, i))
+		newNode(t, names[i], pool)
 	}
 	return names
+}
+
+func newNode(t *testing.T, name, pool string) {
+	t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": pool}}}
+	if err := admin.Create(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	// What the node controller does with the taint that a node begins with, once it is ready. Patches, as others write too.
+	if err := admin.Patch(t.Context(), node.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec": {"taints": null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	ready := []byte(`{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}}`)
+	if err := admin.Status().Patch(t.Context(), node.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, ready)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // newCheck makes a check of the pool's nodes.

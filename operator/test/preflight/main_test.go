@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,7 +111,7 @@ func prepare(root string) error {
 		return err
 	}
 	for _, object := range objects {
-		if object.GroupVersionKind().Group == "rbac.authorization.k8s.io" {
+		if group := object.GroupVersionKind().Group; group == "rbac.authorization.k8s.io" || strings.HasPrefix(object.GetKind(), "ValidatingAdmissionPolicy") {
 			if err := admin.Create(ctx, object); err != nil {
 				return err
 			}
