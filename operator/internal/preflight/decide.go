@@ -86,7 +86,10 @@ type Decision struct {
 
 // Decide gives what to run now, or the final verdicts; verdicts that are not final are there too.
 func Decide(o Options, r *Record) Decision {
-	s := &state{Options: o, record: r, results: make([]NodeResult, len(r.Nodes))}
+	s := &state{Options: o, record: r, results: make([]NodeResult, len(r.Nodes)), done: make(map[workKey]bool, len(r.Runs))}
+	for i := range r.Runs {
+		s.done[workKey{r.Runs[i].Stage, r.Runs[i].Round, r.Runs[i].Index}] = true
+	}
 	for i, n := range r.Nodes {
 		s.results[i] = NodeResult{Node: n, Stage: evenkeel.StageCapacity}
 	}
@@ -105,9 +108,16 @@ func Decide(o Options, r *Record) Decision {
 	return s.finish()
 }
 
+// workKey is what identifies a work.
+type workKey struct {
+	stage        evenkeel.Stage
+	round, index int
+}
+
 type state struct {
 	Options
 	record  *Record
+	done    map[workKey]bool
 	results []NodeResult
 	pairing verdict.Decision
 	out     Decision
@@ -128,7 +138,7 @@ func (s *state) open() []int {
 
 // plan asks for those of the works that have no result, unless the check has ended, and reports whether all have one.
 func (s *state) plan(round int, works []Work) bool {
-	missing := slices.DeleteFunc(slices.Clone(works), s.record.Has)
+	missing := slices.DeleteFunc(slices.Clone(works), func(w Work) bool { return s.done[workKey{w.Stage, w.Round, w.Index}] })
 	if s.record.Ended == "" && len(missing) > 0 {
 		s.out.Work, s.out.Round, s.out.Total = missing, round, len(works)
 	}

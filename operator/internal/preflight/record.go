@@ -29,6 +29,8 @@ type Record struct {
 	Networks []nccltests.Network `json:"networks,omitempty"`
 	// Runs that have ended, in the order in which that was seen.
 	Runs []Run `json:"runs,omitempty"`
+	// Finished is when the verdicts were final; zero before.
+	Finished time.Time `json:"finished,omitzero"`
 	// Ended is set where the check ended before it knew everything, and says why.
 	Ended string `json:"ended,omitempty"`
 }

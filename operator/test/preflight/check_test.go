@@ -12,10 +12,12 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -397,6 +399,81 @@ func TestRefusedChecksSayWhy(t *testing.T) {
 		c = ended(t, c)
 		if complete := meta.FindStatusCondition(c.Status.Conditions, evenkeel.ConditionComplete); c.Status.Verdict != evenkeel.VerdictInconclusive || complete.Reason != reason || c.Status.Message == "" {
 			t.Errorf("%s: %+v", reason, c.Status)
+		}
+	}
+}
+
+func TestWhatTheClusterDoesNotAllowIsInconclusive(t *testing.T) {
+	none := corev1.ResourceList{"count/jobs.batch": resource.MustParse("0")}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
+	if err := admin.Create(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := admin.Delete(context.Background(), quota); err != nil {
+			t.Error(err)
+		}
+	}()
+	// What the quota controller does.
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
+	if err := admin.Status().Update(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	f := newFleet(t, links(nil))
+	eventually(t, "the quota counts", func(ctx context.Context) (bool, error) {
+		job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}
+		job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "c"}}}
+		err := admin.Create(ctx, job, client.DryRunAll)
+		return apierrors.IsForbidden(err), nil
+	})
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "quota", 4)
+	c := ended(t, newCheck(t, "quota", nil))
+	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || len(found(c, "Inconclusive")) != 4 || !strings.Contains(s.Message, "exceeded quota") {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestNothingIsWrittenAtRest(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"rest-0": 0.1}))
+	stop := start(t, f, &clock{}, &clock{})
+	newNodes(t, "rest", 4)
+	p := newPolicy(t, "rest", nil)
+	carries(t, "rest-0", "False TooSlow|unhealthy|")
+	carries(t, "rest-3", "True Proven|healthy|")
+	waitPolicy(t, p, "no check runs", func() bool {
+		return p.Status.RunningCheck == "" && p.Status.Healthy != nil && *p.Status.Healthy == 3 && *p.Status.Unhealthy == 1
+	})
+	stop()
+	versions := func() map[string]string {
+		all := map[string]string{}
+		for _, list := range []client.ObjectList{&corev1.NodeList{}, &evenkeel.NetworkCheckList{}, &evenkeel.NetworkCheckPolicyList{}, &evenkeel.NodeNetworkHealthList{}, &corev1.ConfigMapList{}, &batchv1.JobList{}} {
+			if err := admin.List(t.Context(), list); err != nil {
+				t.Fatal(err)
+			}
+			if err := meta.EachListItem(list, func(o runtime.Object) error {
+				object := o.(client.Object)
+				all[fmt.Sprintf("%T %s", o, object.GetName())] = object.GetResourceVersion()
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	before := versions()
+	// A controller that starts looks at everything; the mark of its end is a check that it has run.
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "probe", 2)
+	ended(t, newCheck(t, "probe", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Capacity"} }))
+	eventually(t, "the check's results have arrived", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKey{Name: "probe-1"}, &evenkeel.NodeNetworkHealth{})
+		return err == nil, client.IgnoreNotFound(err)
+	})
+	after := versions()
+	for name, version := range before {
+		if after[name] != version {
+			t.Errorf("%s was written: %s, then %q", name, version, after[name])
 		}
 	}
 }

@@ -221,6 +221,10 @@ func (c *Controller) launcher(runner evenkeel.RunnerSpec) (evenkeel.Launcher, er
 func (c *Controller) choose(ctx context.Context, check *specs.Check) ([]preflight.Node, error) {
 	selector := labels.Nothing()
 	names := check.Object.Spec.Nodes.Names
+	wanted := make(map[string]bool, len(names))
+	for _, name := range names {
+		wanted[name] = true
+	}
 	if names != nil {
 		selector = labels.Everything()
 	} else if s := check.Object.Spec.Nodes.Selector; s != nil {
@@ -238,7 +242,7 @@ func (c *Controller) choose(ctx context.Context, check *specs.Check) ([]prefligh
 	tolerations := specs.Tolerations(check.Options.Runner.Tolerations)
 	for i := range list.Items {
 		node := &list.Items[i]
-		if names != nil && !slices.Contains(names, node.Name) {
+		if names != nil && !wanted[node.Name] {
 			continue
 		}
 		found[node.Name] = true
@@ -312,8 +316,12 @@ func (c *Controller) advance(ctx context.Context, check specs.Check, r *report) 
 	if len(decision.Work) == 0 {
 		return reconcile.Result{}, c.end(ctx, check, r, decision)
 	}
-	if err := c.start(ctx, check, r.record.Launcher, decision.Work, running); err != nil {
+	refused, err := c.start(ctx, check, r, decision.Work, running)
+	if err != nil {
 		return reconcile.Result{}, err
+	}
+	if refused {
+		return reconcile.Result{RequeueAfter: time.Millisecond}, c.save(ctx, r)
 	}
 	if err := c.tell(ctx, check, r.record, decision); err != nil {
 		return reconcile.Result{}, err
@@ -363,8 +371,9 @@ func (c *Controller) save(ctx context.Context, r *report) error {
 	return nil
 }
 
-// start starts what the limit allows of the works that do not run, none on a node that is in use.
-func (c *Controller) start(ctx context.Context, check specs.Check, launcher evenkeel.Launcher, works, running []preflight.Work) error {
+// start starts what the limit allows of the works that do not run, none on a node that is in use. It reports whether the
+// API server refused one for good, as by a policy of the cluster: that is noted in the record.
+func (c *Controller) start(ctx context.Context, check specs.Check, r *report, works, running []preflight.Work) (refused bool, err error) {
 	busy, names := map[string]bool{}, map[string]bool{}
 	occupy := func(w preflight.Work) {
 		names[w.Name()] = true
@@ -385,15 +394,20 @@ func (c *Controller) start(ctx context.Context, check specs.Check, launcher even
 		}
 		if len(names) == 0 {
 			if err := c.client.Create(ctx, check.Service()); err != nil && !apierrors.IsAlreadyExists(err) {
-				return fmt.Errorf("create the Service of NetworkCheck %s: %w", check.Object.Name, err)
+				return false, fmt.Errorf("create the Service of NetworkCheck %s: %w", check.Object.Name, err)
 			}
 		}
-		if err := c.create(ctx, check, launcher, w); err != nil {
-			return err
+		err := c.create(ctx, check, r.record.Launcher, w)
+		switch {
+		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
+			refused = r.record.Add(w, fault(err.Error())) || refused
+			continue
+		case err != nil:
+			return refused, err
 		}
 		occupy(w)
 	}
-	return nil
+	return refused, nil
 }
 
 // end writes the report, removes what is left, and says what was found.
@@ -409,14 +423,15 @@ func (c *Controller) end(ctx context.Context, check specs.Check, r *report, deci
 	if err := c.remove(ctx, objects...); err != nil {
 		return err
 	}
-	files := preflight.Report(check.Object.Name, r.record, decision)
-	if r.Data[ReportFile] != files.Markdown || r.Data[PairsFile] != files.SVG {
-		r.Data[ReportFile], r.Data[PairsFile] = files.Markdown, files.SVG
+	// Once: a status that could not be written is the same the next time.
+	if r.record.Finished.IsZero() {
+		files := preflight.Report(check.Object.Name, r.record, decision)
+		r.record.Finished, r.Data[ReportFile], r.Data[PairsFile] = c.Now().UTC().Truncate(time.Second), files.Markdown, files.SVG
 		if err := c.save(ctx, r); err != nil {
 			return err
 		}
 	}
-	status := final(check.Object, r.record, decision, c.Now())
+	status := final(check.Object, r.record, decision)
 	status.ReportName = r.Name
 	return c.write(ctx, check.Object, status)
 }

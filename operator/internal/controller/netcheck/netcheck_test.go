@@ -118,7 +118,7 @@ func TestLauncher(t *testing.T) {
 // TestAStatusIsBounded has thousands of nodes, pools and networks fail with long names and reasons.
 func TestAStatusIsBounded(t *testing.T) {
 	long := strings.Repeat("x", 2000)
-	record := &preflight.Record{Started: time.Unix(0, 0)}
+	record := &preflight.Record{Started: time.Unix(0, 0), Finished: time.Unix(1, 0)}
 	d := preflight.Decision{Verdict: verdict.Fail}
 	for i := range 5000 {
 		name := fmt.Sprintf("%s-%04d", long[:248], i)
@@ -126,7 +126,7 @@ func TestAStatusIsBounded(t *testing.T) {
 		d.Nodes = append(d.Nodes, preflight.NodeResult{Node: preflight.Node{Name: name, Verdict: verdict.Fail, Reason: "TooSlow", Message: long}, Stage: evenkeel.StagePairs, BusBW: 1.5})
 		d.Fabrics = append(d.Fabrics, preflight.FabricResult{Pools: make([]string, 5000), Verdict: verdict.Fail, Reason: "NoPairPassed", Message: long, MinBusBW: 400})
 	}
-	text, err := json.Marshal(final(&evenkeel.NetworkCheck{}, record, d, time.Unix(1, 0)))
+	text, err := json.Marshal(final(&evenkeel.NetworkCheck{}, record, d))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,9 +83,10 @@ func set(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck, kin
 }
 
 // final is the status of a check that has ended.
-func final(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.Decision, now time.Time) *evenkeel.NetworkCheckStatus {
+func final(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.Decision) *evenkeel.NetworkCheckStatus {
 	status := object.Status.DeepCopy()
-	started, ended := metav1.NewTime(record.Started), metav1.NewTime(now.Truncate(time.Second))
+	now := record.Finished
+	started, ended := metav1.NewTime(record.Started), metav1.NewTime(now)
 	status.StartTime, status.CompletionTime, status.Launcher, status.Progress = &started, &ended, record.Launcher, "ended"
 	status.Verdict = evenkeel.Verdict(d.Verdict)
 
