@@ -2,8 +2,10 @@ package preflight
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -19,9 +21,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -46,16 +50,20 @@ func (c *clock) advance(by time.Duration) { c.ahead.Add(int64(by)) }
 
 // start runs the controllers, with the chart's permissions, until the returned function is called. Those that go by days
 // and hours have their own clock.
-func start(t *testing.T, f *fleet, c, calendar *clock) (stop func()) {
+func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Options)) (stop func()) {
 	t.Helper()
 	skip := true
 	cached := profile.Cached()
 	maps.Copy(cached, netcheck.Cached(namespace))
-	mgr, err := ctrl.NewManager(apiserver.As(config, namespace, account), ctrl.Options{
+	options := ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
 		Cache:      cache.Options{ByObject: cached, ReaderFailOnMissingInformer: true},
 		Controller: ctrlconfig.Controller{SkipNameValidation: &skip},
-	})
+	}
+	for _, f := range change {
+		f(&options)
+	}
+	mgr, err := ctrl.NewManager(apiserver.As(config, namespace, account), options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,6 +165,39 @@ func found(c *evenkeel.NetworkCheck, v evenkeel.Verdict) []string {
 	return names
 }
 
+// printed is the row that kubectl prints about an object, by column; empty if there is none.
+func printed(t *testing.T, resource, name string) map[string]string {
+	t.Helper()
+	transport, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+strings.Trim(strings.TrimPrefix(config.Host, "https://"), "/")+"/apis/evenkeel.dev/v1alpha1/"+resource, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+	response, err := transport.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var table metav1.Table
+	if err := json.NewDecoder(response.Body).Decode(&table); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range table.Rows {
+		row := map[string]string{}
+		for i, column := range table.ColumnDefinitions {
+			row[column.Name] = fmt.Sprint(r.Cells[i])
+		}
+		if row["Name"] == name {
+			return row
+		}
+	}
+	return nil
+}
+
 func TestAHealthyPoolPasses(t *testing.T) {
 	f := newFleet(t, links(nil))
 	start(t, f, &clock{}, &clock{})
@@ -209,6 +250,13 @@ func TestOneSlowNodeIsNamedInTwoRounds(t *testing.T) {
 		t.Errorf("%d rounds, want 2", n)
 	}
 	once(t, f.all())
+	if row := printed(t, "namespaces/"+namespace+"/networkchecks", "slow"); row["Verdict"] != "Fail" || row["Bad nodes"] != "slow-2" || row["Passed"] != "5" || row["Median B/s"] != "1G" || row["Progress"] != "ended" {
+		t.Errorf("kubectl prints %v", row)
+	}
+	eventually(t, "the node's own row says so too", func(context.Context) (bool, error) {
+		row := printed(t, "nodenetworkhealths", "slow-2")
+		return row["Health"] == "Unhealthy" && row["Reason"] == "TooSlow" && row["B/s"] == "100M", nil
+	})
 	if passed := meta.FindStatusCondition(c.Status.Conditions, evenkeel.ConditionPassed); passed == nil || passed.Status != "False" || !strings.Contains(passed.Message, "slow-2") {
 		t.Errorf("condition %+v", passed)
 	}
@@ -335,6 +383,59 @@ func TestARestartedControllerRepeatsNothing(t *testing.T) {
 	once(t, f.all())
 	if runs := f.all(); int32(len(runs)) != *c.Status.Summary.Runs || rounds(runs) != 2 {
 		t.Errorf("%d runs were made, %d are recorded, in %d rounds", len(runs), *c.Status.Summary.Runs, rounds(runs))
+	}
+}
+
+// TestLostCallsChangeNothing loses every seventh write before it is done, and of every other seventh the answer.
+func TestLostCallsChangeNothing(t *testing.T) {
+	var calls atomic.Int64
+	lose := func(do func() error) error {
+		lost := apierrors.NewTimeoutError("lost by the test", 0)
+		switch calls.Add(1) % 7 {
+		case 0:
+			return lost
+		case 3:
+			if err := do(); err != nil {
+				return err
+			}
+			return lost
+		}
+		return do()
+	}
+	f := newFleet(t, links(map[string]float64{"lost-1": 0.1}))
+	start(t, f, &clock{}, &clock{}, func(o *ctrl.Options) {
+		o.NewClient = func(config *rest.Config, options client.Options) (client.Client, error) {
+			c, err := client.NewWithWatch(config, options)
+			if err != nil {
+				return nil, err
+			}
+			return interceptor.NewClient(c, interceptor.Funcs{
+				Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+					return lose(func() error { return c.Create(ctx, o, opts...) })
+				},
+				Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+					return lose(func() error { return c.Update(ctx, o, opts...) })
+				},
+				Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+					return lose(func() error { return c.Delete(ctx, o, opts...) })
+				},
+				SubResourceApply: func(ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+					return lose(func() error { return c.SubResource(sub).Apply(ctx, o, opts...) })
+				},
+			}), nil
+		}
+	})
+	newNodes(t, "lost", 6)
+	c := ended(t, newCheck(t, "lost", nil))
+	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"lost-1"}) || *c.Status.Summary.Passed != 5 {
+		t.Errorf("failed %v: %+v", bad, c.Status)
+	}
+	once(t, f.all())
+	if runs := f.all(); int32(len(runs)) != *c.Status.Summary.Runs {
+		t.Errorf("%d runs were made, %d are recorded", len(runs), *c.Status.Summary.Runs)
+	}
+	if n := calls.Load(); n < 20 {
+		t.Errorf("only %d writes went through here", n)
 	}
 }
 

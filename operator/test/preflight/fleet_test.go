@@ -338,8 +338,11 @@ func newNode(t *testing.T, name, pool string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := admin.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
-			t.Error(err)
+		// The garbage collector would take the second with the first.
+		for _, object := range []client.Object{node, &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{Name: name}}} {
+			if err := admin.Delete(context.Background(), object); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
 		}
 	})
 	// What the node controller does with the taint that a node begins with, once it is ready. Patches, as others write too.
@@ -365,5 +368,10 @@ func newCheck(t *testing.T, pool string, change func(*evenkeel.NetworkCheckSpec)
 	if err := admin.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), c); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
 	return c
 }

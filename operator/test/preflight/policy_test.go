@@ -39,6 +39,10 @@ func newPolicy(t *testing.T, pool string, change func(*evenkeel.NetworkCheckPoli
 		if err := admin.Delete(context.Background(), p); client.IgnoreNotFound(err) != nil {
 			t.Error(err)
 		}
+		// The garbage collector would do this.
+		if err := admin.DeleteAllOf(context.Background(), &evenkeel.NetworkCheck{}, client.InNamespace(namespace), client.MatchingLabels{evenkeel.PolicyKey: p.Name}); err != nil {
+			t.Error(err)
+		}
 	})
 	return p
 }

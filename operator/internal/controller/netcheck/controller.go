@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -39,6 +40,8 @@ const (
 	network = "Evenkeel"
 	// concurrentChecks are worked on at a time; each waits for nothing but the API server.
 	concurrentChecks = 4
+	// A check goes on soon after the API server does, however long it was away.
+	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
 
 	// RecordFile, ReportFile and PairsFile are the report's parts.
 	RecordFile = "record.json"
@@ -86,7 +89,10 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("netcheck").
 		For(&evenkeel.NetworkCheck{}).
 		Owns(&batchv1.Job{}).
-		WithOptions(controller.Options{MaxConcurrentReconciles: concurrentChecks}).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: concurrentChecks,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		}).
 		Complete(c)
 }
 

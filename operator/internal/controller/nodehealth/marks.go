@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -138,15 +139,21 @@ func (m *Marks) mark(ctx context.Context, node *corev1.Node, want health.Mark) e
 		}
 	}
 	if slices.ContainsFunc(node.Spec.Taints, ours) != want.Taint {
-		if err := m.taint(ctx, node, want.Taint); gone(err) != nil {
+		if err := m.taint(ctx, node, want.Taint); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("taint node %s: %w", node.Name, err)
 		}
 	}
 	return nil
 }
 
-// gone leaves out that the node was deleted, or made anew, since it was read: that is an event of its own.
-func gone(err error) error { return client.IgnoreNotFound(err) }
+// gone leaves out that the node was deleted, or made anew, since it was read: that is an event of its own. An apply with
+// force has no conflict but with the node's UID.
+func gone(err error) error {
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return client.IgnoreNotFound(err)
+}
 
 // object is the node for an apply that does not make one where there is none.
 func (m *Marks) object(node *corev1.Node) *unstructured.Unstructured {
