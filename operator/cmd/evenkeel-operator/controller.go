@@ -79,7 +79,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 		LeaderElectionNamespace: c.namespace,
 		// The process ends with its manager, so the next one need not wait for the lease to run out.
 		LeaderElectionReleaseOnCancel: true,
-	})
+	}, "NetworkProfile", "NetworkCheck", "NetworkCheckPolicy", "NodeNetworkHealth")
 	if err != nil {
 		return err
 	}

@@ -276,3 +276,31 @@ func TestCapacity(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkDecide plans and judges a pool of which one in a hundred nodes is slow.
+func BenchmarkDecide(b *testing.B) {
+	for _, nodes := range []int{256, 1000, 5000} {
+		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
+			r := pool(nodes)
+			o := Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StagePairs}}
+			for {
+				d := Decide(o, r)
+				if len(d.Work) == 0 {
+					break
+				}
+				for _, w := range d.Work {
+					m := good(40)
+					for _, n := range w.Nodes {
+						if strings.HasSuffix(n, "50") && w.Stage == evenkeel.StagePairs {
+							m = good(4)
+						}
+					}
+					r.Add(w, m)
+				}
+			}
+			for b.Loop() {
+				Decide(o, r)
+			}
+		})
+	}
+}

@@ -337,6 +337,29 @@ func TestARunWithoutEndIsInconclusive(t *testing.T) {
 	}
 }
 
+func TestALogThatCannotBeReadStopsNobodyElse(t *testing.T) {
+	f := newFleet(t, func(nodes []string) ending {
+		e := links(nil)(nodes)
+		e.silent = slices.Contains(nodes, "mute-1")
+		return e
+	})
+	time := &clock{}
+	start(t, f, time, &clock{})
+	newNodes(t, "mute", 6)
+	c := newCheck(t, "mute", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
+	eventually(t, "only the run without a log is left", func(ctx context.Context) (bool, error) {
+		var jobs batchv1.JobList
+		err := admin.List(ctx, &jobs, client.MatchingLabels{evenkeel.CheckKey: c.Name})
+		return len(jobs.Items) == 1 && len(f.all()) == 3, err
+	})
+	time.advance(301 * 1e9)
+	c = ended(t, c)
+	// The two other pairs passed. Later runs begin, by the clock put forward, when their time is over.
+	if u := found(c, "Inconclusive"); !slices.Contains(u, "mute-1") || *c.Status.Summary.Passed != 4 || *c.Status.Summary.Failed != 0 || !strings.Contains(c.Status.Message, "has no log") {
+		t.Errorf("%+v", c.Status)
+	}
+}
+
 func TestTheWholeChecksTimeIsBounded(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{running: true} })
 	time := &clock{}

@@ -33,8 +33,8 @@ type ending struct {
 	failure string
 	// waiting is a reason for which the pods' containers wait, forever.
 	waiting string
-	// running leaves the pods running.
-	running bool
+	// running leaves the pods running, and silent keeps the log of pods that ended.
+	running, silent bool
 }
 
 // A fleet does what a cluster's job controller and kubelets would: it makes the pods of each Job, and ends them.
@@ -280,7 +280,9 @@ func (f *fleet) pod(ctx context.Context, pod *corev1.Pod, e ending, nodes []stri
 	}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, Image: pod.Spec.Containers[0].Image, State: state}}
 	f.mu.Lock()
-	f.logs[pod.Name] = text(e, nodes)
+	if !e.silent {
+		f.logs[pod.Name] = text(e, nodes)
+	}
 	f.mu.Unlock()
 	return admin.Status().Update(ctx, pod)
 }

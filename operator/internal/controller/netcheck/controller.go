@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -172,7 +173,12 @@ func (c *Controller) begin(ctx context.Context, check *specs.Check) (*report, er
 		return nil, c.refuse(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without preflight.benchImage")
 	}
 	profile := &evenkeel.NetworkProfile{}
-	switch err := c.client.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile); {
+	err := c.client.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
+	if apierrors.IsNotFound(err) {
+		// Nobody is refused for a cache that has yet to see what was applied together with the check.
+		err = c.live.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
+	}
+	switch {
 	case apierrors.IsNotFound(err):
 		return nil, c.refuse(ctx, check.Object, "NoProfile", fmt.Sprintf("there is no NetworkProfile named %q", check.Options.ProfileName))
 	case err != nil:
@@ -337,6 +343,12 @@ func (c *Controller) advance(ctx context.Context, check specs.Check, r *report) 
 
 // collect records what has ended. It returns the works that run, and the Jobs that are of no more use.
 func (c *Controller) collect(ctx context.Context, check specs.Check, works []preflight.Work, existing map[string]job, r *report) (running []preflight.Work, done []client.Object, err error) {
+	var pods map[string][]corev1.Pod
+	if len(existing) > 0 {
+		if pods, err = c.pods(ctx, check); err != nil {
+			return nil, nil, err
+		}
+	}
 	recorded := false
 	for _, w := range works {
 		j, there := existing[check.RunName(w)]
@@ -344,9 +356,10 @@ func (c *Controller) collect(ctx context.Context, check specs.Check, works []pre
 			continue
 		}
 		delete(existing, j.GetName())
-		m, err := c.look(ctx, check, w, j)
+		m, err := c.look(ctx, check, w, j, pods[j.GetName()])
 		if err != nil {
-			return nil, nil, err
+			// The others go on; this one has its timeout.
+			log.FromContext(ctx).Info("cannot read a result yet", "run", j.GetName(), "reason", err.Error())
 		}
 		if m == nil {
 			running = append(running, w)

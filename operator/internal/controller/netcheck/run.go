@@ -128,8 +128,22 @@ func (c *Controller) remove(ctx context.Context, objects ...client.Object) error
 	return errors.Join(all...)
 }
 
+// pods are those of the check's runs, by the run's name. They are read live: what is kept of a cluster's pods is none of
+// these, and what counts of a Job is watched.
+func (c *Controller) pods(ctx context.Context, check specs.Check) (map[string][]corev1.Pod, error) {
+	var list corev1.PodList
+	if err := c.live.List(ctx, &list, client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}); err != nil {
+		return nil, fmt.Errorf("list the pods of NetworkCheck %s: %w", check.Object.Name, err)
+	}
+	runs := map[string][]corev1.Pod{}
+	for _, p := range list.Items {
+		runs[p.Labels[evenkeel.RunKey]] = append(runs[p.Labels[evenkeel.RunKey]], p)
+	}
+	return runs, nil
+}
+
 // look gives the result of the work, if there is one.
-func (c *Controller) look(ctx context.Context, check specs.Check, w preflight.Work, j job) (*preflight.Measurement, error) {
+func (c *Controller) look(ctx context.Context, check specs.Check, w preflight.Work, j job, pods []corev1.Pod) (*preflight.Measurement, error) {
 	for _, name := range w.Nodes {
 		switch err := c.client.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{}); {
 		case apierrors.IsNotFound(err):
@@ -139,14 +153,10 @@ func (c *Controller) look(ctx context.Context, check specs.Check, w preflight.Wo
 			return nil, fmt.Errorf("read node %s: %w", name, err)
 		}
 	}
-	var pods corev1.PodList
-	if err := c.live.List(ctx, &pods, client.InNamespace(j.GetNamespace()), client.MatchingLabels{evenkeel.RunKey: j.GetName()}); err != nil {
-		return nil, fmt.Errorf("list the pods of run %s: %w", j.GetName(), err)
-	}
 	limit := time.Duration(*check.Options.RunTimeoutSeconds) * time.Second
 	late := !c.Now().Before(j.GetCreationTimestamp().Add(limit))
 	var m preflight.Measurement
-	switch why, from := obstacle(pods.Items), speaker(pods.Items); {
+	switch why, from := obstacle(pods), speaker(pods); {
 	case why != "":
 		m = fault(why)
 	case j.ended && from == nil:
@@ -162,7 +172,7 @@ func (c *Controller) look(ctx context.Context, check specs.Check, w preflight.Wo
 			return nil, err
 		}
 	case late:
-		m = fault(fmt.Sprintf("it did not end within %s: %s", limit, lagging(pods.Items, len(w.Nodes))))
+		m = fault(fmt.Sprintf("it did not end within %s: %s", limit, lagging(pods, len(w.Nodes))))
 	default:
 		return nil, nil
 	}
