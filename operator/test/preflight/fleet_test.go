@@ -47,7 +47,7 @@ type fleet struct {
 	logs map[string]string
 	// runs has the nodes of every Job that was ever made, by UID.
 	runs map[types.UID]madeRun
-	most int // nodes with pods at once
+	most int // nodes with pods of small runs at once
 }
 
 type madeRun struct {
@@ -136,8 +136,8 @@ func (f *fleet) tick(ctx context.Context) error {
 	}
 	busy := 0
 	for i := range jobs.Items {
-		if len(jobs.Items[i].Status.Conditions) == 0 {
-			busy += int(*jobs.Items[i].Spec.Completions)
+		if size := int(*jobs.Items[i].Spec.Completions); len(jobs.Items[i].Status.Conditions) == 0 && size <= 3 {
+			busy += size
 		}
 	}
 	f.mu.Lock()
