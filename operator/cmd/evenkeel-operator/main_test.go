@@ -41,6 +41,7 @@ func TestBadFlagsAreOneLineEach(t *testing.T) {
 		"webhook --cert-source=Supplied":                     "needs --cert-dir",
 		"webhook --cert-source=Supplied --cert-dir=/nowhere": "/nowhere/tls.crt",
 		"controller --leader-elect --namespace=n":            "needs --leader-election-id",
+		"controller":                                         "needs --namespace",
 		"controller --default-profile=/nowhere":              "/nowhere",
 		"controller --default-profile=" + broken:             "broken.yaml",
 	} {
@@ -57,7 +58,7 @@ func TestBadFlagsAreOneLineEach(t *testing.T) {
 }
 
 func TestHelpHasExamples(t *testing.T) {
-	for _, command := range []string{"webhook", "controller", "version"} {
+	for _, command := range []string{"webhook", "controller", "cleanup", "version"} {
 		root := rootCommand()
 		root.SetArgs([]string{command, "--help"})
 		var out bytes.Buffer
@@ -83,12 +84,15 @@ func TestAnAPIServerThatCannotBeReachedIsNamed(t *testing.T) {
 
 func TestAMissingKindIsNamed(t *testing.T) {
 	empty := meta.NewDefaultRESTMapper(nil)
-	if err := waitForKind(t.Context(), empty, 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "networkprofiles.evenkeel.dev") {
+	if err := waitForKind(t.Context(), empty, "NetworkProfile", 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "networkprofiles.evenkeel.dev") {
+		t.Errorf("error %v", err)
+	}
+	if err := waitForKind(t.Context(), empty, "NetworkCheckPolicy", 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "networkcheckpolicies.evenkeel.dev") {
 		t.Errorf("error %v", err)
 	}
 	full := meta.NewDefaultRESTMapper(nil)
 	full.Add(schema.GroupVersionKind{Group: "evenkeel.dev", Version: "v1alpha1", Kind: "NetworkProfile"}, meta.RESTScopeRoot)
-	if err := waitForKind(t.Context(), full, time.Minute); err != nil {
+	if err := waitForKind(t.Context(), full, "NetworkProfile", time.Minute); err != nil {
 		t.Error(err)
 	}
 }

@@ -26,7 +26,7 @@ import (
 const (
 	// reachTimeout bounds the wait for the API server: a new pod's network may need some seconds.
 	reachTimeout = 20 * time.Second
-	// kindTimeout bounds the wait for NetworkProfile, which is installed in the same step as this program.
+	// kindTimeout bounds the wait for each of our kinds, which are installed in the same step as this program.
 	kindTimeout = time.Minute
 	// syncTimeout bounds the first listing of what a role watches.
 	syncTimeout = 2 * time.Minute
@@ -66,8 +66,9 @@ func needs(when string, flags map[string]string) error {
 	return fmt.Errorf("%s needs --%s", when, missing)
 }
 
-// manager connects to the cluster and makes the manager; options come with what the role adds.
-func (p *process) manager(ctx context.Context, options ctrl.Options) (ctrl.Manager, error) {
+// manager connects to the cluster and makes the manager, once the API server serves our kinds that the role works with;
+// options come with what the role adds.
+func (p *process) manager(ctx context.Context, options ctrl.Options, kinds ...string) (ctrl.Manager, error) {
 	config, err := ctrl.GetConfig()
 	if err != nil {
 		return nil, fmt.Errorf("no cluster to work on (set KUBECONFIG, or run in a pod): %w", err)
@@ -92,7 +93,12 @@ func (p *process) manager(ctx context.Context, options ctrl.Options) (ctrl.Manag
 	if err := mgr.AddHealthzCheck("process", healthz.Ping); err != nil {
 		return nil, fmt.Errorf("health check: %w", err)
 	}
-	return mgr, waitForKind(ctx, mgr.GetRESTMapper(), kindTimeout)
+	for _, kind := range kinds {
+		if err := waitForKind(ctx, mgr.GetRESTMapper(), kind, kindTimeout); err != nil {
+			return nil, err
+		}
+	}
+	return mgr, nil
 }
 
 // reach waits until the API server answers, and says why if it does not.
@@ -122,9 +128,9 @@ func reach(ctx context.Context, config *rest.Config, timeout time.Duration) erro
 	return err
 }
 
-// waitForKind waits until the API server serves NetworkProfiles.
-func waitForKind(ctx context.Context, mapper meta.RESTMapper, timeout time.Duration) error {
-	kind := evenkeel.GroupVersion.WithKind("NetworkProfile")
+// waitForKind waits until the API server serves a kind of ours.
+func waitForKind(ctx context.Context, mapper meta.RESTMapper, name string, timeout time.Duration) error {
+	kind := evenkeel.GroupVersion.WithKind(name)
 	err := wait.PollUntilContextTimeout(ctx, time.Second, timeout, true, func(context.Context) (bool, error) {
 		_, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
 		if meta.IsNoMatchError(err) {
@@ -134,9 +140,10 @@ func waitForKind(ctx context.Context, mapper meta.RESTMapper, timeout time.Durat
 	})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the cluster has no NetworkProfile (%s): install the CustomResourceDefinition networkprofiles.evenkeel.dev, which the chart does unless crds.enabled is false", evenkeel.GroupVersion)
+		plural, _ := meta.UnsafeGuessKindToResource(kind)
+		return fmt.Errorf("the cluster has no %s (%s): install the CustomResourceDefinition %s.%s, which the chart does unless crds.enabled is false", name, evenkeel.GroupVersion, plural.Resource, kind.Group)
 	case err != nil:
-		return fmt.Errorf("look for NetworkProfile: %w", err)
+		return fmt.Errorf("look for %s: %w", name, err)
 	}
 	return nil
 }

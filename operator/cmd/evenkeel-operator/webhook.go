@@ -110,7 +110,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 	mgr, err := w.manager(ctx, ctrl.Options{
 		Cache:         cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
 		WebhookServer: webhook.NewServer(server),
-	})
+	}, "NetworkProfile")
 	if err != nil {
 		return err
 	}
