@@ -112,7 +112,7 @@ func TestWebhooksFailClosedForOurPodsOnly(t *testing.T) {
 
 func TestPodsFitTheRestrictedStandard(t *testing.T) {
 	for key, object := range render(t, "evenkeel") {
-		if object.GetKind() != "Deployment" {
+		if object.GetKind() != "Deployment" && object.GetKind() != "Job" {
 			continue
 		}
 		pod, _, _ := unstructured.NestedMap(object.Object, "spec", "template", "spec")
@@ -148,6 +148,13 @@ func TestPermissionsAreNarrow(t *testing.T) {
 	}
 	// What may be written, and under which names; "" stands for any.
 	writes := map[string][]string{
+		"networkchecks":                 {""},
+		"networkchecks/status":          {""},
+		"networkcheckpolicies/status":   {""},
+		"nodenetworkhealths":            {""},
+		"nodenetworkhealths/status":     {""},
+		"nodes":                         {""},
+		"nodes/status":                  {""},
 		"networkprofiles":               {"default"},
 		"networkprofiles/status":        {""},
 		"events":                        {""},
@@ -155,6 +162,11 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"secrets":                       {"evenkeel-webhook-cert"},
 		"mutatingwebhookconfigurations": {"evenkeel"},
 	}
+	// What checks are made of may be written in the chart's own namespace only.
+	for _, resource := range []string{"jobs", "mpijobs", "services", "configmaps"} {
+		writes[resource] = []string{""}
+	}
+	inNamespace := []string{"jobs", "mpijobs", "services", "configmaps", "pods/log", "secrets", "leases"}
 	for name, args := range values {
 		t.Run(name, func(t *testing.T) {
 			seen := 0
@@ -176,6 +188,9 @@ func TestPermissionsAreNarrow(t *testing.T) {
 					names = []string{""}
 				}
 				for _, resource := range resources {
+					if cluster && slices.Contains(inNamespace, resource) {
+						t.Errorf("%s: may %v %s in every namespace", role, rule["verbs"], resource)
+					}
 					if len(verbs) > 0 && !slices.Equal(writes[resource], names) {
 						t.Errorf("%s: may %v %s named %q; want only %q", role, verbs, resource, names, writes[resource])
 					}
@@ -260,6 +275,36 @@ func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
 	}
 	if render(t, "evenkeel", "--set", "crds.enabled=false")[crd] != nil {
 		t.Error("crds.enabled=false installs the CRD")
+	}
+}
+
+func TestTheCleanupOutlivesTheRest(t *testing.T) {
+	hooks := 0
+	for key, object := range render(t, "evenkeel") {
+		if !strings.HasSuffix(object.GetName(), "-cleanup") {
+			continue
+		}
+		hooks++
+		if a := object.GetAnnotations(); a["helm.sh/hook"] != "post-delete" || !strings.Contains(a["helm.sh/hook-delete-policy"], "hook-succeeded") {
+			t.Errorf("%s: annotations %v: it would go with the rest, or stay after it", key, a)
+		}
+	}
+	if hooks != 4 {
+		t.Errorf("%d objects of the cleanup, want its account, role, binding and Job", hooks)
+	}
+	if render(t, "evenkeel", "--set", "preflight.cleanup=false")["Job/evenkeel-cleanup"] != nil {
+		t.Error("preflight.cleanup=false cleans up")
+	}
+}
+
+func TestBenchImage(t *testing.T) {
+	args := func(values ...string) string {
+		containers, _, _ := unstructured.NestedSlice(render(t, "evenkeel", values...)["Deployment/evenkeel-controller"].Object, "spec", "template", "spec", "containers")
+		list, _, _ := unstructured.NestedStringSlice(containers[0].(map[string]any), "args")
+		return strings.Join(list, " ")
+	}
+	if strings.Contains(args(), "--bench-image") || !strings.Contains(args("--set", "preflight.benchImage=bench:1"), "--bench-image=bench:1") {
+		t.Error("--bench-image does not follow preflight.benchImage")
 	}
 }
 

@@ -55,6 +55,11 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{- define "evenkeel.cleanupHook" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{- /* The default NetworkProfile, or nothing when it is turned off or has no image to name. */ -}}
 {{- define "evenkeel.defaultProfile" -}}
 {{- $spec := .Values.defaultProfile.spec -}}

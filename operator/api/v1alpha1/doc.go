@@ -19,7 +19,12 @@ var GroupVersion = schema.GroupVersion{Group: "evenkeel.dev", Version: "v1alpha1
 
 // AddToScheme makes a scheme know this package's kinds.
 func AddToScheme(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(GroupVersion, &NetworkProfile{}, &NetworkProfileList{})
+	scheme.AddKnownTypes(GroupVersion,
+		&NetworkProfile{}, &NetworkProfileList{},
+		&NetworkCheck{}, &NetworkCheckList{},
+		&NetworkCheckPolicy{}, &NetworkCheckPolicyList{},
+		&NodeNetworkHealth{}, &NodeNetworkHealthList{},
+	)
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
 }

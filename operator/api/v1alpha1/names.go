@@ -24,3 +24,18 @@ const (
 	// SkippedKey says what was left alone, and why.
 	SkippedKey = "evenkeel.dev/skipped"
 )
+
+// Labels on what belongs to a check.
+const (
+	// CheckKey holds the NetworkCheck's name, on everything it owns.
+	CheckKey = "evenkeel.dev/check"
+	// RunKey holds the run's name, on its pods.
+	RunKey = "evenkeel.dev/run"
+	// RoleKey is RoleRank on pods that run a rank; an MPIJob's launcher runs none.
+	RoleKey  = "evenkeel.dev/role"
+	RoleRank = "rank"
+	// RoleLauncher is on an MPIJob's launcher.
+	RoleLauncher = "launcher"
+	// PolicyKey holds the NetworkCheckPolicy's name, on its checks.
+	PolicyKey = "evenkeel.dev/policy"
+)

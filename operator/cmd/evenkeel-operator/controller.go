@@ -4,29 +4,38 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"evenkeel.dev/evenkeel/operator/internal/controller/audit"
+	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/defaults"
+	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
 )
 
+// checkPoll is how long at most until a running check's pods are looked at again: their ends are watched, their troubles are not.
+const checkPoll = 3 * time.Second
+
 type controllerRole struct {
 	process
-	elect                      bool
-	electionID, defaultProfile string
+	elect                                  bool
+	electionID, defaultProfile, benchImage string
 }
 
 func controllerCommand() *cobra.Command {
 	var c controllerRole
 	cmd := &cobra.Command{
 		Use:   "controller",
-		Short: "Keep the status of NetworkProfiles, and tell users what happened to their pods",
-		Example: `  evenkeel-operator controller --default-profile=/etc/evenkeel/default-profile.yaml
+		Short: "Keep the status of NetworkProfiles, run NetworkChecks and their policies, and tell users what happened to their pods",
+		Example: `  evenkeel-operator controller --namespace=evenkeel-system --default-profile=/etc/evenkeel/default-profile.yaml
   evenkeel-operator controller --namespace=evenkeel-system --leader-elect --leader-election-id=evenkeel-controller`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,6 +49,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&c.elect, "leader-elect", false, "let one of several replicas work at a time")
 	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease that says which one works")
 	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
+	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
 	return cmd
 }
 
@@ -52,15 +62,16 @@ func (c *controllerRole) validate() error {
 			return err
 		}
 	}
-	if !c.elect {
-		return nil
+	if err := needs("the controller", map[string]string{"namespace": c.namespace}); err != nil || !c.elect {
+		return err
 	}
-	return needs("--leader-elect", map[string]string{"leader-election-id": c.electionID, "namespace": c.namespace})
+	return needs("--leader-elect", map[string]string{"leader-election-id": c.electionID})
 }
 
 func (c *controllerRole) run(ctx context.Context) error {
 	byObject := profile.Cached()
 	maps.Copy(byObject, audit.Cached())
+	maps.Copy(byObject, netcheck.Cached(c.namespace))
 	mgr, err := c.manager(ctx, ctrl.Options{
 		Cache:                   cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
 		LeaderElection:          c.elect,
@@ -80,6 +91,21 @@ func (c *controllerRole) run(ctx context.Context) error {
 	}
 	if err := (&audit.Controller{}).SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("audit controller: %w", err)
+	}
+	clientset, err := kubernetes.NewForConfig(mgr.GetConfig())
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	checks := &netcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: netcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
+	for name, controller := range map[string]interface{ SetupWithManager(manager.Manager) error }{
+		"netcheck":           checks,
+		"nodehealth-results": &nodehealth.Results{},
+		"nodehealth-marks":   &nodehealth.Marks{Now: time.Now},
+		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Now: time.Now},
+	} {
+		if err := controller.SetupWithManager(mgr); err != nil {
+			return fmt.Errorf("%s controller: %w", name, err)
+		}
 	}
 	if c.defaultProfile != "" {
 		apply, err := defaults.Load(c.defaultProfile, mgr.GetClient())

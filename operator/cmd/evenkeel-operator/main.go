@@ -1,5 +1,5 @@
 // Command evenkeel-operator is Evenkeel's control plane. It runs in one of two roles: as the webhook that adds the plugin
-// to jobs and pods, or as the controller that keeps NetworkProfiles and reports to users.
+// to jobs and pods, or as the controller that keeps NetworkProfiles, runs checks and reports to users.
 package main
 
 import (
@@ -40,7 +40,7 @@ It finds the cluster as kubectl does: by KUBECONFIG or ~/.kube/config, or, in a 
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.AddCommand(webhookCommand(), controllerCommand(), &cobra.Command{
+	root.AddCommand(webhookCommand(), controllerCommand(), cleanupCommand(), &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  evenkeel-operator version",

@@ -41,6 +41,7 @@ func TestBadFlagsAreOneLineEach(t *testing.T) {
 		"webhook --cert-source=Supplied":                     "needs --cert-dir",
 		"webhook --cert-source=Supplied --cert-dir=/nowhere": "/nowhere/tls.crt",
 		"controller --leader-elect --namespace=n":            "needs --leader-election-id",
+		"controller":                                         "needs --namespace",
 		"controller --default-profile=/nowhere":              "/nowhere",
 		"controller --default-profile=" + broken:             "broken.yaml",
 	} {
@@ -57,7 +58,7 @@ func TestBadFlagsAreOneLineEach(t *testing.T) {
 }
 
 func TestHelpHasExamples(t *testing.T) {
-	for _, command := range []string{"webhook", "controller", "version"} {
+	for _, command := range []string{"webhook", "controller", "cleanup", "version"} {
 		root := rootCommand()
 		root.SetArgs([]string{command, "--help"})
 		var out bytes.Buffer

@@ -19,11 +19,15 @@ func Pods(scheme *runtime.Scheme) *admission.Webhook {
 
 type podInjector struct{}
 
-// Default adds the plugin. An error refuses the pod; its text is for the user.
+// Default adds the plugin, and keeps the pod off nodes that failed a check. An error refuses the pod; its text is for the user.
 func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
 	resolved, err := inject.FromPod(pod.Labels, pod.Annotations)
 	if err != nil {
 		return err
 	}
-	return inject.Apply(pod, resolved)
+	if err := inject.Apply(pod, resolved); err != nil {
+		return err
+	}
+	inject.KeepOff(pod)
+	return nil
 }

@@ -25,9 +25,9 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/yaml"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 const (
@@ -60,7 +60,7 @@ type installation struct {
 
 // newInstallation renders the chart and creates its objects.
 func newInstallation(root, work, binary string) (*installation, error) {
-	text, err := helm(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image)
+	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image)
 	if err != nil {
 		return nil, err
 	}
@@ -73,14 +73,7 @@ func newInstallation(root, work, binary string) (*installation, error) {
 	if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}); err != nil {
 		return nil, err
 	}
-	for document := range strings.SplitSeq(text, "\n---\n") {
-		object := &unstructured.Unstructured{}
-		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
-			return nil, fmt.Errorf("the chart renders what is not YAML: %w\n%s", err, document)
-		}
-		if len(object.Object) == 0 {
-			continue
-		}
+	for _, object := range objects {
 		if err := i.adapt(object); err != nil {
 			return nil, err
 		}

@@ -318,8 +318,17 @@ func TestPermissionsEndWhereTheWorkDoes(t *testing.T) {
 		{"evenkeel-controller", "patch", "evenkeel.dev", "networkprofiles", "", "another", false},
 		{"evenkeel-controller", "delete", "evenkeel.dev", "networkprofiles", "", "default", false},
 		{"evenkeel-controller", "get", "", "secrets", systemNamespace, "evenkeel-webhook-cert", false},
-		{"evenkeel-controller", "patch", "", "nodes", "", "modern", false},
+		// Which of a node's fields, an admission policy says.
+		{"evenkeel-controller", "patch", "", "nodes", "", "modern", true},
+		{"evenkeel-controller", "update", "", "nodes", "", "modern", false},
+		{"evenkeel-controller", "delete", "", "nodes", "", "modern", false},
+		{"evenkeel-webhook", "patch", "", "nodes", "", "modern", false},
 		{"evenkeel-controller", "create", "", "pods", "default", "", false},
+		{"evenkeel-controller", "create", "batch", "jobs", systemNamespace, "", true},
+		{"evenkeel-controller", "create", "batch", "jobs", "default", "", false},
+		{"evenkeel-controller", "get", "", "configmaps", "default", "mine", false},
+		{"evenkeel-controller", "get", "", "pods/log", "default", "mine", false},
+		{"evenkeel-controller", "delete", "evenkeel.dev", "networkchecks", "default", "", false},
 		{"evenkeel-controller", "update", "coordination.k8s.io", "leases", "kube-system", "evenkeel-controller", false},
 	} {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{

@@ -4,10 +4,12 @@ package profile
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,15 +32,24 @@ type Controller struct {
 	client client.Client
 }
 
-// Cached keeps of each node only what decides delivery: a large cluster's nodes carry megabytes of images and conditions.
+// Cached keeps of each node only what decides delivery, and what checks and their marks go by: a large cluster's nodes
+// carry megabytes of images and conditions.
 func Cached() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: func(object any) (any, error) {
 		node, ok := object.(*corev1.Node)
 		if !ok {
 			return object, nil
 		}
-		node.ManagedFields, node.Annotations, node.Spec = nil, nil, corev1.NodeSpec{}
-		node.Status = corev1.NodeStatus{NodeInfo: node.Status.NodeInfo}
+		taints := slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key != evenkeel.HealthKey })
+		node.ManagedFields, node.Annotations, node.Spec = nil, nil, corev1.NodeSpec{Taints: taints}
+		var conditions []corev1.NodeCondition
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady || c.Type == evenkeel.ConditionNodeHealthy {
+				c.LastHeartbeatTime = metav1.Time{} // changes with every heartbeat
+				conditions = append(conditions, c)
+			}
+		}
+		node.Status = corev1.NodeStatus{NodeInfo: node.Status.NodeInfo, Conditions: conditions}
 		return node, nil
 	}}}
 }

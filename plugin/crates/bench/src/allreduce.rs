@@ -22,6 +22,8 @@ Examples:
     evenkeel-bench allreduce --spawn 2 --plugin ./libnccl-net-evenkeel.so -b 64K -e 64M -f 4
   As a container of a PyTorchJob, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
     evenkeel-bench allreduce
+  As a container of an Indexed Job (its index is the rank), or under mpirun -x MASTER_ADDR -x MASTER_PORT:
+    WORLD_SIZE=2 MASTER_ADDR=job-0.service MASTER_PORT=29500 evenkeel-bench allreduce
   Two machines by hand:
     evenkeel-bench allreduce --rank 0 --world-size 2 --master-addr 10.0.0.1 --master-port 29500
     evenkeel-bench allreduce --rank 1 --world-size 2 --master-addr 10.0.0.1 --master-port 29500

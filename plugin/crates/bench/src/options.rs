@@ -63,10 +63,10 @@ fn digest(path: PathBuf) -> Result<String> {
 /// Which rank this is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RankOptions {
-    /// This process's rank, from 0
+    /// This process's rank, from 0 [else: OpenMPI's, else the completion index of an Indexed Job]
     #[arg(long, env = "RANK", value_name = "N")]
     pub(crate) rank: Option<usize>,
-    /// The number of ranks
+    /// The number of ranks [else: OpenMPI's]
     #[arg(long, env = "WORLD_SIZE", value_name = "N")]
     pub(crate) world_size: Option<usize>,
     /// Name or address of rank 0
@@ -95,8 +95,11 @@ impl RankOptions {
         let missing = |what: &str, variable: &str| {
             format!("{what} is not known: set {variable}, or start all ranks here with --spawn N")
         };
-        let world = self.world_size.ok_or_else(|| missing("the number of ranks", "WORLD_SIZE"))?;
-        let rank = self.rank.ok_or_else(|| missing("this rank", "RANK"))?;
+        let variable = |name: &str| std::env::var(name).ok();
+        let world = first(self.world_size, &["OMPI_COMM_WORLD_SIZE"], variable)?
+            .ok_or_else(|| missing("the number of ranks", "WORLD_SIZE"))?;
+        let rank = first(self.rank, &["OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"], variable)?
+            .ok_or_else(|| missing("this rank", "RANK"))?;
         if rank >= world {
             return Err(format!("rank {rank} is not below the world size, {world}"));
         }
@@ -122,8 +125,44 @@ impl RankOptions {
     }
 }
 
+/// What was given, else the first of the variables that is set: mpirun and Kubernetes' Indexed Jobs say it in their own.
+fn first(
+    given: Option<usize>,
+    names: &[&str],
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Option<usize>> {
+    if given.is_some() {
+        return Ok(given);
+    }
+    for name in names {
+        if let Some(value) = variable(name) {
+            let number = value.parse().map_err(|_| format!("{name}={value}: not a number"))?;
+            return Ok(Some(number));
+        }
+    }
+    Ok(None)
+}
+
 /// A listener for the ranks of this machine.
 pub(crate) fn local_listener() -> Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .map_err(|error| format!("cannot listen on loopback: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_what_was_given_else_mpis_else_the_index_of_a_job() {
+        const RANK: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"];
+        let index = |name: &str| (name == "JOB_COMPLETION_INDEX").then(|| "7".to_owned());
+        let both = |name: &str| Some(if name.starts_with("OMPI") { "3" } else { "7" }.to_owned());
+        assert_eq!(first(None, &RANK, index), Ok(Some(7)));
+        assert_eq!(first(None, &RANK, both), Ok(Some(3)));
+        assert_eq!(first(Some(0), &RANK, both), Ok(Some(0)));
+        assert_eq!(first(None, &RANK, |_| None), Ok(None));
+        let wrong = first(None, &RANK, |_| Some("many".to_owned()));
+        assert_eq!(wrong, Err("OMPI_COMM_WORLD_RANK=many: not a number".to_owned()));
+    }
 }

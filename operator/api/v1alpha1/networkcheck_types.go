@@ -1,0 +1,541 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Verdict on a node, a fabric or a check. Inconclusive blames nobody and clears nobody.
+//
+// +kubebuilder:validation:Enum=Pass;Fail;Inconclusive
+type Verdict string
+
+// The verdicts.
+const (
+	VerdictPass         Verdict = "Pass"
+	VerdictFail         Verdict = "Fail"
+	VerdictInconclusive Verdict = "Inconclusive"
+)
+
+// Stage is one part of a check.
+//
+// +kubebuilder:validation:Enum=Capacity;Local;Pairs;Rails;Gang
+type Stage string
+
+// The stages, in the order in which they run. Nodes that a stage does not pass are left out of those after it.
+const (
+	// StageCapacity looks at the API alone: is the node ready, are all of its GPUs there.
+	StageCapacity Stage = "Capacity"
+	// StageLocal runs the benchmark inside each node, over the plugin.
+	StageLocal Stage = "Local"
+	// StagePairs runs it between pairs of nodes, suspects again with proven partners.
+	StagePairs Stage = "Pairs"
+	// StageRails runs it over each device of the nodes that failed, to tell which of them is the cause.
+	StageRails Stage = "Rails"
+	// StageGang runs it among all nodes of a pool that passed.
+	StageGang Stage = "Gang"
+)
+
+// RunnerType is the benchmark.
+//
+// +kubebuilder:validation:Enum=Bench;NCCLTests
+type RunnerType string
+
+const (
+	// RunnerBench is evenkeel-bench over host memory: it needs no GPU.
+	RunnerBench RunnerType = "Bench"
+	// RunnerNCCLTests is NVIDIA's nccl-tests.
+	RunnerNCCLTests RunnerType = "NCCLTests"
+)
+
+// Launcher is what starts the benchmark's processes.
+//
+// +kubebuilder:validation:Enum=Auto;IndexedJob;MPIJob
+type Launcher string
+
+const (
+	// LauncherAuto is MPIJob where the cluster serves it, else IndexedJob.
+	LauncherAuto Launcher = "Auto"
+	// LauncherIndexedJob is a batch Job with an index for each node.
+	LauncherIndexedJob Launcher = "IndexedJob"
+	// LauncherMPIJob is an MPIJob (kubeflow.org/v2beta1) of the mpi-operator.
+	LauncherMPIJob Launcher = "MPIJob"
+)
+
+// Collective is an operation of nccl-tests.
+//
+// +kubebuilder:validation:Enum=AllReduce;AllGather;ReduceScatter;AllToAll;Broadcast;Reduce;SendRecv
+type Collective string
+
+// The collectives; AllReduce is the only one of the runner Bench.
+const (
+	CollectiveAllReduce     Collective = "AllReduce"
+	CollectiveAllGather     Collective = "AllGather"
+	CollectiveReduceScatter Collective = "ReduceScatter"
+	CollectiveAllToAll      Collective = "AllToAll"
+	CollectiveBroadcast     Collective = "Broadcast"
+	CollectiveReduce        Collective = "Reduce"
+	CollectiveSendRecv      Collective = "SendRecv"
+)
+
+const (
+	// ConditionComplete says that a check has ended.
+	ConditionComplete = "Complete"
+	// ConditionPassed is True, False or Unknown as the verdict is Pass, Fail or Inconclusive.
+	ConditionPassed = "Passed"
+)
+
+// NetworkCheckSpec says which nodes to check, and how. It cannot be changed: a check is one run.
+type NetworkCheckSpec struct {
+	// nodes says which nodes are checked.
+	// +required
+	Nodes NodeSet `json:"nodes,omitzero"`
+
+	CheckOptions `json:",inline"`
+}
+
+// NodeSet selects nodes.
+//
+// +kubebuilder:validation:ExactlyOneOf=selector;names
+type NodeSet struct {
+	// selector selects nodes by label; an empty one selects all.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+
+	// names of the nodes.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=5000
+	// +kubebuilder:validation:items:MaxLength=253
+	Names []string `json:"names,omitempty"`
+}
+
+// CheckOptions are how nodes are checked, whichever they are.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'Rails') || (has(self.rails) && self.runner.type == 'Bench')",message="stage Rails needs rails, the number of devices of a node, and the runner Bench"
+// +kubebuilder:validation:XValidation:rule="!has(self.stages) || !(self.stages.exists(s, s == 'Rails' || s == 'Gang')) || self.stages.exists(s, s == 'Pairs')",message="stages Rails and Gang work with what stage Pairs found: name Pairs too"
+// +kubebuilder:validation:XValidation:rule="!has(self.sweep) || !has(self.sweep.collective) || self.sweep.collective == 'AllReduce' || self.runner.type == 'NCCLTests'",message="the runner Bench has the collective AllReduce only"
+type CheckOptions struct {
+	// stages to run, in their own order whatever the list's. Default: Capacity, Local, Pairs.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=5
+	Stages []Stage `json:"stages,omitempty"`
+
+	// profileName is the NetworkProfile whose plugin is tested: what jobs of that profile get. Default: default.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	ProfileName string `json:"profileName,omitempty"`
+
+	// runner is the benchmark.
+	// +required
+	Runner RunnerSpec `json:"runner,omitzero"`
+
+	// sweep says what the benchmark measures.
+	// +optional
+	Sweep SweepSpec `json:"sweep,omitzero"`
+
+	// rails is the number of network devices of a node, for stage Rails.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=16
+	Rails *int32 `json:"rails,omitempty"`
+
+	// poolLabel is the node label whose value names nodes that should be equally fast. They are tested among themselves.
+	// Default: nvidia.com/gpu.product. Nodes without it are one pool.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	PoolLabel string `json:"poolLabel,omitempty"`
+
+	// thresholds say what is too slow.
+	// +optional
+	Thresholds ThresholdSpec `json:"thresholds,omitzero"`
+
+	// maxConcurrentNodes is how many nodes are tested at once, at least 2. Default: 32.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=5000
+	MaxConcurrentNodes *int32 `json:"maxConcurrentNodes,omitempty"`
+
+	// runTimeoutSeconds is how long one run may take, the pulling of its image included. What takes longer says nothing
+	// about the network. Default: 300.
+	// +optional
+	// +kubebuilder:validation:Minimum=10
+	// +kubebuilder:validation:Maximum=86400
+	RunTimeoutSeconds *int32 `json:"runTimeoutSeconds,omitempty"`
+
+	// timeoutSeconds is how long the whole check may take; then it ends with what it knows. Default: 3600.
+	// +optional
+	// +kubebuilder:validation:Minimum=10
+	// +kubebuilder:validation:Maximum=604800
+	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
+
+	// ttlSecondsAfterFinished is how long the check and its report are kept. Absent: until somebody deletes them.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	TTLSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
+}
+
+// RunnerSpec is the benchmark and what starts it.
+//
+// +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || (has(self.image) && has(self.gpusPerNode))",message="the runner NCCLTests needs image and gpusPerNode"
+// +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || !has(self.launcher) || self.launcher != 'IndexedJob'",message="nccl-tests finds its ranks by MPI: launcher Auto or MPIJob"
+// +kubebuilder:validation:XValidation:rule="self.type != 'Bench' || !has(self.gpusPerNode)",message="the runner Bench uses no GPU: leave gpusPerNode out"
+type RunnerSpec struct {
+	// type is the benchmark: Bench or NCCLTests.
+	// +required
+	Type RunnerType `json:"type,omitempty"`
+
+	// image has the benchmark and, for MPIJobs, mpirun and sshd; its user is numeric and not root. Default for Bench:
+	// the image that Evenkeel was installed with.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	Image string `json:"image,omitempty"`
+
+	// launcher starts the benchmark's processes: Auto (the default), IndexedJob or MPIJob.
+	// +optional
+	Launcher Launcher `json:"launcher,omitempty"`
+
+	// gpusPerNode is how many GPUs of each node nccl-tests uses.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=64
+	GPUsPerNode *int32 `json:"gpusPerNode,omitempty"`
+
+	// resources of each pod, besides its GPUs.
+	// +optional
+	Resources Resources `json:"resources,omitzero"`
+
+	// tolerations of the pods, besides one for nvidia.com/gpu.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Tolerations []Toleration `json:"tolerations,omitempty"`
+
+	// environment is added to the benchmark's processes. It wins over the profile's.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Environment []EnvironmentVariable `json:"environment,omitempty"`
+}
+
+// Resources are what a pod asks for.
+//
+// +kubebuilder:validation:MinProperties=1
+type Resources struct {
+	// cpu is requested. Default: 100m.
+	// +optional
+	CPU *resource.Quantity `json:"cpu,omitempty"`
+
+	// memory is requested, and the limit. Default: four buffers of the largest size and 256Mi.
+	// +optional
+	Memory *resource.Quantity `json:"memory,omitempty"`
+}
+
+// Toleration is a pod's toleration of a taint.
+type Toleration struct {
+	// key of the taint; absent: of every taint.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	Key string `json:"key,omitempty"`
+
+	// value of the taint; absent: any.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Value string `json:"value,omitempty"`
+
+	// effect of the taint; absent: any.
+	// +optional
+	// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule;NoExecute
+	Effect string `json:"effect,omitempty"`
+}
+
+// SweepSpec says what the benchmark measures.
+//
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.minBytes) || !has(self.maxBytes) || self.minBytes <= self.maxBytes",message="minBytes is larger than maxBytes"
+type SweepSpec struct {
+	// collective is the operation. Default: AllReduce.
+	// +optional
+	Collective Collective `json:"collective,omitempty"`
+
+	// minBytes is the smallest buffer. Default: 1048576.
+	// +optional
+	// +kubebuilder:validation:Minimum=4
+	// +kubebuilder:validation:Maximum=68719476736
+	MinBytes *int64 `json:"minBytes,omitempty"`
+
+	// maxBytes is the largest buffer. Default: 67108864.
+	// +optional
+	// +kubebuilder:validation:Minimum=4
+	// +kubebuilder:validation:Maximum=68719476736
+	MaxBytes *int64 `json:"maxBytes,omitempty"`
+
+	// iterations is the number of timed operations of each size. Default: 20.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	Iterations *int32 `json:"iterations,omitempty"`
+}
+
+// ThresholdSpec says what is too slow, in bytes per second of bus bandwidth. The first that is set counts: minBusBandwidth,
+// the pool's own, the share of the pool's median.
+//
+// +kubebuilder:validation:MinProperties=1
+type ThresholdSpec struct {
+	// minBusBandwidth is the least that every run has to reach, such as 340G.
+	// +optional
+	MinBusBandwidth *resource.Quantity `json:"minBusBandwidth,omitempty"`
+
+	// pools have limits of their own.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Pools []PoolThreshold `json:"pools,omitempty"`
+
+	// minPercentOfMedian is the share of the pool's median that is enough. Default: 85. A pool that is slow as a whole is
+	// only found with the other two.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	MinPercentOfMedian *int32 `json:"minPercentOfMedian,omitempty"`
+}
+
+// PoolThreshold is the limit of one pool.
+type PoolThreshold struct {
+	// name is the value of poolLabel.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name,omitempty"`
+
+	// minBusBandwidth is the least that its runs have to reach.
+	// +required
+	MinBusBandwidth resource.Quantity `json:"minBusBandwidth,omitzero"`
+}
+
+// NetworkCheckStatus is what was found. It is bounded, however many nodes there are; the report has everything.
+type NetworkCheckStatus struct {
+	// conditions: Complete, Passed.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=8
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// verdict is Fail if a node or a fabric failed, else Inconclusive if one of them is, else Pass. Absent until the end.
+	// +optional
+	Verdict Verdict `json:"verdict,omitempty"`
+
+	// progress is what is being done, for people.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	Progress string `json:"progress,omitempty"`
+
+	// message sums up the verdict in a line.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+
+	// startTime is when the nodes were chosen.
+	// +optional
+	StartTime *metav1.Time `json:"startTime,omitempty"`
+
+	// completionTime is when the verdict was final.
+	// +optional
+	CompletionTime *metav1.Time `json:"completionTime,omitempty"`
+
+	// launcher is what started the benchmark's processes.
+	// +optional
+	Launcher Launcher `json:"launcher,omitempty"`
+
+	// summary counts.
+	// +optional
+	Summary CheckSummary `json:"summary,omitzero"`
+
+	// badNodes are the names of the failed nodes, as many as fit, for people.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	BadNodes string `json:"badNodes,omitempty"`
+
+	// findings are the nodes that did not pass, failed ones first, 64 at most.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Findings []NodeFinding `json:"findings,omitempty"`
+
+	// fabrics are the verdicts on what connects the nodes of each pool, failed ones first, 16 at most.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Fabrics []FabricFinding `json:"fabrics,omitempty"`
+
+	// networks are what carried the runs, read from the runs themselves.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	Networks []LoadedNetwork `json:"networks,omitempty"`
+
+	// reportName is the ConfigMap with the report: report.md, pairs.svg, and every run in record.json.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	ReportName string `json:"reportName,omitempty"`
+}
+
+// CheckSummary counts.
+type CheckSummary struct {
+	// nodes that were chosen.
+	// +optional
+	Nodes *int32 `json:"nodes,omitempty"`
+
+	// passed nodes.
+	// +optional
+	Passed *int32 `json:"passed,omitempty"`
+
+	// failed nodes.
+	// +optional
+	Failed *int32 `json:"failed,omitempty"`
+
+	// inconclusive nodes: neither cleared nor blamed.
+	// +optional
+	Inconclusive *int32 `json:"inconclusive,omitempty"`
+
+	// runs of the benchmark.
+	// +optional
+	Runs *int32 `json:"runs,omitempty"`
+
+	// medianBusBandwidth is over the runs between nodes that passed, bytes per second.
+	// +optional
+	MedianBusBandwidth *resource.Quantity `json:"medianBusBandwidth,omitempty"`
+}
+
+// NodeFinding is a node that did not pass.
+type NodeFinding struct {
+	// name of the node.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+
+	// verdict is Fail or Inconclusive.
+	// +required
+	Verdict Verdict `json:"verdict,omitempty"`
+
+	// stage that found it.
+	// +required
+	Stage Stage `json:"stage,omitempty"`
+
+	// reason is a word.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
+
+	// message is a line.
+	// +optional
+	// +kubebuilder:validation:MaxLength=400
+	Message string `json:"message,omitempty"`
+
+	// busBandwidth is the best that a run with the node reached, bytes per second.
+	// +optional
+	BusBandwidth *resource.Quantity `json:"busBandwidth,omitempty"`
+}
+
+// FabricFinding is the verdict on what connects the nodes of a pool.
+type FabricFinding struct {
+	// pools has one, or some of those that have a single node each; none where the verdict is on all.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MaxLength=63
+	Pools []string `json:"pools,omitempty"`
+
+	// verdict on it.
+	// +required
+	Verdict Verdict `json:"verdict,omitempty"`
+
+	// reason is a word.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
+
+	// message is a line.
+	// +optional
+	// +kubebuilder:validation:MaxLength=400
+	Message string `json:"message,omitempty"`
+
+	// minBusBandwidth is what its runs were measured against, bytes per second.
+	// +optional
+	MinBusBandwidth *resource.Quantity `json:"minBusBandwidth,omitempty"`
+}
+
+// LoadedNetwork is what carried runs.
+type LoadedNetwork struct {
+	// name is the plugin's own, or NCCL's for what is built in: Evenkeel, Socket, IB.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Name string `json:"name,omitempty"`
+
+	// api is the version of the ncclNet interface, where the run says it.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	API *int32 `json:"api,omitempty"`
+
+	// sha256 is the beginning of the library's hash, where the run says it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	SHA256 string `json:"sha256,omitempty"`
+}
+
+// NetworkCheck is one run of checks over nodes.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=netcheck
+// +kubebuilder:printcolumn:name="Verdict",type=string,JSONPath=`.status.verdict`
+// +kubebuilder:printcolumn:name="Bad nodes",type=string,JSONPath=`.status.badNodes`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.summary.nodes`
+// +kubebuilder:printcolumn:name="Passed",type=integer,JSONPath=`.status.summary.passed`
+// +kubebuilder:printcolumn:name="Failed",type=integer,JSONPath=`.status.summary.failed`
+// +kubebuilder:printcolumn:name="Unclear",type=integer,JSONPath=`.status.summary.inconclusive`
+// +kubebuilder:printcolumn:name="Median B/s",type=string,JSONPath=`.status.summary.medianBusBandwidth`
+// +kubebuilder:printcolumn:name="Progress",type=string,JSONPath=`.status.progress`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="a check's name has at most 63 characters"
+type NetworkCheck struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// spec says what to check.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a check is one run and cannot be changed: create another"
+	Spec NetworkCheckSpec `json:"spec,omitzero"`
+
+	// status is what was found.
+	// +optional
+	Status NetworkCheckStatus `json:"status,omitzero"`
+}
+
+// NetworkCheckList is a list of checks.
+//
+// +kubebuilder:object:root=true
+type NetworkCheckList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitzero"`
+	Items           []NetworkCheck `json:"items"`
+}

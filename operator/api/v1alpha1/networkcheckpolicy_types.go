@@ -1,0 +1,163 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Switch turns something on or off.
+//
+// +kubebuilder:validation:Enum=Enabled;Disabled
+type Switch string
+
+const (
+	// SwitchEnabled turns it on.
+	SwitchEnabled Switch = "Enabled"
+	// SwitchDisabled turns it off.
+	SwitchDisabled Switch = "Disabled"
+)
+
+// NetworkCheckPolicySpec says when which nodes are checked, and what becomes of those that fail.
+type NetworkCheckPolicySpec struct {
+	// nodeSelector selects the policy's nodes; absent or empty: all. Where policies overlap, the first by name counts.
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+
+	// triggers say when.
+	// +optional
+	Triggers TriggerSpec `json:"triggers,omitzero"`
+
+	// freshnessSeconds is how long a node that passed counts as healthy without another check. Default: 86400.
+	// +optional
+	// +kubebuilder:validation:Minimum=60
+	// +kubebuilder:validation:Maximum=31536000
+	FreshnessSeconds *int32 `json:"freshnessSeconds,omitempty"`
+
+	// check is how they are checked.
+	// +required
+	Check CheckOptions `json:"check,omitzero"`
+
+	// onFail says what becomes of nodes that fail.
+	// +optional
+	OnFail OnFailSpec `json:"onFail,omitzero"`
+
+	// history says how many finished checks of this policy are kept.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	History *int32 `json:"history,omitempty"`
+}
+
+// TriggerSpec says when nodes are checked.
+//
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.timeZone) || has(self.schedule)",message="timeZone goes with schedule"
+type TriggerSpec struct {
+	// schedule is when all nodes are checked, in cron's five fields or as @daily, @hourly, @weekly.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:XValidation:rule="!self.contains('TZ=')",message="the time zone has a field of its own, timeZone"
+	Schedule string `json:"schedule,omitempty"`
+
+	// timeZone of the schedule, such as Europe/Berlin. Default: Etc/UTC.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	TimeZone string `json:"timeZone,omitempty"`
+
+	// newNodes is Enabled (the default) to check nodes that have never been checked as soon as they are ready.
+	// +optional
+	NewNodes Switch `json:"newNodes,omitempty"`
+}
+
+// OnFailSpec says what becomes of nodes that fail. Jobs of a profile keep off them in any case.
+//
+// +kubebuilder:validation:MinProperties=1
+type OnFailSpec struct {
+	// taint is Enabled to keep all pods that do not tolerate it off failed nodes: evenkeel.dev/network=unhealthy:NoSchedule.
+	// Default: Disabled.
+	// +optional
+	Taint Switch `json:"taint,omitempty"`
+
+	// maxUnhealthyPercent of the policy's nodes may be marked unhealthy, at least one; beyond that a fault of something
+	// else is more likely, and no more are marked. Default: 20.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	MaxUnhealthyPercent *int32 `json:"maxUnhealthyPercent,omitempty"`
+}
+
+// NetworkCheckPolicyStatus is what the controller sees.
+type NetworkCheckPolicyStatus struct {
+	// conditions: Ready.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=8
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// observedGeneration is the generation that this status describes.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// nodes of the policy, and how many of them are healthy, unhealthy or neither.
+	// +optional
+	Nodes *int32 `json:"nodes,omitempty"`
+	// +optional
+	Healthy *int32 `json:"healthy,omitempty"`
+	// +optional
+	Unhealthy *int32 `json:"unhealthy,omitempty"`
+	// +optional
+	Unknown *int32 `json:"unknown,omitempty"`
+
+	// badNodes are the names of the unhealthy nodes, as many as fit, for people.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	BadNodes string `json:"badNodes,omitempty"`
+
+	// runningCheck is the policy's check that has not ended.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	RunningCheck string `json:"runningCheck,omitempty"`
+
+	// lastScheduleTime is the time of the schedule that a check was last made for.
+	// +optional
+	LastScheduleTime *metav1.Time `json:"lastScheduleTime,omitempty"`
+}
+
+// NetworkCheckPolicy keeps nodes checked.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,path=networkcheckpolicies,shortName=netcheckpolicy
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes`
+// +kubebuilder:printcolumn:name="Healthy",type=integer,JSONPath=`.status.healthy`
+// +kubebuilder:printcolumn:name="Unhealthy",type=integer,JSONPath=`.status.unhealthy`
+// +kubebuilder:printcolumn:name="Unknown",type=integer,JSONPath=`.status.unknown`
+// +kubebuilder:printcolumn:name="Bad nodes",type=string,JSONPath=`.status.badNodes`
+// +kubebuilder:printcolumn:name="Running",type=string,JSONPath=`.status.runningCheck`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 40",message="a policy's name has at most 40 characters, as its checks' names begin with it"
+type NetworkCheckPolicy struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// spec is what the administrator wants.
+	// +required
+	Spec NetworkCheckPolicySpec `json:"spec,omitzero"`
+
+	// status is what the controller sees.
+	// +optional
+	Status NetworkCheckPolicyStatus `json:"status,omitzero"`
+}
+
+// NetworkCheckPolicyList is a list of policies.
+//
+// +kubebuilder:object:root=true
+type NetworkCheckPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitzero"`
+	Items           []NetworkCheckPolicy `json:"items"`
+}

@@ -1,0 +1,239 @@
+// Package health decides what is known about nodes and what they are marked with. It is pure: results of checks, nodes,
+// policies and the time in; states and marks out.
+package health
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+)
+
+// Defaults of a policy.
+const (
+	defaultFreshness  = 24 * time.Hour
+	defaultMaxPercent = 20
+	maxMessage        = 400
+)
+
+// Reasons of the node condition, besides those of results.
+const (
+	ReasonStale      = "Stale"
+	ReasonNotChecked = "NotChecked"
+)
+
+// Known reports whether the status has the check's result, or had it and has forgotten it for newer ones.
+func Known(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Time) bool {
+	for _, r := range status.History {
+		if r.UID == uid {
+			return true
+		}
+	}
+	return len(status.History) == evenkeel.HistoryLength && !at.After(status.History[len(status.History)-1].Time.Time)
+}
+
+// Add gives the status with one more result. The state follows the newest result that says something.
+func Add(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthResult, message string) evenkeel.NodeNetworkHealthStatus {
+	out := *status.DeepCopy()
+	// In front, so that of two in the same second the later one counts.
+	out.History = slices.Insert(out.History, 0, result)
+	slices.SortStableFunc(out.History, func(a, b evenkeel.HealthResult) int { return b.Time.Compare(a.Time.Time) })
+	out.History = out.History[:min(len(out.History), evenkeel.HistoryLength)]
+	if result.Verdict != evenkeel.VerdictInconclusive && (out.ObservedTime == nil || !result.Time.Before(out.ObservedTime)) {
+		at := result.Time
+		out.Health, out.Reason, out.Message, out.ObservedTime = evenkeel.HealthHealthy, result.Reason, clip(message, maxMessage), &at
+		if result.Verdict == evenkeel.VerdictFail {
+			out.Health = evenkeel.HealthUnhealthy
+		}
+		out.BusBandwidth = result.BusBandwidth
+	}
+	if out.Health == "" {
+		out.Health, out.Reason, out.Message = evenkeel.HealthUnknown, result.Reason, clip(message, maxMessage)
+	}
+	out.Baseline = baseline(out.History)
+	return out
+}
+
+// baseline is over the results that passed.
+func baseline(history []evenkeel.HealthResult) evenkeel.Baseline {
+	var values []float64
+	for _, r := range history {
+		if r.Verdict == evenkeel.VerdictPass && r.BusBandwidth != nil {
+			values = append(values, r.BusBandwidth.AsApproximateFloat64())
+		}
+	}
+	if len(values) == 0 {
+		return evenkeel.Baseline{}
+	}
+	middle := preflight.Median(values)
+	apart := make([]float64, len(values))
+	for i, v := range values {
+		apart[i] = math.Abs(v - middle)
+	}
+	samples := int32(len(values))
+	return evenkeel.Baseline{
+		Samples:            &samples,
+		MedianBusBandwidth: resource.NewQuantity(int64(middle), resource.DecimalSI),
+		MADBusBandwidth:    resource.NewQuantity(int64(preflight.Median(apart)), resource.DecimalSI),
+	}
+}
+
+// Mark is what a node should carry.
+type Mark struct {
+	// Condition is absent where no policy selects the node.
+	Condition *corev1.NodeCondition
+	// Label is the value of the health label, empty for none.
+	Label string
+	// Taint says whether the node should have our taint.
+	Taint bool
+}
+
+// PolicyCounts are how the nodes of a policy are.
+type PolicyCounts struct {
+	Nodes, Healthy, Unhealthy, Unknown int32
+	// Bad are the names of the unhealthy nodes, and Unmarked how many of them are not marked, as they would be too many.
+	Bad      []string
+	Unmarked int
+	// Next is when a node's state becomes stale; zero if none does.
+	Next time.Time
+}
+
+// Of selects for each node the policy that it is under: the first by name. Policies whose selector makes no sense select none.
+func Of(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]*evenkeel.NetworkCheckPolicy {
+	sorted := make([]*evenkeel.NetworkCheckPolicy, len(policies))
+	for i := range policies {
+		sorted[i] = &policies[i]
+	}
+	slices.SortFunc(sorted, func(a, b *evenkeel.NetworkCheckPolicy) int { return cmp.Compare(a.Name, b.Name) })
+	under := map[string]*evenkeel.NetworkCheckPolicy{}
+	for _, p := range sorted {
+		if p.DeletionTimestamp != nil {
+			continue
+		}
+		selector := labels.Everything()
+		if p.Spec.NodeSelector != nil {
+			var err error
+			if selector, err = metav1.LabelSelectorAsSelector(p.Spec.NodeSelector); err != nil {
+				continue
+			}
+		}
+		for i := range nodes {
+			if under[nodes[i].Name] == nil && selector.Matches(labels.Set(nodes[i].Labels)) {
+				under[nodes[i].Name] = p
+			}
+		}
+	}
+	return under
+}
+
+// Marks decides what each node should carry, and counts by policy. Of the unhealthy nodes those that are marked already
+// stay so; others are marked, by name, as long as the policy's share allows.
+func Marks(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, now time.Time) (map[string]Mark, map[string]*PolicyCounts) {
+	under, marks, counts := Of(nodes, policies), map[string]Mark{}, map[string]*PolicyCounts{}
+	for i := range policies {
+		counts[policies[i].Name] = &PolicyCounts{}
+	}
+	unhealthy := map[string][]*corev1.Node{}
+	for i := range nodes {
+		node := &nodes[i]
+		p := under[node.Name]
+		if p == nil {
+			marks[node.Name] = Mark{}
+			continue
+		}
+		c := counts[p.Name]
+		c.Nodes++
+		mark, stale := state(healths[node.Name], p, now)
+		if !stale.IsZero() && (c.Next.IsZero() || stale.Before(c.Next)) {
+			c.Next = stale
+		}
+		switch mark.Label {
+		case evenkeel.HealthyValue:
+			c.Healthy++
+		case evenkeel.UnhealthyValue:
+			c.Unhealthy++
+			c.Bad = append(c.Bad, node.Name)
+			unhealthy[p.Name] = append(unhealthy[p.Name], node)
+			mark.Label = ""
+		default:
+			c.Unknown++
+		}
+		marks[node.Name] = mark
+	}
+	for i := range policies {
+		p := &policies[i]
+		c, bad := counts[p.Name], unhealthy[p.Name]
+		slices.Sort(c.Bad)
+		slices.SortFunc(bad, func(a, b *corev1.Node) int {
+			return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(a.Name, b.Name))
+		})
+		percent := int32(defaultMaxPercent)
+		if m := p.Spec.OnFail.MaxUnhealthyPercent; m != nil {
+			percent = *m
+		}
+		allowed := max(1, int(c.Nodes*percent/100))
+		for place, node := range bad {
+			mark := marks[node.Name]
+			if place >= allowed && order(node) > 0 {
+				c.Unmarked++
+				mark.Condition.Message = clip("not marked, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
+			} else {
+				mark.Label, mark.Taint = evenkeel.UnhealthyValue, p.Spec.OnFail.Taint == evenkeel.SwitchEnabled
+			}
+			marks[node.Name] = mark
+		}
+	}
+	return marks, counts
+}
+
+// order has nodes that are marked already first.
+func order(node *corev1.Node) int {
+	if node.Labels[evenkeel.HealthKey] == evenkeel.UnhealthyValue {
+		return 0
+	}
+	return 1
+}
+
+// state is a node's mark by itself, and when it becomes stale.
+func state(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkCheckPolicy, now time.Time) (mark Mark, stale time.Time) {
+	condition := &corev1.NodeCondition{Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionUnknown, Reason: ReasonNotChecked, Message: "no check of the node's network has said anything yet"}
+	mark.Condition = condition
+	if status == nil || status.ObservedTime == nil {
+		return mark, stale
+	}
+	condition.Reason, condition.Message = cmp.Or(status.Reason, string(status.Health)), status.Message
+	switch status.Health {
+	case evenkeel.HealthUnhealthy:
+		// It stays so until a check clears the node, however long that takes.
+		condition.Status, mark.Label = corev1.ConditionFalse, evenkeel.UnhealthyValue
+	case evenkeel.HealthHealthy:
+		freshness := defaultFreshness
+		if s := p.Spec.FreshnessSeconds; s != nil {
+			freshness = time.Duration(*s) * time.Second
+		}
+		stale = status.ObservedTime.Add(freshness)
+		if !now.Before(stale) {
+			condition.Reason, condition.Message = ReasonStale, fmt.Sprintf("the node passed, but that was at %s", status.ObservedTime.UTC().Format(time.RFC3339))
+			return mark, time.Time{}
+		}
+		condition.Status, mark.Label = corev1.ConditionTrue, evenkeel.HealthyValue
+	}
+	return mark, stale
+}
+
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most-3], "") + "..."
+}

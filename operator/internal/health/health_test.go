@@ -1,0 +1,168 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func result(hour int, v evenkeel.Verdict, speed string) evenkeel.HealthResult {
+	r := evenkeel.HealthResult{Check: "c", UID: fmt.Sprint(hour), Time: metav1.NewTime(noon.Add(time.Duration(hour) * time.Hour)), Verdict: v, Reason: string(v)}
+	if speed != "" {
+		q := resource.MustParse(speed)
+		r.BusBandwidth = &q
+	}
+	return r
+}
+
+func TestTheNewestResultThatSaysSomethingCounts(t *testing.T) {
+	for _, test := range []struct {
+		results []evenkeel.HealthResult
+		want    evenkeel.Health
+		reason  string
+	}{
+		{[]evenkeel.HealthResult{result(1, "Inconclusive", "")}, evenkeel.HealthUnknown, "Inconclusive"},
+		{[]evenkeel.HealthResult{result(1, "Pass", "1G"), result(2, "Inconclusive", "")}, evenkeel.HealthHealthy, "Pass"},
+		{[]evenkeel.HealthResult{result(1, "Pass", "1G"), result(2, "Fail", "1M")}, evenkeel.HealthUnhealthy, "Fail"},
+		{[]evenkeel.HealthResult{result(1, "Fail", "1M"), result(2, "Inconclusive", ""), result(3, "Pass", "1G")}, evenkeel.HealthHealthy, "Pass"},
+		// One that was found first and is written last does not undo what came after it.
+		{[]evenkeel.HealthResult{result(2, "Fail", "1M"), result(1, "Pass", "1G")}, evenkeel.HealthUnhealthy, "Fail"},
+	} {
+		var s evenkeel.NodeNetworkHealthStatus
+		for _, r := range test.results {
+			s = Add(s, r, "m")
+		}
+		if s.Health != test.want || s.Reason != test.reason || len(s.History) != len(test.results) {
+			t.Errorf("%+v: %+v", test.results, s)
+		}
+	}
+}
+
+func TestHistoryIsBoundedAndNothingIsAddedTwice(t *testing.T) {
+	var s evenkeel.NodeNetworkHealthStatus
+	for hour := range 30 {
+		r := result(hour, "Pass", fmt.Sprintf("%dM", 1000+hour))
+		if Known(&s, r.UID, r.Time.Time) {
+			t.Errorf("hour %d is not known yet", hour)
+		}
+		s = Add(s, r, strings.Repeat("x", 5000))
+		if !Known(&s, r.UID, r.Time.Time) {
+			t.Errorf("hour %d was added", hour)
+		}
+	}
+	if len(s.History) != evenkeel.HistoryLength || s.History[0].UID != "29" || len(s.Message) > 400 {
+		t.Errorf("%d results, the newest %s", len(s.History), s.History[0].UID)
+	}
+	// What was forgotten is not added anew.
+	if !Known(&s, "3", noon.Add(3*time.Hour)) {
+		t.Error("hour 3 was forgotten, and would be added again")
+	}
+	if b := s.Baseline; *b.Samples != 20 || b.MedianBusBandwidth.Value() != 1019500000 || b.MADBusBandwidth.Value() != 5000000 {
+		t.Errorf("%+v", b)
+	}
+}
+
+func node(name string, labels map[string]string) corev1.Node {
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels["gpu"] = "yes"
+	return corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+}
+
+func policy(name, label string, change func(*evenkeel.NetworkCheckPolicySpec)) evenkeel.NetworkCheckPolicy {
+	p := evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{label: "yes"}}
+	if change != nil {
+		change(&p.Spec)
+	}
+	return p
+}
+
+func TestMarksFollowHealthAndPolicy(t *testing.T) {
+	passed := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
+	failed := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
+	unclear := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), "no image")
+	nodes := []corev1.Node{node("new", nil), node("good", nil), node("bad", nil), node("unclear", nil)}
+	healths := map[string]*evenkeel.NodeNetworkHealthStatus{"good": &passed, "bad": &failed, "unclear": &unclear}
+	taint := policy("p", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = evenkeel.SwitchEnabled })
+
+	marks, counts := Marks(nodes, healths, []evenkeel.NetworkCheckPolicy{taint}, noon.Add(time.Hour))
+	for name, want := range map[string]string{"new": "Unknown  false", "good": "True healthy false", "bad": "False unhealthy true", "unclear": "Unknown  false"} {
+		if m := marks[name]; fmt.Sprintf("%s %s %t", m.Condition.Status, m.Label, m.Taint) != want {
+			t.Errorf("%s: %+v, want %s", name, m, want)
+		}
+	}
+	if c := counts["p"]; c.Nodes != 4 || c.Healthy != 1 || c.Unhealthy != 1 || c.Unknown != 2 || !slices.Equal(c.Bad, []string{"bad"}) || !c.Next.Equal(noon.Add(24*time.Hour)) {
+		t.Errorf("%+v", c)
+	}
+
+	// A day later the good one is stale; the bad one stays bad until a check clears it.
+	marks, _ = Marks(nodes, healths, []evenkeel.NetworkCheckPolicy{taint}, noon.Add(24*time.Hour))
+	if m := marks["good"]; m.Condition.Status != "Unknown" || m.Condition.Reason != ReasonStale || m.Label != "" {
+		t.Errorf("%+v", m)
+	}
+	if m := marks["bad"]; m.Label != evenkeel.UnhealthyValue {
+		t.Errorf("%+v", m)
+	}
+
+	for name, policies := range map[string][]evenkeel.NetworkCheckPolicy{"none": nil, "elsewhere": {policy("p", "other", nil)}} {
+		marks, _ = Marks(nodes, healths, policies, noon)
+		for node, m := range marks {
+			if m.Condition != nil || m.Label != "" || m.Taint {
+				t.Errorf("policy %s: %s carries %+v", name, node, m)
+			}
+		}
+	}
+	gone := taint
+	gone.DeletionTimestamp = &metav1.Time{Time: noon}
+	under := Of(nodes, []evenkeel.NetworkCheckPolicy{policy("b", "gpu", nil), policy("a", "gpu", nil), gone})
+	if under["bad"] == nil || under["bad"].Name != "a" {
+		t.Errorf("the first by name counts, not %+v", under["bad"])
+	}
+}
+
+func TestTooManyBadNodesAreNotMarked(t *testing.T) {
+	failed := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
+	healths := map[string]*evenkeel.NodeNetworkHealthStatus{}
+	var nodes []corev1.Node
+	for i := range 20 {
+		name := fmt.Sprintf("n-%02d", i)
+		nodes = append(nodes, node(name, nil))
+		if i < 6 {
+			healths[name] = &failed
+		}
+	}
+	nodes[5].Labels[evenkeel.HealthKey] = evenkeel.UnhealthyValue // was marked before the others failed
+	labelled := func(percent int32) (names []string, unmarked int) {
+		marks, counts := Marks(nodes, healths, []evenkeel.NetworkCheckPolicy{policy("p", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.MaxUnhealthyPercent = &percent })}, noon)
+		for name, m := range marks {
+			if m.Label == evenkeel.UnhealthyValue {
+				names = append(names, name)
+			} else if healths[name] != nil && !strings.HasPrefix(m.Condition.Message, "not marked") {
+				t.Errorf("%s does not say why it is not marked: %s", name, m.Condition.Message)
+			}
+		}
+		slices.Sort(names)
+		return names, counts["p"].Unmarked
+	}
+	if names, unmarked := labelled(20); !slices.Equal(names, []string{"n-00", "n-01", "n-02", "n-05"}) || unmarked != 2 {
+		t.Errorf("20 percent: %v, %d not marked", names, unmarked)
+	}
+	if names, unmarked := labelled(1); !slices.Equal(names, []string{"n-05"}) || unmarked != 5 {
+		t.Errorf("1 percent: %v, %d not marked", names, unmarked)
+	}
+	if names, _ := labelled(100); len(names) != 6 {
+		t.Errorf("100 percent: %v", names)
+	}
+}

@@ -1,0 +1,37 @@
+package inject
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// KeepOff keeps the pod off nodes whose network failed a check: those with the label that only such nodes carry. Without
+// checks no node has it, and nothing changes.
+func KeepOff(pod *corev1.Pod) {
+	if pod.Spec.NodeName != "" {
+		return // it was placed by whoever made it
+	}
+	if pod.Spec.Affinity == nil {
+		pod.Spec.Affinity = &corev1.Affinity{}
+	}
+	if pod.Spec.Affinity.NodeAffinity == nil {
+		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	required := &pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if *required == nil {
+		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+	}
+	// Terms are alternatives, so each gets it.
+	for i := range (*required).NodeSelectorTerms {
+		term := &(*required).NodeSelectorTerms[i]
+		has := slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool { return r.Key == evenkeel.HealthKey })
+		if !has {
+			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
+				Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpNotIn, Values: []string{evenkeel.UnhealthyValue},
+			})
+		}
+	}
+}

@@ -1,0 +1,42 @@
+package inject
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+func TestKeepOff(t *testing.T) {
+	healthy := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpNotIn, Values: []string{evenkeel.UnhealthyValue}}
+	zone := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}
+	own := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpExists}
+	expressions := func(all ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: all}
+	}
+	for name, test := range map[string]struct{ has, want []corev1.NodeSelectorTerm }{
+		"nothing":            {nil, []corev1.NodeSelectorTerm{expressions(healthy)}},
+		"alternatives":       {[]corev1.NodeSelectorTerm{expressions(zone), {}}, []corev1.NodeSelectorTerm{expressions(zone, healthy), expressions(healthy)}},
+		"the user's own key": {[]corev1.NodeSelectorTerm{expressions(own)}, []corev1.NodeSelectorTerm{expressions(own)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pod(corev1.Container{Name: "main"})
+			if test.has != nil {
+				p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: test.has}}}
+			}
+			for range 2 { // twice changes nothing
+				KeepOff(p)
+				if diff := cmp.Diff(test.want, p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms); diff != "" {
+					t.Error(diff)
+				}
+			}
+		})
+	}
+	placed := pod(corev1.Container{Name: "main"})
+	placed.Spec.NodeName = "gpu-1"
+	if KeepOff(placed); placed.Spec.Affinity != nil {
+		t.Error("a pod that was placed already is none of our business")
+	}
+}

@@ -1,0 +1,435 @@
+package preflight
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/verdict"
+)
+
+// Options are what the check's spec asks for, with defaults applied.
+type Options struct {
+	Stages []evenkeel.Stage
+	// Network has to carry the runs.
+	Network    string
+	Thresholds verdict.Thresholds
+	// Rails is the number of devices that stage Rails tries.
+	Rails int
+	// Seed varies who meets whom.
+	Seed uint64
+}
+
+// Work is one run of the benchmark. Stage, Round and Index identify it; they are the same whenever it is derived.
+type Work struct {
+	Stage        evenkeel.Stage
+	Round, Index int
+	Nodes        []string
+	// Device is the rail to use, -1 for what the plugin chooses.
+	Device int
+}
+
+// Name is short and fit for parts of objects' names, such as p1-12.
+func (w Work) Name() string {
+	return fmt.Sprintf("%s%d-%d", strings.ToLower(string(w.Stage[:1])), w.Round, w.Index)
+}
+
+// Reasons besides those of package verdict.
+const (
+	ReasonReady       = "Ready"
+	ReasonLocalBroken = "LocalRunBroken"
+	ReasonPlugin      = "PluginSuspect"
+	ReasonGang        = "GangFailed"
+	reasonFault       = string(verdict.ReasonInfrastructure)
+	reasonFallback    = string(verdict.ReasonFallback)
+	reasonWrongData   = string(verdict.ReasonWrongData)
+	reasonUnfinished  = string(verdict.ReasonUnfinished)
+	leastGang         = 3   // two are a pair, which was tried
+	slowRail          = 0.5 // of the median of a node's rails
+	messageUnfinished = "rounds are still to come"
+)
+
+// NodeResult is the verdict on a node.
+type NodeResult struct {
+	Node
+	Stage evenkeel.Stage
+	// BusBW is the best that a run with the node reached over the wanted network, GB/s; 0 if none did.
+	BusBW float64
+}
+
+// FabricResult is the verdict on what connects the nodes of a pool.
+type FabricResult struct {
+	Pools   []string
+	Verdict verdict.Verdict
+	Reason  string
+	Message string
+	// MinBusBW is what its runs were measured against, GB/s; 0: nothing.
+	MinBusBW float64
+}
+
+// Decision is what the record amounts to.
+type Decision struct {
+	// Work without a result; none when the verdicts are final.
+	Work []Work
+	// Stage, Round, and how many of its runs there are in all.
+	Stage        evenkeel.Stage
+	Round, Total int
+	// Verdict is Fail if a node or a fabric failed, else Inconclusive if one of them is, else Pass.
+	Verdict verdict.Verdict
+	// Nodes are in the order of the record.
+	Nodes   []NodeResult
+	Fabrics []FabricResult
+	// Median over the runs between nodes that passed, GB/s; 0 without any.
+	Median float64
+}
+
+// Decide gives what to run now, or the final verdicts; verdicts that are not final are there too.
+func Decide(o Options, r *Record) Decision {
+	s := &state{Options: o, record: r, results: make([]NodeResult, len(r.Nodes)), done: make(map[workKey]bool, len(r.Runs))}
+	for i := range r.Runs {
+		s.done[workKey{r.Runs[i].Stage, r.Runs[i].Round, r.Runs[i].Index}] = true
+	}
+	for i, n := range r.Nodes {
+		s.results[i] = NodeResult{Node: n, Stage: evenkeel.StageCapacity}
+	}
+	for _, stage := range []struct {
+		name evenkeel.Stage
+		do   func()
+	}{{evenkeel.StageLocal, s.local}, {evenkeel.StagePairs, s.pairs}, {evenkeel.StageRails, s.rails}, {evenkeel.StageGang, s.gang}} {
+		if s.has(stage.name) {
+			stage.do()
+		}
+		if len(s.out.Work) > 0 {
+			s.out.Stage = stage.name
+			break
+		}
+	}
+	return s.finish()
+}
+
+// workKey is what identifies a work.
+type workKey struct {
+	stage        evenkeel.Stage
+	round, index int
+}
+
+type state struct {
+	Options
+	record  *Record
+	done    map[workKey]bool
+	results []NodeResult
+	pairing verdict.Decision
+	out     Decision
+}
+
+func (s *state) has(stage evenkeel.Stage) bool { return slices.Contains(s.Stages, stage) }
+
+// open are the places of the nodes that no stage has anything against.
+func (s *state) open() []int {
+	var open []int
+	for i := range s.results {
+		if s.results[i].Verdict == "" {
+			open = append(open, i)
+		}
+	}
+	return open
+}
+
+// plan asks for those of the works that have no result, unless the check has ended, and reports whether all have one.
+func (s *state) plan(round int, works []Work) bool {
+	missing := slices.DeleteFunc(slices.Clone(works), func(w Work) bool { return s.done[workKey{w.Stage, w.Round, w.Index}] })
+	if s.record.Ended == "" && len(missing) > 0 {
+		s.out.Work, s.out.Round, s.out.Total = missing, round, len(works)
+	}
+	return len(missing) == 0
+}
+
+func (s *state) set(at int, stage evenkeel.Stage, v verdict.Verdict, reason, message string) {
+	n := &s.results[at]
+	n.Stage, n.Verdict, n.Reason, n.Message = stage, v, reason, message
+}
+
+// runs calls visit for each run of a stage.
+func (s *state) runs(stage evenkeel.Stage, visit func(run *Run)) {
+	for i := range s.record.Runs {
+		if run := &s.record.Runs[i]; run.Stage == stage {
+			visit(run)
+		}
+	}
+}
+
+// flaw is what a run has against it, besides its speed: a reason and a line, empty if nothing.
+func (s *state) flaw(run *Run) (reason, message string) {
+	_, networks := s.record.names(run)
+	other := func(n string) bool { return s.Network != "" && !strings.EqualFold(n, s.Network) }
+	detail := ""
+	if run.Detail != "" {
+		detail = " (" + run.Detail + ")"
+	}
+	switch {
+	case run.Outcome == verdict.Fault:
+		return reasonFault, "the run says nothing" + detail
+	case slices.ContainsFunc(networks, other):
+		return reasonFallback, fmt.Sprintf("ran over %s, not %s", strings.Join(networks, " and "), s.Network)
+	case run.Outcome == verdict.Broken:
+		return ReasonLocalBroken, "the run broke" + detail
+	case len(networks) == 0 && s.Network != "":
+		return reasonFault, "the run does not say which network carried it"
+	case run.Wrong > 0:
+		return reasonWrongData, fmt.Sprintf("%d wrong elements", run.Wrong)
+	}
+	return "", ""
+}
+
+// local tries each node by itself. What most nodes have in common is not the nodes' fault but that of what they run.
+func (s *state) local() {
+	open := s.open()
+	var works []Work
+	for _, at := range open {
+		works = append(works, Work{Stage: evenkeel.StageLocal, Round: 1, Index: at, Nodes: []string{s.record.Nodes[at].Name}, Device: -1})
+	}
+	s.plan(1, works)
+	tested, bad := 0, 0
+	s.runs(evenkeel.StageLocal, func(run *Run) {
+		at := run.Nodes[0]
+		if s.results[at].Verdict != "" {
+			return
+		}
+		tested++
+		switch reason, message := s.flaw(run); reason {
+		case "":
+		case reasonFault:
+			s.set(at, evenkeel.StageLocal, verdict.Inconclusive, reason, message)
+		default:
+			bad++
+			s.set(at, evenkeel.StageLocal, verdict.Fail, reason, "inside the node: "+message)
+		}
+	})
+	if bad > 1 && 2*bad > tested {
+		for i := range s.results {
+			if n := &s.results[i]; n.Stage == evenkeel.StageLocal && n.Verdict == verdict.Fail {
+				n.Verdict, n.Reason, n.Message = verdict.Inconclusive, ReasonPlugin, clip(n.Message, maxDetail)+"; so did too many others for this node to be the cause"
+			}
+		}
+		s.out.Fabrics = append(s.out.Fabrics, FabricResult{Pools: []string{}, Verdict: verdict.Fail, Reason: ReasonPlugin,
+			Message: fmt.Sprintf("%d of %d nodes failed by themselves: more likely the plugin, the profile or the image than the nodes", bad, tested)})
+	}
+}
+
+func (s *state) pairs() {
+	check := verdict.Check{Network: s.Network, Thresholds: s.Thresholds, Seed: s.Seed}
+	places := map[string]int{}
+	for _, at := range s.open() {
+		n := s.record.Nodes[at]
+		places[n.Name] = at
+		check.Nodes = append(check.Nodes, verdict.Node{Name: n.Name, Pool: n.Pool})
+	}
+	s.runs(evenkeel.StagePairs, func(run *Run) {
+		nodes, networks := s.record.names(run)
+		check.Runs = append(check.Runs, verdict.Run{Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
+	})
+	s.pairing = verdict.Decide(check)
+	if next := s.pairing.Next; next != nil && s.record.Ended == "" {
+		for _, g := range next.Groups {
+			s.out.Work = append(s.out.Work, Work{Stage: evenkeel.StagePairs, Round: next.Number, Index: g.Index, Nodes: g.Nodes, Device: -1})
+		}
+		s.out.Round, s.out.Total = next.Number, next.Total
+	}
+	for _, n := range s.pairing.Nodes {
+		at := places[n.Name]
+		s.set(at, evenkeel.StagePairs, n.Verdict, string(n.Reason), n.Message)
+		s.results[at].BusBW = n.BusBW
+	}
+	for _, f := range s.pairing.Fabrics {
+		out := FabricResult{Pools: f.Pools, Verdict: f.Verdict, Reason: string(f.Reason), Message: f.Message}
+		if len(f.Pools) == 1 {
+			out.MinBusBW = s.pairing.Limits[f.Pools[0]].MinBusBW
+		}
+		if len(f.BadLinks) > 0 {
+			out.Message += s.badLinks(check.Runs, f.BadLinks)
+		}
+		s.out.Fabrics = append(s.out.Fabrics, out)
+	}
+	var speeds []float64
+	for i := range check.Runs {
+		run := &check.Runs[i]
+		passed := func(name string) bool { return s.results[places[name]].Verdict == verdict.Pass }
+		if run.Outcome == verdict.Measured && !slices.ContainsFunc(run.Nodes, func(n string) bool { return !passed(n) }) {
+			speeds = append(speeds, run.BusBW)
+		}
+	}
+	s.out.Median = Median(speeds)
+}
+
+// badLinks names runs that were bad between good nodes.
+func (s *state) badLinks(runs []verdict.Run, links []int) string {
+	var all []string
+	for i, at := range links {
+		if i == 3 {
+			all = append(all, "and more")
+			break
+		}
+		all = append(all, strings.Join(runs[at].Nodes, " - "))
+	}
+	return "; bad between good nodes: " + strings.Join(all, ", ")
+}
+
+// rails tries each device of the nodes that failed with a partner of their pool that passed.
+func (s *state) rails() {
+	type suspect struct{ at, partner int }
+	var suspects []suspect
+	var works []Work
+	for at := range s.results {
+		n := &s.results[at]
+		if n.Stage != evenkeel.StagePairs || n.Verdict != verdict.Fail || n.Reason == reasonFallback {
+			continue
+		}
+		var partners []int
+		for i := range s.results {
+			if p := &s.results[i]; p.Verdict == verdict.Pass && p.Pool == n.Pool {
+				partners = append(partners, i)
+			}
+		}
+		if len(partners) == 0 {
+			continue
+		}
+		sus := suspect{at, partners[len(suspects)%len(partners)]}
+		suspects = append(suspects, sus)
+		for device := range s.Rails {
+			works = append(works, Work{Stage: evenkeel.StageRails, Round: device + 1, Index: at, Device: device,
+				Nodes: []string{n.Name, s.results[sus.partner].Name}})
+		}
+	}
+	if !s.plan(1, works) {
+		return
+	}
+	for _, sus := range suspects {
+		if text := s.slowRails(sus.at); text != "" {
+			n := &s.results[sus.at]
+			n.Stage, n.Message = evenkeel.StageRails, text+"; "+n.Message
+		}
+	}
+}
+
+func (s *state) slowRails(at int) string {
+	speeds := make([]float64, s.Rails)
+	var known []float64
+	s.runs(evenkeel.StageRails, func(run *Run) {
+		device := run.Round - 1
+		if run.Nodes[0] != at || device >= s.Rails || run.Outcome == verdict.Fault {
+			if run.Nodes[0] == at && device < s.Rails {
+				speeds[device] = -1
+			}
+			return
+		}
+		speeds[device] = run.BusBW
+		known = append(known, run.BusBW)
+	})
+	middle := Median(known)
+	var slow []string
+	for device, speed := range speeds {
+		if speed >= 0 && (speed == 0 || speed < slowRail*middle) {
+			slow = append(slow, fmt.Sprintf("rail %d reaches %.4g GB/s", device, speed))
+		}
+	}
+	if len(slow) == 0 || len(slow) == s.Rails {
+		return ""
+	}
+	return strings.Join(slow, ", ") + fmt.Sprintf(" of the rails' median %.4g", middle)
+}
+
+// gang runs all nodes of each pool that passed, together.
+func (s *state) gang() {
+	members := map[string][]string{}
+	var pools []string
+	for i := range s.results {
+		if n := &s.results[i]; n.Verdict == verdict.Pass {
+			if members[n.Pool] == nil {
+				pools = append(pools, n.Pool)
+			}
+			members[n.Pool] = append(members[n.Pool], n.Name)
+		}
+	}
+	slices.Sort(pools)
+	var works []Work
+	for i, pool := range pools {
+		if len(members[pool]) >= leastGang {
+			works = append(works, Work{Stage: evenkeel.StageGang, Round: 1, Index: i, Nodes: members[pool], Device: -1})
+		}
+	}
+	s.plan(1, works)
+	s.runs(evenkeel.StageGang, func(run *Run) {
+		pool := s.record.Nodes[run.Nodes[0]].Pool
+		f := FabricResult{Pools: []string{pool}, Verdict: verdict.Pass, Reason: string(verdict.ReasonProven), MinBusBW: s.pairing.Limits[pool].MinBusBW}
+		f.Message = fmt.Sprintf("all %d nodes together reach %.4g GB/s", len(run.Nodes), run.BusBW)
+		switch reason, message := s.flaw(run); {
+		case reason == reasonFault:
+			f.Verdict, f.Reason, f.Message = verdict.Inconclusive, reason, "all nodes together: "+message
+		case reason != "":
+			f.Verdict, f.Reason, f.Message = verdict.Fail, ReasonGang, fmt.Sprintf("all %d nodes together: %s; pairs of them pass", len(run.Nodes), message)
+		case run.BusBW < f.MinBusBW:
+			f.Verdict, f.Reason = verdict.Fail, ReasonGang
+			f.Message += fmt.Sprintf(", at least %.4g wanted; pairs of them pass", f.MinBusBW)
+		}
+		s.out.Fabrics = append(s.out.Fabrics, f)
+	})
+}
+
+// finish gives verdicts to the nodes that no stage had anything against, and sums up.
+func (s *state) finish() Decision {
+	for i := range s.results {
+		n := &s.results[i]
+		if n.Verdict != "" {
+			continue
+		}
+		switch {
+		case s.record.Ended != "":
+			n.Verdict, n.Reason, n.Message = verdict.Inconclusive, reasonUnfinished, s.record.Ended
+		case len(s.out.Work) > 0:
+			n.Verdict, n.Reason, n.Message = verdict.Inconclusive, reasonUnfinished, messageUnfinished
+		case s.has(evenkeel.StageLocal):
+			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageLocal, verdict.Pass, ReasonReady, "the plugin works inside the node"
+		default:
+			n.Verdict, n.Reason, n.Message = verdict.Pass, ReasonReady, "the node is ready"
+		}
+	}
+	if s.record.Ended != "" {
+		for i := range s.results {
+			if n := &s.results[i]; n.Reason == reasonUnfinished {
+				n.Message = s.record.Ended
+			}
+		}
+		for i := range s.out.Fabrics {
+			if f := &s.out.Fabrics[i]; f.Reason == reasonUnfinished {
+				f.Message = s.record.Ended
+			}
+		}
+	}
+	s.out.Nodes, s.out.Verdict = s.results, verdict.Pass
+	if len(s.results) == 0 {
+		s.out.Verdict = verdict.Inconclusive
+	}
+	note := func(v verdict.Verdict) {
+		if v == verdict.Fail || s.out.Verdict == verdict.Pass {
+			s.out.Verdict = v
+		}
+	}
+	for _, n := range s.out.Nodes {
+		note(n.Verdict)
+	}
+	for _, f := range s.out.Fabrics {
+		note(f.Verdict)
+	}
+	return s.out
+}
+
+// Median of the values, between the middle two of an even number; 0 without any.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return sorted[(n-1)/2] + (sorted[n/2]-sorted[(n-1)/2])/2
+}

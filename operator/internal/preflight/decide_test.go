@@ -1,0 +1,278 @@
+package preflight
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/nccltests"
+	"evenkeel.dev/evenkeel/operator/internal/verdict"
+)
+
+func pool(count int) *Record {
+	r := &Record{Started: time.Unix(0, 0).UTC(), Launcher: evenkeel.LauncherIndexedJob}
+	for i := range count {
+		r.Nodes = append(r.Nodes, Node{Name: fmt.Sprintf("gpu-%04d", i), Pool: "h100"})
+	}
+	return r
+}
+
+func good(speed float64) Measurement {
+	return Measurement{Outcome: verdict.Measured, BusBW: speed, Networks: []nccltests.Network{{Name: "Evenkeel", Version: 10}}}
+}
+
+var all = Options{Network: "Evenkeel", Rails: 4, Seed: 7, Stages: []evenkeel.Stage{
+	evenkeel.StageCapacity, evenkeel.StageLocal, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang,
+}}
+
+// play runs a check to its end, and returns how many runs each stage had.
+func play(t *testing.T, o Options, r *Record, run func(Work) Measurement) (Decision, map[evenkeel.Stage]int) {
+	t.Helper()
+	counts := map[evenkeel.Stage]int{}
+	for range 1000 {
+		d := Decide(o, r)
+		if len(d.Work) == 0 {
+			return d, counts
+		}
+		for _, w := range d.Work {
+			if w.Stage != d.Stage {
+				t.Errorf("work of stage %s in stage %s", w.Stage, d.Stage)
+			}
+			counts[w.Stage]++
+			if !r.Add(w, run(w)) || r.Add(w, run(w)) {
+				t.Fatalf("%s of stage %s: a result counts once", w.Name(), w.Stage)
+			}
+		}
+	}
+	t.Fatal("the check has no end")
+	return Decision{}, nil
+}
+
+func verdicts(d Decision) map[string]string {
+	out := map[string]string{}
+	for _, n := range d.Nodes {
+		if n.Verdict != verdict.Pass {
+			out[n.Name] = string(n.Verdict) + " " + n.Reason + " in " + string(n.Stage)
+		}
+	}
+	return out
+}
+
+func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
+	r := pool(8)
+	r.Nodes[0].Verdict, r.Nodes[0].Reason = verdict.Fail, ReasonMissingGPUs
+	seen := map[string]bool{}
+	d, counts := play(t, all, r, func(w Work) Measurement {
+		for _, n := range w.Nodes {
+			seen[string(w.Stage)+n] = true
+		}
+		if w.Stage == evenkeel.StageLocal && w.Nodes[0] == "gpu-0001" {
+			return Measurement{Outcome: verdict.Broken, Detail: "error: no such device"}
+		}
+		if w.Stage == evenkeel.StageLocal && w.Nodes[0] == "gpu-0002" {
+			return Measurement{Outcome: verdict.Fault, Detail: "ImagePullBackOff"}
+		}
+		return good(40)
+	})
+	want := map[string]string{
+		"gpu-0000": "Fail MissingGPUs in Capacity", "gpu-0001": "Fail LocalRunBroken in Local", "gpu-0002": "Inconclusive InfrastructureFault in Local",
+	}
+	if got := verdicts(d); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if seen["Localgpu-0000"] || seen["Pairsgpu-0001"] || seen["Pairsgpu-0002"] || !seen["Ganggpu-0007"] {
+		t.Error("a node was tried again after it was left out, or left out without a reason")
+	}
+	if counts[evenkeel.StageLocal] != 7 || counts[evenkeel.StagePairs] != 2 || counts[evenkeel.StageGang] != 1 || d.Verdict != verdict.Fail || d.Median != 40 {
+		t.Errorf("runs %v, %s, median %g", counts, d.Verdict, d.Median)
+	}
+}
+
+func TestWhatMostNodesFailByThemselvesIsNotTheirFault(t *testing.T) {
+	d, counts := play(t, all, pool(5), func(w Work) Measurement {
+		if w.Nodes[0] == "gpu-0004" {
+			return good(1)
+		}
+		return Measurement{Outcome: verdict.Broken, Detail: "error: undefined symbol"}
+	})
+	if d.Verdict != verdict.Fail || len(d.Fabrics) == 0 || d.Fabrics[0].Reason != ReasonPlugin || counts[evenkeel.StagePairs] != 0 {
+		t.Errorf("%+v", d)
+	}
+	for _, n := range d.Nodes {
+		if n.Verdict == verdict.Fail {
+			t.Errorf("%s is blamed: %s", n.Name, n.Message)
+		}
+	}
+}
+
+func TestASlowRailIsNamed(t *testing.T) {
+	d, counts := play(t, all, pool(6), func(w Work) Measurement {
+		bad := strings.Contains(strings.Join(w.Nodes, " "), "gpu-0003")
+		switch {
+		case bad && w.Stage == evenkeel.StagePairs, bad && w.Stage == evenkeel.StageRails && w.Device == 2:
+			return good(4)
+		}
+		return good(40)
+	})
+	if counts[evenkeel.StageRails] != 4 || verdicts(d)["gpu-0003"] != "Fail TooSlow in Rails" || !strings.HasPrefix(d.Nodes[3].Message, "rail 2 reaches 4 GB/s of the rails' median 40") {
+		t.Errorf("%v %+v", counts, d.Nodes[3])
+	}
+}
+
+func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
+	for name, gang := range map[string]Measurement{
+		"slow": good(10), "broken": {Outcome: verdict.Broken, Detail: "rank 3 is gone"}, "no result": {Outcome: verdict.Fault, Detail: "evicted"},
+	} {
+		d, _ := play(t, all, pool(4), func(w Work) Measurement {
+			if w.Stage == evenkeel.StageGang {
+				return gang
+			}
+			return good(40)
+		})
+		want := verdict.Fail
+		if name == "no result" {
+			want = verdict.Inconclusive
+		}
+		last := d.Fabrics[len(d.Fabrics)-1]
+		if d.Verdict != want || last.Verdict != want || len(verdicts(d)) != 0 {
+			t.Errorf("%s: %s, %+v, nodes %v", name, d.Verdict, last, verdicts(d))
+		}
+	}
+}
+
+func TestACheckThatEndsEarlySaysSo(t *testing.T) {
+	r := pool(4)
+	r.Ended = "the check's time was up"
+	d := Decide(all, r)
+	if len(d.Work) != 0 || d.Verdict != verdict.Inconclusive {
+		t.Fatalf("%+v", d)
+	}
+	for _, n := range d.Nodes {
+		if n.Verdict != verdict.Inconclusive || n.Message != r.Ended {
+			t.Errorf("%+v", n)
+		}
+	}
+	if d := Decide(all, &Record{}); d.Verdict != verdict.Inconclusive {
+		t.Errorf("no nodes: %s", d.Verdict)
+	}
+}
+
+func TestTheRecordTravels(t *testing.T) {
+	r := pool(4)
+	play(t, all, r, func(Work) Measurement { return good(40) })
+	text, err := r.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := Decode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := Decide(all, r), Decide(all, back); fmt.Sprint(a) != fmt.Sprint(b) {
+		t.Errorf("%v\n%v", a, b)
+	}
+	for _, bad := range []string{
+		"", "[]", `{"runs": [{"stage": "Pairs", "nodes": [0, 1]}]}`, `{"nodes": [{"name": "a"}], "runs": [{"nodes": [-1]}]}`,
+		`{"nodes": [{"name": "a"}], "runs": [{"nodes": [0], "networks": [0]}]}`, `{"nodes": [{"name": "a"}], "runs": [{"nodes": []}]}`,
+	} {
+		if _, err := Decode(bad); err == nil {
+			t.Errorf("%s: no error", bad)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(`{"nodes": [{"name": "a"}, {"name": "b"}], "runs": [{"stage": "Rails", "round": -3, "nodes": [1, 0], "outcome": "Measured"}, {"stage": "Gang", "nodes": [0]}]}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		r, err := Decode(text)
+		if err != nil || len(r.Nodes) > 50 {
+			return
+		}
+		Report("fuzz", r, Decide(all, r))
+	})
+}
+
+// TestALargePoolFitsIntoAConfigMap has every node fail with a long reason, which is the most that there can be to say.
+func TestALargePoolFitsIntoAConfigMap(t *testing.T) {
+	r := pool(5000)
+	d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w Work) Measurement {
+		if w.Index%20 == 0 {
+			return Measurement{Outcome: verdict.Broken, Detail: strings.Repeat("long ", 100)}
+		}
+		return good(46.123456789)
+	})
+	text, err := r.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := Report("large", r, d)
+	if size := len(text) + len(files.Markdown) + len(files.SVG); size > 1<<20-4096 {
+		t.Errorf("%d bytes, of which %d are the record", size, len(text))
+	}
+}
+
+func TestTheReportIsWellFormed(t *testing.T) {
+	r := pool(3)
+	r.Nodes[0].Name = `<a&"b`
+	d, _ := play(t, all, r, func(w Work) Measurement {
+		if w.Stage == evenkeel.StagePairs {
+			return Measurement{Outcome: verdict.Broken, Detail: "a | b < c"}
+		}
+		return good(1)
+	})
+	files := Report("odd", r, d)
+	decoder := xml.NewDecoder(strings.NewReader(files.SVG))
+	for {
+		if _, err := decoder.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("%v\n%s", err, files.SVG)
+		}
+	}
+	for line := range strings.SplitSeq(files.Markdown, "\n") {
+		if strings.HasPrefix(line, "| <a") && strings.Count(strings.ReplaceAll(line, `\|`, ""), "|") != 7 {
+			t.Errorf("a row with other than six cells: %s", line)
+		}
+	}
+}
+
+func TestCapacity(t *testing.T) {
+	node := func(change func(*corev1.Node)) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{gpuCountLabel: "8"}}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		n.Status.Allocatable = corev1.ResourceList{gpuResource: resource.MustParse("8")}
+		change(n)
+		return n
+	}
+	tolerations := []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpEqual, Value: "yes", Effect: corev1.TaintEffectNoSchedule}}
+	taint := func(value string, effect corev1.TaintEffect) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: "gpu", Value: value, Effect: effect}}
+		}
+	}
+	for want, change := range map[string]func(*corev1.Node){
+		"":                          func(*corev1.Node) {},
+		" ":                         taint("yes", corev1.TaintEffectNoSchedule),
+		"  ":                        taint("no", corev1.TaintEffectPreferNoSchedule),
+		"Inconclusive NodeTainted":  taint("no", corev1.TaintEffectNoSchedule),
+		"Inconclusive NodeTainted ": taint("yes", corev1.TaintEffectNoExecute),
+		"Inconclusive NodeNotReady": func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown },
+		"Inconclusive NodeCordoned": func(n *corev1.Node) { n.Spec.Unschedulable = true },
+		"Fail MissingGPUs":          func(n *corev1.Node) { n.Status.Allocatable[gpuResource] = resource.MustParse("7") },
+		"   ":                       func(n *corev1.Node) { n.Labels = nil },
+	} {
+		v, reason, _ := Capacity(node(change), tolerations)
+		if got := strings.TrimSpace(string(v) + " " + reason); got != strings.TrimSpace(want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -1,0 +1,126 @@
+// Package apiserver starts real API servers for tests and installs what the chart renders on them.
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/yaml"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// Start starts etcd and an API server with the definitions in the files, and returns how to reach it as its administrator.
+// The work folder is the caller's, and empty.
+func Start(work string, definitions ...string) (config *rest.Config, stop func() error, err error) {
+	assets := os.Getenv("KUBEBUILDER_ASSETS")
+	if assets == "" {
+		return nil, nil, errors.New("KUBEBUILDER_ASSETS is not set: KUBEBUILDER_ASSETS=$(go run ./hack/cluster tool envtest) go test ./operator/test/..., or make test-operator")
+	}
+	if err := mortal(assets, work); err != nil {
+		return nil, nil, err
+	}
+	environment := &envtest.Environment{BinaryAssetsDirectory: work, ErrorIfCRDPathMissing: true, CRDDirectoryPaths: definitions}
+	if config, err = environment.Start(); err != nil {
+		return nil, nil, fmt.Errorf("start the API server: %w", err)
+	}
+	config.QPS, config.Burst = 200, 400
+	return config, environment.Stop, nil
+}
+
+// mortal puts programs of the same names as the assets into the folder, which end when this process does, however it
+// ends: nobody would stop a database that a killed test left behind.
+func mortal(assets, dir string) error {
+	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
+		path, err := filepath.Abs(filepath.Join(assets, name))
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("KUBEBUILDER_ASSETS=%s: %w", assets, err)
+		}
+		script := fmt.Sprintf("#!/bin/sh\nexec setpriv --pdeathsig KILL '%s' \"$@\"\n", path)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Chart returns the objects that the chart renders.
+func Chart(root, namespace string, args ...string) ([]*unstructured.Unstructured, error) {
+	path := os.Getenv("HELM")
+	if path == "" {
+		box, err := toolbox.New(os.Stderr)
+		if err != nil {
+			return nil, err
+		}
+		if path, err = box.Path(context.Background(), "helm"); err != nil {
+			return nil, err
+		}
+	}
+	var out bytes.Buffer
+	args = append([]string{"template", "evenkeel", filepath.Join("charts", "evenkeel"), "--namespace", namespace}, args...)
+	if err := Command(root, &out, path, args...); err != nil {
+		return nil, err
+	}
+	var objects []*unstructured.Unstructured
+	for document := range strings.SplitSeq(out.String(), "\n---\n") {
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
+			return nil, fmt.Errorf("the chart renders what is not YAML: %w\n%s", err, document)
+		}
+		if len(object.Object) > 0 {
+			objects = append(objects, object)
+		}
+	}
+	return objects, nil
+}
+
+// Source is the folder of a third-party program's own files, in the module that the local cluster builds it from.
+func Source(root, tool, module string) (string, error) {
+	var out bytes.Buffer
+	folder := filepath.Join(root, "hack", "cluster", "tools", tool)
+	if err := Command(folder, &out, "go", "mod", "download", "-json", module); err != nil {
+		return "", err
+	}
+	var found struct{ Dir string }
+	if err := json.Unmarshal(out.Bytes(), &found); err != nil {
+		return "", fmt.Errorf("go mod download: %w", err)
+	}
+	return found.Dir, nil
+}
+
+// As acts as a service account of the namespace, with its permissions and no others.
+func As(config *rest.Config, namespace, account string) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: fmt.Sprintf("system:serviceaccount:%s:%s", namespace, account),
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+	}
+	return config
+}
+
+// Command runs a program; out, if not nil, gets what it prints.
+func Command(dir string, out *bytes.Buffer, name string, args ...string) error {
+	var errors bytes.Buffer
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Stderr = dir, &errors
+	if out != nil {
+		cmd.Stdout = out
+	}
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", filepath.Base(name), strings.Join(args, " "), err, errors.String())
+	}
+	return nil
+}

@@ -1,0 +1,494 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
+	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/specs"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
+)
+
+const patience = 60 * time.Second
+
+// A clock runs as fast as any other, and can be put forward.
+type clock struct{ ahead atomic.Int64 }
+
+func (c *clock) now() time.Time           { return time.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *clock) advance(by time.Duration) { c.ahead.Add(int64(by)) }
+
+// start runs the controllers, with the chart's permissions, until the returned function is called. Those that go by days
+// and hours have their own clock.
+func start(t *testing.T, f *fleet, c, calendar *clock) (stop func()) {
+	t.Helper()
+	skip := true
+	cached := profile.Cached()
+	maps.Copy(cached, netcheck.Cached(namespace))
+	mgr, err := ctrl.NewManager(apiserver.As(config, namespace, account), ctrl.Options{
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
+		Cache:      cache.Options{ByObject: cached, ReaderFailOnMissingInformer: true},
+		Controller: ctrlconfig.Controller{SkipNameValidation: &skip},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
+		&netcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond},
+		&nodehealth.Results{}, &nodehealth.Marks{Now: calendar.now}, &checkpolicy.Controller{Namespace: namespace, Now: calendar.now},
+	} {
+		if err := controller.SetupWithManager(mgr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("the controller ended with %v", err)
+			}
+		case <-time.After(patience):
+			t.Error("the controller does not end")
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func eventually(t *testing.T, what string, condition func(ctx context.Context) (bool, error)) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, condition); err != nil {
+		t.Fatalf("waited in vain until %s: %v", what, err)
+	}
+}
+
+// wait until the check has ended, and that nothing of it is left but the report.
+func ended(t *testing.T, c *evenkeel.NetworkCheck) *evenkeel.NetworkCheck {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(c), c)
+		return err == nil && meta.IsStatusConditionTrue(c.Status.Conditions, evenkeel.ConditionComplete), err
+	})
+	if err != nil {
+		t.Fatalf("the check did not end: %v\n%+v", err, c.Status)
+	}
+	mine := client.MatchingLabels{evenkeel.CheckKey: c.Name}
+	var jobs batchv1.JobList
+	var services corev1.ServiceList
+	if err := admin.List(t.Context(), &jobs, mine); err != nil || len(jobs.Items) > 0 {
+		t.Errorf("%d Jobs are left (%v)", len(jobs.Items), err)
+	}
+	if err := admin.List(t.Context(), &services, mine); err != nil || len(services.Items) > 0 {
+		t.Errorf("%d Services are left (%v)", len(services.Items), err)
+	}
+	return c
+}
+
+// once fails the test if two runs were of the same work.
+func once(t *testing.T, runs []madeRun) {
+	t.Helper()
+	for i := 1; i < len(runs); i++ {
+		if runs[i].name == runs[i-1].name {
+			t.Errorf("run %s was made twice", runs[i].name)
+		}
+	}
+}
+
+// rounds are the numbers of the rounds of stage Pairs.
+func rounds(runs []madeRun) int {
+	last := 0
+	for _, r := range runs {
+		var round, index int
+		at := strings.LastIndex(r.name, "-p")
+		if at < 0 {
+			continue
+		}
+		if n, err := fmt.Sscanf(r.name[at:], "-p%d-%d", &round, &index); n == 2 && err == nil {
+			last = max(last, round)
+		}
+	}
+	return last
+}
+
+// found are the names of the nodes with the verdict.
+func found(c *evenkeel.NetworkCheck, v evenkeel.Verdict) []string {
+	var names []string
+	for _, f := range c.Status.Findings {
+		if f.Verdict == v {
+			names = append(names, f.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestAHealthyPoolPasses(t *testing.T) {
+	f := newFleet(t, links(nil))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "healthy", 5)
+	c := ended(t, newCheck(t, "healthy", func(s *evenkeel.NetworkCheckSpec) {
+		s.Stages = []evenkeel.Stage{"Gang", "Pairs", "Local", "Capacity"}
+		four := int32(4)
+		s.MaxConcurrentNodes = &four
+	}))
+	s := c.Status
+	if s.Verdict != evenkeel.VerdictPass || *s.Summary.Passed != 5 || *s.Summary.Failed != 0 || len(s.Findings) != 0 || s.BadNodes != "" {
+		t.Errorf("%+v", s)
+	}
+	if s.Summary.MedianBusBandwidth.String() != "1G" || len(s.Networks) != 1 || s.Networks[0].Name != "Evenkeel" || *s.Networks[0].API != 10 {
+		t.Errorf("median %v, networks %+v", s.Summary.MedianBusBandwidth, s.Networks)
+	}
+	once(t, f.all())
+	// Each by itself, two groups of an odd number, all together.
+	if runs := f.all(); len(runs) != 5+2+1 || rounds(runs) != 1 {
+		t.Errorf("%d runs, %d rounds: %v", len(runs), rounds(runs), runs)
+	}
+	// All together are more than the limit, and the only ones that may be.
+	if f.most > 5 {
+		t.Errorf("%d nodes were tested at once", f.most)
+	}
+	report := &corev1.ConfigMap{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: s.ReportName}, report); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(report.Data[netcheck.ReportFile], "healthy-3") || !strings.Contains(report.Data[netcheck.PairsFile], "<svg") {
+		t.Errorf("report: %v", report.Data)
+	}
+	if record, err := preflight.Decode(report.Data[netcheck.RecordFile]); err != nil || len(record.Runs) != 8 {
+		t.Errorf("record: %v", err)
+	}
+}
+
+func TestOneSlowNodeIsNamedInTwoRounds(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"slow-2": 0.1}))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "slow", 6)
+	c := ended(t, newCheck(t, "slow", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} }))
+	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"slow-2"}) || c.Status.BadNodes != "slow-2" || *c.Status.Summary.Passed != 5 {
+		t.Errorf("failed %v, %+v", bad, c.Status)
+	}
+	if f := c.Status.Findings[0]; f.Reason != "TooSlow" || f.Stage != evenkeel.StagePairs || f.BusBandwidth.String() != "100M" {
+		t.Errorf("%+v", f)
+	}
+	if n := rounds(f.all()); n != 2 {
+		t.Errorf("%d rounds, want 2", n)
+	}
+	once(t, f.all())
+	if passed := meta.FindStatusCondition(c.Status.Conditions, evenkeel.ConditionPassed); passed == nil || passed.Status != "False" || !strings.Contains(passed.Message, "slow-2") {
+		t.Errorf("condition %+v", passed)
+	}
+}
+
+func TestTwoBadNodesAreNamed(t *testing.T) {
+	f := newFleet(t, func(nodes []string) ending {
+		if len(nodes) > 1 && slices.Contains(nodes, "two-4") {
+			return ending{failure: "rank 1 (two-4, 10.0.0.2) is gone: its process or its machine has ended"}
+		}
+		return links(map[string]float64{"two-1": 0.2})(nodes)
+	})
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "two", 8)
+	c := ended(t, newCheck(t, "two", nil))
+	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"two-1", "two-4"}) || c.Status.BadNodes != "two-1, two-4" {
+		t.Errorf("failed %v: %s", bad, c.Status.Message)
+	}
+	if n := rounds(f.all()); n != 2 {
+		t.Errorf("%d rounds, want 2", n)
+	}
+	once(t, f.all())
+}
+
+func TestAllSlowIsTheFabric(t *testing.T) {
+	f := newFleet(t, func([]string) ending { return ending{speed: 0.1, network: "Evenkeel"} })
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "fabric", 4)
+	c := ended(t, newCheck(t, "fabric", func(s *evenkeel.NetworkCheckSpec) {
+		least := resource.MustParse("800M")
+		s.Thresholds.MinBusBandwidth = &least
+	}))
+	s := c.Status
+	if s.Verdict != evenkeel.VerdictFail || len(found(c, "Fail")) != 0 || s.BadNodes != "" {
+		t.Errorf("nodes were blamed: %+v", s)
+	}
+	if len(s.Fabrics) != 1 || s.Fabrics[0].Verdict != evenkeel.VerdictFail || s.Fabrics[0].Reason != "NoPairPassed" || s.Fabrics[0].MinBusBandwidth.String() != "800M" {
+		t.Errorf("fabrics %+v", s.Fabrics)
+	}
+}
+
+func TestAFallbackIsAFailureOfThePurpose(t *testing.T) {
+	f := newFleet(t, func([]string) ending { return ending{speed: 1, network: "Socket"} })
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "fallback", 4)
+	c := ended(t, newCheck(t, "fallback", nil))
+	if s := c.Status; s.Verdict != evenkeel.VerdictFail || len(found(c, "Fail")) != 0 || !strings.Contains(s.Message, "ran over Socket, not Evenkeel") {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestAMissingImageIsInconclusive(t *testing.T) {
+	f := newFleet(t, func([]string) ending { return ending{waiting: "ImagePullBackOff"} })
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "image", 4)
+	c := ended(t, newCheck(t, "image", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} }))
+	s := c.Status
+	if s.Verdict != evenkeel.VerdictInconclusive || len(found(c, "Inconclusive")) != 4 || !strings.Contains(s.Message, "ImagePullBackOff: the registry says no") {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestARunWithoutEndIsInconclusive(t *testing.T) {
+	f := newFleet(t, func([]string) ending { return ending{running: true} })
+	time := &clock{}
+	start(t, f, time, &clock{})
+	newNodes(t, "hang", 2)
+	c := newCheck(t, "hang", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
+	eventually(t, "the run's pods run", func(ctx context.Context) (bool, error) {
+		var pods corev1.PodList
+		err := admin.List(ctx, &pods, client.MatchingLabels{evenkeel.CheckKey: "hang"})
+		return len(pods.Items) == 2 && !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning }), err
+	})
+	time.advance(301 * 1e9)
+	c = ended(t, c)
+	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || !strings.Contains(s.Message, "did not end within 5m0s: its pods still run") {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestTheWholeChecksTimeIsBounded(t *testing.T) {
+	f := newFleet(t, func([]string) ending { return ending{running: true} })
+	time := &clock{}
+	start(t, f, time, &clock{})
+	newNodes(t, "late", 4)
+	c := newCheck(t, "late", func(s *evenkeel.NetworkCheckSpec) {
+		long := int32(86400)
+		s.RunTimeoutSeconds = &long
+	})
+	eventually(t, "runs are there", func(context.Context) (bool, error) { return len(f.all()) > 0, nil })
+	time.advance(3601 * 1e9)
+	c = ended(t, c)
+	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || !strings.Contains(s.Message, "time, 3600 s, was up") {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestARestartedControllerRepeatsNothing(t *testing.T) {
+	var released atomic.Bool
+	pairs := links(map[string]float64{"restart-3": 0.1})
+	f := newFleet(t, func(nodes []string) ending {
+		// The first pair by name ends at once, the others wait.
+		if !released.Load() && !slices.Contains(nodes, "restart-0") {
+			return ending{running: true}
+		}
+		return pairs(nodes)
+	})
+	clock := &clock{}
+	stop := start(t, f, clock, clock)
+	newNodes(t, "restart", 8)
+	c := newCheck(t, "restart", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
+	eventually(t, "one run is recorded and three run", func(ctx context.Context) (bool, error) {
+		var jobs batchv1.JobList
+		err := admin.List(ctx, &jobs, client.MatchingLabels{evenkeel.CheckKey: c.Name})
+		return len(jobs.Items) == 3 && len(f.all()) == 4, err
+	})
+	stop()
+	released.Store(true)
+	start(t, f, clock, clock)
+	c = ended(t, c)
+	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"restart-3"}) {
+		t.Errorf("failed %v: %s", bad, c.Status.Message)
+	}
+	once(t, f.all())
+	if runs := f.all(); int32(len(runs)) != *c.Status.Summary.Runs || rounds(runs) != 2 {
+		t.Errorf("%d runs were made, %d are recorded, in %d rounds", len(runs), *c.Status.Summary.Runs, rounds(runs))
+	}
+}
+
+func TestANodeThatIsDeletedMeanwhileIsInconclusive(t *testing.T) {
+	f := newFleet(t, func(nodes []string) ending {
+		if slices.Contains(nodes, "gone-1") {
+			return ending{running: true} // what a lost node's kubelet says last
+		}
+		return links(nil)(nodes)
+	})
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "gone", 6)
+	c := newCheck(t, "gone", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
+	eventually(t, "the node's pair runs", func(ctx context.Context) (bool, error) {
+		return slices.ContainsFunc(f.all(), func(r madeRun) bool { return slices.Contains(r.nodes, "gone-1") }), nil
+	})
+	if err := admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	c = ended(t, c)
+	if u := found(c, "Inconclusive"); !slices.Equal(u, []string{"gone-1"}) || len(found(c, "Fail")) != 0 || *c.Status.Summary.Passed != 5 {
+		t.Errorf("%+v", c.Status)
+	}
+	if !strings.Contains(c.Status.Message, "node gone-1 was deleted") {
+		t.Errorf("message %q", c.Status.Message)
+	}
+}
+
+func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"mpi-1": 0.1}))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "mpi", 4)
+	c := ended(t, newCheck(t, "mpi", func(s *evenkeel.NetworkCheckSpec) { s.Runner.Launcher = evenkeel.LauncherAuto }))
+	if bad := found(c, "Fail"); c.Status.Launcher != evenkeel.LauncherMPIJob || !slices.Equal(bad, []string{"mpi-1"}) {
+		t.Errorf("launcher %s, failed %v: %+v", c.Status.Launcher, bad, c.Status)
+	}
+	left := &unstructured.UnstructuredList{}
+	left.SetGroupVersionKind(specs.MPIJobKind.GroupVersion().WithKind("MPIJobList"))
+	if err := admin.List(t.Context(), left, client.InNamespace(namespace)); err != nil || len(left.Items) > 0 {
+		t.Errorf("%d MPIJobs are left (%v)", len(left.Items), err)
+	}
+	once(t, f.all())
+}
+
+func TestRefusedChecksSayWhy(t *testing.T) {
+	f := newFleet(t, links(nil))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "refused", 2)
+	for reason, change := range map[string]func(*evenkeel.NetworkCheck){
+		"WrongNamespace": func(c *evenkeel.NetworkCheck) { c.Namespace = "default" },
+		"NoProfile":      func(c *evenkeel.NetworkCheck) { c.Spec.ProfileName = "another" },
+		"NoNodes":        func(c *evenkeel.NetworkCheck) { c.Spec.Nodes.Selector.MatchLabels["pool"] = "none" },
+	} {
+		c := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Name: ""}}
+		c.GenerateName, c.Namespace = "refused-", namespace
+		c.Spec.Nodes.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "refused"}}
+		c.Spec.Runner.Type = evenkeel.RunnerBench
+		change(c)
+		if err := admin.Create(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		c = ended(t, c)
+		if complete := meta.FindStatusCondition(c.Status.Conditions, evenkeel.ConditionComplete); c.Status.Verdict != evenkeel.VerdictInconclusive || complete.Reason != reason || c.Status.Message == "" {
+			t.Errorf("%s: %+v", reason, c.Status)
+		}
+	}
+}
+
+func TestWhatTheClusterDoesNotAllowIsInconclusive(t *testing.T) {
+	none := corev1.ResourceList{"count/jobs.batch": resource.MustParse("0")}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
+	if err := admin.Create(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := admin.Delete(context.Background(), quota); err != nil {
+			t.Error(err)
+		}
+	}()
+	// What the quota controller does.
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
+	if err := admin.Status().Update(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	f := newFleet(t, links(nil))
+	eventually(t, "the quota counts", func(ctx context.Context) (bool, error) {
+		job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe"}}
+		job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "c"}}}
+		err := admin.Create(ctx, job, client.DryRunAll)
+		return apierrors.IsForbidden(err), nil
+	})
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "quota", 4)
+	c := ended(t, newCheck(t, "quota", nil))
+	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || len(found(c, "Inconclusive")) != 4 || !strings.Contains(s.Message, "exceeded quota") {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestNothingIsWrittenAtRest(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"rest-0": 0.1}))
+	stop := start(t, f, &clock{}, &clock{})
+	newNodes(t, "rest", 4)
+	p := newPolicy(t, "rest", nil)
+	carries(t, "rest-0", "False TooSlow|unhealthy|")
+	carries(t, "rest-3", "True Proven|healthy|")
+	waitPolicy(t, p, "no check runs", func() bool {
+		return p.Status.RunningCheck == "" && p.Status.Healthy != nil && *p.Status.Healthy == 3 && *p.Status.Unhealthy == 1
+	})
+	stop()
+	versions := func() map[string]string {
+		all := map[string]string{}
+		for _, list := range []client.ObjectList{&corev1.NodeList{}, &evenkeel.NetworkCheckList{}, &evenkeel.NetworkCheckPolicyList{}, &evenkeel.NodeNetworkHealthList{}, &corev1.ConfigMapList{}, &batchv1.JobList{}} {
+			if err := admin.List(t.Context(), list); err != nil {
+				t.Fatal(err)
+			}
+			if err := meta.EachListItem(list, func(o runtime.Object) error {
+				object := o.(client.Object)
+				all[fmt.Sprintf("%T %s", o, object.GetName())] = object.GetResourceVersion()
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	before := versions()
+	// A controller that starts looks at everything; the mark of its end is a check that it has run.
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "probe", 2)
+	ended(t, newCheck(t, "probe", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Capacity"} }))
+	eventually(t, "the check's results have arrived", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKey{Name: "probe-1"}, &evenkeel.NodeNetworkHealth{})
+		return err == nil, client.IgnoreNotFound(err)
+	})
+	after := versions()
+	for name, version := range before {
+		if after[name] != version {
+			t.Errorf("%s was written: %s, then %q", name, version, after[name])
+		}
+	}
+}
+
+func TestACheckIsDeletedWhenItsTimeHasCome(t *testing.T) {
+	f := newFleet(t, links(nil))
+	time := &clock{}
+	start(t, f, time, &clock{})
+	newNodes(t, "ttl", 2)
+	c := ended(t, newCheck(t, "ttl", func(s *evenkeel.NetworkCheckSpec) {
+		ttl := int32(1)
+		s.TTLSecondsAfterFinished = &ttl
+	}))
+	eventually(t, "the check is gone", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(c), c)
+		return err != nil, client.IgnoreNotFound(err)
+	})
+}

@@ -1,0 +1,123 @@
+// Package preflight runs checks against a real API server, with the permissions that the chart gives the controller. What
+// a cluster's job controller and kubelets would do is done by a [fleet], which decides how each run ends.
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/go-logr/logr"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
+)
+
+const (
+	namespace  = "evenkeel-system"
+	account    = "evenkeel-controller"
+	digest     = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+	pluginName = "registry.example.com/evenkeel-plugin@" + digest
+	benchName  = "registry.example.com/evenkeel-bench:1"
+)
+
+var (
+	admin  client.Client
+	config *rest.Config
+	scheme = func() *runtime.Scheme {
+		s := runtime.NewScheme()
+		if err := errors.Join(clientgoscheme.AddToScheme(s), evenkeel.AddToScheme(s)); err != nil {
+			panic(err)
+		}
+		return s
+	}()
+)
+
+func TestMain(m *testing.M) {
+	// What the controller logs is of interest when a test fails.
+	var log bytes.Buffer
+	ctrl.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError})))
+	code, err := run(m)
+	if code != 0 {
+		fmt.Fprint(os.Stderr, log.String())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "preflight:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	root, err := toolbox.Root()
+	if err != nil {
+		return 1, err
+	}
+	work, err := os.MkdirTemp("", "evenkeel-preflight-")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(work)
+	definitions, err := filepath.Glob(filepath.Join(root, "config", "crd", "*.yaml"))
+	if err != nil {
+		return 1, err
+	}
+	mpiOperator, err := apiserver.Source(root, "mpi-operator", "github.com/kubeflow/mpi-operator")
+	if err != nil {
+		return 1, err
+	}
+	definitions = append(definitions, filepath.Join(mpiOperator, "manifests", "base", "kubeflow.org_mpijobs.yaml"))
+	var stop func() error
+	if config, stop, err = apiserver.Start(work, definitions...); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	if admin, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
+		return 1, err
+	}
+	if err := prepare(root); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// prepare makes what every check needs: the namespace, the chart's permissions, a profile.
+func prepare(root string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	objects, err := apiserver.Chart(root, namespace)
+	if err != nil {
+		return err
+	}
+	if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{
+		"pod-security.kubernetes.io/enforce": "restricted",
+	}}}); err != nil {
+		return err
+	}
+	for _, object := range objects {
+		if group := object.GroupVersionKind().Group; group == "rbac.authorization.k8s.io" || strings.HasPrefix(object.GetKind(), "ValidatingAdmissionPolicy") {
+			if err := admin.Create(ctx, object); err != nil {
+				return err
+			}
+		}
+	}
+	profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	profile.Spec.Plugin = evenkeel.PluginSpec{Image: pluginName, Delivery: evenkeel.DeliveryImageVolume}
+	return admin.Create(ctx, profile)
+}

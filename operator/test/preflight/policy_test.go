@@ -1,0 +1,240 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
+)
+
+// newPolicy makes a policy for the pool's nodes, which goes with the test, and its checks with it.
+func newPolicy(t *testing.T, pool string, change func(*evenkeel.NetworkCheckPolicySpec)) *evenkeel.NetworkCheckPolicy {
+	t.Helper()
+	p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: pool}}
+	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"pool": pool}}
+	p.Spec.Check.Stages = []evenkeel.Stage{evenkeel.StagePairs}
+	p.Spec.Check.PoolLabel = "pool"
+	p.Spec.Check.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerBench, Launcher: evenkeel.LauncherIndexedJob}
+	hundred := int32(100)
+	p.Spec.OnFail.MaxUnhealthyPercent = &hundred
+	if change != nil {
+		change(&p.Spec)
+	}
+	if err := admin.Create(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), p); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// carried is what a node carries, in a line: condition, label, taint.
+func carried(ctx context.Context, name string) (string, error) {
+	node := &corev1.Node{}
+	if err := admin.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return "", err
+	}
+	condition, taint := "", ""
+	for _, c := range node.Status.Conditions {
+		if c.Type == evenkeel.ConditionNodeHealthy {
+			condition = string(c.Status) + " " + c.Reason
+		}
+	}
+	for _, x := range node.Spec.Taints {
+		if x.Key == evenkeel.HealthKey {
+			taint = x.ToString()
+		}
+	}
+	return strings.Join([]string{condition, node.Labels[evenkeel.HealthKey], taint}, "|"), nil
+}
+
+func carries(t *testing.T, name, want string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("node %s carries %q", name, want), func(ctx context.Context) (bool, error) {
+		got, err := carried(ctx, name)
+		return got == want, err
+	})
+}
+
+func policyChecks(t *testing.T, p *evenkeel.NetworkCheckPolicy) []evenkeel.NetworkCheck {
+	t.Helper()
+	var list evenkeel.NetworkCheckList
+	if err := admin.List(t.Context(), &list, client.InNamespace(namespace), client.MatchingLabels{evenkeel.PolicyKey: p.Name}); err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+func waitPolicy(t *testing.T, p *evenkeel.NetworkCheckPolicy, what string, wanted func() bool) {
+	t.Helper()
+	eventually(t, what, func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(p), p)
+		return err == nil && wanted(), err
+	})
+}
+
+func TestNewNodesAreCheckedMarkedAndUnmarked(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"marks-1": 0.1}))
+	start(t, f, &clock{}, &clock{})
+	nodes := newNodes(t, "marks", 4)
+	p := newPolicy(t, "marks", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = evenkeel.SwitchEnabled })
+	carries(t, "marks-1", "False TooSlow|unhealthy|evenkeel.dev/network=unhealthy:NoSchedule")
+	for _, good := range []string{"marks-0", "marks-2", "marks-3"} {
+		carries(t, good, "True Proven|healthy|")
+	}
+	waitPolicy(t, p, "the policy counts its nodes", func() bool {
+		return p.Status.RunningCheck == "" && p.Status.Healthy != nil && *p.Status.Healthy == 3 && *p.Status.Unhealthy == 1 && p.Status.BadNodes == "marks-1"
+	})
+	if ready := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionReady); ready == nil || ready.Status != metav1.ConditionTrue || ready.Message != "3 of 4 nodes are healthy" {
+		t.Errorf("%+v", ready)
+	}
+	if checks := policyChecks(t, p); len(checks) != 1 {
+		t.Errorf("%d checks for one set of new nodes", len(checks))
+	}
+	state := &evenkeel.NodeNetworkHealth{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: "marks-1"}, state); err != nil {
+		t.Fatal(err)
+	}
+	if state.Status.Health != evenkeel.HealthUnhealthy || len(state.Status.History) != 1 || state.Status.BusBandwidth.String() != "100M" || state.OwnerReferences[0].Kind != "Node" {
+		t.Errorf("%+v", state)
+	}
+	if err := admin.Delete(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes {
+		carries(t, n, "||")
+	}
+}
+
+func TestARepairedNodeIsClearedByTheNextCheck(t *testing.T) {
+	var repaired atomic.Bool
+	f := newFleet(t, func(nodes []string) ending {
+		if repaired.Load() {
+			return links(nil)(nodes)
+		}
+		return links(map[string]float64{"repair-0": 0.1})(nodes)
+	})
+	now := &clock{}
+	start(t, f, &clock{}, now)
+	newNodes(t, "repair", 4)
+	p := newPolicy(t, "repair", func(s *evenkeel.NetworkCheckPolicySpec) {
+		one := int32(1)
+		s.Triggers.Schedule, s.Triggers.TimeZone, s.History = "@hourly", "Europe/Berlin", &one
+	})
+	carries(t, "repair-0", "False TooSlow|unhealthy|")
+	repaired.Store(true)
+	waitPolicy(t, p, "no check runs", func() bool {
+		return p.Status.RunningCheck == "" && p.Status.Unhealthy != nil && *p.Status.Unhealthy == 1
+	})
+	now.advance(time.Hour)
+	// What a controller waits for with a timer would take an hour: an event makes it look at the clock.
+	if err := admin.Patch(t.Context(), p.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"look": "now"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	carries(t, "repair-0", "True Proven|healthy|")
+	waitPolicy(t, p, "the schedule is noted, and one check is kept", func() bool {
+		return p.Status.LastScheduleTime != nil && p.Status.LastScheduleTime.Minute() == 0 && len(policyChecks(t, p)) == 1
+	})
+	state := &evenkeel.NodeNetworkHealth{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: "repair-0"}, state); err != nil {
+		t.Fatal(err)
+	}
+	if len(state.Status.History) != 2 || state.Status.History[0].Verdict != evenkeel.VerdictPass || *state.Status.Baseline.Samples != 1 {
+		t.Errorf("%+v", state.Status)
+	}
+}
+
+func TestANodeThatComesLaterIsTestedWithAProvenOne(t *testing.T) {
+	f := newFleet(t, links(nil))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "later", 2)
+	p := newPolicy(t, "later", nil)
+	carries(t, "later-0", "True Proven|healthy|")
+	waitPolicy(t, p, "no check runs", func() bool { return p.Status.RunningCheck == "" && p.Status.Healthy != nil && *p.Status.Healthy == 2 })
+	newNode(t, "later-2", "later")
+	carries(t, "later-2", "True Proven|healthy|")
+	if runs := f.all(); len(runs) != 2 || !slices.ContainsFunc(runs, func(r madeRun) bool { return slices.Contains(r.nodes, "later-2") && len(r.nodes) == 2 }) {
+		t.Errorf("%v", runs)
+	}
+	waitPolicy(t, p, "all three are counted", func() bool { return *p.Status.Healthy == 3 && p.Status.RunningCheck == "" })
+	if n := len(policyChecks(t, p)); n != 2 {
+		t.Errorf("%d checks", n)
+	}
+}
+
+func TestABadScheduleIsReported(t *testing.T) {
+	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
+	p := newPolicy(t, "schedule", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.Schedule = "now and then" })
+	waitPolicy(t, p, "the policy says what is wrong", func() bool {
+		ready := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionReady)
+		return ready != nil && ready.Reason == "InvalidSchedule" && strings.Contains(ready.Message, `"now and then"`)
+	})
+}
+
+func TestTheControllerMayNotChangeWhatIsNotItsOwn(t *testing.T) {
+	newNodes(t, "guarded", 1)
+	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "guarded-0"}}
+	patch := func(text string) error {
+		return controller.Patch(t.Context(), node.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(text)))
+	}
+	status := func(text string) error {
+		return controller.Status().Patch(t.Context(), node.DeepCopy(), client.RawPatch("application/strategic-merge-patch+json", []byte(text)))
+	}
+	for want, err := range map[string]error{
+		"may change evenkeel.dev/network only": patch(`{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`),
+		"label":                                patch(`{"metadata": {"labels": {"pool": null}}}`),
+		"annotations":                          patch(`{"metadata": {"annotations": {"a": "b"}}}`),
+		"may change the taint":                 patch(`{"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}`),
+		"spec":                                 patch(`{"spec": {"unschedulable": true}}`),
+		"may change the condition EvenkeelNetworkHealthy": status(`{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}`),
+		"status": status(`{"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}}}`),
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	if err := patch(`{"metadata": {"labels": {"evenkeel.dev/network": "healthy"}}, "spec": {"taints": [{"key": "evenkeel.dev/network", "effect": "NoSchedule"}]}}`); err != nil {
+		t.Errorf("its own label and taint: %v", err)
+	}
+}
+
+func TestTheCleanupLeavesNothing(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"cleanup-1": 0.1}))
+	stop := start(t, f, &clock{}, &clock{})
+	nodes := newNodes(t, "cleanup", 4)
+	newPolicy(t, "cleanup", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = evenkeel.SwitchEnabled })
+	carries(t, "cleanup-1", "False TooSlow|unhealthy|evenkeel.dev/network=unhealthy:NoSchedule")
+	carries(t, "cleanup-0", "True Proven|healthy|")
+	stop()
+	hook, err := client.New(apiserver.As(config, namespace, "evenkeel-cleanup"), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // it may be started again
+		if err := nodehealth.Clear(t.Context(), hook); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range nodes {
+			carries(t, n, "||")
+		}
+	}
+}
