@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -23,6 +25,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/cluster"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/images/build"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
 // Names of what the chart makes.
@@ -114,7 +117,7 @@ func (e *Env) InstallChart(ctx context.Context, extra ...string) error {
 		"upgrade", "--install", Release, filepath.Join(root, "charts", "evenkeel"),
 		"--namespace", Namespace, "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "image.repository=" + repository, "--set", "image.digest=" + digest,
-		"--set", "defaultProfile.spec.plugin.image=" + e.Images.Plugin, "--set", "preflight.benchImage=" + e.Images.Bench,
+		"--set", "defaultProfile.spec.plugin.image=" + e.Images.Plugin, "--set", "preflight.benchImage=" + e.Images.Bench, "--set", "preflight.benchImage=" + e.Images.Bench,
 	}, extra...)
 	if _, err := e.Helm(ctx, args...); err != nil {
 		return err
@@ -161,7 +164,11 @@ func (e *Env) cluster(ctx context.Context) error {
 	if e.Clientset, err = kubernetes.NewForConfig(rest); err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	if e.Client, err = client.New(rest, client.Options{}); err != nil {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
+		return fmt.Errorf("kinds: %w", err)
+	}
+	if e.Client, err = client.New(rest, client.Options{Scheme: scheme}); err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
 	return nil
