@@ -117,7 +117,8 @@ func (e *Env) InstallChart(ctx context.Context, extra ...string) error {
 		"upgrade", "--install", Release, filepath.Join(root, "charts", "evenkeel"),
 		"--namespace", Namespace, "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "image.repository=" + repository, "--set", "image.digest=" + digest,
-		"--set", "defaultProfile.spec.plugin.image=" + e.Images.Plugin, "--set", "preflight.benchImage=" + e.Images.Bench, "--set", "preflight.benchImage=" + e.Images.Bench,
+		"--set", "defaultProfile.spec.plugin.image=" + e.Images.Plugin,
+		"--set", "preflight.benchImage=" + e.Images.Bench,
 	}, extra...)
 	if _, err := e.Helm(ctx, args...); err != nil {
 		return err
