@@ -123,8 +123,13 @@ func (e *Env) InstallChart(ctx context.Context, extra ...string) error {
 	if _, err := e.Helm(ctx, args...); err != nil {
 		return err
 	}
-	_, err = e.Kubectl(ctx, "wait", "networkprofile/default", "--for=condition=Ready", "--timeout=60s")
-	return err
+	// The operator makes it once it leads.
+	for _, state := range []string{"create", "condition=Ready"} {
+		if _, err := e.Kubectl(ctx, "wait", "networkprofile/default", "--for="+state, "--timeout=60s"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (e *Env) tools(ctx context.Context) error {
