@@ -82,24 +82,6 @@ func (t ticks) busySince() float64 {
 	return 1 - (now.idle-t.idle)/(now.all-t.all)
 }
 
-// commit says what is measured.
-func commit(ctx context.Context, root string) string {
-	git := func(args ...string) (string, error) {
-		cmd := exec.CommandContext(ctx, "git", args...)
-		cmd.Dir = root
-		text, err := cmd.Output()
-		return strings.TrimSpace(string(text)), err
-	}
-	hash, err := git("rev-parse", "--short=12", "HEAD")
-	if err != nil {
-		return "unknown"
-	}
-	if changes, err := git("status", "--porcelain", "--", "plugin", "hack"); err != nil || changes != "" {
-		hash += ", with changes"
-	}
-	return hash
-}
-
 // build builds the plugin and what drives it, optimised.
 func build(ctx context.Context, root string) (library, driver string, err error) {
 	dir := filepath.Join(root, "plugin")

@@ -114,7 +114,7 @@ func bench(ctx context.Context, out io.Writer, o options) error {
 		o.output = filepath.Join(root, "docs", "results")
 	}
 	// Before the build, which is what would make the machine look busy.
-	report := report{Machine: describeMachine(), Options: o, Commit: commit(ctx, root)}
+	report := report{Machine: describeMachine(), Options: o, Commit: toolbox.Commit(ctx, root, "plugin", "hack")}
 	if o.library == "" || o.driver == "" {
 		library, driver, err := build(ctx, root)
 		if err != nil {

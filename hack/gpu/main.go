@@ -124,7 +124,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	if o.plugin == "" {
-		r.Library = "of commit " + commit(ctx, root)
+		r.Library = "of commit " + toolbox.Commit(ctx, root, "plugin", "hack/gpu")
 		if o.plugin, err = build(ctx, root); err != nil {
 			return err
 		}
@@ -258,20 +258,6 @@ func build(ctx context.Context, root string) (library string, err error) {
 		}
 	}
 	return "", errors.New("cargo build: it made no libnccl_net_evenkeel.so")
-}
-
-// commit says what is run.
-func commit(ctx context.Context, root string) string {
-	text, err := exec.CommandContext(ctx, "git", "-C", root, "rev-parse", "--short=12", "HEAD").Output()
-	if err != nil {
-		return "unknown"
-	}
-	hash := strings.TrimSpace(string(text))
-	changes, err := exec.CommandContext(ctx, "git", "-C", root, "status", "--porcelain", "--", "plugin", "hack/gpu").Output()
-	if err != nil || len(changes) > 0 {
-		hash += ", with changes"
-	}
-	return hash
 }
 
 // driverVersion is that of NVIDIA's kernel module.

@@ -21,12 +21,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/mod/modfile"
 )
-
-// Module is the path of the Go module that the checkout is.
-const Module = "evenkeel.dev/evenkeel"
 
 // A Toolbox hands out programs by name.
 type Toolbox struct {
@@ -72,23 +67,6 @@ func Names() []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
-}
-
-// Root returns the folder of the checkout that the working directory is in.
-func Root() (string, error) {
-	start, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for dir := start; ; dir = filepath.Dir(dir) {
-		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil && modfile.ModulePath(text) == Module {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("%s is not inside a checkout of %s: run this from the repository", start, Module)
-		}
-	}
 }
 
 // Dir returns the folder of the named tool, building the tool first if it is

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -270,10 +271,7 @@ func (c *Controller) choose(ctx context.Context, check *specs.Check) ([]prefligh
 		}
 	}
 	slices.SortFunc(nodes, func(a, b preflight.Node) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
+		return strings.Compare(a.Name, b.Name)
 	})
 	return nodes, nil
 }

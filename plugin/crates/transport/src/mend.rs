@@ -37,6 +37,8 @@ pub(crate) struct Mending {
     cause: String,
     /// Whether something was to be sent again when that was last looked at.
     repeats: bool,
+    /// Whether there was nothing to send when that was last looked at.
+    rests: bool,
     repath: Repath,
 }
 
@@ -51,6 +53,7 @@ impl Mending {
             flowless: None,
             cause: String::new(),
             repeats: false,
+            rests: false,
             repath: Repath::new(flows as usize),
         }
     }
@@ -65,7 +68,7 @@ impl Sender {
 
     /// Looks after the flows.
     pub(crate) fn mend(self: &Arc<Self>, now: Instant, busy: bool) {
-        if self.is_over() {
+        if self.is_over() || self.is_at_rest(busy) {
             return;
         }
         self.replace(now);
@@ -73,6 +76,16 @@ impl Sender {
             self.find_dead_paths();
         }
         self.find_better_paths(now, busy);
+    }
+
+    /// Whether there is nothing to send, as the last time, and nothing to do about the flows: most connections are so most
+    /// of the time, and must cost nothing then.
+    fn is_at_rest(&self, busy: bool) -> bool {
+        let (live, all) = self.count_flows();
+        let mut mending = lock(&self.mending);
+        let rested = std::mem::replace(&mut mending.rests, !busy);
+        let whole = live == all && live == usize::from(self.base.context.settings.flows);
+        rested && !busy && whole && mending.calls.is_empty()
     }
 
     /// Opens flows in place of dead ones, or fails when none can be had.
@@ -194,10 +207,11 @@ impl Sender {
                 let count = count.min(PLACES.saturating_sub(flows.len()));
                 self.call(&mut mending, count, now);
             }
-            Step::Close(number) => {
+            Step::Close(numbers) => {
+                let old = numbers.iter().filter(|number| mending.repath.is_old(**number)).count();
                 drop(mending);
-                if let Some(flow) = live.iter().find(|flow| flow.number == number) {
-                    self.base.counters.repathed.add(1);
+                self.base.counters.repathed.add(old as u64);
+                for flow in live.iter().filter(|flow| numbers.contains(&flow.number)) {
                     self.begin_to_retire(flow);
                     self.retire(flow);
                 }

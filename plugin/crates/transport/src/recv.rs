@@ -142,8 +142,8 @@ struct Reading {
 enum Attendance {
     /// The worker, and callers who come by: so many times since the worker or a large message did.
     Worker { visits: u32 },
-    /// A caller. It came last at this time, and the worker looks after it.
-    Caller { last: Instant },
+    /// A caller, who came last at this time. The worker has been asked to look at another.
+    Caller { last: Instant, look: Instant },
 }
 
 #[derive(Clone, Copy)]
@@ -497,7 +497,7 @@ impl RecvFlow {
     fn attend(&self, reading: &mut Reading) -> bool {
         let attended = &self.receiver.attended;
         match &mut reading.attendance {
-            Attendance::Caller { last } => *last = Instant::now(),
+            Attendance::Caller { last, .. } => *last = Instant::now(),
             Attendance::Worker { visits } => {
                 *visits = visits.saturating_add(1);
                 let becomes = *visits >= DILIGENT
@@ -510,9 +510,10 @@ impl RecvFlow {
                     return false;
                 }
                 let last = Instant::now();
-                reading.attendance = Attendance::Caller { last };
+                let look = last + LEASE;
+                reading.attendance = Attendance::Caller { last, look };
                 self.registration.leave_reading(&self.socket);
-                self.registration.alarm(last + LEASE);
+                self.registration.alarm(look);
             }
         }
         true
@@ -522,8 +523,9 @@ impl RecvFlow {
     fn look_after(&self, reading: &mut Reading) {
         match &mut reading.attendance {
             Attendance::Worker { visits } => *visits = 0,
-            Attendance::Caller { last } if last.elapsed() < LEASE => {
-                self.registration.alarm(*last + LEASE);
+            Attendance::Caller { last, look } if last.elapsed() < LEASE => {
+                *look = *last + LEASE;
+                self.registration.alarm(*look);
             }
             Attendance::Caller { .. } => self.hand_over(reading),
         }
@@ -538,17 +540,15 @@ impl RecvFlow {
         }
     }
 
-    /// The worker reads, or sees that a caller does.
-    fn read_as_worker(&self) {
-        let mut looked = false;
-        self.reading.take(|mut reading| {
-            looked = true;
-            self.look_after(&mut reading);
-            self.read_with(reading, TURN_BYTES);
-        });
-        if !looked && self.receiver.attended.load(Ordering::Relaxed) == self.place {
-            // The caller is reading just now.
-            self.registration.alarm(Instant::now() + LEASE);
+    /// Asks the worker to look after a caller again, if the last time has passed: it may have come while somebody read, who
+    /// then has its word and comes here once more.
+    fn have_looked_after(&self, reading: &mut Reading) {
+        if let Attendance::Caller { look, .. } = &mut reading.attendance {
+            let now = Instant::now();
+            if now >= *look {
+                *look = now + LEASE;
+                self.registration.alarm(*look);
+            }
         }
     }
 
@@ -556,6 +556,7 @@ impl RecvFlow {
     /// are read and all of them are dealt with; in the last case the worker goes on.
     fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, Reading>, limit: u64) {
         let receiver = &self.receiver;
+        self.have_looked_after(&mut guard);
         let mut moved = 0;
         let ended = loop {
             let reading = &mut *guard;
@@ -887,7 +888,10 @@ impl Source for RecvFlow {
                 entry.ended = true;
             }
         }
-        self.read_as_worker();
+        self.reading.take(|mut reading| {
+            self.look_after(&mut reading);
+            self.read_with(reading, TURN_BYTES);
+        });
         if readiness.ended {
             self.receiver.judge(Instant::now());
         }

@@ -17,21 +17,22 @@ const MANY: usize = 12;
 const LEAST_BYTES: u64 = 128 << 10;
 
 /// What to do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Go on as it is.
     Nothing,
     /// Open this many more flows: they may find other paths.
     Open(usize),
-    /// Let this flow drain, then close it.
-    Close(u32),
+    /// Let these flows drain, then close them.
+    Close(Vec<u32>),
 }
 
 /// Finds paths that no flow uses, by trying.
 ///
 /// What a path yields shows only when it is used, so it goes in rounds: open more flows, up to three
-/// times as many as the connection has, see whether all together deliver more, and close the slowest
-/// ones, one at a time, until there are as many as before. A flow that shares its path with others is slow, and
+/// times as many as the connection has, and see whether all together deliver more. If they don't, they
+/// are closed again. If they do, the slowest ones are closed, one at a time, until there are as many
+/// as before. A flow that shares its path with others is slow, and
 /// closing it makes the others faster, so what is left spreads over the paths there are. Rounds
 /// that don't help make the next one come later.
 ///
@@ -43,14 +44,32 @@ pub struct Repath {
     /// What each flow had carried when the period began.
     before: Vec<(u32, u64)>,
     since: Option<Duration>,
-    /// Bytes per second before the round, while there is one.
-    round: Option<f64>,
+    round: Option<Round>,
     /// A flow was closed in the last period.
     unsettled: bool,
     /// Bytes per second after the last round, or since they fell.
     settled: f64,
     rest: Duration,
     not_before: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    /// Bytes per second before it.
+    rate: f64,
+    /// Highest number of the flows there were before it.
+    newest: u32,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The new flows have just begun.
+    Begun,
+    /// They have had a period to come up to speed.
+    Settled,
+    /// They are worth it.
+    Helps,
 }
 
 impl Repath {
@@ -94,15 +113,14 @@ impl Repath {
         }
         if carried.len() > self.flows {
             self.unsettled = true;
-            let slowest = moved.iter().min_by_key(|(_, bytes)| *bytes);
-            return slowest.map_or(Step::Nothing, |(flow, _)| Step::Close(*flow));
+            return self.thin_out(rate, &moved);
         }
         if std::mem::take(&mut self.unsettled) {
             // The others need a moment to take over what the last one had.
             return Step::Nothing;
         }
-        if let Some(before) = self.round.take() {
-            let helped = rate > before * GAIN;
+        if let Some(round) = self.round.take() {
+            let helped = rate > round.rate * GAIN;
             self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
             self.not_before = now + self.rest;
             self.settled = rate;
@@ -114,8 +132,39 @@ impl Repath {
         if carried.len() < self.flows || now < self.not_before {
             return Step::Nothing;
         }
-        self.round = Some(rate);
+        let newest = carried.iter().map(|(flow, _)| *flow).max().unwrap_or_default();
+        self.round = Some(Round { rate, newest, stage: Stage::Begun });
         Step::Open(self.flows.max(MANY).min(3 * self.flows))
+    }
+
+    /// Whether this flow was there before the round that is going on.
+    pub fn is_old(&self, flow: u32) -> bool {
+        self.round.is_none_or(|round| flow <= round.newest)
+    }
+
+    /// What to close while there are more flows than the connection is to have. `moved`: each flow's number and the bytes
+    /// it has carried in the period, at this rate together.
+    fn thin_out(&mut self, rate: f64, moved: &[(u32, u64)]) -> Step {
+        let slowest = |moved: &[(u32, u64)]| {
+            let slowest = moved.iter().min_by_key(|(_, bytes)| *bytes);
+            slowest.map_or(Step::Nothing, |(flow, _)| Step::Close(vec![*flow]))
+        };
+        // Flows in place of lost ones may have come after others were opened.
+        let Some(round) = &mut self.round else { return slowest(moved) };
+        match round.stage {
+            Stage::Begun => {
+                round.stage = Stage::Settled;
+                Step::Nothing
+            }
+            Stage::Settled if rate <= round.rate * GAIN => {
+                let new = moved.iter().map(|(flow, _)| *flow).filter(|flow| *flow > round.newest);
+                Step::Close(new.take(moved.len() - self.flows).collect())
+            }
+            Stage::Settled | Stage::Helps => {
+                round.stage = Stage::Helps;
+                slowest(moved)
+            }
+        }
     }
 
     fn begin(&mut self, now: Duration, carried: &[(u32, u64)]) {
@@ -171,10 +220,17 @@ mod tests {
         }
     }
 
-    /// Lets it work for this long; the mean rate of the last second.
-    fn run(network: &mut Network, repath: &mut Repath, begin: Duration, time: Duration) -> f64 {
+    /// Lets it work for this long. Returns the mean rate of the last second, and the share of the time in which there
+    /// were more flows than the connection is to have.
+    fn run(
+        network: &mut Network,
+        repath: &mut Repath,
+        begin: Duration,
+        time: Duration,
+    ) -> (f64, f64) {
         let step = Duration::from_millis(100);
         let mut rates = Vec::new();
+        let mut crowded = 0;
         let mut now = begin;
         while now < begin + time {
             now += step;
@@ -183,11 +239,13 @@ mod tests {
             match repath.tick(now, true, &carried) {
                 Step::Nothing => {}
                 Step::Open(count) => network.open(count),
-                Step::Close(number) => network.flows.retain(|flow| flow.0 != number),
+                Step::Close(numbers) => network.flows.retain(|flow| !numbers.contains(&flow.0)),
             }
+            crowded += usize::from(network.flows.len() > 4);
             assert!((4..=16).contains(&network.flows.len()));
         }
-        rates.iter().rev().take(10).sum::<f64>() / 10.0
+        let rate = rates.iter().rev().take(10).sum::<f64>() / 10.0;
+        (rate, crowded as f64 / rates.len() as f64)
     }
 
     #[test]
@@ -197,7 +255,8 @@ mod tests {
             let mut network = Network::new(&[125e6; 4], 4, seed * 7919);
             before += network.pass(Duration::ZERO) / 500e6;
             let mut repath = Repath::new(4);
-            after += run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(5)) / 500e6;
+            after +=
+                run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(5)).0 / 500e6;
         }
         assert!(before / 200.0 < 0.75, "{before}");
         assert!(after / 200.0 > 0.98, "{after}");
@@ -207,7 +266,10 @@ mod tests {
     fn trying_in_vain_becomes_rare() {
         let mut network = Network::new(&[125e6], 4, 1);
         let mut repath = Repath::new(4);
-        run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(30));
+        let ten = Duration::from_secs(10);
+        let (_, crowded) = run(&mut network, &mut repath, Duration::ZERO, ten);
+        assert!(crowded < 0.25, "{crowded}");
+        run(&mut network, &mut repath, ten, Duration::from_secs(20));
         let opened = network.next;
         run(&mut network, &mut repath, Duration::from_secs(30), Duration::from_secs(60));
         assert!(network.next - opened <= 6 * 12, "{} flows opened", network.next - opened);
@@ -221,7 +283,7 @@ mod tests {
         // All flows end up on one link, as after an outage of the others.
         network.flows.iter_mut().for_each(|flow| flow.1 = 0);
         let seconds = Duration::from_secs(60);
-        let rate = run(&mut network, &mut repath, seconds, Duration::from_secs(4));
+        let (rate, _) = run(&mut network, &mut repath, seconds, Duration::from_secs(4));
         assert!(rate > 300e6, "{rate}");
     }
 
