@@ -78,6 +78,8 @@ struct Worker {
     next_token: AtomicU64,
     /// Nanoseconds in which it has not waited.
     worked: AtomicU64,
+    /// Nanoseconds in which callers did the workers' work.
+    helped: Arc<AtomicU64>,
 }
 
 impl Engine {
@@ -85,8 +87,9 @@ impl Engine {
     pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
         let lingering = Arc::new(AtomicUsize::new(0));
+        let helped = Arc::new(AtomicU64::new(0));
         let all = (0..count)
-            .map(|_| Worker::new(&lingering).map(Arc::new))
+            .map(|_| Worker::new(&lingering, &helped).map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
             .map_err(fail)?;
         let workers = Arc::new(Workers { all, next: AtomicUsize::new(0), lingering });
@@ -159,11 +162,10 @@ pub(crate) struct Registration {
 }
 
 fn interest() -> epoll::EventFlags {
-    epoll::EventFlags::IN | interest_but_reading()
-}
-
-fn interest_but_reading() -> epoll::EventFlags {
-    epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
+    epoll::EventFlags::IN
+        | epoll::EventFlags::OUT
+        | epoll::EventFlags::RDHUP
+        | epoll::EventFlags::ET
 }
 
 impl Registration {
@@ -215,16 +217,28 @@ impl Registration {
         let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
     }
 
-    /// The worker does not hear of what there is to read any more, until the next [`Registration::kick`].
-    pub(crate) fn leave_reading(&self, socket: impl AsFd) {
-        let data = epoll::EventData::new_u64(self.token);
-        // As in `kick`.
-        let _ = epoll::modify(&self.worker.epoll, socket, data, interest_but_reading());
+    /// The worker does not hear of the socket any more, and nobody pays for telling it, until [`Registration::rejoin`].
+    pub(crate) fn leave(&self, socket: impl AsFd) {
+        // Fails only when the socket is not watched.
+        let _ = epoll::delete(&self.worker.epoll, socket);
     }
 
-    /// How long the worker has not waited for anything, in all.
+    /// Ends [`Registration::leave`]: the worker hears of the socket's present state and of each change.
+    pub(crate) fn rejoin(&self, socket: impl AsFd) {
+        let data = epoll::EventData::new_u64(self.token);
+        // There was room for it before.
+        let _ = epoll::add(&self.worker.epoll, socket, data, interest());
+    }
+
+    /// How long, in all, the worker has not waited for anything, and callers have done what it would have.
     pub(crate) fn worked(&self) -> Duration {
-        Duration::from_nanos(self.worker.worked.load(Ordering::Relaxed))
+        let (worked, helped) = (&self.worker.worked, &self.worker.helped);
+        Duration::from_nanos(worked.load(Ordering::Relaxed) + helped.load(Ordering::Relaxed))
+    }
+
+    /// A caller has done for so long what is the workers' work.
+    pub(crate) fn helped(&self, time: Duration) {
+        self.worker.helped.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Ends the watch. A call of the source that has begun may still be running.
@@ -244,7 +258,7 @@ impl Registration {
 }
 
 impl Worker {
-    fn new(lingering: &Arc<AtomicUsize>) -> io::Result<Self> {
+    fn new(lingering: &Arc<AtomicUsize>, helped: &Arc<AtomicU64>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -258,6 +272,7 @@ impl Worker {
             alarms: Mutex::default(),
             next_token: AtomicU64::new(WAKE + 1),
             worked: AtomicU64::new(0),
+            helped: Arc::clone(helped),
         })
     }
 

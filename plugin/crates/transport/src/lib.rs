@@ -10,6 +10,7 @@
 //! Every failure of a connection is reported by all its requests, and by one line in the log. Errors
 //! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
 
+mod attendance;
 mod base;
 mod call;
 mod check;

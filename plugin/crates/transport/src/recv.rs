@@ -14,6 +14,7 @@ use evenkeel_wire::{
 use socket2::Socket;
 
 use crate::Context;
+use crate::attendance::{Attendance, Focus};
 use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
 use crate::check::Check;
 use crate::counters::FlowCounters;
@@ -32,11 +33,6 @@ const REPLACEMENT: Duration = Duration::from_millis(500);
 
 /// Most bytes that a caller who asks for small messages reads at a time.
 const CALLER_BYTES: u64 = 64 << 10;
-/// A caller who asks this often for small messages, one time after the other, reads them alone: a worker that is woken
-/// for each would only take the processor from it.
-const DILIGENT: u32 = 32;
-/// The worker looks after this time whether the caller still asks.
-const LEASE: Duration = Duration::from_millis(1);
 
 /// Receives messages from one peer, in the order in which it sends them.
 ///
@@ -78,11 +74,8 @@ pub(crate) struct Receiver {
     clock: Registration,
     /// The place that brought the last bytes, where a caller with time looks first.
     warm: AtomicUsize,
-    /// The place of the flow that callers attend, where they look each time; `NOBODY` when there is none.
-    attended: AtomicUsize,
+    focus: Focus,
 }
-
-const NOBODY: usize = usize::MAX;
 
 struct Queue {
     reassembly: Reassembly<Posted>,
@@ -133,17 +126,7 @@ struct Reading {
     header: [u8; FRAME_BYTES],
     /// Where peers have agreed on checksums.
     check: Option<Check>,
-    /// Whether the last message was small enough for a caller.
-    small: bool,
     attendance: Attendance,
-}
-
-/// Who reads a flow.
-enum Attendance {
-    /// The worker, and callers who come by: so many times since the worker or a large message did.
-    Worker { visits: u32 },
-    /// A caller, who came last at this time. The worker has been asked to look at another.
-    Caller { last: Instant, look: Instant },
 }
 
 #[derive(Clone, Copy)]
@@ -204,7 +187,7 @@ impl Receiver {
             }),
             clock: workers.registration(),
             warm: AtomicUsize::new(0),
-            attended: AtomicUsize::new(NOBODY),
+            focus: Focus::new(),
         });
         receiver.clock.watch_time(Arc::new(Clock(Arc::clone(&receiver))));
         let observed: Weak<Self> = Arc::downgrade(&receiver);
@@ -253,8 +236,7 @@ impl Receiver {
                     stage: Stage::Header { have: 0 },
                     header: [0; FRAME_BYTES],
                     check: self.base.context.settings.checksum.then(Check::default),
-                    small: false,
-                    attendance: Attendance::Worker { visits: 0 },
+                    attendance: Attendance::new(place),
                 }),
                 answering: Mutex::default(),
             });
@@ -463,12 +445,8 @@ impl Owner for Receiver {
     }
 
     fn progress(&self) {
-        let warm = self.warm.load(Ordering::Relaxed);
-        self.visit(warm);
-        let attended = self.attended.load(Ordering::Relaxed);
-        if attended != warm && attended != NOBODY {
-            self.visit(attended);
-        }
+        let place = self.focus.place();
+        self.visit(place.unwrap_or_else(|| self.warm.load(Ordering::Relaxed)));
     }
 }
 
@@ -482,7 +460,10 @@ impl Receiver {
         let Some(flow) = flow else { return };
         let inline = self.base.context.settings.inline_bytes;
         flow.reading.take_if_free(|mut reading| {
-            let attends = flow.attend(&mut reading);
+            if !reading.closed {
+                reading.attendance.visit(&self.focus, &flow.registration, &flow.socket);
+            }
+            let attends = reading.attendance.is_callers();
             flow.read_with(reading, if attends { CALLER_BYTES } else { inline });
         });
     }
@@ -493,70 +474,11 @@ impl RecvFlow {
         self.reading.take(|reading| self.read_with(reading, limit));
     }
 
-    /// A caller is here; tells whether it is the one who reads the flow.
-    fn attend(&self, reading: &mut Reading) -> bool {
-        let attended = &self.receiver.attended;
-        match &mut reading.attendance {
-            Attendance::Caller { last, .. } => *last = Instant::now(),
-            Attendance::Worker { visits } => {
-                *visits = visits.saturating_add(1);
-                let becomes = *visits >= DILIGENT
-                    && reading.small
-                    && !reading.closed
-                    && attended
-                        .compare_exchange(NOBODY, self.place, Ordering::Relaxed, Ordering::Relaxed)
-                        .is_ok();
-                if !becomes {
-                    return false;
-                }
-                let last = Instant::now();
-                let look = last + LEASE;
-                reading.attendance = Attendance::Caller { last, look };
-                self.registration.leave_reading(&self.socket);
-                self.registration.alarm(look);
-            }
-        }
-        true
-    }
-
-    /// The worker is here: it reads again what no caller reads any more.
-    fn look_after(&self, reading: &mut Reading) {
-        match &mut reading.attendance {
-            Attendance::Worker { visits } => *visits = 0,
-            Attendance::Caller { last, look } if last.elapsed() < LEASE => {
-                *look = *last + LEASE;
-                self.registration.alarm(*look);
-            }
-            Attendance::Caller { .. } => self.hand_over(reading),
-        }
-    }
-
-    /// The worker reads from now on, what is there already included.
-    fn hand_over(&self, reading: &mut Reading) {
-        let before = std::mem::replace(&mut reading.attendance, Attendance::Worker { visits: 0 });
-        if matches!(before, Attendance::Caller { .. }) {
-            self.receiver.attended.store(NOBODY, Ordering::Relaxed);
-            self.registration.kick(&self.socket);
-        }
-    }
-
-    /// Asks the worker to look after a caller again, if the last time has passed: it may have come while somebody read, who
-    /// then has its word and comes here once more.
-    fn have_looked_after(&self, reading: &mut Reading) {
-        if let Attendance::Caller { look, .. } = &mut reading.attendance {
-            let now = Instant::now();
-            if now >= *look {
-                *look = now + LEASE;
-                self.registration.alarm(*look);
-            }
-        }
-    }
-
     /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes
     /// are read and all of them are dealt with; in the last case the worker goes on.
     fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, Reading>, limit: u64) {
         let receiver = &self.receiver;
-        self.have_looked_after(&mut guard);
+        guard.attendance.renew(&self.registration);
         let mut moved = 0;
         let ended = loop {
             let reading = &mut *guard;
@@ -566,7 +488,7 @@ impl RecvFlow {
             // What is read already is nothing that the worker would hear of.
             if moved > limit && reading.stage.wants_bytes() {
                 // A caller who attends comes again.
-                if matches!(reading.attendance, Attendance::Worker { .. }) {
+                if !reading.attendance.is_callers() {
                     self.registration.kick(&self.socket);
                 }
                 return;
@@ -579,11 +501,7 @@ impl RecvFlow {
                                 check.begin(chunk.message, sum);
                             }
                             reading.stage = Stage::Claim { chunk, at: chunk.offset };
-                            reading.small =
-                                chunk.total <= receiver.base.context.settings.inline_bytes;
-                            if !reading.small {
-                                self.hand_over(reading);
-                            }
+                            receiver.focus.chunk(self.place);
                             continue;
                         }
                         Ok((Frame::FlowDead(number), _)) => {
@@ -755,7 +673,7 @@ impl RecvFlow {
         if std::mem::replace(&mut reading.closed, true) {
             return false;
         }
-        self.hand_over(&mut reading);
+        reading.attendance.end(&self.receiver.focus, &self.registration, &self.socket);
         let stage = std::mem::replace(&mut reading.stage, Stage::Header { have: 0 });
         let unchecked = reading.check.as_mut().map(Check::take_parts);
         let is_checked = unchecked.is_some();
@@ -889,7 +807,11 @@ impl Source for RecvFlow {
             }
         }
         self.reading.take(|mut reading| {
-            self.look_after(&mut reading);
+            let (receiver, registration) = (&self.receiver, &self.registration);
+            reading.attendance.look_after(&receiver.focus, registration, &self.socket);
+            if reading.attendance.is_callers() {
+                return;
+            }
             self.read_with(reading, TURN_BYTES);
         });
         if readiness.ended {

@@ -14,6 +14,7 @@ use evenkeel_wire::{
 };
 use socket2::Socket;
 
+use crate::attendance::{Attendance, Focus};
 use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
 use crate::call::Destination;
 use crate::copies::{Copies, Copy};
@@ -28,6 +29,8 @@ use crate::turn::Turn;
 
 /// How long a closed connection goes on delivering messages that were reported as sent.
 const LINGER: Duration = Duration::from_secs(10);
+/// Most bytes that a caller writes at a time.
+const CALLER_BYTES: u64 = 128 << 10;
 /// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
 const SPREAD: u64 = 128 << 10;
 /// Most flows at a time: each may have one that is to take its place.
@@ -75,6 +78,7 @@ pub(crate) struct Sender {
     epoch: Instant,
     /// The place to listen at next when a caller has time.
     attention: AtomicUsize,
+    focus: Focus,
 }
 
 pub(crate) struct Queue {
@@ -129,7 +133,6 @@ pub(crate) struct SendFlow {
     hearing: Turn<Hearing>,
 }
 
-#[derive(Default)]
 struct Writing {
     /// Nothing may be written any more.
     closed: bool,
@@ -142,6 +145,7 @@ struct Writing {
     /// Most bytes that can be outstanding: what there was when it was last asked, and what has
     /// been written since.
     outstanding: u64,
+    attendance: Attendance,
 }
 
 struct PartlyWritten {
@@ -170,6 +174,20 @@ impl From<String> for Misheard {
 struct Hearing {
     frames: [u8; 8 * FRAME_BYTES],
     have: usize,
+}
+
+impl Writing {
+    fn new(place: usize) -> Self {
+        Self {
+            closed: false,
+            frame: None,
+            chunk_written: false,
+            bye_said: false,
+            pace: Pace::default(),
+            outstanding: 0,
+            attendance: Attendance::new(place),
+        }
+    }
 }
 
 impl Sender {
@@ -201,6 +219,7 @@ impl Sender {
             destination,
             epoch: Instant::now(),
             attention: AtomicUsize::new(0),
+            focus: Focus::new(),
         });
         sender.clock.watch_time(Arc::new(Clock(Arc::clone(&sender))));
         let observed: Weak<Self> = Arc::downgrade(&sender);
@@ -233,7 +252,7 @@ impl Sender {
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
-                writing: Turn::default(),
+                writing: Turn::new(Writing::new(place)),
                 hearing: Turn::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
             });
             if place == queue.flows.len() {
@@ -286,11 +305,21 @@ impl Sender {
             }
             return Ok(Some(request));
         }
+        let place = this.focus.place();
+        let mut attended = None;
         while wanted > 0
             && let Some(flow) = queue.take_idle()
         {
-            flow.kick();
+            if place == Some(flow.place) {
+                attended = Some(flow);
+            } else {
+                flow.kick();
+            }
             wanted -= 1;
+        }
+        drop(guard);
+        if let Some(flow) = attended {
+            flow.start();
         }
         Ok(Some(request))
     }
@@ -302,6 +331,7 @@ impl Sender {
             if std::mem::replace(&mut writing.closed, true) {
                 return;
             }
+            flow.dismiss(&mut writing);
             writing.frame = None;
         }
         flow.end();
@@ -335,6 +365,7 @@ impl Sender {
                 return;
             }
             writing.closed = true;
+            flow.dismiss(&mut writing);
             queue.remove(flow);
             queue.scheduler.closed(flow.place);
         }
@@ -411,6 +442,7 @@ impl Sender {
         for flow in self.flows() {
             let mut writing = flow.writing.wait();
             if !std::mem::replace(&mut writing.closed, true) {
+                flow.dismiss(&mut writing);
                 if writing.frame.take().is_none() && !writing.bye_said {
                     let nothing = SendBuffer::from_static(&[]);
                     let bye = self.base.encode(Frame::Bye);
@@ -627,12 +659,16 @@ impl Owner for Sender {
     }
 
     fn progress(&self) {
+        let place = self.focus.place();
         let flow = {
             let queue = lock(&self.queue);
-            let turn = self.attention.fetch_add(1, Ordering::Relaxed);
-            queue.flows.get(turn % queue.flows.len().max(1)).and_then(Option::clone)
+            let turn = || self.attention.fetch_add(1, Ordering::Relaxed) % queue.flows.len().max(1);
+            queue.flows.get(place.unwrap_or_else(turn)).and_then(Option::clone)
         };
         if let Some(flow) = flow {
+            if place.is_some() {
+                flow.visit();
+            }
             flow.hearing.take_if_free(|hearing| flow.hear_with(hearing));
         }
     }
@@ -642,6 +678,11 @@ impl SendFlow {
     /// Lets the flow's worker have a look at it.
     fn kick(&self) {
         self.registration.kick(&self.socket);
+    }
+
+    /// No caller attends it any more.
+    fn dismiss(&self, writing: &mut Writing) {
+        writing.attendance.end(&self.sender.focus, &self.registration, &self.socket);
     }
 
     fn shutdown(&self) {
@@ -655,29 +696,67 @@ impl SendFlow {
         self.shutdown();
     }
 
-    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
-    /// written; in the last case the worker goes on.
-    fn write(&self, limit: u64) {
-        self.writing.take(|writing| self.write_with(writing, limit));
+    /// A caller is here, and writes if it is the one who does.
+    fn visit(&self) {
+        self.writing.take_if_free(|mut writing| {
+            if !writing.closed {
+                let focus = &self.sender.focus;
+                writing.attendance.visit(focus, &self.registration, &self.socket);
+            }
+            if writing.attendance.is_callers() {
+                self.write_as_caller(writing);
+            }
+        });
     }
 
-    fn write_with(&self, mut guard: MutexGuard<'_, Writing>, limit: u64) {
+    /// There is something to write, and callers come here.
+    fn start(&self) {
+        self.writing.take(|writing| {
+            if writing.attendance.is_callers() {
+                self.write_as_caller(writing);
+            } else {
+                self.kick();
+            }
+        });
+    }
+
+    fn write_as_caller(&self, writing: MutexGuard<'_, Writing>) {
+        let begin = Instant::now();
+        if self.write_with(writing, CALLER_BYTES) > 0 {
+            self.registration.helped(begin.elapsed());
+        }
+    }
+
+    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
+    /// written; in the last case the worker goes on, or the caller who attends.
+    fn write(&self, limit: u64) {
+        self.writing.take(|writing| {
+            self.write_with(writing, limit);
+        });
+    }
+
+    /// Returns how many bytes it has written.
+    fn write_with(&self, mut guard: MutexGuard<'_, Writing>, limit: u64) -> u64 {
+        guard.attendance.renew(&self.registration);
         let mut moved = 0;
         let error = loop {
             let writing = &mut *guard;
             if writing.closed || self.sender.base.failed() {
-                return;
+                return moved;
             }
             let Some(frame) = &mut writing.frame else {
                 writing.frame = self.next_frame(writing);
                 if writing.frame.is_none() {
-                    return;
+                    return moved;
                 }
                 continue;
             };
             if moved > limit {
-                self.kick();
-                return;
+                // A caller who attends comes again.
+                if !writing.attendance.is_callers() {
+                    self.kick();
+                }
+                return moved;
             }
             let length = frame.payload.length();
             let header = &frame.encoded[frame.written.min(FRAME_BYTES)..];
@@ -696,7 +775,7 @@ impl SendFlow {
                         writing.frame = None;
                     }
                 }
-                Err(error) if not_now(&error) => return,
+                Err(error) if not_now(&error) => return moved,
                 Err(error) => break error,
             }
         };
@@ -704,6 +783,7 @@ impl SendFlow {
         // The peer may have said why.
         self.hear();
         self.sender.lose(self, &error.to_string());
+        moved
     }
 
     /// What to write next. `None`: there is nothing, or too much is on its way; in both cases
@@ -749,6 +829,7 @@ impl SendFlow {
         }
         let (frame, payload) = match queue.scheduler.next(self.place, limit) {
             Some(Next::Chunk(header, outgoing)) => {
+                sender.focus.chunk(self.place);
                 let ChunkHeader { offset, length, .. } = header;
                 let payload = outgoing.buffer.part(offset as usize, length as usize);
                 (Frame::Chunk(header), payload)
@@ -848,7 +929,13 @@ impl Source for SendFlow {
             self.hear();
         }
         if readiness.writable {
-            self.write(TURN_BYTES);
+            self.writing.take(|mut writing| {
+                let focus = &self.sender.focus;
+                writing.attendance.look_after(focus, &self.registration, &self.socket);
+                if !writing.attendance.is_callers() {
+                    self.write_with(writing, TURN_BYTES);
+                }
+            });
         }
     }
 
