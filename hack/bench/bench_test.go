@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -144,7 +145,8 @@ func TestReport(t *testing.T) {
 	idle.Contenders = idle.Contenders[1:]
 	lost := result([]goal{{of: medianRate, figure: 0.3}}, []float64{0.4}, nil, 2)
 	lost.Case.name = "lost"
-	r := report{Machine: machine{Cores: 2, Load: 3}, Options: options{runs: 1}, Notes: []string{"a note"}, Cases: []caseResult{shaped, faulty, idle, lost}}
+	shaped.Machine.Load, shaped.Commit = 3, "abc"
+	r := report{Machine: machine{Cores: 2}, Notes: []string{"a note"}, Cases: []caseResult{shaped, faulty, idle, lost}}
 
 	folder := filepath.Join(t.TempDir(), "results")
 	var said bytes.Buffer
@@ -225,5 +227,46 @@ func TestRefusals(t *testing.T) {
 		if err := bench(context.Background(), io.Discard, o); err == nil {
 			t.Errorf("%+v was accepted", o)
 		}
+	}
+}
+
+func TestCasesCanBeMeasuredOneAtATime(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	here, o := machine{Cores: 2, Processor: "a processor", Load: 0.1}, options{quick: true}
+	measured := func(name, commit string, m machine) caseResult {
+		r := result(nil, []float64{0.4}, []float64{0.35}, 1)
+		r.Case.name, r.Commit, r.Machine = name, commit, m
+		r.Case.lab.Links = netlab.Links(netlab.Gbit)
+		r.Contenders[1].Outcomes[0].Trace = traceOf(0.4, 0.3)
+		return r
+	}
+	elsewhere := here
+	elsewhere.Cores = 4
+	for _, r := range []caseResult{
+		measured("ping-pong", "old", here), measured("slow-link", "elsewhere", elsewhere),
+		measured("four-links", "new", here), measured("ping-pong", "new", here),
+	} {
+		e, err := readEarlier(here, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.add(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here.Load = 3
+	e, err := readEarlier(here, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(e.cases) != 2 || e.cases[0].Case.name != "four-links" || e.cases[1].Case.name != "ping-pong" || e.cases[1].Commit != "new" {
+		t.Fatalf("read %+v", e.cases)
+	}
+	want := measured("four-links", "new", machine{})
+	if got := e.cases[0]; !slices.Equal(got.Contenders[1].Outcomes[0].Trace, want.Contenders[1].Outcomes[0].Trace) || got.Case.limit() != want.Case.limit() {
+		t.Errorf("read %+v", got)
+	}
+	if e, err := readEarlier(here, options{}); err != nil || len(e.cases) != 0 {
+		t.Errorf("full runs have quick ones beside them: %+v, %v", e, err)
 	}
 }

@@ -27,6 +27,12 @@ type machine struct {
 	Load      float64 // mean of the last minute
 }
 
+// is reports whether figures of both can stand beside each other.
+func (m machine) is(other machine) bool {
+	m.Load, other.Load = 0, 0
+	return m == other
+}
+
 func describeMachine() machine {
 	m := machine{Cores: runtime.NumCPU(), Processor: "unknown processor", Kernel: "unknown kernel"}
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {

@@ -55,7 +55,10 @@ func rootCommand() *cobra.Command {
 
 Every case has a network of its own (see "go run ./hack/netlab --help"). In each of several rounds all
 contenders run one after the other: plain sockets, the plugin, the plugin made to deal chunks in turn,
-and other plugins that are given. Needs root, and a machine that does nothing else.`,
+and other plugins that are given. Needs root, and a machine that does nothing else.
+
+Results are kept in the cache: with --only, the page has the other cases as they were last measured on
+this machine, each with its commit.`,
 		Example: `  go run ./hack/bench
   go run ./hack/bench --quick --only four-links
   go run ./hack/bench --plugin bagua=/opt/libnccl-net-bagua.so`,
@@ -114,7 +117,7 @@ func bench(ctx context.Context, out io.Writer, o options) error {
 		o.output = filepath.Join(root, "docs", "results")
 	}
 	// Before the build, which is what would make the machine look busy.
-	report := report{Machine: describeMachine(), Options: o, Commit: toolbox.Commit(ctx, root, "plugin", "hack")}
+	machine, commit := describeMachine(), toolbox.Commit(ctx, root, "plugin", "hack")
 	if o.library == "" || o.driver == "" {
 		library, driver, err := build(ctx, root)
 		if err != nil {
@@ -131,7 +134,11 @@ func bench(ctx context.Context, out io.Writer, o options) error {
 	if err != nil {
 		return err
 	}
-	report.Notes = b.notes
+	results, err := readEarlier(machine, o)
+	if err != nil {
+		return err
+	}
+	measured := 0
 	for _, c := range cases(o.quick) {
 		if !only.MatchString(c.name) {
 			continue
@@ -140,10 +147,14 @@ func bench(ctx context.Context, out io.Writer, o options) error {
 		if err != nil {
 			return err
 		}
-		report.Cases = append(report.Cases, result)
+		result.Commit, result.Machine, result.Runs = commit, machine, o.runs
+		if err := results.add(result); err != nil {
+			return err
+		}
+		measured++
 	}
-	if len(report.Cases) == 0 {
+	if measured == 0 {
 		return fmt.Errorf("--only %q matches none of the cases: %s", o.only, strings.Join(caseNames(), ", "))
 	}
-	return report.write(out, o.output)
+	return report{Machine: machine, Quick: o.quick, Notes: b.notes, Cases: results.cases}.write(out, o.output)
 }

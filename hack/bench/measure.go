@@ -85,7 +85,12 @@ func newBencher(o options, out io.Writer) (*bencher, error) {
 
 // A caseResult is what all runs of a case gave.
 type caseResult struct {
-	Case       benchCase
+	Name       string
+	Case       benchCase     `json:"-"`
+	Lab        netlab.Config // as it came up
+	Commit     string
+	Machine    machine
+	Runs       int
 	Contenders []series
 }
 

@@ -17,8 +17,7 @@ import (
 // A report is all that was measured.
 type report struct {
 	Machine machine
-	Options options
-	Commit  string
+	Quick   bool
 	Notes   []string
 	Cases   []caseResult
 }
@@ -151,16 +150,13 @@ func (r report) markdown() []byte {
 	var b bytes.Buffer
 	m := r.Machine
 	fmt.Fprintf(&b, "# TCP results\n\nWritten by `make bench`; do not edit.\n\n")
-	fmt.Fprintf(&b, "Commit %s. One machine plays both hosts: %d cores (%s), %s; %d rounds", r.Commit, m.Cores, m.Processor, m.Kernel, r.Options.runs)
-	if r.Options.quick {
-		b.WriteString(", quick ones")
+	fmt.Fprintf(&b, "One machine plays both hosts: %d cores (%s), %s", m.Cores, m.Processor, m.Kernel)
+	if r.Quick {
+		b.WriteString("; quick runs")
 	}
 	b.WriteString(".\nEach case has a network of its own (`go run ./hack/netlab --help`); in each round all contenders run one after the other.\n" +
 		"GB/s are 10^9 bytes of payload. Processor time is that of both programs with their system calls;\n" +
 		"the plugins' driver, like NCCL, asks again and again instead of sleeping, so that it uses whatever time nobody else wants.\n")
-	if m.Load > busyLoad {
-		fmt.Fprintf(&b, "\n**The machine was not quiet: its load was %.1f when the run began.** Other programs are part of these figures.\n", m.Load)
-	}
 	for _, note := range r.Notes {
 		fmt.Fprintf(&b, "\n%s\n", note)
 	}
@@ -193,7 +189,10 @@ func (c benchCase) wireLimit(of quantity) string {
 // details writes all of a case.
 func (r caseResult) details(b *bytes.Buffer) {
 	c := r.Case
-	fmt.Fprintf(b, "\n## %s\n\n%s; %s.\n", capital(c.title), capital(c.lab.String()), c)
+	fmt.Fprintf(b, "\n## %s\n\n%s; %s. %d rounds at commit %s.\n", capital(c.title), capital(c.lab.String()), c, r.Runs, r.Commit)
+	if r.Machine.Load > busyLoad {
+		fmt.Fprintf(b, "\n**The machine was not quiet: its load was %.1f when the run began.** Other programs are part of these figures.\n\n", r.Machine.Load)
+	}
 	if c.fault != nil {
 		fmt.Fprintf(b, "The link used most falls silent %s after the start, for %s: it loses everything, and the routers go on using it.\n"+
 			"The rate is the mean from %s after that until the link is back.\n", c.fault.before, c.fault.lasts, c.fault.recovery)
