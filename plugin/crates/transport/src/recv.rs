@@ -361,6 +361,21 @@ impl Receiver {
         self.fail(kind, &what);
     }
 
+    /// Acknowledges what nothing has followed.
+    fn acknowledge_late(&self) {
+        let warm = self.warm.load(Ordering::Relaxed);
+        let (below, flow) = {
+            let mut queue = lock(&self.queue);
+            let Some(below) = queue.reassembly.ack_late() else { return };
+            let at = queue.flows.get(warm).and_then(Option::as_ref);
+            let entry = at.or_else(|| queue.flows.iter().flatten().next());
+            (below, entry.map(|entry| Arc::clone(&entry.flow)))
+        };
+        if let Some(flow) = flow {
+            flow.answer(|answering| answering.ack = Some(below));
+        }
+    }
+
     fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
             // The peer must hear of it now, not when this side closes.
@@ -836,6 +851,7 @@ impl Source for Clock {
     fn tick(&self, now: Instant) {
         if !self.0.base.failed() {
             self.0.judge(now);
+            self.0.acknowledge_late();
         }
     }
 

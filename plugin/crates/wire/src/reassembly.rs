@@ -83,6 +83,8 @@ pub struct Reassembly<T> {
     acked: u64,
     /// Bytes complete that the peer was not told of.
     unacked_bytes: u64,
+    /// The first incomplete message when it was last asked for late acknowledgements.
+    seen: u64,
     /// Whether the peer waits for one of the messages that it was not told of.
     ack_wanted: bool,
     /// Sets to be used again, so that a message needs no new memory.
@@ -109,6 +111,7 @@ impl<T> Default for Reassembly<T> {
             first: 0,
             acked: 0,
             unacked_bytes: 0,
+            seen: 0,
             ack_wanted: false,
             spare: Vec::new(),
         }
@@ -207,6 +210,13 @@ impl<T: Clone> Reassembly<T> {
             || self.unacked_bytes >= LAZY_ACK_BYTES
             || self.first - self.acked >= LAZY_ACK_MESSAGES;
         due.then(|| self.ack())
+    }
+
+    /// What to acknowledge, if anything, when asked now and then: what is complete since it was last asked and not
+    /// followed by more, so that a sender that rests has nothing left to wait for. Counts as acknowledged from then on.
+    pub fn ack_late(&mut self) -> Option<u64> {
+        let before = std::mem::replace(&mut self.seen, self.first);
+        (before == self.first && self.acked < self.first).then(|| self.ack())
     }
 
     /// All messages below this number are complete. Counts as told.
@@ -313,5 +323,11 @@ mod tests {
         assert_eq!(receive(66, 140_000, false), None);
         assert_eq!(receive(67, 140_000, false), Some(68));
         assert_eq!(reassembly.ack(), 68);
+        reassembly.post(10, ());
+        reassembly.claim(&chunk(68, 0, 10, 10), 0).unwrap();
+        reassembly.arrived(68, 10).unwrap();
+        assert_eq!(reassembly.ack_late(), None, "more may follow");
+        assert_eq!(reassembly.ack_late(), Some(69));
+        assert_eq!(reassembly.ack_late(), None, "all is acknowledged");
     }
 }
