@@ -47,6 +47,10 @@ pub(crate) trait Source: Send + Sync {
     fn ready(&self, readiness: Readiness);
     /// Some time has passed: look at deadlines.
     fn tick(&self, _now: Instant) {}
+    /// Whether [`Source::tick`] does anything: most sources are flows, whose connection looks at their deadlines.
+    fn has_deadlines(&self) -> bool {
+        true
+    }
     /// The worker will not call the source again, or cannot tell whether it is in order.
     fn abandoned(&self, why: &str);
 }
@@ -334,7 +338,10 @@ impl Worker {
             self.ring_alarms(now);
             if now >= next_tick {
                 next_tick = now + TICK;
-                let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+                let mut sources = Vec::new();
+                let all = lock(&self.sources);
+                sources.extend(all.values().filter(|source| source.has_deadlines()).cloned());
+                drop(all);
                 for source in sources {
                     Self::guard(&*source, |source| source.tick(now));
                 }

@@ -837,6 +837,10 @@ impl Source for RecvFlow {
         }
     }
 
+    fn has_deadlines(&self) -> bool {
+        false
+    }
+
     fn abandoned(&self, why: &str) {
         self.receiver.fail(ErrorKind::Internal, why);
     }

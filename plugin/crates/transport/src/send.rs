@@ -939,6 +939,10 @@ impl Source for SendFlow {
         }
     }
 
+    fn has_deadlines(&self) -> bool {
+        false
+    }
+
     fn abandoned(&self, why: &str) {
         self.sender.fail(ErrorKind::Internal, why);
     }
