@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
+use crate::breadth::Breadths;
 use crate::error::Error;
 use crate::exporter::Exporter;
 use crate::sys::{self, lock};
@@ -69,6 +70,9 @@ pub(crate) struct Workers {
     next: AtomicUsize,
     /// Connections that were closed and still deliver what was promised.
     lingering: Arc<AtomicUsize>,
+    /// Nanoseconds in which callers did the workers' work.
+    helped: AtomicU64,
+    pub(crate) breadths: Breadths,
 }
 
 struct Worker {
@@ -82,8 +86,6 @@ struct Worker {
     next_token: AtomicU64,
     /// Nanoseconds in which it has not waited.
     worked: AtomicU64,
-    /// Nanoseconds in which callers did the workers' work.
-    helped: Arc<AtomicU64>,
 }
 
 impl Engine {
@@ -91,12 +93,17 @@ impl Engine {
     pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
         let lingering = Arc::new(AtomicUsize::new(0));
-        let helped = Arc::new(AtomicU64::new(0));
         let all = (0..count)
-            .map(|_| Worker::new(&lingering, &helped).map(Arc::new))
+            .map(|_| Worker::new(&lingering).map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
             .map_err(fail)?;
-        let workers = Arc::new(Workers { all, next: AtomicUsize::new(0), lingering });
+        let workers = Arc::new(Workers {
+            all,
+            next: AtomicUsize::new(0),
+            lingering,
+            helped: AtomicU64::new(0),
+            breadths: Breadths::default(),
+        });
         // From here on, dropping the engine stops the threads that did start.
         let mut engine = Self { workers, threads: Vec::new(), _exporter: exporter };
         for index in 0..count {
@@ -139,6 +146,17 @@ impl Workers {
         let worker = Arc::clone(&self.all[index]);
         let token = worker.next_token.fetch_add(1, Ordering::Relaxed);
         Registration { worker, token }
+    }
+
+    /// How long, in all, workers have not waited for anything, and callers have done what is theirs.
+    pub(crate) fn worked(&self) -> Duration {
+        let worked = self.all.iter().map(|worker| worker.worked.load(Ordering::Relaxed));
+        Duration::from_nanos(worked.sum::<u64>() + self.helped.load(Ordering::Relaxed))
+    }
+
+    /// A caller has done for so long what is the workers' work.
+    pub(crate) fn helped(&self, time: Duration) {
+        self.helped.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Keeps the workers running, also without their engine, until the result is dropped.
@@ -234,17 +252,6 @@ impl Registration {
         let _ = epoll::add(&self.worker.epoll, socket, data, interest());
     }
 
-    /// How long, in all, the worker has not waited for anything, and callers have done what it would have.
-    pub(crate) fn worked(&self) -> Duration {
-        let (worked, helped) = (&self.worker.worked, &self.worker.helped);
-        Duration::from_nanos(worked.load(Ordering::Relaxed) + helped.load(Ordering::Relaxed))
-    }
-
-    /// A caller has done for so long what is the workers' work.
-    pub(crate) fn helped(&self, time: Duration) {
-        self.worker.helped.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
-    }
-
     /// Ends the watch. A call of the source that has begun may still be running.
     pub(crate) fn end(&self, socket: impl AsFd) {
         // Fails only when the socket is not watched.
@@ -262,7 +269,7 @@ impl Registration {
 }
 
 impl Worker {
-    fn new(lingering: &Arc<AtomicUsize>, helped: &Arc<AtomicU64>) -> io::Result<Self> {
+    fn new(lingering: &Arc<AtomicUsize>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -276,7 +283,6 @@ impl Worker {
             alarms: Mutex::default(),
             next_token: AtomicU64::new(WAKE + 1),
             worked: AtomicU64::new(0),
-            helped: Arc::clone(helped),
         })
     }
 

@@ -12,6 +12,7 @@
 
 mod attendance;
 mod base;
+mod breadth;
 mod call;
 mod check;
 mod connect;

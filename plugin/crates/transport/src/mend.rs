@@ -199,8 +199,7 @@ impl Sender {
         if !mending.calls.is_empty() {
             return;
         }
-        // Other paths are of no use where the hosts are the limit.
-        let limited = busy && !self.is_narrow();
+        let limited = busy && self.breadth.paths_matter();
         match mending.repath.tick(now - self.epoch(), limited, &carried) {
             Step::Nothing => {}
             Step::Open(count) => {

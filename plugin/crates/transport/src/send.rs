@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress,
-    Scheduler, Width,
+    ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress, Scheduler,
 };
 use socket2::Socket;
 
 use crate::attendance::{Attendance, Focus};
 use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
+use crate::breadth::Breadth;
 use crate::call::Destination;
 use crate::copies::{Copies, Copy};
 use crate::counters::FlowCounters;
@@ -33,6 +33,8 @@ const LINGER: Duration = Duration::from_secs(10);
 const CALLER_BYTES: u64 = 128 << 10;
 /// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
 const SPREAD: u64 = 128 << 10;
+/// How long all flows are used after nothing moved: by then one with a dead path is found out.
+const WIDE: Duration = Duration::from_secs(1);
 /// Most flows at a time: each may have one that is to take its place.
 pub(crate) const PLACES: usize = 2 * evenkeel_wire::MAX_FLOWS;
 
@@ -79,6 +81,7 @@ pub(crate) struct Sender {
     /// The place to listen at next when a caller has time.
     attention: AtomicUsize,
     focus: Focus,
+    pub(crate) breadth: Arc<Breadth>,
 }
 
 pub(crate) struct Queue {
@@ -90,7 +93,11 @@ pub(crate) struct Queue {
     idle: u128,
     /// Flows (as bits) that take messages. The others have nothing to do as long as nothing is to be repeated.
     used: u128,
-    width: Width,
+    /// How many flows take messages, and at most do.
+    width: usize,
+    most: usize,
+    /// Nothing moved: all are used until then.
+    wide_until: Option<Instant>,
     /// Bytes carried when the clock last looked.
     carried: u64,
     /// Messages whose requests are not done.
@@ -199,6 +206,7 @@ impl Sender {
         let context = destination.context.clone();
         let inline = context.settings.inline_bytes;
         let schedule = context.settings.schedule;
+        let breadth = destination.workers.breadths.of(destination.peer.ip(), sockets.len());
         let sender = Arc::new(Self {
             base: Base::new(context, Direction::Send, destination.peer),
             clock: destination.workers.registration(),
@@ -207,7 +215,9 @@ impl Sender {
                 flows: Vec::new(),
                 idle: 0,
                 used: 0,
-                width: Width::new(sockets.len()),
+                width: breadth.flows(),
+                most: sockets.len(),
+                wide_until: None,
                 carried: 0,
                 requests: 0,
                 copies: Copies::new(inline),
@@ -220,6 +230,7 @@ impl Sender {
             epoch: Instant::now(),
             attention: AtomicUsize::new(0),
             focus: Focus::new(),
+            breadth,
         });
         sender.clock.watch_time(Arc::new(Clock(Arc::clone(&sender))));
         let observed: Weak<Self> = Arc::downgrade(&sender);
@@ -497,11 +508,6 @@ impl Sender {
         self.epoch
     }
 
-    /// Whether the hosts are the limit, so that fewer flows are used than there are.
-    pub(crate) fn is_narrow(&self) -> bool {
-        lock(&self.queue).width.is_narrow()
-    }
-
     /// A flow is to take no more chunks.
     pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
         flow.retiring.store(true, Ordering::Relaxed);
@@ -514,23 +520,24 @@ impl Sender {
     }
 
     /// Sees to it that as many flows are used as are worth it. One of them does so for all.
-    fn adapt(&self, flow: &SendFlow, now: Duration) {
+    fn adapt(&self, flow: &SendFlow) {
         if self.base.context.settings.is_static() {
             return;
         }
         let waiting = {
             let mut queue = lock(&self.queue);
-            // While other paths are tried, there are more.
-            let all = queue.flows.iter().flatten().count();
-            let carried = self.base.counters.carried();
-            if !queue.leads(flow.place)
-                || all != usize::from(self.base.context.settings.flows)
-                || !queue.width.tick(now, carried, flow.registration.worked())
-            {
+            if !queue.leads(flow.place) {
                 return;
             }
-            queue.choose();
-            queue.newly_wanted()
+            // While other paths are tried, there are more.
+            let all = queue.flows.iter().flatten().count();
+            if all == queue.most {
+                self.breadth.tick(self.destination.workers.worked());
+            }
+            if queue.wide_until.is_some() {
+                return;
+            }
+            queue.widen_or_narrow(self.breadth.flows())
         };
         waiting.iter().for_each(|flow| flow.kick());
     }
@@ -542,11 +549,18 @@ impl Sender {
             let busy = !queue.scheduler.is_empty();
             let carried = self.base.counters.carried();
             let stuck = busy && carried == std::mem::replace(&mut queue.carried, carried);
-            let mut waiting = Vec::new();
-            if stuck && queue.width.stuck() {
-                queue.choose();
-                waiting = queue.newly_wanted();
+            if stuck {
+                queue.wide_until = Some(now + WIDE);
+            } else if queue.wide_until.is_some_and(|until| now >= until) {
+                queue.wide_until = None;
             }
+            let waiting = match queue.wide_until {
+                Some(_) => {
+                    let most = queue.most;
+                    queue.widen_or_narrow(most)
+                }
+                None => Vec::new(),
+            };
             (until, busy, waiting)
         };
         waiting.iter().for_each(|flow| flow.kick());
@@ -583,11 +597,20 @@ impl Queue {
     fn choose(&mut self) {
         let live = self.flows.iter().flatten();
         let mut live: Vec<_> = live.filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
-        if self.width.is_narrow() {
+        if self.width < self.most {
             live.sort_by_key(|flow| Reverse(flow.counters.bytes()));
-            live.truncate(self.width.width());
+            live.truncate(self.width);
         }
         self.used = live.iter().fold(0, |used, flow| used | 1 << flow.place);
+    }
+
+    /// Uses so many flows from now on. Returns those that have work which nobody told them of.
+    fn widen_or_narrow(&mut self, width: usize) -> Vec<Arc<SendFlow>> {
+        if std::mem::replace(&mut self.width, width) == width {
+            return Vec::new();
+        }
+        self.choose();
+        self.newly_wanted()
     }
 
     /// Whether the flow in this place is the one that looks after the width.
@@ -723,7 +746,7 @@ impl SendFlow {
     fn write_as_caller(&self, writing: MutexGuard<'_, Writing>) {
         let begin = Instant::now();
         if self.write_with(writing, CALLER_BYTES) > 0 {
-            self.registration.helped(begin.elapsed());
+            self.sender.destination.workers.helped(begin.elapsed());
         }
     }
 
@@ -770,6 +793,7 @@ impl SendFlow {
                     if frame.written == FRAME_BYTES + length {
                         if let Some(bytes) = frame.chunk {
                             self.counters.chunk(&self.sender.base.counters, bytes.into());
+                            self.sender.breadth.carried(bytes.into());
                             writing.chunk_written = true;
                         }
                         writing.frame = None;
@@ -802,7 +826,7 @@ impl SendFlow {
         }
         let limit = writing.pace.chunk(sender.base.context.settings.chunk_bytes);
         if look {
-            sender.adapt(self, now);
+            sender.adapt(self);
         }
         let mut guard = lock(&sender.queue);
         let queue = &mut *guard;

@@ -6,8 +6,12 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(20);
 /// A period that lasted longer than this had a pause in it and says nothing.
 const LONGEST_PERIOD: Duration = Duration::from_millis(60);
+/// Share of the time in which those who write work, from which on the hosts may be the limit.
+const BUSY: f64 = 0.5;
+/// So many times fewer flows have carried less, one after the other, before that is believed.
+const BELIEVED: u32 = 2;
 /// Fewer flows are kept when they carry at least this share of what more did: they cost less.
-const ENOUGH: f64 = 0.95;
+const ENOUGH: f64 = 0.9;
 /// More flows are kept when they carry at least this many times what fewer did.
 const GAIN: f64 = 1.1;
 /// How long nothing is tried after it has not helped; doubled each time, up to the limit.
@@ -17,8 +21,8 @@ const LONGEST_REST: Duration = Duration::from_secs(20);
 /// Finds out, by trying, how many of a connection's flows are worth their cost.
 ///
 /// Several flows reach more paths. Where the processors are the limit, each further one only makes every byte more
-/// expensive: system calls move less, and caches and interrupts are shared. So while the thread that writes has hardly
-/// any rest, half as many flows are tried, and kept if they carry as much; once it has rest, twice as many, kept if they
+/// expensive: system calls move less, and caches and interrupts are shared. So while those who write have hardly
+/// any rest, half as many flows are tried, and kept if they carry as much; once they have rest, twice as many, kept if they
 /// carry more.
 ///
 /// Times are given as durations since any fixed moment.
@@ -35,6 +39,10 @@ pub struct Width {
     trial: Option<Trial>,
     rest: Duration,
     not_before: Duration,
+    /// Share of the last period in which those who write worked.
+    load: f64,
+    /// Times that fewer flows carried less, since more were last as good as fewer.
+    rejected: u32,
 }
 
 #[derive(Debug)]
@@ -59,6 +67,8 @@ impl Width {
             trial: None,
             rest: FIRST_REST,
             not_before: Duration::ZERO,
+            load: 0.0,
+            rejected: 0,
         }
     }
 
@@ -67,13 +77,13 @@ impl Width {
         self.width
     }
 
-    /// Whether fewer flows are used than there are.
-    pub fn is_narrow(&self) -> bool {
-        self.width < self.most
+    /// Whether it is the paths that limit what is carried, as far as is known.
+    pub fn paths_matter(&self) -> bool {
+        self.width == self.most && (self.load <= BUSY || self.rejected >= BELIEVED)
     }
 
-    /// Some time has passed. `carried`: bytes that all flows have carried so far. `worked`: how long the thread that
-    /// writes has not waited for anything so far. Returns whether the width has changed.
+    /// Some time has passed. `carried`: bytes that all flows have carried so far. `worked`: how long those
+    /// who write have not waited for anything so far. Returns whether the width has changed.
     pub fn tick(&mut self, now: Duration, carried: u64, worked: Duration) -> bool {
         let time = self.since.map(|since| now.saturating_sub(since));
         let Some(time) = time.filter(|time| *time <= LONGEST_PERIOD) else {
@@ -84,7 +94,7 @@ impl Width {
             return false;
         }
         let rate = carried.saturating_sub(self.carried) as f64 / time.as_secs_f64();
-        let load = worked.saturating_sub(self.worked).as_secs_f64() / time.as_secs_f64();
+        self.load = worked.saturating_sub(self.worked).as_secs_f64() / time.as_secs_f64();
         self.begin(now, carried, worked);
         if let Some(trial) = &mut self.trial {
             if !std::mem::replace(&mut trial.settled, true) {
@@ -92,7 +102,13 @@ impl Width {
             }
             let (before, needed) =
                 (trial.width, if self.width < trial.width { ENOUGH } else { GAIN });
+            let narrowed = self.width < trial.width;
             let helped = rate >= trial.rate * needed;
+            match (narrowed, helped) {
+                (true, false) => self.rejected = self.rejected.saturating_add(1),
+                (true, true) => self.rejected = 0,
+                (false, _) => {}
+            }
             self.trial = None;
             self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
             if helped {
@@ -101,19 +117,13 @@ impl Width {
             self.not_before = now + self.rest;
             return self.set(before);
         }
-        let width = if load > 0.5 { self.width / 2 } else { self.width * 2 }.clamp(1, self.most);
+        let width =
+            if self.load > BUSY { self.width / 2 } else { self.width * 2 }.clamp(1, self.most);
         if now < self.not_before || width == self.width {
             return false;
         }
         self.trial = Some(Trial { width: self.width, rate, settled: false });
         self.set(width)
-    }
-
-    /// Nothing moves: all flows are to be used. Returns whether the width has changed.
-    pub fn stuck(&mut self) -> bool {
-        self.since = None;
-        self.trial = None;
-        self.set(self.most)
     }
 
     fn set(&mut self, width: usize) -> bool {
@@ -181,6 +191,8 @@ mod tests {
     fn all_flows_are_used_where_paths_are_the_limit() {
         for model in [PATHS_ARE_THE_LIMIT, BOTH] {
             let mut run = Run::new(4);
+            run.go(model, Duration::from_millis(600));
+            assert!(run.width.paths_matter());
             let used = run.go(model, Duration::from_secs(20));
             assert!(used[4] > 0.98, "{used:?}");
         }
@@ -190,7 +202,8 @@ mod tests {
     fn what_changes_is_noticed() {
         let mut run = Run::new(4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
-        assert!(run.width.is_narrow());
+        assert_eq!(run.width.width(), 1);
+        assert!(!run.width.paths_matter());
         run.go(PATHS_ARE_THE_LIMIT, Duration::from_millis(600));
         assert_eq!(run.width.width(), 4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
@@ -206,14 +219,5 @@ mod tests {
         }
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_millis(5));
         assert_eq!(run.width.width(), 4);
-    }
-
-    #[test]
-    fn nothing_moving_brings_all_back() {
-        let mut run = Run::new(4);
-        run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
-        assert!(run.width.stuck());
-        assert_eq!(run.width.width(), 4);
-        assert!(!run.width.stuck());
     }
 }
