@@ -3,6 +3,7 @@ package charts
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"slices"
@@ -308,17 +309,74 @@ func TestBenchImage(t *testing.T) {
 	}
 }
 
+func TestMetricsAreFoundAndDrawn(t *testing.T) {
+	on := []string{"--set", "metrics.serviceMonitor.enabled=true,metrics.dashboard.enabled=true,metrics.bindAddress=0.0.0.0:9000,metrics.serviceMonitor.labels.release=prom"}
+	objects := render(t, "evenkeel", on...)
+	service := objects["Service/evenkeel-metrics"]
+	monitor := objects["ServiceMonitor/evenkeel-metrics"]
+	dashboard := objects["ConfigMap/evenkeel-dashboard"]
+	if service == nil || monitor == nil || dashboard == nil {
+		t.Fatalf("Service %v, ServiceMonitor %v, ConfigMap %v", service, monitor, dashboard)
+	}
+	ports, _, _ := unstructured.NestedSlice(service.Object, "spec", "ports")
+	if port := ports[0].(map[string]any); port["targetPort"] != int64(9000) && port["targetPort"] != float64(9000) {
+		t.Errorf("the Service's port is %v", port)
+	}
+	// What is selected has to exist: pods of both deployments by the Service, the Service by the ServiceMonitor.
+	selector, _, _ := unstructured.NestedStringMap(service.Object, "spec", "selector")
+	for _, deployment := range []string{"Deployment/evenkeel-controller", "Deployment/evenkeel-webhook"} {
+		labels, _, _ := unstructured.NestedStringMap(objects[deployment].Object, "spec", "template", "metadata", "labels")
+		if !contains(labels, selector) {
+			t.Errorf("the Service selects %v, and the pods of %s have %v", selector, deployment, labels)
+		}
+	}
+	wanted, _, _ := unstructured.NestedStringMap(monitor.Object, "spec", "selector", "matchLabels")
+	if !contains(service.GetLabels(), wanted) || monitor.GetLabels()["release"] != "prom" {
+		t.Errorf("the ServiceMonitor has %v and selects %v, the Service has %v", monitor.GetLabels(), wanted, service.GetLabels())
+	}
+	text, _, _ := unstructured.NestedString(dashboard.Object, "data", "evenkeel-preflight.json")
+	var drawn struct{ Panels []any }
+	if err := json.Unmarshal([]byte(text), &drawn); err != nil || len(drawn.Panels) == 0 || dashboard.GetLabels()["grafana_dashboard"] != "1" {
+		t.Errorf("%v: %d panels, labels %v", err, len(drawn.Panels), dashboard.GetLabels())
+	}
+
+	for what, objects := range map[string]map[string]*unstructured.Unstructured{
+		"by default": render(t, "evenkeel"), "without metrics": render(t, "evenkeel", "--set-string", "metrics.bindAddress=0"),
+	} {
+		if objects["ServiceMonitor/evenkeel-metrics"] != nil || objects["ConfigMap/evenkeel-dashboard"] != nil {
+			t.Errorf("%s there is what may not be wanted", what)
+		}
+		if there := objects["Service/evenkeel-metrics"] != nil; there != (what == "by default") {
+			t.Errorf("%s there is a Service: %t", what, there)
+		}
+	}
+}
+
+// contains reports whether all has everything of some.
+func contains(all, some map[string]string) bool {
+	for key, value := range some {
+		if all[key] != value {
+			return false
+		}
+	}
+	return len(some) > 0
+}
+
 func TestBadValuesAreRefusedByName(t *testing.T) {
 	for value, want := range map[string]string{
 		"webhok.replicas=1":       "webhok",
 		"webhook.replicas=0":      "replicas",
 		"image.digest=latest":     "digest",
+		"metrics.bindAddress=80":  "bindAddress",
 		"webhook.certs.source=No": "source",
 		"defaultProfile.spec.plugin.image=registry.example.com/plugin:latest": "image",
 	} {
 		if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", value); err == nil || !strings.Contains(out, want) {
 			t.Errorf("--set %s: %v, want an error that names %s:\n%s", value, err, want, out)
 		}
+	}
+	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "metrics.serviceMonitor.enabled=true,metrics.service.enabled=false"); err == nil || !strings.Contains(out, "needs metrics.service.enabled") {
+		t.Errorf("a ServiceMonitor without a Service: %v\n%s", err, out)
 	}
 	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "webhook.certs.source=Supplied"); err == nil || !strings.Contains(out, "webhook.certs.secretName") {
 		t.Errorf("Supplied without a Secret: %v\n%s", err, out)

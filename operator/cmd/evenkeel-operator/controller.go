@@ -19,6 +19,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
 // checkPoll is how long at most until a running check's pods are looked at again: their ends are watched, their troubles are not.
@@ -101,6 +102,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 		"netcheck":           checks,
 		"nodehealth-results": &nodehealth.Results{},
 		"nodehealth-marks":   &nodehealth.Marks{Now: time.Now},
+		"metrics":            &metrics.State{},
 		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Now: time.Now},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {

@@ -8,7 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
 // Pods is the webhook for pods with our label. It reads nothing but the pod, so that it answers in microseconds and
@@ -21,6 +23,19 @@ type podInjector struct{}
 
 // Default adds the plugin, and keeps the pod off nodes that failed a check. An error refuses the pod; its text is for the user.
 func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
+	err := add(pod)
+	switch {
+	case err != nil:
+		metrics.Pod(metrics.Refused)
+	case pod.Annotations[evenkeel.SkippedKey] != "":
+		metrics.Pod(metrics.Skipped)
+	default:
+		metrics.Pod(metrics.Injected)
+	}
+	return err
+}
+
+func add(pod *corev1.Pod) error {
 	resolved, err := inject.FromPod(pod.Labels, pod.Annotations)
 	if err != nil {
 		return err

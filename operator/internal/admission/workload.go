@@ -20,6 +20,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
@@ -49,6 +50,7 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	}
 	if err := w.pin(ctx, job, name, req.Namespace); err != nil {
 		if errors.As(err, &refusal{}) {
+			metrics.Job(metrics.Refused)
 			return admission.Denied(err.Error())
 		}
 		return admission.Errored(http.StatusInternalServerError, err)
@@ -57,6 +59,7 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("encode the %s: %w", req.Kind.Kind, err))
 	}
+	metrics.Job(metrics.Injected)
 	return admission.PatchResponseFromRaw(req.Object.Raw, mutated)
 }
 
@@ -78,7 +81,7 @@ func late(job *unstructured.Unstructured, name string) admission.Response {
 // pin resolves the profile and writes it on every pod template.
 func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured, name, namespace string) error {
 	profile, err := lookUp(ctx, w.cached, name, namespace)
-	if errors.As(err, &refusal{}) {
+	if errors.As(err, &refusal{}) || apierrors.IsNotFound(err) {
 		// Nobody is refused for a cache that has yet to see what was applied a moment ago, perhaps together with the job.
 		profile, err = lookUp(ctx, w.live, name, namespace)
 	}

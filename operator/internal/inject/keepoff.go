@@ -5,6 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -34,4 +36,21 @@ func KeepOff(pod *corev1.Pod) {
 			})
 		}
 	}
+}
+
+// KeptOff gives those of the nodes that nothing but KeepOff's rule keeps the pod off, as far as its node selector and
+// affinity say. The nodes are ones with the label.
+func KeptOff(pod *corev1.Pod, nodes []corev1.Node) []string {
+	required := nodeaffinity.GetRequiredNodeAffinity(pod)
+	var names []string
+	for i := range nodes {
+		cleared := nodes[i].DeepCopy()
+		delete(cleared.Labels, evenkeel.HealthKey)
+		now, err := required.Match(&nodes[i])
+		later, err2 := required.Match(cleared)
+		if err == nil && err2 == nil && !now && later { // affinity that makes no sense selects no node
+			names = append(names, nodes[i].Name)
+		}
+	}
+	return names
 }

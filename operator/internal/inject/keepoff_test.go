@@ -40,3 +40,43 @@ func TestKeepOff(t *testing.T) {
 		t.Error("a pod that was placed already is none of our business")
 	}
 }
+
+func TestKeptOff(t *testing.T) {
+	node := func(name string, labels map[string]string) corev1.Node {
+		n := corev1.Node{}
+		n.Name, n.Labels = name, labels
+		return n
+	}
+	bad := []corev1.Node{
+		node("a", map[string]string{evenkeel.HealthKey: evenkeel.UnhealthyValue, "zone": "a"}), node("b", map[string]string{evenkeel.HealthKey: evenkeel.UnhealthyValue, "zone": "b"}),
+	}
+	require := func(p *corev1.Pod, r corev1.NodeSelectorRequirement) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{r}}},
+		}}}
+	}
+	for name, test := range map[string]struct {
+		change func(*corev1.Pod)
+		want   []string
+	}{
+		"anywhere":      {func(*corev1.Pod) {}, []string{"a", "b"}},
+		"node selector": {func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "a"} }, []string{"a"}},
+		"affinity": {func(p *corev1.Pod) {
+			require(p, corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"a"}})
+		}, []string{"b"}},
+		"other nodes": {func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "c"} }, nil},
+		"the user's own": {func(p *corev1.Pod) {
+			require(p, corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpExists})
+		}, nil},
+	} {
+		p := pod(corev1.Container{Name: "main"})
+		test.change(p)
+		KeepOff(p)
+		if diff := cmp.Diff(test.want, KeptOff(p, bad)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	if kept := KeptOff(pod(corev1.Container{Name: "main"}), bad); kept != nil {
+		t.Errorf("without the rule it keeps off %v", kept)
+	}
+}

@@ -180,21 +180,24 @@ func (i *installation) kubeconfig(account string) (string, error) {
 
 // A program is a running evenkeel-operator.
 type program struct {
-	cmd    *exec.Cmd
-	probes string
-	output lockedBuffer
-	ended  chan struct{} // closed when err is set
-	err    error
+	cmd             *exec.Cmd
+	probes, metrics string
+	output          lockedBuffer
+	ended           chan struct{} // closed when err is set
+	err             error
 }
 
 // launch starts the program and waits until it says that it is ready.
 func launch(binary, kubeconfig string, args []string) (*program, error) {
-	port, err := freePort()
-	if err != nil {
-		return nil, err
+	p := &program{ended: make(chan struct{})}
+	for _, address := range []*string{&p.probes, &p.metrics} {
+		port, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		*address = fmt.Sprintf("127.0.0.1:%d", port)
 	}
-	p := &program{probes: fmt.Sprintf("127.0.0.1:%d", port), ended: make(chan struct{})}
-	p.cmd = exec.Command(binary, append(args, "--metrics-bind-address=0", "--health-probe-bind-address="+p.probes)...)
+	p.cmd = exec.Command(binary, append(args, "--metrics-bind-address="+p.metrics, "--health-probe-bind-address="+p.probes)...)
 	p.cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "POD_NAMESPACE="+systemNamespace)
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -205,7 +208,7 @@ func launch(binary, kubeconfig string, args []string) (*program, error) {
 		p.err = p.cmd.Wait()
 		close(p.ended)
 	}()
-	err = wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, startTimeout, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, startTimeout, true, func(context.Context) (bool, error) {
 		select {
 		case <-p.ended:
 			return false, fmt.Errorf("it ended: %w", p.err)

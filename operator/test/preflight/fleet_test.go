@@ -48,6 +48,8 @@ type fleet struct {
 	// runs has the nodes of every Job that was ever made, by UID.
 	runs map[types.UID]madeRun
 	most int // nodes with pods of small runs at once
+	// missed counts the times that somebody wanted a log that is not there.
+	missed int
 }
 
 type madeRun struct {
@@ -61,6 +63,7 @@ func (f *fleet) Tail(_ context.Context, _, pod string) ([]byte, error) {
 	defer f.mu.Unlock()
 	text, ok := f.logs[pod]
 	if !ok {
+		f.missed++
 		return nil, fmt.Errorf("pod %s has no log", pod)
 	}
 	return []byte(text), nil

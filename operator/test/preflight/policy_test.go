@@ -161,6 +161,7 @@ func TestARepairedNodeIsClearedByTheNextCheck(t *testing.T) {
 	if len(state.Status.History) != 2 || state.Status.History[0].Verdict != evenkeel.VerdictPass || *state.Status.Baseline.Samples != 1 {
 		t.Errorf("%+v", state.Status)
 	}
+	says(t, "default", "repair-0", "Warning EvenkeelNetworkUnhealthy", "Normal EvenkeelNetworkHealthy")
 }
 
 func TestANodeThatComesLaterIsTestedWithAProvenOne(t *testing.T) {

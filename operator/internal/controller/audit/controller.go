@@ -1,19 +1,17 @@
 // Package audit tells users what happened to their pods: it turns what the pod webhook left alone, and pods that it
-// never saw, into Events on the pod and on the job that made it.
+// never saw, into Events on the pod and on the job that made it; and it tells a job which nodes it is kept off.
 package audit
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -23,21 +21,27 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/events"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
 // Reasons of the Events.
 const (
 	ReasonSkipped     = "EvenkeelSkipped"
 	ReasonNotInjected = "EvenkeelNotInjected"
+	ReasonKeptOff     = "EvenkeelKeptOff"
 )
 
-// maxMessage is the API's limit for an Event's message.
-const maxMessage = 1024
+// news is how long after a pod was made it is news.
+const news = 5 * time.Minute
 
 // Controller writes Events about labelled pods.
 type Controller struct {
 	client client.Client
+	live   client.Reader
 	now    func() time.Time
+	// told spares the API server what it was told already: for each job, the nodes that it keeps off.
+	told map[types.UID]string
 }
 
 // Cached keeps of the cluster's pods only those with our label.
@@ -52,9 +56,13 @@ func Cached() map[client.Object]cache.ByObject {
 	}}
 }
 
-// SetupWithManager starts the controller with the manager. It reads metadata only.
+// SetupWithManager starts the controller with the manager. It watches metadata only.
 func (c *Controller) SetupWithManager(mgr manager.Manager) error {
-	c.client, c.now = mgr.GetClient(), time.Now
+	c.client, c.live, c.now, c.told = mgr.GetClient(), mgr.GetAPIReader(), time.Now, map[types.UID]string{}
+	// Reading what is not watched is an error.
+	if _, err := mgr.GetCache().GetInformer(context.Background(), &corev1.Node{}); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
 	// What the webhook wrote when the pod was created is all there is to say about it.
 	created := predicate.Funcs{
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
@@ -72,19 +80,21 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	if err := c.client.Get(ctx, request.NamespacedName, pod); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	for _, e := range Events(pod, c.now()) {
-		err := c.client.Create(ctx, e)
-		switch {
-		case err == nil, apierrors.IsAlreadyExists(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		default:
-			return reconcile.Result{}, fmt.Errorf("write Event %s about %s %s/%s: %w", e.Reason, e.InvolvedObject.Kind, e.Namespace, e.InvolvedObject.Name, err)
-		}
+	if err := events.Write(ctx, c.client, Events(pod, c.now())...); err != nil {
+		return reconcile.Result{}, err
 	}
-	return reconcile.Result{}, nil
+	// A controller that starts sees all pods anew.
+	if c.now().Sub(pod.CreationTimestamp.Time) > news {
+		return reconcile.Result{}, nil
+	}
+	if pod.Annotations[evenkeel.InjectedKey] == "" {
+		metrics.Pod(metrics.NotInjected)
+		return reconcile.Result{}, nil
+	}
+	return reconcile.Result{}, c.keptOff(ctx, pod)
 }
 
 // Events are what there is to say about the pod: to whoever looks at the pod, and at the job whose controller made it.
-// Their names follow from what they say, so that neither a restart of ours nor a job's thousandth pod says it again.
 func Events(pod *metav1.PartialObjectMetadata, now time.Time) []*corev1.Event {
 	severity, reason, message := corev1.EventTypeNormal, ReasonSkipped, ""
 	switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
@@ -96,25 +106,17 @@ func Events(pod *metav1.PartialObjectMetadata, now time.Time) []*corev1.Event {
 	default:
 		return nil
 	}
-	if len(message) > maxMessage {
-		message = message[:maxMessage-3] + "..."
-	}
 	about := []corev1.ObjectReference{{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-		about = append(about, corev1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: pod.Namespace, Name: owner.Name, UID: owner.UID})
+		about = append(about, ownerOf(pod, owner))
 	}
-	var events []*corev1.Event
+	var all []*corev1.Event
 	for _, object := range about {
-		sum := sha256.Sum256([]byte(string(object.UID) + reason + message))
-		// An object's name may be as long as an Event's: leave room for the rest.
-		name := object.Name[:min(len(object.Name), 200)] + ".evenkeel-" + hex.EncodeToString(sum[:8])
-		events = append(events, &corev1.Event{
-			ObjectMeta:     metav1.ObjectMeta{Namespace: pod.Namespace, Name: name},
-			InvolvedObject: object,
-			Type:           severity, Reason: reason, Message: message,
-			Source:         corev1.EventSource{Component: "evenkeel"},
-			FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now), Count: 1,
-		})
+		all = append(all, events.New(object, severity, reason, message, now))
 	}
-	return events
+	return all
+}
+
+func ownerOf(pod *metav1.PartialObjectMetadata, owner *metav1.OwnerReference) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: pod.Namespace, Name: owner.Name, UID: owner.UID}
 }

@@ -27,6 +27,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/gather"
 	"evenkeel.dev/evenkeel/operator/internal/health"
 )
 
@@ -35,6 +36,8 @@ const (
 	defaultHistory = 5
 	maxBadNodes    = 512
 	maxNames       = 5000 // of a check
+	// moment is how long results that arrive at their nodes are gathered: they are counted with one write.
+	moment = 500 * time.Millisecond
 )
 
 // Reasons of the condition Ready.
@@ -62,7 +65,7 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("checkpolicy").
 		For(&evenkeel.NetworkCheckPolicy{}).
 		Watches(&corev1.Node{}, every, builder.WithPredicates(nodehealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, every).
+		Watches(&evenkeel.NodeNetworkHealth{}, gather.Events(moment, every)).
 		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(ofCheck)).
 		Complete(c)
 }

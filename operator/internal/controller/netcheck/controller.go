@@ -25,12 +25,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/gather"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/specs"
 	"evenkeel.dev/evenkeel/operator/internal/verdict"
@@ -42,6 +45,8 @@ const (
 	network = "Evenkeel"
 	// concurrentChecks are worked on at a time; each waits for nothing but the API server.
 	concurrentChecks = 4
+	// moment is how long runs that end are gathered: their results are recorded with one write.
+	moment = 300 * time.Millisecond
 	// A check goes on soon after the API server does, however long it was away.
 	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
 
@@ -90,7 +95,7 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 	}
 	return builder.ControllerManagedBy(mgr).Named("netcheck").
 		For(&evenkeel.NetworkCheck{}).
-		Owns(&batchv1.Job{}).
+		Watches(&batchv1.Job{}, gather.Events(moment, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrentChecks,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
@@ -209,6 +214,7 @@ func (c *Controller) begin(ctx context.Context, check *specs.Check) (*report, er
 	if err := c.client.Create(ctx, r.ConfigMap); err != nil {
 		return nil, fmt.Errorf("begin the report of NetworkCheck %s: %w", check.Object.Name, err)
 	}
+	c.say(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes were chosen; runs are started by %s, over the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
 	return r, nil
 }
 
@@ -363,7 +369,10 @@ func (c *Controller) collect(ctx context.Context, check specs.Check, works []pre
 			running = append(running, w)
 			continue
 		}
-		recorded = r.record.Add(w, *m) || recorded
+		if r.record.Add(w, *m) {
+			recorded = true
+			metrics.RunEnded(w.Stage, m.Outcome)
+		}
 		done = append(done, j.Object)
 	}
 	for _, j := range existing {
@@ -417,7 +426,10 @@ func (c *Controller) start(ctx context.Context, check specs.Check, r *report, wo
 		err := c.create(ctx, check, r.record.Launcher, w)
 		switch {
 		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-			refused = r.record.Add(w, fault(err.Error())) || refused
+			if r.record.Add(w, fault(err.Error())) {
+				refused = true
+				metrics.RunEnded(w.Stage, verdict.Fault)
+			}
 			continue
 		case err != nil:
 			return refused, err
@@ -450,5 +462,5 @@ func (c *Controller) end(ctx context.Context, check specs.Check, r *report, deci
 	}
 	status := final(check.Object, r.record, decision)
 	status.ReportName = r.Name
-	return c.write(ctx, check.Object, status)
+	return c.conclude(ctx, check.Object, status)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -124,7 +125,7 @@ func TestAStatusIsBounded(t *testing.T) {
 		name := fmt.Sprintf("%s-%04d", long[:248], i)
 		record.Networks = append(record.Networks, nccltests.Network{Name: name, SHA256: long, Version: 1})
 		d.Nodes = append(d.Nodes, preflight.NodeResult{Node: preflight.Node{Name: name, Verdict: verdict.Fail, Reason: "TooSlow", Message: long}, Stage: evenkeel.StagePairs, BusBW: 1.5})
-		d.Fabrics = append(d.Fabrics, preflight.FabricResult{Pools: make([]string, 5000), Verdict: verdict.Fail, Reason: "NoPairPassed", Message: long, MinBusBW: 400})
+		d.Fabrics = append(d.Fabrics, preflight.FabricResult{Pools: slices.Repeat([]string{long[:63]}, 5000), Verdict: verdict.Fail, Reason: "NoPairPassed", Message: long, MinBusBW: 400})
 	}
 	text, err := json.Marshal(final(&evenkeel.NetworkCheck{}, record, d))
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -16,8 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/events"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/specs"
 	"evenkeel.dev/evenkeel/operator/internal/verdict"
@@ -29,7 +33,7 @@ const (
 	maxFabrics   = 16
 	maxPools     = 8
 	maxNetworks  = 8
-	maxMessage   = 400
+	maxMessage   = 300 // so that a status of all that these allow has less than 64 KiB
 	maxSummary   = 1024
 	maxBadNodes  = 512
 	reasonEnded  = "Ended"
@@ -71,7 +75,7 @@ func (c *Controller) refuse(ctx context.Context, object *evenkeel.NetworkCheck, 
 	status.Verdict, status.Message, status.Progress, status.CompletionTime = evenkeel.VerdictInconclusive, clip(message, maxSummary), "ended", &now
 	set(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reason, message, c.Now())
 	set(status, object, evenkeel.ConditionPassed, metav1.ConditionUnknown, reason, message, c.Now())
-	return c.write(ctx, object, status)
+	return c.conclude(ctx, object, status)
 }
 
 func set(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck, kind string, value metav1.ConditionStatus, reason, message string, now time.Time) {
@@ -210,6 +214,39 @@ func clip(s string, most int) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:most-3], "") + "..."
+}
+
+// Reasons of the Events on a check.
+const eventStarted = "EvenkeelCheckStarted"
+
+var eventEnded = map[evenkeel.Verdict]string{
+	evenkeel.VerdictPass: "EvenkeelCheckPassed", evenkeel.VerdictFail: "EvenkeelCheckFailed", evenkeel.VerdictInconclusive: "EvenkeelCheckInconclusive",
+}
+
+// conclude writes the status of a check that has ended, and says so.
+func (c *Controller) conclude(ctx context.Context, object *evenkeel.NetworkCheck, status *evenkeel.NetworkCheckStatus) error {
+	if err := c.write(ctx, object, status); err != nil {
+		return err
+	}
+	var took time.Duration
+	if status.StartTime != nil {
+		took = status.CompletionTime.Sub(status.StartTime.Time)
+	}
+	metrics.CheckEnded(status.Verdict, took)
+	severity := corev1.EventTypeWarning
+	if status.Verdict == evenkeel.VerdictPass {
+		severity = corev1.EventTypeNormal
+	}
+	c.say(ctx, object, severity, eventEnded[status.Verdict], status.Message)
+	return nil
+}
+
+// say writes an Event on the check. One that is lost stops nothing: the status says the same.
+func (c *Controller) say(ctx context.Context, object *evenkeel.NetworkCheck, severity, reason, message string) {
+	about := corev1.ObjectReference{APIVersion: evenkeel.GroupVersion.String(), Kind: "NetworkCheck", Namespace: object.Namespace, Name: object.Name, UID: object.UID}
+	if err := events.Write(ctx, c.client, events.New(about, severity, reason, message, c.Now())); err != nil {
+		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+	}
 }
 
 // write applies the status, if it changed.

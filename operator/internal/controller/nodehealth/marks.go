@@ -23,10 +23,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/gather"
 	"evenkeel.dev/evenkeel/operator/internal/health"
 )
 
 const fieldOwner = client.FieldOwner("evenkeel-nodehealth")
+
+// moment is how long changes are gathered: each look is at all nodes.
+const moment = 300 * time.Millisecond
 
 // Marks keeps condition, label and taint of all nodes as they should be. All at once: how many may be marked is a matter
 // of all of them.
@@ -52,7 +56,7 @@ var NodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 // SetupWithManager starts the controller with the manager.
 func (m *Marks) SetupWithManager(mgr manager.Manager) error {
 	m.client, m.live = mgr.GetClient(), mgr.GetAPIReader()
-	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return everything })
+	all := gather.Events(moment, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return everything }))
 	return builder.ControllerManagedBy(mgr).Named("nodehealth-marks").
 		Watches(&corev1.Node{}, all, builder.WithPredicates(NodeChanged)).
 		Watches(&evenkeel.NodeNetworkHealth{}, all).

@@ -14,14 +14,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
+	"evenkeel.dev/evenkeel/operator/internal/events"
 	"evenkeel.dev/evenkeel/operator/internal/health"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
+)
+
+// Reasons of the Events on nodes.
+const (
+	EventUnhealthy = "EvenkeelNetworkUnhealthy"
+	EventHealthy   = "EvenkeelNetworkHealthy"
 )
 
 // retry is how long after a node was made anew the state of the one before may still be there.
@@ -104,6 +112,7 @@ func (r *Results) node(ctx context.Context, check *evenkeel.NetworkCheck, n *pre
 		}
 	}
 	state = state.DeepCopy()
+	before := state.Status.Health
 	state.Status = health.Add(state.Status, evenkeel.HealthResult{
 		Check: check.Name, UID: string(check.UID), Time: *check.Status.CompletionTime,
 		Verdict: evenkeel.Verdict(n.Verdict), Reason: n.Reason, BusBandwidth: netcheck.Quantity(n.BusBW),
@@ -111,5 +120,24 @@ func (r *Results) node(ctx context.Context, check *evenkeel.NetworkCheck, n *pre
 	if err := r.client.Status().Update(ctx, state); err != nil {
 		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
 	}
+	if e := changed(node, before, &state.Status, check.Name); e != nil {
+		// One that is lost stops nothing: the state says the same.
+		if err := events.Write(ctx, r.client, e); err != nil {
+			log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+		}
+	}
 	return false, nil
+}
+
+// changed is the Event about a node whose state has changed, nil where it has not. A node that passes its first check is no news.
+func changed(node *corev1.Node, before evenkeel.Health, now *evenkeel.NodeNetworkHealthStatus, check string) *corev1.Event {
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
+	switch {
+	case now.Health == before:
+	case now.Health == evenkeel.HealthUnhealthy:
+		return events.New(about, corev1.EventTypeWarning, EventUnhealthy, fmt.Sprintf("failed network check %s: %s: %s", check, now.Reason, now.Message), now.ObservedTime.Time)
+	case now.Health == evenkeel.HealthHealthy && before == evenkeel.HealthUnhealthy:
+		return events.New(about, corev1.EventTypeNormal, EventHealthy, fmt.Sprintf("cleared by network check %s: %s", check, now.Message), now.ObservedTime.Time)
+	}
+	return nil
 }

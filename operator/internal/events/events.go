@@ -1,0 +1,55 @@
+// Package events writes Events that say a thing once: their names follow from what they say, so that neither a restart of
+// ours nor the thousandth look says it again.
+package events
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// maxMessage is the API's limit for an Event's message.
+const maxMessage = 1024
+
+// New is an Event about an object; that about an object in no namespace is in the namespace default. Severity is corev1.EventTypeNormal or corev1.EventTypeWarning.
+func New(about corev1.ObjectReference, severity, reason, message string, now time.Time) *corev1.Event {
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
+	}
+	namespace := about.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault
+	}
+	sum := sha256.Sum256([]byte(string(about.UID) + reason + message))
+	return &corev1.Event{
+		// An object's name may be as long as an Event's: leave room for the rest.
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: about.Name[:min(len(about.Name), 200)] + ".evenkeel-" + hex.EncodeToString(sum[:8]),
+		},
+		InvolvedObject: about,
+		Type:           severity, Reason: reason, Message: message,
+		Source:         corev1.EventSource{Component: "evenkeel"},
+		FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now), Count: 1,
+	}
+}
+
+// Write writes those that are not there yet. A namespace that is going takes no more, which is no error.
+func Write(ctx context.Context, c client.Writer, list ...*corev1.Event) error {
+	for _, e := range list {
+		err := c.Create(ctx, e)
+		switch {
+		case err == nil, apierrors.IsAlreadyExists(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		default:
+			return fmt.Errorf("write Event %s about %s %s/%s: %w", e.Reason, e.InvolvedObject.Kind, e.Namespace, e.InvolvedObject.Name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,36 @@
+package events
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestAnEventIsNamedAfterWhatItSays(t *testing.T) {
+	node := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "n1", UID: "1"}
+	now := time.Unix(0, 0)
+	first := New(node, corev1.EventTypeNormal, "R", "m", now)
+	if again := New(node, corev1.EventTypeNormal, "R", "m", now.Add(time.Hour)); again.Name != first.Name {
+		t.Error("the same thing is said twice")
+	}
+	other := node
+	other.UID = "2"
+	for what, e := range map[string]*corev1.Event{
+		"object": New(other, corev1.EventTypeNormal, "R", "m", now), "reason": New(node, corev1.EventTypeNormal, "S", "m", now),
+		"message": New(node, corev1.EventTypeNormal, "R", "n", now),
+	} {
+		if e.Name == first.Name {
+			t.Errorf("another %s has the same name", what)
+		}
+	}
+	if first.Namespace != "default" || first.Source.Component != "evenkeel" {
+		t.Errorf("%+v", first)
+	}
+	long := New(corev1.ObjectReference{Namespace: "n", Name: strings.Repeat("n", 253)}, corev1.EventTypeNormal, "R", strings.Repeat("ä", 900), now)
+	if len(long.Name) > 253 || len(long.Message) > 1024 || !utf8.ValidString(long.Message) || long.Namespace != "n" {
+		t.Errorf("%d, %d", len(long.Name), len(long.Message))
+	}
+}

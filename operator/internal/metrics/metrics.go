@@ -1,0 +1,80 @@
+// Package metrics is what Prometheus sees of Evenkeel's control plane: counters of what happened, which the controllers
+// and webhooks call, and [State], which reads how the nodes are when it is asked. Every series is bounded: no name of a
+// user's choosing is a label, but for names of nodes and pools.
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/verdict"
+)
+
+// What a webhook did with a pod or a job.
+const (
+	Injected    = "injected"
+	Skipped     = "skipped"
+	Refused     = "refused"
+	NotInjected = "not_injected"
+	KeptOff     = "kept_off"
+)
+
+var (
+	checks = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_checks_total", Help: "NetworkChecks that have ended, by verdict.",
+	}, []string{"verdict"})
+	checkSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "evenkeel_check_duration_seconds", Help: "How long NetworkChecks took, from the choice of the nodes to the verdict.",
+		Buckets: []float64{5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200},
+	})
+	runs = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_check_runs_total", Help: "Runs of the benchmark that have ended, by stage and by what came of them.",
+	}, []string{"stage", "outcome"})
+	pods = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_pods_total", Help: "Pods of annotated jobs: injected; skipped, where something of the user's was left alone; refused; not_injected, which the webhook did not see.",
+	}, []string{"result"})
+	jobs = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; kept_off, if their pods keep off nodes that failed a check.",
+	}, []string{"result"})
+)
+
+func init() {
+	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs)
+	// A series that appears with its first event hides that event from a rate.
+	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
+		checks.WithLabelValues(string(v))
+	}
+	for _, stage := range []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang} {
+		for _, outcome := range []verdict.Outcome{verdict.Measured, verdict.Broken, verdict.Fault} {
+			runs.WithLabelValues(string(stage), string(outcome))
+		}
+	}
+	for _, result := range []string{Injected, Skipped, Refused, NotInjected} {
+		pods.WithLabelValues(result)
+	}
+	for _, result := range []string{Injected, Refused, KeptOff} {
+		jobs.WithLabelValues(result)
+	}
+}
+
+// CheckEnded counts a check. It took that long; 0 if it was refused before it began.
+func CheckEnded(v evenkeel.Verdict, took time.Duration) {
+	checks.WithLabelValues(string(v)).Inc()
+	if took > 0 {
+		checkSeconds.Observe(took.Seconds())
+	}
+}
+
+// RunEnded counts a run of the benchmark.
+func RunEnded(stage evenkeel.Stage, outcome verdict.Outcome) {
+	runs.WithLabelValues(string(stage), string(outcome)).Inc()
+}
+
+// Pod counts a pod: Injected, Skipped, Refused or NotInjected.
+func Pod(result string) { pods.WithLabelValues(result).Inc() }
+
+// Job counts a job: Injected, Refused or KeptOff.
+func Job(result string) { jobs.WithLabelValues(result).Inc() }

@@ -1,0 +1,184 @@
+package metrics
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// Bounds of what is told by name: Kubernetes itself ends at so many nodes. Bad ones come first.
+const (
+	maxNodes = 5000
+	maxPools = 64
+	// everyPool is the name of all pools that a check was about, together.
+	everyPool = "*"
+	// readTimeout is far more than reading a cache takes.
+	readTimeout = 5 * time.Second
+)
+
+var (
+	nodesDesc     = prometheus.NewDesc("evenkeel_nodes", "Nodes of the cluster by what checks said about their network: Healthy, Unhealthy, Unknown.", []string{"health"}, nil)
+	unhealthyDesc = prometheus.NewDesc("evenkeel_node_unhealthy", "1 for each node that failed a check and was not cleared since, and why it failed.", []string{"node", "reason"}, nil)
+	measuredDesc  = prometheus.NewDesc("evenkeel_node_bus_bandwidth_bytes_per_second", "The best bus bandwidth that the latest check with a verdict measured with the node.", []string{"node"}, nil)
+	usualDesc     = prometheus.NewDesc("evenkeel_node_usual_bus_bandwidth_bytes_per_second", "The median over the node's latest checks that passed.", []string{"node"}, nil)
+	checkedDesc   = prometheus.NewDesc("evenkeel_node_checked_timestamp_seconds", "When a check last had a verdict on the node.", []string{"node"}, nil)
+	fabricDesc    = prometheus.NewDesc("evenkeel_fabric_verdict", "1 for the latest verdict on what connects the nodes of a pool (of the latest check as a whole: *), 0 for the other verdicts.", []string{"pool", "verdict"}, nil)
+	runningDesc   = prometheus.NewDesc("evenkeel_checks_running", "NetworkChecks that have not ended.", nil, nil)
+)
+
+// State tells how nodes and fabrics are. It is told by the replica that works, and read from its cache when somebody asks:
+// so it is right after a restart, and what is deleted is told no more.
+type State struct{ reader client.Reader }
+
+// SetupWithManager tells the state while the manager leads. Nodes, NodeNetworkHealths and NetworkChecks are watched by others.
+func (s *State) SetupWithManager(mgr manager.Manager) error {
+	s.reader = mgr.GetClient()
+	return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		if err := metrics.Registry.Register(s); err != nil {
+			return fmt.Errorf("metrics of the nodes: %w", err)
+		}
+		<-ctx.Done()
+		metrics.Registry.Unregister(s)
+		return nil
+	}))
+}
+
+// Describe implements prometheus.Collector.
+func (s *State) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{nodesDesc, unhealthyDesc, measuredDesc, usualDesc, checkedDesc, fabricDesc, runningDesc} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *State) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	var nodes corev1.NodeList
+	var healths evenkeel.NodeNetworkHealthList
+	var checks evenkeel.NetworkCheckList
+	for _, list := range []client.ObjectList{&nodes, &healths, &checks} {
+		// Nothing here writes to what it reads, so the cache's own objects will do.
+		if err := s.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+			out <- prometheus.NewInvalidMetric(nodesDesc, fmt.Errorf("list %T: %w", list, err))
+			return
+		}
+	}
+	collectNodes(nodes.Items, healths.Items, out)
+	collectChecks(checks.Items, out)
+}
+
+func gauge(out chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+func collectNodes(nodes []corev1.Node, healths []evenkeel.NodeNetworkHealth, out chan<- prometheus.Metric) {
+	uids := make(map[string]types.UID, len(nodes))
+	for i := range nodes {
+		uids[nodes[i].Name] = nodes[i].UID
+	}
+	known := make([]*evenkeel.NodeNetworkHealth, 0, len(healths))
+	counts := map[evenkeel.Health]int{evenkeel.HealthHealthy: 0, evenkeel.HealthUnhealthy: 0}
+	for i := range healths {
+		h := &healths[i]
+		// That of an earlier node of the same name says nothing about this one.
+		if uid, ok := uids[h.Name]; !ok || len(h.OwnerReferences) == 0 || h.OwnerReferences[0].UID != uid {
+			continue
+		}
+		known = append(known, h)
+		if h.Status.Health == evenkeel.HealthHealthy || h.Status.Health == evenkeel.HealthUnhealthy {
+			counts[h.Status.Health]++
+		}
+	}
+	counts[evenkeel.HealthUnknown] = len(nodes) - counts[evenkeel.HealthHealthy] - counts[evenkeel.HealthUnhealthy]
+	for health, count := range counts {
+		gauge(out, nodesDesc, float64(count), string(health))
+	}
+	good := func(h *evenkeel.NodeNetworkHealth) int {
+		if h.Status.Health == evenkeel.HealthUnhealthy {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(known, func(a, b *evenkeel.NodeNetworkHealth) int {
+		return cmp.Or(cmp.Compare(good(a), good(b)), cmp.Compare(a.Name, b.Name))
+	})
+	for _, h := range known[:min(len(known), maxNodes)] {
+		s := &h.Status
+		if s.Health == evenkeel.HealthUnhealthy {
+			gauge(out, unhealthyDesc, 1, h.Name, s.Reason)
+		}
+		if s.BusBandwidth != nil {
+			gauge(out, measuredDesc, s.BusBandwidth.AsApproximateFloat64(), h.Name)
+		}
+		if s.Baseline.MedianBusBandwidth != nil {
+			gauge(out, usualDesc, s.Baseline.MedianBusBandwidth.AsApproximateFloat64(), h.Name)
+		}
+		if s.ObservedTime != nil {
+			gauge(out, checkedDesc, float64(s.ObservedTime.Unix()), h.Name)
+		}
+	}
+}
+
+func collectChecks(checks []evenkeel.NetworkCheck, out chan<- prometheus.Metric) {
+	running := 0
+	type opinion struct {
+		at      time.Time
+		verdict evenkeel.Verdict
+	}
+	latest := map[string]opinion{}
+	for i := range checks {
+		s := &checks[i].Status
+		if !meta.IsStatusConditionTrue(s.Conditions, evenkeel.ConditionComplete) {
+			running++
+			continue
+		}
+		if s.CompletionTime == nil {
+			continue
+		}
+		for _, f := range s.Fabrics {
+			for _, pool := range append(slices.Clone(f.Pools), everyPool) {
+				o := opinion{s.CompletionTime.Time, f.Verdict}
+				had, ok := latest[pool]
+				// A check may have two: that of the pairs and that of all nodes together. The worse one counts.
+				if !ok || o.at.After(had.at) || o.at.Equal(had.at) && gravity(o.verdict) < gravity(had.verdict) {
+					latest[pool] = o
+				}
+			}
+		}
+	}
+	gauge(out, runningDesc, float64(running))
+	pools := make([]string, 0, len(latest))
+	for pool := range latest {
+		pools = append(pools, pool)
+	}
+	slices.SortFunc(pools, func(a, b string) int {
+		return cmp.Or(cmp.Compare(gravity(latest[a].verdict), gravity(latest[b].verdict)), cmp.Compare(a, b))
+	})
+	for _, pool := range pools[:min(len(pools), maxPools)] {
+		for _, v := range verdicts {
+			value := 0.0
+			if v == latest[pool].verdict {
+				value = 1
+			}
+			gauge(out, fabricDesc, value, pool, string(v))
+		}
+	}
+}
+
+// verdicts, the worst first.
+var verdicts = []evenkeel.Verdict{evenkeel.VerdictFail, evenkeel.VerdictInconclusive, evenkeel.VerdictPass}
+
+func gravity(v evenkeel.Verdict) int { return slices.Index(verdicts, v) }
