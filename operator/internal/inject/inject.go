@@ -188,7 +188,7 @@ func addTo(c *corev1.Container, r Resolved) []string {
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: value})
 	}
 	add(pluginEnv, library, r.Conflict == evenkeel.ConflictReplace)
-	for _, name := range r.variables() {
+	for _, name := range r.Variables() {
 		add(name, r.Environment[name], false)
 	}
 	return skipped

@@ -122,8 +122,8 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 	return r, nil
 }
 
-// variables are the environment's names, sorted, so that the same profile always gives the same pod.
-func (r Resolved) variables() []string { return slices.Sorted(maps.Keys(r.Environment)) }
+// Variables are the environment's names, sorted, so that the same profile always gives the same pod.
+func (r Resolved) Variables() []string { return slices.Sorted(maps.Keys(r.Environment)) }
 
 func splitNames(text string) []string {
 	var names []string

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -27,6 +28,11 @@ type Template struct {
 
 // Known reports whether the table has the kind.
 func Known(kind schema.GroupKind) bool { return kinds[kind] != nil }
+
+// Kinds are those of the table, sorted.
+func Kinds() []schema.GroupKind {
+	return slices.SortedFunc(maps.Keys(kinds), func(a, b schema.GroupKind) int { return strings.Compare(a.String(), b.String()) })
+}
 
 // Templates returns the job's pod templates, ordered by path.
 func Templates(job *unstructured.Unstructured) ([]Template, error) {
@@ -83,6 +89,12 @@ func (t Template) Containers() []string {
 func (t Template) Label(key string) string {
 	value, _, _ := unstructured.NestedString(t.content, "metadata", "labels", key)
 	return value
+}
+
+// Annotations are the template's.
+func (t Template) Annotations() map[string]string {
+	values, _, _ := unstructured.NestedStringMap(t.content, "metadata", "annotations") // what is not text is not ours
+	return values
 }
 
 // Add sets labels and annotations of the template.

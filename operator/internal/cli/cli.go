@@ -1,0 +1,169 @@
+// Package cli is `kubectl evenkeel`: it runs network checks, and says in plain words what the objects in the cluster
+// amount to. It only reads, but for the check that it is told to run.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// Exit statuses. Those of verdicts are for scripts that wait for a check.
+const (
+	ExitPass         = 0
+	ExitError        = 1
+	ExitFail         = 2
+	ExitInconclusive = 3
+)
+
+// systemNamespace is where the chart is installed unless somebody chose another.
+const systemNamespace = "evenkeel-system"
+
+// verdictStatus ends the program with a verdict's exit status; everything has been said.
+type verdictStatus evenkeel.Verdict
+
+func (v verdictStatus) Error() string { return "the verdict is " + string(v) }
+
+// Run runs one command line and returns its exit status. Results go to out, progress and errors to errs.
+func Run(ctx context.Context, args []string, out, errs io.Writer) int {
+	log.SetLogger(logr.Discard()) // the client library complains when nobody has said what becomes of its log
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(out)
+	root.SetErr(errs)
+	err := root.ExecuteContext(ctx)
+	var verdict verdictStatus
+	switch {
+	case err == nil:
+		return ExitPass
+	case !errors.As(err, &verdict):
+		fmt.Fprintln(errs, "error:", oneLine(explainError(err)))
+		return ExitError
+	case evenkeel.Verdict(verdict) == evenkeel.VerdictFail:
+		return ExitFail
+	default:
+		return ExitInconclusive
+	}
+}
+
+func rootCommand() *cobra.Command {
+	c := &connection{}
+	root := &cobra.Command{
+		Use:   "kubectl-evenkeel",
+		Short: "Network checks, and why a node or a job is as it is",
+		Long: `Evenkeel proves the network before jobs take their GPUs. This plugin runs its checks and says what they found.
+
+It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
+		Example: `  kubectl evenkeel check run --wait             # is the fabric fine?
+  kubectl evenkeel check why gpu-17             # what is wrong with this node?
+  kubectl evenkeel why pytorchjob/llama -n ml   # what did my job get, and what does it wait for?`,
+		SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		// What users type.
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl evenkeel"},
+	}
+	c.flags(root.PersistentFlags())
+	check := &cobra.Command{
+		Use:   "check",
+		Short: "Run network checks and see what they found",
+		Example: `  kubectl evenkeel check run --selector pool=h100 --wait
+  kubectl evenkeel check status
+  kubectl evenkeel check why gpu-17`,
+		// Without this, a command that does not exist would be no error.
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	check.AddCommand(checkRunCommand(c), checkStatusCommand(c), checkWhyCommand(c))
+	root.AddCommand(check, reportCommand(c), whyCommand(c))
+	return root
+}
+
+// A connection is how to reach the cluster: kubectl's flags.
+type connection struct {
+	path      string
+	overrides clientcmd.ConfigOverrides
+}
+
+func (c *connection) flags(flags *pflag.FlagSet) {
+	flags.StringVar(&c.path, "kubeconfig", "", "path to the kubeconfig (default: the environment's KUBECONFIG, or ~/.kube/config)")
+	clientcmd.BindOverrideFlags(&c.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
+	// kubectl has the others too, and nobody wants to read them with every command.
+	shown := []string{"kubeconfig", "context", "namespace"}
+	flags.VisitAll(func(f *pflag.Flag) {
+		f.Hidden = true
+		for _, name := range shown {
+			if f.Name == name {
+				f.Hidden = false
+			}
+		}
+	})
+	flags.Lookup("namespace").Usage = "of the job for `why`, else the one that Evenkeel is installed in (default " + systemNamespace + ")"
+}
+
+func (c *connection) config() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.path
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &c.overrides)
+}
+
+// client connects. Nothing is asked of the cluster yet.
+func (c *connection) client() (client.Client, error) {
+	config, err := c.config().ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("no cluster to ask (set KUBECONFIG or --kubeconfig): %w", err)
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("kinds: %w", err)
+	}
+	made, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	return made, nil
+}
+
+// system is the namespace that Evenkeel is installed in.
+func (c *connection) system() string {
+	if c.overrides.Context.Namespace != "" {
+		return c.overrides.Context.Namespace
+	}
+	return systemNamespace
+}
+
+// jobs is the namespace of a user's jobs.
+func (c *connection) jobs() (string, error) {
+	namespace, _, err := c.config().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("the kubeconfig's namespace: %w", err)
+	}
+	return namespace, nil
+}
+
+// explainError puts what the API server or its client say into words that tell what to do.
+func explainError(err error) error {
+	switch {
+	case meta.IsNoMatchError(err):
+		return fmt.Errorf("the cluster does not have Evenkeel's kinds: install the chart (%w)", err)
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the cluster does not accept the kubeconfig's credentials: %w", err)
+	}
+	return err
+}
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -1,0 +1,266 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+)
+
+func whyCommand(c *connection) *cobra.Command {
+	return &cobra.Command{
+		Use:   "why [KIND/]JOB",
+		Short: "What a job got from Evenkeel, what was left alone, and what it waits for",
+		Example: `  kubectl evenkeel why pytorchjob/llama -n ml
+  kubectl evenkeel why llama                    # whichever kind has a job of that name`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cluster, err := c.client()
+			if err != nil {
+				return err
+			}
+			namespace, err := c.jobs()
+			if err != nil {
+				return err
+			}
+			jobs, err := findJobs(cmd.Context(), cluster, namespace, args[0])
+			if err != nil {
+				return err
+			}
+			for i := range jobs {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				if err := explainJob(cmd.Context(), cluster, &jobs[i], cmd.OutOrStdout(), time.Now()); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// findJobs looks for the job in the kinds that Evenkeel knows, as far as the cluster has them.
+func findJobs(ctx context.Context, cluster client.Client, namespace, argument string) ([]unstructured.Unstructured, error) {
+	kind, name, found := strings.Cut(argument, "/")
+	if !found {
+		kind, name = "", argument
+	}
+	if name == "" {
+		return nil, fmt.Errorf("%q: want a job's name, or its kind and name, such as pytorchjob/llama", argument)
+	}
+	var jobs []unstructured.Unstructured
+	var known, served []string
+	for _, group := range workload.Kinds() {
+		known = append(known, strings.ToLower(group.Kind))
+		if kind != "" && !strings.EqualFold(strings.TrimSuffix(kind, "s"), group.Kind) {
+			continue
+		}
+		mapping, err := cluster.RESTMapper().RESTMapping(group)
+		if meta.IsNoMatchError(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look for kind %s: %w", group, err)
+		}
+		served = append(served, group.Kind)
+		job := unstructured.Unstructured{}
+		job.SetGroupVersionKind(mapping.GroupVersionKind)
+		err = cluster.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &job)
+		switch {
+		case err == nil:
+			jobs = append(jobs, job)
+		case !apierrors.IsNotFound(err):
+			return nil, fmt.Errorf("read the %s: %w", group.Kind, err)
+		}
+	}
+	switch {
+	case len(jobs) > 0:
+		return jobs, nil
+	case kind != "" && !slices.Contains(known, strings.ToLower(strings.TrimSuffix(kind, "s"))):
+		return nil, fmt.Errorf("kind %q is not one that Evenkeel knows: %s", kind, strings.Join(known, ", "))
+	case len(served) == 0:
+		return nil, fmt.Errorf("the cluster does not serve %s", firstOf(kind, strings.Join(known, ", ")))
+	}
+	return nil, fmt.Errorf("namespace %s has no %s named %q", namespace, strings.Join(served, " or "), name)
+}
+
+// explainJob prints what the job, its pods and their Events say.
+func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, out io.Writer, now time.Time) error {
+	profile := job.GetAnnotations()[evenkeel.ProfileKey]
+	title := fmt.Sprintf("%s %s/%s", job.GetKind(), job.GetNamespace(), job.GetName())
+	if profile == "" {
+		_, err := fmt.Fprintf(out, "%s: Evenkeel leaves it alone, as it has no annotation %s. Put that into its manifest and create it anew.\n", title, evenkeel.ProfileKey)
+		return err
+	}
+	fmt.Fprintf(out, "%s: profile %s\n", title, profile)
+	if err := explainTemplates(job, out); err != nil {
+		return err
+	}
+	pods, err := podsOf(ctx, cluster, job)
+	if err != nil {
+		return err
+	}
+	if err := explainPods(pods, out); err != nil {
+		return err
+	}
+	if waits := waitsFor(job, pods); len(waits) > 0 {
+		fmt.Fprintf(out, "\nIt waits\n  %s\n", strings.Join(waits, "\n  "))
+	}
+	bad, err := unhealthyNodes(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	if len(bad) > 0 {
+		fmt.Fprintf(out, "\nIts pods keep off\n  %s\n", strings.Join(bad, "\n  "))
+	}
+	return explainEvents(ctx, cluster, job, out, now)
+}
+
+// explainTemplates prints what was pinned when the job was created, each thing once however many templates there are.
+func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
+	templates, err := workload.Templates(job)
+	if err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for _, t := range templates {
+		if t.Label(evenkeel.ProfileKey) == "" {
+			fmt.Fprintf(out, "  %s has nothing of it: the webhook did not see the job when it was created; create it anew\n", t.Path)
+			continue
+		}
+		r, err := inject.FromPod(map[string]string{evenkeel.ProfileKey: t.Label(evenkeel.ProfileKey)}, t.Annotations())
+		if err != nil {
+			return fmt.Errorf("%s: %w", t.Path, err)
+		}
+		text := fmt.Sprintf("  plugin   %s\n  delivery %s, in %s", firstOf(r.Image, "the training image's own"), r.Delivery, r.Path)
+		if len(r.Environment) > 0 {
+			text += "\n  settings"
+			for _, name := range r.Variables() {
+				text += fmt.Sprintf(" %s=%s", name, r.Environment[name])
+			}
+		}
+		if !seen[text] {
+			fmt.Fprintln(out, text)
+		}
+		seen[text] = true
+	}
+	return nil
+}
+
+func podsOf(ctx context.Context, cluster client.Client, job *unstructured.Unstructured) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	if err := cluster.List(ctx, &list, client.InNamespace(job.GetNamespace())); err != nil {
+		return nil, fmt.Errorf("list the pods: %w", err)
+	}
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+		owner := metav1.GetControllerOf(&p)
+		return owner == nil || owner.UID != job.GetUID()
+	}), nil
+}
+
+func explainPods(pods []corev1.Pod, out io.Writer) error {
+	if len(pods) == 0 {
+		_, err := fmt.Fprintln(out, "\nIt has no pods.")
+		return err
+	}
+	fmt.Fprintln(out)
+	rows := [][]string{{"POD", "NODE", "PHASE", "EVENKEEL"}}
+	for i := range pods {
+		pod := &pods[i]
+		said := "injected"
+		switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
+		case pod.Annotations[evenkeel.InjectedKey] == "":
+			said = "not injected: the webhook did not see it; it runs without the plugin"
+		case skipped != "":
+			said = "injected, but left as it was: " + skipped
+		}
+		rows = append(rows, []string{pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), said})
+	}
+	return table(out, "", rows)
+}
+
+// waitsFor says what keeps the job or its pods from running, as far as they say it.
+func waitsFor(job *unstructured.Unstructured, pods []corev1.Pod) []string {
+	var waits []string
+	for _, path := range [][]string{{"spec", "suspend"}, {"spec", "runPolicy", "suspend"}} {
+		if suspended, _, err := unstructured.NestedBool(job.Object, path...); err == nil && suspended {
+			waits = append(waits, fmt.Sprintf("it is suspended (%s: true): until whoever set that clears it, as a queue or a network check does", strings.Join(path, ".")))
+		}
+	}
+	for i := range pods {
+		pod := &pods[i]
+		for _, gate := range pod.Spec.SchedulingGates {
+			waits = append(waits, fmt.Sprintf("pod %s is held by the scheduling gate %s", pod.Name, gate.Name))
+		}
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+				waits = append(waits, fmt.Sprintf("pod %s fits on no node: %s", pod.Name, c.Message))
+			}
+		}
+	}
+	const most = 10
+	if more := len(waits) - most; more > 0 {
+		waits = append(waits[:most], fmt.Sprintf("and %d more", more))
+	}
+	return waits
+}
+
+// unhealthyNodes are those that carry the label that jobs keep off, and why they do.
+func unhealthyNodes(ctx context.Context, cluster client.Client) ([]string, error) {
+	var nodes corev1.NodeList
+	if err := cluster.List(ctx, &nodes, client.MatchingLabels{evenkeel.HealthKey: evenkeel.UnhealthyValue}); err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	var bad []string
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		text := node.Name
+		for _, c := range node.Status.Conditions {
+			if c.Type == evenkeel.ConditionNodeHealthy {
+				text += ": " + c.Reason + ", " + c.Message
+			}
+		}
+		bad = append(bad, text)
+	}
+	const most = 10
+	if more := len(bad) - most; more > 0 {
+		bad = append(bad[:most], fmt.Sprintf("and %d more: kubectl get nodes -l %s=%s", more, evenkeel.HealthKey, evenkeel.UnhealthyValue))
+	}
+	return bad, nil
+}
+
+// explainEvents prints what Evenkeel said about the job.
+func explainEvents(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, out io.Writer, now time.Time) error {
+	var events corev1.EventList
+	if err := cluster.List(ctx, &events, client.InNamespace(job.GetNamespace()), client.MatchingFields{"involvedObject.uid": string(job.GetUID())}); err != nil {
+		return fmt.Errorf("list Events: %w", err)
+	}
+	ours := slices.DeleteFunc(events.Items, func(e corev1.Event) bool {
+		return !strings.HasPrefix(e.Source.Component, "evenkeel") && !strings.HasPrefix(e.ReportingController, "evenkeel")
+	})
+	if len(ours) == 0 {
+		return nil
+	}
+	slices.SortFunc(ours, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	fmt.Fprintln(out, "\nEvents")
+	var rows [][]string
+	for _, e := range ours {
+		rows = append(rows, []string{age(e.LastTimestamp, now) + " ago", e.Reason, e.Message})
+	}
+	return table(out, "  ", rows)
+}

@@ -1,0 +1,311 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/health"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/verdict"
+)
+
+func checkWhyCommand(c *connection) *cobra.Command {
+	return &cobra.Command{
+		Use:   "why NODE",
+		Short: "Why a node's network counts as good or bad, and what to do",
+		Long:  "Why a node's network counts as good or bad: what was measured and what was wanted, in which runs with whom, since when, and what to do.",
+		Example: `  kubectl evenkeel check why gpu-17
+  kubectl get nodehealth                # which nodes are there to ask about`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cluster, err := c.client()
+			if err != nil {
+				return err
+			}
+			facts, err := gatherNode(cmd.Context(), cluster, c.system(), args[0])
+			if err != nil {
+				return err
+			}
+			return facts.explain(cmd.OutOrStdout(), time.Now())
+		},
+	}
+}
+
+// nodeFacts are what the cluster says about a node.
+type nodeFacts struct {
+	node *corev1.Node
+	// health is nil where no check ever had a result for the node.
+	health *evenkeel.NodeNetworkHealthStatus
+	// policy is the one that the node is under, nil for none.
+	policy *evenkeel.NetworkCheckPolicy
+	// check decided the node's state; it is nil, as record is, where they have been deleted.
+	check  *evenkeel.NetworkCheck
+	record *preflight.Record
+	// system is Evenkeel's namespace.
+	system string
+}
+
+func gatherNode(ctx context.Context, cluster client.Client, system, name string) (*nodeFacts, error) {
+	nodes, healths, policies, err := nodehealth.Read(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(nodes, func(n corev1.Node) bool { return n.Name == name })
+	if at < 0 {
+		return nil, fmt.Errorf("no node is named %q: kubectl get nodes", name)
+	}
+	f := &nodeFacts{node: &nodes[at], health: healths[name], policy: health.Of(nodes, policies)[name], system: system}
+	deciding := f.deciding()
+	if deciding == nil {
+		return f, nil
+	}
+	check := &evenkeel.NetworkCheck{}
+	err = cluster.Get(ctx, client.ObjectKey{Namespace: system, Name: deciding.Check}, check)
+	if apierrors.IsNotFound(err) || err == nil && string(check.UID) != deciding.UID {
+		return f, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read check %s: %w", deciding.Check, err)
+	}
+	report := &corev1.ConfigMap{}
+	err = cluster.Get(ctx, client.ObjectKey{Namespace: system, Name: check.Status.ReportName}, report)
+	if apierrors.IsNotFound(err) {
+		return f, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the report of check %s: %w", check.Name, err)
+	}
+	record, err := preflight.Decode(report.Data[netcheck.RecordFile])
+	if err != nil {
+		return nil, fmt.Errorf("ConfigMap %s: %w", report.Name, err)
+	}
+	f.check, f.record = check, record
+	return f, nil
+}
+
+// deciding is the result that the node's state follows: the newest that says something, or the newest of all.
+func (f *nodeFacts) deciding() *evenkeel.HealthResult {
+	if f.health == nil || len(f.health.History) == 0 {
+		return nil
+	}
+	for i := range f.health.History {
+		if r := &f.health.History[i]; r.Verdict != evenkeel.VerdictInconclusive {
+			return r
+		}
+	}
+	return &f.health.History[0]
+}
+
+// since is when the results began to say what the deciding one says; atLeast, if older ones are forgotten.
+func (f *nodeFacts) since(deciding *evenkeel.HealthResult) (since time.Time, atLeast bool) {
+	for i := range f.health.History {
+		switch r := &f.health.History[i]; r.Verdict {
+		case deciding.Verdict:
+			since = r.Time.Time
+		case evenkeel.VerdictInconclusive:
+		default:
+			return since, false
+		}
+	}
+	return since, len(f.health.History) == evenkeel.HistoryLength
+}
+
+func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
+	deciding := f.deciding()
+	if deciding == nil {
+		fmt.Fprintf(out, "%s: Unknown: no check of its network has ended yet\n", f.node.Name)
+		f.marks(out)
+		_, err := fmt.Fprintf(out, "\nWhat to do\n  %s\n", f.advice("", nil))
+		return err
+	}
+	h := f.health
+	since, atLeast := f.since(deciding)
+	when := "since "
+	if atLeast {
+		when = "at least since "
+	}
+	fmt.Fprintf(out, "%s: %s %s%s: %s\n  %s\n\n", f.node.Name, h.Health, when, moment(since, now), deciding.Reason, h.Message)
+
+	var result *preflight.NodeResult
+	var limit float64
+	if f.record != nil {
+		result, limit = f.decide()
+	}
+	rows := [][]string{{"measured", firstOf(quantitySpeed(deciding.BusBandwidth), "nothing"), "the best of its runs in check " + deciding.Check}}
+	if limit > 0 {
+		rows = append(rows, []string{"at least", speed(limit * 1e9), "wanted of its pool's runs, there"})
+	}
+	if b := h.Baseline; b.Samples != nil {
+		rows = append(rows, []string{"usual", firstOf(quantitySpeed(b.MedianBusBandwidth), "-"), fmt.Sprintf("the median of %d results that passed, give or take %s", *b.Samples, firstOf(quantitySpeed(b.MADBusBandwidth), "nothing"))})
+	}
+	if err := table(out, "  ", rows); err != nil {
+		return err
+	}
+	f.marks(out)
+	var partners []string
+	if result != nil {
+		fmt.Fprintf(out, "\nIts runs in check %s, which ended at %s\n", deciding.Check, moment(deciding.Time.Time, now))
+		var err error
+		if partners, err = f.runs(out, limit); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(out, "\nCheck %s, which ended at %s, has been deleted, and its runs with it.\n", deciding.Check, moment(deciding.Time.Time, now))
+	}
+	fmt.Fprintln(out, "\nIts latest results")
+	history := [][]string{{"WHEN", "VERDICT", "REASON", "BEST", "CHECK"}}
+	for i := range h.History[:min(len(h.History), 8)] {
+		r := &h.History[i]
+		history = append(history, []string{r.Time.UTC().Format("2006-01-02 15:04:05"), string(r.Verdict), r.Reason, quantitySpeed(r.BusBandwidth), r.Check})
+	}
+	if err := table(out, "  ", history); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\nWhat to do\n  %s\n", f.advice(deciding.Reason, partners))
+	return err
+}
+
+// decide is what the check said about the node, and what its pool's runs were measured against, GB/s; 0: nothing.
+func (f *nodeFacts) decide() (*preflight.NodeResult, float64) {
+	d := preflight.Decide(netcheck.Options(f.check), f.record)
+	for i := range d.Nodes {
+		n := &d.Nodes[i]
+		if n.Name != f.node.Name {
+			continue
+		}
+		for _, fabric := range d.Fabrics {
+			if fabric.MinBusBW > 0 && slices.Contains(fabric.Pools, n.Pool) {
+				return n, fabric.MinBusBW
+			}
+		}
+		return n, 0
+	}
+	return nil, 0
+}
+
+// runs prints the node's runs, and returns the partners of those that were good.
+func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err error) {
+	rows := [][]string{{"STAGE", "ROUND", "WITH", "REACHED", "RESULT"}}
+	for i := range f.record.Runs {
+		run := &f.record.Runs[i]
+		var with []string
+		mine := false
+		for _, at := range run.Nodes {
+			if name := f.record.Nodes[at].Name; name == f.node.Name {
+				mine = true
+			} else {
+				with = append(with, name)
+			}
+		}
+		if !mine {
+			continue
+		}
+		var networks []string
+		for _, at := range run.Networks {
+			networks = append(networks, f.record.Networks[at].Name)
+		}
+		said := "good"
+		switch {
+		case run.Outcome == verdict.Fault:
+			said = "says nothing: " + run.Detail
+		case run.Outcome == verdict.Broken:
+			said = "broken: " + run.Detail
+		case run.Wrong > 0:
+			said = fmt.Sprintf("%d wrong elements", run.Wrong)
+		case run.Stage != evenkeel.StageLocal && run.Stage != evenkeel.StageRails && run.BusBW < limit:
+			said = "too slow"
+		default:
+			partners = append(partners, with...)
+		}
+		if len(networks) > 0 {
+			said += ", over " + strings.Join(networks, " and ")
+		}
+		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), netcheck.List(with, 60), speed(run.BusBW * 1e9), said})
+	}
+	if len(rows) == 1 {
+		fmt.Fprintln(out, "  none: it was sorted out before the first")
+		return nil, nil
+	}
+	return partners, table(out, "  ", rows)
+}
+
+// marks prints what the node carries.
+func (f *nodeFacts) marks(out io.Writer) {
+	if f.policy == nil {
+		fmt.Fprintln(out, "  no NetworkCheckPolicy selects the node, so it carries no mark and jobs do not keep off it")
+		return
+	}
+	carries := []string{}
+	for _, c := range f.node.Status.Conditions {
+		if c.Type == evenkeel.ConditionNodeHealthy {
+			carries = append(carries, fmt.Sprintf("condition %s=%s", c.Type, c.Status))
+		}
+	}
+	if label := f.node.Labels[evenkeel.HealthKey]; label != "" {
+		carries = append(carries, fmt.Sprintf("label %s=%s", evenkeel.HealthKey, label))
+	}
+	for _, t := range f.node.Spec.Taints {
+		if t.Key == evenkeel.HealthKey {
+			carries = append(carries, "taint "+t.ToString())
+		}
+	}
+	fmt.Fprintf(out, "  under policy %s it carries: %s\n", f.policy.Name, firstOf(strings.Join(carries, ", "), "nothing yet"))
+	if f.node.Labels[evenkeel.HealthKey] == evenkeel.UnhealthyValue {
+		fmt.Fprintln(out, "  jobs of a NetworkProfile keep off it")
+	}
+}
+
+// advice is what to do about a reason.
+func (f *nodeFacts) advice(reason string, partners []string) string {
+	partner := "A-HEALTHY-NODE"
+	if f.record != nil {
+		for _, r := range preflight.Decide(netcheck.Options(f.check), f.record).Nodes {
+			if r.Verdict == verdict.Pass && r.Name != f.node.Name {
+				partner = r.Name
+				break
+			}
+		}
+	}
+	if len(partners) > 0 {
+		partner = partners[0]
+	}
+	again := fmt.Sprintf("kubectl evenkeel check run --nodes %s,%s --wait%s", f.node.Name, partner, inNamespace(f.system))
+	then := "\n  Then check it again, with a proven partner: " + again
+	switch reason {
+	case string(verdict.ReasonProven), preflight.ReasonReady:
+		return "Nothing. To check it now: " + again
+	case string(verdict.ReasonSlow):
+		return "The link is up, but slow, with every partner: look at its negotiated speed (ethtool), its error counters (ip -s link, or the switch port's), cable and optics, and at what else uses it." + then
+	case string(verdict.ReasonBroken):
+		return "Connections to the node break: look for a link that flaps (dmesg), a firewall or NetworkPolicy in the way, a wrong MTU." + then
+	case string(verdict.ReasonWrongData):
+		return "Data arrives changed. Take the node out of use: its memory, network card or driver is at fault. EVENKEEL_CHECKSUM=1 shows whether it happens on the way." + then
+	case string(verdict.ReasonFallback):
+		return "The plugin did not carry the run, something else did: look at the profile's delivery (kubectl get networkprofiles) and whether the plugin loads on this node (NCCL_DEBUG=INFO)." + then
+	case preflight.ReasonLocalBroken:
+		return "The benchmark fails inside the node already: look at the plugin's delivery, shared memory and, with NCCLTests, the driver of this node." + then
+	case preflight.ReasonPlugin, string(verdict.ReasonFabricSuspect), string(verdict.ReasonNoPairPassed), string(verdict.ReasonMostNodesFailed):
+		return "Too many nodes have the same trouble for this one to be the cause: look at what they have in common, a switch, the profile, the image. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
+	case preflight.ReasonMissingGPUs:
+		return "GPUs that the machine has are not offered to pods: look at the device plugin on the node, and nvidia-smi." + then
+	case preflight.ReasonNotReady, preflight.ReasonCordoned, preflight.ReasonTainted:
+		return "Checks leave nodes alone that pods cannot run on. Once it takes pods again, check it: " + again
+	case string(verdict.ReasonInfrastructure):
+		return "The runs say nothing about the network; what stopped them is above. Mend that, then: " + again
+	case string(verdict.ReasonNoPartner), string(verdict.ReasonUnconfirmed), string(verdict.ReasonUnfinished):
+		return "It takes partners that pass to tell. Check it together with others of its pool: " + again
+	}
+	return "Check it, together with another node: " + again
+}

@@ -1,0 +1,150 @@
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/cli"
+)
+
+// kubeconfig writes a kubeconfig of the API server's administrator and returns its path.
+func kubeconfig(t *testing.T) string {
+	t.Helper()
+	encode := func(data []byte) string { return base64.StdEncoding.EncodeToString(data) }
+	text, err := yaml.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "test",
+		"contexts": []any{map[string]any{"name": "test", "context": map[string]any{"cluster": "test", "user": "test"}}},
+		"clusters": []any{map[string]any{"name": "test", "cluster": map[string]any{"server": config.Host, "certificate-authority-data": encode(config.CAData)}}},
+		"users":    []any{map[string]any{"name": "test", "user": map[string]any{"client-certificate-data": encode(config.CertData), "client-key-data": encode(config.KeyData)}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// plugin runs `kubectl evenkeel`, and fails the test if it does not end with the status and say all of the words.
+func plugin(t *testing.T, config string, status int, args string, words ...string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code := cli.Run(t.Context(), append(strings.Fields(args), "--kubeconfig", config), &out, &errs)
+	missing := slices.DeleteFunc(words, func(word string) bool { return strings.Contains(out.String()+errs.String(), word) })
+	if code != status || len(missing) > 0 {
+		t.Errorf("kubectl evenkeel %s: exit status %d, want %d; does not say %q\n%s%s", args, code, status, missing, out.String(), errs.String())
+	}
+	return out.String()
+}
+
+func TestThePluginForKubectl(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"cli-2": 0.1}))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "cli", 4)
+	config := kubeconfig(t)
+	t.Cleanup(func() {
+		if err := admin.DeleteAllOf(context.Background(), &evenkeel.NetworkCheck{}, client.InNamespace(namespace)); err != nil {
+			t.Error(err)
+		}
+	})
+
+	plugin(t, config, cli.ExitError, "check why cli-9", `no node is named "cli-9"`)
+	plugin(t, config, cli.ExitPass, "check why cli-0", "cli-0: Unknown", "check run --nodes cli-0,")
+	plugin(t, config, cli.ExitPass, "check run --launcher IndexedJob --nodes cli-0,cli-1 --wait --name cli-good", "cli-good: Pass", "all 2 nodes passed", "over Evenkeel (ncclNet v10)", "median 1 GB/s")
+	plugin(t, config, cli.ExitFail, "check run --launcher IndexedJob -l pool=cli --wait --name cli-slow", "cli-slow: Fail", "cli-2", "TooSlow", "100 MB/s", "check why cli-2", "ended")
+	plugin(t, config, cli.ExitError, "check run --name cli-slow", "already exists")
+	plugin(t, config, cli.ExitInconclusive, "check run -l pool=nobody --wait --name cli-none", "cli-none: Inconclusive", "no node matches")
+	plugin(t, config, cli.ExitError, "check run --stage Rails", "stage Rails needs rails")
+
+	eventually(t, "the result has reached the node", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKey{Name: "cli-2"}, &evenkeel.NodeNetworkHealth{})
+		return err == nil, client.IgnoreNotFound(err)
+	})
+	eventually(t, "and its status too", func(ctx context.Context) (bool, error) {
+		state := &evenkeel.NodeNetworkHealth{}
+		err := admin.Get(ctx, client.ObjectKey{Name: "cli-2"}, state)
+		return state.Status.Health == evenkeel.HealthUnhealthy, err
+	})
+	plugin(t, config, cli.ExitPass, "check why cli-2", "cli-2: Unhealthy since", "TooSlow", "measured   100 MB/s", "at least   468 MB/s", "in check cli-slow", "Pairs   1", "Pairs   2", "too slow, over Evenkeel",
+		"no NetworkCheckPolicy selects the node", "ethtool", "check run --nodes cli-2,cli-")
+	plugin(t, config, cli.ExitPass, "check status", "1 unhealthy (cli-2)", "no NetworkCheckPolicy", "cli-slow", "Inconclusive", "check why cli-2")
+	plugin(t, config, cli.ExitPass, "check status cli-slow", "cli-slow: Fail", "4 nodes: 3 passed, 1 failed", "report cli-slow --svg")
+	plugin(t, config, cli.ExitError, "check status nothing", `"nothing" not found`)
+
+	svg := filepath.Join(t.TempDir(), "pairs.svg")
+	if report := plugin(t, config, cli.ExitPass, "report cli-slow --svg "+svg); !strings.HasPrefix(report, "# Network check cli-slow: Fail\n") {
+		t.Errorf("the report is %q", report)
+	}
+	if drawn, err := os.ReadFile(svg); err != nil || !bytes.HasPrefix(drawn, []byte("<svg")) {
+		t.Errorf("%v: %q", err, drawn)
+	}
+	plugin(t, config, cli.ExitError, "report cli-none", "check cli-none has no report: no node matches")
+
+	if err := admin.Delete(t.Context(), &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "cli-slow"}}); err != nil {
+		t.Fatal(err)
+	}
+	plugin(t, config, cli.ExitPass, "check why cli-2", "cli-2: Unhealthy since", "Check cli-slow", "has been deleted")
+}
+
+func TestThePluginExplainsJobs(t *testing.T) {
+	config := kubeconfig(t)
+	newNodes(t, "why", 1)
+	bad := []byte(`{"metadata": {"labels": {"evenkeel.dev/network": "unhealthy"}}}`)
+	if err := admin.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "why-0"}}, client.RawPatch("application/merge-patch+json", bad)); err != nil {
+		t.Fatal(err)
+	}
+	yes := true
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "llama", Annotations: map[string]string{evenkeel.ProfileKey: "default"}}}
+	job.Spec.Suspend = &yes
+	// What the workload webhook does.
+	job.Spec.Template.Labels = map[string]string{evenkeel.ProfileKey: "default"}
+	job.Spec.Template.Annotations = map[string]string{
+		evenkeel.PluginImageKey: pluginName, evenkeel.DeliveryKey: "ImageVolume", evenkeel.PluginPathKey: "/opt/evenkeel/plugin", evenkeel.ConflictPolicyKey: "Keep",
+		evenkeel.EnvironmentKey: `{"EVENKEEL_FLOWS": "4"}`,
+	}
+	job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "c"}}}
+	plain := job.DeepCopy()
+	plain.Name, plain.Annotations = "plain", nil
+	for _, j := range []*batchv1.Job{job, plain} {
+		if err := admin.Create(t.Context(), j); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "default", Name: "llama-0", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))},
+		Annotations: map[string]string{evenkeel.InjectedKey: "1234", evenkeel.SkippedKey: "container c sets NCCL_NET_PLUGIN itself"},
+	}, Spec: job.Spec.Template.Spec}
+	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/gate"}}
+	if err := admin.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, object := range []client.Object{pod, job, plain} {
+			if err := admin.Delete(context.Background(), object, client.GracePeriodSeconds(0), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	words := []string{"Job default/llama: profile default", pluginName, "ImageVolume, in /opt/evenkeel/plugin", "EVENKEEL_FLOWS=4", "llama-0", "left as it was: container c sets NCCL_NET_PLUGIN itself",
+		"suspended (spec.suspend: true)", "gate example.com/gate", "keep off\n  why-0"}
+	plugin(t, config, cli.ExitPass, "why llama", words...)
+	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
+	plugin(t, config, cli.ExitPass, "why plain", "has no annotation evenkeel.dev/profile")
+	plugin(t, config, cli.ExitError, "why another", `no Job named "another"`)
+	plugin(t, config, cli.ExitError, "why cronjob/llama", `kind "cronjob" is not one that Evenkeel knows`)
+}
