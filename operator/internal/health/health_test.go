@@ -1,6 +1,7 @@
 package health
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -62,6 +63,15 @@ func TestHistoryIsBoundedAndNothingIsAddedTwice(t *testing.T) {
 	}
 	if len(s.History) != evenkeel.HistoryLength || s.History[0].UID != "29" || len(s.Message) > 400 {
 		t.Errorf("%d results, the newest %s", len(s.History), s.History[0].UID)
+	}
+	// Results as long as they can be.
+	full := evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("n", 253)}, Status: *s.DeepCopy()}
+	for i := range full.Status.History {
+		r := &full.Status.History[i]
+		r.Check, r.UID, r.Reason, r.Verdict = strings.Repeat("c", 63), strings.Repeat("u", 36), strings.Repeat("r", 64), evenkeel.VerdictInconclusive
+	}
+	if text, err := json.Marshal(full); err != nil || len(text) > 8<<10 {
+		t.Errorf("%d bytes (%v), more than 8 KiB", len(text), err)
 	}
 	// What was forgotten is not added anew.
 	if !Known(&s, "3", noon.Add(3*time.Hour)) {

@@ -1,0 +1,496 @@
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
+)
+
+var (
+	scale        = flag.Int("scale", 100, "TestScale: how many pretend nodes")
+	scalePods    = flag.Int("scale-pods", 0, "TestScale: how many pods of annotated jobs, besides")
+	scaleResults = flag.String("scale-results", "", "TestScale: file to write the figures to, from the root of the repository")
+)
+
+// Budgets.
+const (
+	maxStatus       = 64 << 10  // of any status, bytes
+	maxHealth       = 8 << 10   // of a NodeNetworkHealth
+	maxWritesPerRun = 3         // of the controller, while a check runs
+	maxMemory       = 256 << 20 // of the controller, at 1,000 nodes and 10,000 pods
+	maxPlanning     = 50 * time.Millisecond
+)
+
+// A controllerProcess is the operator's own program, with the chart's permissions and no others.
+type controllerProcess struct {
+	cmd     *exec.Cmd
+	metrics string
+	log     bytes.Buffer
+	ended   chan error
+}
+
+// startProcess starts the program; it ends with the test.
+func startProcess(t *testing.T) *controllerProcess {
+	t.Helper()
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := t.TempDir()
+	binary := filepath.Join(work, "evenkeel-operator")
+	if err := apiserver.Command(root, nil, "go", "build", "-o", binary, "./operator/cmd/evenkeel-operator"); err != nil {
+		t.Fatal(err)
+	}
+	as := apiserver.As(config, namespace, account)
+	k := clientcmdapi.NewConfig()
+	k.Clusters["test"] = &clientcmdapi.Cluster{Server: "https://" + strings.TrimPrefix(as.Host, "https://"), CertificateAuthorityData: as.CAData}
+	k.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: as.CertData, ClientKeyData: as.KeyData, Impersonate: as.Impersonate.UserName, ImpersonateGroups: as.Impersonate.Groups}
+	k.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	k.CurrentContext = "test"
+	kubeconfig := filepath.Join(work, "kubeconfig")
+	if err := clientcmd.WriteToFile(*k, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &controllerProcess{metrics: listener.Addr().String(), ended: make(chan error, 1)}
+	listener.Close()
+	p.cmd = exec.Command(binary, "controller", "--namespace="+namespace, "--bench-image="+benchName, "--metrics-bind-address="+p.metrics, "--health-probe-bind-address=0")
+	p.cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { p.ended <- p.cmd.Wait() }()
+	t.Cleanup(func() { p.stop(t) })
+	eventually(t, "the controller serves metrics", func(context.Context) (bool, error) {
+		select {
+		case err := <-p.ended:
+			p.ended <- err
+			return false, fmt.Errorf("it has ended: %w", errors.Join(err, errors.New(p.log.String())))
+		default:
+		}
+		_, err := p.scrape()
+		return err == nil, nil
+	})
+	return p
+}
+
+func (p *controllerProcess) stop(t *testing.T) {
+	t.Helper()
+	if p.cmd == nil {
+		return
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Error(err)
+	}
+	select {
+	case err := <-p.ended:
+		if err != nil {
+			t.Errorf("the controller: %v\n%s", err, p.log.String())
+		}
+	case <-time.After(patience):
+		t.Errorf("the controller does not end: %v", p.cmd.Process.Kill())
+	}
+	p.cmd = nil
+}
+
+// scrape sums the series of each metric that the program serves, and of rest_client_requests_total those of each method.
+func (p *controllerProcess) scrape() (map[string]float64, error) {
+	response, err := (&http.Client{Timeout: 10 * time.Second}).Get("http://" + p.metrics + "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	var text bytes.Buffer
+	if _, err := text.ReadFrom(response.Body); err != nil {
+		return nil, err
+	}
+	sums := map[string]float64{}
+	for line := range strings.Lines(text.String()) {
+		at := strings.LastIndex(strings.TrimSpace(line), " ")
+		value, err := strconv.ParseFloat(strings.TrimSpace(line[max(at, 0):]), 64)
+		if strings.HasPrefix(line, "#") || at < 0 || err != nil {
+			continue
+		}
+		name, labels, _ := strings.Cut(line[:at], "{")
+		sums[name] += value
+		for _, label := range strings.Split(strings.TrimSuffix(labels, "}"), ",") {
+			if strings.HasPrefix(label, "method=") || strings.HasPrefix(label, "controller=") {
+				sums[name+" "+label] += value
+			}
+		}
+	}
+	return sums, nil
+}
+
+// writes are the program's requests that change something, or would.
+func writes(sums map[string]float64) (count int) {
+	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
+		count += int(sums[`rest_client_requests_total method="`+method+`"`])
+	}
+	return count
+}
+
+// memory is the most that the program ever held, bytes.
+func (p *controllerProcess) memory() (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "VmHWM:" {
+			kilo, err := strconv.Atoi(fields[1])
+			return kilo << 10, err
+		}
+	}
+	return 0, errors.New("no VmHWM")
+}
+
+// kubelet serves the logs of the fleet's pods, as every pretend node's kubelet does. It returns its port.
+func kubelet(t *testing.T, f *fleet) int32 {
+	t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// /containerLogs/NAMESPACE/POD/CONTAINER
+		text, err := f.Tail(r.Context(), "", path.Base(path.Dir(r.URL.Path)))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		_, _ = w.Write(text) // whoever went away does not want it
+	}))
+	t.Cleanup(server.Close)
+	return int32(server.Listener.Addr().(*net.TCPAddr).Port)
+}
+
+// many does something for each of so many, some at a time.
+func many(count int, do func(i int) error) error {
+	work, problems := make(chan int), make([]error, 16)
+	var group sync.WaitGroup
+	for w := range problems {
+		group.Go(func() {
+			for i := range work {
+				if problems[w] == nil {
+					problems[w] = do(i)
+				}
+			}
+		})
+	}
+	for i := range count {
+		work <- i
+	}
+	close(work)
+	group.Wait()
+	return errors.Join(problems...)
+}
+
+// pretendNodes makes ready nodes whose kubelet listens here. They go with the test.
+func pretendNodes(t *testing.T, pool string, count int, port int32) []string {
+	t.Helper()
+	names := make([]string, count)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-%04d", pool, i)
+	}
+	t.Cleanup(func() {
+		if err := many(count, func(i int) error {
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: names[i]}}
+			state := &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{Name: names[i]}}
+			return errors.Join(client.IgnoreNotFound(admin.Delete(context.Background(), node)), client.IgnoreNotFound(admin.Delete(context.Background(), state)))
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	ready := fmt.Appendf(nil, `{"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}], "daemonEndpoints": {"kubeletEndpoint": {"Port": %d}},
+		"nodeInfo": {"kubeletVersion": "v1.36.0", "containerRuntimeVersion": "containerd://2.2.0"},
+		"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}}`, port)
+	if err := many(count, func(i int) error {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: names[i], Labels: map[string]string{"pool": pool, "kubernetes.io/hostname": names[i]}}}
+		return errors.Join(admin.Create(t.Context(), node),
+			admin.Patch(t.Context(), node.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec": {"taints": null}}`))),
+			admin.Status().Patch(t.Context(), node.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, ready)))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// size is an object's, as JSON.
+func size(t *testing.T, object any) int {
+	t.Helper()
+	text, err := json.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(text)
+}
+
+// planning is how long one decision takes at the end of a check of so many nodes, of which one in a hundred is slow.
+func planning(nodes int) time.Duration {
+	record := &preflight.Record{Started: time.Now(), Launcher: evenkeel.LauncherIndexedJob}
+	for i := range nodes {
+		record.Nodes = append(record.Nodes, preflight.Node{Name: fmt.Sprintf("node-%04d", i), Pool: "p"})
+	}
+	options := preflight.Options{Stages: []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StagePairs}}
+	for {
+		d := preflight.Decide(options, record)
+		if len(d.Work) == 0 {
+			break
+		}
+		for _, w := range d.Work {
+			m := preflight.Measurement{Outcome: verdict.Measured, BusBW: 40}
+			if w.Stage == evenkeel.StagePairs && slices.ContainsFunc(w.Nodes, func(n string) bool { return strings.HasSuffix(n, "50") }) {
+				m.BusBW = 4
+			}
+			record.Add(w, m)
+		}
+	}
+	const rounds = 5
+	var took []time.Duration
+	for range rounds {
+		started := time.Now()
+		preflight.Decide(options, record)
+		took = append(took, time.Since(started))
+	}
+	slices.Sort(took)
+	return took[rounds/2]
+}
+
+// TestScale lets the operator's own program check many pretend nodes, one in a hundred slow, and looks at what it costs.
+func TestScale(t *testing.T) {
+	slow := map[string]float64{}
+	for i := 50; i < *scale; i += 100 {
+		slow[fmt.Sprintf("scale-%04d", i)] = 0.1
+	}
+	f := newFleet(t, links(slow))
+	nodes := pretendNodes(t, "scale", *scale, kubelet(t, f))
+	labelledPods(t, *scalePods)
+	p := startProcess(t)
+	begun := time.Now()
+	policy := newPolicy(t, "scale", func(s *evenkeel.NetworkCheckPolicySpec) {
+		s.Check.Stages = nil
+		concurrent := int32(256)
+		s.Check.MaxConcurrentNodes = &concurrent
+	})
+	limit := patience + time.Duration(*scale)*300*time.Millisecond
+	var checks []evenkeel.NetworkCheck
+	within(t, limit, "the check has ended", func(context.Context) (bool, error) {
+		checks = policyChecks(t, policy)
+		return len(checks) == 1 && meta.IsStatusConditionTrue(checks[0].Status.Conditions, evenkeel.ConditionComplete), nil
+	})
+	check := &checks[0]
+	checkTook := check.Status.CompletionTime.Sub(check.Status.StartTime.Time)
+	ended, err := p.scrape()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int(*check.Status.Summary.Failed) != len(slow) || int(*check.Status.Summary.Passed) != *scale-len(slow) {
+		t.Errorf("%+v", check.Status)
+	}
+	within(t, limit, "all nodes are marked", func(context.Context) (bool, error) {
+		err := admin.Get(t.Context(), client.ObjectKeyFromObject(policy), policy)
+		s := &policy.Status
+		if err != nil || s.RunningCheck != "" || s.Healthy == nil || int(*s.Healthy) != *scale-len(slow) || int(*s.Unhealthy) != len(slow) {
+			return false, err
+		}
+		var marked corev1.NodeList
+		err = admin.List(t.Context(), &marked, client.HasLabels{evenkeel.HealthKey})
+		return len(marked.Items) == *scale, err
+	})
+	markedAfter := time.Since(begun)
+	marked, err := p.scrape()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Sizes.
+	largest, health := 0, 0
+	var states evenkeel.NodeNetworkHealthList
+	if err := admin.List(t.Context(), &states); err != nil {
+		t.Fatal(err)
+	}
+	for i := range states.Items {
+		largest, health = max(largest, size(t, states.Items[i].Status)), max(health, size(t, states.Items[i]))
+	}
+	checkStatus, policyStatus := size(t, check.Status), size(t, policy.Status)
+	report := &corev1.ConfigMap{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: check.Status.ReportName}, report); err != nil {
+		t.Fatal(err)
+	}
+	for what, bytes := range map[string]int{"NetworkCheck": checkStatus, "NetworkCheckPolicy": policyStatus, "NodeNetworkHealth": largest} {
+		if bytes > maxStatus {
+			t.Errorf("the status of a %s has %d bytes, more than %d", what, bytes, maxStatus)
+		}
+	}
+	if health > maxHealth {
+		t.Errorf("a NodeNetworkHealth has %d bytes, more than %d", health, maxHealth)
+	}
+	runs := int(*check.Status.Summary.Runs)
+	if perRun := float64(writes(ended)) / float64(runs); perRun > maxWritesPerRun {
+		t.Errorf("%.1f writes for each of %d runs, more than %d", perRun, runs, maxWritesPerRun)
+	}
+	memory, err := p.memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if memory > maxMemory {
+		t.Errorf("the controller held %d bytes, more than %d", memory, maxMemory)
+	}
+	p.stop(t)
+
+	// At rest: a controller that starts looks at everything, and each node's kubelet says that it is still there.
+	p = startProcess(t)
+	begun = time.Now()
+	heartbeat := fmt.Appendf(nil, `{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": %q}]}}`, begun.UTC().Format(time.RFC3339))
+	if err := many(len(nodes), func(i int) error {
+		return admin.Status().Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodes[i]}}, client.RawPatch(types.StrategicMergePatchType, heartbeat))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var rest map[string]float64
+	eventually(t, "it has looked at everything", func(context.Context) (bool, error) {
+		var err error
+		rest, err = p.scrape()
+		looked := rest[`workqueue_depth`] == 0 && rest["workqueue_unfinished_work_seconds"] == 0
+		for _, controller := range []string{"netcheck", "nodehealth-results", "nodehealth-marks", "checkpolicy", "profile"} {
+			looked = looked && rest[fmt.Sprintf("controller_runtime_reconcile_total controller=%q", controller)] > 0
+		}
+		return looked && rest["evenkeel_nodes"] == float64(*scale), err
+	})
+	if n := writes(rest); n > 0 {
+		t.Errorf("%d writes at rest:\n%s", n, p.log.String())
+	}
+	restMemory, err := p.memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d nodes, %d runs: checked in %s, marked after %s, %d writes until the verdict, %d after it, none at rest; check's status %d bytes, node's health %d; controller %d MiB at most, %d MiB at rest, %.1f s of processor",
+		*scale, runs, checkTook, markedAfter.Round(time.Second), writes(ended), writes(marked)-writes(ended), checkStatus, health, memory>>20, restMemory>>20, marked["process_cpu_seconds_total"])
+	if *scaleResults == "" {
+		return
+	}
+	rows := [][]string{
+		{"verdict on all nodes, from the choice of the nodes", checkTook.String(), "", fmt.Sprintf("%d runs of the benchmark, %d nodes at once; runs end within milliseconds here", runs, 256)},
+		{"all nodes marked, from the policy's creation", markedAfter.Round(time.Second).String(), "", "condition and label on each"},
+		{"one decision about 256 nodes", planning(256).Round(10 * time.Microsecond).String(), maxPlanning.String(), "who meets whom next, at the end of a check, when there is most to think of"},
+		{"one decision about 1,000 nodes", planning(1000).Round(10 * time.Microsecond).String(), "", ""},
+		{"one decision about 5,000 nodes", planning(5000).Round(10 * time.Microsecond).String(), "", ""},
+		{"API writes for each run of the benchmark", fmt.Sprintf("%.2f", float64(writes(ended))/float64(runs)), strconv.Itoa(maxWritesPerRun), "record and progress included"},
+		{"API writes for each node after the verdict", fmt.Sprintf("%.2f", float64(writes(marked)-writes(ended))/float64(*scale)), "", "its NodeNetworkHealth, condition and label"},
+		{"API writes at rest", strconv.Itoa(writes(rest)), "0", "after a restart, which looks at everything, and a heartbeat of each node"},
+		{"status of the NetworkCheck", kibi(checkStatus), kibi(maxStatus), ""},
+		{"the NetworkCheck, with the nodes' names", kibi(size(t, check)), "", ""},
+		{"status of the NetworkCheckPolicy", kibi(policyStatus), kibi(maxStatus), ""},
+		{"largest NodeNetworkHealth", kibi(health), kibi(maxHealth), "after one check; after twenty it is bounded by a test of its own"},
+		{"report, with every run and the heat map", kibi(size(t, report.Data)), "1024 KiB", "a ConfigMap, the API server's own limit"},
+		{"memory of the controller, at most", fmt.Sprintf("%d MiB", memory>>20), fmt.Sprintf("%d MiB", maxMemory>>20), fmt.Sprintf("with %d pods of annotated jobs", *scalePods)},
+		{"memory of the controller, at rest", fmt.Sprintf("%d MiB", restMemory>>20), fmt.Sprintf("%d MiB", maxMemory>>20), ""},
+		{"processor time of the controller", fmt.Sprintf("%.1f s", marked["process_cpu_seconds_total"]), "", "from its start until all nodes were marked"},
+	}
+	writeResults(t, rows)
+}
+
+func kibi(bytes int) string { return fmt.Sprintf("%.1f KiB", float64(bytes)/1024) }
+
+// labelledPods makes pods as annotated jobs have them. They go with the test.
+func labelledPods(t *testing.T, count int) {
+	t.Helper()
+	if count == 0 {
+		return
+	}
+	const where = "scale-pods"
+	if err := admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: where}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := many(count, func(i int) error {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: where, Name: fmt.Sprintf("train-%d-worker-%d", i/20, i%20),
+			Labels: map[string]string{evenkeel.ProfileKey: "default"}, Annotations: map[string]string{evenkeel.InjectedKey: "0123456789abcdef", evenkeel.PluginImageKey: pluginName},
+		}}
+		pod.Spec.Containers = []corev1.Container{{Name: "c", Image: "c"}}
+		return admin.Create(t.Context(), pod)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.DeleteAllOf(context.Background(), &corev1.Pod{}, client.InNamespace(where), client.GracePeriodSeconds(0)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// writeResults writes the page.
+func writeResults(t *testing.T, rows [][]string) {
+	t.Helper()
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := "unknown processor"
+	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(text)) {
+			if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "model name" {
+				model = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	var page strings.Builder
+	fmt.Fprintf(&page, `# Pre-flight at %[1]d nodes
+
+The operator's own program checks %[1]d pretend nodes, of which one in a hundred has a slow link, against a real API server. The nodes' kubelets
+and the jobs' pods are played by the test, and runs end at once: what is measured is Evenkeel's share. Everything ran on one
+machine: %[2]d cores (%[3]s), %[4]s, as low-priority work beside others.
+
+| what | measured | budget | |
+|---|---|---|---|
+`, *scale, runtime.NumCPU(), model, runtime.GOARCH)
+	for _, row := range rows {
+		fmt.Fprintf(&page, "| %s |\n", strings.Join(row, " | "))
+	}
+	fmt.Fprintf(&page, `
+The same test runs with 100 nodes in %[1]smake test%[1]s and fails where a budget is exceeded. These figures are from
+
+%[1]s%[1]s%[1]s
+KUBEBUILDER_ASSETS=$(go run ./hack/cluster tool envtest) go test ./operator/test/preflight -run '^TestScale$' -v -timeout 30m \
+  -scale %[2]d -scale-pods %[3]d -scale-results docs/results/preflight.md
+%[1]s%[1]s%[1]s
+`, "`", *scale, *scalePods)
+	if err := os.WriteFile(filepath.Join(root, *scaleResults), []byte(page.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
