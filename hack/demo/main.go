@@ -1,5 +1,6 @@
 // Command demo runs Evenkeel's main job from nothing: a real Kubernetes, the chart, and an annotated PyTorchJob whose
-// workers all-reduce over the injected plugin. It ends with one page that shows what happened.
+// workers all-reduce over the injected plugin. Then a node's link is slowed: a check names the node, the next job keeps off
+// it, and when the link is restored a check clears it. It prints one page that shows what happened.
 package main
 
 import (
@@ -34,7 +35,10 @@ func main() {
 }
 
 func command() *cobra.Command {
-	config := setup.Config{Progress: os.Stderr, Cluster: cluster.Config{Name: "local", Nodes: 2, Progress: os.Stderr}}
+	config := setup.Config{Progress: os.Stderr, Cluster: cluster.Config{
+		// With three, one that is bad can be told from the others, and a job of two pods can keep off it.
+		Name: "local", Nodes: 3, Progress: os.Stderr,
+	}}
 	var which string
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -67,9 +71,26 @@ func run(ctx context.Context, config setup.Config, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "==> PyTorchJob")
-	result, err := runJob(ctx, env, strings.ReplaceAll(jobManifest, "TRAINING_IMAGE", env.Images.Bench), config.Progress)
+	manifest := strings.ReplaceAll(jobManifest, "TRAINING_IMAGE", env.Images.Bench)
+	result, err := runJob(ctx, env, manifest, config.Progress)
 	if err != nil {
 		return err
 	}
-	return page(out, env, result, time.Since(started))
+	if err := page(out, result); err != nil {
+		return err
+	}
+	fmt.Fprintln(config.Progress, "\n==> Pre-flight")
+	second, err := newAct(ctx, env, out)
+	if err != nil {
+		return err
+	}
+	if err := second.run(ctx, func(ctx context.Context) (*jobResult, error) {
+		// Its links are slow, so it sends less.
+		return runJob(ctx, env, strings.ReplaceAll(manifest, `"64M"`, `"1M"`), config.Progress)
+	}); err != nil {
+		return err
+	}
+	next(out, env, result, second.plugin)
+	_, err = fmt.Fprintf(out, "\nThe whole run took %s.\n", time.Since(started).Round(time.Second))
+	return err
 }

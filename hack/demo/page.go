@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,8 +20,8 @@ import (
 	"evenkeel.dev/evenkeel/e2e/setup"
 )
 
-// page prints what the run showed. Everything on it is read from the cluster and from the pods' logs.
-func page(out io.Writer, env *setup.Env, result *jobResult, took time.Duration) error {
+// page prints what the job showed. Everything on it is read from the cluster and from the pods' logs.
+func page(out io.Writer, result *jobResult) error {
 	injected, err := injection(result)
 	if err != nil {
 		return err
@@ -44,14 +43,18 @@ func page(out io.Writer, env *setup.Env, result *jobResult, took time.Duration) 
 	for _, line := range table(result.master.logs) {
 		p("%s\n", line)
 	}
-	p("\n%s\n", rule("4. Where to look next"))
-	p("  export KUBECONFIG=%s\n", env.Kubeconfig)
-	p("  kubectl get networkprofiles\n  kubectl -n %s get pytorchjobs,pods,events\n  kubectl -n %s logs %s\n", namespace, namespace, result.master.pod.Name)
-	if env.Local != nil {
-		p("  kubectl: %s\n  stop the cluster: make cluster-down\n", env.KubectlPath())
-	}
-	p("\nThe whole run took %s.\n", took.Round(time.Second))
 	return nil
+}
+
+// next says where to go from here.
+func next(out io.Writer, env *setup.Env, result *jobResult, plugin string) {
+	p := func(format string, args ...any) { fmt.Fprintf(out, format, args...) }
+	p("\n%s\n", rule("Where to look next"))
+	p("  export KUBECONFIG=%s PATH=%s:%s:$PATH\n", env.Kubeconfig, filepath.Dir(plugin), filepath.Dir(env.KubectlPath()))
+	p("  kubectl get networkprofiles,nodehealth,netcheck -A\n  kubectl -n %s get pytorchjobs,pods,events\n  kubectl -n %s logs %s\n  kubectl evenkeel --help\n", namespace, namespace, result.master.pod.Name)
+	if env.Local != nil {
+		p("  slow a link yourself: go run ./hack/cluster link %s %s --name local\n  stop the cluster: make cluster-down\n", slowNode, slowRate)
+	}
 }
 
 // injection is a unified diff between the pod template that the user wrote and the pod that ran, in the parts that an
