@@ -80,7 +80,7 @@ func run(ctx context.Context, config setup.Config, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "\n==> Pre-flight")
-	second, err := newAct(ctx, env, out)
+	second, err := newAct(ctx, env, out, config.Progress)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,8 @@ const (
 	// Links are limited so that they, and not this machine's processors, are what is measured.
 	usualRate = "400mbit"
 	slowRate  = "40mbit"
+	// leastBandwidth lies well between the two. Three nodes are tested together at first, and so are no measure for each other.
+	leastBandwidth = "20M"
 	// slowNode is the one whose link is slowed.
 	slowNode = "n3"
 
@@ -40,13 +42,14 @@ const (
 // An act is the second one: `kubectl evenkeel` on a cluster in which a link is slowed and restored.
 type act struct {
 	env *setup.Env
-	out io.Writer
+	// out gets the page, progress what happens meanwhile.
+	out, progress io.Writer
 	// plugin is kubectl-evenkeel.
 	plugin string
 }
 
 // newAct builds kubectl's plugin into the user's cache, where it stays to be tried.
-func newAct(ctx context.Context, env *setup.Env, out io.Writer) (*act, error) {
+func newAct(ctx context.Context, env *setup.Env, out, progress io.Writer) (*act, error) {
 	root, err := toolbox.Root()
 	if err != nil {
 		return nil, err
@@ -55,7 +58,7 @@ func newAct(ctx context.Context, env *setup.Env, out io.Writer) (*act, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no folder for kubectl's plugin: %w", err)
 	}
-	a := &act{env: env, out: out, plugin: filepath.Join(cache, "evenkeel", "bin", "kubectl-evenkeel")}
+	a := &act{env: env, out: out, progress: progress, plugin: filepath.Join(cache, "evenkeel", "bin", "kubectl-evenkeel")}
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", a.plugin, "./operator/cmd/kubectl-evenkeel")
 	cmd.Dir = root
 	if text, err := cmd.CombinedOutput(); err != nil {
@@ -187,7 +190,7 @@ func (a *act) say(title string) { fmt.Fprintf(a.out, "\n%s\n", rule(title)) }
 
 // check runs a check over all nodes. Small buffers do: the links are slow.
 func (a *act) check(ctx context.Context, name string, status int) error {
-	if err := a.show(ctx, status, "check", "run", "--name", name, "--max-bytes", "2Mi", "--iterations", "5", "--wait"); err != nil {
+	if err := a.show(ctx, status, "check", "run", "--name", name, "--min-bandwidth", leastBandwidth, "--max-bytes", "2Mi", "--iterations", "5", "--wait"); err != nil {
 		return err
 	}
 	check := &evenkeel.NetworkCheck{}
@@ -212,7 +215,7 @@ func (a *act) show(ctx context.Context, status int, args ...string) error {
 	cmd := exec.CommandContext(ctx, a.plugin, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+a.env.Kubeconfig)
 	var errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = a.out, &errs
+	cmd.Stdout, cmd.Stderr = a.out, io.MultiWriter(&errs, a.progress)
 	err := cmd.Run()
 	code := cmd.ProcessState.ExitCode()
 	if err == nil && status <= 0 || code > 0 && (code == status || status < 0 && code != 1) {
