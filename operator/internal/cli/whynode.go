@@ -148,7 +148,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 		rows = append(rows, []string{"at least", speed(limit * 1e9), "wanted of its pool's runs, there"})
 	}
 	if b := h.Baseline; b.Samples != nil {
-		rows = append(rows, []string{"usual", firstOf(quantitySpeed(b.MedianBusBandwidth), "-"), fmt.Sprintf("the median of %d results that passed, give or take %s", *b.Samples, firstOf(quantitySpeed(b.MADBusBandwidth), "nothing"))})
+		rows = append(rows, []string{"usual", firstOf(quantitySpeed(b.MedianBusBandwidth), "-"), fmt.Sprintf("the median of its results that passed (%d), give or take %s", *b.Samples, firstOf(quantitySpeed(b.MADBusBandwidth), "nothing"))})
 	}
 	if err := table(out, "  ", rows); err != nil {
 		return err
