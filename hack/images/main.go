@@ -56,7 +56,7 @@ func command() *cobra.Command {
 
 func ncclTests(b *build.Builder) *cobra.Command {
 	var source string
-	cmd := &cobra.Command{Use: "nccl-tests", Short: "Build NVIDIA's nccl-tests into an image and print its name (about 20 minutes on 2 cores)", Args: cobra.NoArgs,
+	cmd := &cobra.Command{Use: "nccl-tests", Short: "Build NVIDIA's nccl-tests into an image and print its name (5 to 10 minutes on 2 cores)", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			name, err := b.NCCLTests(cmd.Context(), source)
 			if err == nil {
