@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package e2e tests Evenkeel on a real cluster: real kubelets and containers, the real training-operator, the chart as
-// users install it.
+// Package e2e tests Evenkeel on a real cluster: real kubelets and containers, the real training-operator and mpi-operator,
+// the chart as users install it.
 package e2e
 
 import (
@@ -35,7 +35,7 @@ func run(m *testing.M) int {
 	}()
 	var err error
 	env, err = setup.Start(ctx, setup.Config{
-		Progress: os.Stderr,
+		Progress: os.Stderr, MPIOperator: true,
 		// Links are slow enough that they, and not the processors, are what is measured.
 		Cluster: cluster.Config{Name: name, Nodes: 4, LinkRate: "400mbit", Progress: os.Stderr},
 	})

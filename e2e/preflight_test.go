@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/e2e/setup"
@@ -26,8 +32,8 @@ type finding struct {
 	passed          int32
 }
 
-// check runs a NetworkCheck over all nodes, and returns it when it has ended.
-func check(ctx context.Context, t *testing.T, name string, change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
+// begin creates a NetworkCheck over all nodes, which goes with the test.
+func begin(ctx context.Context, t *testing.T, name string, change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
 	t.Helper()
 	size, iterations := int64(4<<20), int32(5)
 	c := &evenkeel.NetworkCheck{
@@ -48,20 +54,96 @@ func check(ctx context.Context, t *testing.T, name string, change func(*evenkeel
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			out, err := env.Kubectl(context.Background(), "-n", setup.Namespace, "get", "netcheck,jobs,pods,configmaps", "-o", "wide")
-			t.Logf("%s %v", out, err)
-			out, err = env.Kubectl(context.Background(), "-n", setup.Namespace, "get", "netcheck", name, "-o", "yaml")
-			t.Logf("%s %v", out, err)
+			for _, args := range [][]string{{"get", "netcheck,mpijobs,jobs,pods,configmaps", "-o", "wide"}, {"get", "netcheck", name, "-o", "yaml"}} {
+				out, err := env.Kubectl(context.Background(), append([]string{"-n", setup.Namespace}, args...)...)
+				t.Logf("%s %v", out, err)
+			}
 		}
 		if err := env.Client.Delete(context.Background(), c); err != nil {
 			t.Errorf("delete the check: %v", err)
 		}
 	})
-	eventually(ctx, t, "check "+name+" ends", func(ctx context.Context) (bool, error) {
+	return c
+}
+
+// end waits until the check has ended; look, if there is one, is called meanwhile.
+func end(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, look func(context.Context) error) *evenkeel.NetworkCheck {
+	t.Helper()
+	eventually(ctx, t, "check "+c.Name+" ends", func(ctx context.Context) (bool, error) {
+		if look != nil {
+			if err := look(ctx); err != nil {
+				return false, err
+			}
+		}
 		err := env.Client.Get(ctx, client.ObjectKeyFromObject(c), c)
 		return meta.IsStatusConditionTrue(c.Status.Conditions, evenkeel.ConditionComplete), err
 	})
 	return c
+}
+
+// check runs a NetworkCheck over all nodes, and returns it when it has ended.
+func check(ctx context.Context, t *testing.T, name string, change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
+	t.Helper()
+	return end(ctx, t, begin(ctx, t, name, change), nil)
+}
+
+// asJobs runs a check without the mpi-operator.
+func asJobs(spec *evenkeel.NetworkCheckSpec) { spec.Runner.Launcher = evenkeel.LauncherIndexedJob }
+
+// quickPairs has no other stage, and small messages: what is a tenth as fast is still told apart. It says what is too slow:
+// a first round in which all pairs are as slow has no other measure.
+func quickPairs(spec *evenkeel.NetworkCheckSpec) {
+	size, iterations, least := int64(1<<20), int32(3), resource.MustParse("20M")
+	spec.Stages = []evenkeel.Stage{evenkeel.StagePairs}
+	spec.Sweep = evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations}
+	spec.Thresholds.MinBusBandwidth = &least
+}
+
+// An mpiJob is a run of a check.
+type mpiJob struct {
+	uid   types.UID
+	nodes []string
+}
+
+// runs are the check's that there are now, by name.
+func runs(ctx context.Context, c *evenkeel.NetworkCheck) (map[string]mpiJob, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJobList"})
+	if err := env.Client.List(ctx, list, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name}); err != nil {
+		return nil, err
+	}
+	found := map[string]mpiJob{}
+	for _, j := range list.Items {
+		content, _, err := unstructured.NestedMap(j.Object, "spec", "mpiReplicaSpecs", "Worker", "template")
+		if err != nil {
+			return nil, err
+		}
+		var template corev1.PodTemplateSpec
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, &template); err != nil {
+			return nil, err
+		}
+		r := mpiJob{uid: j.GetUID()}
+		for _, term := range template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			r.nodes = append(r.nodes, term.MatchFields[0].Values...)
+		}
+		found[j.GetName()] = r
+	}
+	return found, nil
+}
+
+// begun waits until so many runs are there at once.
+func begun(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, count int) [][]string {
+	t.Helper()
+	var groups [][]string
+	eventually(ctx, t, fmt.Sprintf("%d runs of check %s are there", count, c.Name), func(ctx context.Context) (bool, error) {
+		now, err := runs(ctx, c)
+		groups = nil
+		for _, name := range slices.Sorted(maps.Keys(now)) {
+			groups = append(groups, now[name].nodes)
+		}
+		return len(groups) == count, err
+	})
+	return groups
 }
 
 func (f finding) check(t *testing.T, c *evenkeel.NetworkCheck) {
@@ -100,6 +182,9 @@ func TestHealthyNodesPassTheCheck(t *testing.T) {
 	defer cancel()
 	c := check(ctx, t, "healthy", nil)
 	finding{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.check(t, c)
+	if c.Status.Launcher != evenkeel.LauncherMPIJob {
+		t.Errorf("the runs were started by %s", c.Status.Launcher)
+	}
 	if len(c.Status.Networks) != 1 || c.Status.Networks[0].Name != "Evenkeel" {
 		t.Errorf("what carried the check is %+v", c.Status.Networks)
 	}
@@ -119,16 +204,98 @@ func TestSlowNodesAreNamedAndClearedAgain(t *testing.T) {
 		finding{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: "n3", passed: 3}.check(t, check(ctx, t, "one-slow", nil))
 	})
 	t.Run("restored", func(t *testing.T) {
-		finding{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.check(t, check(ctx, t, "restored", nil))
+		finding{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.check(t, check(ctx, t, "restored", asJobs))
 	})
 	t.Run("all", func(t *testing.T) {
 		slow(t, "40mbit", "n1", "n2", "n3", "n4")
-		least := resource.MustParse("20M")
 		c := check(ctx, t, "all-slow", func(spec *evenkeel.NetworkCheckSpec) {
-			spec.Thresholds.MinBusBandwidth = &least
+			asJobs(spec)
+			quickPairs(spec)
 		})
 		finding{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictFail}.check(t, c)
 	})
+}
+
+func TestTwoSlowNodesAreNamed(t *testing.T) {
+	for name, together := range map[string]bool{"met-good-ones": false, "met-each-other": true} {
+		t.Run(name, func(t *testing.T) {
+			ctx := testContext(t)
+			c := begin(ctx, t, name, quickPairs)
+			// Who meets whom in round 1 is the check's secret; its pods take longer to start than links to be slowed.
+			pairs := begun(ctx, t, c, 2)
+			bad := []string{pairs[0][0], pairs[1][0]}
+			if together {
+				bad = slices.Clone(pairs[0])
+			}
+			slow(t, "40mbit", bad...)
+			slices.Sort(bad)
+			finding{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: strings.Join(bad, ", "), passed: 2}.check(t, end(ctx, t, c, nil))
+		})
+	}
+}
+
+func TestAKilledControllerRepeatsNothing(t *testing.T) {
+	ctx := testContext(t)
+	c := begin(ctx, t, "killed", quickPairs)
+	begun(ctx, t, c, 2)
+	if _, err := env.Kubectl(ctx, "-n", setup.Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=controller", "--grace-period=0", "--force"); err != nil {
+		t.Fatal(err)
+	}
+	made := map[types.UID]string{}
+	end(ctx, t, c, func(ctx context.Context) error {
+		now, err := runs(ctx, c)
+		for name, r := range now {
+			made[r.uid] = name
+		}
+		return err
+	})
+	finding{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.check(t, c)
+	names := slices.Sorted(maps.Values(made))
+	if len(slices.Compact(slices.Clone(names))) != len(names) || len(names) != int(*c.Status.Summary.Runs) {
+		t.Errorf("MPIJobs were made for %v, and %d runs are recorded", names, *c.Status.Summary.Runs)
+	}
+}
+
+// The node is one of the API alone: what the scheduler puts there never starts, as on a machine that is about to go.
+func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
+	ctx := testContext(t)
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "leaving", Labels: map[string]string{corev1.LabelHostname: "leaving"}},
+		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "leaving", Effect: corev1.TaintEffectNoSchedule}}},
+	}
+	if err := env.Client.Create(ctx, node); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Client.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	room := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("4Gi"), corev1.ResourcePods: resource.MustParse("20")}
+	status := node.DeepCopy()
+	status.Status = corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{
+		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+	}}}
+	if err := env.Client.Status().Patch(ctx, status, client.MergeFrom(node)); err != nil {
+		t.Fatal(err)
+	}
+	c := begin(ctx, t, "leaving", func(spec *evenkeel.NetworkCheckSpec) {
+		quickPairs(spec)
+		spec.Nodes = evenkeel.NodeSet{Names: []string{"n1", "n2", "n3", "leaving"}}
+		spec.Runner.Tolerations = []evenkeel.Toleration{{Key: "leaving"}}
+	})
+	eventually(ctx, t, "a rank is to run on the node", func(ctx context.Context) (bool, error) {
+		var pods corev1.PodList
+		err := env.Client.List(ctx, &pods, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name})
+		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == node.Name }), err
+	})
+	if err := env.Client.Delete(ctx, node); err != nil {
+		t.Fatal(err)
+	}
+	finding{verdict: evenkeel.VerdictInconclusive, fabric: evenkeel.VerdictPass, passed: 3}.check(t, end(ctx, t, c, nil))
+	if !strings.Contains(c.Status.Message, "node leaving was deleted") {
+		t.Errorf("the check says %q", c.Status.Message)
+	}
 }
 
 func TestAMissingImageBlamesNobody(t *testing.T) {
@@ -140,6 +307,41 @@ func TestAMissingImageBlamesNobody(t *testing.T) {
 	if c.Status.Verdict != evenkeel.VerdictInconclusive || c.Status.BadNodes != "" {
 		t.Errorf("the verdict is %s on %q: %s", c.Status.Verdict, c.Status.BadNodes, c.Status.Message)
 	}
+}
+
+// unmarked is what no policy says of the nodes.
+var unmarked = map[string]string{"n1": "", "n2": "", "n3": "", "n4": ""}
+
+// awaitMarks waits until the nodes carry the marks: the condition's status, the label's value, and whether they are tainted.
+func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]string) {
+	t.Helper()
+	var marks map[string]string
+	defer func() {
+		if t.Failed() {
+			t.Logf("the nodes' marks, last seen: %v", marks)
+		}
+	}()
+	eventually(ctx, t, what, func(ctx context.Context) (bool, error) {
+		nodes := &corev1.NodeList{}
+		if err := env.Client.List(ctx, nodes); err != nil {
+			return false, err
+		}
+		marks = map[string]string{}
+		for _, node := range nodes.Items {
+			for _, condition := range node.Status.Conditions {
+				if condition.Type == evenkeel.ConditionNodeHealthy {
+					marks[node.Name] += string(condition.Status) + " "
+				}
+			}
+			marks[node.Name] += node.Labels[evenkeel.HealthKey]
+			for _, taint := range node.Spec.Taints {
+				if taint.Key == evenkeel.HealthKey {
+					marks[node.Name] += " tainted"
+				}
+			}
+		}
+		return maps.Equal(marks, want), nil
+	})
 }
 
 // A policy checks nodes that are new to it, marks those that fail, and jobs keep off them. All of it goes with the policy.
@@ -174,42 +376,7 @@ func TestJobsKeepOffANodeThatFailed(t *testing.T) {
 		deleted = true
 	}
 	t.Cleanup(remove)
-	marked := func(ctx context.Context) (map[string]string, error) {
-		nodes := &corev1.NodeList{}
-		if err := env.Client.List(ctx, nodes); err != nil {
-			return nil, err
-		}
-		marks := map[string]string{}
-		for _, node := range nodes.Items {
-			for _, condition := range node.Status.Conditions {
-				if condition.Type == evenkeel.ConditionNodeHealthy {
-					marks[node.Name] += string(condition.Status) + " "
-				}
-			}
-			marks[node.Name] += node.Labels[evenkeel.HealthKey]
-			for _, taint := range node.Spec.Taints {
-				if taint.Key == evenkeel.HealthKey {
-					marks[node.Name] += " tainted"
-				}
-			}
-		}
-		return marks, nil
-	}
-	await := func(what string, want map[string]string) {
-		t.Helper()
-		var got map[string]string
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("the nodes' marks, last seen: %v", got)
-			}
-		})
-		eventually(ctx, t, what, func(ctx context.Context) (bool, error) {
-			var err error
-			got, err = marked(ctx)
-			return maps.Equal(got, want), err
-		})
-	}
-	await("the slow node is marked", map[string]string{
+	awaitMarks(ctx, t, "the slow node is marked", map[string]string{
 		"n1": "True healthy", "n2": "False unhealthy tainted", "n3": "True healthy", "n4": "True healthy",
 	})
 
@@ -224,5 +391,5 @@ func TestJobsKeepOffANodeThatFailed(t *testing.T) {
 	}
 
 	remove()
-	await("nothing is left on the nodes", map[string]string{"n1": "", "n2": "", "n3": "", "n4": ""})
+	awaitMarks(ctx, t, "nothing is left on the nodes", unmarked)
 }

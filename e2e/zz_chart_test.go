@@ -4,11 +4,16 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"evenkeel.dev/evenkeel/e2e/setup"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
 // The file's name puts these last: the second one takes Evenkeel away from the cluster.
@@ -31,6 +36,7 @@ func TestChartUpgradeKeepsWorking(t *testing.T) {
 
 func TestChartUninstallLeavesNothing(t *testing.T) {
 	ctx := testContext(t)
+	markANode(ctx, t)
 	if _, err := env.Helm(ctx, "uninstall", setup.Release, "--namespace", setup.Namespace, "--wait", "--timeout", "2m"); err != nil {
 		t.Fatal(err)
 	}
@@ -62,5 +68,43 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 			}
 		}
 		return len(left) == 0, nil
+	})
+	awaitMarks(ctx, t, "nothing is left on the nodes", unmarked)
+}
+
+// markANode has a policy and results by which one node is unhealthy, the others not.
+func markANode(ctx context.Context, t *testing.T) {
+	t.Helper()
+	var nodes corev1.NodeList
+	if err := errors.Join(env.Client.List(ctx, &nodes), env.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{})); err != nil {
+		t.Fatal(err)
+	}
+	now := metav1.Now()
+	for _, node := range nodes.Items {
+		state := &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{
+			Name: node.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+		}}
+		if err := env.Client.Create(ctx, state); err != nil {
+			t.Fatal(err)
+		}
+		state.Status = evenkeel.NodeNetworkHealthStatus{
+			Health: evenkeel.HealthHealthy, Reason: "Passed", ObservedTime: &now,
+			History: []evenkeel.HealthResult{{Check: "e2e", UID: "0", Time: now, Verdict: evenkeel.VerdictPass}},
+		}
+		if node.Name == "n2" {
+			state.Status.Health, state.Status.Reason, state.Status.History[0].Verdict = evenkeel.HealthUnhealthy, "TooSlow", evenkeel.VerdictFail
+		}
+		if err := env.Client.Status().Update(ctx, state); err != nil {
+			t.Fatal(err)
+		}
+	}
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "last"}}
+	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
+	policy.Spec.OnFail.Taint = evenkeel.SwitchEnabled
+	if err := env.Client.Create(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	awaitMarks(ctx, t, "the node is marked", map[string]string{
+		"n1": "True healthy", "n2": "False unhealthy tainted", "n3": "True healthy", "n4": "True healthy",
 	})
 }

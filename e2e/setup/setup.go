@@ -42,6 +42,8 @@ type Config struct {
 	Registry string
 	// Cluster describes the local cluster.
 	Cluster cluster.Config
+	// MPIOperator installs the mpi-operator too, so that checks are run as MPIJobs.
+	MPIOperator bool
 	// Progress receives one line per step.
 	Progress io.Writer
 }
@@ -68,16 +70,21 @@ func Start(ctx context.Context, config Config) (*Env, error) {
 	// The client library complains at length when nobody has said what becomes of its log.
 	log.SetLogger(logr.Discard())
 	e := &Env{config: config}
-	for _, step := range []struct {
+	type step struct {
 		name string
 		do   func(context.Context) error
-	}{
+	}
+	steps := []step{
 		{"Tools", e.tools},
 		{"Cluster", e.cluster},
 		{"Images", e.images},
 		{"Training operator", e.trainingOperator},
 		{"Evenkeel chart", func(ctx context.Context) error { return e.InstallChart(ctx) }},
-	} {
+	}
+	if config.MPIOperator {
+		steps = append(steps, step{"MPI operator", e.mpiOperator})
+	}
+	for _, step := range steps {
 		started := time.Now()
 		fmt.Fprintf(config.Progress, "==> %s\n", step.name)
 		if err := step.do(ctx); err != nil {

@@ -28,17 +28,17 @@ func command() *cobra.Command {
 		Use:   "images",
 		Short: "Build Evenkeel's container images with buildah",
 		Example: `  go run ./hack/images dist                # only the binaries, into dist/
-  go run ./hack/images all                 # every image, on bases that need no registry
-  go run ./hack/images all --registry      # on the bases the Dockerfiles name`,
+  go run ./hack/images all                 # every image but nccl-tests, on bases that need no registry
+  go run ./hack/images all --registry      # on the bases the Dockerfiles name
+  go run ./hack/images nccl-tests          # NVIDIA's nccl-tests, with the compiler and NCCL from PyPI
+  go run ./hack/images nccl-tests --source ~/nccl-tests`,
 		SilenceUsage: true, SilenceErrors: true,
 	}
 	root.PersistentFlags().BoolVar(&b.Registry, "registry", false, "use the base images that the Dockerfiles name instead of ones made here")
 	root.AddCommand(
 		&cobra.Command{Use: "dist", Short: "Build the binaries and libraries into dist/", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return b.Dist(cmd.Context()) }},
-		&cobra.Command{Use: "base", Short: "Lay out dist/base, the root file system of the base image", Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error { return b.Base(cmd.Context()) }},
-		&cobra.Command{Use: "all", Short: "Build every image and print its name", Args: cobra.NoArgs,
+		&cobra.Command{Use: "all", Short: "Build every image but nccl-tests, and print their names", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				images, err := b.All(cmd.Context())
 				if err != nil {
@@ -49,6 +49,21 @@ func command() *cobra.Command {
 				}
 				return nil
 			}},
+		ncclTests(&b),
 	)
 	return root
+}
+
+func ncclTests(b *build.Builder) *cobra.Command {
+	var source string
+	cmd := &cobra.Command{Use: "nccl-tests", Short: "Build NVIDIA's nccl-tests into an image and print its name (5 to 10 minutes on 2 cores)", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			name, err := b.NCCLTests(cmd.Context(), source)
+			if err == nil {
+				fmt.Println(name)
+			}
+			return err
+		}}
+	cmd.Flags().StringVar(&source, "source", "", "folder with the source of nccl-tests, instead of the commit that the Dockerfile names")
+	return cmd
 }

@@ -81,6 +81,13 @@ var recipes = []recipe{
 		estimate: "1 to 3 minutes on 2 cores",
 	},
 	{
+		name:     "mpi-operator",
+		module:   "github.com/kubeflow/mpi-operator",
+		binaries: []binary{{"mpi-operator", "github.com/kubeflow/mpi-operator/cmd/mpi-operator"}},
+		keep:     map[string]string{"manifests": "manifests"},
+		estimate: "1 to 5 minutes on 2 cores",
+	},
+	{
 		name:     "helm",
 		module:   "helm.sh/helm/v4",
 		binaries: []binary{{"helm", "helm.sh/helm/v4/cmd/helm"}},

@@ -29,8 +29,15 @@ const (
 	Plugin   = "localhost/evenkeel-plugin:dev"
 	Bench    = "localhost/evenkeel-bench:dev"
 	Training = "localhost/evenkeel-training:dev"
-	base     = "localhost/evenkeel-base:dev"
+	// NCCLTests is not one of All: see [Builder.NCCLTests].
+	NCCLTests = "localhost/evenkeel-nccl-tests:dev"
+
+	debianImage = "localhost/evenkeel-debian:dev"
+	mpiImage    = "localhost/evenkeel-mpi:dev"
 )
+
+// keyLabel is an image's label with a hash of what it was made from.
+const keyLabel = "evenkeel.dev/made-from"
 
 // PluginDir is where the plugin's files lie inside the plugin image.
 const PluginDir = "/plugin"
@@ -79,112 +86,213 @@ func (b Builder) Dist(ctx context.Context) error {
 		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install")
 }
 
-// Base lays out dist/base: busybox with its applets, and the C library and loader of this machine. It is enough to run
-// a dynamically linked program built here, and serves as the base image where no registry can be reached.
-func (b Builder) Base(ctx context.Context) error {
-	root, err := toolbox.Root()
+// debian makes an image of Debian where no registry serves one: the release of this machine, so that what is built here
+// runs in it, with no more than apt needs. It returns the image's id.
+func (b Builder) debian(ctx context.Context, root string) (string, error) {
+	release, err := codename("/etc/os-release")
 	if err != nil {
-		return err
+		return "", err
+	}
+	i := image{file: "images/base/Dockerfile", name: debianImage}
+	key, err := i.key(root, release)
+	if err != nil {
+		return "", err
+	}
+	if b.has(ctx, debianImage, key) {
+		return b.id(ctx, debianImage)
+	}
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "debootstrap", Package: "debootstrap"}}); err != nil {
+		return "", err
 	}
 	dir := filepath.Join(root, "dist", "base")
 	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("clear %s: %w", dir, err)
+		return "", fmt.Errorf("clear %s: %w", dir, err)
 	}
-	for _, d := range []string{"bin", "usr/bin", "usr/local/bin", "etc", "tmp", "lib64"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			return fmt.Errorf("make base: %w", err)
+	defer os.RemoveAll(dir) // best effort: it is in the image
+	b.say("making a base of Debian " + release + " (a minute or two, once)")
+	if err := b.run(ctx, root, nil, "debootstrap", "--variant=minbase", release, dir); err != nil {
+		return "", err
+	}
+	for _, unused := range []string{"var/cache/apt/archives", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man"} {
+		// The folders themselves stay: apt wants some of them.
+		entries, err := os.ReadDir(filepath.Join(dir, unused))
+		if err != nil {
+			return "", fmt.Errorf("make base: %w", err)
+		}
+		for _, e := range entries {
+			if err := os.RemoveAll(filepath.Join(dir, unused, e.Name())); err != nil {
+				return "", fmt.Errorf("make base: %w", err)
+			}
 		}
 	}
-	if err := os.Chmod(filepath.Join(dir, "tmp"), 0o1777); err != nil {
-		return fmt.Errorf("make base: %w", err)
+	if err := b.build(ctx, root, i, key); err != nil {
+		return "", err
 	}
-	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "busybox", Package: "busybox-static"}}); err != nil {
-		return err
-	}
-	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		return fmt.Errorf("base: %w", err)
-	}
-	if err := copyFile(busybox, filepath.Join(dir, "bin", "busybox")); err != nil {
-		return err
-	}
-	applets, err := exec.CommandContext(ctx, busybox, "--list").Output()
-	if err != nil {
-		return fmt.Errorf("list busybox's applets: %w", err)
-	}
-	for _, a := range strings.Fields(string(applets)) {
-		if a == "busybox" {
-			continue
-		}
-		if err := os.Symlink("busybox", filepath.Join(dir, "bin", a)); err != nil {
-			return fmt.Errorf("link applet %s: %w", a, err)
-		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "etc", "passwd"), []byte("root:x:0:0::/:/bin/sh\nnonroot:x:65532:65532::/:/bin/sh\n"), 0o644); err != nil {
-		return fmt.Errorf("make base: %w", err)
-	}
-	libraries, err := sharedLibraries(ctx, filepath.Join(root, "dist", "evenkeel-bench"))
-	if err != nil {
-		return err
-	}
-	for _, lib := range libraries {
-		if err := copyFile(lib, filepath.Join(dir, lib)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.id(ctx, debianImage)
 }
 
-// All builds every image and returns their names.
-func (b Builder) All(ctx context.Context) ([]string, error) {
-	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "buildah", Package: "buildah"}}); err != nil {
-		return nil, err
+// codename is the name of the Debian release that a file like /etc/os-release describes.
+func codename(path string) (string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("which release of Debian this is: %w", err)
 	}
-	if err := b.Dist(ctx); err != nil {
-		return nil, err
+	name := regexp.MustCompile(`(?m)^VERSION_CODENAME="?([a-z]+)"?$`).FindSubmatch(text)
+	if name == nil || !regexp.MustCompile(`(?m)^ID=debian$`).Match(text) {
+		return "", fmt.Errorf("%s does not describe a release of Debian, for the base of the images: build with --registry instead", path)
 	}
-	operatorBase, benchBase := "", ""
-	if !b.Registry {
-		if err := b.Base(ctx); err != nil {
-			return nil, err
-		}
-		if err := b.image(ctx, "images/base/Dockerfile", base); err != nil {
-			return nil, err
-		}
-		operatorBase, benchBase = "scratch", base
-	}
-	for _, i := range []struct {
-		file, name string
-		args       []string
-	}{
-		{"Dockerfile", Operator, []string{"BASE_IMAGE=" + operatorBase}},
-		{"images/plugin/Dockerfile", Plugin, nil},
-		{"images/bench/Dockerfile", Bench, []string{"BASE_IMAGE=" + benchBase}},
-		{"images/training/Dockerfile", Training, []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
-	} {
-		if err := b.image(ctx, i.file, i.name, i.args...); err != nil {
-			return nil, err
-		}
-	}
-	return []string{Operator, Plugin, Bench, Training}, nil
+	return string(name[1]), nil
 }
 
-func (b Builder) image(ctx context.Context, file, name string, args ...string) error {
+// mpi makes the base of images that MPIJobs run, unless it is there.
+func (b Builder) mpi(ctx context.Context) error {
 	root, err := toolbox.Root()
 	if err != nil {
 		return err
 	}
-	b.say("building image " + name)
+	i, parent := image{file: "images/mpi/Dockerfile", name: mpiImage}, ""
+	if !b.Registry {
+		if parent, err = b.debian(ctx, root); err != nil {
+			return err
+		}
+		i.args = []string{"BASE_IMAGE=" + debianImage}
+	}
+	key, err := i.key(root, parent)
+	if err != nil || b.has(ctx, mpiImage, key) {
+		return err
+	}
+	return b.build(ctx, root, i, key)
+}
+
+// All builds every image that the chart and the tests need, and returns their names.
+func (b Builder) All(ctx context.Context) ([]string, error) {
+	if err := b.ready(ctx); err != nil {
+		return nil, err
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return nil, err
+	}
+	operator := image{file: "Dockerfile", name: Operator}
+	if !b.Registry {
+		operator.args = []string{"BASE_IMAGE=scratch"}
+	}
+	var names []string
+	for _, i := range []image{
+		operator,
+		{file: "images/plugin/Dockerfile", name: Plugin},
+		{file: "images/bench/Dockerfile", name: Bench, args: []string{"BASE_IMAGE=" + mpiImage}},
+		{file: "images/training/Dockerfile", name: Training, args: []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
+	} {
+		if err := b.build(ctx, root, i, ""); err != nil {
+			return nil, err
+		}
+		names = append(names, i.name)
+	}
+	return names, nil
+}
+
+// NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; where it is empty, the
+// commit that the Dockerfile names is fetched.
+func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
+	if err := b.ready(ctx); err != nil {
+		return "", err
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return "", err
+	}
+	if err := b.build(ctx, root, image{file: "images/plugin/Dockerfile", name: Plugin}, ""); err != nil {
+		return "", err
+	}
+	i := image{file: "images/nccl-tests/Dockerfile", name: NCCLTests, args: []string{"MPI_IMAGE=" + mpiImage, "PLUGIN_IMAGE=" + Plugin}}
+	if folder != "" {
+		// Into what buildah is given to copy from.
+		source := filepath.Join("dist", "nccl-tests")
+		if err := os.RemoveAll(filepath.Join(root, source)); err != nil {
+			return "", fmt.Errorf("clear %s: %w", source, err)
+		}
+		if err := os.CopyFS(filepath.Join(root, source), os.DirFS(folder)); err != nil {
+			return "", fmt.Errorf("copy the source of nccl-tests: %w", err)
+		}
+		i.args = append(i.args, "NCCL_TESTS_FOLDER="+source)
+	}
+	if certificates := os.Getenv("PIP_CERT"); certificates != "" {
+		// A proxy's own, which no image has.
+		const inside = "/run/certificates.pem"
+		i.args, i.flags = append(i.args, "PIP_CERT="+inside), []string{"--volume", certificates + ":" + inside + ":ro"}
+	}
+	return i.name, b.build(ctx, root, i, "")
+}
+
+// ready makes what all images are built from.
+func (b Builder) ready(ctx context.Context) error {
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "buildah", Package: "buildah"}}); err != nil {
+		return err
+	}
+	if err := b.Dist(ctx); err != nil {
+		return err
+	}
+	return b.mpi(ctx)
+}
+
+// An image is one Dockerfile of the checkout.
+type image struct {
+	file, name string
+	args       []string // NAME=VALUE
+	flags      []string // buildah's, besides those of every image
+}
+
+// key tells whether an image has to be made anew: it follows from the Dockerfile's folder, the arguments, and what else the
+// image is made from.
+func (i image) key(root string, from string) (string, error) {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%q %q\n", i.args, from)
+	folder := filepath.Join(root, filepath.Dir(i.file))
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return "", fmt.Errorf("image %s: %w", i.name, err)
+	}
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(folder, e.Name()))
+		if err != nil {
+			return "", fmt.Errorf("image %s: %w", i.name, err)
+		}
+		fmt.Fprintf(hash, "%s %d\n%s", e.Name(), len(text), text)
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+// has reports whether buildah has the image, made with the key.
+func (b Builder) has(ctx context.Context, name, key string) bool {
+	out, err := exec.CommandContext(ctx, "buildah", "inspect", "--type", "image", "--format", `{{index .OCIv1.Config.Labels "`+keyLabel+`"}}`, name).Output()
+	return err == nil && strings.TrimSpace(string(out)) == key
+}
+
+// id is an image's, which follows from its content.
+func (b Builder) id(ctx context.Context, name string) (string, error) {
+	out, err := exec.CommandContext(ctx, "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", name).Output()
+	if err != nil {
+		return "", fmt.Errorf("look at image %s: %w", name, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// build builds the image; a key, if there is one, stays with it.
+func (b Builder) build(ctx context.Context, root string, i image, key string) error {
+	b.say("building image " + i.name)
 	// chroot isolation needs neither user namespaces nor a container runtime; a fixed time keeps digests equal for equal content.
-	argv := []string{"build", "--isolation", "chroot", "--layers=false", "--timestamp", "0", "-f", file, "-t", name}
+	argv := []string{"build", "--isolation", "chroot", "--layers=false", "--timestamp", "0", "-f", i.file, "-t", i.name}
 	if !b.Registry {
 		argv = append(argv, "--pull=never")
 	}
-	for _, a := range args {
-		if !strings.HasSuffix(a, "=") {
-			argv = append(argv, "--build-arg", a)
-		}
+	if key != "" {
+		argv = append(argv, "--label", keyLabel+"="+key)
 	}
+	for _, a := range i.args {
+		argv = append(argv, "--build-arg", a)
+	}
+	argv = append(argv, i.flags...)
 	return b.run(ctx, root, nil, "buildah", append(argv, ".")...)
 }
 
@@ -248,32 +356,6 @@ func writeManifest(ctx context.Context, root, library, path string) error {
 		return fmt.Errorf("manifest: %w", err)
 	}
 	return nil
-}
-
-// sharedLibraries lists what a program needs at run time, the loader included, plus the resolver's modules, which the
-// C library opens by itself.
-func sharedLibraries(ctx context.Context, program string) ([]string, error) {
-	out, err := exec.CommandContext(ctx, "ldd", program).Output()
-	if err != nil {
-		return nil, fmt.Errorf("ldd %s: %w", program, err)
-	}
-	libs := regexp.MustCompile(`(/\S+)\s+\(0x`).FindAllStringSubmatch(string(out), -1)
-	var paths []string
-	for _, l := range libs {
-		paths = append(paths, l[1])
-	}
-	if len(paths) == 0 {
-		return nil, fmt.Errorf("ldd %s: no libraries found in %q", program, out)
-	}
-	for _, name := range []string{"libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2"} {
-		path := filepath.Join(filepath.Dir(paths[0]), name)
-		if _, err := os.Stat(path); err == nil {
-			paths = append(paths, path)
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("resolver module: %w", err)
-		}
-	}
-	return paths, nil
 }
 
 func copyFile(from, to string) error {

@@ -50,6 +50,7 @@ func TestParse(t *testing.T) {
 		"layout-nccl-tests-json.log":        {rows: 3, average: 3.5, peak: 6, networks: []nccltests.Network{{Name: "Evenkeel", Version: 11}}},
 		"layout-nccl-tests-fallback.log":    {rows: 3, average: 3.5, peak: 6, networks: []nccltests.Network{{Name: "Socket"}}},
 		"layout-nccl-tests-no-driver.log":   {err: "no results; it reports: node-a: Test CUDA failure common.cu:1234 'no CUDA-capable device is detected'", failure: nccltests.FailureDriver},
+		"nccl-tests-no-driver.log":          {err: "no results; it reports: nccl-b4084f-p1-0-worker-0: Test CUDA failure util.cu:674 'CUDA driver version is insufficient for CUDA runtime version'", failure: nccltests.FailureDriver},
 	}
 	files, err := filepath.Glob("testdata/*.log")
 	if err != nil || len(files) != len(tests) {

@@ -35,6 +35,10 @@ const (
 	gpuName    = corev1.ResourceName("nvidia.com/gpu")
 )
 
+// resolved runs its arguments when the names of an MPIJob's workers, which are ready, have reached the DNS, or after half a
+// minute: ssh does not ask twice.
+const resolved = `for h in $(cut -d " " -f 1 /etc/mpi/hostfile); do i=0; until getent hosts "$h" >/dev/null || [ $i -gt 150 ]; do i=$((i+1)); sleep 0.2; done; done; exec "$@"`
+
 // MPIJobKind is the kind of the mpi-operator that is used.
 var MPIJobKind = schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJob"}
 
@@ -126,16 +130,19 @@ func (c Check) MPIJob(w preflight.Work) (*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	environment := []corev1.EnvVar{
-		{Name: "MASTER_ADDR", Value: fmt.Sprintf("%s-worker-0.%s.%s.svc", name, name, c.Object.Namespace)},
-		{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
+	var environment []corev1.EnvVar
+	if w.Stage != evenkeel.StageLocal {
+		environment = []corev1.EnvVar{
+			{Name: "MASTER_ADDR", Value: fmt.Sprintf("%s-worker-0.%s.%s.svc", name, name, c.Object.Namespace)},
+			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
+		}
 	}
 	launcher, err := c.template(name, w, evenkeel.RoleLauncher, nil, environment)
 	if err != nil {
 		return nil, err
 	}
 	// Processes that mpirun starts on the workers get the variables that it is told to pass on.
-	command := []string{"mpirun", "-np", strconv.Itoa(len(w.Nodes) * slots), "--bind-to", "none"}
+	command := []string{"sh", "-c", resolved, "sh", "mpirun", "-np", strconv.Itoa(len(w.Nodes) * slots), "--bind-to", "none"}
 	for _, e := range launcher.Spec.Containers[0].Env {
 		command = append(command, "-x", e.Name)
 	}

@@ -1,6 +1,7 @@
 package specs
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -130,7 +131,7 @@ func TestAnMPIJobPassesTheSettingsOn(t *testing.T) {
 	}
 	list, _, _ := unstructured.NestedStringSlice(container("Launcher"), "command")
 	command := strings.Join(list, " ")
-	for _, want := range []string{"mpirun -np 16 ", " -x NCCL_NET_PLUGIN ", " -x EVENKEEL_FLOWS ", " -x NCCL_DEBUG ", " -x MASTER_ADDR ", " reduce_scatter_perf -b 1048576 "} {
+	for _, want := range []string{"sh -c for h in ", " sh mpirun -np 16 ", " -x NCCL_NET_PLUGIN ", " -x EVENKEEL_FLOWS ", " -x NCCL_DEBUG ", " -x MASTER_ADDR ", " reduce_scatter_perf -b 1048576 "} {
 		if !strings.Contains(command, want) {
 			t.Errorf("%q lacks %q", command, want)
 		}
@@ -151,5 +152,25 @@ func TestAnMPIJobPassesTheSettingsOn(t *testing.T) {
 		if e := e.(map[string]any); e["name"] == "EVENKEEL_FLOWS" && e["value"] != "2" {
 			t.Errorf("the check's own %v does not win", e)
 		}
+	}
+}
+
+// A benchmark that starts its own ranks refuses to be told where rank 0 is.
+func TestLocalRunsHaveNoMaster(t *testing.T) {
+	local := preflight.Work{Stage: evenkeel.StageLocal, Round: 1, Nodes: []string{"a"}, Device: -1}
+	job, err := check(nil).Job(local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mpiJob, err := check(nil).MPIJob(local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	launcher, _, err := unstructured.NestedSlice(mpiJob.Object, "spec", "mpiReplicaSpecs", "Launcher", "template", "spec", "containers")
+	if err != nil || len(launcher) != 1 {
+		t.Fatalf("%v %v", launcher, err)
+	}
+	if text := fmt.Sprint(launcher); value(job.Spec.Template.Spec.Containers[0].Env, "MASTER_ADDR") != "" || strings.Contains(text, "MASTER_") || !strings.Contains(text, "--spawn 2") {
+		t.Error(text)
 	}
 }

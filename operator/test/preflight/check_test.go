@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -534,6 +536,24 @@ func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
 		t.Errorf("%d MPIJobs are left (%v)", len(left.Items), err)
 	}
 	once(t, f.all())
+}
+
+func TestAMissingDriverBlamesNobody(t *testing.T) {
+	log, err := os.ReadFile(filepath.Join("..", "..", "internal", "nccltests", "testdata", "nccl-tests-no-driver.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFleet(t, func([]string) ending { return ending{failure: "it ends with an error", log: string(log)} })
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "driver", 4)
+	c := ended(t, newCheck(t, "driver", func(s *evenkeel.NetworkCheckSpec) {
+		gpus := int32(1)
+		s.Stages = []evenkeel.Stage{evenkeel.StagePairs}
+		s.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerNCCLTests, Image: "registry.example.com/nccl-tests:1", GPUsPerNode: &gpus}
+	}))
+	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || s.BadNodes != "" || len(found(c, "Inconclusive")) != 4 || !strings.Contains(s.Message, "no usable GPU driver: ") {
+		t.Errorf("%+v", s)
+	}
 }
 
 func TestRefusedChecksSayWhy(t *testing.T) {

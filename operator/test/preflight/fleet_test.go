@@ -31,6 +31,8 @@ type ending struct {
 	speed   float64
 	network string
 	failure string
+	// log is what it writes, if not what would follow from the above.
+	log string
 	// waiting is a reason for which the pods' containers wait, forever.
 	waiting string
 	// running leaves the pods running, and silent keeps the log of pods that ended.
@@ -217,6 +219,7 @@ func (f *fleet) mpiJobs(ctx context.Context) error {
 			continue
 		}
 		var nodes []string
+		end := "Succeeded"
 		for _, role := range []string{"Worker", "Launcher"} {
 			content, _, err := unstructured.NestedMap(j.Object, "spec", "mpiReplicaSpecs", role, "template")
 			if err != nil {
@@ -242,6 +245,9 @@ func (f *fleet) mpiJobs(ctx context.Context) error {
 				if role == "Launcher" {
 					e = f.end(nodes)
 				}
+				if e.failure != "" {
+					end = "Failed"
+				}
 				if err := f.pod(ctx, pod, e, nodes); err != nil {
 					return err
 				}
@@ -250,7 +256,7 @@ func (f *fleet) mpiJobs(ctx context.Context) error {
 		f.mu.Lock()
 		f.runs[j.GetUID()] = madeRun{j.GetName(), nodes}
 		f.mu.Unlock()
-		if err := unstructured.SetNestedSlice(j.Object, []any{map[string]any{"type": "Succeeded", "status": "True", "reason": "MPIJobSucceeded", "message": "it ended"}}, "status", "conditions"); err != nil {
+		if err := unstructured.SetNestedSlice(j.Object, []any{map[string]any{"type": end, "status": "True", "reason": "MPIJob" + end, "message": "it ended"}}, "status", "conditions"); err != nil {
 			return err
 		}
 		if err := admin.Status().Update(ctx, j); err != nil {
@@ -292,6 +298,9 @@ func (f *fleet) pod(ctx context.Context, pod *corev1.Pod, e ending, nodes []stri
 
 // text is what evenkeel-bench would write.
 func text(e ending, nodes []string) string {
+	if e.log != "" {
+		return e.log
+	}
 	if e.failure != "" {
 		return "error: " + e.failure + "\n"
 	}

@@ -32,6 +32,7 @@ func TestMeasure(t *testing.T) {
 		"layout-nccl-tests.log":           {verdict.Measured, "Evenkeel"},
 		"layout-nccl-tests-fallback.log":  {verdict.Measured, "Socket"},
 		"layout-nccl-tests-no-driver.log": {verdict.Fault, ""},
+		"nccl-tests-no-driver.log":        {verdict.Fault, ""},
 		"evenkeel-noplugin.log":           {verdict.Fault, ""},
 		"cut-evenkeel-after-two-rows.log": {verdict.Fault, ""},
 	} {
@@ -42,6 +43,9 @@ func TestMeasure(t *testing.T) {
 		m := measure(text)
 		if m.Outcome != want.outcome || (m.Detail == "") != (want.outcome == verdict.Measured) {
 			t.Errorf("%s: %+v", file, m)
+		}
+		if driver := strings.Contains(file, "no-driver"); driver != strings.HasPrefix(m.Detail, "no usable GPU driver: ") {
+			t.Errorf("%s: %q", file, m.Detail)
 		}
 		if want.network != "" && (len(m.Networks) != 1 || m.Networks[0].Name != want.network || m.BusBW <= 0) {
 			t.Errorf("%s: %+v", file, m)

@@ -138,6 +138,8 @@ func measure(log []byte) preflight.Measurement {
 	case err == nil:
 	case report.Failure != nil && report.Failure.Kind == nccltests.FailureRun:
 		m.Outcome, m.BusBW, m.Detail = verdict.Broken, 0, report.Failure.Line
+	case report.Failure != nil && report.Failure.Kind == nccltests.FailureDriver:
+		return fault("no usable GPU driver: " + report.Failure.Line)
 	default:
 		return fault(err.Error())
 	}
