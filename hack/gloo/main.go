@@ -168,7 +168,7 @@ func build(ctx context.Context, folder string) (string, error) {
 		return "", err
 	}
 	driver := filepath.Join(folder, "driver")
-	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, "hack/gloo/driver.cc", "-lgloo", "-pthread")
+	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, "hack/gloo/driver/driver.cc", "-lgloo", "-pthread")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("g++: %w (is this the repository's root?)\n%s", err, out)
 	}

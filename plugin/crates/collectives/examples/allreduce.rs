@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn main() -> Result<()> {
     let Launch { rank, size, master } = Launch::from_env()?;
     // Rank 0 serves the store in which all meet, where the launcher says. It must stay as long as ranks may come.
-    let (host, port) = master.unwrap_or(("127.0.0.1".to_owned(), 29500));
+    let (host, port) = master.unwrap_or_else(|| ("127.0.0.1".to_owned(), 29500));
     let _server = if rank == 0 { Some(TcpStoreServer::bind(("0.0.0.0", port))?) } else { None };
     let store = TcpStore::connect(&format!("{host}:{port}"), PATIENCE)?;
     let group = Group::join(&store, rank, size, &Way::Tcp(Tcp::from_env()?), PATIENCE)?;

@@ -15,7 +15,7 @@ use crate::plan::{self, Action, Place, Plan, Transfer, consecutive};
 use crate::pulse::{Failure, tell_all};
 use crate::reduction::{Element, Reduction};
 use crate::rendezvous::{Way, meet};
-use crate::run::{Job, run};
+use crate::run::{Combine, Job, run};
 use crate::store::Store;
 use crate::{Op, bytes};
 
@@ -552,7 +552,7 @@ impl Group {
         (element, piece): (usize, usize),
         input: &[u8],
         work: &mut [u8],
-        (combine, call): (&(dyn Fn(&mut [u8], &[u8]) + Sync), &Call),
+        (combine, call): (Combine<'_>, &Call),
     ) -> Result<()> {
         let job = Job {
             mesh: &self.mesh,
@@ -835,10 +835,19 @@ mod tests {
     fn who_aborts_ends_it_for_all() {
         for way in ways() {
             ranks(3, &way, |group| {
+                // All have joined when these have come.
                 if group.rank() == 1 {
+                    for other in [0, 2] {
+                        group.recv(other, &mut [0], &Call::default()).unwrap();
+                    }
                     group.abort("out of disk");
                 }
-                let error = group.barrier(&Call::default()).unwrap_err();
+                // Whichever is in progress ends with it.
+                let sent = match group.rank() {
+                    1 => Ok(()),
+                    _ => group.send(1, &[1], &Call::default()),
+                };
+                let error = sent.and_then(|()| group.barrier(&Call::default())).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Aborted);
                 assert!(error.to_string().contains("out of disk"), "{error}");
                 assert!(!error.is_group_usable() && group.failure().is_some());
@@ -900,16 +909,23 @@ mod tests {
         });
     }
 
-    /// As threads of one process, and with one set of threads for the transport.
+    fn many(way: &Way) {
+        ranks(32, way, |group| {
+            assert_eq!(choose::allreduce(32, 8), Algorithm::RecursiveDoubling);
+            let mut data = [group.rank() as i64];
+            group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
+            assert_eq!(data[0], 31 * 16);
+        });
+    }
+
     #[test]
-    fn many_ranks_share_a_process() {
-        for way in ways() {
-            ranks(32, &way, |group| {
-                assert_eq!(choose::allreduce(32, 8), Algorithm::RecursiveDoubling);
-                let mut data = [group.rank() as i64];
-                group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
-                assert_eq!(data[0], 31 * 16);
-            });
-        }
+    fn many_ranks_share_a_process_and_its_memory() {
+        many(&Way::SharedMemory);
+    }
+
+    /// With one set of threads for the transport.
+    #[test]
+    fn many_ranks_share_a_process_and_its_network() {
+        many(&Way::Tcp(crate::Tcp::on("lo").unwrap()));
     }
 }

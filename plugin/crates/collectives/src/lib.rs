@@ -34,7 +34,7 @@
 //!   that were waited for. A rank whose process was killed, is stopped, or is behind a cut link is named by all others within
 //!   that time, also by those that do not talk to it. Afterwards the group cannot be used, and says so
 //!   ([`Error::is_group_usable`]); make another one.
-//! * **Waiting** costs a processor for some microseconds and then nothing.
+//! * **Waiting** costs a processor for two milliseconds, which it yields to whoever wants it, and then nothing.
 
 mod bytes;
 mod choose;

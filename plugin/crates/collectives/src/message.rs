@@ -66,14 +66,13 @@ impl Wanted<'_> {
                 Ok((true, None)) => wait.moved(),
                 Ok((false, None)) => {
                     let mut found = None;
-                    let waited =
-                        wait.idle(false, || vec![whom], &mut || match look(&receive.receipt) {
-                            Ok((false, None)) => false,
-                            other => {
-                                found = Some(other);
-                                true
-                            }
-                        });
+                    let waited = wait.idle(|| vec![whom], &mut || match look(&receive.receipt) {
+                        Ok((false, None)) => false,
+                        other => {
+                            found = Some(other);
+                            true
+                        }
+                    });
                     match found {
                         Some(Err(trouble)) => break Err(wait.trouble(trouble)),
                         Some(Ok(_)) => wait.moved(),
@@ -118,7 +117,7 @@ impl Wanted<'_> {
                 Ok(Some(place)) => return Ok(place),
                 Ok(None) => {
                     let mut found = None;
-                    let waited = wait.idle(false, || from.to_vec(), &mut || match look() {
+                    let waited = wait.idle(|| from.to_vec(), &mut || match look() {
                         Ok(None) => false,
                         other => {
                             found = Some(other);

@@ -585,6 +585,8 @@ mod tests {
         }
     }
 
+    type PartsPlan = fn(Place, &[Range<usize>]) -> Plan;
+
     fn uneven(size: usize, count: usize) -> Vec<Range<usize>> {
         let mut chance = Chance::new(size as u64);
         let mut left = count;
@@ -600,8 +602,7 @@ mod tests {
 
     #[test]
     fn every_reduce_scatter_leaves_each_its_part() {
-        let plans: [fn(Place, &[Range<usize>]) -> Plan; 2] =
-            [reduce_scatter_ring, reduce_scatter_direct];
+        let plans: [PartsPlan; 2] = [reduce_scatter_ring, reduce_scatter_direct];
         each(|size, count, rendezvous| {
             for plan in plans {
                 let (inputs, parts) = (numbers(size, count), uneven(size, count));
@@ -617,7 +618,7 @@ mod tests {
 
     #[test]
     fn every_allgather_gives_all_to_all() {
-        let plans: [fn(Place, &[Range<usize>]) -> Plan; 3] =
+        let plans: [PartsPlan; 3] =
             [allgather_ring, allgather_direct, allgather_recursive_doubling];
         each(|size, count, rendezvous| {
             for (which, plan) in plans.iter().enumerate() {

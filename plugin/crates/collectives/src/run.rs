@@ -14,8 +14,6 @@ use crate::wait::Wait;
 
 /// Pieces that are looked at together; more where a step has more transfers.
 const WINDOW: usize = 16;
-/// What is larger is moved by other threads, which need the processor.
-const LARGE: usize = 64 << 10;
 
 /// Combines what is received (second) with what is there (first); both hold the same whole number of elements.
 pub(crate) type Combine<'a> = &'a (dyn Fn(&mut [u8], &[u8]) + Sync);
@@ -165,17 +163,15 @@ impl Flight<'_> {
                 Ok(_) if self.first == self.pieces.len() => return Ok(()),
                 Ok(true) => wait.moved(),
                 Ok(false) => {
-                    let large = self.in_window().any(|piece| piece.length > LARGE);
                     let ranks = self.ranks();
                     let mut found = None;
-                    let waited =
-                        wait.idle(large, || ranks.clone(), &mut || match self.advance(job) {
-                            Ok(false) => false,
-                            other => {
-                                found = Some(other);
-                                true
-                            }
-                        });
+                    let waited = wait.idle(|| ranks.clone(), &mut || match self.advance(job) {
+                        Ok(false) => false,
+                        other => {
+                            found = Some(other);
+                            true
+                        }
+                    });
                     match found {
                         Some(Err(trouble)) => return Err(wait.trouble(trouble)),
                         Some(Ok(_)) => wait.moved(),

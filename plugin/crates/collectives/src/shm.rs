@@ -40,6 +40,8 @@ const READ: usize = 128;
 const SENDER_SLEEPS: usize = 256;
 /// Whether the receiver wants to be woken.
 const RECEIVER_SLEEPS: usize = 384;
+/// Most senders that have connected and passed nothing yet.
+const MOST_ARRIVING: usize = 1024;
 /// Most messages that wait for room in a ring.
 const MOST_WAITING: usize = 32;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -54,6 +56,8 @@ pub(crate) struct Shm {
     ends: Mutex<Vec<Weak<End>>>,
     /// Held by who listens to the sockets.
     listening: Mutex<()>,
+    /// Senders that have connected and not passed their rings yet.
+    arriving: Mutex<VecDeque<UnixStream>>,
 }
 
 /// One side's end of a link.
@@ -80,7 +84,14 @@ impl Shm {
             .and_then(|address| UnixListener::bind_addr(&address))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| Error::system(what, error))?;
-        Ok(Self { listener, name, boot, ends: Mutex::default(), listening: Mutex::new(()) })
+        Ok(Self {
+            listener,
+            name,
+            boot,
+            ends: Mutex::default(),
+            listening: Mutex::new(()),
+            arriving: Mutex::default(),
+        })
     }
 
     fn end(
@@ -113,18 +124,16 @@ impl Shm {
         self.end(ring, stream, SENDER_SLEEPS, RECEIVER_SLEEPS)
     }
 
-    /// Takes what a sender passed on; `None` if that is not a ring, or not from this user.
-    fn receive(&self, stream: UnixStream) -> io::Result<Option<Arc<End>>> {
-        if sockopt::socket_peercred(&stream)?.uid != rustix::process::geteuid() {
+    /// Takes what a sender passes on; `None` if that is not a ring, or not from this user.
+    fn receive(&self, stream: &UnixStream) -> io::Result<Option<(Shared, UnixStream)>> {
+        if sockopt::socket_peercred(stream)?.uid != rustix::process::geteuid() {
             return Ok(None);
         }
-        // The sender passes the ring right after it has connected.
-        stream.set_read_timeout(Some(Duration::from_millis(500)))?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
         recvmsg(
-            &stream,
+            stream,
             &mut [IoSliceMut::new(&mut byte)],
             &mut ancillary,
             RecvFlags::CMSG_CLOEXEC,
@@ -139,8 +148,7 @@ impl Shm {
         if !whole || !fcntl_get_seals(&file)?.contains(SEALS) {
             return Ok(None);
         }
-        let ring = Shared::map(&file, FRONT + RING)?;
-        self.end(ring, stream, RECEIVER_SLEEPS, SENDER_SLEEPS).map(Some)
+        Ok(Some((Shared::map(&file, FRONT + RING)?, stream.try_clone()?)))
     }
 }
 
@@ -169,25 +177,46 @@ impl Transport for Shm {
     }
 
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
-        let stream = match self.listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error)
-                if [
-                    IoErrorKind::WouldBlock,
-                    IoErrorKind::ConnectionAborted,
-                    IoErrorKind::Interrupted,
-                ]
-                .contains(&error.kind()) =>
-            {
-                return Ok(None);
+        let failed = |error: io::Error| Error::system("shared memory", error);
+        let mut arriving = lock(&self.arriving);
+        while arriving.len() < MOST_ARRIVING {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true).map_err(failed)?;
+                    arriving.push_back(stream);
+                }
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(error)
+                    if [IoErrorKind::WouldBlock, IoErrorKind::ConnectionAborted]
+                        .contains(&error.kind()) =>
+                {
+                    break;
+                }
+                Err(error) => return Err(failed(error)),
             }
-            Err(error) => return Err(Error::system("shared memory", error)),
-        };
-        // Whoever passes no ring is no rank.
-        let end = self.receive(stream).unwrap_or(None);
-        Ok(end.map(|end| -> Box<dyn Incoming> {
-            Box::new(Reader { end, read: 0, current: None, taking: None, lent: 0, finished: 0 })
-        }))
+        }
+        for _ in 0..arriving.len() {
+            let Some(stream) = arriving.pop_front() else { break };
+            match self.receive(&stream) {
+                Ok(Some((ring, stream))) => {
+                    let end = self.end(ring, stream, RECEIVER_SLEEPS, SENDER_SLEEPS);
+                    let end = end.map_err(failed)?;
+                    return Ok(Some(Box::new(Reader {
+                        end,
+                        read: 0,
+                        current: None,
+                        taking: None,
+                        lent: 0,
+                        finished: 0,
+                    })));
+                }
+                // It has connected and not been scheduled since.
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => arriving.push_back(stream),
+                // Whoever passes no ring is no rank.
+                Ok(None) | Err(_) => {}
+            }
+        }
+        Ok(None)
     }
 
     fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {

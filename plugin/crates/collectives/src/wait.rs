@@ -7,10 +7,9 @@ use crate::error::{Error, ErrorKind, Result, list, span};
 use crate::mesh::{Mesh, Trouble};
 use crate::pulse::{Answer, Failure, Findings, Operation, ask_around, tell_all};
 
-/// How long to stay awake for a small message: a few round trips.
-const AWAKE: Duration = Duration::from_micros(150);
-/// And for large ones, which other threads move: these need the processor.
-const AWAKE_FOR_LARGE: Duration = Duration::from_micros(10);
+/// How long to stay awake. Who asks often is who moves the bytes, and what comes right after it has fallen asleep waits until the
+/// transport's thread looks after it, a millisecond later: were this shorter, ranks that wait for each other would take turns at that.
+const AWAKE: Duration = Duration::from_millis(2);
 /// The longest sleep. What others tell is seen after it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// While there is no link yet, nobody wakes us.
@@ -63,13 +62,12 @@ impl<'a> Wait<'a> {
     /// When the group has failed, a rank that is waited for is lost, or nothing has moved for the whole timeout.
     pub(crate) fn idle(
         &mut self,
-        large: bool,
         ranks: impl Fn() -> Vec<usize>,
         look: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let now = Instant::now();
         let idle = now - *self.since.get_or_insert(now);
-        if idle < if large { AWAKE_FOR_LARGE } else { AWAKE } {
+        if idle < AWAKE {
             thread::yield_now();
             return Ok(());
         }

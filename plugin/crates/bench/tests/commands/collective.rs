@@ -59,7 +59,7 @@ fn ranks_meet_in_a_folder_or_at_rank_0() {
 #[test]
 fn what_makes_no_sense_is_one_line() {
     for (arguments, says) in [
-        (&["--elements", "1"][..], "RANK"),
+        (&["--elements", "1"][..], "WORLD_SIZE"),
         (&["--size", "2", "--rank", "2", "--shared-path", "/tmp"], "rank 2 is not below"),
         (&["--spawn", "2", "--tcp-device", "none0"], "none0"),
         (&["--spawn", "3", "sendrecv_roundtrip"], "2 ranks"),

@@ -7,6 +7,9 @@ use crate::process::{Running, bench};
 /// Holds a network namespace until its standard input ends.
 const HOLD: [&str; 4] = ["--net", "sh", "-c", "ip link set lo up && echo ready && exec cat"];
 
+/// Waits until both ends of the link are up.
+const CARRIER: &str = "until ip -o link show type veth | grep -q LOWER_UP; do :; done";
+
 fn start(mut command: Command, stdin: Stdio) -> Running {
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     Running::start(command)
@@ -31,14 +34,20 @@ fn a_rank_behind_a_cut_link_is_named_by_every_other() {
     let ((near, here), (far, there)) = (hold(), hold());
     let folder = std::env::temp_dir().join(format!("evenkeel-cut-{}", std::process::id()));
     let host = far.id().to_string();
-    inside(&here, &["ip", "link", "add", "a", "type", "veth", "peer", "name", "b", "netns", &host]);
-    inside(&here, &["ip", "addr", "add", "10.9.0.1/24", "dev", "a"]);
-    inside(&there, &["ip", "addr", "add", "10.9.0.2/24", "dev", "b"]);
-    inside(&here, &["ip", "link", "set", "a", "up"]);
-    inside(&there, &["ip", "link", "set", "b", "up"]);
+    inside(
+        &here,
+        &["ip", "link", "add", "near0", "type", "veth", "peer", "name", "far0", "netns", &host],
+    );
+    inside(&here, &["ip", "addr", "add", "10.9.0.1/24", "dev", "near0"]);
+    inside(&there, &["ip", "addr", "add", "10.9.0.2/24", "dev", "far0"]);
+    inside(&here, &["ip", "link", "set", "near0", "up"]);
+    inside(&there, &["ip", "link", "set", "far0", "up"]);
+    for network in [&here, &there] {
+        inside(network, &["sh", "-c", CARRIER]);
+    }
     let mut ranks: Vec<Running> = (0..4)
         .map(|rank: usize| {
-            let (network, device) = if rank == 2 { (&there, "b") } else { (&here, "a") };
+            let (network, device) = if rank == 2 { (&there, "far0") } else { (&here, "near0") };
             let inner = bench(&[]);
             let mut command = Command::new("nsenter");
             command.arg(network).arg(inner.get_program());
@@ -60,7 +69,7 @@ fn a_rank_behind_a_cut_link_is_named_by_every_other() {
         })
         .collect();
     ranks[0].line(|line| line.starts_with('#'));
-    inside(&there, &["ip", "link", "set", "b", "down"]);
+    inside(&there, &["ip", "link", "set", "far0", "down"]);
     let behind = ranks.remove(2);
     for (rank, other) in ranks.into_iter().enumerate() {
         let ended = other.end();
