@@ -1,8 +1,8 @@
 //! Which algorithm an all-reduce takes when nobody says.
 //!
 //! The model is the usual one: an operation takes as long as its messages in a row (each costs `STEP`), the bytes that the busiest
-//! rank sends and receives (each costs `BYTE`) and the bytes that it combines (`COMBINE`). The three figures are measured, see
-//! `docs/results/collectives.md`; only their ratios matter for the choice.
+//! rank sends and receives (each costs `BYTE`) and the bytes that it combines (`COMBINE`). The three figures are about what
+//! `evenkeel-bench collective` gives for processes of one host over TCP; only their ratios matter for the choice.
 
 use crate::plan::factors;
 
