@@ -30,7 +30,11 @@ func (c *counts) add(o counts) {
 
 var stages = []stage{
 	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
-		rust, err := cargoTest(ctx, root, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce")
+		// The store in Redis is tested with a real server.
+		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
+			return counts{}, err
+		}
+		rust, err := cargoTest(ctx, root, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives")
 		if err != nil {
 			return rust, err
 		}

@@ -1,7 +1,9 @@
 //! `evenkeel-bench`: everything that measures.
 
 mod allreduce;
+mod collective;
 mod element;
+mod exercise;
 mod group;
 mod host;
 mod log;
@@ -26,6 +28,7 @@ use clap::{Parser, Subcommand};
     after_help = "\
 Examples:
   evenkeel-bench allreduce --spawn 2 --plugin ./libnccl-net-evenkeel.so
+  evenkeel-bench collective --spawn 2
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 2
 
 NCCL_DEBUG=INFO shows the plugin's own log on standard error."
@@ -39,6 +42,8 @@ struct Cli {
 enum Command {
     /// Ring all-reduce between ranks, every element checked, in nccl-tests' columns
     Allreduce(allreduce::Options),
+    /// Collectives without a GPU, with the flags and columns of Gloo's benchmark
+    Collective(collective::Options),
     /// Messages from one process to another, as NCCL's proxy moves them
     Net(net::Options),
     /// What can be set in the plugin's environment, and whether the values are valid
@@ -48,6 +53,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Allreduce(options) => allreduce::run(&options),
+        Command::Collective(options) => collective::run(&options),
         Command::Net(options) => net::run(&options),
         Command::Settings(options) => settings::run(&options).map(|()| ExitCode::SUCCESS),
     };

@@ -11,6 +11,7 @@ use evenkeel_wire::{FRAME_BYTES, Frame, FrameError};
 use socket2::{Socket, TcpKeepalive};
 
 use crate::Context;
+use crate::bell;
 use crate::counters::Counters;
 use crate::error::{Error, ErrorKind};
 use crate::sys::{self, SendBuffer, lock};
@@ -103,6 +104,7 @@ impl Base {
             self.label(),
         );
         let first = self.failure.set(Error::new(kind, message)).is_ok();
+        bell::ring();
         if first && in_flight.requests > 0 {
             self.failure();
         }

@@ -12,6 +12,7 @@
 
 mod attendance;
 mod base;
+mod bell;
 mod breadth;
 mod call;
 mod check;
@@ -51,6 +52,7 @@ mod sync {
 
 use std::sync::{Arc, Mutex, Weak};
 
+pub use bell::wait_for;
 pub use connect::Connecting;
 pub use device::Device;
 pub use error::{Error, ErrorKind};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::bell;
 use crate::error::Error;
 
 /// Most requests of one connection that may be outstanding.
@@ -25,6 +26,7 @@ impl Operation {
     /// Marks the request as done. Everything written before is visible to who sees it done.
     pub(crate) fn complete(&self, bytes: u64) {
         self.outcome.store(bytes, Ordering::Release);
+        bell::ring();
     }
 
     fn done(&self) -> Option<u64> {

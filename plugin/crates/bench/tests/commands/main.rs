@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
 mod allreduce;
+mod collective;
+mod cut;
 mod flags;
 mod interfaces;
 mod lost;

@@ -81,7 +81,9 @@ impl Running {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let line = self.out.recv_timeout(left).unwrap_or_else(|error| {
-                panic!("{error}, after:\n{}", self.seen);
+                let ended = error == mpsc::RecvTimeoutError::Disconnected;
+                let err = self.err.take().filter(|_| ended).map(|err| err.join().unwrap());
+                panic!("{error}, after:\n{}{}", self.seen, err.unwrap_or_default());
             });
             self.seen.push_str(&line);
             self.seen.push('\n');

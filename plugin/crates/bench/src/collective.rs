@@ -1,0 +1,481 @@
+//! `evenkeel-bench collective`: Gloo's benchmark over Evenkeel's collectives, with the same flags and columns.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::{ArgAction, Args, ValueEnum};
+use evenkeel_collectives::{
+    Call, Group, Launch, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer, Way, store,
+};
+use serde::Serialize;
+
+use crate::exercise::{Benchmark, Exercise};
+use crate::host::Result;
+use crate::options::RankOptions;
+use crate::spawn::spawn;
+
+/// Elements of the sweep where no number is given.
+const SWEEP: [usize; 21] = [
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+    500_000, 1_000_000, 2_000_000, 5_000_000,
+];
+/// Most samples of a row.
+const MOST_ITERATIONS: u64 = 1_000_000;
+/// Most errors of a row that are shown.
+const MOST_ERRORS: usize = 3;
+
+/// How the ranks reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    Tcp,
+    Shm,
+}
+
+/// What to measure, between whom.
+#[derive(Args, Clone, Debug)]
+#[command(
+    disable_help_flag = true,
+    after_help = "\
+Bandwidth is bytes of the buffer times iterations over the sum of the latencies, GB/s (10^9). Rank 0's times are shown.
+
+Examples:
+  evenkeel-bench collective --spawn 2
+  evenkeel-bench collective --spawn 4 --transport shm --elements 1000 allreduce_ring_chunked
+  evenkeel-bench collective --size 2 --rank 0 --redis-host 10.0.0.1 --prefix run-7 allreduce
+  mpirun -np 4 evenkeel-bench collective --shared-path /shared/run-7 allgather"
+)]
+pub(crate) struct Options {
+    /// What to do again and again
+    #[arg(value_enum, default_value_t = Benchmark::Allreduce)]
+    benchmark: Benchmark,
+    /// The number of ranks [else: the launcher's]
+    #[arg(short, long, env = "WORLD_SIZE", value_name = "N")]
+    size: Option<usize>,
+    /// This process's rank, from 0 [else: the launcher's]
+    #[arg(short, long, env = "RANK", value_name = "N")]
+    rank: Option<usize>,
+    /// Start this many ranks on this machine
+    #[arg(long, value_name = "N", conflicts_with_all = ["rank", "size"])]
+    spawn: Option<usize>,
+    /// Meet in this Redis server
+    #[arg(short = 'h', long, value_name = "HOST", group = "place")]
+    redis_host: Option<String>,
+    /// Its port
+    #[arg(short = 'p', long, default_value_t = 6379, value_name = "PORT")]
+    redis_port: u16,
+    /// Meet in this folder, which all ranks see
+    #[arg(long, value_name = "FOLDER", group = "place")]
+    shared_path: Option<String>,
+    /// Meet in this store: file:FOLDER, tcp://HOST:PORT or redis://HOST:PORT
+    #[arg(long, value_name = "ADDRESS", group = "place")]
+    store: Option<String>,
+    /// Name or address of rank 0, which serves a store if no other is named
+    #[arg(long, env = "MASTER_ADDR", value_name = "HOST")]
+    master_addr: Option<String>,
+    /// Port of rank 0
+    #[arg(long, env = "MASTER_PORT", value_name = "PORT")]
+    master_port: Option<u16>,
+    /// Part of the store for this run: another one for each
+    #[arg(short = 'x', long, default_value = "evenkeel", value_name = "NAME")]
+    prefix: String,
+    /// How the ranks reach each other; tcp also goes by the plugin's settings
+    #[arg(short, long, value_enum, default_value_t = Transport::Tcp, value_name = "NAME")]
+    transport: Transport,
+    /// Network interface for tcp [default: as NCCL_SOCKET_IFNAME says; with --spawn lo]
+    #[arg(long, value_name = "NAME")]
+    tcp_device: Option<String>,
+    /// Elements (float32) [default: from 1 to 5,000,000]
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    elements: Vec<usize>,
+    /// How long to measure each row, such as 2s or 500ms
+    #[arg(long, default_value = "2s", value_parser = time, value_name = "TIME")]
+    iteration_time: Duration,
+    /// How often instead
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MOST_ITERATIONS), value_name = "N")]
+    iteration_count: Option<u64>,
+    /// How often before that
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100_000), value_name = "N")]
+    warmup_iters: u64,
+    /// Buffers of each rank, which an allreduce combines first
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
+    inputs: u16,
+    /// Threads of each rank that do it at the same time, each with a tag of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
+    threads: u16,
+    /// Base of allreduce_bcube
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64), value_name = "N")]
+    base: u16,
+    /// Do not look whether results are right
+    #[arg(long)]
+    no_verify: bool,
+    /// Show all errors that are found, not the first ones
+    #[arg(long)]
+    show_all_errors: bool,
+    /// Show times in nanoseconds
+    #[arg(long)]
+    nanos: bool,
+    /// One line of JSON instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Seconds to wait for the other ranks, and later for any progress
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    timeout: u64,
+    /// The process that started this rank with --spawn
+    #[arg(long, hide = true)]
+    spawned_by: Option<i32>,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+/// A row, times in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Row {
+    bytes: usize,
+    elements: usize,
+    min_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+    max_us: f64,
+    bandwidth_gbps: f64,
+    iterations: usize,
+}
+
+/// All that was measured.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    benchmark: &'a str,
+    transport: &'a str,
+    device: &'a str,
+    ranks: usize,
+    threads: u16,
+    inputs: u16,
+    verified: bool,
+    rows: Vec<Row>,
+    errors: Vec<String>,
+}
+
+/// Measures.
+///
+/// # Errors
+/// One line: which option makes no sense, which rank did not come or was lost.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(ranks) = options.spawn {
+        return spawn(ranks);
+    }
+    let way = options.way()?;
+    let (group, _server) = options.join(&way)?;
+    let mut printer = Printer::start(options, &way, &group)?;
+    let sweep = if options.elements.is_empty() { &SWEEP[..] } else { &options.elements };
+    for elements in sweep {
+        let (samples, errors) = options.measure(&group, *elements)?;
+        printer.row(&samples, *elements, errors)?;
+    }
+    group.barrier(&Call::default()).map_err(|error| error.to_string())?;
+    printer.finish()
+}
+
+impl Options {
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    fn way(&self) -> Result<Way> {
+        let tcp = match (self.transport, &self.tcp_device, self.spawned_by) {
+            (Transport::Shm, ..) => return Ok(Way::SharedMemory),
+            (Transport::Tcp, Some(device), _) => Tcp::on(device),
+            (Transport::Tcp, None, Some(_)) => Tcp::on("lo"),
+            (Transport::Tcp, None, None) => Tcp::from_env(),
+        };
+        tcp.map(Way::Tcp).map_err(|error| error.to_string())
+    }
+
+    /// Joins the other ranks; also gives the store's server where this rank has it.
+    fn join(&self, way: &Way) -> Result<(Group, Option<TcpStoreServer>)> {
+        let named = match (&self.redis_host, &self.shared_path, &self.store) {
+            (Some(host), ..) => Some(format!("redis://{host}:{}", self.redis_port)),
+            (_, Some(folder), _) => Some(format!("file:{folder}")),
+            (.., store) => store.clone(),
+        };
+        let text = |error: evenkeel_collectives::Error| error.to_string();
+        let mut server = None;
+        let (rank, size, store): (_, _, Arc<dyn Store>) = match named {
+            // Ranks that were started here are tied to who started them, wherever they meet.
+            Some(address) if self.spawned_by.is_none() => {
+                let (rank, size) = self.launched()?;
+                (rank, size, store::open(&address, self.timeout()).map_err(text)?)
+            }
+            named => {
+                let place = self.ranks().place()?;
+                let store = match named {
+                    Some(address) => store::open(&address, self.timeout()).map_err(text)?,
+                    None => {
+                        if place.rank == 0 {
+                            let serves = match place.listener {
+                                Some(listener) => TcpStoreServer::serve(listener),
+                                None => TcpStoreServer::bind(("0.0.0.0", place.port)),
+                            };
+                            server = Some(serves.map_err(text)?);
+                        }
+                        let address = format!("{}:{}", place.host, place.port);
+                        Arc::new(TcpStore::connect(&address, self.timeout()).map_err(text)?)
+                    }
+                };
+                (place.rank, place.world, store)
+            }
+        };
+        let store = PrefixStore::new(store, &self.prefix);
+        let group = Group::join(&store, rank, size, way, self.timeout()).map_err(text)?;
+        Ok((group, server))
+    }
+
+    fn launched(&self) -> Result<(usize, usize)> {
+        if let (Some(rank), Some(size)) = (self.rank, self.size) {
+            return Ok((rank, size));
+        }
+        let launch =
+            Launch::from_env().map_err(|error| format!("{error}; or give --rank and --size"))?;
+        Ok((self.rank.unwrap_or(launch.rank), self.size.unwrap_or(launch.size)))
+    }
+
+    fn ranks(&self) -> RankOptions {
+        RankOptions {
+            rank: self.rank,
+            world_size: self.size,
+            master_addr: self.master_addr.clone(),
+            master_port: self.master_port,
+            spawn: None,
+            timeout: self.timeout,
+            spawned_by: self.spawned_by,
+        }
+    }
+
+    /// The times of all threads' iterations, and what was wrong with results.
+    fn measure(&self, group: &Group, elements: usize) -> Result<(Vec<Duration>, Vec<String>)> {
+        let results: Vec<Result<_>> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..u32::from(self.threads))
+                .map(|tag| scope.spawn(move || self.measure_one(group, elements, tag)))
+                .collect();
+            let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
+            ended
+                .map(|result| result.unwrap_or_else(|_| Err("a thread panicked".to_owned())))
+                .collect()
+        });
+        let (mut samples, mut errors) = (vec![], vec![]);
+        for result in results {
+            let (times, wrong) = result?;
+            samples.extend(times);
+            errors.extend(wrong);
+        }
+        Ok((samples, errors))
+    }
+
+    fn measure_one(
+        &self,
+        group: &Group,
+        elements: usize,
+        tag: u32,
+    ) -> Result<(Vec<Duration>, Vec<String>)> {
+        let text = |error: evenkeel_collectives::Error| error.to_string();
+        let call = Call::default().tag(tag);
+        let inputs = usize::from(self.inputs);
+        let mut exercise =
+            Exercise::new(self.benchmark, group, elements, inputs, self.base.into())?;
+        let mut errors = vec![];
+        if !self.no_verify {
+            exercise.fill();
+            exercise.once(group, &call).map_err(text)?;
+            errors = exercise.wrong();
+        }
+        // Sums of sums of sums are no numbers in the end, which some processors are slow with.
+        exercise.clear();
+        let mut warm = Duration::ZERO;
+        for _ in 0..self.warmup_iters {
+            let begun = Instant::now();
+            exercise.once(group, &call).map_err(text)?;
+            warm = begun.elapsed();
+        }
+        let mut iterations = [self.iteration_count.unwrap_or_else(|| {
+            let each = warm.as_nanos().max(100);
+            (self.iteration_time.as_nanos() / each).clamp(1, MOST_ITERATIONS.into()) as u64
+        })];
+        // All do it as often as the slowest thinks.
+        group.allreduce_of(&mut iterations, Op::Min, &call).map_err(text)?;
+        let mut samples = Vec::with_capacity(iterations[0] as usize);
+        for _ in 0..iterations[0] {
+            let begun = Instant::now();
+            exercise.once(group, &call).map_err(text)?;
+            samples.push(begun.elapsed());
+        }
+        Ok((samples, errors))
+    }
+}
+
+/// A time such as 2s or 500ms.
+fn time(text: &str) -> std::result::Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time: 2s or 500ms, say");
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, Duration::from_millis(1)),
+        None => (text.strip_suffix('s').ok_or_else(wrong)?, Duration::from_secs(1)),
+    };
+    let number: u32 = number.parse().map_err(|_| wrong())?;
+    if number == 0 || number > 86_400_000 { Err(wrong()) } else { Ok(unit * number) }
+}
+
+impl Row {
+    fn new(samples: &[Duration], elements: usize) -> Self {
+        let mut sorted: Vec<f64> =
+            samples.iter().map(|time| time.as_nanos() as f64 / 1e3).collect();
+        sorted.sort_by(f64::total_cmp);
+        let at = |part: f64| {
+            let place = ((sorted.len() as f64 * part) as usize).min(sorted.len().saturating_sub(1));
+            sorted.get(place).copied().unwrap_or(0.0)
+        };
+        let sum: f64 = sorted.iter().sum();
+        let bytes = elements * size_of::<f32>();
+        let carried = bytes as f64 * sorted.len() as f64;
+        Self {
+            bytes,
+            elements,
+            min_us: at(0.0),
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            max_us: at(1.0),
+            bandwidth_gbps: if sum > 0.0 { carried / sum / 1e3 } else { 0.0 },
+            iterations: sorted.len(),
+        }
+    }
+}
+
+/// Writes a run as it goes, on rank 0.
+struct Printer<'a> {
+    report: Report<'a>,
+    options: &'a Options,
+    speaks: bool,
+}
+
+impl<'a> Printer<'a> {
+    fn start(options: &'a Options, way: &'a Way, group: &Group) -> Result<Self> {
+        let (transport, device) = match way {
+            Way::Tcp(tcp) => ("tcp", tcp.device()),
+            Way::SharedMemory => ("shm", ""),
+        };
+        let report = Report {
+            benchmark: options.benchmark.name(),
+            transport,
+            device,
+            ranks: group.size(),
+            threads: options.threads,
+            inputs: options.inputs,
+            verified: !options.no_verify,
+            rows: vec![],
+            errors: vec![],
+        };
+        let printer = Self { report, options, speaks: group.rank() == 0 };
+        let unit = if options.nanos { "ns" } else { "us" };
+        let mut text = format!(
+            "# {} of float32, {} ranks, {transport} {device}, {} inputs, {} threads\n",
+            options.benchmark.name(),
+            group.size(),
+            options.inputs,
+            options.threads
+        );
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>18}{:>12}",
+            "size (B)",
+            "elements",
+            format!("min ({unit})"),
+            format!("p50 ({unit})"),
+            format!("p99 ({unit})"),
+            format!("max ({unit})"),
+            "bandwidth (GB/s)",
+            "iterations"
+        );
+        printer.say(&text)?;
+        Ok(printer)
+    }
+
+    /// Prints, unless it is to be JSON.
+    fn say(&self, text: &str) -> Result<()> {
+        if self.speaks && !self.options.json {
+            print(text)?;
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, samples: &[Duration], elements: usize, errors: Vec<String>) -> Result<()> {
+        let row = Row::new(samples, elements);
+        let scaled = |us: f64| {
+            if self.options.nanos { format!("{:.0}", us * 1e3) } else { format!("{us:.1}") }
+        };
+        self.say(&format!(
+            "{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>18.3}{:>12}\n",
+            row.bytes,
+            row.elements,
+            scaled(row.min_us),
+            scaled(row.p50_us),
+            scaled(row.p99_us),
+            scaled(row.max_us),
+            row.bandwidth_gbps,
+            row.iterations
+        ))?;
+        let shown = if self.options.show_all_errors { errors.len() } else { MOST_ERRORS };
+        let left = errors.len().saturating_sub(shown);
+        self.report.rows.push(row);
+        self.report.errors.extend(errors.into_iter().take(shown));
+        if left > 0 {
+            self.report.errors.push(format!("{elements} elements: {left} more"));
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<ExitCode> {
+        if self.options.json && self.speaks {
+            let json = serde_json::to_string(&self.report);
+            print(&format!("{}\n", json.map_err(|error| format!("cannot write JSON: {error}"))?))?;
+        }
+        if self.report.errors.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        // Every rank says its own.
+        eprintln!("VERIFY ERRORS");
+        self.report.errors.iter().for_each(|error| eprintln!("{error}"));
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|error| format!("cannot write the table: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "2", "s", "0s", "-1s", "1.5s", "99999999999s"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_samples_order_statistics() {
+        let samples: Vec<_> = (1..=100).rev().map(Duration::from_micros).collect();
+        let row = Row::new(&samples, 250);
+        assert_eq!((row.min_us, row.p50_us, row.p99_us, row.max_us), (1.0, 51.0, 100.0, 100.0));
+        assert_eq!((row.bytes, row.iterations), (1000, 100));
+        // 1000 bytes in 50.5 microseconds.
+        assert!((row.bandwidth_gbps - 1000.0 / 50.5 / 1e3).abs() < 1e-9);
+    }
+}

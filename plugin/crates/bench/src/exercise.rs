@@ -1,0 +1,273 @@
+//! What `evenkeel-bench collective` does again and again, and how its results are checked.
+
+use clap::ValueEnum;
+use evenkeel_collectives::{Algorithm, Call, DataType, Error, Group, Op, Reduction};
+
+use crate::host::Result;
+
+/// What can be measured. Names are Gloo's where it has the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Benchmark {
+    /// By the algorithm that is chosen for the number of ranks and bytes
+    Allreduce,
+    #[value(alias = "new_allreduce_ring")]
+    AllreduceRing,
+    AllreduceRingChunked,
+    AllreduceHalvingDoubling,
+    AllreduceRecursiveDoubling,
+    AllreduceBcube,
+    /// Rank 0 to all
+    #[value(alias = "broadcast_one_to_all")]
+    Broadcast,
+    /// To rank 0
+    Reduce,
+    ReduceScatter,
+    #[value(alias = "allgather_ring")]
+    Allgather,
+    /// Rank i has i + 1 shares
+    AllgatherV,
+    Alltoall,
+    /// Rank i sends j + 1 shares to rank j
+    AlltoallV,
+    /// To rank 0
+    Gather,
+    /// From rank 0
+    Scatter,
+    #[value(alias = "barrier_all_to_all", alias = "barrier_all_to_one")]
+    Barrier,
+    /// Rank 0 to rank 1 and back
+    SendrecvRoundtrip,
+}
+
+/// One of them, with its buffers.
+pub(crate) struct Exercise {
+    benchmark: Benchmark,
+    rank: usize,
+    ranks: usize,
+    /// What a rank contributes; of an all-reduce, also the result.
+    inputs: Vec<Vec<f32>>,
+    output: Vec<f32>,
+    algorithm: Option<Algorithm>,
+    /// Elements, by rank, of operations whose parts differ.
+    shares: Vec<usize>,
+}
+
+impl Benchmark {
+    /// As it is given.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Allreduce => "allreduce",
+            Self::AllreduceRing => "allreduce_ring",
+            Self::AllreduceRingChunked => "allreduce_ring_chunked",
+            Self::AllreduceHalvingDoubling => "allreduce_halving_doubling",
+            Self::AllreduceRecursiveDoubling => "allreduce_recursive_doubling",
+            Self::AllreduceBcube => "allreduce_bcube",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Allgather => "allgather",
+            Self::AllgatherV => "allgather_v",
+            Self::Alltoall => "alltoall",
+            Self::AlltoallV => "alltoall_v",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::Barrier => "barrier",
+            Self::SendrecvRoundtrip => "sendrecv_roundtrip",
+        }
+    }
+
+    fn is_allreduce(self) -> bool {
+        self.name().starts_with("allreduce")
+    }
+}
+
+/// Element i of buffer k of a rank: small whole numbers, whose sums are exact.
+fn value(rank: usize, buffer: usize, i: usize) -> f32 {
+    ((i % 89) + 3 * rank + 7 * buffer) as f32
+}
+
+impl Exercise {
+    /// # Errors
+    /// Says which benchmark this number of ranks does not do.
+    pub(crate) fn new(
+        benchmark: Benchmark,
+        group: &Group,
+        elements: usize,
+        inputs: usize,
+        base: usize,
+    ) -> Result<Self> {
+        let (rank, ranks) = (group.rank(), group.size());
+        if benchmark == Benchmark::SendrecvRoundtrip && ranks != 2 {
+            return Err(format!("sendrecv_roundtrip is for 2 ranks, there are {ranks}"));
+        }
+        if inputs > 1 && !benchmark.is_allreduce() {
+            return Err(format!("--inputs {inputs}: only an allreduce has several"));
+        }
+        let algorithm = match benchmark {
+            Benchmark::AllreduceRing => Some(Algorithm::Ring),
+            Benchmark::AllreduceRingChunked => Some(Algorithm::RingChunked),
+            Benchmark::AllreduceHalvingDoubling => Some(Algorithm::HalvingDoubling),
+            Benchmark::AllreduceRecursiveDoubling => Some(Algorithm::RecursiveDoubling),
+            Benchmark::AllreduceBcube => Some(Algorithm::Bcube { base }),
+            _ => None,
+        };
+        let even: Vec<usize> =
+            (0..ranks).map(|r| elements / ranks + usize::from(r < elements % ranks)).collect();
+        let growing: Vec<usize> = (1..=ranks).map(|shares| shares * elements).collect();
+        let (shares, own, output) = match benchmark {
+            Benchmark::AllgatherV => {
+                let all = growing.iter().sum();
+                (growing.clone(), growing[rank], all)
+            }
+            Benchmark::AlltoallV => {
+                let all = growing.iter().sum();
+                (growing.clone(), all, growing[rank] * ranks)
+            }
+            Benchmark::Allgather => (vec![elements; ranks], elements, elements * ranks),
+            Benchmark::Gather => {
+                (vec![elements; ranks], elements, if rank == 0 { elements * ranks } else { 0 })
+            }
+            Benchmark::Scatter => {
+                (vec![elements; ranks], if rank == 0 { elements * ranks } else { 0 }, elements)
+            }
+            Benchmark::Alltoall => (vec![elements; ranks], elements * ranks, elements * ranks),
+            Benchmark::ReduceScatter => (even, elements, 0),
+            Benchmark::Barrier => (vec![], 0, 0),
+            _ => (vec![], elements, elements),
+        };
+        let inputs = (0..inputs).map(|_| vec![0.0; own]).collect();
+        Ok(Self { benchmark, rank, ranks, inputs, output: vec![0.0; output], algorithm, shares })
+    }
+
+    /// Fills in what this rank contributes.
+    pub(crate) fn fill(&mut self) {
+        for (buffer, input) in self.inputs.iter_mut().enumerate() {
+            for (i, element) in input.iter_mut().enumerate() {
+                *element = value(self.rank, buffer, i);
+            }
+        }
+        self.output.fill(-1.0);
+    }
+
+    /// Makes it all zeros.
+    pub(crate) fn clear(&mut self) {
+        self.inputs.iter_mut().for_each(|input| input.fill(0.0));
+    }
+
+    /// Does it once.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(crate) fn once(&mut self, group: &Group, call: &Call) -> std::result::Result<(), Error> {
+        let call = match self.algorithm {
+            Some(algorithm) => &call.clone().algorithm(algorithm),
+            None => call,
+        };
+        let sum = Reduction::of(DataType::Float32, Op::Sum);
+        let lengths = |shares: &[usize]| -> Vec<usize> {
+            shares.iter().map(|share| share * size_of::<f32>()).collect()
+        };
+        let (rank, ranks) = (self.rank, self.ranks);
+        let output = bytemuck::cast_slice_mut(&mut self.output);
+        let Some((first, others)) = self.inputs.split_first_mut() else { return Ok(()) };
+        for other in others.iter() {
+            first.iter_mut().zip(other).for_each(|(into, number)| *into += number);
+        }
+        let input: &mut [u8] = bytemuck::cast_slice_mut(first);
+        match self.benchmark {
+            Benchmark::Allreduce
+            | Benchmark::AllreduceRing
+            | Benchmark::AllreduceRingChunked
+            | Benchmark::AllreduceHalvingDoubling
+            | Benchmark::AllreduceRecursiveDoubling
+            | Benchmark::AllreduceBcube => group.allreduce(input, &sum, call)?,
+            Benchmark::Broadcast => group.broadcast(input, 0, call)?,
+            Benchmark::Reduce => group.reduce(input, 0, &sum, call)?,
+            Benchmark::ReduceScatter => {
+                group.reduce_scatter(input, &self.shares, &sum, call)?;
+            }
+            Benchmark::Allgather | Benchmark::AllgatherV => {
+                let before: usize = lengths(&self.shares[..rank]).iter().sum();
+                output[before..before + input.len()].copy_from_slice(input);
+                group.allgatherv(output, &lengths(&self.shares), call)?;
+            }
+            Benchmark::Alltoall => group.alltoall(input, output, call)?,
+            Benchmark::AlltoallV => {
+                let received = vec![self.shares[rank]; ranks];
+                let (sent, received) = (lengths(&self.shares), lengths(&received));
+                group.alltoallv(input, &sent, output, &received, call)?;
+            }
+            Benchmark::Gather => group.gather(input, output, 0, call)?,
+            Benchmark::Scatter => group.scatter(input, output, 0, call)?,
+            Benchmark::Barrier => group.barrier(call)?,
+            Benchmark::SendrecvRoundtrip if rank == 0 => {
+                group.send(1, input, call)?;
+                group.recv(1, output, call)?;
+            }
+            Benchmark::SendrecvRoundtrip => {
+                group.recv(0, output, call)?;
+                group.send(0, output, call)?;
+            }
+        }
+        for other in others {
+            other.copy_from_slice(first);
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the result of [`Exercise::fill`] and then [`Exercise::once`], one line for each element.
+    pub(crate) fn wrong(&self) -> Vec<String> {
+        let ranks = self.ranks;
+        let buffers = self.inputs.len();
+        let total = |i: usize| -> f32 {
+            (0..ranks).map(|rank| (0..buffers).map(|k| value(rank, k, i)).sum::<f32>()).sum()
+        };
+        let first = &self.inputs[0][..];
+        let elements = first.len();
+        let mine: usize = self.shares.iter().take(self.rank).sum();
+        // What the result is, from which element on, and what each element should be.
+        let (result, want): (&[f32], Box<dyn Fn(usize) -> f32 + '_>) = match self.benchmark {
+            benchmark if benchmark.is_allreduce() => (first, Box::new(total)),
+            Benchmark::Broadcast => (first, Box::new(|i| value(0, 0, i))),
+            Benchmark::Reduce if self.rank == 0 => (first, Box::new(total)),
+            Benchmark::ReduceScatter => {
+                let own = self.shares[self.rank];
+                (&first[mine..mine + own], Box::new(move |i| total(mine + i)))
+            }
+            Benchmark::Allgather | Benchmark::AllgatherV | Benchmark::Gather => {
+                (&self.output, Box::new(|i| self.gathered(i)))
+            }
+            Benchmark::Alltoall | Benchmark::AlltoallV => {
+                let share = self.shares[self.rank];
+                (&self.output, Box::new(move |i| value(i / share, 0, mine + i % share)))
+            }
+            Benchmark::Scatter => (&self.output, Box::new(move |i| value(0, 0, mine + i))),
+            Benchmark::SendrecvRoundtrip => (&self.output, Box::new(|i| value(0, 0, i))),
+            _ => (&[], Box::new(|_| 0.0)),
+        };
+        let element = |i: usize| (result[i].to_bits() != want(i).to_bits()).then_some(i);
+        (0..result.len())
+            .filter_map(element)
+            .map(|i| {
+                format!(
+                    "rank {}, {elements} elements, element {i}: {} where {} is right",
+                    self.rank,
+                    result[i],
+                    want(i)
+                )
+            })
+            .collect()
+    }
+
+    /// Element i of all ranks' contributions in a row.
+    fn gathered(&self, mut i: usize) -> f32 {
+        for (rank, share) in self.shares.iter().enumerate() {
+            if i < *share {
+                return value(rank, 0, i);
+            }
+            i -= share;
+        }
+        f32::NAN
+    }
+}

@@ -1,0 +1,135 @@
+//! `evenkeel-bench collective`: real processes, all stores and transports, results checked, a rank lost.
+
+use std::process::Command;
+use std::time::Instant;
+
+use crate::process::{Ended, Running, bench, is_row, ranks_with, run};
+
+/// Everything that can be measured, as rows of a table with nothing wrong.
+#[test]
+fn all_benchmarks_run_and_their_results_are_right() {
+    for benchmark in [
+        "allreduce",
+        "allreduce_ring",
+        "new_allreduce_ring",
+        "allreduce_ring_chunked",
+        "allreduce_halving_doubling",
+        "allreduce_recursive_doubling",
+        "allreduce_bcube",
+        "broadcast_one_to_all",
+        "reduce",
+        "reduce_scatter",
+        "allgather_ring",
+        "allgather_v",
+        "alltoall",
+        "alltoall_v",
+        "gather",
+        "scatter",
+        "barrier_all_to_all",
+    ] {
+        let ended = collective(&["--spawn", "3", "--transport", "shm", benchmark]);
+        assert_eq!(rows(&ended), 2, "{benchmark}: {ended:?}");
+    }
+    let ended = collective(&["--spawn", "2", "sendrecv_roundtrip", "--threads", "2"]);
+    assert_eq!(rows(&ended), 2, "{ended:?}");
+    let ended = collective(&["--spawn", "2", "--inputs", "3", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&json["transport"], &json["verified"]), (&"tcp".into(), &true.into()));
+    assert_eq!(json["rows"][1]["elements"], 50_001);
+}
+
+#[test]
+fn ranks_meet_in_a_folder_or_at_rank_0() {
+    let folder = std::env::temp_dir().join(format!("evenkeel-meet-{}", std::process::id()));
+    let path = folder.to_str().unwrap();
+    for place in [&["--shared-path", path][..], &[]] {
+        let arguments =
+            [&["collective", "--elements", "10", "--iteration-count", "3"][..], place].concat();
+        let mut all = ranks_with(3, &arguments, |_, _| {});
+        let others = all.split_off(1);
+        assert_eq!(rows(&all.remove(0).end()), 1);
+        for other in others {
+            let ended = other.end();
+            assert!(ended.status.success() && ended.out.is_empty(), "{ended:?}");
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_makes_no_sense_is_one_line() {
+    for (arguments, says) in [
+        (&["--elements", "1"][..], "WORLD_SIZE"),
+        (&["--size", "2", "--rank", "2", "--shared-path", "/tmp"], "rank 2 is not below"),
+        (&["--spawn", "2", "--tcp-device", "none0"], "none0"),
+        (&["--spawn", "3", "sendrecv_roundtrip"], "2 ranks"),
+        (&["--spawn", "2", "--inputs", "2", "broadcast"], "--inputs 2"),
+        (&["--size", "1", "--rank", "0", "--store", "http://h"], "no store"),
+        (&["--size", "1", "--rank", "0", "--redis-host", "127.0.0.1", "-p", "1"], "127.0.0.1:1"),
+    ] {
+        let ended = collective(arguments);
+        assert!(!ended.status.success() && ended.err.contains(says), "{arguments:?}: {ended:?}");
+    }
+}
+
+/// Killed: its process is gone. Stopped: it is there and does nothing. All others name it, in less than the timeout.
+#[test]
+fn a_rank_that_is_killed_or_stopped_is_named_by_every_other() {
+    for transport in ["tcp", "shm"] {
+        for (signal, says) in
+            [("KILL", "its process has ended"), ("STOP", "its process stands still")]
+        {
+            let arguments = [
+                "collective",
+                "--transport",
+                transport,
+                "--elements",
+                "1000,1000,1000",
+                "--timeout",
+                "8",
+                "--iteration-time",
+                "60s",
+                "--no-verify",
+                "allreduce_ring",
+            ];
+            let mut all = ranks_with(4, &arguments, |_, _| {});
+            all[0].line(|line| line.starts_with('#'));
+            let victim = all.remove(2);
+            let sent = Command::new("kill")
+                .args([&format!("-{signal}"), &victim.id().to_string()])
+                .status();
+            assert!(sent.unwrap().success());
+            let begun = Instant::now();
+            for (rank, other) in all.into_iter().enumerate() {
+                let ended = other.end();
+                assert!(!ended.status.success());
+                let named = ended.err.contains("rank 2 (") && ended.err.contains(says);
+                assert!(named, "{transport} {signal}: rank {rank} says {}", ended.err);
+            }
+            assert!(begun.elapsed().as_secs() < 12, "{transport} {signal}: {:?}", begun.elapsed());
+            drop::<Running>(victim);
+        }
+    }
+}
+
+fn collective(arguments: &[&str]) -> Ended {
+    let few = ["--elements", "7,50001", "--iteration-count", "3", "--warmup-iters", "1"];
+    let few = if arguments.contains(&"--elements") { &[][..] } else { &few };
+    run(&[&["collective"][..], few, arguments].concat())
+}
+
+/// Rows of a table, of a run in which nothing was wrong.
+fn rows(ended: &Ended) -> usize {
+    assert!(ended.status.success() && !ended.err.contains("VERIFY"), "{ended:?}");
+    ended.out.lines().filter(|line| is_row(line)).count()
+}
+
+#[test]
+fn help_names_the_flags_of_gloos_benchmark() {
+    let ended = Running::start(bench(&["collective", "--help"])).end();
+    for flag in
+        ["-s, --size", "-h, --redis-host", "-x, --prefix", "--shared-path", "--iteration-time"]
+    {
+        assert!(ended.out.contains(flag), "{flag}: {}", ended.out);
+    }
+}

@@ -1,0 +1,63 @@
+//! Work that is handed out as it is asked for: messages, one tag for each kind, received from whoever sends first.
+//!
+//! ```sh
+//! cargo run -p evenkeel-collectives --example farm
+//! ```
+
+use std::thread;
+use std::time::Duration;
+
+use evenkeel_collectives::{Call, Group, MemoryStore, Result, Way};
+
+const WORKERS: usize = 3;
+const TASKS: u64 = 20;
+
+fn main() -> Result<()> {
+    let store = MemoryStore::new();
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..=WORKERS)
+            .map(|rank| {
+                let store = &store;
+                scope.spawn(move || {
+                    let patience = Duration::from_secs(30);
+                    let group =
+                        Group::join(store, rank, WORKERS + 1, &Way::SharedMemory, patience)?;
+                    if rank == 0 { hand_out(&group) } else { work(&group) }
+                })
+            })
+            .collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().unwrap_or(Ok(())))
+    })
+}
+
+/// Sums the squares of all tasks' numbers, by asking others.
+fn hand_out(group: &Group) -> Result<()> {
+    let (asks, tasks) = (Call::default().tag(1), Call::default().tag(2));
+    let (mut sum, mut resting) = (0, 0);
+    let mut next = 1..=TASKS;
+    while resting < WORKERS {
+        let mut result = [0; 8];
+        let (worker, _) = group.recv_any(&mut result, &asks)?;
+        sum += u64::from_le_bytes(result);
+        let task = next.next();
+        resting += usize::from(task.is_none());
+        group.send(worker, &task.unwrap_or(0).to_le_bytes(), &tasks)?;
+    }
+    println!("the squares of 1 to {TASKS} make {sum}");
+    group.barrier(&Call::default())
+}
+
+fn work(group: &Group) -> Result<()> {
+    let (asks, tasks) = (Call::default().tag(1), Call::default().tag(2));
+    let mut result = 0u64;
+    loop {
+        group.send(0, &result.to_le_bytes(), &asks)?;
+        let mut task = [0; 8];
+        group.recv(0, &mut task, &tasks)?;
+        match u64::from_le_bytes(task) {
+            0 => break,
+            number => result = number * number,
+        }
+    }
+    group.barrier(&Call::default())
+}

@@ -1,0 +1,145 @@
+//! Which algorithm an all-reduce takes when nobody says.
+//!
+//! The model is the usual one: an operation takes as long as its messages in a row (each costs `STEP`), the bytes that the busiest
+//! rank sends and receives (each costs `BYTE`) and the bytes that it combines (`COMBINE`). The three figures are about what
+//! `evenkeel-bench collective` gives for processes of one host over TCP; only their ratios matter for the choice.
+
+use crate::plan::factors;
+
+/// A way to do an all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Around a ring, each part in one message.
+    Ring,
+    /// Around a ring in pieces, several on the way at a time.
+    RingChunked,
+    /// Ranges are halved while they are combined, and doubled while they are told.
+    HalvingDoubling,
+    /// Everything is exchanged with one other rank in each step.
+    RecursiveDoubling,
+    /// Parts are exchanged among as many ranks as the base in each step.
+    Bcube {
+        /// At least 2.
+        base: usize,
+    },
+}
+
+impl Algorithm {
+    /// One of each, bcube with base 4.
+    pub const ALL: [Self; 5] = [
+        Self::Ring,
+        Self::RingChunked,
+        Self::HalvingDoubling,
+        Self::RecursiveDoubling,
+        Self::Bcube { base: 4 },
+    ];
+
+    /// Its name, such as `ring_chunked`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::RingChunked => "ring_chunked",
+            Self::HalvingDoubling => "halving_doubling",
+            Self::RecursiveDoubling => "recursive_doubling",
+            Self::Bcube { .. } => "bcube",
+        }
+    }
+
+    /// The algorithm of this name; bcube with base 4.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
+    }
+
+    /// Microseconds that it takes for so many bytes, by the model.
+    fn cost(self, size: usize, bytes: usize) -> f64 {
+        let (n, s) = (size as f64, bytes as f64);
+        // All but one n-th, once to be combined and once to be told.
+        let least = s * (n - 1.0) / n;
+        let log = f64::from(size.ilog2());
+        // Ranks beyond a power of two send all to another one and get all back.
+        let (folds, folded) = if size.is_power_of_two() { (0.0, 0.0) } else { (2.0, 2.0 * s) };
+        let (steps, sent, combined) = match self {
+            // Each part of a ring must be there whole before it goes on, but for pieces.
+            Self::Ring => (2.0 * (n - 1.0), 2.2 * least, least),
+            Self::RingChunked => (2.0 * (n - 1.0), 2.0 * least, least),
+            Self::HalvingDoubling => {
+                (2.0 * log + folds, 2.0 * least + folded, least + folded / 2.0)
+            }
+            Self::RecursiveDoubling => (log + folds, log * s + folded, log * s + folded / 2.0),
+            Self::Bcube { base } => {
+                // Messages of a step go at the same time, but each costs its sender and receiver something.
+                let messages: usize = factors(size, base).iter().map(|factor| factor - 1).sum();
+                let levels = factors(size, base).len();
+                (
+                    2.0 * (levels as f64 + 0.5 * (messages - levels.min(messages)) as f64),
+                    2.0 * least,
+                    least,
+                )
+            }
+        };
+        steps * STEP + sent * BYTE + combined * COMBINE
+    }
+}
+
+/// Microseconds of a message, from calling to being called.
+const STEP: f64 = 9.0;
+/// Microseconds of a byte that is sent and received: 2.5 GB/s.
+const BYTE: f64 = 1.0 / 2500.0;
+/// Microseconds of a byte that is combined: 10 GB/s.
+const COMBINE: f64 = 1.0 / 10_000.0;
+
+/// The algorithm for so many bytes among so many ranks.
+pub(crate) fn allreduce(size: usize, bytes: usize) -> Algorithm {
+    let candidates = [
+        Algorithm::RecursiveDoubling,
+        Algorithm::HalvingDoubling,
+        Algorithm::RingChunked,
+        Algorithm::Bcube { base: 4 },
+    ];
+    let cost = |algorithm: &Algorithm| algorithm.cost(size.max(1), bytes);
+    let best = candidates.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b)));
+    best.unwrap_or(Algorithm::RecursiveDoubling)
+}
+
+/// Whether bytes to or from one root go along a chain rather than a tree.
+pub(crate) fn prefers_chain(size: usize, bytes: usize, piece: usize) -> bool {
+    let (n, s, piece) = (size as f64, bytes as f64, piece.min(bytes) as f64);
+    let levels = n.log2().ceil();
+    let tree = levels * (STEP + s * BYTE);
+    let chain = (n - 1.0) * (STEP + piece * BYTE) + s * BYTE;
+    chain < tree
+}
+
+/// Whether many small messages at once are better than a few steps with larger ones.
+pub(crate) fn prefers_direct(size: usize, bytes: usize) -> bool {
+    size <= 2 || bytes / size <= 16 << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(Algorithm::from_name(algorithm.name()), Some(algorithm));
+        }
+        assert_eq!(Algorithm::from_name("best"), None);
+    }
+
+    #[test]
+    fn small_ones_take_few_steps_and_large_ones_few_bytes() {
+        for size in 2..=64 {
+            let small = allreduce(size, 4);
+            let most = 2.0 * f64::from(size.ilog2()) + 4.0;
+            assert!(small.cost(size, 0) <= most * STEP, "{size}: {small:?}");
+            assert_ne!(small, Algorithm::RingChunked);
+            let large = allreduce(size, 1 << 30);
+            if size > 2 {
+                assert_ne!(large, Algorithm::RecursiveDoubling, "{size}");
+            }
+        }
+        assert!(!prefers_chain(4, 4, 1 << 18) && prefers_chain(16, 64 << 20, 1 << 18));
+    }
+}

@@ -1,0 +1,119 @@
+//! The one error of this crate.
+
+use std::time::Duration;
+
+/// What can be done about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The caller broke the contract of the call; nothing was done.
+    Argument,
+    /// Nothing happened for as long as was allowed, though every process that was asked is alive.
+    Timeout,
+    /// A rank's process has ended, stands still or cannot be reached.
+    Lost,
+    /// Somebody aborted the group.
+    Aborted,
+    /// A local system call failed.
+    System,
+    /// The store cannot be used.
+    Store,
+    /// Ranks disagree on what they do.
+    Mismatch,
+}
+
+/// What went wrong, in one line, and who is to blame.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    ranks: Vec<usize>,
+    usable: bool,
+}
+
+/// What a call of this crate gives.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The ranks that caused it, as far as that is known, in the numbers of the group that was used.
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// Whether the group can be used on. A group that is not usable answers every later call with the error that ended it.
+    pub fn is_group_usable(&self) -> bool {
+        self.usable
+    }
+
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), ranks: vec![], usable: true }
+    }
+
+    pub(crate) fn argument(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Argument, message)
+    }
+
+    pub(crate) fn system(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
+        Self::new(ErrorKind::System, format!("{what}: {error}"))
+    }
+
+    pub(crate) fn store(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Store, message)
+    }
+
+    /// The same error, with these ranks to blame.
+    pub(crate) fn of(self, ranks: impl Into<Vec<usize>>) -> Self {
+        Self { ranks: ranks.into(), ..self }
+    }
+
+    /// The same error, after which the group cannot be used.
+    pub(crate) fn ends_group(self) -> Self {
+        Self { usable: false, ..self }
+    }
+
+    /// The same error with the ranks' numbers in another group.
+    pub(crate) fn renumbered(mut self, number: impl Fn(usize) -> Option<usize>) -> Self {
+        self.ranks = self.ranks.iter().filter_map(|rank| number(*rank)).collect();
+        self
+    }
+}
+
+/// Ranks for a sentence: `rank 3`, or `ranks 1, 2 and 5`.
+pub(crate) fn list(ranks: &[usize]) -> String {
+    match ranks {
+        [] => "no rank".to_owned(),
+        [one] => format!("rank {one}"),
+        [others @ .., last] => {
+            let others: Vec<_> = others.iter().map(usize::to_string).collect();
+            format!("ranks {} and {last}", others.join(", "))
+        }
+    }
+}
+
+/// A time for a sentence.
+pub(crate) fn span(time: Duration) -> String {
+    if time < Duration::from_secs(1) {
+        format!("{} ms", time.as_millis())
+    } else {
+        format!("{} s", (time.as_secs_f64() * 10.0).round() / 10.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_and_times_read_well() {
+        assert_eq!(list(&[3]), "rank 3");
+        assert_eq!(list(&[1, 2, 5]), "ranks 1, 2 and 5");
+        assert_eq!(span(Duration::from_millis(250)), "250 ms");
+        assert_eq!(span(Duration::from_millis(2500)), "2.5 s");
+        assert_eq!(span(Duration::from_secs(30)), "30 s");
+    }
+}

@@ -1,0 +1,112 @@
+//! Who started this process, and as which rank.
+
+use crate::error::{Error, Result};
+
+/// A rank of so many, as a launcher's environment says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// This process's rank, from 0.
+    pub rank: usize,
+    /// The number of ranks.
+    pub size: usize,
+    /// Name or address, and port, of rank 0, where the launcher says it: `MASTER_ADDR` and `MASTER_PORT`.
+    pub master: Option<(String, u16)>,
+}
+
+/// Variables for rank and number of ranks, by launcher: torchrun and Kubernetes operators, OpenMPI, MPICH and others with
+/// PMI, Slurm.
+const LAUNCHERS: [(&str, &str); 4] = [
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+];
+
+impl Launch {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when no launcher has set it, or what it says makes no sense.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// Reads variables through a function.
+    ///
+    /// # Errors
+    /// As [`Launch::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let number = |name: &str| -> Result<Option<usize>> {
+            let Some(value) = lookup(name).filter(|value| !value.is_empty()) else {
+                return Ok(None);
+            };
+            let wrong = || Error::argument(format!("{name}={value:?} is no whole number"));
+            value.parse().map(Some).map_err(|_| wrong())
+        };
+        let mut found = None;
+        for (rank, size) in LAUNCHERS {
+            if let (Some(rank), Some(size)) = (number(rank)?, number(size)?) {
+                found = Some((rank, size));
+                break;
+            }
+        }
+        let (rank, size) = found.ok_or_else(|| {
+            let names = LAUNCHERS.map(|(rank, size)| format!("{rank} and {size}"));
+            Error::argument(format!(
+                "no launcher has said which rank this is: set {}",
+                names.join(", or ")
+            ))
+        })?;
+        if rank >= size {
+            return Err(Error::argument(format!(
+                "rank {rank} is not below the number of ranks, {size}"
+            )));
+        }
+        let master = match (lookup("MASTER_ADDR"), number("MASTER_PORT")?) {
+            (Some(host), Some(port)) => {
+                let port = u16::try_from(port)
+                    .map_err(|_| Error::argument(format!("MASTER_PORT={port} is no port")))?;
+                Some((host, port))
+            }
+            _ => None,
+        };
+        Ok(Self { rank, size, master })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(variables: &[(&str, &str)]) -> Result<Launch> {
+        Launch::from_lookup(|name| {
+            let found = variables.iter().find(|(other, _)| *other == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        for (rank, size) in LAUNCHERS {
+            let launch = from(&[(rank, "2"), (size, "4")]).unwrap();
+            assert_eq!((launch.rank, launch.size, launch.master), (2, 4, None));
+        }
+        let torchrun =
+            [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "5")];
+        assert_eq!(from(&torchrun).unwrap().master, Some(("h".to_owned(), 5)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said() {
+        for (variables, says) in [
+            (&[][..], "RANK and WORLD_SIZE"),
+            (&[("RANK", "one"), ("WORLD_SIZE", "2")], "RANK=\"one\""),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "not below"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "99999")], "99999 is no port"),
+        ] {
+            let variables = [variables, &[("MASTER_ADDR", "h")]].concat();
+            let error = from(&variables).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,536 @@
+//! All ranks of a group as one of them sees them: its links, and which message belongs to whom.
+//!
+//! Links are made when they are first needed, one for each direction. Messages of a link come in order; receives are matched to
+//! them by their keys. A message that nobody has asked for stays where it is until somebody waits for a later one of the same
+//! link; then it is put aside, in memory of our own, up to a limit.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::link::{Broken, Given, Head, Incoming, Key, Kind, Outgoing, Transport};
+use crate::lock;
+use crate::memory::{Source, Target};
+use crate::pulse::{Contact, Pulse};
+
+/// The longest message, in bytes.
+pub(crate) const MOST_BYTES: usize = 1 << 30;
+/// Bytes of one link that may be put aside; a single message may be longer.
+const MOST_ASIDE: usize = 256 << 20;
+/// Messages of one link that may be put aside.
+const MOST_MESSAGES_ASIDE: usize = 65_536;
+/// Links whose ranks are not known yet.
+const MOST_STRANGERS: usize = 4096;
+/// Rooms that are kept for the next operation.
+const MOST_ROOMS: usize = 32;
+
+/// A rank, as the others know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) contact: Contact,
+    /// Its transport's address.
+    pub(crate) address: Vec<u8>,
+    /// Host and process, for people.
+    pub(crate) name: String,
+}
+
+/// Why nothing can be sent to a rank or received from it.
+#[derive(Clone, Debug)]
+pub(crate) struct Trouble {
+    pub(crate) rank: usize,
+    pub(crate) what: Broken,
+    /// The rank does something else than this one expects.
+    pub(crate) mismatch: bool,
+}
+
+impl Trouble {
+    /// A message has not as many bytes as it should.
+    pub(crate) fn counts(rank: usize, has: usize, wanted: usize) -> Self {
+        Self { rank, what: not_as_long(has, wanted), mismatch: true }
+    }
+}
+
+pub(crate) struct Mesh {
+    own: usize,
+    transport: Box<dyn Transport>,
+    pulse: Arc<Pulse>,
+    members: Vec<Member>,
+    contacts: Vec<Contact>,
+    peers: Vec<Peer>,
+    strangers: Mutex<Vec<Box<dyn Incoming>>>,
+    /// For each group and tag, the sequence of the operation that is the oldest to be expected.
+    floors: Mutex<HashMap<(u64, u32), u32>>,
+    rooms: Mutex<Vec<Vec<u8>>>,
+}
+
+#[derive(Default)]
+struct Peer {
+    outgoing: Mutex<Sending>,
+    incoming: Mutex<Receiving>,
+}
+
+#[derive(Default)]
+struct Sending {
+    link: Option<Box<dyn Outgoing>>,
+    greeted: bool,
+    broken: Option<Broken>,
+}
+
+#[derive(Default)]
+struct Receiving {
+    link: Option<Box<dyn Incoming>>,
+    broken: Option<Broken>,
+    /// What is asked for and has not begun to come.
+    posted: Vec<Posted>,
+    /// What is coming, in the order of its numbers.
+    coming: VecDeque<Coming>,
+    /// What came unasked, in order.
+    aside: VecDeque<Aside>,
+    bytes_aside: usize,
+}
+
+struct Posted {
+    key: Key,
+    into: Target,
+    receipt: Arc<Receipt>,
+}
+
+struct Coming {
+    number: u64,
+    length: usize,
+    to: Destination,
+}
+
+enum Destination {
+    Caller(Arc<Receipt>),
+    /// The message aside with this key that is not whole yet; there is one at most.
+    Aside,
+    /// Nobody wants it.
+    Nowhere {
+        _room: Vec<u8>,
+    },
+}
+
+struct Aside {
+    key: Key,
+    bytes: Vec<u8>,
+    whole: bool,
+    /// Whoever asked for it before it was whole.
+    wanted: Option<(Target, Arc<Receipt>)>,
+}
+
+/// Whether a receive is done.
+#[derive(Debug)]
+pub(crate) struct Receipt(AtomicU64);
+
+impl Receipt {
+    const PENDING: u64 = u64::MAX;
+
+    fn complete(&self, bytes: usize) {
+        self.0.store(bytes as u64, Ordering::Release);
+    }
+
+    /// The number of bytes once all are there.
+    pub(crate) fn done(&self) -> Option<usize> {
+        match self.0.load(Ordering::Acquire) {
+            Self::PENDING => None,
+            bytes => Some(bytes as usize),
+        }
+    }
+}
+
+impl Mesh {
+    pub(crate) fn new(
+        own: usize,
+        transport: Box<dyn Transport>,
+        pulse: Arc<Pulse>,
+        members: Vec<Member>,
+    ) -> Self {
+        Self {
+            own,
+            transport,
+            pulse,
+            contacts: members.iter().map(|member| member.contact.clone()).collect(),
+            peers: members.iter().map(|_| Peer::default()).collect(),
+            members,
+            strangers: Mutex::default(),
+            floors: Mutex::default(),
+            rooms: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn own(&self) -> usize {
+        self.own
+    }
+
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    pub(crate) fn contacts(&self) -> &[Contact] {
+        &self.contacts
+    }
+
+    /// A rank, for people.
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        match self.members.get(rank) {
+            Some(member) => format!("rank {rank} ({})", member.name),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// Sends a message; `None` when it cannot be taken now.
+    pub(crate) fn send(
+        &self,
+        to: usize,
+        key: Key,
+        payload: Source,
+    ) -> std::result::Result<Option<Given>, Trouble> {
+        let mut sending = lock(&self.peers[to].outgoing);
+        let given = self.send_on(&mut sending, to, key, payload);
+        given.map_err(|what| {
+            sending.link = None;
+            Trouble { rank: to, what: sending.broken.insert(what).clone(), mismatch: false }
+        })
+    }
+
+    fn send_on(
+        &self,
+        sending: &mut Sending,
+        to: usize,
+        key: Key,
+        payload: Source,
+    ) -> std::result::Result<Option<Given>, Broken> {
+        if let Some(what) = &sending.broken {
+            return Err(what.clone());
+        }
+        let Member { address, contact, .. } = &self.members[to];
+        if sending.link.is_none() {
+            let link = self.transport.connect(address).map_err(|error| error.to_string())?;
+            sending.link = Some(link);
+        }
+        let Some(link) = &mut sending.link else { return Ok(None) };
+        if !sending.greeted {
+            let key = Key {
+                kind: Kind::Hello,
+                group: contact.id,
+                tag: self.own as u32,
+                sequence: 0,
+                part: 0,
+            };
+            sending.greeted = link.send(&Head { key, length: 0 }, Source::EMPTY)?.is_some();
+            if !sending.greeted {
+                return Ok(None);
+            }
+        }
+        link.send(&Head { key, length: payload.length() as u64 }, payload)
+    }
+
+    /// How many loans the link to a rank has finished.
+    pub(crate) fn finished(&self, to: usize) -> std::result::Result<u64, Trouble> {
+        let mut sending = lock(&self.peers[to].outgoing);
+        let finished = match &sending.broken {
+            Some(what) => Err(what.clone()),
+            None => sending.link.as_mut().map_or(Ok(0), |link| link.finished()),
+        };
+        finished.map_err(|what| {
+            sending.link = None;
+            Trouble { rank: to, what: sending.broken.insert(what).clone(), mismatch: false }
+        })
+    }
+
+    /// Whether a link still needs what was lent to it; if so it is ended.
+    pub(crate) fn abandon_send(&self, to: usize, number: u64) -> bool {
+        if self.finished(to).is_ok_and(|finished| finished >= number) {
+            return false;
+        }
+        let mut sending = lock(&self.peers[to].outgoing);
+        sending.link = None;
+        sending.broken.get_or_insert_with(|| "an operation was given up half-way".to_owned());
+        true
+    }
+
+    /// Asks for a message.
+    pub(crate) fn receive(&self, from: usize, key: Key, into: Target) -> Arc<Receipt> {
+        let receipt = Arc::new(Receipt(AtomicU64::new(Receipt::PENDING)));
+        let mut receiving = lock(&self.peers[from].incoming);
+        let posted = Posted { key, into, receipt: Arc::clone(&receipt) };
+        receiving.post(posted);
+        receipt
+    }
+
+    /// Moves on what can move from a rank. Whether anything did.
+    pub(crate) fn progress(&self, from: usize) -> std::result::Result<bool, Trouble> {
+        self.attend(from, None).map(|(moved, _)| moved)
+    }
+
+    /// Whether a message with this key is there, or coming.
+    pub(crate) fn probe(&self, from: usize, key: Key) -> std::result::Result<bool, Trouble> {
+        self.attend(from, Some(key)).map(|(_, found)| found)
+    }
+
+    fn attend(
+        &self,
+        from: usize,
+        probe: Option<Key>,
+    ) -> std::result::Result<(bool, bool), Trouble> {
+        let peer = &self.peers[from];
+        if lock(&peer.incoming).is_missing()
+            && let Err(error) = self.accept()
+        {
+            return Err(Trouble { rank: from, what: error.to_string(), mismatch: false });
+        }
+        let mut receiving = lock(&peer.incoming);
+        let mut moved = false;
+        match receiving.progress(probe, |key| self.is_stale(key), &mut moved) {
+            Ok(found) => Ok((moved, found)),
+            Err((what, mismatch)) => {
+                receiving.link = None;
+                let what = receiving.broken.insert(what).clone();
+                // What came before the end may be all that anybody wants.
+                if moved && !mismatch {
+                    return Ok((moved, false));
+                }
+                Err(Trouble { rank: from, what, mismatch })
+            }
+        }
+    }
+
+    /// Whether a link with a rank is being made: nobody says when it is.
+    pub(crate) fn is_unlinked(&self, rank: usize) -> bool {
+        let sending = lock(&self.peers[rank].outgoing);
+        let connecting = sending.link.is_some() && !sending.greeted;
+        drop(sending);
+        connecting || lock(&self.peers[rank].incoming).is_missing()
+    }
+
+    /// Takes a receive back. If it has begun, its link is ended; whether that was so.
+    pub(crate) fn abandon_receive(&self, from: usize, receipt: &Arc<Receipt>) -> bool {
+        let mut receiving = lock(&self.peers[from].incoming);
+        receiving.posted.retain(|posted| !Arc::ptr_eq(&posted.receipt, receipt));
+        for aside in &mut receiving.aside {
+            if aside.wanted.as_ref().is_some_and(|(_, wanted)| Arc::ptr_eq(wanted, receipt)) {
+                aside.wanted = None;
+            }
+        }
+        let coming = receiving.coming.iter().any(
+            |coming| matches!(&coming.to, Destination::Caller(whose) if Arc::ptr_eq(whose, receipt)),
+        );
+        if coming {
+            // Before anything else: it has the caller's memory.
+            receiving.link = None;
+            receiving.coming.clear();
+            receiving.broken.get_or_insert_with(|| "an operation was given up half-way".to_owned());
+        }
+        coming
+    }
+
+    /// Operations of this group and tag before this one are over: what still comes for them is dropped.
+    pub(crate) fn raise_floor(&self, group: u64, tag: u32, sequence: u32) {
+        lock(&self.floors).insert((group, tag), sequence);
+    }
+
+    fn is_stale(&self, key: &Key) -> bool {
+        let floor = lock(&self.floors).get(&(key.group, key.tag)).copied();
+        // Sequences go round.
+        key.kind == Kind::Collective
+            && floor.is_some_and(|floor| (key.sequence.wrapping_sub(floor) as i32) < 0)
+    }
+
+    /// Lets in who wants to be.
+    fn accept(&self) -> Result<()> {
+        let mut strangers = lock(&self.strangers);
+        while strangers.len() < MOST_STRANGERS
+            && let Some(link) = self.transport.accept()?
+        {
+            strangers.push(link);
+        }
+        let mut at = 0;
+        while at < strangers.len() {
+            match strangers[at].head() {
+                Ok(None) => at += 1,
+                // Who breaks off before it has said who it is, is nobody.
+                Err(_) => drop(strangers.swap_remove(at)),
+                Ok(Some(head)) => self.welcome(strangers.swap_remove(at), &head),
+            }
+        }
+        Ok(())
+    }
+
+    fn welcome(&self, mut link: Box<dyn Incoming>, head: &Head) {
+        let Key { kind, group, tag, .. } = head.key;
+        let expected = kind == Kind::Hello && group == self.pulse.id() && head.length == 0;
+        let Some(peer) = self.peers.get(tag as usize).filter(|_| expected) else { return };
+        if link.take(Target::EMPTY).is_ok() {
+            let mut receiving = lock(&peer.incoming);
+            if receiving.is_missing() {
+                receiving.link = Some(link);
+            }
+        }
+    }
+
+    /// Sleeps until `look` finds something, or for the time at most.
+    pub(crate) fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
+        self.transport.sleep(time, look);
+    }
+
+    /// Room for so many bytes; what is in it is anybody's guess.
+    pub(crate) fn room(&self, bytes: usize) -> Vec<u8> {
+        let mut room = lock(&self.rooms).pop().unwrap_or_default();
+        room.resize(bytes, 0);
+        room
+    }
+
+    /// Gives room back.
+    pub(crate) fn give_back(&self, room: Vec<u8>) {
+        let mut rooms = lock(&self.rooms);
+        if rooms.len() < MOST_ROOMS {
+            rooms.push(room);
+        }
+    }
+
+    /// An error unless this is another rank.
+    pub(crate) fn check_other(&self, rank: usize, size: usize) -> Result<()> {
+        if rank >= size {
+            return Err(Error::argument(format!("there is no rank {rank} in a group of {size}")));
+        }
+        Ok(())
+    }
+}
+
+impl Receiving {
+    fn is_missing(&self) -> bool {
+        self.link.is_none() && self.broken.is_none()
+    }
+
+    fn post(&mut self, posted: Posted) {
+        let there = |aside: &Aside| aside.key == posted.key && aside.wanted.is_none();
+        let Some(at) = self.aside.iter().position(there) else {
+            self.posted.push(posted);
+            return;
+        };
+        if !self.aside[at].whole {
+            self.aside[at].wanted = Some((posted.into, posted.receipt));
+        } else if self.aside[at].bytes.len() <= posted.into.length()
+            && let Some(aside) = self.aside.remove(at)
+        {
+            self.bytes_aside -= aside.bytes.len();
+            posted.into.write(&aside.bytes);
+            posted.receipt.complete(aside.bytes.len());
+        } else {
+            let what = not_as_long(self.aside[at].bytes.len(), posted.into.length());
+            self.broken.get_or_insert(what);
+            self.posted.push(posted);
+        }
+    }
+
+    /// Moves on what can move, and notes whether anything did. Whether what was looked for is there.
+    fn progress(
+        &mut self,
+        probe: Option<Key>,
+        is_stale: impl Fn(&Key) -> bool,
+        moved: &mut bool,
+    ) -> std::result::Result<bool, (Broken, bool)> {
+        let link_error = |what: Broken| (what, false);
+        if let Some(key) = probe
+            && self.aside.iter().any(|aside| aside.key == key && aside.wanted.is_none())
+        {
+            return Ok(true);
+        }
+        if let Some(what) = &self.broken {
+            return Err((what.clone(), what.contains(LONGER)));
+        }
+        loop {
+            let Some(link) = &mut self.link else { return Ok(false) };
+            if !self.coming.is_empty() {
+                let finished = link.finished().map_err(link_error)?;
+                while let Some(coming) = self.coming.pop_front_if(|next| next.number <= finished) {
+                    *moved = true;
+                    self.arrived(coming)?;
+                }
+            }
+            let may_put_aside = probe.is_some() || !self.posted.is_empty();
+            let Some(link) = &mut self.link else { return Ok(false) };
+            let Some(head) = link.head().map_err(link_error)? else { return Ok(false) };
+            if probe == Some(head.key) {
+                return Ok(true);
+            }
+            let length = usize::try_from(head.length).unwrap_or(usize::MAX);
+            if length > MOST_BYTES || head.key.kind == Kind::Hello {
+                return Err(link_error("it speaks something else".to_owned()));
+            }
+            let wanted = self.posted.iter().position(|posted| posted.key == head.key);
+            let (into, to) = if let Some(at) = wanted {
+                if length > self.posted[at].into.length() {
+                    return Err((not_as_long(length, self.posted[at].into.length()), true));
+                }
+                let posted = self.posted.swap_remove(at);
+                (posted.into.part(0, length), Destination::Caller(posted.receipt))
+            } else if is_stale(&head.key) {
+                let mut room = vec![0; length];
+                // SAFETY: the room is kept with the loan, or until the link is dropped.
+                (unsafe { Target::lend(&mut room) }, Destination::Nowhere { _room: room })
+            } else if may_put_aside && has_room_aside(&self.aside, self.bytes_aside, length) {
+                let mut bytes = vec![0; length];
+                // SAFETY: the bytes stay aside, unread, until they are whole or the link is dropped.
+                let into = unsafe { Target::lend(&mut bytes) };
+                self.bytes_aside += length;
+                self.aside.push_back(Aside { key: head.key, bytes, whole: false, wanted: None });
+                (into, Destination::Aside)
+            } else {
+                return Ok(false);
+            };
+            *moved = true;
+            let given = link.take(into).map_err(link_error)?;
+            let number = match given {
+                Given::Done => 0,
+                Given::Lent(number) => number,
+            };
+            let coming = Coming { number, length, to };
+            if given == Given::Done {
+                self.arrived(coming)?;
+            } else {
+                self.coming.push_back(coming);
+            }
+        }
+    }
+
+    fn arrived(&mut self, coming: Coming) -> std::result::Result<(), (Broken, bool)> {
+        match coming.to {
+            Destination::Caller(receipt) => receipt.complete(coming.length),
+            Destination::Nowhere { .. } => {}
+            Destination::Aside => {
+                let Some(at) = self.aside.iter().position(|aside| !aside.whole) else {
+                    return Ok(());
+                };
+                self.aside[at].whole = true;
+                if let Some((into, receipt)) = self.aside[at].wanted.take()
+                    && let Some(aside) = self.aside.remove(at)
+                {
+                    self.bytes_aside -= aside.bytes.len();
+                    if aside.bytes.len() > into.length() {
+                        return Err((not_as_long(aside.bytes.len(), into.length()), true));
+                    }
+                    into.write(&aside.bytes);
+                    receipt.complete(aside.bytes.len());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_room_aside(aside: &VecDeque<Aside>, bytes: usize, length: usize) -> bool {
+    // One at a time is not whole: those behind it wait in the link.
+    aside.iter().all(|aside| aside.whole)
+        && aside.len() < MOST_MESSAGES_ASIDE
+        && (aside.is_empty() || bytes + length <= MOST_ASIDE)
+}
+
+const LONGER: &str = "do all ranks use the same counts";
+
+fn not_as_long(has: usize, room: usize) -> Broken {
+    format!("it sent {has} bytes where {room} were expected: {LONGER}?")
+}

@@ -1,0 +1,107 @@
+//! What combines the ranks' contributions.
+
+use std::fmt;
+
+use bytemuck::Pod;
+use evenkeel_reduce::{DataType, Op, reduce_in_place};
+
+/// What combines the ranks' contributions, element by element. It must not matter in which order, or which of two is first.
+#[derive(Clone, Copy)]
+pub struct Reduction<'a>(Inner<'a>);
+
+#[derive(Clone, Copy)]
+enum Inner<'a> {
+    Of(DataType, Op),
+    Custom(usize, &'a (dyn Fn(&mut [u8], &[u8]) + Sync)),
+}
+
+impl<'a> Reduction<'a> {
+    /// An operation on elements of a type. Types of less than 32 bits are rounded after each step.
+    pub fn of(kind: DataType, op: Op) -> Self {
+        Self(Inner::Of(kind, op))
+    }
+
+    /// Your own, on elements of so many bytes: it combines what is in the second slice into the first. Both hold the same whole
+    /// number of elements, of any alignment.
+    ///
+    /// # Panics
+    /// When an element is to have no bytes.
+    pub fn custom(bytes: usize, combine: &'a (dyn Fn(&mut [u8], &[u8]) + Sync)) -> Self {
+        assert!(bytes > 0, "an element of no bytes");
+        Self(Inner::Custom(bytes, combine))
+    }
+
+    /// Bytes of an element.
+    pub fn element(&self) -> usize {
+        match self.0 {
+            Inner::Of(kind, _) => kind.bytes(),
+            Inner::Custom(bytes, _) => bytes,
+        }
+    }
+
+    pub(crate) fn combine(&self, into: &mut [u8], other: &[u8]) {
+        match self.0 {
+            // Pieces are of the same whole number of elements on both sides: there is no error.
+            Inner::Of(kind, op) => drop(reduce_in_place(kind, op, into, &[other])),
+            Inner::Custom(_, combine) => combine(into, other),
+        }
+    }
+}
+
+impl fmt::Debug for Reduction<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Inner::Of(kind, op) => write!(f, "{op:?} of {kind:?}"),
+            Inner::Custom(bytes, _) => write!(f, "custom of {bytes} bytes"),
+        }
+    }
+}
+
+/// A number that Rust and the reductions both know.
+pub trait Element: Pod {
+    /// Its type.
+    const TYPE: DataType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $kind:ident,)+) => {
+        $(impl Element for $rust {
+            const TYPE: DataType = DataType::$kind;
+        })+
+    };
+}
+
+elements! {
+    i8 => Int8, u8 => Uint8, i32 => Int32, u32 => Uint32, i64 => Int64, u64 => Uint64, f32 => Float32, f64 => Float64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_have_their_types_sizes() {
+        fn same<T: Element>() {
+            assert_eq!(size_of::<T>(), T::TYPE.bytes());
+        }
+        same::<i8>();
+        same::<u8>();
+        same::<i32>();
+        same::<u32>();
+        same::<i64>();
+        same::<u64>();
+        same::<f32>();
+        same::<f64>();
+    }
+
+    #[test]
+    fn ones_own_reduction_is_called() {
+        let concatenate = |into: &mut [u8], other: &[u8]| {
+            into.iter_mut().zip(other).for_each(|(a, b)| *a = *a << 4 | b);
+        };
+        let own = Reduction::custom(1, &concatenate);
+        let mut into = [1, 2];
+        own.combine(&mut into, &[3, 4]);
+        assert_eq!((into, own.element()), ([0x13, 0x24], 1));
+    }
+}

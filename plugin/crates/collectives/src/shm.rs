@@ -1,0 +1,488 @@
+//! Links through shared memory, between processes of one host, or threads of one process.
+//!
+//! Each link is a ring of bytes in memory that only its two processes have: the sender makes it and passes it over a Unix
+//! socket, which also wakes who sleeps and ends with the process. Nothing stays behind when a process is killed.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind as IoErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+};
+
+use crate::error::{Error, Result};
+use crate::link::{Broken, Given, HEAD_BYTES, Head, Incoming, Outgoing, Transport};
+use crate::lock;
+use crate::memory::{Shared, Source, Target};
+
+/// Bytes that a ring holds: large enough to stream, small enough for a cache.
+const RING: usize = 256 << 10;
+/// What is in front of them. Each word has a cache line of its own.
+const FRONT: usize = 4096;
+/// Bytes ever written, by the sender.
+const WRITTEN: usize = 0;
+/// Bytes ever read, by the receiver.
+const READ: usize = 128;
+/// Whether the sender wants to be woken.
+const SENDER_SLEEPS: usize = 256;
+/// Whether the receiver wants to be woken.
+const RECEIVER_SLEEPS: usize = 384;
+/// Most senders that have connected and passed nothing yet.
+const MOST_ARRIVING: usize = 1024;
+/// Most messages that wait for room in a ring.
+const MOST_WAITING: usize = 32;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// Others that sleep on an endpoint where somebody sleeps already.
+const SHORT_SLEEP: Duration = Duration::from_millis(1);
+
+pub(crate) struct Shm {
+    listener: UnixListener,
+    name: Vec<u8>,
+    boot: Vec<u8>,
+    /// All links that are alive.
+    ends: Mutex<Vec<Weak<End>>>,
+    /// Held by who listens to the sockets.
+    listening: Mutex<()>,
+    /// Senders that have connected and not passed their rings yet.
+    arriving: Mutex<VecDeque<UnixStream>>,
+}
+
+/// One side's end of a link.
+struct End {
+    ring: Shared,
+    stream: UnixStream,
+    /// Where this side says that it sleeps, and where the other does.
+    own_word: usize,
+    peer_word: usize,
+    /// The other side's process has ended or has dropped the link.
+    gone: AtomicBool,
+}
+
+impl Shm {
+    /// # Errors
+    /// When the system gives no socket.
+    pub(crate) fn open() -> Result<Self> {
+        let what = "shared memory";
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id")
+            .map_err(|error| Error::system(what, error))?;
+        let unique = crate::random().map_err(|error| Error::system(what, error))?;
+        let name = format!("evenkeel-{unique:016x}").into_bytes();
+        let listener = SocketAddr::from_abstract_name(&name)
+            .and_then(|address| UnixListener::bind_addr(&address))
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|error| Error::system(what, error))?;
+        Ok(Self {
+            listener,
+            name,
+            boot,
+            ends: Mutex::default(),
+            listening: Mutex::new(()),
+            arriving: Mutex::default(),
+        })
+    }
+
+    fn end(
+        &self,
+        ring: Shared,
+        stream: UnixStream,
+        own_word: usize,
+        peer_word: usize,
+    ) -> io::Result<Arc<End>> {
+        stream.set_nonblocking(true)?;
+        let end = Arc::new(End { ring, stream, own_word, peer_word, gone: AtomicBool::new(false) });
+        let mut ends = lock(&self.ends);
+        ends.retain(|end| end.strong_count() > 0);
+        ends.push(Arc::downgrade(&end));
+        Ok(end)
+    }
+
+    fn offer(&self, name: &[u8]) -> io::Result<Arc<End>> {
+        let file = memfd_create("evenkeel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, (FRONT + RING) as u64)?;
+        // So that neither side can take the memory away under the other.
+        fcntl_add_seals(&file, SEALS)?;
+        let ring = Shared::map(&file, FRONT + RING)?;
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        let files = [file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        sendmsg(&stream, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::NOSIGNAL)?;
+        self.end(ring, stream, SENDER_SLEEPS, RECEIVER_SLEEPS)
+    }
+
+    /// Takes what a sender passes on; `None` if that is not a ring, or not from this user.
+    fn receive(&self, stream: &UnixStream) -> io::Result<Option<(Shared, UnixStream)>> {
+        if sockopt::socket_peercred(stream)?.uid != rustix::process::geteuid() {
+            return Ok(None);
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        let file: Option<OwnedFd> = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        let Some(file) = file else { return Ok(None) };
+        // Memory that its sender could shrink would end this process when it is read.
+        let whole = fstat(&file)?.st_size == (FRONT + RING) as i64;
+        if !whole || !fcntl_get_seals(&file)?.contains(SEALS) {
+            return Ok(None);
+        }
+        Ok(Some((Shared::map(&file, FRONT + RING)?, stream.try_clone()?)))
+    }
+}
+
+impl Transport for Shm {
+    fn address(&self) -> Vec<u8> {
+        [&self.boot[..], &self.name].concat()
+    }
+
+    fn host(&self) -> IpAddr {
+        Ipv4Addr::LOCALHOST.into()
+    }
+
+    fn connect(&self, address: &[u8]) -> Result<Box<dyn Outgoing>> {
+        let name = address.strip_prefix(&self.boot[..]).ok_or_else(|| {
+            Error::argument(
+                "shared memory joins ranks of one host only, and that rank is on another",
+            )
+        })?;
+        let end = self.offer(name).map_err(|error| {
+            Error::new(
+                crate::ErrorKind::Lost,
+                format!("shared memory: {error} (ranks must share a network namespace)"),
+            )
+        })?;
+        Ok(Box::new(Writer { end, written: 0, waiting: VecDeque::new(), lent: 0, finished: 0 }))
+    }
+
+    fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
+        let failed = |error: io::Error| Error::system("shared memory", error);
+        let mut arriving = lock(&self.arriving);
+        while arriving.len() < MOST_ARRIVING {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true).map_err(failed)?;
+                    arriving.push_back(stream);
+                }
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(error)
+                    if [IoErrorKind::WouldBlock, IoErrorKind::ConnectionAborted]
+                        .contains(&error.kind()) =>
+                {
+                    break;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        for _ in 0..arriving.len() {
+            let Some(stream) = arriving.pop_front() else { break };
+            match self.receive(&stream) {
+                Ok(Some((ring, stream))) => {
+                    let end = self.end(ring, stream, RECEIVER_SLEEPS, SENDER_SLEEPS);
+                    let end = end.map_err(failed)?;
+                    return Ok(Some(Box::new(Reader {
+                        end,
+                        read: 0,
+                        current: None,
+                        taking: None,
+                        lent: 0,
+                        finished: 0,
+                    })));
+                }
+                // It has connected and not been scheduled since.
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => arriving.push_back(stream),
+                // Whoever passes no ring is no rank.
+                Ok(None) | Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
+        let Ok(_listening) = self.listening.try_lock() else {
+            if !look() {
+                std::thread::sleep(time.min(SHORT_SLEEP));
+            }
+            return;
+        };
+        let ends: Vec<_> = lock(&self.ends)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|end| !end.gone.load(Ordering::Relaxed))
+            .collect();
+        ends.iter().for_each(|end| end.ring.word(end.own_word).store(1, Ordering::Relaxed));
+        // Either the others see the words, or this sees what they have done.
+        fence(Ordering::SeqCst);
+        if !look() {
+            let mut waited: Vec<_> = ends
+                .iter()
+                .map(|end| PollFd::new(&end.stream, PollFlags::IN))
+                .chain([PollFd::new(&self.listener, PollFlags::IN)])
+                .collect();
+            let time = Timespec::try_from(time).unwrap_or_default();
+            // An interrupted or failed wait is a short one: who sleeps looks again.
+            let _ = poll(&mut waited, Some(&time));
+        }
+        for end in &ends {
+            end.ring.word(end.own_word).store(0, Ordering::Relaxed);
+            end.listen();
+        }
+    }
+}
+
+impl End {
+    /// Hears what the other side says over the socket: wake up, or its end.
+    fn listen(&self) {
+        let mut bytes = [0; 64];
+        loop {
+            match (&self.stream).read(&mut bytes) {
+                Ok(0) => self.gone.store(true, Ordering::Release),
+                Ok(_) => continue,
+                Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
+                Err(_) => self.gone.store(true, Ordering::Release),
+            }
+            return;
+        }
+    }
+
+    /// Wakes the other side if it sleeps.
+    fn wake(&self) {
+        fence(Ordering::SeqCst);
+        let word = self.ring.word(self.peer_word);
+        if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0 {
+            // A full socket wakes as well; one that is broken is noticed by listening.
+            let _ = (&self.stream).write(&[1]);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Bytes in the ring by the other side's word and our own count; an impossible number of them is nonsense.
+    fn filled(written: u64, read: u64) -> std::result::Result<usize, Broken> {
+        let filled = written.wrapping_sub(read);
+        if filled <= RING as u64 {
+            Ok(filled as usize)
+        } else {
+            Err("its ring is garbled".to_owned())
+        }
+    }
+}
+
+const GONE: &str = "its process has ended or has closed the group";
+
+struct Writer {
+    end: Arc<End>,
+    /// Bytes ever written.
+    written: u64,
+    /// What did not fit.
+    waiting: VecDeque<Waiting>,
+    lent: u64,
+    finished: u64,
+}
+
+struct Waiting {
+    head: [u8; HEAD_BYTES],
+    payload: Source,
+    /// Bytes of both that are written.
+    at: usize,
+}
+
+impl Writer {
+    fn room(&self) -> std::result::Result<usize, Broken> {
+        let read = self.end.ring.long(READ).load(Ordering::Acquire);
+        Ok(RING - End::filled(self.written, read)?)
+    }
+
+    /// Writes bytes for which there is room.
+    fn put(&mut self, bytes: Source) {
+        let at = (self.written % RING as u64) as usize;
+        let first = bytes.length().min(RING - at);
+        self.end.ring.write(FRONT + at, bytes.part(0, first));
+        self.end.ring.write(FRONT, bytes.part(first, bytes.length() - first));
+        self.written += bytes.length() as u64;
+    }
+
+    fn put_head(&mut self, head: &[u8]) {
+        // SAFETY: the borrow outlives the call, which copies.
+        self.put(unsafe { Source::lend(head) });
+    }
+
+    fn publish(&self) {
+        self.end.ring.long(WRITTEN).store(self.written, Ordering::Release);
+        self.end.wake();
+    }
+
+    fn pump(&mut self) -> std::result::Result<(), Broken> {
+        let before = self.written;
+        while let Some(mut next) = self.waiting.pop_front() {
+            let mut room = self.room()?;
+            if next.at < HEAD_BYTES && room > 0 {
+                let part = room.min(HEAD_BYTES - next.at);
+                self.put_head(&next.head[next.at..next.at + part]);
+                next.at += part;
+                room -= part;
+            }
+            if next.at >= HEAD_BYTES {
+                let from = next.at - HEAD_BYTES;
+                let part = room.min(next.payload.length() - from);
+                self.put(next.payload.part(from, part));
+                next.at += part;
+            }
+            if next.at < HEAD_BYTES + next.payload.length() {
+                self.waiting.push_front(next);
+                break;
+            }
+            self.finished += 1;
+        }
+        if self.written != before {
+            self.publish();
+        }
+        if !self.waiting.is_empty() && self.end.is_gone() {
+            return Err(GONE.to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl Outgoing for Writer {
+    fn send(&mut self, head: &Head, payload: Source) -> std::result::Result<Option<Given>, Broken> {
+        if self.end.is_gone() {
+            return Err(GONE.to_owned());
+        }
+        let head = head.encode();
+        if self.waiting.is_empty() && HEAD_BYTES + payload.length() <= self.room()? {
+            self.put_head(&head);
+            self.put(payload);
+            self.publish();
+            return Ok(Some(Given::Done));
+        }
+        if self.waiting.len() >= MOST_WAITING {
+            return Ok(None);
+        }
+        self.waiting.push_back(Waiting { head, payload, at: 0 });
+        self.lent += 1;
+        let number = self.lent;
+        self.pump()?;
+        Ok(Some(Given::Lent(number)))
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, Broken> {
+        if !self.waiting.is_empty() {
+            self.pump()?;
+        }
+        Ok(self.finished)
+    }
+}
+
+struct Reader {
+    end: Arc<End>,
+    /// Bytes ever read.
+    read: u64,
+    /// A head that is waiting to be taken.
+    current: Option<Head>,
+    /// Where a payload goes, and how much of it is there.
+    taking: Option<(Target, usize)>,
+    lent: u64,
+    finished: u64,
+}
+
+impl Reader {
+    fn filled(&self) -> std::result::Result<usize, Broken> {
+        End::filled(self.end.ring.long(WRITTEN).load(Ordering::Acquire), self.read)
+    }
+
+    /// Reads bytes that are there.
+    fn get(&mut self, into: Target) {
+        let at = (self.read % RING as u64) as usize;
+        let first = into.length().min(RING - at);
+        self.end.ring.read(FRONT + at, into.part(0, first));
+        self.end.ring.read(FRONT, into.part(first, into.length() - first));
+        self.read += into.length() as u64;
+    }
+
+    fn publish(&self) {
+        self.end.ring.long(READ).store(self.read, Ordering::Release);
+        self.end.wake();
+    }
+
+    fn pump(&mut self) -> std::result::Result<(), Broken> {
+        let Some((into, at)) = self.taking else { return Ok(()) };
+        // Looked at first: what was written before its end is there then.
+        let gone = self.end.is_gone();
+        let part = self.filled()?.min(into.length() - at);
+        if part > 0 {
+            self.get(into.part(at, part));
+            self.publish();
+        } else if gone && at < into.length() {
+            return Err(GONE.to_owned());
+        }
+        if at + part == into.length() {
+            self.taking = None;
+            self.finished += 1;
+        } else {
+            self.taking = Some((into, at + part));
+        }
+        Ok(())
+    }
+}
+
+impl Incoming for Reader {
+    fn head(&mut self) -> std::result::Result<Option<Head>, Broken> {
+        if self.taking.is_some() {
+            self.pump()?;
+        }
+        if self.current.is_none() && self.taking.is_none() {
+            let gone = self.end.is_gone();
+            if self.filled()? >= HEAD_BYTES {
+                let mut bytes = [0; HEAD_BYTES];
+                // SAFETY: the borrow outlives the call, which copies.
+                self.get(unsafe { Target::lend(&mut bytes) });
+                let head = Head::decode(&bytes).ok_or_else(|| "its ring is garbled".to_owned())?;
+                self.current = Some(head);
+            } else if gone {
+                return Err(GONE.to_owned());
+            }
+        }
+        Ok(self.current)
+    }
+
+    fn take(&mut self, into: Target) -> std::result::Result<Given, Broken> {
+        self.current = None;
+        self.lent += 1;
+        self.taking = Some((into, 0));
+        if into.length() == 0 {
+            self.publish();
+        }
+        self.pump()?;
+        Ok(Given::Lent(self.lent))
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, Broken> {
+        self.pump()?;
+        Ok(self.finished)
+    }
+}

@@ -1,0 +1,306 @@
+//! Links over Evenkeel's TCP transport.
+//!
+//! A small message is one message of the transport: head and payload together, which the transport copies and the receiver
+//! reads into a room of its own. Of a large one the head goes first, so that the receiver knows where the payload, a message of
+//! its own, belongs: nothing large is copied.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_transport::{
+    Connecting, ErrorKind as TransportErrorKind, HANDLE_BYTES, Handle, Listener, Log, MAX_REQUESTS,
+    RecvConnection, Request, SendConnection, Settings,
+};
+
+use crate::error::{Error, Result};
+use crate::link::{Broken, Given, HEAD_BYTES, Head, Incoming, Outgoing, Transport};
+use crate::memory::{Source, Target};
+
+/// The longest message of the transport that brings its payload with it: what the transport writes and reads inline.
+const TOGETHER: usize = 16 << 10;
+/// The longest such payload.
+const SMALL: usize = TOGETHER - HEAD_BYTES;
+
+/// What goes wrong is told by the calls; what else happens to connections is in the transport's metrics.
+struct Silence;
+
+impl Log for Silence {
+    fn warn(&self, _: &str) {}
+    fn info(&self, _: &str) {}
+}
+
+/// This process's network, for all groups of the process.
+///
+/// Many flows for each pair of ranks, a few threads for all pairs; set by the environment variables that set the NCCL plugin.
+#[derive(Clone)]
+pub struct Tcp {
+    network: Arc<evenkeel_transport::Transport>,
+    device: usize,
+}
+
+impl Tcp {
+    /// Opens the network as the environment says.
+    ///
+    /// # Errors
+    /// Names the variable that has no valid value, or says that there is no interface to use.
+    pub fn from_env() -> Result<Self> {
+        Self::open(None)
+    }
+
+    /// Opens the network as the environment says, but over this interface, such as `lo`.
+    ///
+    /// # Errors
+    /// As [`Tcp::from_env`].
+    pub fn on(interface: &str) -> Result<Self> {
+        Self::open(Some(interface))
+    }
+
+    fn open(interface: Option<&str>) -> Result<Self> {
+        let settings = Settings::from_lookup(|name| match (name, interface) {
+            ("NCCL_SOCKET_IFNAME", Some(interface)) => Some(format!("={interface}")),
+            _ => std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+        })
+        .map_err(|error| Error::argument(error.to_string()))?;
+        let network = evenkeel_transport::Transport::new(settings, Arc::new(Silence))
+            .map_err(|error| Error::system("network", error))?;
+        Ok(Self { network: Arc::new(network), device: 0 })
+    }
+
+    /// The interface in use.
+    pub fn device(&self) -> &str {
+        self.network.devices().get(self.device).map_or("", |device| device.name())
+    }
+
+    pub(crate) fn endpoint(&self) -> Result<Box<dyn Transport>> {
+        let listener = self.network.listen(self.device, "collectives");
+        let listener = listener.map_err(|error| Error::system("network", error))?;
+        Ok(Box::new(Endpoint { tcp: self.clone(), listener }))
+    }
+}
+
+struct Endpoint {
+    tcp: Tcp,
+    listener: Listener,
+}
+
+impl Transport for Endpoint {
+    fn address(&self) -> Vec<u8> {
+        self.listener.handle().encode().to_vec()
+    }
+
+    fn host(&self) -> IpAddr {
+        let first = self.listener.handle().addresses.first().copied();
+        first.unwrap_or_else(|| Ipv4Addr::LOCALHOST.into())
+    }
+
+    fn connect(&self, address: &[u8]) -> Result<Box<dyn Outgoing>> {
+        let wrong = || Error::argument("the address is not that of a rank on TCP");
+        let address: &[u8; HANDLE_BYTES] = address.try_into().map_err(|_| wrong())?;
+        let handle = Handle::decode(address).map_err(|_| wrong())?;
+        let connecting = self.tcp.network.connect(self.tcp.device, &handle, "collectives");
+        Ok(Box::new(TcpOutgoing {
+            connection: None,
+            connecting: Some(connecting.map_err(|error| Error::system("network", error))?),
+            loans: VecDeque::new(),
+            spare: vec![],
+            lent: 0,
+            finished: 0,
+        }))
+    }
+
+    fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
+        match self.listener.poll_accept() {
+            Ok(None) => Ok(None),
+            Ok(Some(connection)) => Ok(Some(Box::new(TcpIncoming {
+                connection,
+                room: vec![0; TOGETHER],
+                envelope: None,
+                current: None,
+                loans: VecDeque::new(),
+                lent: 0,
+                finished: 0,
+            }))),
+            // It has waited long for somebody to come; operations have deadlines of their own.
+            Err(error) if error.kind() == TransportErrorKind::Remote => Ok(None),
+            Err(error) => Err(Error::system("network", error)),
+        }
+    }
+
+    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
+        evenkeel_transport::wait_for(time, || look().then_some(()));
+    }
+}
+
+/// A message that the transport has.
+struct Loan {
+    request: Request,
+    /// Its bytes, where they are ours.
+    copy: Option<Vec<u8>>,
+}
+
+struct TcpOutgoing {
+    // In front of what is lent to it: it is dropped first.
+    connection: Option<SendConnection>,
+    connecting: Option<Connecting>,
+    loans: VecDeque<Loan>,
+    spare: Vec<Vec<u8>>,
+    lent: u64,
+    finished: u64,
+}
+
+impl TcpOutgoing {
+    /// Whether there is a connection.
+    fn is_open(&mut self) -> std::result::Result<bool, Broken> {
+        if let Some(connecting) = &self.connecting
+            && let Some(connection) = connecting.poll().map_err(|error| error.to_string())?
+        {
+            self.connection = Some(connection);
+            self.connecting = None;
+        }
+        Ok(self.connection.is_some())
+    }
+
+    fn give(&self, bytes: Source) -> std::result::Result<Request, Broken> {
+        let connection = self.connection.as_ref().ok_or("not connected")?;
+        let request = connection.send(bytes.to_send()).map_err(|error| error.to_string())?;
+        // There was room when it was looked for.
+        request.ok_or_else(|| "the transport takes no more messages".to_owned())
+    }
+
+    /// Sends bytes that are ours. They count as lent until the transport has copied them: a connection that is dropped before
+    /// that does not deliver them.
+    fn give_copy(&mut self, copy: Vec<u8>) -> std::result::Result<Given, Broken> {
+        // SAFETY: the bytes of a vector stay where they are when it moves; it is kept until the transport is done with
+        // them, or the connection, which is dropped first, is gone.
+        let request = self.give(unsafe { Source::lend(&copy) })?;
+        if self.loans.is_empty() && request.test().map_err(|error| error.to_string())?.is_some() {
+            self.spare.push(copy);
+            return Ok(Given::Done);
+        }
+        Ok(self.lend(Loan { request, copy: Some(copy) }))
+    }
+
+    fn lend(&mut self, loan: Loan) -> Given {
+        self.loans.push_back(loan);
+        self.lent += 1;
+        Given::Lent(self.lent)
+    }
+}
+
+impl Outgoing for TcpOutgoing {
+    fn send(&mut self, head: &Head, payload: Source) -> std::result::Result<Option<Given>, Broken> {
+        if !self.is_open()? {
+            return Ok(None);
+        }
+        if !self.loans.is_empty() {
+            self.finished()?;
+        }
+        if self.loans.len() + 2 > MAX_REQUESTS {
+            return Ok(None);
+        }
+        let mut copy = self.spare.pop().unwrap_or_default();
+        copy.clear();
+        copy.extend_from_slice(&head.encode());
+        if payload.length() <= SMALL {
+            payload.append_to(&mut copy);
+            return self.give_copy(copy).map(Some);
+        }
+        self.give_copy(copy)?;
+        let request = self.give(payload)?;
+        Ok(Some(self.lend(Loan { request, copy: None })))
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, Broken> {
+        while let Some(loan) = self.loans.front() {
+            if loan.request.test().map_err(|error| error.to_string())?.is_none() {
+                break;
+            }
+            if let Some(Loan { copy: Some(copy), .. }) = self.loans.pop_front() {
+                self.spare.push(copy);
+            }
+            self.finished += 1;
+        }
+        Ok(self.finished)
+    }
+}
+
+struct TcpIncoming {
+    // In front of what is lent to it: it is dropped first.
+    connection: RecvConnection,
+    /// Where heads and small payloads arrive. Not touched while there is an envelope.
+    room: Vec<u8>,
+    envelope: Option<Request>,
+    /// A head that is waiting to be taken.
+    current: Option<Head>,
+    loans: VecDeque<Request>,
+    lent: u64,
+    finished: u64,
+}
+
+impl TcpIncoming {
+    /// Makes room for the next message.
+    fn post(&mut self) -> std::result::Result<(), Broken> {
+        if self.envelope.is_none() && self.current.is_none() {
+            // SAFETY: the bytes of a vector stay where they are when it moves, nobody touches them while there is an
+            // envelope, and the connection is dropped first.
+            let room = unsafe { Target::lend(&mut self.room) };
+            let envelope = self.connection.recv(room.to_recv());
+            self.envelope = envelope.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+impl Incoming for TcpIncoming {
+    fn head(&mut self) -> std::result::Result<Option<Head>, Broken> {
+        self.post()?;
+        if let Some(envelope) = &self.envelope
+            && let Some(bytes) = envelope.test().map_err(|error| error.to_string())?
+        {
+            self.envelope = None;
+            let garbled = || "it speaks something else".to_owned();
+            let head = self.room.first_chunk().and_then(Head::decode).ok_or_else(garbled)?;
+            let with_it = if head.length <= SMALL as u64 { head.length } else { 0 };
+            if bytes != HEAD_BYTES as u64 + with_it {
+                return Err(garbled());
+            }
+            self.current = Some(head);
+        }
+        Ok(self.current)
+    }
+
+    fn take(&mut self, into: Target) -> std::result::Result<Given, Broken> {
+        let Some(head) = self.current.take() else {
+            return Err("there is nothing to take".to_owned());
+        };
+        let given = if head.length <= SMALL as u64 {
+            into.write(&self.room[HEAD_BYTES..HEAD_BYTES + head.length as usize]);
+            Given::Done
+        } else {
+            let request =
+                self.connection.recv(into.to_recv()).map_err(|error| error.to_string())?;
+            let Some(request) = request else {
+                self.current = Some(head);
+                return Err("the transport takes no more buffers".to_owned());
+            };
+            self.loans.push_back(request);
+            self.lent += 1;
+            Given::Lent(self.lent)
+        };
+        // The next message may be on its way already. If nothing comes any more, the next call says so: this one has its message.
+        let _ = self.post();
+        Ok(given)
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, Broken> {
+        while let Some(request) = self.loans.front()
+            && request.test().map_err(|error| error.to_string())?.is_some()
+        {
+            self.loans.pop_front();
+            self.finished += 1;
+        }
+        Ok(self.finished)
+    }
+}

@@ -1,0 +1,91 @@
+//! What tests need: ranks as threads, a folder, a Redis server.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Group, MemoryStore, Tcp, Way};
+
+/// Reached only when something is broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Every way for ranks to reach each other on this machine.
+pub(crate) fn ways() -> [Way; 2] {
+    [Way::SharedMemory, Way::Tcp(Tcp::on("lo").unwrap())]
+}
+
+/// Runs ranks as threads, until all have ended.
+pub(crate) fn ranks(size: usize, way: &Way, rank: impl Fn(&Group) + Sync) {
+    let store = MemoryStore::new();
+    thread::scope(|scope| {
+        for number in 0..size {
+            let (store, rank) = (&store, &rank);
+            scope.spawn(move || rank(&Group::join(store, number, size, way, PATIENCE).unwrap()));
+        }
+    });
+}
+
+/// A folder that is removed with all that is in it.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("evenkeel-{:016x}", crate::random().unwrap()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A Redis server of its own, which ends with this process at the latest.
+pub(crate) struct RedisServer {
+    child: Child,
+    port: u16,
+    _folder: Folder,
+}
+
+impl RedisServer {
+    pub(crate) fn start() -> Self {
+        let folder = Folder::new();
+        // Taken for a moment and given back: the kernel does not hand it out again soon.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "redis-server", "--bind", "127.0.0.1", "--save", ""])
+            .args(["--port", &port.to_string(), "--dir"])
+            .arg(folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("setpriv and redis-server are needed: apt-get install util-linux redis-server");
+        let mut server = Self { child, port, _folder: folder };
+        let deadline = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            let ended = server.child.try_wait().unwrap();
+            assert!(ended.is_none() && Instant::now() < deadline, "redis-server: {ended:?}");
+            thread::yield_now();
+        }
+        server
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
