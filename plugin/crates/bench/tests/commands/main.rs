@@ -9,4 +9,5 @@ mod lost;
 mod metrics;
 mod net;
 mod process;
+mod reduction;
 mod security;
