@@ -28,6 +28,7 @@ const (
 	Operator = "localhost/evenkeel-operator:dev"
 	Plugin   = "localhost/evenkeel-plugin:dev"
 	Bench    = "localhost/evenkeel-bench:dev"
+	Server   = "localhost/evenkeel-reduction-server:dev"
 	Training = "localhost/evenkeel-training:dev"
 	base     = "localhost/evenkeel-base:dev"
 )
@@ -53,8 +54,8 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
 		return fmt.Errorf("make dist: %w", err)
 	}
-	b.say("building the plugin and evenkeel-bench (cargo, release)")
-	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench"); err != nil {
+	b.say("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
+	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server"); err != nil {
 		return err
 	}
 	release := filepath.Join(root, "plugin", "target", "release")
@@ -66,6 +67,7 @@ func (b Builder) Dist(ctx context.Context) error {
 		{filepath.Join(release, "libnccl_net_evenkeel.so"), library},
 		{filepath.Join(release, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", "libnccl-net.so")},
 		{filepath.Join(release, "evenkeel-bench"), filepath.Join(dist, "evenkeel-bench")},
+		{filepath.Join(release, "evenkeel-reduction-server"), filepath.Join(dist, "evenkeel-reduction-server")},
 	} {
 		if err := copyFile(c[0], c[1]); err != nil {
 			return err
@@ -160,13 +162,14 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 		{"Dockerfile", Operator, []string{"BASE_IMAGE=" + operatorBase}},
 		{"images/plugin/Dockerfile", Plugin, nil},
 		{"images/bench/Dockerfile", Bench, []string{"BASE_IMAGE=" + benchBase}},
+		{"images/reduction-server/Dockerfile", Server, []string{"BASE_IMAGE=" + benchBase}},
 		{"images/training/Dockerfile", Training, []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
 	} {
 		if err := b.image(ctx, i.file, i.name, i.args...); err != nil {
 			return nil, err
 		}
 	}
-	return []string{Operator, Plugin, Bench, Training}, nil
+	return []string{Operator, Plugin, Bench, Server, Training}, nil
 }
 
 func (b Builder) image(ctx context.Context, file, name string, args ...string) error {
