@@ -48,10 +48,10 @@ var stages = []stage{
 	}},
 	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
 		// The library that the benchmark's tests load has to be there first.
-		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl"), nil); err != nil {
+		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server"), nil); err != nil {
 			return counts{}, err
 		}
-		return cargoTest(ctx, root, "-p", "evenkeel-nccl", "-p", "evenkeel-bench")
+		return cargoTest(ctx, root, "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
 	}},
 	{"operator", "the operator on a real API server", func(ctx context.Context, root string) (counts, error) {
 		box, err := toolbox.New(os.Stderr)

@@ -28,6 +28,7 @@ const (
 	Operator = "localhost/evenkeel-operator:dev"
 	Plugin   = "localhost/evenkeel-plugin:dev"
 	Bench    = "localhost/evenkeel-bench:dev"
+	Server   = "localhost/evenkeel-reduction-server:dev"
 	Training = "localhost/evenkeel-training:dev"
 	// NCCLTests is not one of All: see [Builder.NCCLTests].
 	NCCLTests = "localhost/evenkeel-nccl-tests:dev"
@@ -60,8 +61,8 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
 		return fmt.Errorf("make dist: %w", err)
 	}
-	b.say("building the plugin and evenkeel-bench (cargo, release)")
-	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench"); err != nil {
+	b.say("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
+	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server"); err != nil {
 		return err
 	}
 	release := filepath.Join(root, "plugin", "target", "release")
@@ -73,6 +74,7 @@ func (b Builder) Dist(ctx context.Context) error {
 		{filepath.Join(release, "libnccl_net_evenkeel.so"), library},
 		{filepath.Join(release, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", "libnccl-net.so")},
 		{filepath.Join(release, "evenkeel-bench"), filepath.Join(dist, "evenkeel-bench")},
+		{filepath.Join(release, "evenkeel-reduction-server"), filepath.Join(dist, "evenkeel-reduction-server")},
 	} {
 		if err := copyFile(c[0], c[1]); err != nil {
 			return err
@@ -174,14 +176,17 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	operator := image{file: "Dockerfile", name: Operator}
+	server := image{file: "images/reduction-server/Dockerfile", name: Server}
 	if !b.Registry {
 		operator.args = []string{"BASE_IMAGE=scratch"}
+		server.args = []string{"BASE_IMAGE=" + debianImage}
 	}
 	var names []string
 	for _, i := range []image{
 		operator,
 		{file: "images/plugin/Dockerfile", name: Plugin},
 		{file: "images/bench/Dockerfile", name: Bench, args: []string{"BASE_IMAGE=" + mpiImage}},
+		server,
 		{file: "images/training/Dockerfile", name: Training, args: []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
 	} {
 		if err := b.build(ctx, root, i, ""); err != nil {

@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         return Err("--json prints at the end, which --run_cycles 0 does not have".to_owned());
     }
     if let Some(ranks) = options.ranks.spawn {
-        return spawn::spawn(ranks);
+        return spawn::spawn(ranks, &[]);
     }
     let place = options.ranks.place()?;
     let mut group = Group::join(place)?;

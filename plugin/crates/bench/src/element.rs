@@ -31,6 +31,15 @@ impl Type {
         }
     }
 
+    /// As NCCL numbers it.
+    pub(crate) const fn code(self) -> i32 {
+        match self {
+            Self::Int32 => 2,
+            Self::Float32 => 7,
+            Self::Float64 => 8,
+        }
+    }
+
     /// As nccl-tests writes it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -84,6 +93,15 @@ impl Type {
 }
 
 impl Op {
+    /// As NCCL numbers it.
+    pub(crate) const fn code(self) -> i32 {
+        match self {
+            Self::Sum => 0,
+            Self::Max => 2,
+            Self::Min => 3,
+        }
+    }
+
     /// As nccl-tests writes it.
     pub(crate) const fn name(self) -> &'static str {
         match self {

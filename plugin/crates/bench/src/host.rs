@@ -79,6 +79,9 @@ macro_rules! call_any {
     };
 }
 
+// After the macro, which it uses.
+pub(crate) mod collective;
+
 fn check(call: &str, result: NcclResult) -> Result<()> {
     if result == SUCCESS {
         return Ok(());
@@ -129,6 +132,8 @@ pub(crate) struct Plugin {
     table: Rc<Table>,
     name: String,
     path: PathBuf,
+    /// The newest CollNet table, if there is one.
+    collective: Option<(u32, *const c_void)>,
 }
 
 impl Plugin {
@@ -172,6 +177,13 @@ impl Plugin {
                 wanted.join(", ")
             ));
         };
+        let collective = VERSIONS.iter().find_map(|version| {
+            let name = format!("ncclCollNetPlugin_v{version}");
+            // SAFETY: as above.
+            let symbol =
+                unsafe { library.get::<*const c_void>(name.as_bytes()).ok()?.try_as_raw_ptr()? };
+            Some((*version, symbol.cast_const()))
+        });
         let path = mapped_file(symbol).unwrap_or_else(|| PathBuf::from(&candidates[0]));
         mem::forget(library);
         // SAFETY: every version's table begins with its name.
@@ -189,7 +201,7 @@ impl Plugin {
             [11 NetV11, 12 NetV12](&raw mut context, 1, &raw mut config, logger, None),
         )?;
         table.context = context;
-        Ok(Self { table: Rc::new(table), name, path })
+        Ok(Self { table: Rc::new(table), name, path, collective })
     }
 
     /// The name it gives itself.

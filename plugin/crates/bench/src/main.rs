@@ -9,11 +9,14 @@ mod host;
 mod log;
 mod net;
 mod options;
+mod reduction;
 mod report;
 mod ring;
+mod servers;
 mod settings;
 mod size;
 mod spawn;
+mod statistics;
 mod wait;
 
 use std::process::ExitCode;
@@ -30,6 +33,7 @@ Examples:
   evenkeel-bench allreduce --spawn 2 --plugin ./libnccl-net-evenkeel.so
   evenkeel-bench collective --spawn 2
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 2
+  evenkeel-bench reduction --ranks 4 --servers 2 --plugin ./libnccl-net-evenkeel.so
 
 NCCL_DEBUG=INFO shows the plugin's own log on standard error."
 )]
@@ -46,6 +50,8 @@ enum Command {
     Collective(collective::Options),
     /// Messages from one process to another, as NCCL's proxy moves them
     Net(net::Options),
+    /// All-reduce through reduction servers, every element checked, with the time of each step
+    Reduction(reduction::Options),
     /// What can be set in the plugin's environment, and whether the values are valid
     Settings(settings::Options),
 }
@@ -55,6 +61,7 @@ fn main() -> ExitCode {
         Command::Allreduce(options) => allreduce::run(&options),
         Command::Collective(options) => collective::run(&options),
         Command::Net(options) => net::run(&options),
+        Command::Reduction(options) => reduction::run(&options),
         Command::Settings(options) => settings::run(&options).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

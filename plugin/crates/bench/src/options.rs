@@ -76,7 +76,7 @@ pub(crate) struct RankOptions {
     #[arg(long, env = "MASTER_PORT", value_name = "PORT")]
     pub(crate) master_port: Option<u16>,
     /// Start this many ranks on this machine
-    #[arg(long, value_name = "N", conflicts_with_all = ["rank", "world_size", "master_addr", "master_port"])]
+    #[arg(long, alias = "ranks", value_name = "N", conflicts_with_all = ["rank", "world_size", "master_addr", "master_port"])]
     pub(crate) spawn: Option<usize>,
     /// Seconds to wait for the other ranks to come, and later for any progress
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]

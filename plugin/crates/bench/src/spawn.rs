@@ -14,26 +14,32 @@ const MOST: usize = 128;
 /// How long the others may take to end by themselves once one failed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Runs this program again as `ranks` ranks, with the same arguments. They end when this process does.
+/// Runs this program again as `ranks` ranks, with the same arguments and more in the environment. They end when this
+/// process does.
 ///
 /// # Errors
 /// Says why a rank could not be started.
-pub(crate) fn spawn(ranks: usize) -> Result<ExitCode> {
+pub(crate) fn spawn(ranks: usize, more: &[(&str, String)]) -> Result<ExitCode> {
     if !(1..=MOST).contains(&ranks) {
         return Err(format!("--spawn {ranks}: 1 to {MOST}"));
     }
     let listener = local_listener()?;
     let mut running = Running(vec![]);
     for rank in 0..ranks {
-        running
-            .0
-            .push(start(rank, ranks, &listener).map_err(|error| format!("rank {rank}: {error}"))?);
+        running.0.push(
+            start(rank, ranks, &listener, more).map_err(|error| format!("rank {rank}: {error}"))?,
+        );
     }
     drop(listener);
     running.wait()
 }
 
-fn start(rank: usize, ranks: usize, listener: &TcpListener) -> std::io::Result<Child> {
+fn start(
+    rank: usize,
+    ranks: usize,
+    listener: &TcpListener,
+    more: &[(&str, String)],
+) -> std::io::Result<Child> {
     let port = listener.local_addr()?.port();
     let input = match rank {
         0 => Stdio::from(OwnedFd::from(listener.try_clone()?)),
@@ -46,6 +52,7 @@ fn start(rank: usize, ranks: usize, listener: &TcpListener) -> std::io::Result<C
         .env("WORLD_SIZE", ranks.to_string())
         .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
         .env("MASTER_PORT", port.to_string())
+        .envs(more.iter().map(|(name, value)| (*name, value)))
         .stdin(input)
         .spawn()
 }
@@ -55,9 +62,10 @@ fn arguments() -> Vec<std::ffi::OsString> {
     let mut kept = vec![];
     let mut all = std::env::args_os().skip(1);
     while let Some(argument) = all.next() {
-        if argument == "--spawn" {
+        let text = argument.to_string_lossy();
+        if text == "--spawn" || text == "--ranks" {
             all.next();
-        } else if !argument.to_string_lossy().starts_with("--spawn=") {
+        } else if !text.starts_with("--spawn=") && !text.starts_with("--ranks=") {
             kept.push(argument);
         }
     }

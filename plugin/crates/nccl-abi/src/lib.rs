@@ -1,4 +1,4 @@
-//! The C structures of NCCL's network plugin interface, `ncclNet` v6 to v12, for both sides of it: the plugin, which
+//! The C structures of NCCL's network plugin interface, `ncclNet` and `ncclCollNet` v6 to v12, for both sides of it: the plugin, which
 //! exports the tables, and a host, which loads and calls them.
 //!
 //! Definitions only. Sizes and offsets are asserted against what NCCL's own headers give on a 64-bit machine, so a
@@ -6,11 +6,16 @@
 //!
 //! Source: the headers `src/include/plugin/net/net_v{6..12}.h` of NCCL 2.30.7.
 
+mod collnet;
 mod net;
 mod properties;
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
+pub use collnet::{
+    CollNetOld, CollNetV6, CollNetV7, CollNetV8, CollNetV9, CollNetV10, CollNetV11, CollNetV12,
+    CollNetWithContext, ScatterGather,
+};
 pub use net::{
     NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, NetWithContext, NetWithGlobalInit,
 };

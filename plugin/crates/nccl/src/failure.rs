@@ -6,6 +6,7 @@ use evenkeel_nccl_abi::{
     INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, NcclResult, REMOTE_ERROR, SUCCESS,
     SYSTEM_ERROR,
 };
+use evenkeel_reduction::ClientError;
 use evenkeel_transport::{Error, ErrorKind, Log, SettingsError};
 
 use crate::logger::LOG;
@@ -24,6 +25,16 @@ impl Failure {
         Self { code: INVALID_ARGUMENT, line: Some(line.into()) }
     }
 
+    /// The system lacks something.
+    pub(crate) fn system(line: impl Into<String>) -> Self {
+        Self { code: SYSTEM_ERROR, line: Some(line.into()) }
+    }
+
+    /// The same with something to add.
+    pub(crate) fn with(self, more: &str) -> Self {
+        Self { line: self.line.map(|line| line + more), ..self }
+    }
+
     /// NCCL called what it must not call.
     pub(crate) fn contract(line: impl Into<String>) -> Self {
         Self { code: INTERNAL_ERROR, line: Some(line.into()) }
@@ -40,6 +51,12 @@ impl From<Error> for Failure {
             ErrorKind::Internal => INTERNAL_ERROR,
         };
         Self { code, line: (!error.is_logged()).then(|| error.to_string()) }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self { code: REMOTE_ERROR, line: Some(error.to_string()) }
     }
 }
 

@@ -31,7 +31,7 @@ struct Plugin {
     contexts: usize,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -78,6 +78,15 @@ pub(crate) fn init_context(communicator: u64) -> Result<Arc<Context>, Failure> {
     let transport = plugin.transport()?;
     plugin.contexts += 1;
     Ok(Arc::new(Context::new(transport, format!("comm={communicator:#x}"))))
+}
+
+/// The process's transport, for a table that NCCL initializes beside that of the network.
+pub(crate) fn transport_for_collectives() -> Result<Arc<Transport>, Failure> {
+    let mut plugin = lock(&PLUGIN);
+    match &plugin.transport {
+        Some(transport) => Ok(Arc::clone(transport)),
+        None => plugin.transport(),
+    }
 }
 
 /// `finalize`: gives back what NCCL has not closed.

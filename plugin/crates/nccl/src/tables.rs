@@ -18,7 +18,7 @@ use crate::logger::LOG;
 use crate::plugin::{self, Comm, Context, DeviceProperties, ListenComm, MAX_BYTES, Slot};
 
 /// The name that users may ask for with `NCCL_NET`.
-const NAME: &CStr = c"Evenkeel";
+pub(crate) const NAME: &CStr = c"Evenkeel";
 /// Connections are limited by file descriptors only; this is what NCCL's own sockets say.
 const MAX_COMMS: c_int = 65536;
 
@@ -26,7 +26,7 @@ const MAX_COMMS: c_int = 65536;
 ///
 /// # Safety
 /// `pointer` must be null or valid for reads as a `T` for as long as the result is used.
-unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: passed on to the caller.
     unsafe { pointer.cast::<T>().as_ref() }
         .ok_or_else(|| Failure::argument(format!("{what} is null")))
@@ -37,12 +37,12 @@ unsafe fn object<'a, T>(pointer: *const c_void, what: &str) -> Result<&'a T, Fai
 /// # Safety
 /// `pointer` must be null or valid for reads and writes as a `T`, for this thread only, for as long
 /// as the result is used.
-unsafe fn place<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, Failure> {
+pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, Failure> {
     // SAFETY: passed on to the caller.
     unsafe { pointer.as_mut() }.ok_or_else(|| Failure::argument(format!("{what} is null")))
 }
 
-fn index(device: c_int) -> Result<usize, Failure> {
+pub(crate) fn index(device: c_int) -> Result<usize, Failure> {
     usize::try_from(device).map_err(|_| Failure::argument(format!("no device {device}")))
 }
 
@@ -90,7 +90,7 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {
 ///
 /// # Safety
 /// `pointer` must be null or such an object, not taken back before.
-unsafe fn take_arc<T>(pointer: *mut c_void, what: &str) -> Result<Arc<T>, Failure> {
+pub(crate) unsafe fn take_arc<T>(pointer: *mut c_void, what: &str) -> Result<Arc<T>, Failure> {
     if pointer.is_null() {
         return Err(Failure::argument(format!("{what} is null")));
     }
@@ -110,11 +110,11 @@ unsafe extern "C" fn devices(count: *mut c_int) -> NcclResult {
 }
 
 /// A version's properties.
-trait Properties {
+pub(crate) trait Properties {
     fn describe(device: &DeviceProperties) -> Self;
 }
 
-unsafe extern "C" fn get_properties<P: Properties>(
+pub(crate) unsafe extern "C" fn get_properties<P: Properties>(
     device: c_int,
     properties: *mut P,
 ) -> NcclResult {
@@ -388,7 +388,7 @@ unsafe extern "C" fn close_listen(comm: *mut c_void) -> NcclResult {
 // Memory. Host memory needs no registration.
 
 /// The type of a size in some version of the tables.
-trait Size: Copy {
+pub(crate) trait Size: Copy {
     fn bytes(self) -> Result<usize, Failure>;
 }
 
@@ -404,7 +404,7 @@ impl Size for c_int {
     }
 }
 
-unsafe extern "C" fn reg_mr<S: Size>(
+pub(crate) unsafe extern "C" fn reg_mr<S: Size>(
     _comm: *mut c_void,
     _data: *mut c_void,
     _size: S,
@@ -421,7 +421,10 @@ unsafe extern "C" fn reg_mr<S: Size>(
     })
 }
 
-unsafe extern "C" fn dereg_mr(_comm: *mut c_void, _registration: *mut c_void) -> NcclResult {
+pub(crate) unsafe extern "C" fn dereg_mr(
+    _comm: *mut c_void,
+    _registration: *mut c_void,
+) -> NcclResult {
     guard("deregMr", || Ok(()))
 }
 

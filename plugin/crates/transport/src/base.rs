@@ -1,10 +1,11 @@
 //! What the two directions of a connection have in common: its failure, its counters, its last
 //! words.
 
+use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use evenkeel_wire::{FRAME_BYTES, Frame, FrameError};
@@ -14,6 +15,7 @@ use crate::Context;
 use crate::bell;
 use crate::counters::Counters;
 use crate::error::{Error, ErrorKind};
+use crate::notify::Notify;
 use crate::sys::{self, SendBuffer, lock};
 
 /// Most bytes a worker moves on one flow before it looks at others.
@@ -46,6 +48,10 @@ pub(crate) struct Base {
     reported: AtomicBool,
     /// Bytes carried by flows that have ended, the largest ones.
     ended: Mutex<Vec<u64>>,
+    /// Who wants to hear of completions and of the failure.
+    notified: OnceLock<Arc<dyn Notify>>,
+    /// Memory of messages that were given up before they were done.
+    kept: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
 impl Base {
@@ -58,6 +64,8 @@ impl Base {
             failure: OnceLock::new(),
             reported: AtomicBool::new(false),
             ended: Mutex::default(),
+            notified: OnceLock::new(),
+            kept: Mutex::default(),
         }
     }
 
@@ -108,7 +116,28 @@ impl Base {
         if first && in_flight.requests > 0 {
             self.failure();
         }
+        if first {
+            self.notify();
+        }
         first
+    }
+
+    /// Calls this from now on when a request is done or the connection fails.
+    pub(crate) fn notify_with(&self, notified: Arc<dyn Notify>) {
+        // The first one stays: a connection has one owner.
+        let _ = self.notified.set(notified);
+    }
+
+    /// A request is done, or the connection has failed.
+    pub(crate) fn notify(&self) {
+        if let Some(notified) = self.notified.get() {
+            notified.notify();
+        }
+    }
+
+    /// Keeps memory as long as this.
+    pub(crate) fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
+        lock(&self.kept).push(lent);
     }
 
     /// Something worth knowing happened to the connection.

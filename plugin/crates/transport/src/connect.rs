@@ -22,6 +22,8 @@ pub struct Connecting {
 struct Attempt {
     destination: Arc<Destination>,
     deadline: Instant,
+    /// Whether a failure is told to who polls only.
+    quiet: bool,
     state: Mutex<State>,
 }
 
@@ -39,6 +41,7 @@ impl Connecting {
         engine: Arc<Engine>,
         context: Context,
         handle: &Handle,
+        quiet: bool,
     ) -> Result<Self, Error> {
         let (_, peer) = context.device.path(0, handle);
         let what = format!("cannot connect to {peer} from {}", context.device.name());
@@ -52,6 +55,7 @@ impl Connecting {
         let attempt = Arc::new(Attempt {
             destination: Arc::new(destination),
             deadline,
+            quiet,
             state: Mutex::new(State {
                 calls: Vec::new(),
                 welcomed: (0..flows).map(|_| None).collect(),
@@ -161,7 +165,11 @@ impl Caller for Attempt {
             error.what
         };
         let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
-        log.warn(&format!("evenkeel: {message}"));
-        self.finish(Some(Err(Error::new(ErrorKind::Remote, message).mark_logged())));
+        let mut error = Error::new(ErrorKind::Remote, message);
+        if !self.quiet {
+            log.warn(&format!("evenkeel: {error}"));
+            error = error.mark_logged();
+        }
+        self.finish(Some(Err(error)));
     }
 }

@@ -1,4 +1,4 @@
-//! Serves the metrics over HTTP, from a thread of its own. No more of HTTP than a scrape needs: a library would bring a
+//! Serves metrics and the like over HTTP, from a thread of its own. No more of HTTP than a scrape needs: a library would bring a
 //! pool of threads into the training process.
 
 use std::io::{self, Read, Write};
@@ -10,8 +10,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::log::Log;
-use crate::metrics::Metrics;
 use crate::sys;
 
 /// How long one scrape may take: the next one waits.
@@ -19,36 +17,43 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest request.
 const MOST_BYTES: usize = 8 << 10;
 
-/// The endpoint, as long as it lives.
-pub(crate) struct Exporter {
+/// Answers scrapes and probes over HTTP as long as it lives.
+pub struct Exporter {
     stop: Arc<OwnedFd>,
+    address: SocketAddr,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Exporter {
-    /// Listens at the first of the addresses that is free. Training goes on without metrics when there is none: the log
-    /// says so.
-    pub(crate) fn start(
-        addresses: &[SocketAddr],
-        metrics: Arc<Metrics>,
-        log: &dyn Log,
-    ) -> Option<Self> {
-        match Self::try_start(addresses, metrics) {
-            Ok((exporter, address)) => {
-                log.info(&format!("evenkeel: metrics at http://{address}/metrics"));
-                Some(exporter)
-            }
-            Err(error) => {
-                log.warn(&format!("evenkeel: no metrics: EVENKEEL_METRICS: {error}"));
-                None
-            }
-        }
-    }
+/// What is served.
+pub trait Pages: Send + Sync {
+    /// The page at this path, if there is one.
+    fn page(&self, path: &str) -> Option<Page>;
+}
 
-    fn try_start(
-        addresses: &[SocketAddr],
-        metrics: Arc<Metrics>,
-    ) -> io::Result<(Self, SocketAddr)> {
+/// An answer.
+pub struct Page {
+    /// Of HTTP, with its reason: `200 OK`.
+    pub status: &'static str,
+    /// The media type.
+    pub kind: &'static str,
+    /// The text.
+    pub body: String,
+}
+
+impl Page {
+    /// Metrics in the OpenMetrics text format.
+    pub fn open_metrics(body: String) -> Self {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        Self { status: "200 OK", kind, body }
+    }
+}
+
+impl Exporter {
+    /// Listens at the first of the addresses that is free.
+    ///
+    /// # Errors
+    /// When none is, or no thread can be started.
+    pub fn start(addresses: &[SocketAddr], pages: Arc<dyn Pages>) -> io::Result<Self> {
         let listener = TcpListener::bind(addresses)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -57,9 +62,14 @@ impl Exporter {
         let thread =
             std::thread::Builder::new().name("evenkeel-metrics".to_owned()).spawn(move || {
                 sys::block_signals();
-                serve(&listener, &stopped, &metrics);
+                serve(&listener, &stopped, &*pages);
             })?;
-        Ok((Self { stop, thread: Some(thread) }, address))
+        Ok(Self { stop, address, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 }
 
@@ -74,7 +84,7 @@ impl Drop for Exporter {
     }
 }
 
-fn serve(listener: &TcpListener, stop: &OwnedFd, metrics: &Metrics) {
+fn serve(listener: &TcpListener, stop: &OwnedFd, pages: &dyn Pages) {
     loop {
         let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         match poll(&mut waited, None) {
@@ -86,12 +96,12 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, metrics: &Metrics) {
         }
         if let Ok((stream, _)) = listener.accept() {
             // Who scrapes notices; nobody else has to.
-            let _ = answer(stream, metrics);
+            let _ = answer(stream, pages);
         }
     }
 }
 
-fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
+fn answer(mut stream: TcpStream, pages: &dyn Pages) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     stream.set_nonblocking(false)?;
@@ -105,12 +115,12 @@ fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
             return Ok(());
         }
     }
-    let (status, kind, body) = if request.starts_with(b"GET /metrics ") {
-        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        ("200 OK", kind, metrics.render())
-    } else {
-        ("404 Not Found", "text/plain", "the metrics are at /metrics\n".to_owned())
-    };
+    let page = path_of(&request).and_then(|path| pages.page(path)).unwrap_or_else(|| Page {
+        status: "404 Not Found",
+        kind: "text/plain",
+        body: "the metrics are at /metrics\n".to_owned(),
+    });
+    let Page { status, kind, body } = page;
     let length = body.len();
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
@@ -120,11 +130,25 @@ fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
     stream.write_all(body.as_bytes())
 }
 
+/// The path that a GET asks for.
+fn path_of(request: &[u8]) -> Option<&str> {
+    let rest = request.strip_prefix(b"GET ")?;
+    let end = rest.iter().position(|byte| *byte == b' ')?;
+    std::str::from_utf8(&rest[..end]).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
     use evenkeel_chance::Chance;
     use std::net::Shutdown;
+
+    fn start(addresses: &[SocketAddr]) -> io::Result<(Exporter, SocketAddr)> {
+        let exporter = Exporter::start(addresses, Arc::new(Metrics::default()))?;
+        let address = exporter.address();
+        Ok((exporter, address))
+    }
 
     fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -139,7 +163,7 @@ mod tests {
     #[test]
     fn scrapes_are_answered_and_others_told_where() {
         let any = ["127.0.0.1:0".parse().unwrap()];
-        let (exporter, address) = Exporter::try_start(&any, Arc::default()).unwrap();
+        let (exporter, address) = start(&any).unwrap();
         let scraped = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(scraped.starts_with("HTTP/1.1 200 OK\r\n"), "{scraped}");
         assert!(scraped.ends_with("\r\n\r\n# EOF\n"), "{scraped}");
@@ -152,7 +176,7 @@ mod tests {
     #[test]
     fn any_request_is_answered_or_dropped() {
         let any = ["127.0.0.1:0".parse().unwrap()];
-        let (_exporter, address) = Exporter::try_start(&any, Arc::default()).unwrap();
+        let (_exporter, address) = start(&any).unwrap();
         let mut chance = Chance::new(6);
         let mut scrapes = 0;
         for _ in 0..500 {
@@ -176,9 +200,9 @@ mod tests {
     #[test]
     fn the_next_free_address_is_taken() {
         let any = ["127.0.0.1:0".parse().unwrap()];
-        let (_first, address) = Exporter::try_start(&any, Arc::default()).unwrap();
-        let (_second, other) = Exporter::try_start(&[address, any[0]], Arc::default()).unwrap();
+        let (_first, address) = start(&any).unwrap();
+        let (_second, other) = start(&[address, any[0]]).unwrap();
         assert_ne!(address, other);
-        assert!(Exporter::try_start(&[address], Arc::default()).is_err());
+        assert!(start(&[address]).is_err());
     }
 }

@@ -23,12 +23,14 @@ mod device;
 mod engine;
 mod error;
 mod exporter;
+mod lent;
 mod listen;
 mod log;
 mod mend;
 mod metrics;
 #[cfg(test)]
 mod modelled;
+mod notify;
 mod recv;
 mod request;
 mod send;
@@ -50,23 +52,27 @@ mod sync {
     }
 }
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
 pub use bell::wait_for;
 pub use connect::Connecting;
 pub use device::Device;
 pub use error::{Error, ErrorKind};
-pub use evenkeel_wire::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES};
+pub use evenkeel_wire::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
+pub use exporter::{Exporter, Page, Pages};
+pub use lent::{Receiving, Sending};
 pub use listen::Listener;
 pub use log::Log;
+pub use notify::Notify;
 pub use recv::RecvConnection;
 pub use request::{MAX_REQUESTS, Request};
 pub use send::SendConnection;
 pub use settings::{SETTINGS, Setting, Settings, SettingsError};
-pub use sys::{RecvBuffer, SendBuffer};
+pub use sys::{Block, RecvBuffer, SendBuffer};
 
 use engine::Engine;
-use exporter::Exporter;
+use listen::Port;
 use metrics::Metrics;
 use sys::lock;
 
@@ -114,7 +120,28 @@ impl Transport {
     /// be opened.
     pub fn listen(&self, device: usize, label: &str) -> Result<Listener, Error> {
         let context = self.context(device, label)?;
-        Listener::open(self.engine()?, context)
+        Listener::open(self.engine()?, context, Port::Private)
+    }
+
+    /// Opens a listener at an address that peers know, as they know the nonce: it waits for ever,
+    /// and the owner hears when a connection has come. `label` goes into its connections' log lines.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when the socket cannot be opened.
+    pub fn listen_at(
+        &self,
+        address: SocketAddr,
+        nonce: Nonce,
+        label: &str,
+        notified: Arc<dyn Notify>,
+    ) -> Result<Listener, Error> {
+        let context = self.context(0, label)?;
+        Listener::open(self.engine()?, context, Port::Public(address, nonce, notified))
+    }
+
+    /// The values that it was made with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Begins to connect to a listener from a device. `label` goes into the connection's log lines.
@@ -129,7 +156,21 @@ impl Transport {
         label: &str,
     ) -> Result<Connecting, Error> {
         let context = self.context(device, label)?;
-        Connecting::start(self.engine()?, context, handle)
+        Connecting::start(self.engine()?, context, handle, false)
+    }
+
+    /// As [`Transport::connect`], but a failure is not in the log: for who may try again.
+    ///
+    /// # Errors
+    /// As [`Transport::connect`].
+    pub fn try_connect(
+        &self,
+        device: usize,
+        handle: &Handle,
+        label: &str,
+    ) -> Result<Connecting, Error> {
+        let context = self.context(device, label)?;
+        Connecting::start(self.engine()?, context, handle, true)
     }
 
     fn context(&self, device: usize, label: &str) -> Result<Context, Error> {
@@ -152,7 +193,22 @@ impl Transport {
         }
         let exporter = match &self.settings.metrics[..] {
             [] => None,
-            addresses => Exporter::start(addresses, Arc::clone(&self.metrics), &*self.log),
+            addresses => {
+                let metrics: Arc<Metrics> = Arc::clone(&self.metrics);
+                match Exporter::start(addresses, metrics) {
+                    Ok(exporter) => {
+                        let address = exporter.address();
+                        self.log.info(&format!("evenkeel: metrics at http://{address}/metrics"));
+                        Some(exporter)
+                    }
+                    Err(error) => {
+                        // Training goes on without metrics.
+                        let line = format!("evenkeel: no metrics: EVENKEEL_METRICS: {error}");
+                        self.log.warn(&line);
+                        None
+                    }
+                }
+            }
         };
         let engine = Engine::start(self.settings.workers, exporter)?;
         *current = Arc::downgrade(&engine);

@@ -17,6 +17,7 @@ use crate::Context;
 use crate::base::{not_now, prepare};
 use crate::engine::{Engine, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
+use crate::notify::Notify;
 use crate::recv::{Receiver, RecvConnection};
 use crate::sys::{self, lock};
 
@@ -34,15 +35,26 @@ pub struct Listener {
     shared: Arc<Shared>,
     door: OpenDoor,
     handle: Handle,
+    address: SocketAddr,
     /// When to give up; set by the first poll.
     deadline: OnceLock<Instant>,
     engine: Arc<Engine>,
+}
+
+/// Where and for whom a listener listens.
+pub(crate) enum Port {
+    /// At the device, for those who are given the handle; it gives up when nobody comes.
+    Private,
+    /// At an address that peers know, for ever; who listens hears of what has come.
+    Public(SocketAddr, Nonce, Arc<dyn Notify>),
 }
 
 struct Shared {
     socket: Socket,
     registration: Registration,
     nonce: Nonce,
+    /// Hears of what has come; who has one waits for ever.
+    notified: Option<Arc<dyn Notify>>,
     context: Context,
     workers: Arc<Workers>,
     state: Mutex<State>,
@@ -74,14 +86,30 @@ struct Partial {
 }
 
 impl Listener {
-    pub(crate) fn open(engine: Arc<Engine>, context: Context) -> Result<Self, Error> {
-        let local = context.device.listening();
-        let what = format!("cannot listen on {} ({})", context.device.name(), local.ip());
+    pub(crate) fn open(engine: Arc<Engine>, context: Context, port: Port) -> Result<Self, Error> {
+        let local = match &port {
+            Port::Private => context.device.listening(),
+            Port::Public(address, ..) => *address,
+        };
+        let what = match &port {
+            Port::Private => format!("cannot listen on {} ({})", context.device.name(), local.ip()),
+            Port::Public(..) => format!("cannot listen at {local}"),
+        };
         let fail = |error| Error::system(&what, &error);
-        let nonce = Nonce(sys::random().map_err(fail)?);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
-        bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
+        let (nonce, notified) = match port {
+            Port::Private => {
+                bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
+                (Nonce(sys::random().map_err(fail)?), None)
+            }
+            Port::Public(_, nonce, notified) => {
+                // Connections of the process that listened here before may not be over yet.
+                socket.set_reuse_address(true).map_err(fail)?;
+                socket.bind(&local.into()).map_err(fail)?;
+                (nonce, Some(notified))
+            }
+        };
         socket.listen(BACKLOG).map_err(fail)?;
         let addr = socket.local_addr().map_err(fail)?;
         let addr = addr.as_socket().ok_or_else(|| Error::argument("not an IP socket"))?;
@@ -90,6 +118,7 @@ impl Listener {
             socket,
             registration: workers.registration(),
             nonce,
+            notified,
             context,
             workers,
             state: Mutex::default(),
@@ -99,7 +128,12 @@ impl Listener {
         let handle =
             Handle { addresses: shared.context.device.addresses(), port: addr.port(), nonce };
         let door = OpenDoor::of(&shared);
-        Ok(Self { shared, door, handle, deadline: OnceLock::new(), engine })
+        Ok(Self { shared, door, handle, address: addr, deadline: OnceLock::new(), engine })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// What the peer needs to connect.
@@ -119,6 +153,9 @@ impl Listener {
         }
         if let Some(error) = &state.failure {
             return Err(error.clone());
+        }
+        if self.shared.notified.is_some() {
+            return Ok(None);
         }
         let context = &self.shared.context;
         let patience = context.settings.accept_timeout;
@@ -211,6 +248,11 @@ impl Shared {
                 }
                 Err(error) if not_now(&error) => return,
                 Err(error) if is_theirs(&error) => {}
+                Err(error) if self.notified.is_some() => {
+                    // The next tick tries again: others, who are connected, need this process.
+                    self.info(&format!("cannot accept: {error}"));
+                    return;
+                }
                 Err(error) => {
                     // Out of descriptors, say. The peer's patience is limited too.
                     self.fail(ErrorKind::System, &format!("cannot accept: {error}"));
@@ -278,6 +320,9 @@ impl Shared {
                 state.complete.retain(|_, receiver| receiver.strong_count() > 0);
                 state.complete.insert(hello.connection, Arc::downgrade(&receiver));
                 state.ready.push_back(receiver);
+                if let Some(notified) = &self.notified {
+                    notified.notify();
+                }
             }
             Err(error) => self.context.log.warn(&format!(
                 "evenkeel: connection from {peer} dropped: cannot watch it: {error}"

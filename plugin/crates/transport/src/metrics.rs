@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::base::{Base, InFlight};
+use crate::exporter::{Page, Pages};
 use crate::sys::PathFigures;
 
 /// A connection that can be looked at.
@@ -86,7 +87,7 @@ impl Metrics {
     }
 
     /// What a scrape gets.
-    pub(crate) fn render(&self) -> String {
+    fn render(&self) -> String {
         let connections: Vec<Arc<dyn Observed>> = {
             let connections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             connections.iter().filter_map(Weak::upgrade).collect()
@@ -101,6 +102,12 @@ impl Metrics {
             // Writing to a String cannot fail.
             Err(_) => String::new(),
         }
+    }
+}
+
+impl Pages for Metrics {
+    fn page(&self, path: &str) -> Option<Page> {
+        (path == "/metrics").then(|| Page::open_metrics(self.render()))
     }
 }
 

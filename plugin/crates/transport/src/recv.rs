@@ -1,5 +1,6 @@
 //! The receiving side of a connection.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -22,6 +23,7 @@ use crate::engine::{Engine, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
 use crate::listen::OpenDoor;
 use crate::metrics::{FlowObservation, Observed};
+use crate::notify::Notify;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::send::PLACES;
 use crate::sys::{self, RecvBuffer, SendBuffer, lock};
@@ -56,6 +58,16 @@ impl RecvConnection {
     /// The connection's failure.
     pub fn recv(&self, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
         Receiver::recv(&self.receiver, buffer)
+    }
+
+    /// Has this called from now on whenever a request is done and when the connection fails.
+    pub fn notify(&self, notified: Arc<dyn Notify>) {
+        self.receiver.base.notify_with(notified);
+    }
+
+    /// Where the peer is.
+    pub fn peer(&self) -> SocketAddr {
+        self.receiver.base.peer()
     }
 }
 
@@ -453,6 +465,10 @@ impl Observed for Receiver {
 }
 
 impl Owner for Receiver {
+    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
+        self.base.keep(lent);
+    }
+
     fn failure(&self) -> Option<Error> {
         let error = self.base.failure()?;
         self.come_to_rest();
@@ -801,6 +817,7 @@ impl Receiver {
             let Some(completed) = queue.reassembly.arrived(message, bytes) else { return };
             self.base.counters.message(completed.total);
             completed.payload.operation.complete(completed.total);
+            self.base.notify();
             // Who sends no more may wait for all that is left.
             if queue.bye { Some(queue.reassembly.ack()) } else { queue.reassembly.ack_due() }
         };

@@ -1,5 +1,6 @@
 //! A message on its way.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,6 +45,8 @@ pub(crate) trait Owner: Send + Sync {
     fn failure(&self) -> Option<Error>;
     /// Does what is to be done for the connection and can be done at once. Waits for nothing.
     fn progress(&self);
+    /// Keeps memory until nobody can touch it any more: a message that is not done was given up.
+    fn keep(&self, lent: Box<dyn Any + Send + Sync>);
 }
 
 /// A message being sent or received. Dropping it does not cancel it; closing its connection does.
@@ -72,5 +75,25 @@ impl Request {
         let Some(error) = owner.failure() else { return Ok(operation.done()) };
         // It may have completed in between, or while the failing connection came to rest.
         operation.done().map_or(Err(error), |bytes| Ok(Some(bytes)))
+    }
+
+    /// As [`Request::test`], without a look at the network: for who is notified.
+    ///
+    /// # Errors
+    /// As [`Request::test`].
+    pub fn look(&self) -> Result<Option<u64>, Error> {
+        let Self { operation, owner } = self;
+        if let Some(bytes) = operation.done() {
+            return Ok(Some(bytes));
+        }
+        let Some(error) = owner.failure() else { return Ok(None) };
+        operation.done().map_or(Err(error), |bytes| Ok(Some(bytes)))
+    }
+
+    /// Keeps memory that the request may still need, when nobody waits for it any more.
+    pub(crate) fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
+        if self.operation.done().is_none() {
+            self.owner.keep(lent);
+        }
     }
 }

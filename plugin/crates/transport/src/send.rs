@@ -1,9 +1,10 @@
 //! The sending side of a connection.
 
+use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io::{self, Read};
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::engine::{Engine, Linger, Readiness, Registration, Source};
 use crate::error::{Error, ErrorKind};
 use crate::mend::Mending;
 use crate::metrics::{FlowObservation, Observed};
+use crate::notify::Notify;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::sys::{self, SendBuffer, lock};
 use crate::turn::Turn;
@@ -59,6 +61,16 @@ impl SendConnection {
     /// [`ErrorKind::Argument`] above [`MAX_MESSAGE_BYTES`]; else the connection's failure.
     pub fn send(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
         Sender::send(&self.sender, buffer)
+    }
+
+    /// Has this called from now on whenever a request is done and when the connection fails.
+    pub fn notify(&self, notified: Arc<dyn Notify>) {
+        self.sender.base.notify_with(notified);
+    }
+
+    /// Where the peer is.
+    pub fn peer(&self) -> SocketAddr {
+        self.sender.base.peer()
     }
 }
 
@@ -385,6 +397,7 @@ impl Sender {
 
     /// Completes what the peer has. True when that was the last of a connection that lingers.
     fn collect(&self, queue: &mut Queue) -> bool {
+        let before = queue.requests;
         while let Some(sent) = queue.scheduler.pop_sent() {
             self.base.counters.message(sent.total);
             match sent.payload.request {
@@ -400,6 +413,9 @@ impl Sender {
             && (message < queue.scheduler.first() || queue.keep(message))
         {
             queue.unkept.pop_front();
+        }
+        if queue.requests < before {
+            self.base.notify();
         }
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }
@@ -675,6 +691,10 @@ impl Observed for Sender {
 }
 
 impl Owner for Sender {
+    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
+        self.base.keep(lent);
+    }
+
     fn failure(&self) -> Option<Error> {
         let error = self.base.failure()?;
         self.come_to_rest();
@@ -832,7 +852,11 @@ impl SendFlow {
         let queue = &mut *guard;
         let mut over = false;
         if std::mem::take(&mut writing.chunk_written) {
+            let before = queue.requests;
             queue.written(self.place);
+            if queue.requests < before {
+                self.sender.base.notify();
+            }
             over = sender.collect(queue);
         }
         let retiring = self.retiring.load(Ordering::Relaxed);

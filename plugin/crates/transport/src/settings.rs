@@ -77,6 +77,9 @@ pub struct Settings {
     pub(crate) job_key: Option<JobKey>,
     /// Where to serve metrics: the first that is free.
     pub(crate) metrics: Vec<SocketAddr>,
+    reduction_servers: Vec<String>,
+    reduction_timeout: Duration,
+    job: String,
 }
 
 /// All settings.
@@ -312,6 +315,38 @@ pub const SETTINGS: &[Setting] = &[
             Some(())
         },
     },
+    Setting {
+        name: "EVENKEEL_REDUCTION_SERVERS",
+        meaning: "reduction servers that sum all-reduces, through NCCL's CollNet (NCCL_COLLNET_ENABLE=1); the same on all ranks",
+        accepts: "host:port,host:port,... with names or addresses, 64 at most",
+        default: "",
+        apply: |settings, value| {
+            settings.reduction_servers =
+                if value.is_empty() { Vec::new() } else { servers(value)? };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REDUCTION_TIMEOUT",
+        meaning: "how long to try to reach the reduction servers at the start, and how long one may show no sign of life later",
+        accepts: "seconds from 1 to 3600",
+        default: "30",
+        apply: |settings, value| {
+            settings.reduction_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_JOB",
+        meaning: "name of the job in the metrics and log lines of reduction servers",
+        accepts: "up to 63 letters, digits, dashes, dots, underscores and slashes",
+        default: "",
+        apply: |settings, value| {
+            let fine = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
+            value.clone_into(&mut settings.job);
+            (value.len() <= 63 && value.chars().all(fine)).then_some(())
+        },
+    },
 ];
 
 impl Settings {
@@ -351,6 +386,9 @@ impl Settings {
             ports: None,
             job_key: None,
             metrics: Vec::new(),
+            reduction_servers: Vec::new(),
+            reduction_timeout: Duration::ZERO,
+            job: String::new(),
         };
         for setting in SETTINGS {
             let given = lookup(setting.name).unwrap_or_default();
@@ -370,6 +408,26 @@ impl Settings {
             })?;
         }
         Ok(settings)
+    }
+
+    /// Whether peers must prove that they have the job's key.
+    pub fn has_job_key(&self) -> bool {
+        self.job_key.is_some()
+    }
+
+    /// `host:port` of each reduction server; none: there are none.
+    pub fn reduction_servers(&self) -> &[String] {
+        &self.reduction_servers
+    }
+
+    /// How long reduction servers may be out of reach.
+    pub fn reduction_timeout(&self) -> Duration {
+        self.reduction_timeout
+    }
+
+    /// The job's name; empty when nobody gave it one.
+    pub fn job(&self) -> &str {
+        &self.job
     }
 
     /// Whether all flows have equal shares, on the paths that they have.
@@ -400,6 +458,21 @@ fn addresses(value: &str) -> Option<Vec<SocketAddr>> {
     let (address, range) = value.rsplit_once(':')?;
     let address: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
     Some(ports(range)?.map(|port| SocketAddr::new(address, port)).collect())
+}
+
+fn servers(value: &str) -> Option<Vec<String>> {
+    let servers: Vec<String> = value.split(',').map(|server| server.trim().to_owned()).collect();
+    let fine = |server: &String| {
+        let (host, port) = server.rsplit_once(':')?;
+        // A colon in a host is one of an IPv6 address, which wants brackets.
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let wrong = match bare {
+            Some(address) => address.parse::<IpAddr>().is_err(),
+            None => host.is_empty() || host.contains([':', '/', ' ', '[', ']']),
+        };
+        (!wrong && ranged(port, 1, u16::MAX.into()).is_some()).then_some(())
+    };
+    (servers.len() <= 64 && servers.iter().all(|server| fine(server).is_some())).then_some(servers)
 }
 
 fn seconds(value: &str) -> Option<Duration> {
@@ -434,6 +507,24 @@ mod tests {
         assert_eq!(with("EVENKEEL_PORTS", "29600-29699").unwrap().ports, Some(29600..=29699));
         assert_eq!(with("EVENKEEL_PORTS", "29600").unwrap().ports, Some(29600..=29600));
         assert_eq!(with("EVENKEEL_PORTS", "").unwrap().ports, None);
+    }
+
+    #[test]
+    fn reduction_servers_are_names_or_addresses_with_ports() {
+        let servers = |value| {
+            with("EVENKEEL_REDUCTION_SERVERS", value).map(|settings| settings.reduction_servers)
+        };
+        assert_eq!(servers(""), Ok(vec![]));
+        let given = "llama-rs-0.llama-rs:7470, 10.0.0.1:80,[::1]:7470";
+        assert_eq!(
+            servers(given).unwrap(),
+            ["llama-rs-0.llama-rs:7470", "10.0.0.1:80", "[::1]:7470"]
+        );
+        for wrong in
+            ["host", "host:", ":7470", "::1:7470", "a:1,,b:1", "a:0", "a b:1", "http://a:1"]
+        {
+            assert!(servers(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

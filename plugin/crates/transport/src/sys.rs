@@ -44,7 +44,8 @@ impl SendBuffer {
     ///
     /// # Safety
     /// The memory must stay readable until the request made with it has been reported as done or
-    /// failed by `Request::test`, or its connection has been closed, whichever is first.
+    /// failed by `Request::test`, or its connection has been closed, whichever is first. Who makes
+    /// requests of its own with parts of the buffer reports to its caller in the same way.
     pub unsafe fn new(start: *const u8, length: usize) -> Self {
         Self { start, length }
     }
@@ -55,7 +56,7 @@ impl SendBuffer {
     }
 
     /// Number of bytes lent.
-    pub(crate) fn length(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.length
     }
 
@@ -68,10 +69,36 @@ impl SendBuffer {
     ///
     /// # Panics
     /// When the part is not inside.
-    pub(crate) fn part(&self, offset: usize, length: usize) -> Self {
+    pub fn part(&self, offset: usize, length: usize) -> Self {
         assert!(offset <= self.length && length <= self.length - offset);
         // SAFETY: `offset` is inside the lent memory, as asserted.
         Self { start: unsafe { self.start.add(offset) }, length }
+    }
+}
+
+impl SendBuffer {
+    /// Copies the bytes, for a message that is made of more than them.
+    ///
+    /// # Panics
+    /// When `into` is not as long.
+    pub fn copy_to(&self, into: &mut [u8]) {
+        assert_eq!(into.len(), self.length);
+        // SAFETY: the memory is readable for `length` bytes by the contract of the constructor, and
+        // `into`, borrowed mutably and as long, is no part of it.
+        unsafe { ptr::copy_nonoverlapping(self.start, into.as_mut_ptr(), self.length) };
+    }
+}
+
+impl RecvBuffer {
+    /// Copies bytes there that came as a part of another message.
+    ///
+    /// # Panics
+    /// When `from` is not as long.
+    pub fn copy_from(&self, from: &[u8]) {
+        assert_eq!(from.len(), self.length);
+        // SAFETY: the memory is this buffer's to write for `length` bytes by the contract of the
+        // constructor, and `from`, which is as long, is no part of it.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.start, self.length) };
     }
 }
 
@@ -98,7 +125,8 @@ impl RecvBuffer {
     /// # Safety
     /// The memory must stay writable, and nothing else may write to it, until the request made with
     /// it has been reported as done or failed by `Request::test`, or its connection has been
-    /// closed, whichever is first.
+    /// closed, whichever is first. Who makes requests of its own with parts of the buffer reports
+    /// to its caller in the same way.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         Self { start, length }
     }
@@ -109,7 +137,7 @@ impl RecvBuffer {
     }
 
     /// Number of bytes lent.
-    pub(crate) fn length(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.length
     }
 
@@ -122,7 +150,7 @@ impl RecvBuffer {
     ///
     /// # Panics
     /// When the part is not inside.
-    pub(crate) fn part(&self, offset: usize, length: usize) -> Self {
+    pub fn part(&self, offset: usize, length: usize) -> Self {
         assert!(offset <= self.length && length <= self.length - offset);
         // SAFETY: `offset` is inside the lent memory, as asserted.
         Self { start: unsafe { self.start.add(offset) }, length }
@@ -162,6 +190,65 @@ impl Memory {
 }
 
 impl Drop for Memory {
+    fn drop(&mut self) {
+        let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
+        // SAFETY: it came from a box of this length in `new` and is given back once.
+        drop(unsafe { Box::from_raw(memory) });
+    }
+}
+
+/// Memory that belongs to whoever has it: its maker, or a message until that is sent or received.
+pub struct Block {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent to, which has it alone.
+unsafe impl Send for Block {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// So many bytes, all zero.
+    pub fn new(length: usize) -> Self {
+        let memory = Box::into_raw(vec![0; length].into_boxed_slice());
+        Self { start: memory.cast(), length }
+    }
+
+    /// What is in it.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is owned, initialized and this long; nobody writes while a shared reference exists.
+        unsafe { std::slice::from_raw_parts(self.start, self.length) }
+    }
+
+    /// What is in it, to be changed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the reference is the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+
+    /// Its first bytes, for a message to send. Whoever asks keeps the block, unchanged, as long as
+    /// the contract of [`SendBuffer::new`] wants.
+    ///
+    /// # Panics
+    /// When it is not as long.
+    pub(crate) fn lend(&self, length: usize) -> SendBuffer {
+        assert!(length <= self.length);
+        SendBuffer { start: self.start, length }
+    }
+
+    /// Its first bytes, for a message to receive. Whoever asks keeps the block away from everybody
+    /// as long as the contract of [`RecvBuffer::new`] wants.
+    ///
+    /// # Panics
+    /// When it is not as long.
+    pub(crate) fn lend_mut(&mut self, length: usize) -> RecvBuffer {
+        assert!(length <= self.length);
+        RecvBuffer { start: self.start, length }
+    }
+}
+
+impl Drop for Block {
     fn drop(&mut self) {
         let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
         // SAFETY: it came from a box of this length in `new` and is given back once.

@@ -11,4 +11,5 @@ mod lost;
 mod metrics;
 mod net;
 mod process;
+mod reduction;
 mod security;

@@ -78,7 +78,7 @@ unsafe extern "C" fn log(
     LOG.lock().unwrap_or_else(PoisonError::into_inner).push(Line { level, text });
 }
 
-fn logger() -> Logger {
+pub(crate) fn logger() -> Logger {
     type Fixed =
         unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
     // SAFETY: on Linux, a variadic call with these arguments passes them like a plain one, and

@@ -4,6 +4,7 @@
 
 mod abort;
 mod by_hand;
+mod collnet;
 mod data;
 mod faults;
 mod from_c;

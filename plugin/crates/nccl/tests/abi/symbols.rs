@@ -49,8 +49,12 @@ fn only_the_tables_are_exported() {
         })
         .collect();
     exported.sort();
-    let mut expected: Vec<String> =
-        VERSIONS.iter().map(|version| format!("ncclNetPlugin_v{version}")).collect();
+    let mut expected: Vec<String> = VERSIONS
+        .iter()
+        .flat_map(|version| {
+            [format!("ncclNetPlugin_v{version}"), format!("ncclCollNetPlugin_v{version}")]
+        })
+        .collect();
     expected.sort();
     assert_eq!(exported, expected);
 }

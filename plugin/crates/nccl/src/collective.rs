@@ -1,0 +1,178 @@
+//! What all versions of the CollNet table share, in Rust's terms: a rank's way to the reduction servers.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
+use evenkeel_reduce::{DataType, Op};
+use evenkeel_reduction::{Client, Member, Ticket};
+use evenkeel_transport::{Log, RecvBuffer, SendBuffer, Transport};
+
+use crate::failure::Failure;
+use crate::logger::LOG;
+use crate::plugin::{self, lock};
+
+/// Bytes of the handle that tell the communicator from others.
+const GROUP: std::ops::Range<usize> = 0..16;
+
+/// What `init` makes: nothing, where no servers are given.
+pub(crate) struct Collectives {
+    /// NCCL's number for the communicator; 0 where it does not say.
+    communicator: u64,
+    transport: Arc<Transport>,
+}
+
+impl Collectives {
+    pub(crate) fn new(communicator: u64) -> Result<Self, Failure> {
+        Ok(Self { communicator, transport: plugin::transport_for_collectives()? })
+    }
+
+    /// What a rank tells the others, which is worth something only if it is rank 0.
+    pub(crate) fn listen(
+        &self,
+        device: usize,
+        handle: &mut [u8; HANDLE_SIZE],
+    ) -> Result<ListenColl, Failure> {
+        if device >= self.transport.devices().len() {
+            return Err(Failure::argument(format!("no device {device}")));
+        }
+        let group = Member::new_group()
+            .map_err(|error| Failure::system(format!("no random bytes: {error}")))?;
+        handle.fill(0);
+        handle[GROUP].copy_from_slice(&group);
+        let transport = Arc::clone(&self.transport);
+        Ok(ListenColl { device, communicator: self.communicator, transport })
+    }
+}
+
+/// How many devices reduce: all, if there are servers.
+pub(crate) fn device_count() -> Result<usize, Failure> {
+    let transport = plugin::transport_for_collectives()?;
+    let off = transport.settings().reduction_servers().is_empty();
+    Ok(if off { 0 } else { transport.devices().len() })
+}
+
+/// Whether the servers do this to elements of this type.
+pub(crate) fn is_supported(kind: i32, op: i32) -> bool {
+    kind_of(kind).is_ok() && op_of(op).is_ok()
+}
+
+fn kind_of(code: i32) -> Result<DataType, Failure> {
+    let kind = u8::try_from(code).ok().and_then(DataType::from_code);
+    kind.ok_or_else(|| Failure::argument(format!("no data type {code}")))
+}
+
+fn op_of(code: i32) -> Result<Op, Failure> {
+    let op = u8::try_from(code).ok().and_then(Op::from_code);
+    op.ok_or_else(|| Failure::argument(format!("no reduction {code}")))
+}
+
+/// NCCL's listen comm.
+pub(crate) struct ListenColl {
+    device: usize,
+    communicator: u64,
+    transport: Arc<Transport>,
+}
+
+impl ListenColl {
+    /// Joins the communicator that rank 0's handle names. Blocks.
+    pub(crate) fn connect(
+        &self,
+        first: &[u8; HANDLE_SIZE],
+        ranks: usize,
+        rank: usize,
+    ) -> Result<CollComm, Failure> {
+        let settings = self.transport.settings();
+        let servers = settings.reduction_servers();
+        let mut group = [0; 16];
+        group.copy_from_slice(&first[GROUP]);
+        let number = |value: usize| {
+            u32::try_from(value).map_err(|_| Failure::argument(format!("{value} ranks")))
+        };
+        let member = Member {
+            group,
+            communicator: self.communicator,
+            rank: number(rank)?,
+            ranks: number(ranks)?,
+            job: settings.job().to_owned(),
+        };
+        let timeout = settings.reduction_timeout();
+        let client = Client::join(&self.transport, self.device, servers, &member, timeout)
+            .map_err(|error| {
+                Failure::from(error).with("; NCCL goes on without reduction servers")
+            })?;
+        LOG.info(&format!(
+            "evenkeel: rank {rank} of {ranks} joined {} reduction servers: {} comm={:#x}",
+            servers.len(),
+            servers.join(", "),
+            self.communicator
+        ));
+        let client = Arc::new(client);
+        let slots = (0..MAX_REQUESTS)
+            .map(|_| CollSlot { client: Arc::clone(&client), running: Mutex::default() })
+            .collect();
+        Ok(CollComm { slots, next: AtomicUsize::new(0) })
+    }
+}
+
+/// NCCL's collective comm.
+pub(crate) struct CollComm {
+    /// What NCCL's request pointers point to.
+    slots: Vec<CollSlot>,
+    /// Where to look for a free slot first.
+    next: AtomicUsize,
+}
+
+/// A place for one request.
+pub(crate) struct CollSlot {
+    client: Arc<Client>,
+    /// The operation and its bytes.
+    running: Mutex<Option<(Ticket, usize)>>,
+}
+
+impl CollComm {
+    /// Begins an all-reduce; `None` when as many requests as possible are outstanding.
+    pub(crate) fn all_reduce(
+        &self,
+        from: SendBuffer,
+        to: RecvBuffer,
+        kind: i32,
+        op: i32,
+    ) -> Result<Option<&CollSlot>, Failure> {
+        let (kind, op) = (kind_of(kind)?, op_of(op)?);
+        let first = self.next.load(Ordering::Relaxed);
+        for index in (0..self.slots.len()).map(|step| (first + step) % self.slots.len()) {
+            let slot = &self.slots[index];
+            let mut running = lock(&slot.running);
+            if running.is_none() {
+                let ticket = slot.client.all_reduce(from, to, kind, op)?;
+                *running = ticket.map(|ticket| (ticket, to.length()));
+                self.next.store(index + 1, Ordering::Relaxed);
+                return Ok(running.is_some().then_some(slot));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl CollSlot {
+    /// The operation's bytes once it is done, which frees the slot.
+    pub(crate) fn test(&self) -> Result<Option<usize>, Failure> {
+        let mut running = lock(&self.running);
+        let (ticket, bytes) =
+            running.as_ref().ok_or_else(|| Failure::contract("test of a finished request"))?;
+        let done = self.client.test(ticket)?.then_some(*bytes);
+        if done.is_some() {
+            *running = None;
+        }
+        Ok(done)
+    }
+}
+
+/// Bytes of so many elements of a type.
+pub(crate) fn bytes_of(count: usize, kind: i32) -> Result<usize, Failure> {
+    count
+        .checked_mul(kind_of(kind)?.bytes())
+        .filter(|bytes| *bytes <= plugin::MAX_BYTES)
+        .ok_or_else(|| Failure::argument(format!("{count} elements at once")))
+}

@@ -1,0 +1,154 @@
+//! One rank of a communicator at its reduction servers.
+//!
+//! An operation's vector is cut into one range per server, and each range into pieces. A piece is sent to its server and
+//! comes back reduced, straight into the caller's memory. Many pieces are on their way at a time, of one operation or of
+//! several.
+
+mod link;
+mod split;
+mod way_in;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use evenkeel_reduce::{DataType, Op};
+use evenkeel_transport::{RecvBuffer, SendBuffer, Transport};
+
+use crate::lock;
+use crate::packet::{Member, Piece};
+use link::{Link, Range};
+
+/// Most operations that are not done.
+const MOST_OPERATIONS: usize = 64;
+
+/// What went wrong, and at which server.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ClientError(String);
+
+/// An operation that was begun.
+#[derive(Debug)]
+pub struct Ticket(u64);
+
+/// A rank at its servers. Dropping it leaves them, at once and whatever is in flight; no buffer is touched afterwards.
+pub struct Client {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// By server; none once it has failed.
+    links: Vec<Link>,
+    sequence: u64,
+    /// Ranges that are not done, by operation.
+    running: HashMap<u64, usize>,
+    failed: Option<ClientError>,
+}
+
+impl Client {
+    /// Joins a communicator at all servers, `host:port` each, over a device. Blocks until all have answered, at most for
+    /// `timeout`: servers that are not there yet are tried again.
+    ///
+    /// # Errors
+    /// Names the first server that could not be reached or refused.
+    pub fn join(
+        transport: &Arc<Transport>,
+        device: usize,
+        servers: &[String],
+        member: &Member,
+        timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        let links = way_in::join(transport, device, servers, member, timeout)?;
+        let state = State { links, sequence: 0, running: HashMap::new(), failed: None };
+        Ok(Self { state: Mutex::new(state) })
+    }
+
+    /// Begins to reduce what all ranks have at `from`; the result goes to `to`, which must be as long and elsewhere. All
+    /// ranks must begin the same operations in the same order. `None` when too many are not done: try again later. Never
+    /// blocks.
+    ///
+    /// # Errors
+    /// When the buffers do not fit, and when some server or rank was lost before.
+    pub fn all_reduce(
+        &self,
+        from: SendBuffer,
+        to: RecvBuffer,
+        kind: DataType,
+        op: Op,
+    ) -> Result<Option<Ticket>, ClientError> {
+        let total = from.length();
+        if to.length() != total || !total.is_multiple_of(kind.bytes()) {
+            return Err(ClientError(format!(
+                "an all-reduce of {total} bytes of {kind:?} into {} bytes",
+                to.length()
+            )));
+        }
+        let mut state = lock(&self.state);
+        state.check()?;
+        if state.running.len() >= MOST_OPERATIONS {
+            return Ok(None);
+        }
+        let sequence = state.sequence;
+        state.sequence += 1;
+        let ranges = split::ranges(sequence, total, state.links.len());
+        state.running.insert(sequence, ranges.len());
+        for (server, range) in ranges {
+            let piece = Piece { sequence, offset: 0, total: total as u64, length: 0, kind, op };
+            let link = &mut state.links[server];
+            link.push(Range { piece, at: range.start, end: range.end, from, to });
+        }
+        state.progress()?;
+        Ok(Some(Ticket(sequence)))
+    }
+
+    /// Whether the operation is done. Moves what can be moved of all operations. Never blocks.
+    ///
+    /// # Errors
+    /// When some server or rank was lost. No operation goes on then, and no buffer is touched any more.
+    pub fn test(&self, ticket: &Ticket) -> Result<bool, ClientError> {
+        let mut state = lock(&self.state);
+        if !state.is_done(ticket) {
+            state.check()?;
+            state.progress()?;
+        }
+        let done = state.is_done(ticket);
+        if done {
+            state.running.remove(&ticket.0);
+        }
+        Ok(done)
+    }
+}
+
+impl State {
+    fn check(&self) -> Result<(), ClientError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn is_done(&self, ticket: &Ticket) -> bool {
+        self.running.get(&ticket.0).is_none_or(|left| *left == 0)
+    }
+
+    fn progress(&mut self) -> Result<(), ClientError> {
+        let now = Instant::now();
+        let mut failure = None;
+        for link in &mut self.links {
+            let running = &mut self.running;
+            let done = |sequence| {
+                if let Some(left) = running.get_mut(&sequence) {
+                    *left -= 1;
+                }
+            };
+            if let Err(error) = link.progress(now, done) {
+                failure = Some(error);
+                break;
+            }
+        }
+        let Some(error) = failure else { return Ok(()) };
+        // Other ranks hear why from the other servers, not only that this one is gone.
+        self.links.iter().for_each(|link| link.tell(&error));
+        // Connections must not touch memory that the caller takes back now.
+        self.links.clear();
+        self.failed = Some(error.clone());
+        Err(error)
+    }
+}

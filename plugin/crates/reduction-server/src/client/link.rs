@@ -1,0 +1,310 @@
+//! A client's connections with one server, and the pieces on their way there and back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evenkeel_transport::{
+    Block, Connecting, Receiving, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
+    Sending,
+};
+
+use super::ClientError;
+use super::way_in::Caller;
+use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
+
+/// How long to wait for the server's word once it takes nothing any more: the word may be on its way.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// A rank at one server.
+pub(super) struct Link {
+    caller: Caller,
+    up: SendConnection,
+    down: RecvConnection,
+    /// Largest piece, in bytes.
+    chunk: usize,
+    /// Most pieces on their way.
+    window: usize,
+    ranges: VecDeque<Range>,
+    flying: VecDeque<Flying>,
+    /// Memory for messages.
+    spare: Vec<Block>,
+    /// When the server last showed a sign of life.
+    heard: Instant,
+    /// Asks for one.
+    probe: Option<Connecting>,
+    /// It takes nothing any more, since when and why.
+    deaf: Option<(Instant, String)>,
+}
+
+/// What is left of an operation's range.
+pub(super) struct Range {
+    /// But for offset and length.
+    pub(super) piece: Piece,
+    /// Where the next piece begins, in the operation's vector.
+    pub(super) at: usize,
+    pub(super) end: usize,
+    /// The whole vector.
+    pub(super) from: SendBuffer,
+    /// The whole vector.
+    pub(super) to: RecvBuffer,
+}
+
+/// A piece on its way.
+struct Flying {
+    piece: Piece,
+    /// Whether it ends its range.
+    last: bool,
+    to: RecvBuffer,
+    /// None where the server takes nothing any more.
+    head_out: Option<Sending>,
+    /// The message that is sent; others may not have it before that is done.
+    message: Arc<Block>,
+    body_out: Option<Request>,
+    /// None once it has come.
+    head_in: Option<Receiving>,
+    body_in: Option<Request>,
+}
+
+impl Link {
+    pub(super) fn new(
+        caller: Caller,
+        up: SendConnection,
+        down: RecvConnection,
+        chunk: usize,
+        window: usize,
+    ) -> Self {
+        Self {
+            caller,
+            up,
+            down,
+            chunk,
+            window,
+            ranges: VecDeque::new(),
+            flying: VecDeque::new(),
+            spare: Vec::new(),
+            heard: Instant::now(),
+            probe: None,
+            deaf: None,
+        }
+    }
+
+    /// Takes a range to reduce.
+    pub(super) fn push(&mut self, range: Range) {
+        self.ranges.push_back(range);
+    }
+
+    /// Moves what can be moved; calls `done` with the operation of each range that is done.
+    ///
+    /// # Errors
+    /// When the server is lost or says that it cannot go on.
+    pub(super) fn progress(
+        &mut self,
+        now: Instant,
+        mut done: impl FnMut(u64),
+    ) -> Result<(), ClientError> {
+        if self.flying.is_empty() {
+            self.heard = now;
+        }
+        self.begin(now);
+        while let Some(flying) = self.flying.front_mut() {
+            let was_waiting = flying.head_in.is_some();
+            match flying.receive() {
+                Ok(Some(block)) => self.spare.push(block),
+                Ok(None) => {}
+                Err(why) => {
+                    // What it had to say is said: why it takes nothing any more is older news.
+                    return Err(self.caller.error(&why));
+                }
+            }
+            if was_waiting && flying.head_in.is_none() {
+                self.heard = now;
+                self.probe = None;
+            }
+            match flying.is_sent() {
+                Ok(true) if flying.is_received() => {}
+                Ok(_) => break,
+                Err(why) => {
+                    self.deaf.get_or_insert((now, why));
+                    break;
+                }
+            }
+            let Some(flying) = self.flying.pop_front() else { break };
+            if let Some(message) = Arc::into_inner(flying.message) {
+                self.spare.push(message);
+            }
+            self.spare.truncate(2 * self.window);
+            if flying.last {
+                done(flying.piece.sequence);
+            }
+            self.begin(now);
+        }
+        match &self.deaf {
+            Some((since, why)) if now.saturating_duration_since(*since) >= LAST_WORD => {
+                Err(self.caller.error(why))
+            }
+            _ => self.look_after(now),
+        }
+    }
+
+    /// Tells the server why this rank cannot go on.
+    pub(super) fn tell(&self, why: &ClientError) {
+        self.say(&Packet::Failed(why.to_string()));
+    }
+
+    /// Sends a message without payload. A server that cannot be told notices by itself.
+    fn say(&self, packet: &Packet) {
+        let mut block = Block::new(MESSAGE_BYTES);
+        let length = packet.encode(block.bytes_mut());
+        let _ = self.up.send_block(&Arc::new(block), length);
+    }
+
+    /// Begins pieces as long as there is room.
+    fn begin(&mut self, now: Instant) {
+        while self.deaf.is_none()
+            && self.flying.len() < self.window
+            && let Some(range) = self.ranges.front_mut()
+        {
+            let length = (range.end - range.at).min(self.chunk);
+            let piece = Piece { offset: range.at as u64, length: length as u32, ..range.piece };
+            let (from, to) = (range.from.part(range.at, length), range.to.part(range.at, length));
+            range.at += length;
+            let last = range.at == range.end;
+            if last {
+                self.ranges.pop_front();
+            }
+            match self.launch(piece, last, from, to, now) {
+                Ok(flying) => self.flying.push_back(flying),
+                Err(why) => {
+                    self.deaf.get_or_insert((now, why));
+                }
+            }
+        }
+    }
+
+    fn launch(
+        &mut self,
+        piece: Piece,
+        last: bool,
+        from: SendBuffer,
+        to: RecvBuffer,
+        now: Instant,
+    ) -> Result<Flying, String> {
+        let text = |error: evenkeel_transport::Error| error.to_string();
+        let head_in = self.block();
+        let head_in = self.down.recv_block(head_in, MESSAGE_BYTES).map_err(text)?;
+        let head_in = Some(head_in.map_err(|_| too_many())?);
+        let mut body_in = None;
+        if !piece.is_inline() {
+            body_in = Some(self.down.recv(to).map_err(text)?.ok_or_else(too_many)?);
+        }
+        let mut message = self.block();
+        Packet::Part(piece).encode(message.bytes_mut());
+        if piece.is_inline() {
+            from.copy_to(&mut message.bytes_mut()[HEADER_BYTES..HEADER_BYTES + from.length()]);
+        }
+        let message = Arc::new(message);
+        let mut flying =
+            Flying { piece, last, to, head_out: None, message, body_out: None, head_in, body_in };
+        if let Err(why) = flying.send(&self.up, from) {
+            self.deaf.get_or_insert((now, why));
+        }
+        Ok(flying)
+    }
+
+    fn block(&mut self) -> Block {
+        self.spare.pop().unwrap_or_else(|| Block::new(MESSAGE_BYTES))
+    }
+
+    /// Sees whether a server that has said nothing for long still lives: other ranks may only be late.
+    fn look_after(&mut self, now: Instant) -> Result<(), ClientError> {
+        let timeout = self.caller.timeout;
+        let silent = now.saturating_duration_since(self.heard);
+        if silent < timeout / 2 {
+            return Ok(());
+        }
+        match self.probe.as_ref().map(Connecting::poll) {
+            Some(Ok(Some(_))) => {
+                self.heard = now;
+                self.probe = None;
+            }
+            Some(Ok(None)) => {}
+            None | Some(Err(_)) => self.probe = self.caller.call().ok(),
+        }
+        if now.saturating_duration_since(self.heard) < timeout {
+            return Ok(());
+        }
+        Err(self.caller.error(&format!("no sign of life for {} s", timeout.as_secs())))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if self.flying.is_empty() {
+            self.say(&Packet::Leave);
+        }
+    }
+}
+
+fn too_many() -> String {
+    "defect: more messages are on their way than were agreed".to_owned()
+}
+
+impl Flying {
+    fn send(&mut self, up: &SendConnection, from: SendBuffer) -> Result<(), String> {
+        let text = |error: evenkeel_transport::Error| error.to_string();
+        let head = up.send_block(&self.message, self.piece.message_bytes()).map_err(text)?;
+        self.head_out = Some(head.ok_or_else(too_many)?);
+        if !self.piece.is_inline() {
+            self.body_out = Some(up.send(from).map_err(text)?.ok_or_else(too_many)?);
+        }
+        Ok(())
+    }
+
+    /// Takes what has come of the result; the message's memory if that was the message.
+    fn receive(&mut self) -> Result<Option<Block>, String> {
+        let mut message = None;
+        if let Some(head) = &mut self.head_in {
+            let Some((block, length)) = head.poll(true).map_err(|error| error.to_string())? else {
+                return Ok(None);
+            };
+            self.head_in = None;
+            let bytes = block.bytes().get(..length).unwrap_or_default();
+            match Packet::decode(bytes).map_err(|error| error.to_string())? {
+                Packet::Result(piece) if piece == self.piece => {}
+                Packet::Failed(why) => return Err(why),
+                other => {
+                    return Err(format!("it answers {other:?} where {:?} was due", self.piece));
+                }
+            }
+            if self.piece.is_inline() {
+                self.to.copy_from(&bytes[HEADER_BYTES..]);
+            }
+            message = Some(block);
+        }
+        if let Some(body) = &self.body_in
+            && let Some(length) = body.test().map_err(|error| error.to_string())?
+        {
+            if length != u64::from(self.piece.length) {
+                return Err(format!("a result of {length} bytes where {:?} was due", self.piece));
+            }
+            self.body_in = None;
+        }
+        Ok(message)
+    }
+
+    fn is_received(&self) -> bool {
+        self.head_in.is_none() && self.body_in.is_none()
+    }
+
+    /// Whether its memory is not needed any more for sending.
+    fn is_sent(&mut self) -> Result<bool, String> {
+        let Some(head) = &mut self.head_out else { return Ok(false) };
+        let head = head.poll(false).map_err(|error| error.to_string())?;
+        let body = match &self.body_out {
+            None => true,
+            Some(body) => body.look().map_err(|error| error.to_string())?.is_some(),
+        };
+        Ok(head && body)
+    }
+}

@@ -1,0 +1,303 @@
+//! The server: who is admitted, and the threads.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use evenkeel_transport::{
+    Error, Exporter, Log, RecvConnection, SendConnection, Settings, Transport,
+};
+
+use crate::budget::Budget;
+use crate::lock;
+use crate::metrics::{Metrics, Site};
+use crate::packet::{Member, NONCE};
+use crate::pool::Pool;
+use crate::reception::{Bell, Reception};
+use crate::session::{Session, base_bytes, chunk_bytes};
+use crate::timeline::Timeline;
+
+/// How long a communicator that failed is kept for its ranks to hear why.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to listen; `[::]` is all addresses, also where there is no IPv6.
+    pub listen: SocketAddr,
+    /// Where to serve metrics and probes, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// Most bytes of buffers, over all jobs.
+    pub memory: u64,
+    /// Threads that reduce, at least 1.
+    pub threads: usize,
+    /// Where to note each piece's moments, if anywhere.
+    pub timeline: Option<PathBuf>,
+}
+
+/// A reduction server. Dropping it ends it, whatever is in flight.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    bell: Arc<Bell>,
+    threads: Vec<JoinHandle<()>>,
+    exporter: Option<Exporter>,
+}
+
+/// What all parts of the server use.
+pub(crate) struct Shared {
+    pub(crate) transport: Transport,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) pool: Pool,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) log: Arc<dyn Log>,
+    pub(crate) timeline: Option<Timeline>,
+    sessions: Mutex<HashMap<Key, Arc<Session>>>,
+    count: Arc<AtomicI64>,
+    draining: Arc<AtomicBool>,
+}
+
+/// What tells communicators apart.
+type Key = (String, [u8; 16]);
+
+fn key(member: &Member) -> Key {
+    (member.job.clone(), member.group)
+}
+
+impl Server {
+    /// Starts to serve.
+    ///
+    /// # Errors
+    /// When a socket cannot be opened, the memory is too little, or a thread cannot be started.
+    pub fn start(
+        settings: Settings,
+        options: &Options,
+        log: Arc<dyn Log>,
+    ) -> Result<Self, ServerError> {
+        let least = base_bytes(chunk_bytes(options.memory, 2), 2);
+        if options.memory < least {
+            return Err(ServerError::Memory { given: options.memory, least });
+        }
+        let timeline = match &options.timeline {
+            None => None,
+            Some(path) => Some(Timeline::create(path).map_err(|error| ServerError::Io {
+                what: format!("cannot write {}", path.display()),
+                error,
+            })?),
+        };
+        let budget = Budget::new(options.memory);
+        let metrics = Arc::new(Metrics::new(&budget));
+        let shared = Arc::new(Shared {
+            transport: Transport::new(settings, Arc::clone(&log))?,
+            budget,
+            pool: Pool::default(),
+            metrics,
+            log,
+            timeline,
+            sessions: Mutex::default(),
+            count: Arc::default(),
+            draining: Arc::default(),
+        });
+        let bell = Arc::new(Bell::default());
+        let listener = {
+            let listen = |address| {
+                let notified: Arc<Bell> = Arc::clone(&bell);
+                shared.transport.listen_at(address, NONCE, "reduction", notified)
+            };
+            listen(options.listen)
+                .or_else(|error| in_version_4(options.listen).map_or(Err(error), listen))?
+        };
+        let address = listener.address();
+        // From here on, dropping it ends what was started.
+        let mut server = Self {
+            shared: Arc::clone(&shared),
+            address,
+            bell: Arc::clone(&bell),
+            threads: Vec::new(),
+            exporter: None,
+        };
+        if let Some(address) = options.metrics {
+            let site = Site {
+                metrics: Arc::clone(&shared.metrics),
+                draining: Arc::clone(&shared.draining),
+                sessions: Arc::clone(&shared.count),
+            };
+            let addresses: Vec<_> = [address].into_iter().chain(in_version_4(address)).collect();
+            let exporter = Exporter::start(&addresses, Arc::new(site)).map_err(|error| {
+                ServerError::Io { what: format!("cannot serve metrics at {address}"), error }
+            })?;
+            server.exporter = Some(exporter);
+        }
+        let start = |name: String, work: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name).spawn(work).map_err(|error| ServerError::Io {
+                what: "cannot start a thread".to_owned(),
+                error,
+            })
+        };
+        for index in 0..options.threads.max(1) {
+            let shared = Arc::clone(&shared);
+            let work = Box::new(move || shared.pool.work());
+            server.threads.push(start(format!("evenkeel-sum-{index}"), work)?);
+        }
+        let reception = Reception::new(shared, listener, bell);
+        server.threads.push(start("evenkeel-join".to_owned(), Box::new(|| reception.work()))?);
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where it serves metrics, if it does.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref().map(Exporter::address)
+    }
+
+    /// Takes no new communicators from now on.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// How many communicators there are.
+    pub fn communicators(&self) -> usize {
+        lock(&self.shared.sessions).len()
+    }
+
+    /// Bytes of buffers granted now, and the most at any time.
+    pub fn memory(&self) -> (u64, u64) {
+        self.shared.budget.granted()
+    }
+}
+
+/// What `[::]` means on a host that has no IPv6.
+fn in_version_4(address: SocketAddr) -> Option<SocketAddr> {
+    let any = address.ip() == Ipv6Addr::UNSPECIFIED;
+    any.then(|| (Ipv4Addr::UNSPECIFIED, address.port()).into())
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.bell.stop();
+        self.shared.pool.stop();
+        for thread in self.threads.drain(..) {
+            // It does not panic, and if it did there would be nothing to hand on.
+            let _ = thread.join();
+        }
+        self.shared.clear();
+    }
+}
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The transport cannot.
+    #[error(transparent)]
+    Transport(#[from] Error),
+    /// Something of the system is missing.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// There is not enough memory for anybody.
+    #[error("{given} bytes of memory are too little: two ranks need {least} at least")]
+    Memory {
+        /// Bytes that may be used.
+        given: u64,
+        /// Bytes of one small communicator.
+        least: u64,
+    },
+}
+
+impl Shared {
+    /// Lets a rank join its communicator; else says why not and gives the way back to it.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        member: &Member,
+        up: RecvConnection,
+        down: SendConnection,
+    ) -> Result<(), (String, SendConnection)> {
+        let session = match self.session(member) {
+            Ok(session) => session,
+            Err(why) => return Err((why, down)),
+        };
+        session.join(member, up, down)
+    }
+
+    fn session(self: &Arc<Self>, member: &Member) -> Result<Arc<Session>, String> {
+        let others: Vec<Arc<Session>> = {
+            let mut sessions = lock(&self.sessions);
+            if let Some(session) = sessions.get(&key(member)) {
+                return Ok(Arc::clone(session));
+            }
+            if self.draining.load(Ordering::Acquire) {
+                return Err("the server is shutting down".to_owned());
+            }
+            let chunk = chunk_bytes(self.budget.total(), member.ranks);
+            let bytes = base_bytes(chunk, member.ranks);
+            self.budget.count_groups(true);
+            if let Some(base) = self.budget.grant(bytes, 0) {
+                let session = Arc::new(Session::new(Arc::clone(self), member, chunk, base));
+                sessions.insert(key(member), Arc::clone(&session));
+                self.count.fetch_add(1, Ordering::AcqRel);
+                let others = sessions.values().cloned().collect::<Vec<_>>();
+                drop(sessions);
+                others.iter().for_each(|session| session.share());
+                return Ok(session);
+            }
+            self.budget.count_groups(false);
+            sessions.values().cloned().collect()
+        };
+        // Next time there may be room.
+        others.iter().for_each(|session| session.share());
+        let (granted, _) = self.budget.granted();
+        Err(format!(
+            "no memory for a communicator of {} ranks: {granted} of {} bytes are in use",
+            member.ranks,
+            self.budget.total()
+        ))
+    }
+
+    /// A communicator is over.
+    pub(crate) fn end(&self, session: &Arc<Session>) {
+        let removed = {
+            let mut sessions = lock(&self.sessions);
+            match sessions.get(&key(session.member())) {
+                Some(same) if Arc::ptr_eq(same, session) => sessions.remove(&key(session.member())),
+                _ => None,
+            }
+        };
+        if removed.is_some() {
+            self.budget.count_groups(false);
+            self.count.fetch_sub(1, Ordering::AcqRel);
+            session.close();
+            if let Some(timeline) = &self.timeline {
+                timeline.flush();
+            }
+        }
+    }
+
+    /// Ends communicators that have failed long ago.
+    pub(crate) fn tidy(&self, now: Instant) {
+        let all: Vec<_> = lock(&self.sessions).values().cloned().collect();
+        for session in all {
+            let old = |at| now.saturating_duration_since(at) >= FAREWELL;
+            if session.failed_at().is_some_and(old) {
+                self.end(&session);
+            }
+        }
+    }
+
+    fn clear(&self) {
+        let all: Vec<_> = lock(&self.sessions).values().cloned().collect();
+        all.iter().for_each(|session| self.end(session));
+    }
+}

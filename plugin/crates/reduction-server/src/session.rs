@@ -1,0 +1,672 @@
+//! One communicator at the server: its ranks' connections, and the memory that their pieces pass through.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use evenkeel_reduce::reduce_in_place;
+use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending};
+
+use crate::budget::Grant;
+use crate::group::{Group, Place};
+use crate::lock;
+use crate::metrics::JobMetrics;
+use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Member, Packet, Piece};
+use crate::pool::Task;
+use crate::server::Shared;
+use crate::timeline::Moments;
+
+/// Most pieces of a communicator that are open: two messages each on a connection that takes 32.
+pub(crate) const MOST_OPEN: usize = 12;
+/// Largest piece. Smaller ones start the flow of results sooner, larger ones cost less each.
+const MOST_CHUNK: u64 = 256 << 10;
+/// Smallest largest piece. It is larger than what comes with its header.
+const LEAST_CHUNK: u64 = 16 << 10;
+/// So many communicators shall fit into memory with one piece each, if pieces can be made small enough.
+const COMMUNICATORS: u64 = 128;
+
+/// Bytes of the largest piece where so many ranks send it: a multiple of 128.
+pub(crate) fn chunk_bytes(memory: u64, ranks: u32) -> u64 {
+    let fair = memory / COMMUNICATORS / u64::from(ranks);
+    (fair / 128 * 128).clamp(LEAST_CHUNK, MOST_CHUNK)
+}
+
+/// Bytes of a piece's slot.
+pub(crate) fn slot_bytes(chunk: u64, ranks: u32) -> u64 {
+    chunk * u64::from(ranks) + MESSAGE_BYTES as u64
+}
+
+/// Bytes that a communicator has for as long as it lives: the ranks' messages and one slot.
+pub(crate) fn base_bytes(chunk: u64, ranks: u32) -> u64 {
+    slot_bytes(chunk, ranks) + u64::from(ranks) * MESSAGE_BYTES as u64
+}
+
+/// A communicator.
+pub(crate) struct Session {
+    member: Member,
+    chunk: usize,
+    shared: Arc<Shared>,
+    metrics: JobMetrics,
+    /// By rank: something is new.
+    stirred: Vec<AtomicBool>,
+    /// Whether a thread is asked to look.
+    queued: AtomicBool,
+    state: Mutex<State>,
+    /// For as long as it lives.
+    _base: Grant,
+}
+
+struct State {
+    group: Group<Slot>,
+    /// By rank; none before it joins and after it left.
+    lines: Vec<Option<Line>>,
+    /// By rank.
+    joined: Vec<bool>,
+    /// Slots that are not in use.
+    free: Vec<Slot>,
+    /// Slots there are.
+    slots: u64,
+    /// Why it cannot go on, and since when.
+    failed: Option<(String, Instant)>,
+}
+
+/// Memory for one piece.
+struct Slot {
+    /// By rank.
+    parts: Vec<Option<Block>>,
+    /// The header of the result, and the result if it is small.
+    head: Arc<Block>,
+    result: Option<Arc<Block>>,
+    moments: Moments,
+    /// None where it is the one that the communicator always has.
+    grant: Option<Grant>,
+}
+
+/// The connections of one rank.
+struct Line {
+    up: RecvConnection,
+    down: SendConnection,
+    /// The message with the next header.
+    head: Option<Receiving>,
+    /// What it was, when there was no slot for its piece.
+    waiting: Option<(Piece, Block)>,
+    /// Parts that are coming.
+    parts: VecDeque<(u64, Receiving)>,
+    /// Results that are going.
+    results: VecDeque<(u64, Sending, Option<Sending>)>,
+}
+
+/// Tells a session that a rank's connection has something new.
+struct Stir {
+    session: Weak<Session>,
+    rank: usize,
+}
+
+impl Notify for Stir {
+    fn notify(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.stir(self.rank);
+        }
+    }
+}
+
+impl Session {
+    /// A communicator that nobody has joined yet.
+    pub(crate) fn new(shared: Arc<Shared>, member: &Member, chunk: u64, base: Grant) -> Self {
+        let ranks = member.ranks as usize;
+        let metrics = shared.metrics.of(&member.job);
+        metrics.communicators.inc();
+        Self {
+            member: member.clone(),
+            chunk: chunk as usize,
+            shared,
+            metrics,
+            stirred: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            queued: AtomicBool::new(false),
+            state: Mutex::new(State {
+                group: Group::new(ranks, MOST_OPEN),
+                lines: (0..ranks).map(|_| None).collect(),
+                joined: vec![false; ranks],
+                free: Vec::new(),
+                slots: 0,
+                failed: None,
+            }),
+            _base: base,
+        }
+    }
+
+    /// What its ranks have in common.
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// Takes a rank in; else says why not and gives the way back to it.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        member: &Member,
+        up: RecvConnection,
+        down: SendConnection,
+    ) -> Result<(), (String, SendConnection)> {
+        let rank = member.rank as usize;
+        let mut state = lock(&self.state);
+        let wrong = if member.ranks != self.member.ranks {
+            Some(format!(
+                "rank {rank} says that there are {} ranks, others say {}",
+                member.ranks, self.member.ranks
+            ))
+        } else if let Some((why, _)) = &state.failed {
+            Some(why.clone())
+        } else if state.joined[rank] {
+            Some(format!("rank {rank} is there already"))
+        } else {
+            None
+        };
+        if let Some(wrong) = wrong {
+            return Err((wrong, down));
+        }
+        let welcome = Packet::Joined { chunk: self.chunk as u32, window: MOST_OPEN as u32 };
+        if !say(&down, &welcome) {
+            return Err((format!("rank {rank} cannot be answered"), down));
+        }
+        let stir: Arc<dyn Notify> = Arc::new(Stir { session: Arc::downgrade(self), rank });
+        up.notify(Arc::clone(&stir));
+        down.notify(stir);
+        let head = match up.recv_block(Block::new(MESSAGE_BYTES), MESSAGE_BYTES) {
+            Ok(Ok(head)) => head,
+            Ok(Err(_)) => return Err(("a new connection is full".to_owned(), down)),
+            Err(error) => return Err((error.to_string(), down)),
+        };
+        state.joined[rank] = true;
+        self.metrics.ranks.inc();
+        state.lines[rank] = Some(Line {
+            up,
+            down,
+            head: Some(head),
+            waiting: None,
+            parts: VecDeque::new(),
+            results: VecDeque::new(),
+        });
+        drop(state);
+        self.stir(rank);
+        Ok(())
+    }
+
+    /// Has a thread look at a rank's connections.
+    fn stir(self: &Arc<Self>, rank: usize) {
+        self.stirred[rank].store(true, Ordering::SeqCst);
+        if !self.queued.swap(true, Ordering::SeqCst) {
+            self.shared.pool.push(Task::Drive(Arc::clone(self)));
+        }
+    }
+
+    /// Looks at all connections that have something new.
+    pub(crate) fn drive(self: Arc<Self>) {
+        self.queued.store(false, Ordering::SeqCst);
+        let mut complete = Vec::new();
+        let over = {
+            let mut state = lock(&self.state);
+            self.attend(&mut state, &mut complete);
+            state.is_over()
+        };
+        if over {
+            self.shared.end(&self);
+            return;
+        }
+        // One is this thread's own.
+        let own = complete.pop();
+        for number in complete {
+            self.shared.pool.push(Task::Reduce(Arc::clone(&self), number));
+        }
+        if let Some(number) = own {
+            self.reduce(number);
+        }
+    }
+
+    fn attend(&self, state: &mut State, complete: &mut Vec<u64>) {
+        let mut again = false;
+        for (rank, stirred) in self.stirred.iter().enumerate() {
+            if stirred.swap(false, Ordering::SeqCst) {
+                again |= self.attend_rank(state, rank, complete);
+            }
+        }
+        // A slot that one gave back, or a piece that one opened, is what others may wait for.
+        while std::mem::take(&mut again) {
+            for rank in 0..state.lines.len() {
+                if state.lines[rank].as_ref().is_some_and(|line| line.waiting.is_some()) {
+                    again |= self.attend_rank(state, rank, complete);
+                }
+            }
+        }
+    }
+
+    /// Does all that can be done for a rank; true when others may be able to go on.
+    fn attend_rank(&self, state: &mut State, rank: usize, complete: &mut Vec<u64>) -> bool {
+        if state.failed.is_some() {
+            state.see_off(rank, &self.metrics);
+            return false;
+        }
+        match self.serve(state, rank, complete) {
+            Ok(others) => others,
+            Err(why) => {
+                self.fail(state, &why);
+                false
+            }
+        }
+    }
+
+    fn serve(
+        &self,
+        state: &mut State,
+        rank: usize,
+        complete: &mut Vec<u64>,
+    ) -> Result<bool, String> {
+        let mut others = false;
+        loop {
+            let mut moved = false;
+            let State { group, lines, .. } = &mut *state;
+            let Some(line) = &mut lines[rank] else { return Ok(others) };
+            let lost = |peer, error| format!("rank {rank} at {peer} was lost: {error}");
+            let mut freed = Vec::new();
+            while let Some((number, head, body)) = line.results.front_mut() {
+                let done = |sending: &mut Sending| sending.poll(false);
+                let sent = done(head).and_then(|sent| match body {
+                    Some(body) => Ok(done(body)? && sent),
+                    None => Ok(sent),
+                });
+                if !sent.map_err(|error| lost(line.down.peer(), error))? {
+                    break;
+                }
+                let piece = group.piece(*number).copied();
+                if let Some(slot) = group.sent(*number) {
+                    freed.push((slot, piece));
+                }
+                line.results.pop_front();
+            }
+            while let Some((number, receiving)) = line.parts.front_mut() {
+                let number = *number;
+                let part = receiving.poll(false).map_err(|error| lost(line.up.peer(), error))?;
+                let Some((block, length)) = part else { break };
+                line.parts.pop_front();
+                self.take_part(group, rank, number, block, length, complete)?;
+            }
+            if line.waiting.is_none()
+                && let Some(head) = &mut line.head
+                && let Some((block, length)) =
+                    head.poll(false).map_err(|error| lost(line.up.peer(), error))?
+            {
+                line.head = None;
+                moved = true;
+                let message = block.bytes().get(..length).unwrap_or_default();
+                match Packet::decode(message).map_err(|error| format!("rank {rank}: {error}"))? {
+                    Packet::Part(piece) if piece.length as usize <= self.chunk => {
+                        line.waiting = Some((piece, block));
+                    }
+                    Packet::Part(piece) => {
+                        return Err(format!(
+                            "rank {rank} sends {} bytes at once, at most {} are taken",
+                            piece.length, self.chunk
+                        ));
+                    }
+                    Packet::Leave => {
+                        return self.leave(state, rank).map(|()| true);
+                    }
+                    Packet::Failed(why) => return Err(format!("rank {rank} reports: {why}")),
+                    other => return Err(format!("rank {rank} sends {other:?} instead of a part")),
+                }
+            }
+            for (slot, piece) in freed {
+                self.release(state, slot, piece);
+                others = true;
+            }
+            match self.place(state, rank, complete)? {
+                Placed::No => {}
+                Placed::Joined => moved = true,
+                Placed::Opened => (moved, others) = (true, true),
+            }
+            if !moved {
+                return Ok(others);
+            }
+        }
+    }
+
+    /// Finds a place for the piece that a rank waits with.
+    fn place(
+        &self,
+        state: &mut State,
+        rank: usize,
+        complete: &mut Vec<u64>,
+    ) -> Result<Placed, String> {
+        let Some(line) = &state.lines[rank] else { return Ok(Placed::No) };
+        let Some((piece, _)) = line.waiting else { return Ok(Placed::No) };
+        let place = state.group.place(rank, &piece).map_err(|violation| violation.to_string())?;
+        let (number, placed) = match place {
+            Place::Full => return Ok(Placed::No),
+            Place::Open(number) => (number, Placed::Joined),
+            Place::Unopened => match self.slot(state) {
+                None => return Ok(Placed::No),
+                Some(slot) => (state.group.open(piece, slot), Placed::Opened),
+            },
+        };
+        state.group.begin(rank);
+        let State { group, lines, .. } = state;
+        let Some(line) = &mut lines[rank] else { return Ok(Placed::No) };
+        let Some((piece, message)) = line.waiting.take() else { return Ok(Placed::No) };
+        let slot = group.slot_mut(number);
+        let block = slot.and_then(|slot| slot.parts[rank].take());
+        let mut block = block.unwrap_or_else(|| Block::new(self.chunk));
+        let length = piece.length as usize;
+        let full = |_| format!("rank {rank} has more on its way than was agreed");
+        let lost = |error| format!("rank {rank} at {} was lost: {error}", line.up.peer());
+        if piece.is_inline() {
+            let payload = &message.bytes()[HEADER_BYTES..HEADER_BYTES + length];
+            block.bytes_mut()[..length].copy_from_slice(payload);
+        } else {
+            let receiving = line.up.recv_block(block, length).map_err(lost)?.map_err(full)?;
+            line.parts.push_back((number, receiving));
+            // The part has the only block.
+            let head = line.up.recv_block(message, MESSAGE_BYTES).map_err(lost)?.map_err(full)?;
+            line.head = Some(head);
+            return Ok(placed);
+        }
+        let head = line.up.recv_block(message, MESSAGE_BYTES).map_err(lost)?.map_err(full)?;
+        line.head = Some(head);
+        self.take_part(group, rank, number, block, length, complete)?;
+        Ok(placed)
+    }
+
+    /// A part is there.
+    fn take_part(
+        &self,
+        group: &mut Group<Slot>,
+        rank: usize,
+        number: u64,
+        block: Block,
+        length: usize,
+        complete: &mut Vec<u64>,
+    ) -> Result<(), String> {
+        let want = group.piece(number).map_or(0, |piece| piece.length);
+        if length != want as usize {
+            return Err(format!("rank {rank} sent {length} bytes of a part of {want}"));
+        }
+        self.metrics.received.inc_by(length as u64);
+        let Some(slot) = group.slot_mut(number) else { return Ok(()) };
+        slot.parts[rank] = Some(block);
+        slot.moments.complete = Instant::now();
+        if group.arrived(number) {
+            complete.push(number);
+        }
+        Ok(())
+    }
+
+    /// Reduces a piece of which all parts are there, and sends what can be sent.
+    pub(crate) fn reduce(self: Arc<Self>, number: u64) {
+        let taken = {
+            let mut state = lock(&self.state);
+            let piece = state.group.piece(number).copied();
+            let slot = state.group.slot_mut(number);
+            let parts: Option<Vec<Block>> =
+                slot.and_then(|slot| slot.parts.iter_mut().map(Option::take).collect());
+            piece.zip(parts)
+        };
+        // All ranks may have left.
+        let Some((piece, mut parts)) = taken else { return };
+        let length = piece.length as usize;
+        let reducing = Instant::now();
+        let Some((first, rest)) = parts.split_first_mut() else { return };
+        let others: Vec<&[u8]> = rest.iter().map(|part| &part.bytes()[..length]).collect();
+        let result =
+            reduce_in_place(piece.kind, piece.op, &mut first.bytes_mut()[..length], &others);
+        let reduced = Instant::now();
+        let mut complete = Vec::new();
+        let over = {
+            let mut state = lock(&self.state);
+            if let Err(error) = result {
+                self.fail(&mut state, &format!("defect: {error}"));
+            }
+            self.finish(&mut state, number, piece, parts, [reducing, reduced]);
+            // What was sent at once may have given a slot back.
+            self.attend(&mut state, &mut complete);
+            state.is_over()
+        };
+        for number in complete {
+            self.shared.pool.push(Task::Reduce(Arc::clone(&self), number));
+        }
+        if over {
+            self.shared.end(&self);
+        }
+    }
+
+    fn finish(
+        &self,
+        state: &mut State,
+        number: u64,
+        piece: Piece,
+        parts: Vec<Block>,
+        [reducing, reduced]: [Instant; 2],
+    ) {
+        self.metrics.pieces.inc();
+        self.metrics.reduce.observe((reduced - reducing).as_secs_f64());
+        if let Some(slot) = state.group.slot_mut(number) {
+            let received = slot.moments.complete.saturating_duration_since(slot.moments.opened);
+            self.metrics.receive.observe(received.as_secs_f64());
+            (slot.moments.reducing, slot.moments.reduced) = (reducing, reduced);
+            slot.fill(piece, parts);
+        }
+        state.group.reduced(number);
+        if state.failed.is_some() {
+            return;
+        }
+        if let Err(why) = self.deliver(state) {
+            self.fail(state, &why);
+        }
+    }
+
+    /// Sends all ranks what they can get.
+    fn deliver(&self, state: &mut State) -> Result<(), String> {
+        for rank in 0..state.lines.len() {
+            while let Some((number, piece)) = state.group.next_result(rank) {
+                let Some(line) = &mut state.lines[rank] else { break };
+                let Some(slot) = state.group.slot_mut(number) else { break };
+                let lost = |error| format!("rank {rank} at {} was lost: {error}", line.down.peer());
+                let full = || format!("rank {rank} does not take results");
+                let length = piece.message_bytes();
+                let head = line.down.send_block(&slot.head, length).map_err(lost)?;
+                let head = head.ok_or_else(full)?;
+                let body = match &slot.result {
+                    Some(result) if !piece.is_inline() => {
+                        let body = line.down.send_block(result, piece.length as usize);
+                        Some(body.map_err(lost)?.ok_or_else(full)?)
+                    }
+                    _ => None,
+                };
+                self.metrics.sent.inc_by(piece.length.into());
+                line.results.push_back((number, head, body));
+                state.group.result_begun(rank);
+                // Small ones are done at once.
+                self.stirred[rank].store(true, Ordering::SeqCst);
+            }
+        }
+        Ok(())
+    }
+
+    /// A slot for a new piece, if there is memory.
+    fn slot(&self, state: &mut State) -> Option<Slot> {
+        let now = Instant::now();
+        let moments = Moments { opened: now, complete: now, reducing: now, reduced: now };
+        if let Some(slot) = state.free.pop() {
+            return Some(Slot { moments, ..slot });
+        }
+        let bytes = slot_bytes(self.chunk as u64, self.member.ranks);
+        let budget = &self.shared.budget;
+        let grant = if state.slots == 0 {
+            None
+        } else if (state.slots + 1) * bytes > budget.share() {
+            return None;
+        } else {
+            // New communicators find room without waiting for this one.
+            Some(budget.grant(bytes, budget.total() / 4)?)
+        };
+        state.slots += 1;
+        Some(Slot {
+            parts: (0..self.member.ranks).map(|_| None).collect(),
+            head: Arc::new(Block::new(MESSAGE_BYTES)),
+            result: None,
+            moments,
+            grant,
+        })
+    }
+
+    /// Takes a slot back whose piece is over.
+    fn release(&self, state: &mut State, mut slot: Slot, piece: Option<Piece>) {
+        let now = Instant::now();
+        if let Some(piece) = piece {
+            let sent = now.saturating_duration_since(slot.moments.reduced);
+            self.metrics.send.observe(sent.as_secs_f64());
+            if let Some(timeline) = &self.shared.timeline {
+                timeline.note(&piece, &slot.moments, now);
+            }
+        }
+        if let Some(result) = slot.result.take() {
+            slot.parts[0] = Arc::into_inner(result);
+        }
+        state.free.push(slot);
+        self.trim(state);
+    }
+
+    /// Gives memory back that is more than a fair share and not in use.
+    fn trim(&self, state: &mut State) {
+        let bytes = slot_bytes(self.chunk as u64, self.member.ranks);
+        while state.slots > 1 && state.slots * bytes > self.shared.budget.share() {
+            let granted = state.free.iter().position(|slot| slot.grant.is_some());
+            let Some(at) = granted else { return };
+            state.free.swap_remove(at);
+            state.slots -= 1;
+        }
+    }
+
+    /// There is one more communicator to share with.
+    pub(crate) fn share(&self) {
+        self.trim(&mut lock(&self.state));
+    }
+
+    /// A rank goes as it should.
+    fn leave(&self, state: &mut State, rank: usize) -> Result<(), String> {
+        let Some(line) = state.lines[rank].take() else { return Ok(()) };
+        self.metrics.ranks.dec();
+        for (number, ..) in &line.results {
+            if let Some(slot) = state.group.sent(*number) {
+                self.release(state, slot, None);
+            }
+        }
+        drop(line);
+        let slots = state.group.leave(rank).map_err(|violation| violation.to_string())?;
+        for slot in slots {
+            self.release(state, slot, None);
+        }
+        Ok(())
+    }
+
+    /// Tells all ranks that the communicator cannot go on.
+    fn fail(&self, state: &mut State, why: &str) {
+        if state.failed.is_some() {
+            return;
+        }
+        let Member { communicator, job, .. } = &self.member;
+        self.shared.log.warn(&format!("communicator {communicator:#x} of job {job:?}: {why}"));
+        self.metrics.failures.inc();
+        state.failed = Some((why.to_owned(), Instant::now()));
+        for line in state.lines.iter().flatten() {
+            // Who cannot be told notices by itself.
+            say(&line.down, &Packet::Failed(why.to_owned()));
+        }
+    }
+
+    /// When it failed, if it did.
+    pub(crate) fn failed_at(&self) -> Option<Instant> {
+        lock(&self.state).failed.as_ref().map(|(_, at)| *at)
+    }
+
+    /// Ends all connections.
+    pub(crate) fn close(&self) {
+        let lines = {
+            let mut state = lock(&self.state);
+            let left = state.lines.iter().flatten().count();
+            self.metrics.ranks.dec_by(left as i64);
+            state.failed.get_or_insert_with(|| ("the server ended".to_owned(), Instant::now()));
+            std::mem::take(&mut state.lines)
+        };
+        drop(lines);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.metrics.communicators.dec();
+    }
+}
+
+/// What came of a piece that waits.
+enum Placed {
+    /// It still waits, or there is none.
+    No,
+    /// Others had opened it.
+    Joined,
+    /// Others can join it now.
+    Opened,
+}
+
+impl State {
+    /// Whether nobody is left.
+    fn is_over(&self) -> bool {
+        let gone = self.lines.iter().all(Option::is_none);
+        gone && (self.failed.is_some() || self.joined.contains(&true))
+    }
+
+    /// The communicator has failed: the rank is told, and its going is awaited.
+    fn see_off(&mut self, rank: usize, metrics: &JobMetrics) {
+        let Some(line) = self.lines.get_mut(rank) else { return };
+        let Some(Line { head: Some(head), .. }) = line else { return };
+        let left = match head.poll(false) {
+            Err(_) => true,
+            Ok(None) => false,
+            Ok(Some((block, length))) => {
+                let message = block.bytes().get(..length).unwrap_or_default();
+                Packet::decode(message) == Ok(Packet::Leave)
+            }
+        };
+        if left {
+            metrics.ranks.dec();
+            *line = None;
+        }
+    }
+}
+
+impl Slot {
+    /// The reduced piece is in the first part.
+    fn fill(&mut self, piece: Piece, mut parts: Vec<Block>) {
+        let result = parts.remove(0);
+        // It is shared while a rank that has left still has it.
+        if Arc::get_mut(&mut self.head).is_none() {
+            self.head = Arc::new(Block::new(MESSAGE_BYTES));
+        }
+        if let Some(head) = Arc::get_mut(&mut self.head) {
+            let at = Packet::Result(piece).encode(head.bytes_mut());
+            if piece.is_inline() {
+                let length = piece.length as usize;
+                head.bytes_mut()[at..at + length].copy_from_slice(&result.bytes()[..length]);
+            }
+        }
+        for (place, part) in self.parts[1..].iter_mut().zip(parts) {
+            *place = Some(part);
+        }
+        self.result = Some(Arc::new(result));
+    }
+}
+
+/// Sends a message without payload; false when that is not possible.
+pub(crate) fn say(connection: &SendConnection, packet: &Packet) -> bool {
+    let mut block = Block::new(MESSAGE_BYTES);
+    let length = packet.encode(block.bytes_mut());
+    matches!(connection.send_block(&Arc::new(block), length), Ok(Some(_)))
+}

@@ -1,0 +1,194 @@
+//! Ranks and servers that are lost, wrong or silent: everybody hears of it, with a name.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use evenkeel_reduce::{DataType, Op};
+use evenkeel_reduction::{Client, MOST_RANKS, Member};
+
+use crate::harness::{
+    KEY, PATIENCE, Running, all_reduce, begin, data, expected, join, join_within, members, names,
+    server, server_with, transport,
+};
+
+const KIND: DataType = DataType::Float32;
+
+fn vector() -> Vec<u8> {
+    data(1, KIND, 1 << 20)
+}
+
+/// The error of an operation that cannot end.
+fn error_of(client: &Client) -> String {
+    all_reduce(client, &vector(), KIND, Op::Sum).unwrap_err().to_string()
+}
+
+#[test]
+fn a_lost_rank_is_named_to_the_others() {
+    let servers = [server(), server()];
+    let transport = transport(&[]);
+    let mut clients: Vec<_> = members(3, "lost")
+        .iter()
+        .map(|member| join(&transport, &names(&servers), member))
+        .collect();
+    // It goes in the middle of an operation, without a word.
+    let lost = clients.remove(1);
+    let running = begin(&lost, &vector(), KIND, Op::Sum).unwrap();
+    drop(running);
+    drop(lost);
+    thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| {
+                let error = error_of(client);
+                assert!(error.contains("rank 1") && error.contains("127.0.0.1"), "{error}");
+                // And so on.
+                assert_eq!(error_of(client), error);
+            });
+        }
+    });
+    // The servers go on with others.
+    drop(clients);
+    let client = join(&transport, &names(&servers), &members(1, "next")[0]);
+    assert_eq!(all_reduce(&client, &vector(), KIND, Op::Sum).unwrap(), vector());
+}
+
+#[test]
+fn a_rank_that_leaves_while_others_go_on_is_named() {
+    let servers = [server()];
+    let transport = transport(&[]);
+    let mut clients: Vec<_> = members(2, "left")
+        .iter()
+        .map(|member| join(&transport, &names(&servers), member))
+        .collect();
+    drop(clients.pop());
+    let error = error_of(&clients[0]);
+    assert!(error.contains("rank 1") && error.contains("left"), "{error}");
+}
+
+#[test]
+fn a_lost_server_is_named() {
+    let mut servers = vec![server(), server()];
+    let names = names(&servers);
+    let transport = transport(&[]);
+    let members = members(2, "server");
+    let clients: Vec<_> = members.iter().map(|member| join(&transport, &names, member)).collect();
+    let begun = begin(&clients[0], &vector(), KIND, Op::Sum).unwrap();
+    drop(servers.pop());
+    let begin = Instant::now();
+    // The first to notice tells the others, by way of the other server.
+    for error in [begun.finish().unwrap_err().to_string(), error_of(&clients[1])] {
+        assert!(error.contains(&format!("reduction server {}", names[1])), "{error}");
+    }
+    assert!(begin.elapsed() < PATIENCE);
+}
+
+#[test]
+fn ranks_that_do_not_do_the_same_are_told_what_differs() {
+    let servers = [server()];
+    let transport = transport(&[]);
+    let clients: Vec<_> = members(2, "differ")
+        .iter()
+        .map(|member| join(&transport, &names(&servers), member))
+        .collect();
+    let one = begin(&clients[0], &vector(), KIND, Op::Sum).unwrap();
+    // The server may be as fast as that.
+    let other = begin(&clients[1], &vector(), KIND, Op::Max).and_then(Running::finish);
+    for error in [one.finish(), other].map(|result| result.unwrap_err().to_string()) {
+        assert!(
+            error.contains("Sum") && error.contains("Max") && error.contains("rank"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn without_the_key_nobody_joins() {
+    let server = server_with(64 << 20, 1, &[("EVENKEEL_JOB_KEY", KEY)]);
+    let names = vec![server.address().to_string()];
+    let members = members(1, "key");
+    let member = &members[0];
+    let other = KEY.replace('0', "9");
+    let short = Duration::from_secs(1);
+    for keys in [vec![], vec![("EVENKEEL_JOB_KEY", other.as_str())]] {
+        let error =
+            join_within(&transport(&keys), &names, member, short).err().unwrap().to_string();
+        assert!(error.contains(&names[0]) && error.contains("job key"), "{error}");
+    }
+    assert_eq!(server.communicators(), 0);
+    let client = join(&transport(&[("EVENKEEL_JOB_KEY", KEY)]), &names, member);
+    assert_eq!(all_reduce(&client, &vector(), KIND, Op::Sum).unwrap(), vector());
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_the_reason() {
+    let server = server_with(4 << 20, 1, &[]);
+    let names = vec![server.address().to_string()];
+    let transport = transport(&[]);
+    let refused = |member: &Member| {
+        join_within(&transport, &names, member, PATIENCE).err().unwrap().to_string()
+    };
+    let error = refused(&members(MOST_RANKS, "large")[0]);
+    assert!(error.contains("no memory") && error.contains(&names[0]), "{error}");
+    let twice = members(2, "twice");
+    let _first = join(&transport, &names, &twice[0]);
+    assert!(refused(&twice[0]).contains("rank 0 is there already"));
+    let mut more = twice[1].clone();
+    more.ranks = 3;
+    assert!(refused(&more).contains("3 ranks, others say 2"));
+}
+
+#[test]
+fn a_server_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
+    let early = server();
+    let names = vec![early.address().to_string()];
+    drop(early);
+    let transport = transport(&[]);
+    let members = members(1, "late");
+    let member = &members[0];
+    let error = join_within(&transport, &names, member, Duration::from_millis(600));
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains(&names[0]) && error.contains("not reached within"), "{error}");
+    thread::scope(|scope| {
+        let joining = scope.spawn(|| join(&transport, &names, member));
+        // It is there when the first attempts have failed, or before: both must do.
+        let options = evenkeel_reduction::Options {
+            listen: names[0].parse().unwrap(),
+            metrics: None,
+            memory: 64 << 20,
+            threads: 1,
+            timeline: None,
+        };
+        let late = crate::harness::server_at(&options);
+        let client = joining.join().unwrap();
+        let own = vector();
+        let result = all_reduce(&client, &own, KIND, Op::Sum).unwrap();
+        assert_eq!(result, expected(KIND, Op::Sum, &[own]));
+        drop(client);
+        drop(late);
+    });
+}
+
+#[test]
+fn a_draining_server_takes_no_new_communicator_and_ends_the_old() {
+    let server = server();
+    let names = vec![server.address().to_string()];
+    let transport = transport(&[]);
+    let members_of = members(2, "old");
+    let first = join(&transport, &names, &members_of[0]);
+    server.drain();
+    let error = join_within(&transport, &names, &members(1, "new")[0], PATIENCE);
+    assert!(error.err().unwrap().to_string().contains("shutting down"));
+    let second = join(&transport, &names, &members_of[1]);
+    let clients = [first, second];
+    thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| all_reduce(client, &vector(), KIND, Op::Sum).unwrap());
+        }
+    });
+    assert_eq!(server.communicators(), 1);
+    drop(clients);
+    let deadline = Instant::now() + PATIENCE;
+    while server.communicators() > 0 || server.memory().0 > 0 {
+        assert!(Instant::now() < deadline, "it keeps a communicator that all have left");
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,187 @@
+//! Servers, ranks and their data.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use evenkeel_chance::Chance;
+use evenkeel_reduce::{DataType, Op, reference};
+use evenkeel_reduction::{Client, ClientError, Member, Options, Server, Ticket};
+use evenkeel_transport::{Log, RecvBuffer, SendBuffer, Settings, Transport};
+
+/// Long enough for a loaded machine; reached only when something is broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+/// Lines go nowhere: tests look at what callers see.
+struct Silence;
+
+impl Log for Silence {
+    fn warn(&self, _line: &str) {}
+    fn info(&self, _line: &str) {}
+}
+
+/// Settings for loopback, and these on top.
+pub(crate) fn settings(more: &[(&str, &str)]) -> Settings {
+    let base = [("NCCL_SOCKET_IFNAME", "lo"), ("EVENKEEL_WORKERS", "1"), ("EVENKEEL_FLOWS", "2")];
+    Settings::from_lookup(|name| {
+        let all = more.iter().chain(&base);
+        all.into_iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    })
+    .unwrap()
+}
+
+pub(crate) fn transport(more: &[(&str, &str)]) -> Arc<Transport> {
+    Arc::new(Transport::new(settings(more), Arc::new(Silence)).unwrap())
+}
+
+pub(crate) fn server_with(memory: u64, threads: usize, more: &[(&str, &str)]) -> Server {
+    let options = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        metrics: None,
+        memory,
+        threads,
+        timeline: None,
+    };
+    Server::start(settings(more), &options, Arc::new(Silence)).unwrap()
+}
+
+pub(crate) fn server_at(options: &Options) -> Server {
+    Server::start(settings(&[]), options, Arc::new(Silence)).unwrap()
+}
+
+pub(crate) fn server() -> Server {
+    server_with(256 << 20, 2, &[])
+}
+
+pub(crate) fn names(servers: &[Server]) -> Vec<String> {
+    servers.iter().map(|server| server.address().to_string()).collect()
+}
+
+/// A communicator that no other test has.
+pub(crate) fn members(ranks: u32, job: &str) -> Vec<Member> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let communicator = NEXT.fetch_add(1, Ordering::Relaxed);
+    let group = Member::new_group().unwrap();
+    let member = |rank| Member { group, communicator, rank, ranks, job: job.to_owned() };
+    (0..ranks).map(member).collect()
+}
+
+pub(crate) fn join_within(
+    transport: &Arc<Transport>,
+    servers: &[String],
+    member: &Member,
+    timeout: Duration,
+) -> Result<Client, ClientError> {
+    Client::join(transport, 0, servers, member, timeout)
+}
+
+pub(crate) fn join(transport: &Arc<Transport>, servers: &[String], member: &Member) -> Client {
+    join_within(transport, servers, member, PATIENCE).unwrap()
+}
+
+/// An all-reduce with its memory.
+pub(crate) struct Running<'a> {
+    client: &'a Client,
+    _data: Vec<u8>,
+    result: Vec<u8>,
+    ticket: Option<Ticket>,
+}
+
+/// Begins an all-reduce.
+pub(crate) fn begin<'a>(
+    client: &'a Client,
+    data: &[u8],
+    kind: DataType,
+    op: Op,
+) -> Result<Running<'a>, ClientError> {
+    let data = data.to_vec();
+    let mut result = vec![0xee; data.len()];
+    // SAFETY: both live until the operation is reported in `finish`; who does not finish it leaks them (below).
+    let (from, to) = unsafe {
+        (
+            SendBuffer::new(data.as_ptr(), data.len()),
+            RecvBuffer::new(result.as_mut_ptr(), result.len()),
+        )
+    };
+    let ticket = client.all_reduce(from, to, kind, op)?;
+    Ok(Running { client, _data: data, result, ticket: Some(ticket.expect("room")) })
+}
+
+impl Running<'_> {
+    /// The result once it is there.
+    pub(crate) fn finish(mut self) -> Result<Vec<u8>, ClientError> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut looks = 0;
+        loop {
+            let done = self.client.test(self.ticket.as_ref().unwrap());
+            if done.is_err() {
+                self.ticket = None;
+            }
+            if done? {
+                self.ticket = None;
+                return Ok(std::mem::take(&mut self.result));
+            }
+            assert!(Instant::now() < deadline, "no result within {PATIENCE:?}");
+            // Many who only yield would keep the servers' threads from the processors.
+            looks += 1;
+            if looks < 100 {
+                thread::yield_now()
+            } else {
+                thread::sleep(Duration::from_micros(200))
+            }
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.ticket.is_some() {
+            // The client may still use them.
+            std::mem::forget(std::mem::take(&mut self.result));
+            std::mem::forget(std::mem::take(&mut self._data));
+        }
+    }
+}
+
+pub(crate) fn all_reduce(
+    client: &Client,
+    data: &[u8],
+    kind: DataType,
+    op: Op,
+) -> Result<Vec<u8>, ClientError> {
+    begin(client, data, kind, op)?.finish()
+}
+
+/// Bytes that are numbers of moderate size in every type.
+pub(crate) fn data(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
+    let mut chance = Chance::new(seed);
+    let mut data = Vec::with_capacity(bytes);
+    while data.len() < bytes {
+        let number = chance.below(2000) as f64 / 7.0 - 140.0;
+        match kind {
+            DataType::Float32 => data.extend((number as f32).to_ne_bytes()),
+            DataType::Float64 => data.extend(number.to_ne_bytes()),
+            // Any bits but those of the largest exponents.
+            DataType::Float16 | DataType::Bfloat16 => data.extend([chance.any() as u8, 0x3f]),
+            _ => data.extend((chance.any() as u32).to_ne_bytes()),
+        }
+    }
+    data.truncate(bytes);
+    data
+}
+
+/// What the sum of all ranks' data must be, bit by bit.
+pub(crate) fn expected(kind: DataType, op: Op, all: &[Vec<u8>]) -> Vec<u8> {
+    let sources: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
+    let mut into = vec![0; all[0].len()];
+    reference::reduce(kind, op, &sources, &mut into).unwrap();
+    into
+}
+
+/// Where a server is, as a socket address.
+pub(crate) fn address(server: &Server) -> SocketAddr {
+    server.address()
+}

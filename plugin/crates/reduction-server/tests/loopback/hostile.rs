@@ -1,0 +1,63 @@
+//! Clients that are none, or break the protocol: they are dropped, and nobody else notices.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use evenkeel_chance::Chance;
+use evenkeel_reduce::{DataType, Op};
+use evenkeel_transport::{Block, Connecting, Handle, Nonce, SendConnection, Transport};
+
+use crate::harness::{PATIENCE, address, all_reduce, data, join, members, server, transport};
+
+/// What any client knows.
+const NONCE: Nonce = Nonce(*b"evenkeel-reduce\x01");
+
+fn call(transport: &Transport, server: std::net::SocketAddr) -> SendConnection {
+    let handle = Handle { addresses: vec![server.ip()], port: server.port(), nonce: NONCE };
+    let call: Connecting = transport.connect(0, &handle, "hostile").unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(connection) = call.poll().unwrap() {
+            return connection;
+        }
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
+}
+
+fn say(connection: &SendConnection, bytes: &[u8]) {
+    let mut block = Block::new(bytes.len());
+    block.bytes_mut().copy_from_slice(bytes);
+    // It may have been closed already.
+    let _ = connection.send_block(&Arc::new(block), bytes.len());
+}
+
+#[test]
+fn strangers_and_nonsense_do_not_disturb_others() {
+    let server = server();
+    let names = vec![server.address().to_string()];
+    let transport = transport(&[("EVENKEEL_FLOWS", "1")]);
+    let client = join(&transport, &names, &members(1, "honest")[0]);
+    let mut garbage = TcpStream::connect(address(&server)).unwrap();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut chance = Chance::new(5);
+    let mut open = vec![];
+    for round in 0..100 {
+        let connection = call(&transport, address(&server));
+        // From nothing like the protocol to almost a join.
+        let mut bytes = chance.bytes(64 + round % 3 * 100);
+        if round % 2 == 0 {
+            bytes[..12].copy_from_slice(b"EVKL-RED\x01\0\x01\0");
+        }
+        say(&connection, &bytes);
+        open.push(connection);
+    }
+    let own = data(1, DataType::Float32, 100_000);
+    assert_eq!(all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap(), own);
+    garbage.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(matches!(garbage.read(&mut [0; 64]), Ok(0) | Err(_)), "the stranger is not answered");
+    assert_eq!(server.communicators(), 1);
+}

@@ -1,0 +1,172 @@
+//! The program as another process: what it prints and serves, and how it ends.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use evenkeel_reduce::{DataType, Op};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{PATIENCE, all_reduce, data, join, join_within, members, transport};
+
+/// A running server, killed when dropped.
+struct Program {
+    child: Child,
+    address: String,
+    metrics: String,
+    errors: BufReader<std::process::ChildStderr>,
+}
+
+fn start(more: &[&str]) -> Program {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_evenkeel-reduction-server"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--threads", "1"])
+        .args(more)
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    let mut last = 1;
+    while !line.starts_with("listening at ") {
+        assert!(last > 0, "it ended: {line}");
+        line.clear();
+        last = errors.read_line(&mut line).unwrap();
+    }
+    let mut words = line.split([' ', ',']).filter(|word| !word.is_empty());
+    let address = words.nth(2).unwrap().to_owned();
+    let url = words.nth(1).unwrap();
+    let metrics = url.trim_start_matches("http://").trim_end_matches("/metrics").to_owned();
+    Program { child, address, metrics, errors }
+}
+
+impl Program {
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.metrics).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Waits for its end; gives its status.
+    fn wait(&mut self) -> std::process::ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // One that has ended already is no error.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn it_counts_and_drains() {
+    let mut program = start(&["--memory", "64MiB"]);
+    let transport = transport(&[]);
+    let client = join(&transport, &[program.address.clone()], &members(1, "team-a/llama")[0]);
+    let own = data(1, DataType::Float32, 300_000);
+    assert_eq!(all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap(), own);
+    let metrics = program.get("/metrics");
+    for line in [
+        "evenkeel_reduction_received_bytes_total{job=\"team-a/llama\"} 300000",
+        "evenkeel_reduction_sent_bytes_total{job=\"team-a/llama\"} 300000",
+        "evenkeel_reduction_communicators{job=\"team-a/llama\"} 1",
+        "evenkeel_reduction_memory_bound_bytes 67108864",
+        "# EOF",
+    ] {
+        assert!(metrics.contains(line), "no {line} in {metrics}");
+    }
+    assert!(program.get("/healthz").contains("200 OK"));
+    assert!(program.get("/readyz").contains("200 OK"));
+    program.signal(Signal::TERM);
+    let mut line = String::new();
+    while !line.contains("shutting down") {
+        line.clear();
+        assert!(program.errors.read_line(&mut line).unwrap() > 0);
+    }
+    let ready = program.get("/readyz");
+    assert!(ready.contains("503") && ready.contains("1 communicators"), "{ready}");
+    assert_eq!(all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap(), own);
+    drop(client);
+    assert!(program.wait().success());
+}
+
+#[test]
+fn it_ends_when_the_time_to_drain_is_over() {
+    let mut program = start(&["--drain-timeout", "1s"]);
+    let client = join(&transport(&[]), &[program.address.clone()], &members(1, "stays")[0]);
+    program.signal(Signal::TERM);
+    assert!(program.wait().success());
+    drop(client);
+}
+
+#[test]
+fn a_server_that_stands_still_is_named_within_the_timeout() {
+    let program = start(&[]);
+    let transport = transport(&[]);
+    let names = [program.address.clone()];
+    let timeout = Duration::from_secs(2);
+    let client = join_within(&transport, &names, &members(1, "still")[0], timeout).unwrap();
+    program.signal(Signal::STOP);
+    let begin = Instant::now();
+    let own = data(1, DataType::Float32, 100_000);
+    let error = all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap_err().to_string();
+    assert!(error.contains(&names[0]) && error.contains("no sign of life for 2 s"), "{error}");
+    assert!(begin.elapsed() >= timeout);
+}
+
+#[test]
+fn a_straggler_is_no_lost_server() {
+    let program = start(&[]);
+    let transport = transport(&[]);
+    let names = [program.address.clone()];
+    let timeout = Duration::from_secs(1);
+    let clients: Vec<_> = members(2, "late")
+        .iter()
+        .map(|member| join_within(&transport, &names, member, timeout).unwrap())
+        .collect();
+    let own = data(1, DataType::Int32, 100_000);
+    thread::scope(|scope| {
+        let early = scope.spawn(|| all_reduce(&clients[0], &own, DataType::Int32, Op::Max));
+        // Longer than the timeout: the server must be asked whether it lives.
+        thread::sleep(Duration::from_millis(2500));
+        assert_eq!(all_reduce(&clients[1], &own, DataType::Int32, Op::Max).unwrap(), own);
+        assert_eq!(early.join().unwrap().unwrap(), own);
+    });
+}
+
+#[test]
+fn wrong_options_are_told_what_would_be_right() {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_evenkeel-reduction-server"))
+            .args(arguments)
+            .env("NCCL_SOCKET_IFNAME", "lo")
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(run(&["serve", "--memory", "lots"]).contains("512MiB"));
+    assert!(run(&["serve", "--memory", "1KiB"]).contains("too little"));
+    assert!(run(&["serve", "--listen", "192.0.2.1:1"]).contains("192.0.2.1"));
+    assert!(run(&["serve", "--drain-timeout", "soon"]).contains("30s"));
+}
