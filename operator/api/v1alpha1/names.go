@@ -6,6 +6,22 @@ const (
 	ProfileKey = "evenkeel.dev/profile"
 	// ContainersKey is the annotation that names the containers to inject, comma-separated.
 	ContainersKey = "evenkeel.dev/containers"
+	// PreflightKey is the annotation that says whether the job may be held until its nodes are proven: PreflightGate (the
+	// default) or PreflightOff.
+	PreflightKey  = "evenkeel.dev/preflight"
+	PreflightGate = "Gate"
+	PreflightOff  = "Off"
+)
+
+// What holds jobs until their nodes are proven.
+const (
+	// GateKey is the label on what is held: jobs that Evenkeel suspended, and pods with the scheduling gate. Its value is
+	// GateClosed; it goes when the gate opens. On the pod templates of jobs that cannot be suspended it asks the pod webhook
+	// for the scheduling gate.
+	GateKey    = "evenkeel.dev/gate"
+	GateClosed = "closed"
+	// SchedulingGate is the name of the scheduling gate on pods.
+	SchedulingGate = "evenkeel.dev/preflight"
 )
 
 // Annotations that the workload webhook puts on pod templates: the profile as it was when the job was created.

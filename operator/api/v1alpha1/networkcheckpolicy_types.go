@@ -40,6 +40,10 @@ type NetworkCheckPolicySpec struct {
 	// +optional
 	OnFail OnFailSpec `json:"onFail,omitzero"`
 
+	// gate is for jobs that wait until their nodes are proven, with triggers.jobStart.
+	// +optional
+	Gate GateSpec `json:"gate,omitzero"`
+
 	// history says how many finished checks of this policy are kept.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
@@ -68,6 +72,39 @@ type TriggerSpec struct {
 	// newNodes is Enabled (the default) to check nodes that have never been checked as soon as they are ready.
 	// +optional
 	NewNodes Switch `json:"newNodes,omitempty"`
+
+	// jobStart is Enabled to hold jobs of the profile that check.profileName names until none of the nodes that they may
+	// run on lacks a fresh verdict; those that lack one are checked. Default: Disabled.
+	// +optional
+	JobStart Switch `json:"jobStart,omitempty"`
+}
+
+// GateTimeout is what becomes of a job whose nodes could not be proven in time.
+//
+// +kubebuilder:validation:Enum=Start;Hold
+type GateTimeout string
+
+const (
+	// GateStart lets the job start: a fault of the checks does not stop training.
+	GateStart GateTimeout = "Start"
+	// GateHold keeps holding it until its nodes are proven.
+	GateHold GateTimeout = "Hold"
+)
+
+// GateSpec says how long jobs wait for their nodes to be proven.
+//
+// +kubebuilder:validation:MinProperties=1
+type GateSpec struct {
+	// timeoutSeconds is how long a job waits at most, from its creation. Default: 1800.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=604800
+	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
+
+	// onTimeout is what happens then, and when nodes were checked twice and the checks said nothing: Start (the default)
+	// or Hold.
+	// +optional
+	OnTimeout GateTimeout `json:"onTimeout,omitempty"`
 }
 
 // OnFailSpec says what becomes of nodes that fail. Jobs of a profile keep off them in any case.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,17 +11,19 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 )
 
-// cleanupTimeout bounds the work, which is some requests for each node that was marked.
+// cleanupTimeout bounds the work, which is some requests for each node that was marked and each job that is held.
 const cleanupTimeout = 100 * time.Second
 
 func cleanupCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "cleanup",
-		Short:   "Take from all nodes what pre-flight checks put there",
-		Long:    "Takes the condition EvenkeelNetworkHealthy, the label and the taint evenkeel.dev/network from all nodes. The chart runs it when it is uninstalled.",
+		Use:   "cleanup",
+		Short: "Let all jobs start that are held, and take from all nodes what pre-flight checks put there",
+		Long: `Lets all jobs start that Evenkeel holds until their nodes are proven, and takes the condition EvenkeelNetworkHealthy, the
+label and the taint evenkeel.dev/network from all nodes. The chart runs it when it is uninstalled.`,
 		Example: "  evenkeel-operator cleanup",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -37,7 +40,7 @@ func cleanupCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("client: %w", err)
 			}
-			return nodehealth.Clear(ctx, c)
+			return errors.Join(jobstart.OpenAll(ctx, c), nodehealth.Clear(ctx, c))
 		},
 	}
 }

@@ -16,14 +16,20 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/audit"
 	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/defaults"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
+	"evenkeel.dev/evenkeel/operator/internal/controller/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
-// checkPoll is how long at most until a running check's pods are looked at again: their ends are watched, their troubles are not.
-const checkPoll = 3 * time.Second
+const (
+	// checkPoll is how long at most until a running check's pods are looked at again: their ends are watched, their troubles are not.
+	checkPoll = 3 * time.Second
+	// kindPoll is how long at most until a kind of job that was installed meanwhile is noticed.
+	kindPoll = 10 * time.Second
+)
 
 type controllerRole struct {
 	process
@@ -35,7 +41,7 @@ func controllerCommand() *cobra.Command {
 	var c controllerRole
 	cmd := &cobra.Command{
 		Use:   "controller",
-		Short: "Keep the status of NetworkProfiles, run NetworkChecks and their policies, and tell users what happened to their pods",
+		Short: "Keep the status of NetworkProfiles, run NetworkChecks and their policies, start jobs that wait for them, and tell users what happened",
 		Example: `  evenkeel-operator controller --namespace=evenkeel-system --default-profile=/etc/evenkeel/default-profile.yaml
   evenkeel-operator controller --namespace=evenkeel-system --leader-elect --leader-election-id=evenkeel-controller`,
 		Args: cobra.NoArgs,
@@ -98,12 +104,15 @@ func (c *controllerRole) run(ctx context.Context) error {
 		return fmt.Errorf("client: %w", err)
 	}
 	checks := &netcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: netcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
+	demand := checkpolicy.NewDemand()
 	for name, controller := range map[string]interface{ SetupWithManager(manager.Manager) error }{
 		"netcheck":           checks,
 		"nodehealth-results": &nodehealth.Results{},
 		"nodehealth-marks":   &nodehealth.Marks{Now: time.Now},
 		"metrics":            &metrics.State{},
-		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Now: time.Now},
+		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now},
+		"kueue":              &kueue.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll},
+		"jobstart":           &jobstart.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			return fmt.Errorf("%s controller: %w", name, err)

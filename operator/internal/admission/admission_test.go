@@ -175,6 +175,94 @@ func TestWorkloadsFailure(t *testing.T) {
 	}
 }
 
+func TestJobsAreHeldWhereAPolicyWantsThat(t *testing.T) {
+	zero, one := int32(0), int32(1)
+	policy := func(unknown *int32) *evenkeel.NetworkCheckPolicy {
+		p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "policy"}}
+		p.Spec.Triggers.JobStart = evenkeel.SwitchEnabled
+		p.Status.Unknown = unknown
+		p.Status.Conditions = []metav1.Condition{{Type: evenkeel.ConditionReady, Status: metav1.ConditionTrue}}
+		return p
+	}
+	const (
+		plain   = `{"apiVersion":"kubeflow.org/v1","kind":"PyTorchJob","metadata":{"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"pytorchReplicaSpecs":{"Worker":{"template":{"spec":{"containers":[{"name":"c"}]}}}}}}`
+		volcano = `{"apiVersion":"batch.volcano.sh/v1alpha1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"tasks":[{"template":{"spec":{"containers":[{"name":"c"}]}}}]}}`
+	)
+	with := func(old, new string) string { return strings.Replace(plain, old, new, 1) }
+	for _, test := range []struct {
+		name, job string
+		policy    *evenkeel.NetworkCheckPolicy
+		suspended bool
+		label     string // path of the object that gets the gate's label
+		refused   string
+	}{
+		{"nothing proven", plain, policy(&one), true, "/metadata/labels", ""},
+		{"all proven", plain, policy(&zero), false, "", ""},
+		{"no policy", plain, nil, false, "", ""},
+		{"its user suspended it", with(`"spec":{`, `"spec":{"runPolicy":{"suspend":true},`), policy(&one), false, "", ""},
+		{"its user started it", with(`"spec":{`, `"spec":{"runPolicy":{"suspend":false},`), policy(&one), true, "/metadata/labels", ""},
+		{"in a queue of Kueue's", with(`"metadata":{`, `"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"team"},`), policy(&one), false, "", ""},
+		{"not wanted", with(`"default"`, `"default","evenkeel.dev/preflight":"Off"`), policy(&one), false, "", ""},
+		{"wanted", with(`"default"`, `"default","evenkeel.dev/preflight":"Gate"`), policy(&one), true, "/metadata/labels", ""},
+		{"misspelt", with(`"default"`, `"default","evenkeel.dev/preflight":"Of"`), policy(&one), false, "", `"Of": Gate or Off`},
+		{"a kind that cannot be suspended", volcano, policy(&one), false, "/spec/tasks/0/template/metadata", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			builder := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil))
+			if test.policy != nil {
+				builder.WithObjects(test.policy)
+			}
+			reader := builder.Build()
+			response := Workloads(reader, reader).Handler.Handle(t.Context(), job{raw: test.job}.request(t, admissionv1.Create))
+			if test.refused != "" {
+				if response.Allowed || !strings.Contains(response.Result.Message, test.refused) {
+					t.Errorf("%+v", response)
+				}
+				return
+			}
+			if !response.Allowed {
+				t.Fatalf("%+v", response.Result)
+			}
+			text, err := json.Marshal(response.Patches)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if suspended := strings.Contains(string(text), `"suspend":true`) || strings.Contains(string(text), `suspend","value":true`); suspended != test.suspended {
+				t.Errorf("suspended %t: %s", suspended, text)
+			}
+			label := ""
+			for _, p := range response.Patches {
+				if value, err := json.Marshal(p.Value); err == nil && strings.Contains(string(value), `"evenkeel.dev/gate":"closed"`) {
+					label = p.Path
+				}
+			}
+			if label != test.label {
+				t.Errorf("the label is at %q, want %q: %s", label, test.label, text)
+			}
+		})
+	}
+}
+
+func TestKueueHearsWhichNodesToKeepOff(t *testing.T) {
+	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
+	const queued = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"labels":{"kueue.x-k8s.io/queue-name":"team"},"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"template":{"spec":{"affinity":{"podAntiAffinity":{}},"containers":[{"name":"c"}]}}}}`
+	response := Workloads(reader, reader).Handler.Handle(t.Context(), job{raw: queued}.request(t, admissionv1.Create))
+	text, err := json.Marshal(response.Patches)
+	if err != nil || !response.Allowed {
+		t.Fatalf("%+v %v", response.Result, err)
+	}
+	if !strings.Contains(string(text), `"path":"/spec/template/spec/affinity/nodeAffinity"`) || !strings.Contains(string(text), `{"key":"evenkeel.dev/network","operator":"NotIn","values":["unhealthy"]}`) {
+		t.Errorf("%s", text)
+	}
+	plain := strings.Replace(queued, "kueue.x-k8s.io/queue-name", "app", 1)
+	response = Workloads(reader, reader).Handler.Handle(t.Context(), job{raw: plain}.request(t, admissionv1.Create))
+	for _, p := range response.Patches {
+		if strings.Contains(p.Path, "affinity") {
+			t.Errorf("a job without a queue: %s", p.Path)
+		}
+	}
+}
+
 func TestWorkloadsUpdate(t *testing.T) {
 	const pinned = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"NAME"}},"spec":{"template":{"metadata":{"labels":{"evenkeel.dev/profile":"default"}}}}}`
 	for name, warned := range map[string]bool{"default": false, "another": true} {

@@ -21,7 +21,7 @@ func Pods(scheme *runtime.Scheme) *admission.Webhook {
 
 type podInjector struct{}
 
-// Default adds the plugin, and keeps the pod off nodes that failed a check. An error refuses the pod; its text is for the user.
+// Default adds the plugin, keeps the pod off nodes that failed a check, and holds it where its job asks for that. An error refuses the pod; its text is for the user.
 func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
 	err := add(pod)
 	switch {
@@ -44,5 +44,6 @@ func add(pod *corev1.Pod) error {
 		return err
 	}
 	inject.KeepOff(pod)
+	inject.Hold(pod)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,14 +20,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/gate"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
-// it found on the job's pod templates. Both readers serve NetworkProfiles and Namespaces: cached without delay, live as
-// they are this moment.
+// it found on the job's pod templates; and it holds the job where a policy wants its nodes proven first. Both readers
+// serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached without delay, live as they are this moment.
 func Workloads(cached, live client.Reader) *admission.Webhook {
 	return &admission.Webhook{Handler: workloadPinner{cached, live}}
 }
@@ -48,7 +50,11 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	if req.Operation == admissionv1.Update {
 		return late(job, name)
 	}
-	if err := w.pin(ctx, job, name, req.Namespace); err != nil {
+	err := w.pin(ctx, job, name, req.Namespace)
+	if err == nil {
+		err = w.hold(ctx, job, name)
+	}
+	if err != nil {
 		if errors.As(err, &refusal{}) {
 			metrics.Job(metrics.Refused)
 			return admission.Denied(err.Error())
@@ -109,6 +115,12 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 		if err := t.Add(map[string]string{evenkeel.ProfileKey: name}, here.Annotations()); err != nil {
 			return refusal{err}
 		}
+		if workload.Queued(job) {
+			// Kueue may choose the nodes, and goes by the template.
+			if err := t.ChangeAffinity(keepOff); err != nil {
+				return refusal{err}
+			}
+		}
 	}
 	return nil
 }
@@ -123,6 +135,58 @@ func lookUp(ctx context.Context, reader client.Reader, name, namespace string) (
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", name, err)
 	}
 	return profile, allowed(ctx, reader, profile, namespace)
+}
+
+// hold closes the gate of a job that has to wait until its nodes are proven. Kueue's jobs have Kueue's own gate, and one
+// that its user suspended is the user's to start.
+func (w workloadPinner) hold(ctx context.Context, job *unstructured.Unstructured, profile string) error {
+	switch mode := job.GetAnnotations()[evenkeel.PreflightKey]; mode {
+	case "", evenkeel.PreflightGate:
+	case evenkeel.PreflightOff:
+		return nil
+	default:
+		return refusal{fmt.Errorf("annotation %s is %q: %s or %s", evenkeel.PreflightKey, mode, evenkeel.PreflightGate, evenkeel.PreflightOff)}
+	}
+	suspended, can := workload.Suspended(job)
+	if suspended || workload.Queued(job) {
+		return nil
+	}
+	var policies evenkeel.NetworkCheckPolicyList
+	if err := w.cached.List(ctx, &policies); err != nil {
+		return fmt.Errorf("list NetworkCheckPolicies: %w", err)
+	}
+	if !gate.Needed(policies.Items, profile) {
+		return nil
+	}
+	closed := map[string]string{evenkeel.GateKey: evenkeel.GateClosed}
+	if can {
+		labels := job.GetLabels()
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		maps.Copy(labels, closed)
+		job.SetLabels(labels)
+		if err := workload.Suspend(job, true); err != nil {
+			return refusal{err}
+		}
+		return nil
+	}
+	templates, err := workload.Templates(job)
+	if err != nil {
+		return refusal{err}
+	}
+	for _, t := range templates {
+		if err := t.Add(closed, nil); err != nil {
+			return refusal{err}
+		}
+	}
+	return nil
+}
+
+func keepOff(affinity *corev1.Affinity) *corev1.Affinity {
+	pod := &corev1.Pod{Spec: corev1.PodSpec{Affinity: affinity}}
+	inject.KeepOff(pod)
+	return pod.Spec.Affinity
 }
 
 // unknown is the refusal of a profile that is not there: it says which are.

@@ -1,22 +1,52 @@
-// Package workload finds the pod templates inside the kinds of job that Evenkeel knows. The kinds are handled as
-// unstructured objects through one table, so none of their modules is needed and absent kinds cost nothing.
+// Package workload finds the pod templates inside the kinds of job that Evenkeel knows, and suspends them. The kinds are
+// handled as unstructured objects through one table, so none of their modules is needed and absent kinds cost nothing.
 package workload
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// kinds says where each kind keeps its pod templates; "*" stands for every key of a map.
-var kinds = map[schema.GroupKind][]string{
-	{Group: "kubeflow.org", Kind: "PyTorchJob"}: {"spec", "pytorchReplicaSpecs", "*", "template"},
-	{Group: "batch", Kind: "Job"}:               {"spec", "template"},
+// A kind of job.
+type kind struct {
+	// version is the one that Evenkeel reads and writes; the paths are the same in others that are served.
+	version string
+	// templates are the paths of pod templates: "*" stands for every key of a map, "[]" for every item of a list, a path
+	// with "?" at its end may be absent.
+	templates [][]string
+	// suspend is the path of the field that keeps the job from having pods; nil where there is none.
+	suspend []string
+}
+
+var kinds = map[schema.GroupKind]kind{
+	{Group: "kubeflow.org", Kind: "PyTorchJob"}: {
+		version: "v1", templates: [][]string{{"spec", "pytorchReplicaSpecs", "*", "template"}}, suspend: []string{"spec", "runPolicy", "suspend"},
+	},
+	{Group: "kubeflow.org", Kind: "MPIJob"}: {
+		version: "v2beta1", templates: [][]string{{"spec", "mpiReplicaSpecs", "*", "template"}}, suspend: []string{"spec", "runPolicy", "suspend"},
+	},
+	{Group: "jobset.x-k8s.io", Kind: "JobSet"}: {
+		version: "v1alpha2", templates: [][]string{{"spec", "replicatedJobs", "[]", "template", "spec", "template"}}, suspend: []string{"spec", "suspend"},
+	},
+	{Group: "batch", Kind: "Job"}: {
+		version: "v1", templates: [][]string{{"spec", "template"}}, suspend: []string{"spec", "suspend"},
+	},
+	{Group: "batch.volcano.sh", Kind: "Job"}: {
+		version: "v1alpha1", templates: [][]string{{"spec", "tasks", "[]", "template"}},
+	},
+	{Group: "leaderworkerset.x-k8s.io", Kind: "LeaderWorkerSet"}: {
+		version: "v1", templates: [][]string{{"spec", "leaderWorkerTemplate", "leaderTemplate", "?"}, {"spec", "leaderWorkerTemplate", "workerTemplate"}},
+	},
 }
 
 // A Template is one pod template of a job, in place: changes to it are changes to the job.
@@ -27,7 +57,22 @@ type Template struct {
 }
 
 // Known reports whether the table has the kind.
-func Known(kind schema.GroupKind) bool { return kinds[kind] != nil }
+func Known(k schema.GroupKind) bool {
+	_, ok := kinds[k]
+	return ok
+}
+
+// Suspendable are the kinds that can be suspended, sorted.
+func Suspendable() []schema.GroupVersionKind {
+	var list []schema.GroupVersionKind
+	for gk, k := range kinds {
+		if k.suspend != nil {
+			list = append(list, gk.WithVersion(k.version))
+		}
+	}
+	slices.SortFunc(list, func(a, b schema.GroupVersionKind) int { return cmp.Compare(a.String(), b.String()) })
+	return list
+}
 
 // Kinds are those of the table, sorted.
 func Kinds() []schema.GroupKind {
@@ -36,21 +81,49 @@ func Kinds() []schema.GroupKind {
 
 // Templates returns the job's pod templates, ordered by path.
 func Templates(job *unstructured.Unstructured) ([]Template, error) {
-	kind := job.GroupVersionKind().GroupKind()
-	path, ok := kinds[kind]
+	gk := job.GroupVersionKind().GroupKind()
+	k, ok := kinds[gk]
 	if !ok {
-		return nil, fmt.Errorf("kind %s is not one that Evenkeel can inject", kind)
+		return nil, fmt.Errorf("kind %s is not one that Evenkeel can inject", gk)
 	}
-	return collect(job.Object, path, "")
+	var all []Template
+	for _, path := range k.templates {
+		found, err := collect(job.Object, path, "")
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
 }
 
-func collect(at map[string]any, path []string, walked string) ([]Template, error) {
-	if len(path) == 0 {
-		return []Template{{Path: walked, content: at}}, nil
+func collect(at any, path []string, walked string) ([]Template, error) {
+	object, isObject := at.(map[string]any)
+	switch {
+	case len(path) == 1 && path[0] == "?" && at == nil:
+		return nil, nil
+	case len(path) > 0 && path[0] == "[]":
+		list, ok := at.([]any)
+		if !ok {
+			return nil, fmt.Errorf("%s is not a list", walked)
+		}
+		var found []Template
+		for i, item := range list {
+			templates, err := collect(item, path[1:], walked+"["+strconv.Itoa(i)+"]")
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, templates...)
+		}
+		return found, nil
+	case !isObject:
+		return nil, fmt.Errorf("%s is not an object", walked)
+	case len(path) == 0, path[0] == "?":
+		return []Template{{Path: walked, content: object}}, nil
 	}
 	keys := []string{path[0]}
 	if path[0] == "*" {
-		keys = slices.Sorted(maps.Keys(at))
+		keys = slices.Sorted(maps.Keys(object))
 	}
 	var found []Template
 	for _, key := range keys {
@@ -58,17 +131,62 @@ func collect(at map[string]any, path []string, walked string) ([]Template, error
 		if walked != "" {
 			name = walked + "." + key
 		}
-		next, ok := at[key].(map[string]any)
-		if !ok {
-			return nil, fmt.Errorf("%s is not an object", name)
-		}
-		templates, err := collect(next, path[1:], name)
+		templates, err := collect(object[key], path[1:], name)
 		if err != nil {
 			return nil, err
 		}
 		found = append(found, templates...)
 	}
 	return found, nil
+}
+
+// Suspended reports whether the job is suspended; can is false where its kind has no such field.
+func Suspended(job *unstructured.Unstructured) (is, can bool) {
+	path := kinds[job.GroupVersionKind().GroupKind()].suspend
+	if path == nil {
+		return false, false
+	}
+	is, _, _ = unstructured.NestedBool(job.Object, path...) // the API server has yet to validate: absent is fine
+	return is, true
+}
+
+// Suspend suspends the job, or lets it go on.
+func Suspend(job *unstructured.Unstructured, yes bool) error {
+	gk := job.GroupVersionKind().GroupKind()
+	path := kinds[gk].suspend
+	if path == nil {
+		return fmt.Errorf("kind %s cannot be suspended", gk)
+	}
+	return unstructured.SetNestedField(job.Object, yes, path...)
+}
+
+// PodSpec is what the template's pods are.
+func (t Template) PodSpec() (*corev1.PodSpec, error) {
+	var template corev1.PodTemplateSpec
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t.content, &template); err != nil {
+		return nil, fmt.Errorf("%s: %w", t.Path, err)
+	}
+	return &template.Spec, nil
+}
+
+// ChangeAffinity changes the affinity of the template's pods, which may be nil.
+func (t Template) ChangeAffinity(change func(*corev1.Affinity) *corev1.Affinity) error {
+	spec, err := t.PodSpec()
+	if err != nil {
+		return err
+	}
+	changed := change(spec.Affinity)
+	if changed == nil {
+		return nil
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(changed)
+	if err != nil {
+		return fmt.Errorf("%s.spec.affinity: %w", t.Path, err)
+	}
+	if err := unstructured.SetNestedMap(t.content, content, "spec", "affinity"); err != nil {
+		return fmt.Errorf("%s.spec.affinity: %w", t.Path, err)
+	}
+	return nil
 }
 
 // Containers are the names of the template's containers.
@@ -111,3 +229,9 @@ func (t Template) Add(labels, annotations map[string]string) error {
 
 // Controlled reports whether another object's controller made this one: then that object is the one to annotate.
 func Controlled(job *unstructured.Unstructured) bool { return metav1.GetControllerOf(job) != nil }
+
+// queueKey is the label by which Kueue knows the jobs that it suspends and starts.
+const queueKey = "kueue.x-k8s.io/queue-name"
+
+// Queued reports whether Kueue decides when the job starts.
+func Queued(job *unstructured.Unstructured) bool { return job.GetLabels()[queueKey] != "" }

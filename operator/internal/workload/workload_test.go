@@ -55,10 +55,80 @@ func TestMalformedJobsAreErrors(t *testing.T) {
 		`{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {}}`:                                 "spec.pytorchReplicaSpecs is not an object",
 		`{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: 3}}}`: "spec.pytorchReplicaSpecs.Master is not an object",
 		`{apiVersion: batch/v1, kind: Job, spec: {template: []}}`:                                   "spec.template is not an object",
+		`{apiVersion: jobset.x-k8s.io/v1alpha2, kind: JobSet, spec: {replicatedJobs: {}}}`:          "spec.replicatedJobs is not a list",
+		`{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, spec: {tasks: [{}]}}`:                   "spec.tasks[0].template is not an object",
 		`{apiVersion: apps/v1, kind: Deployment, spec: {template: {}}}`:                             "kind Deployment.apps",
 	} {
 		if _, err := Templates(parse(t, text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestTemplatesOfEveryKind(t *testing.T) {
+	const containers = `{spec: {containers: [{name: main}]}}`
+	for text, want := range map[string]string{
+		`{apiVersion: batch/v1, kind: Job, spec: {template: T}}`:                                                                                 "spec.template",
+		`{apiVersion: kubeflow.org/v2beta1, kind: MPIJob, spec: {mpiReplicaSpecs: {Worker: {template: T}}}}`:                                     "spec.mpiReplicaSpecs.Worker.template",
+		`{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, spec: {tasks: [{template: T}, {template: T}]}}`:                                      "spec.tasks[0].template spec.tasks[1].template",
+		`{apiVersion: jobset.x-k8s.io/v1alpha2, kind: JobSet, spec: {replicatedJobs: [{template: {spec: {template: T}}}]}}`:                      "spec.replicatedJobs[0].template.spec.template",
+		`{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, spec: {leaderWorkerTemplate: {workerTemplate: T}}}`:                    "spec.leaderWorkerTemplate.workerTemplate",
+		`{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, spec: {leaderWorkerTemplate: {leaderTemplate: T, workerTemplate: T}}}`: "spec.leaderWorkerTemplate.leaderTemplate spec.leaderWorkerTemplate.workerTemplate",
+	} {
+		job := parse(t, strings.ReplaceAll(text, "T}", containers+"}"))
+		if strings.Contains(text, "T,") {
+			job = parse(t, strings.ReplaceAll(strings.ReplaceAll(text, "T,", containers+","), "T}", containers+"}"))
+		}
+		templates, err := Templates(job)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		var paths []string
+		for _, template := range templates {
+			paths = append(paths, template.Path)
+			if spec, err := template.PodSpec(); err != nil || len(spec.Containers) != 1 {
+				t.Errorf("%s: %+v %v", template.Path, spec, err)
+			}
+			if err := template.Add(map[string]string{"l": "1"}, nil); err != nil || template.Label("l") != "1" {
+				t.Errorf("%s: %v", template.Path, err)
+			}
+		}
+		if got := strings.Join(paths, " "); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}
+
+func TestSuspend(t *testing.T) {
+	for _, kind := range Suspendable() {
+		job := &unstructured.Unstructured{Object: map[string]any{}}
+		job.SetGroupVersionKind(kind)
+		if is, can := Suspended(job); is || !can {
+			t.Errorf("%s: %t %t", kind, is, can)
+		}
+		for _, yes := range []bool{true, false} {
+			if err := Suspend(job, yes); err != nil {
+				t.Errorf("%s: %v", kind, err)
+			}
+			if is, _ := Suspended(job); is != yes {
+				t.Errorf("%s: %t, want %t: %v", kind, is, yes, job.Object)
+			}
+		}
+	}
+	volcano := parse(t, `{apiVersion: batch.volcano.sh/v1alpha1, kind: Job}`)
+	if _, can := Suspended(volcano); can || Suspend(volcano, true) == nil {
+		t.Error("Volcano's jobs have no such field")
+	}
+}
+
+func TestQueued(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{apiVersion: batch/v1, kind: Job}`: false,
+		`{apiVersion: batch/v1, kind: Job, metadata: {labels: {kueue.x-k8s.io/queue-name: team}}}`: true,
+	} {
+		if got := Queued(parse(t, text)); got != want {
+			t.Errorf("%s: %t", text, got)
 		}
 	}
 }

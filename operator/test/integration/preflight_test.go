@@ -74,6 +74,9 @@ func TestTheAPIServerRefusesBadPolicies(t *testing.T) {
 		"timeZone goes with schedule": func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.TimeZone = "Etc/UTC" },
 		"a field of its own":          func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.Schedule = "TZ=Etc/UTC 0 3 * * *" },
 		"spec.onFail.taint":           func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = "Perhaps" },
+		"spec.triggers.jobStart":      func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.JobStart = "Perhaps" },
+		"spec.gate.onTimeout":         func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = "Fail" },
+		"spec.gate.timeoutSeconds":    func(s *evenkeel.NetworkCheckPolicySpec) { zero := int32(0); s.Gate.TimeoutSeconds = &zero },
 		"spec.freshnessSeconds":       func(s *evenkeel.NetworkCheckPolicySpec) { zero := int32(0); s.FreshnessSeconds = &zero },
 		"needs rails":                 func(s *evenkeel.NetworkCheckPolicySpec) { s.Check.Stages = []evenkeel.Stage{"Pairs", "Rails"} },
 	} {

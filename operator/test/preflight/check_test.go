@@ -34,6 +34,8 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
+	"evenkeel.dev/evenkeel/operator/internal/controller/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
@@ -69,9 +71,12 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 	if err != nil {
 		t.Fatal(err)
 	}
+	demand := checkpolicy.NewDemand()
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
 		&netcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond},
-		&nodehealth.Results{}, &nodehealth.Marks{Now: calendar.now}, &checkpolicy.Controller{Namespace: namespace, Now: calendar.now},
+		&nodehealth.Results{}, &nodehealth.Marks{Now: calendar.now}, &checkpolicy.Controller{Namespace: namespace, Demand: demand, Now: calendar.now},
+		&jobstart.Controller{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond},
+		&kueue.Controller{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			t.Fatal(err)

@@ -82,7 +82,19 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	definitions = append(definitions, filepath.Join(mpiOperator, "manifests", "base", "kubeflow.org_mpijobs.yaml"))
+	trainingOperator, err := apiserver.Source(root, "training-operator", "github.com/kubeflow/training-operator")
+	if err != nil {
+		return 1, err
+	}
+	kueueModule, err := apiserver.Source(root, "kueue", "sigs.k8s.io/kueue")
+	if err != nil {
+		return 1, err
+	}
+	for _, kind := range []string{"workloads", "admissionchecks", "resourceflavors"} {
+		definitions = append(definitions, filepath.Join(kueueModule, "config", "components", "crd", "bases", "kueue.x-k8s.io_"+kind+".yaml"))
+	}
+	definitions = append(definitions, filepath.Join(mpiOperator, "manifests", "base", "kubeflow.org_mpijobs.yaml"),
+		filepath.Join(trainingOperator, "manifests", "base", "crds", "kubeflow.org_pytorchjobs.yaml"))
 	var stop func() error
 	if config, stop, err = apiserver.Start(work, definitions...); err != nil {
 		return 1, err

@@ -23,10 +23,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/gate"
 	"evenkeel.dev/evenkeel/operator/internal/gather"
 	"evenkeel.dev/evenkeel/operator/internal/health"
 )
@@ -52,6 +54,8 @@ const (
 type Controller struct {
 	// Namespace is where checks are run.
 	Namespace string
+	// Demand is what others need checked.
+	Demand *Demand
 	// Now is the time.
 	Now func() time.Time
 
@@ -67,6 +71,7 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 		Watches(&corev1.Node{}, every, builder.WithPredicates(nodehealth.NodeChanged)).
 		Watches(&evenkeel.NodeNetworkHealth{}, gather.Events(moment, every)).
 		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(ofCheck)).
+		WatchesRawSource(source.Channel(c.Demand.changed, every)).
 		Complete(c)
 }
 
@@ -103,7 +108,7 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, err
 	}
 	now := c.Now()
-	_, counts := health.Marks(nodes, healths, policies, now)
+	marks, counts := health.Marks(nodes, healths, policies, now)
 	count := counts[policy.Name]
 	if count == nil {
 		return reconcile.Result{RequeueAfter: time.Second}, nil // the list is older than the policy
@@ -114,13 +119,18 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	status.BadNodes = netcheck.List(count.Bad, maxBadNodes)
 
 	var mine []*corev1.Node
+	wanted := c.Demand.of(policy.Name)
 	under := health.Of(nodes, policies)
 	for i := range nodes {
 		if p := under[nodes[i].Name]; p != nil && p.Name == policy.Name {
 			mine = append(mine, &nodes[i])
 		}
+		// Who wants it may not have seen the verdict that is there already.
+		if mark := marks[nodes[i].Name]; mark.Condition != nil && mark.Condition.Status != corev1.ConditionUnknown {
+			delete(wanted, nodes[i].Name)
+		}
 	}
-	next, problem, err := c.trigger(ctx, policy, status, mine, healths, now)
+	next, problem, err := c.trigger(ctx, policy, status, mine, healths, wanted, now)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -151,17 +161,17 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 
 // trigger makes the check that is due, unless one runs, and deletes old ones. It notes in the status what it did, and
 // returns when the schedule is due next. The problem, if any, is the policy's own.
-func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, now time.Time) (next time.Time, problem, err error) {
+func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted map[string]bool, now time.Time) (next time.Time, problem, err error) {
 	var list evenkeel.NetworkCheckList
 	if err := c.client.List(ctx, &list, client.InNamespace(c.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
 		return next, nil, fmt.Errorf("list NetworkChecks: %w", err)
 	}
-	checks := map[string]bool{}
+	checks := map[string]*evenkeel.NetworkCheck{}
 	status.RunningCheck = ""
 	var ended []*evenkeel.NetworkCheck
 	for i := range list.Items {
 		check := &list.Items[i]
-		checks[check.Name] = true
+		checks[check.Name] = check
 		if meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete) {
 			ended = append(ended, check)
 		} else {
@@ -188,7 +198,7 @@ func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckP
 		for _, n := range nodes {
 			names = append(names, n.Name)
 		}
-		if err := c.make(ctx, policy, status, scheduledName(policy.Name, latest), names, checks); err != nil {
+		if _, err := c.make(ctx, policy, status, scheduledName(policy.Name, latest), names, checks); err != nil {
 			return next, problem, err
 		}
 		at := metav1.NewTime(latest)
@@ -201,26 +211,42 @@ func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckP
 		}
 		return next, problem, nil
 	}
-	if policy.Spec.Triggers.NewNodes != evenkeel.SwitchDisabled {
-		if fresh, partners := newcomers(nodes, healths); len(fresh) > 0 {
-			err = c.make(ctx, policy, status, newcomersName(policy.Name, nodes, fresh), slices.Concat(fresh, partners), checks)
-		}
+	chosen, partners := due(nodes, healths, policy.Spec.Triggers.NewNodes != evenkeel.SwitchDisabled, wanted)
+	if len(chosen) == 0 {
+		return next, problem, nil
+	}
+	why := "new"
+	if len(wanted) > 0 {
+		why = "job"
+	}
+	retry, err := c.make(ctx, policy, status, outOfTurnName(policy.Name, why, nodes, healths, chosen), slices.Concat(chosen, partners), checks)
+	if !retry.IsZero() && (next.IsZero() || retry.Before(next)) {
+		next = retry
 	}
 	return next, problem, err
 }
 
-// make makes a check, unless it was made before.
-func (c *Controller) make(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, name string, nodes []string, checks map[string]bool) error {
-	if checks[name] {
-		return nil
+// make makes a check, unless it was made before. One that could not be run is made anew after a while, as what it lacked
+// may be there: retry says when.
+func (c *Controller) make(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, name string, nodes []string, checks map[string]*evenkeel.NetworkCheck) (retry time.Time, err error) {
+	if had := checks[name]; had != nil {
+		if !gate.Refused(had) {
+			return retry, nil
+		}
+		if retry = gate.RetryRefused(had); c.Now().Before(retry) {
+			return retry, nil
+		}
+		if err := c.client.Delete(ctx, had, client.Preconditions{UID: &had.UID}); client.IgnoreNotFound(err) != nil {
+			return retry, fmt.Errorf("delete NetworkCheck %s: %w", name, err)
+		}
 	}
 	slices.Sort(nodes)
-	err := c.client.Create(ctx, newCheck(policy, c.Namespace, name, nodes[:min(len(nodes), maxNames)]))
+	err = c.client.Create(ctx, newCheck(policy, c.Namespace, name, nodes[:min(len(nodes), maxNames)]))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create NetworkCheck %s: %w", name, err)
+		return retry, fmt.Errorf("create NetworkCheck %s: %w", name, err)
 	}
 	status.RunningCheck = name
-	return nil
+	return time.Time{}, nil
 }
 
 // prune deletes the oldest checks that have ended. Those of nodes that are new still, by their names, would be made again.

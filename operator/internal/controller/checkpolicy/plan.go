@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/gate"
 	"evenkeel.dev/evenkeel/operator/internal/health"
 )
 
@@ -60,41 +61,39 @@ func scheduledName(policy string, at time.Time) string {
 	return policy + "-" + strconv.FormatInt(at.Unix()/60, 10)
 }
 
-// newcomers are the ready nodes of the policy that were never checked, and partners for them: others of the policy, those
-// that passed first. None where there are no two to test together.
-func newcomers(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus) (fresh, partners []string) {
+// due are the ready nodes of the policy to be checked out of turn: those that were never checked, if new ones count, and
+// those that are wanted. Partners for them are others of the policy, those that passed first. None where there are no two
+// to test together.
+func due(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, newNodes bool, wanted map[string]bool) (chosen, partners []string) {
 	var others []*corev1.Node
 	for _, n := range nodes {
-		if !isReady(n) {
+		if !gate.IsReady(n) {
 			continue
 		}
-		if s := states[n.Name]; s == nil || len(s.History) == 0 {
-			fresh = append(fresh, n.Name)
-		} else {
+		switch isNew := isNew(states[n.Name]); {
+		case wanted[n.Name], isNew && newNodes:
+			chosen = append(chosen, n.Name)
+		case !isNew:
 			others = append(others, n)
 		}
 	}
-	slices.Sort(fresh)
+	slices.Sort(chosen)
 	slices.SortFunc(others, func(a, b *corev1.Node) int {
 		return cmp.Or(cmp.Compare(rank(states[a.Name]), rank(states[b.Name])), cmp.Compare(a.Name, b.Name))
 	})
-	for _, n := range others[:min(len(others), max(1, len(fresh)))] {
+	for _, n := range others[:min(len(others), max(1, len(chosen)))] {
 		partners = append(partners, n.Name)
 	}
-	if len(fresh)+len(partners) < 2 {
+	if len(chosen)+len(partners) < 2 {
 		return nil, nil
 	}
-	return fresh, partners
+	return chosen, partners
 }
+
+func isNew(s *evenkeel.NodeNetworkHealthStatus) bool { return s == nil || len(s.History) == 0 }
 
 func rank(s *evenkeel.NodeNetworkHealthStatus) int {
 	return slices.Index([]evenkeel.Health{evenkeel.HealthHealthy, evenkeel.HealthUnknown, evenkeel.HealthUnhealthy}, s.Health)
-}
-
-func isReady(n *corev1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // settling is how long the results of a check may take to reach its nodes. After that nobody waits for them.
@@ -119,15 +118,18 @@ func settled(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNet
 	return time.Time{}
 }
 
-// newcomersName follows from the nodes, so that the same ones are not checked twice.
-func newcomersName(policy string, nodes []*corev1.Node, fresh []string) string {
+// outOfTurnName follows from the nodes and what was known of them, so that nothing is checked twice for the same reason.
+func outOfTurnName(policy, why string, nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []string) string {
 	hash := sha256.New()
 	for _, n := range nodes {
-		if slices.Contains(fresh, n.Name) {
+		if slices.Contains(chosen, n.Name) {
 			fmt.Fprintln(hash, n.UID)
+			if s := states[n.Name]; !isNew(s) {
+				fmt.Fprintln(hash, s.History[0].UID)
+			}
 		}
 	}
-	return policy + "-new-" + hex.EncodeToString(hash.Sum(nil)[:5])
+	return policy + "-" + why + "-" + hex.EncodeToString(hash.Sum(nil)[:5])
 }
 
 // newCheck is a check of the policy.

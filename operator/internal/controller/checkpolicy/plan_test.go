@@ -2,6 +2,7 @@ package checkpolicy
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,7 +54,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-func TestNewcomersGetPartners(t *testing.T) {
+func TestNodesOutOfTurnGetPartners(t *testing.T) {
 	node := func(name string, ready corev1.ConditionStatus) *corev1.Node {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-" + "x"}}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
@@ -65,22 +66,77 @@ func TestNewcomersGetPartners(t *testing.T) {
 	states := map[string]*evenkeel.NodeNetworkHealthStatus{
 		"a-bad": known(evenkeel.HealthUnhealthy), "b-unknown": known(evenkeel.HealthUnknown), "c-good": known(evenkeel.HealthHealthy), "d-good": known(evenkeel.HealthHealthy), "e-empty": {},
 	}
-	for _, test := range []struct{ nodes, fresh, partners []string }{
-		{[]string{"new-1"}, nil, nil},
-		{[]string{"a-bad", "c-good"}, nil, []string{"c-good"}},
-		{[]string{"new-1", "a-bad", "b-unknown", "d-good", "c-good"}, []string{"new-1"}, []string{"c-good"}},
-		{[]string{"new-2", "new-1", "a-bad", "b-unknown"}, []string{"new-1", "new-2"}, []string{"b-unknown", "a-bad"}},
-		{[]string{"e-empty", "new-1"}, []string{"e-empty", "new-1"}, nil},
+	for _, test := range []struct{ nodes, wanted, chosen, partners []string }{
+		{[]string{"new-1"}, nil, nil, nil},
+		{[]string{"a-bad", "c-good"}, nil, nil, []string{"c-good"}},
+		{[]string{"new-1", "a-bad", "b-unknown", "d-good", "c-good"}, nil, []string{"new-1"}, []string{"c-good"}},
+		{[]string{"new-2", "new-1", "a-bad", "b-unknown"}, nil, []string{"new-1", "new-2"}, []string{"b-unknown", "a-bad"}},
+		{[]string{"e-empty", "new-1"}, nil, []string{"e-empty", "new-1"}, nil},
+		{[]string{"b-unknown", "c-good", "d-good"}, []string{"b-unknown"}, []string{"b-unknown"}, []string{"c-good"}},
+		{[]string{"b-unknown", "c-good", "new-1"}, []string{"b-unknown", "not-ready"}, []string{"b-unknown", "new-1"}, []string{"c-good"}},
+		{[]string{"b-unknown"}, []string{"b-unknown"}, nil, nil},
 	} {
 		var nodes []*corev1.Node
 		for _, name := range test.nodes {
 			nodes = append(nodes, node(name, corev1.ConditionTrue))
 		}
 		nodes = append(nodes, node("not-ready", corev1.ConditionFalse))
-		fresh, partners := newcomers(nodes, states)
-		if !slices.Equal(fresh, test.fresh) || len(fresh) > 0 && !slices.Equal(partners, test.partners) {
-			t.Errorf("%v: new %v with %v", test.nodes, fresh, partners)
+		wanted := map[string]bool{}
+		for _, name := range test.wanted {
+			wanted[name] = true
 		}
+		chosen, partners := due(nodes, states, true, wanted)
+		if !slices.Equal(chosen, test.chosen) || len(chosen) > 0 && !slices.Equal(partners, test.partners) {
+			t.Errorf("%v, %v wanted: %v with %v", test.nodes, test.wanted, chosen, partners)
+		}
+	}
+	if chosen, _ := due([]*corev1.Node{node("new-1", corev1.ConditionTrue), node("new-2", corev1.ConditionTrue)}, states, false, nil); chosen != nil {
+		t.Errorf("new nodes do not count, and yet: %v", chosen)
+	}
+}
+
+func TestTheNameFollowsFromWhatIsKnown(t *testing.T) {
+	nodes := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "2"}}}
+	states := map[string]*evenkeel.NodeNetworkHealthStatus{}
+	both := []string{"a", "b"}
+	first := outOfTurnName("p", "job", nodes, states, both)
+	if again := outOfTurnName("p", "job", nodes, states, both); again != first || !strings.HasPrefix(first, "p-job-") {
+		t.Errorf("%s, then %s", first, again)
+	}
+	if one := outOfTurnName("p", "job", nodes, states, both[:1]); one == first {
+		t.Error("other nodes, the same name")
+	}
+	states["b"] = &evenkeel.NodeNetworkHealthStatus{History: []evenkeel.HealthResult{{UID: "check"}}}
+	if later := outOfTurnName("p", "job", nodes, states, both); later == first {
+		t.Error("b was checked since, and the name is the same: it would never be checked again")
+	}
+}
+
+func TestADemandIsWhatAllAskForAtPresent(t *testing.T) {
+	d := NewDemand()
+	changed := func() bool {
+		select {
+		case <-d.changed:
+			return true
+		default:
+			return false
+		}
+	}
+	d.Set("x", map[string][]string{"p": {"a", "b"}})
+	d.Set("y", map[string][]string{"p": {"b"}, "q": {"c"}})
+	if !changed() || changed() {
+		t.Error("what was not looked at yet is told once")
+	}
+	if got := d.of("p"); len(got) != 2 || !got["a"] || !got["b"] {
+		t.Errorf("%v", got)
+	}
+	d.Set("y", map[string][]string{"p": {"b"}, "q": {"c"}})
+	d.Set("x", nil)
+	if changed() {
+		t.Error("nobody asks for more")
+	}
+	if got := d.of("p"); len(got) != 1 || !got["b"] || len(d.of("q")) != 1 {
+		t.Errorf("%v", got)
 	}
 }
 

@@ -4,7 +4,6 @@ package profile
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -32,7 +31,7 @@ type Controller struct {
 	client client.Client
 }
 
-// Cached keeps of each node only what decides delivery, and what checks and their marks go by: a large cluster's nodes
+// Cached keeps of each node only what decides delivery, what checks and their marks go by, and which pods fit on it: a large cluster's nodes
 // carry megabytes of images and conditions.
 func Cached() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: func(object any) (any, error) {
@@ -40,8 +39,7 @@ func Cached() map[client.Object]cache.ByObject {
 		if !ok {
 			return object, nil
 		}
-		taints := slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key != evenkeel.HealthKey })
-		node.ManagedFields, node.Annotations, node.Spec = nil, nil, corev1.NodeSpec{Taints: taints}
+		node.ManagedFields, node.Annotations, node.Spec = nil, nil, corev1.NodeSpec{Taints: node.Spec.Taints, Unschedulable: node.Spec.Unschedulable}
 		var conditions []corev1.NodeCondition
 		for _, c := range node.Status.Conditions {
 			if c.Type == corev1.NodeReady || c.Type == evenkeel.ConditionNodeHealthy {
@@ -49,7 +47,7 @@ func Cached() map[client.Object]cache.ByObject {
 				conditions = append(conditions, c)
 			}
 		}
-		node.Status = corev1.NodeStatus{NodeInfo: node.Status.NodeInfo, Conditions: conditions}
+		node.Status = corev1.NodeStatus{NodeInfo: node.Status.NodeInfo, Conditions: conditions, Allocatable: node.Status.Allocatable}
 		return node, nil
 	}}}
 }

@@ -1,0 +1,104 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"evenkeel.dev/evenkeel/e2e/setup"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// A job is held before it has a pod, its nodes are checked, and it starts on those that passed.
+func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
+	ctx := testContext(t)
+	slow(t, "40mbit", "n4")
+	// Results of other tests would do for a policy: it is to find out by itself.
+	if err := env.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
+		t.Fatal(err)
+	}
+	size, iterations := int64(4<<20), int32(5)
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "gate"}, Spec: evenkeel.NetworkCheckPolicySpec{
+		Triggers: evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled, JobStart: evenkeel.SwitchEnabled},
+		Check: evenkeel.CheckOptions{
+			Runner: evenkeel.RunnerSpec{Type: evenkeel.RunnerBench},
+			Sweep:  evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations},
+		},
+	}}
+	if err := env.Client.Create(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Client.Delete(context.Background(), policy); err != nil {
+			t.Error(err)
+		}
+	})
+	ns := newNamespace(t)
+	job := trainingJob{profile: "default", script: "true"}.object(ns)
+	eventually(ctx, t, "the webhook has heard of the policy", func(ctx context.Context) (bool, error) {
+		try := job.DeepCopy()
+		err := env.Client.Create(ctx, try, client.DryRunAll)
+		suspended, _, _ := unstructured.NestedBool(try.Object, "spec", "runPolicy", "suspend")
+		return suspended, err
+	})
+	if err := env.Client.Create(ctx, job); err != nil {
+		t.Fatal(err)
+	}
+	if suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend"); !suspended || job.GetLabels()[evenkeel.GateKey] == "" {
+		t.Fatalf("the job is not held: %v", job.Object)
+	}
+	heard := func() map[string]string {
+		var list corev1.EventList
+		if err := env.Client.List(ctx, &list, client.InNamespace(ns)); err != nil {
+			t.Fatal(err)
+		}
+		events := map[string]string{}
+		for _, e := range list.Items {
+			if e.InvolvedObject.UID == job.GetUID() {
+				events[e.Reason] += e.Message + "\n"
+			}
+		}
+		return events
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, err := env.Kubectl(context.Background(), "get", "netcheck,nodehealth,netcheckpolicy,pods,pytorchjobs", "-A", "-o", "wide")
+			t.Logf("%s %v", out, err)
+		}
+	})
+	eventually(ctx, t, "the job hears that it started, and why", func(ctx context.Context) (bool, error) {
+		var pods corev1.PodList
+		if err := env.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+			return false, err
+		}
+		events := heard()
+		if len(pods.Items) > 0 && events["EvenkeelNetworkProven"] == "" {
+			t.Fatalf("the job has pods before its nodes are proven: %v", events)
+		}
+		return events["EvenkeelNetworkProven"] != "", nil
+	})
+	events := heard()
+	if !strings.Contains(events["EvenkeelWaitsForCheck"], "n1, n2, n3, n4") || !strings.Contains(events["EvenkeelNetworkProven"], "that of n4 failed") {
+		t.Errorf("the job heard %v", events)
+	}
+	waitJob(ctx, t, ns, "Succeeded")
+	for _, name := range []string{"train-master-0", "train-worker-0"} {
+		if p := pod(ctx, t, ns, name); p.Spec.NodeName == "n4" {
+			t.Errorf("%s ran on the node that failed", name)
+		}
+	}
+	var checks evenkeel.NetworkCheckList
+	if err := env.Client.List(ctx, &checks, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
+		t.Fatal(err)
+	}
+	if len(checks.Items) != 1 || !strings.HasPrefix(checks.Items[0].Name, "gate-job-") {
+		t.Errorf("%d checks", len(checks.Items))
+	}
+}

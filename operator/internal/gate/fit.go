@@ -1,0 +1,70 @@
+package gate
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+	scheduling "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// fitting returns what says whether one of the pods may run on a node: by its selector, affinity and tolerations, and by
+// the size of the node. What other pods use of the node at present does not count. A node whose network failed fits as
+// it did before.
+func fitting(pods []*corev1.PodSpec) func(*corev1.Node) bool {
+	type kind struct {
+		spec     *corev1.PodSpec
+		affinity nodeaffinity.RequiredNodeAffinity
+		requests corev1.ResourceList
+	}
+	kinds := make([]kind, 0, len(pods))
+	for _, spec := range pods {
+		pod := &corev1.Pod{Spec: *spec}
+		kinds = append(kinds, kind{spec, nodeaffinity.GetRequiredNodeAffinity(pod), resource.PodRequests(pod, resource.PodResourcesOptions{})})
+	}
+	return func(node *corev1.Node) bool {
+		if node.Spec.Unschedulable || !IsReady(node) {
+			return false
+		}
+		for _, k := range kinds {
+			if k.spec.NodeName != "" && k.spec.NodeName != node.Name {
+				continue
+			}
+			if ok, err := k.affinity.Match(node); err != nil || !ok {
+				continue
+			}
+			if _, keptOff := scheduling.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, k.spec.Tolerations, repels, false); keptOff {
+				continue
+			}
+			if holds(node.Status.Allocatable, k.requests) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// repels reports whether the taint keeps pods off, other than by the verdict itself.
+func repels(t *corev1.Taint) bool {
+	return t.Effect != corev1.TaintEffectPreferNoSchedule && t.Key != evenkeel.HealthKey
+}
+
+func holds(allocatable, requests corev1.ResourceList) bool {
+	for name, want := range requests {
+		if have := allocatable[name]; !want.IsZero() && have.Cmp(want) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// IsReady reports whether the node is.
+func IsReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}

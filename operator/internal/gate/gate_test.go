@@ -1,0 +1,435 @@
+package gate
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// A scene is a World in the making.
+type scene struct {
+	nodes    []corev1.Node
+	states   map[string]*evenkeel.NodeNetworkHealthStatus
+	policies []evenkeel.NetworkCheckPolicy
+	checks   []evenkeel.NetworkCheck
+	now      time.Time
+}
+
+// newScene has one policy for all nodes, which holds jobs of the profile default.
+func newScene(change func(*evenkeel.NetworkCheckPolicySpec)) *scene {
+	p := evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "all"}}
+	p.Spec.Triggers.JobStart = evenkeel.SwitchEnabled
+	hundred := int32(100)
+	p.Spec.OnFail.MaxUnhealthyPercent = &hundred
+	if change != nil {
+		change(&p.Spec)
+	}
+	return &scene{states: map[string]*evenkeel.NodeNetworkHealthStatus{}, policies: []evenkeel.NetworkCheckPolicy{p}, now: noon}
+}
+
+// node adds a ready node: healthy, unhealthy (and labelled), late (unhealthy without the label), or new.
+func (s *scene) node(name, state string) *corev1.Node {
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4")}
+	observed := metav1.NewTime(noon.Add(-time.Hour))
+	status := &evenkeel.NodeNetworkHealthStatus{ObservedTime: &observed}
+	switch state {
+	case "healthy":
+		status.Health = evenkeel.HealthHealthy
+		n.Labels[evenkeel.HealthKey] = evenkeel.HealthyValue
+	case "unhealthy":
+		status.Health = evenkeel.HealthUnhealthy
+		n.Labels[evenkeel.HealthKey] = evenkeel.UnhealthyValue
+	case "late":
+		status.Health = evenkeel.HealthUnhealthy
+	case "new":
+		status = nil
+	default:
+		panic(state)
+	}
+	if status != nil {
+		s.states[name] = status
+	}
+	s.nodes = append(s.nodes, n)
+	return &s.nodes[len(s.nodes)-1]
+}
+
+// inconclusive adds a result that says nothing.
+func (s *scene) inconclusive(name string, at time.Time) {
+	status := s.states[name]
+	if status == nil {
+		status = &evenkeel.NodeNetworkHealthStatus{Health: evenkeel.HealthUnknown}
+		s.states[name] = status
+	}
+	status.History = slices.Insert(status.History, 0, evenkeel.HealthResult{Check: "said-nothing", Time: metav1.NewTime(at), Verdict: evenkeel.VerdictInconclusive, Reason: "ImagePull"})
+}
+
+// check adds one of the policy's: running, or refused at the time.
+func (s *scene) check(name string, refused time.Time, nodes ...string) {
+	c := evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{evenkeel.PolicyKey: "all"}}}
+	c.Spec.Nodes.Names = nodes
+	if !refused.IsZero() {
+		at := metav1.NewTime(refused)
+		c.Status.CompletionTime, c.Status.Message = &at, "there is no NetworkProfile"
+		c.Status.Conditions = []metav1.Condition{{Type: evenkeel.ConditionComplete, Status: metav1.ConditionTrue}}
+	}
+	s.checks = append(s.checks, c)
+}
+
+func (s *scene) decide(change func(*Job)) Decision {
+	job := Job{Profile: "default", Since: noon.Add(-time.Minute), Pods: []*corev1.PodSpec{{}}}
+	if change != nil {
+		change(&job)
+	}
+	return See(s.nodes, s.states, s.policies, s.checks, s.now).Decide(job)
+}
+
+func hold(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateHold }
+
+func TestDecide(t *testing.T) {
+	for name, test := range map[string]struct {
+		policy func(*evenkeel.NetworkCheckPolicySpec)
+		scene  func(*scene)
+		job    func(*Job)
+		action Action
+		says   string
+		check  string
+		next   time.Duration // from noon
+	}{
+		"all proven": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "healthy") },
+			action: Open, says: "all 2 nodes",
+		},
+		"one failed, the job keeps off it": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "unhealthy") },
+			action: Open, says: "that of b failed",
+		},
+		"one failed a moment ago and has no label yet": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "late") },
+			action: Wait, says: "until b are marked", next: 29 * time.Minute,
+		},
+		"all failed": {
+			scene:  func(s *scene) { s.node("a", "unhealthy"); s.node("b", "unhealthy") },
+			action: Wait, says: "failed a check: a, b", next: 29 * time.Minute,
+		},
+		"new nodes": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "new"); s.node("c", "new") },
+			action: Check, says: "of b, c is checked", check: "b c", next: 29 * time.Minute,
+		},
+		"stale": {
+			policy: func(s *evenkeel.NetworkCheckPolicySpec) { hour := int32(3600); s.FreshnessSeconds = &hour },
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "new") },
+			action: Check, says: "of a, b is checked", check: "a b", next: 29 * time.Minute,
+		},
+		"a check runs": {
+			scene: func(s *scene) {
+				s.node("a", "healthy")
+				s.node("b", "new")
+				s.check("all-job-1", time.Time{}, "b")
+			},
+			action: Check, says: "NetworkCheck all-job-1 runs", check: "b", next: 29 * time.Minute,
+		},
+		"no policy holds jobs": {
+			policy: func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.JobStart = "" },
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
+			action: Open, says: "none of the nodes",
+		},
+		"the policy is for another profile": {
+			policy: func(s *evenkeel.NetworkCheckPolicySpec) { s.Check.ProfileName = "other" },
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
+			action: Open, says: "none of the nodes",
+		},
+		"the policy goes": {
+			scene: func(s *scene) {
+				s.node("a", "new")
+				s.node("b", "new")
+				s.policies[0].DeletionTimestamp = &metav1.Time{Time: noon}
+			},
+			action: Open, says: "none of the nodes",
+		},
+		"the policy that is named counts without the trigger": {
+			policy: func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.JobStart = "" },
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
+			job:    func(j *Job) { j.Policy = "all" },
+			action: Check, says: "of a, b", check: "a b", next: 29 * time.Minute,
+		},
+		"nodes that it cannot run on do not count": {
+			scene:  func(s *scene) { s.node("a", "healthy").Labels["pool"] = "mine"; s.node("b", "new") },
+			job:    func(j *Job) { j.Pods[0].NodeSelector = map[string]string{"pool": "mine"} },
+			action: Open, says: "all 1 nodes",
+		},
+		"assigned nodes alone count": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "new"); s.node("c", "unhealthy") },
+			job:    func(j *Job) { j.Hosts, j.Pods = []string{"a"}, nil },
+			action: Open, says: "all 1 nodes",
+		},
+		"an assigned node failed": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "new"); s.node("c", "unhealthy") },
+			job:    func(j *Job) { j.Hosts, j.Pods = []string{"a", "c"}, nil },
+			action: Move, says: "the network of c failed",
+		},
+		"its time is up": {
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new"); s.now = noon.Add(29 * time.Minute) },
+			action: GiveUp, says: "waited for 30m0s: waits until the network of a, b",
+		},
+		"its time is up, and it is held": {
+			policy: hold,
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new"); s.now = noon.Add(29 * time.Minute) },
+			action: Check, says: "of a, b", check: "a b",
+		},
+		"its own time is up": {
+			policy: func(s *evenkeel.NetworkCheckPolicySpec) { one := int32(60); s.Gate.TimeoutSeconds = &one },
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
+			action: GiveUp, says: "waited for 1m0s",
+		},
+		"one check said nothing": {
+			scene: func(s *scene) {
+				s.node("a", "healthy")
+				s.node("b", "new")
+				s.inconclusive("b", noon.Add(-30*time.Second))
+			},
+			action: Check, says: "of b", check: "b", next: 29 * time.Minute,
+		},
+		"two checks said nothing": {
+			scene: func(s *scene) {
+				s.node("a", "healthy")
+				s.node("b", "new")
+				s.inconclusive("b", noon.Add(-30*time.Second))
+				s.inconclusive("b", noon.Add(-10*time.Second))
+			},
+			action: GiveUp, says: "NetworkCheck said-nothing said nothing about b: ImagePull",
+		},
+		"two checks said nothing, long before": {
+			scene: func(s *scene) {
+				s.node("a", "healthy")
+				s.node("b", "new")
+				s.inconclusive("b", noon.Add(-3*time.Hour))
+				s.inconclusive("b", noon.Add(-2*time.Hour))
+			},
+			action: Check, says: "of b", check: "b", next: 29 * time.Minute,
+		},
+		"two checks said nothing, and it is held": {
+			policy: hold,
+			scene: func(s *scene) {
+				s.node("a", "healthy")
+				s.node("b", "new")
+				s.inconclusive("b", noon.Add(-30*time.Second))
+				s.inconclusive("b", noon.Add(-10*time.Second))
+			},
+			action: Wait, says: "said nothing about b", next: 4*time.Minute + 50*time.Second,
+		},
+		"after a pause it is tried again": {
+			policy: hold,
+			scene: func(s *scene) {
+				s.node("a", "healthy")
+				s.node("b", "new")
+				s.inconclusive("b", noon.Add(-30*time.Second))
+				s.inconclusive("b", noon.Add(-10*time.Second))
+				s.now = noon.Add(5 * time.Minute)
+			},
+			action: Check, says: "of b", check: "b",
+		},
+		"the check could not be run": {
+			scene: func(s *scene) {
+				s.node("a", "new")
+				s.node("b", "new")
+				s.check("refused", noon.Add(-5*time.Second), "a", "b")
+			},
+			action: GiveUp, says: "NetworkCheck refused could not be run: there is no NetworkProfile",
+		},
+		"the check could not be run, and it is held": {
+			policy: hold,
+			scene: func(s *scene) {
+				s.node("a", "new")
+				s.node("b", "new")
+				s.check("refused", noon.Add(-5*time.Second), "a", "b")
+			},
+			action: Wait, says: "could not be run", next: 4*time.Minute + 55*time.Second,
+		},
+		"a node alone": {
+			scene:  func(s *scene) { s.node("a", "new") },
+			action: GiveUp, says: "no second node",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(test.policy)
+			test.scene(s)
+			d := s.decide(test.job)
+			var check []string
+			for _, list := range d.Check {
+				check = append(check, list...)
+			}
+			if d.Action != test.action || !strings.Contains(d.Message, test.says) || strings.Join(check, " ") != test.check || d.Reason == "" {
+				t.Errorf("%+v", d)
+			}
+			if next := d.Next; d.Holds() && (test.next == 0) != next.IsZero() || !next.IsZero() && !next.Equal(noon.Add(test.next)) {
+				t.Errorf("next look at %s, want noon and %s", next, test.next)
+			}
+		})
+	}
+}
+
+func TestNews(t *testing.T) {
+	var n News
+	for i, step := range []struct {
+		d    Decision
+		news bool
+	}{
+		{Decision{Reason: ReasonChecking}, true},
+		{Decision{Reason: ReasonChecking, Message: "fewer nodes"}, false},
+		{Decision{Reason: ReasonChecking, Running: "x"}, true},
+		{Decision{Reason: ReasonChecking, Running: "x", Message: "fewer nodes"}, false},
+		{Decision{Reason: ReasonChecking}, false},
+		{Decision{Reason: ReasonProven}, true},
+	} {
+		if news := n.Is("job", step.d); news != step.news {
+			t.Errorf("step %d: %t", i, news)
+		}
+		n.Told("job", step.d)
+	}
+	n.Forget(func(types.UID) bool { return false })
+	if !n.Is("job", Decision{Reason: ReasonProven}) {
+		t.Error("it was not forgotten")
+	}
+}
+
+func TestFit(t *testing.T) {
+	affinity := func(operator corev1.NodeSelectorOperator, values ...string) *corev1.Affinity {
+		return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: operator, Values: values}}}},
+		}}}
+	}
+	wants := func(cpu string) []corev1.Container {
+		return []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}}}}
+	}
+	for name, test := range map[string]struct {
+		node func(*corev1.Node)
+		pod  corev1.PodSpec
+		fits bool
+	}{
+		"anywhere":               {nil, corev1.PodSpec{}, true},
+		"selector":               {nil, corev1.PodSpec{NodeSelector: map[string]string{"pool": "x"}}, true},
+		"another selector":       {nil, corev1.PodSpec{NodeSelector: map[string]string{"pool": "y"}}, false},
+		"affinity":               {nil, corev1.PodSpec{Affinity: affinity(corev1.NodeSelectorOpIn, "x", "y")}, true},
+		"another affinity":       {nil, corev1.PodSpec{Affinity: affinity(corev1.NodeSelectorOpNotIn, "x")}, false},
+		"affinity that is none":  {nil, corev1.PodSpec{Affinity: affinity("Resembles", "x")}, false},
+		"placed":                 {nil, corev1.PodSpec{NodeName: "n"}, true},
+		"placed elsewhere":       {nil, corev1.PodSpec{NodeName: "m"}, false},
+		"small enough":           {nil, corev1.PodSpec{Containers: wants("4")}, true},
+		"too large":              {nil, corev1.PodSpec{Containers: wants("4100m")}, false},
+		"too large in all":       {nil, corev1.PodSpec{Containers: append(wants("3"), wants("2")...)}, false},
+		"not ready":              {func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }, corev1.PodSpec{}, false},
+		"cordoned":               {func(n *corev1.Node) { n.Spec.Unschedulable = true }, corev1.PodSpec{}, false},
+		"tainted":                {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "NoSchedule"}} }, corev1.PodSpec{}, false},
+		"tainted softly":         {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "PreferNoSchedule"}} }, corev1.PodSpec{}, true},
+		"tainted, and tolerated": {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "NoSchedule"}} }, corev1.PodSpec{Tolerations: []corev1.Toleration{{Key: "gpu", Operator: "Exists"}}}, true},
+		"tainted by ourselves":   {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: evenkeel.HealthKey, Effect: "NoSchedule"}} }, corev1.PodSpec{}, true},
+	} {
+		s := newScene(nil)
+		node := s.node("n", "new")
+		node.Labels["pool"] = "x"
+		if test.node != nil {
+			test.node(node)
+		}
+		if fits := fitting([]*corev1.PodSpec{{NodeName: "nowhere"}, &test.pod})(node); fits != test.fits {
+			t.Errorf("%s: %t", name, fits)
+		}
+	}
+}
+
+func TestNeeded(t *testing.T) {
+	zero, one := int32(0), int32(1)
+	policy := func(change func(*evenkeel.NetworkCheckPolicy)) []evenkeel.NetworkCheckPolicy {
+		p := evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Generation: 2}}
+		p.Spec.Triggers.JobStart = evenkeel.SwitchEnabled
+		p.Status.ObservedGeneration, p.Status.Unknown = 2, &zero
+		p.Status.Conditions = []metav1.Condition{{Type: evenkeel.ConditionReady, Status: metav1.ConditionTrue}}
+		change(&p)
+		return []evenkeel.NetworkCheckPolicy{p}
+	}
+	for name, test := range map[string]struct {
+		policies []evenkeel.NetworkCheckPolicy
+		needed   bool
+	}{
+		"no policy":         {nil, false},
+		"all proven":        {policy(func(*evenkeel.NetworkCheckPolicy) {}), false},
+		"one is not":        {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Status.Unknown = &one }), true},
+		"too many bad":      {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), true},
+		"changed meanwhile": {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Generation = 3 }), true},
+		"no status yet":     {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Status = evenkeel.NetworkCheckPolicyStatus{} }), true},
+		"no trigger":        {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Status.Unknown = &one; p.Spec.Triggers.JobStart = "" }), false},
+		"another profile":   {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Status.Unknown = &one; p.Spec.Check.ProfileName = "other" }), false},
+	} {
+		if needed := Needed(test.policies, "default"); needed != test.needed {
+			t.Errorf("%s: %t", name, needed)
+		}
+	}
+}
+
+// Whatever the nodes are: a job starts as proven only if no node that it may run on is without a verdict, what is checked
+// is never what has one, and one that is not held regardless starts when its time is up.
+func TestDecideAlways(t *testing.T) {
+	kinds := []string{"healthy", "unhealthy", "late", "new"}
+	for seed := range uint64(500) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		s := newScene(nil)
+		if random.IntN(3) == 0 {
+			hold(&s.policies[0].Spec)
+		}
+		count := map[string]int{}
+		of := map[string]string{}
+		for i := range random.IntN(8) {
+			name, kind := fmt.Sprintf("n%d", i), kinds[random.IntN(len(kinds))]
+			s.node(name, kind)
+			of[name] = kind
+			count[kind]++
+			for range random.IntN(3) {
+				if kind == "new" {
+					s.inconclusive(name, noon.Add(-time.Duration(random.IntN(120))*time.Second))
+				}
+			}
+		}
+		if random.IntN(4) == 0 {
+			s.check("running", time.Time{}, "n0")
+		}
+		d := s.decide(nil)
+		if d.Reason == ReasonProven && (count["new"] > 0 || count["late"] > 0 || count["healthy"] == 0) {
+			t.Errorf("seed %d: %v: %+v", seed, of, d)
+		}
+		if (d.Action == Check) != (len(d.Check) > 0) {
+			t.Errorf("seed %d: %v: %+v", seed, of, d)
+		}
+		for _, n := range d.Check["all"] {
+			if of[n] != "new" {
+				t.Errorf("seed %d: %s is %s, and is to be checked", seed, n, of[n])
+			}
+		}
+		held := s.policies[0].Spec.Gate.OnTimeout == evenkeel.GateHold
+		if held && d.Action == GiveUp {
+			t.Errorf("seed %d: it is to be held: %+v", seed, d)
+		}
+		s.now = noon.Add(24 * time.Hour)
+		for i := range s.nodes { // the verdicts stay fresh
+			if st := s.states[s.nodes[i].Name]; st != nil && st.ObservedTime != nil {
+				at := metav1.NewTime(s.now)
+				st.ObservedTime = &at
+			}
+		}
+		if later := s.decide(nil); !held && later.Holds() {
+			t.Errorf("seed %d: a day later it still waits: %+v", seed, later)
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/gate"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+)
+
+// newReadyNode makes a node that pods may run on.
+func newReadyNode(t *testing.T, name string, labels map[string]string) {
+	t.Helper()
+	newNode(t, name, "v1.36.3", "containerd://2.1.4", labels)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := admin.Patch(t.Context(), node.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec": {"taints": null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	ready := []byte(`{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}}`)
+	if err := admin.Status().Patch(t.Context(), node, client.RawPatch(types.StrategicMergePatchType, ready)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// heldJob is an annotated job for the pool's nodes.
+func heldJob(t *testing.T, kind, namespace string, pool map[string]string) *unstructured.Unstructured {
+	t.Helper()
+	job, paths := newJob(kind, namespace, "default")
+	for _, path := range paths {
+		if err := unstructured.SetNestedStringMap(job.Object, pool, append(append([]string{}, path...), "spec", "nodeSelector")...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return job
+}
+
+// The webhook holds a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
+// run: the job starts because of that.
+func TestAJobIsHeldAndStarted(t *testing.T) {
+	pool := map[string]string{"pool": "held"}
+	for i := range 2 {
+		newReadyNode(t, fmt.Sprintf("held-%d", i), pool)
+	}
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "held"}}
+	policy.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: pool}
+	policy.Spec.Triggers = evenkeel.TriggerSpec{JobStart: evenkeel.SwitchEnabled, NewNodes: evenkeel.SwitchDisabled}
+	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
+	if err := admin.Create(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, policy)
+	t.Cleanup(func() {
+		// The garbage collector would do this.
+		if err := admin.DeleteAllOf(context.Background(), &evenkeel.NetworkCheck{}, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
+			t.Error(err)
+		}
+	})
+	ns := newNamespace(t, nil)
+	eventually(t, "the webhook has heard of the policy", func(ctx context.Context) (bool, error) {
+		job := heldJob(t, "Job", ns, pool)
+		err := dryRun(ctx, job)
+		suspended, _ := workload.Suspended(job)
+		return suspended, err
+	})
+	for _, kind := range []string{"Job", "PyTorchJob"} {
+		t.Run(kind, func(t *testing.T) {
+			job := heldJob(t, kind, ns, pool)
+			createJob(t, job)
+			if suspended, _ := workload.Suspended(job); !suspended || job.GetLabels()[evenkeel.GateKey] != evenkeel.GateClosed {
+				t.Fatalf("the job is not held: %v", job.Object)
+			}
+			eventually(t, "the job starts", func(ctx context.Context) (bool, error) {
+				err := admin.Get(ctx, client.ObjectKeyFromObject(job), job)
+				suspended, _ := workload.Suspended(job)
+				_, held := job.GetLabels()[evenkeel.GateKey]
+				return !suspended && !held, err
+			})
+			var events corev1.EventList
+			if err := admin.List(t.Context(), &events, client.InNamespace(ns)); err != nil {
+				t.Fatal(err)
+			}
+			said := ""
+			for _, e := range events.Items {
+				if e.InvolvedObject.UID == job.GetUID() && e.Reason == gate.ReasonNotProven {
+					said = e.Message
+				}
+			}
+			if !strings.Contains(said, "could not be run: spec.runner.image is not set") {
+				t.Errorf("the job heard %q", said)
+			}
+
+			free := heldJob(t, kind, ns, pool)
+			free.SetName("free")
+			free.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.PreflightKey: evenkeel.PreflightOff})
+			mine := heldJob(t, kind, ns, pool)
+			mine.SetName("mine")
+			if err := workload.Suspend(mine, true); err != nil {
+				t.Fatal(err)
+			}
+			for name, job := range map[string]*unstructured.Unstructured{"free": free, "mine": mine} {
+				createJob(t, job)
+				if suspended, _ := workload.Suspended(job); suspended != (name == "mine") || job.GetLabels()[evenkeel.GateKey] != "" {
+					t.Errorf("%s: %v", name, job.Object)
+				}
+			}
+		})
+	}
+	bad := heldJob(t, "Job", ns, pool)
+	bad.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.PreflightKey: "No"})
+	refused(t, dryRun(t.Context(), bad), `evenkeel.dev/preflight is "No": Gate or Off`)
+}

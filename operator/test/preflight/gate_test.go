@@ -1,0 +1,368 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
+	"evenkeel.dev/evenkeel/operator/internal/gate"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
+)
+
+// users is where jobs are: not where checks run.
+const users = "default"
+
+// newJob makes a job as the webhook leaves one that is held, for the pool's nodes; it goes with the test.
+func newJob(t *testing.T, kind, pool string, change func(*unstructured.Unstructured)) *unstructured.Unstructured {
+	t.Helper()
+	template := map[string]any{"spec": map[string]any{
+		"restartPolicy": "Never", "nodeSelector": map[string]any{"pool": pool},
+		"containers": []any{map[string]any{"name": "pytorch", "image": "registry.example.com/train:1"}},
+	}}
+	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"template": template}}}
+	if kind == "PyTorchJob" {
+		job.Object = map[string]any{"apiVersion": "kubeflow.org/v1", "kind": kind, "spec": map[string]any{
+			"pytorchReplicaSpecs": map[string]any{"Worker": map[string]any{"replicas": int64(2), "template": template}},
+		}}
+	}
+	job.SetNamespace(users)
+	job.SetName(strings.ToLower(kind) + "-" + pool)
+	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default"})
+	job.SetLabels(map[string]string{evenkeel.GateKey: evenkeel.GateClosed})
+	if err := workload.Suspend(job, true); err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(job)
+	}
+	if err := admin.Create(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), job, client.PropagationPolicy(metav1.DeletePropagationBackground)); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	return job
+}
+
+// state is how a job is: whether it is suspended, and whether it carries the gate's label.
+func state(ctx context.Context, job *unstructured.Unstructured) (string, error) {
+	if err := admin.Get(ctx, client.ObjectKeyFromObject(job), job); err != nil {
+		return "", err
+	}
+	suspended, _ := workload.Suspended(job)
+	_, held := job.GetLabels()[evenkeel.GateKey]
+	return fmt.Sprintf("suspended %t, held %t", suspended, held), nil
+}
+
+const (
+	waiting   = "suspended true, held true"
+	started   = "suspended false, held false"
+	suspended = "suspended true, held false"
+)
+
+func isState(t *testing.T, job *unstructured.Unstructured, want string) {
+	t.Helper()
+	got := ""
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s was last seen %s; Events: %v", job.GetName(), got, told(t, job))
+		}
+	})
+	eventually(t, fmt.Sprintf("%s is %s", job.GetName(), want), func(ctx context.Context) (bool, error) {
+		var err error
+		got, err = state(ctx, job)
+		return got == want, err
+	})
+}
+
+// told are the Events about an object: reason and message.
+func told(t *testing.T, about client.Object) map[string]string {
+	t.Helper()
+	var list corev1.EventList
+	if err := admin.List(context.Background(), &list, client.InNamespace(about.GetNamespace())); err != nil {
+		t.Fatal(err)
+	}
+	events := map[string]string{}
+	for _, e := range list.Items {
+		if e.InvolvedObject.UID == about.GetUID() {
+			events[e.Reason] += e.Type + ": " + e.Message + "\n"
+		}
+	}
+	return events
+}
+
+func isTold(t *testing.T, about client.Object, reason, part string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s hears %s: %s", about.GetName(), reason, part), func(context.Context) (bool, error) {
+		return strings.Contains(told(t, about)[reason], part), nil
+	})
+}
+
+// look makes the controller look at the clock: what it waits for with a timer would take as long.
+func look(t *testing.T, job client.Object) {
+	t.Helper()
+	if err := admin.Patch(t.Context(), job, client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"look": "now"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onStart makes a policy that holds jobs and checks for nothing else.
+func onStart(change func(*evenkeel.NetworkCheckPolicySpec)) func(*evenkeel.NetworkCheckPolicySpec) {
+	return func(s *evenkeel.NetworkCheckPolicySpec) {
+		s.Triggers.JobStart, s.Triggers.NewNodes = evenkeel.SwitchEnabled, evenkeel.SwitchDisabled
+		if change != nil {
+			change(s)
+		}
+	}
+}
+
+// stuck is a fleet whose runs never end.
+func stuck([]string) ending { return ending{running: true} }
+
+func TestJobsStartWhenTheirNodesAreProven(t *testing.T) {
+	for _, kind := range []string{"Job", "PyTorchJob"} {
+		pool := "gate-" + strings.ToLower(kind)
+		t.Run(kind, func(t *testing.T) {
+			bad := pool + "-1"
+			start(t, newFleet(t, links(map[string]float64{bad: 0.1})), &clock{}, &clock{})
+			newNodes(t, pool, 4)
+			newNode(t, pool+"-elsewhere", "elsewhere")
+			p := newPolicy(t, pool, onStart(func(s *evenkeel.NetworkCheckPolicySpec) { s.NodeSelector = nil }))
+			mine := newJob(t, kind, pool, nil)
+			theirs := newJob(t, kind, pool+"-x", func(j *unstructured.Unstructured) { j.SetLabels(nil) })
+			isState(t, mine, started)
+			isTold(t, mine, gate.ReasonChecking, pool+"-0, "+bad)
+			isTold(t, mine, gate.ReasonProven, "3 nodes that it may run on is proven, that of "+bad+" failed")
+			// Its pods are kept off the bad node by the label, so that has to be there first.
+			if got, err := carried(t.Context(), bad); err != nil || got != "False TooSlow|unhealthy|" {
+				t.Errorf("the job started, and %s carries %q %v", bad, got, err)
+			}
+			checks := policyChecks(t, p)
+			if len(checks) != 1 || !strings.HasPrefix(checks[0].Name, pool+"-job-") || slices.Contains(checks[0].Spec.Nodes.Names, pool+"-elsewhere") {
+				t.Errorf("checks %+v", checks)
+			}
+			if got, err := state(t.Context(), theirs); err != nil || got != suspended {
+				t.Errorf("a job that its user suspended is %s, %v", got, err)
+			}
+
+			// All verdicts are fresh now.
+			next := newJob(t, kind, pool, func(j *unstructured.Unstructured) { j.SetName("next-" + pool) })
+			isState(t, next, started)
+			if n := len(policyChecks(t, p)); n != 1 || told(t, next)[gate.ReasonChecking] != "" {
+				t.Errorf("%d checks, and the second job heard %v", n, told(t, next))
+			}
+		})
+	}
+}
+
+func TestAJobDoesNotWaitForever(t *testing.T) {
+	calendar := &clock{}
+	start(t, newFleet(t, stuck), &clock{}, calendar)
+	newNodes(t, "patient", 2)
+	newNodes(t, "steadfast", 2)
+	newPolicy(t, "patient", onStart(func(s *evenkeel.NetworkCheckPolicySpec) { limit := int32(600); s.Gate.TimeoutSeconds = &limit }))
+	newPolicy(t, "steadfast", onStart(func(s *evenkeel.NetworkCheckPolicySpec) {
+		limit := int32(600)
+		s.Gate.TimeoutSeconds, s.Gate.OnTimeout = &limit, evenkeel.GateHold
+	}))
+	patient, steadfast := newJob(t, "Job", "patient", nil), newJob(t, "Job", "steadfast", nil)
+	isTold(t, patient, gate.ReasonChecking, "runs")
+	isTold(t, steadfast, gate.ReasonChecking, "runs")
+	calendar.advance(11 * time.Minute)
+	look(t, steadfast)
+	isState(t, patient, started)
+	isTold(t, patient, gate.ReasonNotProven, "Warning: starts although its nodes are not proven, as it waited for 10m0s")
+	if got, err := state(t.Context(), steadfast); err != nil || got != waiting {
+		t.Errorf("the job that is to be held is %s, %v", got, err)
+	}
+}
+
+func TestJobsStartWhenThePolicyGoes(t *testing.T) {
+	start(t, newFleet(t, stuck), &clock{}, &clock{})
+	newNodes(t, "leaving", 2)
+	p := newPolicy(t, "leaving", onStart(nil))
+	job := newJob(t, "PyTorchJob", "leaving", nil)
+	isTold(t, job, gate.ReasonChecking, "runs")
+	if err := admin.Delete(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	isState(t, job, started)
+	isTold(t, job, gate.ReasonNothingToCheck, "none of the nodes")
+}
+
+func TestANewControllerGoesOnWithHeldJobs(t *testing.T) {
+	var released atomic.Bool
+	f := newFleet(t, func(nodes []string) ending {
+		if released.Load() {
+			return links(nil)(nodes)
+		}
+		return stuck(nodes)
+	})
+	stop := start(t, f, &clock{}, &clock{})
+	newNodes(t, "restart", 2)
+	p := newPolicy(t, "restart", onStart(nil))
+	job := newJob(t, "Job", "restart", nil)
+	isTold(t, job, gate.ReasonChecking, "runs")
+	stop()
+	if got, err := state(t.Context(), job); err != nil || got != waiting {
+		t.Errorf("without a controller the job is %s, %v", got, err)
+	}
+	released.Store(true)
+	start(t, f, &clock{}, &clock{})
+	isState(t, job, started)
+	if checks := policyChecks(t, p); len(checks) != 1 {
+		t.Errorf("%d checks", len(checks))
+	}
+}
+
+func TestJobsThatOthersDecideAboutAreLetGo(t *testing.T) {
+	start(t, newFleet(t, stuck), &clock{}, &clock{})
+	newNodes(t, "others", 2)
+	newPolicy(t, "others", onStart(nil))
+	queued := newJob(t, "Job", "others", func(j *unstructured.Unstructured) {
+		j.SetName("queued")
+		j.SetLabels(map[string]string{evenkeel.GateKey: evenkeel.GateClosed, "kueue.x-k8s.io/queue-name": "team"})
+	})
+	isState(t, queued, suspended)
+	job := newJob(t, "PyTorchJob", "others", nil)
+	isTold(t, job, gate.ReasonChecking, "runs")
+	if err := admin.Patch(t.Context(), job, client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"runPolicy": {"suspend": false}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	isState(t, job, started)
+	isTold(t, job, jobstart.ReasonStarted, "before its nodes were proven")
+}
+
+// newHeldPods makes pods as the webhook leaves those of a job that cannot be suspended.
+func newHeldPods(t *testing.T, pool string, count int) []*corev1.Pod {
+	t.Helper()
+	yes := true
+	var pods []*corev1.Pod
+	for i := range count {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: users, Name: fmt.Sprintf("%s-%d", pool, i),
+				Labels:          map[string]string{evenkeel.GateKey: evenkeel.GateClosed, evenkeel.ProfileKey: "default"},
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Name: pool, UID: "00000000-0000-0000-0000-000000000001", Controller: &yes}},
+			},
+			Spec: corev1.PodSpec{
+				NodeSelector:    map[string]string{"pool": pool},
+				SchedulingGates: []corev1.PodSchedulingGate{{Name: "example.com/another"}, {Name: evenkeel.SchedulingGate}},
+				Containers:      []corev1.Container{{Name: "main", Image: "registry.example.com/train:1"}},
+			},
+		}
+		if err := admin.Create(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
+		})
+		pods = append(pods, pod)
+	}
+	return pods
+}
+
+func areOpen(t *testing.T, pods []*corev1.Pod) {
+	t.Helper()
+	for _, pod := range pods {
+		eventually(t, pod.Name+" has the gates of others only", func(ctx context.Context) (bool, error) {
+			err := admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)
+			return len(pod.Spec.SchedulingGates) == 1 && pod.Spec.SchedulingGates[0].Name == "example.com/another" && pod.Labels[evenkeel.GateKey] == "", err
+		})
+	}
+}
+
+func TestPodsAreScheduledWhenTheirNodesAreProven(t *testing.T) {
+	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
+	newNodes(t, "podgate", 2)
+	p := newPolicy(t, "podgate", onStart(nil))
+	pods := newHeldPods(t, "podgate", 2)
+	areOpen(t, pods)
+	carries(t, "podgate-0", "True Proven|healthy|")
+	if n := len(policyChecks(t, p)); n != 1 {
+		t.Errorf("%d checks", n)
+	}
+}
+
+func TestTheControllerMayOpenGatesAndNothingElse(t *testing.T) {
+	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch := func(object client.Object, text string) error {
+		return controller.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
+	}
+	pods := newHeldPods(t, "gateguard", 1)
+	held := newJob(t, "PyTorchJob", "gateguard", nil)
+	running := newJob(t, "PyTorchJob", "gateguard", func(j *unstructured.Unstructured) {
+		j.SetName("running")
+		if err := workload.Suspend(j, false); err != nil {
+			t.Fatal(err)
+		}
+	})
+	mine := newJob(t, "Job", "gateguard", func(j *unstructured.Unstructured) { j.SetLabels(nil) })
+	for name, test := range map[string]struct {
+		want string
+		err  error
+	}{
+		"a job that is not held":  {"only while it holds them", patch(mine, `{"spec": {"suspend": false}}`)},
+		"another label":           {"evenkeel.dev/gate only", patch(held, `{"metadata": {"labels": {"a": "b"}}}`)},
+		"annotations":             {"annotations", patch(held, `{"metadata": {"annotations": {"evenkeel.dev/profile": null}}}`)},
+		"finalizers":              {"finalizers", patch(held, `{"metadata": {"finalizers": ["example.com/a"]}}`)},
+		"the templates":           {"suspend", patch(held, `{"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}}`)},
+		"the rest of the policy":  {"suspend", patch(held, `{"spec": {"runPolicy": {"backoffLimit": 3}}}`)},
+		"suspending what runs":    {"may not suspend", patch(running, `{"spec": {"runPolicy": {"suspend": true}}}`)},
+		"the gates of others":     {"its own only", patch(pods[0], `{"spec": {"schedulingGates": null}}`)},
+		"a pod's nodes":           {"suspend", patch(pods[0], `{"spec": {"nodeSelector": {"a": "b"}}}`)},
+		"the label of a held pod": {"evenkeel.dev/gate only", patch(pods[0], `{"metadata": {"labels": {"evenkeel.dev/profile": "other"}}}`)},
+	} {
+		if test.err == nil || !strings.Contains(test.err.Error(), test.want) || !strings.Contains(test.err.Error(), "ValidatingAdmissionPolicy") {
+			t.Errorf("%s: %v", name, test.err)
+		}
+	}
+	if err := patch(held, `{"metadata": {"labels": {"evenkeel.dev/gate": null}}, "spec": {"runPolicy": {"suspend": false}}}`); err != nil {
+		t.Errorf("opening a gate: %v", err)
+	}
+}
+
+func TestTheCleanupOpensEveryGate(t *testing.T) {
+	hook, err := client.New(apiserver.As(config, namespace, "evenkeel-cleanup"), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var jobs []*unstructured.Unstructured
+	for _, kind := range []string{"Job", "PyTorchJob"} {
+		jobs = append(jobs, newJob(t, kind, "uninstall", nil))
+	}
+	mine := newJob(t, "Job", "uninstall", func(j *unstructured.Unstructured) {
+		j.SetName("mine")
+		j.SetLabels(nil)
+	})
+	pods := newHeldPods(t, "uninstall", 2)
+	for range 2 { // it may be started again
+		if err := jobstart.OpenAll(t.Context(), hook); err != nil {
+			t.Fatal(err)
+		}
+		for _, job := range jobs {
+			isState(t, job, started)
+		}
+		isState(t, mine, suspended)
+		areOpen(t, pods)
+	}
+}
