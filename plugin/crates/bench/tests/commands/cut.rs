@@ -8,7 +8,7 @@ use crate::process::{Running, bench};
 const HOLD: [&str; 4] = ["--net", "sh", "-c", "ip link set lo up && echo ready && exec cat"];
 
 /// Waits until both ends of the link are up.
-const CARRIER: &str = "until ip -o link show type veth | grep -q LOWER_UP; do :; done";
+const CARRIER: &str = "until ip -o link show type veth | grep -q 'state UP'; do :; done";
 
 fn start(mut command: Command, stdin: Stdio) -> Running {
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
