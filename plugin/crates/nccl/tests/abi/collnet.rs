@@ -216,8 +216,8 @@ fn alone_versions() {
         let listeners: Vec<_> = (0..3).map(|_| coll.listen()).collect();
         let handles: Vec<_> = listeners.iter().map(|(_, handle)| *handle).collect();
         thread::scope(|scope| {
-            for rank in 0..3 {
-                let (coll, handles, listener) = (&coll, &handles, listeners[rank].0);
+            for (rank, (listener, _)) in listeners.iter().enumerate() {
+                let (coll, handles, listener) = (&coll, &handles, *listener);
                 scope.spawn(move || {
                     let comm = coll.connect(handles, rank, listener).unwrap();
                     for count in [1, 1000, 300_000] {
