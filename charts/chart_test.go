@@ -146,6 +146,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 	values := map[string][]string{
 		"self-managed": {"--set", "defaultProfile.spec.plugin.image=" + pinned},
 		"supplied":     {"--set", "webhook.certs.source=Supplied,webhook.certs.secretName=mine"},
+		"reduction":    {"--set", "reduction.image=reduction:1"},
 	}
 	// What may be written, and under which names; "" stands for any.
 	writes := map[string][]string{
@@ -172,6 +173,12 @@ func TestPermissionsAreNarrow(t *testing.T) {
 	for _, resource := range []string{"jobs", "mpijobs", "services", "configmaps"} {
 		writes[resource] = []string{""}
 	}
+	// With reduction servers these in every namespace too, under the eyes of an admission policy, and nothing else with them.
+	everywhere := map[string][]string{
+		"leaderworkersets": {"list", "watch"}, "secrets": {"create"}, "services": {"create", "patch"},
+		"statefulsets": {"create", "patch"}, "poddisruptionbudgets": {"create", "patch"}, "networkpolicies": {"create", "patch"},
+		"reductionservices": {"get", "list", "watch", "create"}, "reductionservices/status": {"patch"},
+	}
 	inNamespace := []string{"services", "configmaps", "pods/log", "secrets", "leases"}
 	for name, args := range values {
 		t.Run(name, func(t *testing.T) {
@@ -184,6 +191,12 @@ func TestPermissionsAreNarrow(t *testing.T) {
 					if list, _, _ := unstructured.NestedStringSlice(rule, field); slices.ContainsFunc(list, func(s string) bool { return strings.Contains(s, "*") }) {
 						t.Errorf("%s: wildcard in %s %v", role, field, list)
 					}
+				}
+				if name == "reduction" && cluster && len(resources) == 1 && everywhere[resources[0]] != nil {
+					if verbs, _, _ := unstructured.NestedStringSlice(rule, "verbs"); !slices.Equal(verbs, everywhere[resources[0]]) {
+						t.Errorf("%s: may %v %s everywhere; want only %v", role, verbs, resources[0], everywhere[resources[0]])
+					}
+					return
 				}
 				if slices.Contains(resources, "secrets") && (cluster || len(names) == 0 || name == "supplied") {
 					t.Errorf("%s: may use Secrets that are not its own: %v", role, rule)
@@ -369,6 +382,22 @@ func contains(all, some map[string]string) bool {
 		}
 	}
 	return len(some) > 0
+}
+
+func TestReductionImage(t *testing.T) {
+	const guard = "ValidatingAdmissionPolicy/evenkeel-reduction"
+	args := func(objects map[string]*unstructured.Unstructured, deployment string) []string {
+		containers, _, _ := unstructured.NestedSlice(objects["Deployment/"+deployment].Object, "spec", "template", "spec", "containers")
+		list, _, _ := unstructured.NestedStringSlice(containers[0].(map[string]any), "args")
+		return list
+	}
+	for image, want := range map[string]bool{"": false, "reduction:1": true} {
+		objects := render(t, "evenkeel", "--set", "reduction.image="+image)
+		if slices.Contains(args(objects, "evenkeel-controller"), "--reduction-image=reduction:1") != want ||
+			slices.Contains(args(objects, "evenkeel-webhook"), "--reduction") != want || (objects[guard] != nil) != want {
+			t.Errorf("reduction.image=%q: controller, webhook and guard do not agree", image)
+		}
+	}
 }
 
 func TestBadValuesAreRefusedByName(t *testing.T) {

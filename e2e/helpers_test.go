@@ -45,9 +45,11 @@ func newNamespace(t *testing.T) string {
 // A trainingJob is a PyTorchJob with a master and a worker on different nodes.
 type trainingJob struct {
 	profile string // empty: not annotated
-	image   string // default: the bench image
-	script  string // run by sh in each pod
-	env     map[string]string
+	// reduction asks for reduction servers, unless it is empty.
+	reduction string
+	image     string // default: the bench image
+	script    string // run by sh in each pod
+	env       map[string]string
 }
 
 func (j trainingJob) object(namespace string) *unstructured.Unstructured {
@@ -82,6 +84,11 @@ func (j trainingJob) object(namespace string) *unstructured.Unstructured {
 	}}
 	if j.profile != "" {
 		object.SetAnnotations(map[string]string{"evenkeel.dev/profile": j.profile})
+	}
+	if j.reduction != "" {
+		annotations := object.GetAnnotations()
+		annotations["evenkeel.dev/reduction"] = j.reduction
+		object.SetAnnotations(annotations)
 	}
 	return object
 }

@@ -49,7 +49,7 @@ type Config struct {
 }
 
 // Images are the pinned references (name@sha256:...) that the cluster's nodes can pull.
-type Images struct{ Operator, Plugin, Bench, Training string }
+type Images struct{ Operator, Plugin, Bench, Server, Training string }
 
 // An Env is a cluster with Evenkeel and the training-operator installed.
 type Env struct {
@@ -126,6 +126,7 @@ func (e *Env) InstallChart(ctx context.Context, extra ...string) error {
 		"--set", "image.repository=" + repository, "--set", "image.digest=" + digest,
 		"--set", "defaultProfile.spec.plugin.image=" + e.Images.Plugin,
 		"--set", "preflight.benchImage=" + e.Images.Bench,
+		"--set", "reduction.image=" + e.Images.Server,
 	}, extra...)
 	if _, err := e.Helm(ctx, args...); err != nil {
 		return err
@@ -194,7 +195,7 @@ func (e *Env) images(ctx context.Context) error {
 	}
 	for name, pinned := range map[string]*string{
 		build.Operator: &e.Images.Operator, build.Plugin: &e.Images.Plugin,
-		build.Bench: &e.Images.Bench, build.Training: &e.Images.Training,
+		build.Bench: &e.Images.Bench, build.Server: &e.Images.Server, build.Training: &e.Images.Training,
 	} {
 		var err error
 		if *pinned, err = e.push(ctx, name); err != nil {

@@ -24,6 +24,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 		&NetworkCheck{}, &NetworkCheckList{},
 		&NetworkCheckPolicy{}, &NetworkCheckPolicyList{},
 		&NodeNetworkHealth{}, &NodeNetworkHealthList{},
+		&ReductionService{}, &ReductionServiceList{},
 	)
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil

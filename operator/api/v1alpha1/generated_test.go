@@ -17,8 +17,8 @@ func TestGeneratedFilesAreFresh(t *testing.T) {
 		}
 	}
 	generated, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
-	if err != nil || len(generated) != 4 {
-		t.Fatalf("controller-gen wrote %v (%v), want four kinds", generated, err)
+	if err != nil || len(generated) != 5 {
+		t.Fatalf("controller-gen wrote %v (%v), want five kinds", generated, err)
 	}
 	pairs := map[string]string{"zz_generated.deepcopy.go": "zz_generated.deepcopy.go"}
 	for _, path := range generated {

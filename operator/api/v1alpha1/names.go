@@ -6,6 +6,8 @@ const (
 	ProfileKey = "evenkeel.dev/profile"
 	// ContainersKey is the annotation that names the containers to inject, comma-separated.
 	ContainersKey = "evenkeel.dev/containers"
+	// ReductionKey is the annotation that asks for reduction servers: a number, Auto or Off.
+	ReductionKey = "evenkeel.dev/reduction"
 	// PreflightKey is the annotation that says whether the job may be held until its nodes are proven: PreflightGate (the
 	// default) or PreflightOff.
 	PreflightKey  = "evenkeel.dev/preflight"
@@ -31,6 +33,16 @@ const (
 	PluginPathKey     = "evenkeel.dev/plugin-path"
 	ConflictPolicyKey = "evenkeel.dev/conflict-policy"
 	EnvironmentKey    = "evenkeel.dev/environment"
+	// ReductionServersKey holds the addresses of the job's reduction servers.
+	ReductionServersKey = "evenkeel.dev/reduction-servers"
+)
+
+// Labels that tie a job to its reduction servers; both hold the ReductionService's name.
+const (
+	// ReductionClientKey is on the job and its pods.
+	ReductionClientKey = "evenkeel.dev/reduction-client"
+	// ReductionServerKey is on everything that the ReductionService owns.
+	ReductionServerKey = "evenkeel.dev/reduction-server"
 )
 
 // Annotations that the pod webhook puts on pods.

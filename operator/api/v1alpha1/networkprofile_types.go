@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -77,6 +78,68 @@ type NetworkProfileSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(e, e.name != 'NCCL_NET_PLUGIN')",message="NCCL_NET_PLUGIN is set by Evenkeel itself"
 	// +kubebuilder:validation:XValidation:rule="self.all(e, e.name != 'LD_LIBRARY_PATH')",message="LD_LIBRARY_PATH would hide libraries of the training image"
 	Environment []EnvironmentVariable `json:"environment,omitempty"`
+
+	// reduction says who gets reduction servers, how many and which.
+	// +optional
+	Reduction ReductionSpec `json:"reduction,omitzero"`
+}
+
+// ReductionMode is who gets reduction servers.
+//
+// +kubebuilder:validation:Enum=Off;OnRequest;Always
+type ReductionMode string
+
+const (
+	// ReductionOff refuses jobs that ask for them.
+	ReductionOff ReductionMode = "Off"
+	// ReductionOnRequest gives them to jobs that ask.
+	ReductionOnRequest ReductionMode = "OnRequest"
+	// ReductionAlways gives them to every job that does not decline.
+	ReductionAlways ReductionMode = "Always"
+)
+
+// DefaultMaxReductionServers is the most that a job gets where the profile does not say.
+const DefaultMaxReductionServers = 16
+
+// ReductionSpec says who gets reduction servers, how many and which.
+//
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.servers) || self.servers <= (has(self.maxServers) ? self.maxServers : 16)",message="servers is larger than maxServers (default: 16)"
+type ReductionSpec struct {
+	// mode is Off (jobs that ask are refused), OnRequest (the default) or Always (jobs may decline).
+	// +optional
+	Mode ReductionMode `json:"mode,omitempty"`
+
+	// servers is their number for jobs that do not say, with mode Always. Absent: as sizing says.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=64
+	Servers *int32 `json:"servers,omitempty"`
+
+	// maxServers is the most that one job gets. Default: 16.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=64
+	MaxServers *int32 `json:"maxServers,omitempty"`
+
+	// sizing is how many servers Auto means: workers x workerBandwidth / serverBandwidth. Absent: one for each worker.
+	// +optional
+	Sizing SizingSpec `json:"sizing,omitzero"`
+
+	// server says what each server gets and where it runs.
+	// +optional
+	Server ReductionServerSpec `json:"server,omitzero"`
+}
+
+// SizingSpec holds the bandwidths that the number of servers follows from.
+type SizingSpec struct {
+	// workerBandwidth is what a worker can send and receive, bytes per second, such as 12500M.
+	// +required
+	WorkerBandwidth resource.Quantity `json:"workerBandwidth,omitzero"`
+
+	// serverBandwidth is what a server can receive, sum and send, bytes per second.
+	// +required
+	ServerBandwidth resource.Quantity `json:"serverBandwidth,omitzero"`
 }
 
 // PluginSpec names the plugin.

@@ -21,6 +21,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
+	"evenkeel.dev/evenkeel/operator/internal/controller/reduction"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
@@ -33,15 +34,15 @@ const (
 
 type controllerRole struct {
 	process
-	elect                                  bool
-	electionID, defaultProfile, benchImage string
+	elect                                                  bool
+	electionID, defaultProfile, benchImage, reductionImage string
 }
 
 func controllerCommand() *cobra.Command {
 	var c controllerRole
 	cmd := &cobra.Command{
 		Use:   "controller",
-		Short: "Keep the status of NetworkProfiles, run NetworkChecks and their policies, start jobs that wait for them, and tell users what happened",
+		Short: "Keep the status of NetworkProfiles, run NetworkChecks and their policies, start jobs that wait for them, make reduction servers, and tell users what happened",
 		Example: `  evenkeel-operator controller --namespace=evenkeel-system --default-profile=/etc/evenkeel/default-profile.yaml
   evenkeel-operator controller --namespace=evenkeel-system --leader-elect --leader-election-id=evenkeel-controller`,
 		Args: cobra.NoArgs,
@@ -57,6 +58,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease that says which one works")
 	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
 	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
+	cmd.Flags().StringVar(&c.reductionImage, "reduction-image", "", "image of the reduction servers; without one, no job gets any")
 	return cmd
 }
 
@@ -79,6 +81,10 @@ func (c *controllerRole) run(ctx context.Context) error {
 	byObject := profile.Cached()
 	maps.Copy(byObject, audit.Cached())
 	maps.Copy(byObject, netcheck.Cached(c.namespace))
+	kinds := []string{"NetworkProfile", "NetworkCheck", "NetworkCheckPolicy", "NodeNetworkHealth"}
+	if c.reductionImage != "" {
+		kinds = append(kinds, "ReductionService")
+	}
 	mgr, err := c.manager(ctx, ctrl.Options{
 		Cache:                   cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
 		LeaderElection:          c.elect,
@@ -86,7 +92,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 		LeaderElectionNamespace: c.namespace,
 		// The process ends with its manager, so the next one need not wait for the lease to run out.
 		LeaderElectionReleaseOnCancel: true,
-	}, "NetworkProfile", "NetworkCheck", "NetworkCheckPolicy", "NodeNetworkHealth")
+	}, kinds...)
 	if err != nil {
 		return err
 	}
@@ -105,7 +111,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 	}
 	checks := &netcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: netcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
 	demand := checkpolicy.NewDemand()
-	for name, controller := range map[string]interface{ SetupWithManager(manager.Manager) error }{
+	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{
 		"netcheck":           checks,
 		"nodehealth-results": &nodehealth.Results{},
 		"nodehealth-marks":   &nodehealth.Marks{Now: time.Now},
@@ -113,7 +119,11 @@ func (c *controllerRole) run(ctx context.Context) error {
 		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now},
 		"kueue":              &kueue.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll},
 		"jobstart":           &jobstart.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll},
-	} {
+	}
+	if c.reductionImage != "" {
+		controllers["reduction"] = &reduction.Controller{Image: c.reductionImage, Now: time.Now, KindPoll: kindPoll}
+	}
+	for name, controller := range controllers {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			return fmt.Errorf("%s controller: %w", name, err)
 		}

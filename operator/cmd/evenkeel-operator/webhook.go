@@ -38,6 +38,7 @@ type webhookRole struct {
 	port                                  int
 	certSource, certDir                   string
 	webhookConfiguration, service, secret string
+	reduction                             bool
 }
 
 func webhookCommand() *cobra.Command {
@@ -62,6 +63,7 @@ func webhookCommand() *cobra.Command {
 	cmd.Flags().StringVar(&w.secret, "secret", "", "SelfManaged: the Secret that holds the certificate; it has to exist, and may be empty")
 	cmd.Flags().StringVar(&w.service, "service", "", "SelfManaged: the Service that the API server calls")
 	cmd.Flags().StringVar(&w.webhookConfiguration, "webhook-config", "", "SelfManaged: the MutatingWebhookConfiguration that gets the CA")
+	cmd.Flags().BoolVar(&w.reduction, "reduction", false, "the controller has an image for reduction servers, so jobs may ask for them")
 	return cmd
 }
 
@@ -122,7 +124,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 		}
 		checks = []healthz.Checker{certificates.Ready, started}
 	}
-	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient(), mgr.GetAPIReader()))
+	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reduction))
 	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme()))
 	return serve(ctx, mgr, checks)
 }

@@ -11,6 +11,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -18,6 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/reduction"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
 const image = "registry.example.com/plugin@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -70,7 +73,7 @@ func (j job) request(t *testing.T, operation admissionv1.Operation) admission.Re
 		}
 	}
 	return admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
-		Operation: operation, Namespace: "team", Kind: metav1.GroupVersionKind{Kind: "PyTorchJob"}, Object: runtime.RawExtension{Raw: text},
+		UID: "creation", Operation: operation, Namespace: "team", Kind: metav1.GroupVersionKind{Kind: "PyTorchJob"}, Object: runtime.RawExtension{Raw: text},
 	}}
 }
 
@@ -114,11 +117,14 @@ func TestWorkloads(t *testing.T) {
 		{"unknown profile", job{annotations: asks(evenkeel.ProfileKey, "defualt"), templates: masterAndWorker}, false, "there are: default, for-nonsense, for-speech, for-vision"},
 		{"chosen container of one template", job{annotations: asks(evenkeel.ContainersKey, "logger"), templates: map[string][]string{"Master": {"pytorch", "logger"}}}, true, ""},
 		{"chosen container that a template lacks", job{annotations: asks(evenkeel.ContainersKey, "logger"), templates: masterAndWorker}, false, "names no container of spec.pytorchReplicaSpecs.Worker.template, which has pytorch"},
+		{"reduction servers", job{annotations: asks(evenkeel.ReductionKey, "4"), templates: masterAndWorker}, true, ""},
+		{"reduction servers without a profile", job{annotations: map[string]string{evenkeel.ReductionKey: "4"}, templates: masterAndWorker}, false, "evenkeel.dev/reduction: 4 needs a profile: add the annotation evenkeel.dev/profile"},
+		{"reduction servers in a word", job{annotations: asks(evenkeel.ReductionKey, "four"), templates: masterAndWorker}, false, `"four": a number from 1 to 16, Auto or Off`},
 		{"templates that are none", job{raw: `{"apiVersion":"kubeflow.org/v1","kind":"PyTorchJob","metadata":{"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"pytorchReplicaSpecs":7}}`}, false, "spec.pytorchReplicaSpecs is not an object"},
 		{"a kind we do not know", job{raw: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"annotations":{"evenkeel.dev/profile":"default"}}}`}, false, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			response := Workloads(reader, reader).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
+			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
 			if response.Allowed != (test.refused == "") {
 				t.Fatalf("allowed %t: %v", response.Allowed, response.Result)
 			}
@@ -139,7 +145,7 @@ func TestWorkloads(t *testing.T) {
 
 func TestWorkloadsWithoutAnyProfile(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
-	response := Workloads(reader, reader).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+	response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
 	if response.Allowed || !strings.Contains(response.Result.Message, "create a NetworkProfile first") {
 		t.Errorf("%+v", response.Result)
 	}
@@ -148,7 +154,7 @@ func TestWorkloadsWithoutAnyProfile(t *testing.T) {
 func TestWorkloadsWithACacheThatIsBehind(t *testing.T) {
 	behind := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
 	live := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
-	response := Workloads(behind, live).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+	response := Workloads(behind, live, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
 	if !response.Allowed || len(response.Patches) == 0 {
 		t.Errorf("%+v", response)
 	}
@@ -168,7 +174,7 @@ func TestWorkloadsFailure(t *testing.T) {
 		"reader": {job{annotations: asks(), templates: masterAndWorker}, http.StatusInternalServerError},
 		"body":   {job{raw: "no JSON"}, http.StatusBadRequest},
 	} {
-		response := Workloads(broken, broken).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
+		response := Workloads(broken, broken, true).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
 		if response.Allowed || response.Result.Code != test.code {
 			t.Errorf("%s: %+v, want %d", name, response.Result, test.code)
 		}
@@ -213,7 +219,7 @@ func TestJobsAreHeldWhereAPolicyWantsThat(t *testing.T) {
 				builder.WithObjects(test.policy)
 			}
 			reader := builder.Build()
-			response := Workloads(reader, reader).Handler.Handle(t.Context(), job{raw: test.job}.request(t, admissionv1.Create))
+			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: test.job}.request(t, admissionv1.Create))
 			if test.refused != "" {
 				if response.Allowed || !strings.Contains(response.Result.Message, test.refused) {
 					t.Errorf("%+v", response)
@@ -246,7 +252,7 @@ func TestJobsAreHeldWhereAPolicyWantsThat(t *testing.T) {
 func TestKueueHearsWhichNodesToKeepOff(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
 	const queued = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"labels":{"kueue.x-k8s.io/queue-name":"team"},"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"template":{"spec":{"affinity":{"podAntiAffinity":{}},"containers":[{"name":"c"}]}}}}`
-	response := Workloads(reader, reader).Handler.Handle(t.Context(), job{raw: queued}.request(t, admissionv1.Create))
+	response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: queued}.request(t, admissionv1.Create))
 	text, err := json.Marshal(response.Patches)
 	if err != nil || !response.Allowed {
 		t.Fatalf("%+v %v", response.Result, err)
@@ -255,7 +261,7 @@ func TestKueueHearsWhichNodesToKeepOff(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	plain := strings.Replace(queued, "kueue.x-k8s.io/queue-name", "app", 1)
-	response = Workloads(reader, reader).Handler.Handle(t.Context(), job{raw: plain}.request(t, admissionv1.Create))
+	response = Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: plain}.request(t, admissionv1.Create))
 	for _, p := range response.Patches {
 		if strings.Contains(p.Path, "affinity") {
 			t.Errorf("a job without a queue: %s", p.Path)
@@ -266,9 +272,80 @@ func TestKueueHearsWhichNodesToKeepOff(t *testing.T) {
 func TestWorkloadsUpdate(t *testing.T) {
 	const pinned = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"NAME"}},"spec":{"template":{"metadata":{"labels":{"evenkeel.dev/profile":"default"}}}}}`
 	for name, warned := range map[string]bool{"default": false, "another": true} {
-		response := Workloads(nil, nil).Handler.Handle(t.Context(), job{raw: strings.Replace(pinned, "NAME", name, 1)}.request(t, admissionv1.Update))
+		response := Workloads(nil, nil, true).Handler.Handle(t.Context(), job{raw: strings.Replace(pinned, "NAME", name, 1)}.request(t, admissionv1.Update))
 		if !response.Allowed || len(response.Patches) != 0 || (len(response.Warnings) == 1) != warned {
 			t.Errorf("%s: %+v", name, response)
+		}
+	}
+}
+
+// created is the job as the webhook leaves it.
+func created(t *testing.T, j job, reader client.Reader, servers bool) *unstructured.Unstructured {
+	t.Helper()
+	request := j.request(t, admissionv1.Create)
+	object := &unstructured.Unstructured{}
+	if err := json.Unmarshal(request.Object.Raw, &object.Object); err != nil {
+		t.Fatal(err)
+	}
+	pinner := workloadPinner{reader, reader, servers}
+	if err := pinner.pin(t.Context(), object, "default", request); err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
+func TestReductionServersAreNamedInTheTemplates(t *testing.T) {
+	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
+		profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Reduction.Mode = evenkeel.ReductionAlways }),
+	).Build()
+	// Copied from another job, whose servers it must not use.
+	stale := `{"apiVersion":"kubeflow.org/v1","kind":"PyTorchJob","metadata":{"name":"train","labels":{"evenkeel.dev/reduction-client":"old","mine":"kept"},
+	  "annotations":{"evenkeel.dev/profile":"default"ASKED}},"spec":{"pytorchReplicaSpecs":{"Worker":{"replicas":3,"template":{
+	  "metadata":{"labels":{"evenkeel.dev/reduction-client":"old"},"annotations":{"evenkeel.dev/reduction-servers":"old:1"}},"spec":{"containers":[{"name":"pytorch"}]}}}}}}`
+	for asked, want := range map[string]int{
+		"": 3, `,"evenkeel.dev/reduction":"2"`: 2, `,"evenkeel.dev/reduction":"Off"`: 0,
+	} {
+		object := created(t, job{raw: strings.Replace(stale, "ASKED", asked, 1)}, reader, true)
+		templates, err := workload.Templates(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		service, servers := "", ""
+		if want > 0 {
+			service = reduction.Name("train", "creation")
+			servers = strings.Join(reduction.Endpoints(service, "team", want), ",")
+		}
+		labels := object.GetLabels()
+		if labels[evenkeel.ReductionClientKey] != service || labels["mine"] != "kept" {
+			t.Errorf("%s: the job's labels are %v, want %q", asked, labels, service)
+		}
+		if templates[0].Label(evenkeel.ReductionClientKey) != service || templates[0].Annotations()[evenkeel.ReductionServersKey] != servers {
+			t.Errorf("%s: the template has %q, %q; want %q, %q", asked, templates[0].Label(evenkeel.ReductionClientKey), templates[0].Annotations()[evenkeel.ReductionServersKey], service, servers)
+		}
+	}
+}
+
+func TestWithoutAnImageThereAreNoReductionServers(t *testing.T) {
+	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
+		profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Reduction.Mode = evenkeel.ReductionAlways }),
+	).Build()
+	if got := created(t, job{annotations: asks(), templates: masterAndWorker}, reader, false).GetLabels(); len(got) != 0 {
+		t.Errorf("the profile says always, the installation cannot, and the job has labels %v", got)
+	}
+	response := Workloads(reader, reader, false).Handler.Handle(t.Context(), job{annotations: asks(evenkeel.ReductionKey, "Auto"), templates: masterAndWorker}.request(t, admissionv1.Create))
+	if response.Allowed || !strings.Contains(response.Result.Message, "reduction.image") {
+		t.Errorf("asked for, and not refused: %+v", response.Result)
+	}
+}
+
+func TestAskingLateForReductionServersIsWarned(t *testing.T) {
+	const text = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"default","evenkeel.dev/reduction":"NUMBER"}},"spec":{"template":{"metadata":{"labels":{"evenkeel.dev/profile":"default"}}}}}`
+	for number, warned := range map[string]bool{"2": false, "3": true} {
+		request := job{raw: strings.Replace(text, "NUMBER", number, 1)}.request(t, admissionv1.Update)
+		request.OldObject.Raw = []byte(strings.Replace(text, "NUMBER", "2", 1))
+		response := Workloads(nil, nil, true).Handler.Handle(t.Context(), request)
+		if !response.Allowed || len(response.Patches) != 0 || (len(response.Warnings) == 1) != warned {
+			t.Errorf("%s: %+v", number, response)
 		}
 	}
 }

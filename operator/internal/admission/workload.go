@@ -23,17 +23,22 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/gate"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/reduction"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
-// it found on the job's pod templates; and it holds the job where a policy wants its nodes proven first. Both readers
-// serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached without delay, live as they are this moment.
-func Workloads(cached, live client.Reader) *admission.Webhook {
-	return &admission.Webhook{Handler: workloadPinner{cached, live}}
+// it found on the job's pod templates, the names of its reduction servers with it; and it holds the job where a policy
+// wants its nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached without
+// delay, live as they are this moment. Reduction says whether the controller can make reduction servers.
+func Workloads(cached, live client.Reader, reduction bool) *admission.Webhook {
+	return &admission.Webhook{Handler: workloadPinner{cached, live, reduction}}
 }
 
-type workloadPinner struct{ cached, live client.Reader }
+type workloadPinner struct {
+	cached, live client.Reader
+	reduction    bool
+}
 
 // refusal is an error whose text is for the user; any other error is ours.
 type refusal struct{ error }
@@ -43,14 +48,18 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	if err := json.Unmarshal(req.Object.Raw, &job.Object); err != nil {
 		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the %s: %w", req.Kind.Kind, err))
 	}
-	name := job.GetAnnotations()[evenkeel.ProfileKey]
-	if name == "" || !workload.Known(job.GroupVersionKind().GroupKind()) || workload.Controlled(job) {
+	name, asked := job.GetAnnotations()[evenkeel.ProfileKey], job.GetAnnotations()[evenkeel.ReductionKey]
+	if name == "" && asked == "" || !workload.Known(job.GroupVersionKind().GroupKind()) || workload.Controlled(job) {
 		return admission.Allowed("")
 	}
 	if req.Operation == admissionv1.Update {
-		return late(job, name)
+		return late(job, name, req.OldObject.Raw)
 	}
-	err := w.pin(ctx, job, name, req.Namespace)
+	if name == "" {
+		metrics.Job(metrics.Refused)
+		return admission.Denied(fmt.Sprintf("annotation %s: %s needs a profile: add the annotation %s", evenkeel.ReductionKey, asked, evenkeel.ProfileKey))
+	}
+	err := w.pin(ctx, job, name, req)
 	if err == nil {
 		err = w.hold(ctx, job, name)
 	}
@@ -70,7 +79,14 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 }
 
 // late answers an update: a job keeps what it was created with, and hears so if it asks for something else.
-func late(job *unstructured.Unstructured, name string) admission.Response {
+func late(job *unstructured.Unstructured, name string, old []byte) admission.Response {
+	var before metav1.PartialObjectMetadata
+	if err := json.Unmarshal(old, &before); err == nil && before.Annotations[evenkeel.ReductionKey] != job.GetAnnotations()[evenkeel.ReductionKey] {
+		return admission.Allowed("").WithWarnings(fmt.Sprintf("annotation %s: a job keeps the servers that it was created with: create the job anew", evenkeel.ReductionKey))
+	}
+	if name == "" {
+		return admission.Allowed("")
+	}
 	templates, err := workload.Templates(job)
 	if err != nil {
 		return admission.Allowed("") // the API server's own validation says it better
@@ -85,11 +101,11 @@ func late(job *unstructured.Unstructured, name string) admission.Response {
 }
 
 // pin resolves the profile and writes it on every pod template.
-func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured, name, namespace string) error {
-	profile, err := lookUp(ctx, w.cached, name, namespace)
+func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured, name string, req admission.Request) error {
+	profile, err := lookUp(ctx, w.cached, name, req.Namespace)
 	if errors.As(err, &refusal{}) || apierrors.IsNotFound(err) {
 		// Nobody is refused for a cache that has yet to see what was applied a moment ago, perhaps together with the job.
-		profile, err = lookUp(ctx, w.live, name, namespace)
+		profile, err = lookUp(ctx, w.live, name, req.Namespace)
 	}
 	if err != nil {
 		return err
@@ -99,7 +115,13 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 		return refusal{err}
 	}
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
+	if resolved.Reduction, err = w.reduce(job, templates, profile, req); err != nil {
+		return refusal{err}
+	}
 	for _, t := range templates {
+		// What a job that was copied from another brings along names the other's servers.
+		t.Remove(evenkeel.ReductionClientKey)
+		t.Remove(evenkeel.ReductionServersKey)
 		// A master may have containers that a worker lacks: each template gets the chosen names that it has.
 		here := resolved
 		here.Containers = nil
@@ -112,7 +134,7 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 			return refusal{fmt.Errorf("annotation %s: %s names no container of %s, which has %s",
 				evenkeel.ContainersKey, strings.Join(resolved.Containers, ","), t.Path, strings.Join(t.Containers(), ", "))}
 		}
-		if err := t.Add(map[string]string{evenkeel.ProfileKey: name}, here.Annotations()); err != nil {
+		if err := t.Add(here.Labels(), here.Annotations()); err != nil {
 			return refusal{err}
 		}
 		if workload.Queued(job) {
@@ -123,6 +145,42 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 		}
 	}
 	return nil
+}
+
+// reduce decides which reduction servers the job gets, and labels it with their name, by which the controller finds it.
+func (w workloadPinner) reduce(job *unstructured.Unstructured, templates []workload.Template, profile *evenkeel.NetworkProfile, req admission.Request) (*inject.Reduction, error) {
+	workers := 0
+	for _, t := range templates {
+		workers += t.Pods
+	}
+	asked := job.GetAnnotations()[evenkeel.ReductionKey]
+	servers, err := reduction.Servers(asked, profile, workers)
+	if err != nil {
+		return nil, err
+	}
+	jobLabels := job.GetLabels()
+	delete(jobLabels, evenkeel.ReductionClientKey)
+	if servers > 0 && !w.reduction {
+		if asked != "" {
+			return nil, fmt.Errorf("annotation %s: %s, but Evenkeel was installed without an image for reduction servers (chart value reduction.image)", evenkeel.ReductionKey, asked)
+		}
+		servers = 0 // a profile may have more than an installation can do
+	}
+	if servers == 0 {
+		job.SetLabels(jobLabels)
+		return nil, nil
+	}
+	name := job.GetName()
+	if name == "" {
+		name = job.GetGenerateName()
+	}
+	service := reduction.Name(name, req.UID)
+	if jobLabels == nil {
+		jobLabels = map[string]string{}
+	}
+	jobLabels[evenkeel.ReductionClientKey] = service
+	job.SetLabels(jobLabels)
+	return &inject.Reduction{Service: service, Servers: reduction.Endpoints(service, req.Namespace, servers)}, nil
 }
 
 // lookUp returns the profile, if there is one and the namespace may use it.

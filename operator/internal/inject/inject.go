@@ -48,6 +48,9 @@ func Apply(pod *corev1.Pod, r Resolved) error {
 	if err := deliver(pod, r); err != nil {
 		return err
 	}
+	if err := deliverKey(pod, r); err != nil {
+		return err
+	}
 	var skipped []string
 	for _, c := range targets {
 		skipped = append(skipped, addTo(c, r)...)
@@ -61,7 +64,7 @@ func ours(pod *corev1.Pod, r Resolved) bool {
 	if pod.Annotations[evenkeel.InjectedKey] != hash(r) {
 		return false
 	}
-	return r.Delivery == evenkeel.DeliveryPreinstalled || slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volumeName })
+	return (r.Delivery == evenkeel.DeliveryPreinstalled || free(pod, volumeName) != nil) && (r.Reduction == nil || free(pod, keyVolumeName) != nil)
 }
 
 // targets are the containers that run training: those the user named, else those that ask for GPUs, else all.
@@ -117,10 +120,8 @@ func deliver(pod *corev1.Pod, r Resolved) error {
 	if r.Delivery == evenkeel.DeliveryInitContainer {
 		source = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	}
-	for _, v := range pod.Spec.Volumes {
-		if v.Name == volumeName {
-			return fmt.Errorf("the pod has a volume named %q already: Evenkeel needs that name, rename yours", volumeName)
-		}
+	if err := free(pod, volumeName); err != nil {
+		return err
 	}
 	for _, c := range pod.Spec.InitContainers {
 		if c.Name == installName {
@@ -131,6 +132,14 @@ func deliver(pod *corev1.Pod, r Resolved) error {
 	if r.Delivery == evenkeel.DeliveryInitContainer {
 		// First, so that the user's own init containers find the files too.
 		pod.Spec.InitContainers = slices.Insert(pod.Spec.InitContainers, 0, install(r))
+	}
+	return nil
+}
+
+// free reports a volume of the user's that has a name of ours.
+func free(pod *corev1.Pod, volume string) error {
+	if slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume }) {
+		return fmt.Errorf("the pod has a volume named %q already: Evenkeel needs that name, rename yours", volume)
 	}
 	return nil
 }
@@ -188,7 +197,19 @@ func addTo(c *corev1.Container, r Resolved) []string {
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: value})
 	}
 	add(pluginEnv, library, r.Conflict == evenkeel.ConflictReplace)
+	reached := false
+	if r.Reduction != nil {
+		why := ""
+		if reached, why = reach(c, r.Reduction); reached {
+			add(collNetEnv, "1", false)
+		} else {
+			skipped = append(skipped, why)
+		}
+	}
 	for _, name := range r.Variables() {
+		if reached && slices.Contains(ofJob, name) {
+			continue // the job's own, which its servers know too
+		}
 		add(name, r.Environment[name], false)
 	}
 	return skipped

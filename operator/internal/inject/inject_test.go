@@ -259,7 +259,7 @@ func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
 		for range 1 + random.IntN(3) {
 			c := corev1.Container{Name: pick("main", "istio-proxy", "log", "a")}
 			for range random.IntN(4) {
-				c.Env = append(c.Env, corev1.EnvVar{Name: pick("NCCL_NET_PLUGIN", "EVENKEEL_FLOWS", "PATH", "X"), Value: pick("", "8", "none")})
+				c.Env = append(c.Env, corev1.EnvVar{Name: pick("NCCL_NET_PLUGIN", "EVENKEEL_FLOWS", "PATH", "X", "EVENKEEL_JOB_KEY", "NCCL_COLLNET_ENABLE"), Value: pick("", "8", "none")})
 			}
 			for range random.IntN(2) {
 				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "d", MountPath: pick("/data", "/opt/evenkeel", "/opt/evenkeel/")})
@@ -273,7 +273,7 @@ func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
 			p.Spec.InitContainers = append(p.Spec.InitContainers, corev1.Container{Name: pick("prepare", "evenkeel-install")})
 		}
 		for range random.IntN(2) {
-			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: pick("d", "evenkeel")})
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: pick("d", "evenkeel", "evenkeel-job-key")})
 		}
 		if random.IntN(5) == 0 {
 			p.Annotations = map[string]string{evenkeel.InjectedKey: pick("", "forged", hash(resolved(nil)))}
@@ -284,6 +284,9 @@ func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
 			r.Environment["X"] = pick("1", "2")
 			if random.IntN(4) == 0 {
 				r.Containers = []string{pick("main", "nobody")}
+			}
+			if random.IntN(2) == 0 {
+				r.Reduction = &Reduction{Service: "train-reduce-0", Servers: []string{"a:1", "b:2"}}
 			}
 		}))
 	}

@@ -28,6 +28,8 @@ type Resolved struct {
 	Environment map[string]string
 	// Containers are the names the user chose; empty: choose by what the containers request.
 	Containers []string
+	// Reduction is how the job reaches its reduction servers; nil: it has none.
+	Reduction *Reduction `json:",omitempty"`
 }
 
 // Resolve pins a profile. Until the controller has looked at the nodes, Auto means the init container, which works on
@@ -64,7 +66,7 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 	return r
 }
 
-// Annotations is the form in which a Resolved travels.
+// Annotations is, with Labels, the form in which a Resolved travels.
 func (r Resolved) Annotations() map[string]string {
 	a := map[string]string{
 		evenkeel.DeliveryKey:       string(r.Delivery),
@@ -81,10 +83,22 @@ func (r Resolved) Annotations() map[string]string {
 	if len(r.Containers) > 0 {
 		a[evenkeel.ContainersKey] = strings.Join(r.Containers, ",")
 	}
+	if r.Reduction != nil {
+		a[evenkeel.ReductionServersKey] = strings.Join(r.Reduction.Servers, ",")
+	}
 	return a
 }
 
-// FromPod reads what Annotations wrote. The labels and annotations are a user's to forge, so everything is checked.
+// Labels go with the annotations.
+func (r Resolved) Labels() map[string]string {
+	l := map[string]string{evenkeel.ProfileKey: r.Profile}
+	if r.Reduction != nil {
+		l[evenkeel.ReductionClientKey] = r.Reduction.Service
+	}
+	return l
+}
+
+// FromPod reads what Annotations and Labels wrote. The labels and annotations are a user's to forge, so everything is checked.
 func FromPod(labels, annotations map[string]string) (Resolved, error) {
 	r := Resolved{
 		Profile:     labels[evenkeel.ProfileKey],
@@ -119,7 +133,9 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 			return r, fmt.Errorf("annotation %s: %w: a JSON object of names and values", evenkeel.EnvironmentKey, err)
 		}
 	}
-	return r, nil
+	var err error
+	r.Reduction, err = reductionFromPod(labels, annotations)
+	return r, err
 }
 
 // Variables are the environment's names, sorted, so that the same profile always gives the same pod.

@@ -286,11 +286,16 @@ func Tolerations(own []evenkeel.Toleration) []corev1.Toleration {
 		{Key: evenkeel.HealthKey, Operator: corev1.TolerationOpExists},
 	}
 	for _, t := range own {
-		operator := corev1.TolerationOpExists
-		if t.Value != "" {
-			operator = corev1.TolerationOpEqual
-		}
-		out = append(out, corev1.Toleration{Key: t.Key, Operator: operator, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+		out = append(out, Toleration(t))
 	}
 	return out
+}
+
+// Toleration is the pod's form of a toleration.
+func Toleration(t evenkeel.Toleration) corev1.Toleration {
+	operator := corev1.TolerationOpExists
+	if t.Value != "" {
+		operator = corev1.TolerationOpEqual
+	}
+	return corev1.Toleration{Key: t.Key, Operator: operator, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
 }

@@ -52,7 +52,9 @@ var kinds = map[schema.GroupKind]kind{
 // A Template is one pod template of a job, in place: changes to it are changes to the job.
 type Template struct {
 	// Path says where in the job it is, such as spec.pytorchReplicaSpecs.Worker.template.
-	Path    string
+	Path string
+	// Pods is the number of pods that the job makes from it.
+	Pods    int
 	content map[string]any
 }
 
@@ -119,7 +121,7 @@ func collect(at any, path []string, walked string) ([]Template, error) {
 	case !isObject:
 		return nil, fmt.Errorf("%s is not an object", walked)
 	case len(path) == 0, path[0] == "?":
-		return []Template{{Path: walked, content: object}}, nil
+		return []Template{{Path: walked, Pods: 1, content: object}}, nil
 	}
 	keys := []string{path[0]}
 	if path[0] == "*" {
@@ -134,6 +136,9 @@ func collect(at any, path []string, walked string) ([]Template, error) {
 		templates, err := collect(object[key], path[1:], name)
 		if err != nil {
 			return nil, err
+		}
+		for i := range templates {
+			templates[i].Pods *= pods(object)
 		}
 		found = append(found, templates...)
 	}
@@ -189,6 +194,19 @@ func (t Template) ChangeAffinity(change func(*corev1.Affinity) *corev1.Affinity)
 	return nil
 }
 
+// pods is how many pods an object on the way to a template asks for, of each that is asked for above; one where it does not say.
+func pods(holder map[string]any) int {
+	for _, field := range []string{"replicas", "parallelism"} {
+		switch n := holder[field].(type) {
+		case int64:
+			return int(n)
+		case float64: // as JSON has it
+			return int(n)
+		}
+	}
+	return 1
+}
+
 // Containers are the names of the template's containers.
 func (t Template) Containers() []string {
 	list, _, _ := unstructured.NestedSlice(t.content, "spec", "containers") // the API server has yet to validate: absent is fine
@@ -213,6 +231,18 @@ func (t Template) Label(key string) string {
 func (t Template) Annotations() map[string]string {
 	values, _, _ := unstructured.NestedStringMap(t.content, "metadata", "annotations") // what is not text is not ours
 	return values
+}
+
+// PriorityClass is the name of the pods' priority class, empty if they have none.
+func (t Template) PriorityClass() string {
+	name, _, _ := unstructured.NestedString(t.content, "spec", "priorityClassName")
+	return name
+}
+
+// Remove takes a label or annotation away.
+func (t Template) Remove(key string) {
+	unstructured.RemoveNestedField(t.content, "metadata", "labels", key)
+	unstructured.RemoveNestedField(t.content, "metadata", "annotations", key)
 }
 
 // Add sets labels and annotations of the template.

@@ -138,3 +138,36 @@ func TestKnown(t *testing.T) {
 		t.Error("Jobs are known, Deployments are not")
 	}
 }
+
+func TestPods(t *testing.T) {
+	for text, want := range map[string][]int{
+		`{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: {template: {}}, Worker: {replicas: 7, template: {}}}}}`:                                         {1, 7},
+		`{apiVersion: batch/v1, kind: Job, spec: {parallelism: 4, template: {}}}`:                                                                                                             {4},
+		`{apiVersion: jobset.x-k8s.io/v1alpha2, kind: JobSet, spec: {replicatedJobs: [{replicas: 3, template: {spec: {parallelism: 2, template: {}}}}, {template: {spec: {template: {}}}}]}}`: {6, 1},
+		`{apiVersion: batch/v1, kind: Job, spec: {parallelism: four, template: {}}}`:                                                                                                          {1},
+	} {
+		templates, err := Templates(parse(t, text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, template := range templates {
+			got = append(got, template.Pods)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s:\n%s", text, diff)
+		}
+	}
+}
+
+func TestRemove(t *testing.T) {
+	job := parse(t, `{apiVersion: batch/v1, kind: Job, spec: {template: {metadata: {labels: {k: "1", l: "2"}, annotations: {k: "3"}}}}}`)
+	templates, err := Templates(job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	templates[0].Remove("k")
+	if templates[0].Label("k") != "" || templates[0].Annotations()["k"] != "" || templates[0].Label("l") != "2" {
+		t.Errorf("%v", job.Object)
+	}
+}

@@ -37,6 +37,8 @@ const (
 	stopTimeout  = 20 * time.Second
 	zeros        = "0000000000000000000000000000000000000000000000000000000000000000"
 	image        = "registry.example.com/evenkeel-plugin@sha256:" + zeros
+
+	reductionImage = "registry.example.com/evenkeel-reduction-server@sha256:" + zeros
 )
 
 var scheme = func() *runtime.Scheme {
@@ -60,7 +62,7 @@ type installation struct {
 
 // newInstallation renders the chart and creates its objects.
 func newInstallation(root, work, binary string) (*installation, error) {
-	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image)
+	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image, "--set", "reduction.image="+reductionImage)
 	if err != nil {
 		return nil, err
 	}

@@ -318,6 +318,11 @@ func TestPermissionsEndWhereTheWorkDoes(t *testing.T) {
 		{"evenkeel-controller", "patch", "evenkeel.dev", "networkprofiles", "", "another", false},
 		{"evenkeel-controller", "delete", "evenkeel.dev", "networkprofiles", "", "default", false},
 		{"evenkeel-controller", "get", "", "secrets", systemNamespace, "evenkeel-webhook-cert", false},
+		// Of the keys of jobs, it may make new ones.
+		{"evenkeel-controller", "create", "", "secrets", "default", "", true},
+		{"evenkeel-controller", "get", "", "secrets", "default", "train-reduce-0", false},
+		{"evenkeel-controller", "list", "", "secrets", "default", "", false},
+		{"evenkeel-controller", "delete", "apps", "statefulsets", "default", "", false},
 		// Which of a node's fields, an admission policy says.
 		{"evenkeel-controller", "patch", "", "nodes", "", "modern", true},
 		{"evenkeel-controller", "update", "", "nodes", "", "modern", false},

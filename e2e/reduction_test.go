@@ -1,0 +1,126 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// sum is a script that sums through the job's reduction servers, as NCCL would, and checks every element.
+const sum = "exec evenkeel-bench reduction --size 4M --chunksize 512K -w 1 -n 3 -c 2"
+
+// servers waits until the job's reduction servers are in the state, and returns their service.
+func servers(ctx context.Context, t *testing.T, namespace, state string) *evenkeel.ReductionService {
+	t.Helper()
+	var list evenkeel.ReductionServiceList
+	eventually(ctx, t, "the reduction servers are "+state, func(ctx context.Context) (bool, error) {
+		if err := env.Client.List(ctx, &list, client.InNamespace(namespace)); err != nil || len(list.Items) != 1 {
+			return false, err
+		}
+		c := meta.FindStatusCondition(list.Items[0].Status.Conditions, evenkeel.ConditionAvailable)
+		return c != nil && c.Reason == state, nil
+	})
+	return &list.Items[0]
+}
+
+// serverPods are the pods of all reduction servers in the namespace.
+func serverPods(ctx context.Context, namespace string) ([]corev1.Pod, error) {
+	var pods corev1.PodList
+	err := env.Client.List(ctx, &pods, client.InNamespace(namespace), client.HasLabels{evenkeel.ReductionServerKey})
+	return pods.Items, err
+}
+
+func reportServers(t *testing.T, namespace string) {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			ctx := context.Background()
+			out, err := env.Kubectl(ctx, "-n", namespace, "get", "rsvc,statefulsets,pods,events", "-o", "wide")
+			t.Logf("%s %v", out, err)
+			out, err = env.Kubectl(ctx, "-n", namespace, "logs", "-l", evenkeel.ReductionServerKey, "--prefix", "--tail=50")
+			t.Logf("%s %v", out, err)
+		}
+	})
+}
+
+func TestReductionServersSumForTheirJobAndGoWithIt(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	reportServers(t, ns)
+	job := trainingJob{profile: "default", reduction: "2", script: sum}
+	job.create(ctx, t, ns)
+	if end := waitJob(ctx, t, ns, "Succeeded", "Failed"); end != "Succeeded" {
+		t.Fatalf("the job %s", end)
+	}
+	if out := logs(ctx, ns, "train-master-0"); !strings.Contains(out, "2 ranks reduce 4194304 bytes of float") || !strings.Contains(out, ", 0 wrong") {
+		t.Errorf("the master's output:\n%s", out)
+	}
+	service := servers(ctx, t, ns, evenkeel.ReasonJobFinished)
+	worker := pod(ctx, t, ns, "train-worker-0")
+	if got, want := variable(worker, "EVENKEEL_REDUCTION_SERVERS"), strings.Join(service.Status.Endpoints, ","); got != want {
+		t.Errorf("EVENKEEL_REDUCTION_SERVERS is %q, want %q", got, want)
+	}
+	eventually(ctx, t, "the servers have ended with their job", func(ctx context.Context) (bool, error) {
+		pods, err := serverPods(ctx, ns)
+		return len(pods) == 0, err
+	})
+	// What is left goes with the job.
+	if err := env.Client.Delete(ctx, job.object(ns)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "nothing of the servers is left", func(ctx context.Context) (bool, error) {
+		out, err := env.Kubectl(ctx, "-n", ns, "get", "rsvc,statefulsets,services,poddisruptionbudgets,networkpolicies,secrets",
+			"-l", evenkeel.ReductionServerKey, "-o", "name")
+		return strings.TrimSpace(out) == "", err
+	})
+}
+
+func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	reportServers(t, ns)
+	trainingJob{
+		profile: "default", reduction: "2", env: map[string]string{"EVENKEEL_REDUCTION_TIMEOUT": "20"},
+		script: strings.ReplaceAll(sum, "-n 3", "-n 1000000"),
+	}.create(ctx, t, ns)
+	service := servers(ctx, t, ns, evenkeel.ReasonAllReady)
+	lost := service.Name + "-1"
+	eventually(ctx, t, "the server sums", func(ctx context.Context) (bool, error) {
+		return sums(ctx, ns, strings.Replace(service.Status.Endpoints[1], ":7470", ":9470", 1))
+	})
+	if _, err := env.Kubectl(ctx, "-n", ns, "delete", "pod", lost, "--grace-period=0", "--force"); err != nil {
+		t.Fatal(err)
+	}
+	waitJob(ctx, t, ns, "Failed")
+	if out := logs(ctx, ns, "train-master-0") + logs(ctx, ns, "train-worker-0"); !strings.Contains(out, lost) {
+		t.Errorf("no output names the lost server %s:\n%s", lost, out)
+	}
+	eventually(ctx, t, "an Event on the job names it", func(ctx context.Context) (bool, error) {
+		var events corev1.EventList
+		err := env.Client.List(ctx, &events, client.InNamespace(ns))
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "EvenkeelReductionServerLost" && e.InvolvedObject.Name == "train" && strings.Contains(e.Message, lost)
+		}), err
+	})
+}
+
+// sums reports whether the server has summed anything, as its metrics say to a worker that asks.
+func sums(ctx context.Context, namespace, address string) (bool, error) {
+	out, err := env.Kubectl(ctx, "-n", namespace, "exec", "train-master-0", "-c", "pytorch", "--", "wget", "-q", "-O", "-", "http://"+address+"/metrics")
+	if err != nil {
+		return false, nil // the worker has yet to start
+	}
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "evenkeel_reduction_pieces_total") && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
+			return true, nil
+		}
+	}
+	return false, nil
+}

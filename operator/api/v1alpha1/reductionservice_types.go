@@ -1,0 +1,209 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// MaxReductionServers is how many servers a job can have at most.
+const MaxReductionServers = 64
+
+// Condition of a ReductionService, and its reasons.
+const (
+	// ConditionAvailable says that every server is ready.
+	ConditionAvailable = "Available"
+
+	ReasonAllReady     = "AllReady"
+	ReasonStarting     = "Starting"
+	ReasonServerLost   = "ServerLost"
+	ReasonJobFinished  = "JobFinished"
+	ReasonJobSuspended = "JobSuspended"
+)
+
+// PlacementMode is where reduction servers go.
+//
+// +kubebuilder:validation:Enum=Spread;NearWorkers
+type PlacementMode string
+
+const (
+	// PlacementSpread puts each server in another domain, if there are enough.
+	PlacementSpread PlacementMode = "Spread"
+	// PlacementNearWorkers puts servers in the domain of the job's workers, if there is room.
+	PlacementNearWorkers PlacementMode = "NearWorkers"
+)
+
+// ReductionServerSpec says what each server gets and where it runs.
+type ReductionServerSpec struct {
+	// cpu that each server requests; it runs as many threads. Default: 2.
+	// +optional
+	CPU *resource.Quantity `json:"cpu,omitempty"`
+
+	// memory bounds the buffers of a server, over everything it sums. Its container gets 256Mi more, requested and as
+	// the limit. Default: 1Gi.
+	// +optional
+	Memory *resource.Quantity `json:"memory,omitempty"`
+
+	// nodeSelector selects the nodes that servers run on. Absent: any.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=16
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+
+	// tolerations of the servers.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Tolerations []Toleration `json:"tolerations,omitempty"`
+
+	// placement is a wish: a server that cannot have it runs elsewhere.
+	// +optional
+	Placement PlacementSpec `json:"placement,omitzero"`
+}
+
+// PlacementSpec says how servers are placed.
+//
+// +kubebuilder:validation:MinProperties=1
+type PlacementSpec struct {
+	// mode is Spread (the default) or NearWorkers. In both, servers keep off hosts with workers or other servers if they can.
+	// +optional
+	Mode PlacementMode `json:"mode,omitempty"`
+
+	// topologyKey is the label of nodes that names the domain. Default: kubernetes.io/hostname for Spread,
+	// topology.kubernetes.io/zone for NearWorkers.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=316
+	TopologyKey string `json:"topologyKey,omitempty"`
+}
+
+// ReductionServiceSpec is what a job was given when it was created.
+type ReductionServiceSpec struct {
+	// workloadRef is the job.
+	// +required
+	WorkloadRef WorkloadReference `json:"workloadRef,omitzero"`
+
+	// replicas is the number of servers. Their names are known to the job's pods from the start.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=64
+	Replicas *int32 `json:"replicas,omitempty"`
+
+	// image of the servers.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	Image string `json:"image,omitempty"`
+
+	// priorityClassName is the job's.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PriorityClassName string `json:"priorityClassName,omitempty"`
+
+	// server says what each server gets and where it runs.
+	// +optional
+	Server ReductionServerSpec `json:"server,omitzero"`
+}
+
+// WorkloadReference names a job of the same namespace.
+type WorkloadReference struct {
+	// apiVersion of the job's kind, such as kubeflow.org/v1.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=316
+	APIVersion string `json:"apiVersion,omitempty"`
+
+	// kind of the job.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Kind string `json:"kind,omitempty"`
+
+	// name of the job.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+}
+
+// ReductionServiceStatus is how the servers are.
+type ReductionServiceStatus struct {
+	// conditions: Available.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=8
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// observedGeneration is the generation that this status describes.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// readyReplicas is the number of servers that are ready.
+	// +optional
+	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
+
+	// endpoints are the servers' addresses, host:port, as the job's pods have them.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=256
+	Endpoints []string `json:"endpoints,omitempty"`
+
+	// lostServers are those that were ready and are not, while the job runs.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=63
+	LostServers []string `json:"lostServers,omitempty"`
+}
+
+// ReductionService is the reduction servers of one job. Evenkeel makes it for jobs that ask with the annotation
+// evenkeel.dev/reduction; it goes with the job.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=rsvc
+// +kubebuilder:printcolumn:name="Kind",type=string,JSONPath=`.spec.workloadRef.kind`
+// +kubebuilder:printcolumn:name="Job",type=string,JSONPath=`.spec.workloadRef.name`
+// +kubebuilder:printcolumn:name="Servers",type=integer,JSONPath=`.spec.replicas`
+// +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyReplicas`
+// +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= 52",message="the name is part of the servers' host names: at most 52 of a-z, 0-9 and -, a letter first"
+type ReductionService struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// spec is what the job was given when it was created.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the servers of a job are fixed when it is created: create the job anew"
+	Spec ReductionServiceSpec `json:"spec,omitzero"`
+
+	// status is how the servers are.
+	// +optional
+	Status ReductionServiceStatus `json:"status,omitzero"`
+}
+
+// ReductionServiceList is a list of reduction services.
+//
+// +kubebuilder:object:root=true
+type ReductionServiceList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitzero"`
+	Items           []ReductionService `json:"items"`
+}
+
+// WithDefaults returns the spec with every default filled in.
+func (s ReductionServerSpec) WithDefaults() ReductionServerSpec {
+	out := *s.DeepCopy()
+	fillPointer(&out.CPU, resource.MustParse("2"))
+	fillPointer(&out.Memory, resource.MustParse("1Gi"))
+	fill(&out.Placement.Mode, PlacementSpread)
+	if out.Placement.Mode == PlacementSpread {
+		fill(&out.Placement.TopologyKey, "kubernetes.io/hostname")
+	}
+	fill(&out.Placement.TopologyKey, "topology.kubernetes.io/zone")
+	return out
+}

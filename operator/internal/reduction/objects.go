@@ -1,0 +1,228 @@
+package reduction
+
+import (
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/specs"
+)
+
+const (
+	// Container is the server's, in its pod.
+	Container = "reduction-server"
+	// drain is how long a server that is told to end goes on for what is under way, in seconds; grace is how long it has
+	// for that and its end.
+	drain, grace = 30, 45
+	// overhead is what a server needs besides its buffers.
+	overhead = 256 << 20
+	user     = 65532
+)
+
+// Objects are what a service is made of, but for its key: running is how many servers there shall be now.
+func Objects(service *evenkeel.ReductionService, running int32) []client.Object {
+	return []client.Object{headless(service), budget(service), policy(service), servers(service, running)}
+}
+
+// Key is the Secret with the job's key: 64 hexadecimal digits.
+func Key(service *evenkeel.ReductionService, key []byte) *corev1.Secret {
+	yes := true
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: meta(service), Type: corev1.SecretTypeOpaque, Immutable: &yes,
+		Data: map[string][]byte{inject.KeyName: key},
+	}
+}
+
+// meta is the metadata of everything: it goes with the service, which goes with the job.
+func meta(service *evenkeel.ReductionService) metav1.ObjectMeta {
+	yes, no := true, false
+	return metav1.ObjectMeta{
+		Namespace: service.Namespace, Name: service.Name, Labels: ofServer(service),
+		OwnerReferences: []metav1.OwnerReference{{
+			APIVersion: evenkeel.GroupVersion.String(), Kind: "ReductionService", Name: service.Name, UID: service.UID,
+			Controller: &yes, BlockOwnerDeletion: &no,
+		}},
+	}
+}
+
+func ofServer(service *evenkeel.ReductionService) map[string]string {
+	return map[string]string{evenkeel.ReductionServerKey: service.Name}
+}
+
+func selectServers(service *evenkeel.ReductionService) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: ofServer(service)}
+}
+
+func selectClients(service *evenkeel.ReductionService) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{evenkeel.ReductionClientKey: service.Name}}
+}
+
+// headless gives the servers their names.
+func headless(service *evenkeel.ReductionService) *corev1.Service {
+	return &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: meta(service),
+		Spec: corev1.ServiceSpec{
+			ClusterIP: corev1.ClusterIPNone, Selector: ofServer(service),
+			// A server that drains serves those that have it.
+			PublishNotReadyAddresses: true,
+			Ports: []corev1.ServicePort{
+				{Name: "reduction", Port: Port, TargetPort: intstr.FromInt32(Port), Protocol: corev1.ProtocolTCP},
+				{Name: "metrics", Port: MetricsPort, TargetPort: intstr.FromInt32(MetricsPort), Protocol: corev1.ProtocolTCP},
+			},
+		},
+	}
+}
+
+// budget keeps servers from being evicted: with one of them the whole job would end.
+func budget(service *evenkeel.ReductionService) *policyv1.PodDisruptionBudget {
+	none := intstr.FromInt32(0)
+	return &policyv1.PodDisruptionBudget{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "policy/v1", Kind: "PodDisruptionBudget"},
+		ObjectMeta: meta(service),
+		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &none, Selector: selectServers(service)},
+	}
+}
+
+// policy lets the job's pods reach the servers, and anyone the metrics; a server calls back those that called it, and nobody else.
+func policy(service *evenkeel.ReductionService) *networkingv1.NetworkPolicy {
+	tcp, port, metrics := corev1.ProtocolTCP, intstr.FromInt32(Port), intstr.FromInt32(MetricsPort)
+	return &networkingv1.NetworkPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
+		ObjectMeta: meta(service),
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: *selectServers(service),
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{
+				{
+					From:  []networkingv1.NetworkPolicyPeer{{PodSelector: selectClients(service)}},
+					Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &port}},
+				},
+				{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &metrics}}},
+			},
+			Egress: []networkingv1.NetworkPolicyEgressRule{{
+				To: []networkingv1.NetworkPolicyPeer{{PodSelector: selectClients(service)}},
+			}},
+		},
+	}
+}
+
+func servers(service *evenkeel.ReductionService, running int32) *appsv1.StatefulSet {
+	pod := server(service)
+	return &appsv1.StatefulSet{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "StatefulSet"},
+		ObjectMeta: meta(service),
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: &running, ServiceName: service.Name, Selector: selectServers(service),
+			PodManagementPolicy: appsv1.ParallelPodManagement,
+			// A server that runs is never replaced for a newer template: its job would end.
+			UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
+			Template:       corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec},
+		},
+	}
+}
+
+// server is a pod that fits the restricted standard, and may do nothing in the cluster.
+func server(service *evenkeel.ReductionService) *corev1.Pod {
+	yes, no, seconds, id := true, false, int64(grace), int64(user)
+	spec := service.Spec.Server.WithDefaults()
+	memory := *resource.NewQuantity(spec.Memory.Value()+overhead, resource.BinarySI)
+	probe := func(path string, failures int32) *corev1.Probe {
+		return &corev1.Probe{
+			ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(MetricsPort)}},
+			PeriodSeconds: 2, FailureThreshold: failures,
+		}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Labels: ofServer(service)},
+		Spec: corev1.PodSpec{
+			AutomountServiceAccountToken: &no, EnableServiceLinks: &no, TerminationGracePeriodSeconds: &seconds,
+			PriorityClassName: service.Spec.PriorityClassName,
+			SecurityContext: &corev1.PodSecurityContext{
+				RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
+			NodeSelector: spec.NodeSelector, Tolerations: tolerations(spec.Tolerations),
+			Affinity:                  affinity(service, spec.Placement),
+			TopologySpreadConstraints: spread(service, spec.Placement),
+			Volumes:                   []corev1.Volume{inject.KeyVolume(service.Name)},
+			Containers: []corev1.Container{{
+				Name: Container, Image: service.Spec.Image, ImagePullPolicy: corev1.PullIfNotPresent,
+				Args: []string{
+					"serve", fmt.Sprintf("--listen=[::]:%d", Port), fmt.Sprintf("--metrics=[::]:%d", MetricsPort),
+					fmt.Sprintf("--memory=%d", spec.Memory.Value()),
+					// Without a limit the server would take the host for its own.
+					fmt.Sprintf("--threads=%d", max(1, spec.CPU.Value())),
+					fmt.Sprintf("--drain-timeout=%ds", drain),
+				},
+				Env: []corev1.EnvVar{{Name: inject.KeyFileEnv, Value: inject.KeyFile}},
+				Ports: []corev1.ContainerPort{
+					{Name: "reduction", ContainerPort: Port, Protocol: corev1.ProtocolTCP},
+					{Name: "metrics", ContainerPort: MetricsPort, Protocol: corev1.ProtocolTCP},
+				},
+				Resources: corev1.ResourceRequirements{
+					Requests: corev1.ResourceList{corev1.ResourceCPU: *spec.CPU, corev1.ResourceMemory: memory},
+					Limits:   corev1.ResourceList{corev1.ResourceMemory: memory},
+				},
+				ReadinessProbe: probe("/readyz", 2), LivenessProbe: probe("/healthz", 15),
+				VolumeMounts: []corev1.VolumeMount{inject.KeyMount()},
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+		},
+	}
+	inject.KeepOff(pod)
+	return pod
+}
+
+func tolerations(own []evenkeel.Toleration) []corev1.Toleration {
+	var out []corev1.Toleration
+	for _, t := range own {
+		out = append(out, specs.Toleration(t))
+	}
+	return out
+}
+
+// affinity draws servers towards the workers' domain, if that is wished, and keeps them off the workers' own hosts, whose
+// links the workers need.
+func affinity(service *evenkeel.ReductionService, placement evenkeel.PlacementSpec) *corev1.Affinity {
+	term := func(topology string) corev1.WeightedPodAffinityTerm {
+		return corev1.WeightedPodAffinityTerm{Weight: 50, PodAffinityTerm: corev1.PodAffinityTerm{TopologyKey: topology, LabelSelector: selectClients(service)}}
+	}
+	a := &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{term(corev1.LabelHostname)},
+	}}
+	if placement.Mode == evenkeel.PlacementNearWorkers {
+		a.PodAffinity = &corev1.PodAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{term(placement.TopologyKey)},
+		}
+	}
+	return a
+}
+
+// spread keeps servers on different hosts, and in different domains if that is wished.
+func spread(service *evenkeel.ReductionService, placement evenkeel.PlacementSpec) []corev1.TopologySpreadConstraint {
+	keys := []string{corev1.LabelHostname}
+	if placement.Mode == evenkeel.PlacementSpread && placement.TopologyKey != corev1.LabelHostname {
+		keys = append(keys, placement.TopologyKey)
+	}
+	var list []corev1.TopologySpreadConstraint
+	for _, key := range keys {
+		list = append(list, corev1.TopologySpreadConstraint{
+			MaxSkew: 1, TopologyKey: key, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: selectServers(service),
+		})
+	}
+	return list
+}

@@ -1,0 +1,598 @@
+package integration
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/reduction"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
+)
+
+// reducing is an annotated job that asks for reduction servers, with the profile.
+func reducing(t *testing.T, kind, namespace, profile, asked string) (*unstructured.Unstructured, [][]string) {
+	t.Helper()
+	job, templates := newJob(kind, namespace, profile)
+	if asked != "" {
+		annotations := job.GetAnnotations()
+		annotations[evenkeel.ReductionKey] = asked
+		job.SetAnnotations(annotations)
+	}
+	createJob(t, job)
+	return job, templates
+}
+
+// waitService waits until the job's ReductionService is as wanted, and returns it.
+func waitService(t *testing.T, job *unstructured.Unstructured, what string, wanted func(*evenkeel.ReductionService) bool) *evenkeel.ReductionService {
+	t.Helper()
+	name := job.GetLabels()[evenkeel.ReductionClientKey]
+	if name == "" {
+		t.Fatalf("the %s has no label that names its servers: %v", job.GetKind(), job.GetLabels())
+	}
+	service := &evenkeel.ReductionService{}
+	eventually(t, "ReductionService "+name+" "+what, func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKey{Namespace: job.GetNamespace(), Name: name}, service)
+		return err == nil && wanted(service), client.IgnoreNotFound(err)
+	})
+	return service
+}
+
+func reason(service *evenkeel.ReductionService) string {
+	if c := meta.FindStatusCondition(service.Status.Conditions, evenkeel.ConditionAvailable); c != nil {
+		return c.Reason
+	}
+	return ""
+}
+
+func is(want string) func(*evenkeel.ReductionService) bool {
+	return func(s *evenkeel.ReductionService) bool { return reason(s) == want }
+}
+
+// part reads what the service is made of.
+func part[T any, P interface {
+	*T
+	client.Object
+}](t *testing.T, service *evenkeel.ReductionService) P {
+	t.Helper()
+	object := P(new(T))
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(service), object); err != nil {
+		t.Fatalf("%T: %v", object, err)
+	}
+	return object
+}
+
+// A kubelet and a StatefulSet's controller are not here: startServers makes the pods as they would.
+func startServers(t *testing.T, service *evenkeel.ReductionService) []*corev1.Pod {
+	t.Helper()
+	set := part[appsv1.StatefulSet](t, service)
+	var pods []*corev1.Pod
+	for i := range int(*set.Spec.Replicas) {
+		pod := &corev1.Pod{ObjectMeta: *set.Spec.Template.ObjectMeta.DeepCopy(), Spec: *set.Spec.Template.Spec.DeepCopy()}
+		pod.Namespace, pod.Name = set.Namespace, strings.Split(service.Status.Endpoints[i], ".")[0]
+		createPod(t, pod)
+		setReady(t, pod, corev1.ConditionTrue)
+		pods = append(pods, pod)
+	}
+	return pods
+}
+
+func setReady(t *testing.T, pod *corev1.Pod, status corev1.ConditionStatus) {
+	t.Helper()
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
+	if status == corev1.ConditionFalse {
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{
+			Name: "reduction-server", LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}},
+		}}
+	}
+	if err := admin.Status().Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end ends a PyTorchJob, as the training-operator does.
+func end(t *testing.T, job *unstructured.Unstructured) {
+	t.Helper()
+	patch := `{"status": {"conditions": [{"type": "Running", "status": "False"}, {"type": "Succeeded", "status": "True"}]}}`
+	if err := admin.Status().Patch(t.Context(), job.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replicas waits until the StatefulSet has so many.
+func replicas(t *testing.T, service *evenkeel.ReductionService, want int32) {
+	t.Helper()
+	eventually(t, "the StatefulSet is scaled", func(ctx context.Context) (bool, error) {
+		set := &appsv1.StatefulSet{}
+		err := admin.Get(ctx, client.ObjectKeyFromObject(service), set)
+		return err == nil && *set.Spec.Replicas == want, err
+	})
+}
+
+func TestServersAppearForAJobThatAsks(t *testing.T) {
+	for _, kind := range []string{"PyTorchJob", "Job"} {
+		t.Run(kind, func(t *testing.T) {
+			ns := newNamespace(t, nil)
+			job, templates := reducing(t, kind, ns, "default", "2")
+			service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+
+			if o := service.OwnerReferences; len(o) != 1 || o[0].UID != job.GetUID() || o[0].Kind != kind {
+				t.Errorf("the service does not go with its job: %+v", o)
+			}
+			for _, object := range []client.Object{
+				part[appsv1.StatefulSet](t, service), part[corev1.Service](t, service), part[corev1.Secret](t, service),
+				part[policyv1.PodDisruptionBudget](t, service), part[networkingv1.NetworkPolicy](t, service),
+			} {
+				if o := metav1.GetControllerOf(object); o == nil || o.UID != service.UID {
+					t.Errorf("%T does not go with the service: %+v", object, object.GetOwnerReferences())
+				}
+			}
+			if e := service.Status.Endpoints; len(e) != 2 || e[1] != service.Name+"-1."+service.Name+"."+ns+".svc:7470" {
+				t.Errorf("endpoints %v", e)
+			}
+			for _, path := range templates {
+				pod := createPod(t, podOf(t, job, path))
+				c := &pod.Spec.Containers[0]
+				if got, want := variable(c, "EVENKEEL_REDUCTION_SERVERS"), strings.Join(service.Status.Endpoints, ","); got != want {
+					t.Errorf("%v: EVENKEEL_REDUCTION_SERVERS is %q, want %q", path, got, want)
+				}
+				if variable(c, "NCCL_COLLNET_ENABLE") != "1" || variable(c, "EVENKEEL_JOB_KEY") != "" || variable(c, "MINE") != "kept" {
+					t.Errorf("%v: environment %v", path, c.Env)
+				}
+				if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == service.Name }) {
+					t.Errorf("%v: volumes %+v lack the key", path, pod.Spec.Volumes)
+				}
+				if pod.Labels[evenkeel.ReductionClientKey] != service.Name {
+					t.Errorf("%v: labels %v: no policy would let it in", path, pod.Labels)
+				}
+				// Injected twice, it is the same.
+				again := pod.DeepCopy()
+				again.ObjectMeta = metav1.ObjectMeta{GenerateName: "again-", Namespace: ns, Labels: pod.Labels, Annotations: pod.Annotations}
+				createPod(t, again)
+				if before, after := asJSON(t, pod.Spec), asJSON(t, again.Spec); before != after {
+					t.Errorf("%v: injected twice:\n%s\nonce:\n%s", path, after, before)
+				}
+			}
+
+			startServers(t, service)
+			service = waitService(t, job, "is complete", is(evenkeel.ReasonAllReady))
+			if *service.Status.ReadyReplicas != 2 {
+				t.Errorf("%d servers are ready", *service.Status.ReadyReplicas)
+			}
+			eventually(t, "the job hears so", heard(ns, job, "EvenkeelReductionReady", "all 2"))
+		})
+	}
+}
+
+func TestServersFitTheRestrictedStandard(t *testing.T) {
+	ns := newNamespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"})
+	job, _ := reducing(t, "PyTorchJob", ns, "default", "1")
+	startServers(t, waitService(t, job, "has a status", is(evenkeel.ReasonStarting)))
+}
+
+// heard reports whether there is an Event about the job whose message has the part.
+func heard(namespace string, job *unstructured.Unstructured, reason, part string) func(context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		var events corev1.EventList
+		err := admin.List(ctx, &events, client.InNamespace(namespace))
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == reason && e.InvolvedObject.UID == job.GetUID() && strings.Contains(e.Message, part)
+		}), err
+	}
+}
+
+func asJSON(t *testing.T, object any) string {
+	t.Helper()
+	text, err := json.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestALostServerIsToldToItsJob(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, _ := reducing(t, "PyTorchJob", ns, "default", "3")
+	pods := startServers(t, waitService(t, job, "has a status", is(evenkeel.ReasonStarting)))
+	waitService(t, job, "is complete", is(evenkeel.ReasonAllReady))
+
+	setReady(t, pods[1], corev1.ConditionFalse)
+	service := waitService(t, job, "has lost one", is(evenkeel.ReasonServerLost))
+	if lost := service.Status.LostServers; !slices.Equal(lost, []string{pods[1].Name}) {
+		t.Errorf("lost %v, want %s", lost, pods[1].Name)
+	}
+	eventually(t, "the job hears which, and why", heard(ns, job, "EvenkeelReductionServerLost", pods[1].Name+" was lost at"))
+	eventually(t, "the job hears why", heard(ns, job, "EvenkeelReductionServerLost", "ended with status 137 (OOMKilled)"))
+
+	grace := int64(0)
+	if err := admin.Delete(t.Context(), pods[2], &client.DeleteOptions{GracePeriodSeconds: &grace}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the job hears of the other one", heard(ns, job, "EvenkeelReductionServerLost", pods[2].Name+" was lost at"))
+	waitService(t, job, "has lost two", func(s *evenkeel.ReductionService) bool { return len(s.Status.LostServers) == 2 })
+
+	setReady(t, pods[1], corev1.ConditionTrue)
+	pods[2].ResourceVersion, pods[2].UID = "", ""
+	createPod(t, pods[2])
+	setReady(t, pods[2], corev1.ConditionTrue)
+	service = waitService(t, job, "is complete again", is(evenkeel.ReasonAllReady))
+	if len(service.Status.LostServers) != 0 {
+		t.Errorf("still lost: %v", service.Status.LostServers)
+	}
+}
+
+func TestServersEndWithTheirJob(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, _ := reducing(t, "PyTorchJob", ns, "default", "2")
+	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+	replicas(t, service, 2)
+	end(t, job)
+	replicas(t, service, 0)
+	waitService(t, job, "says why", is(evenkeel.ReasonJobFinished))
+}
+
+func TestASuspendedJobHasNoServers(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, _ := reducing(t, "Job", ns, "default", "2")
+	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+	suspend := func(value string) {
+		t.Helper()
+		if err := admin.Patch(t.Context(), job.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"suspend": `+value+`}}`))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	suspend("true")
+	replicas(t, service, 0)
+	waitService(t, job, "says why", is(evenkeel.ReasonJobSuspended))
+	suspend("false")
+	replicas(t, service, 2)
+	waitService(t, job, "starts again", is(evenkeel.ReasonStarting))
+}
+
+func TestHowManyServers(t *testing.T) {
+	three := int32(3)
+	newProfile(t, "always", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Mode: evenkeel.ReductionAlways, Servers: &three}})
+	newProfile(t, "never", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Mode: evenkeel.ReductionOff}})
+	newProfile(t, "sized", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{
+		Sizing: evenkeel.SizingSpec{WorkerBandwidth: resource.MustParse("25G"), ServerBandwidth: resource.MustParse("12500M")},
+	}})
+	for _, test := range []struct {
+		profile, asked string
+		want           int32
+	}{
+		{"default", "Auto", 2},    // a master and a worker
+		{"sized", "Auto", 4},      // twice as fast as a server
+		{"sized", "3", 3},         // whatever the sizes
+		{"always", "", 3},         // the profile's default
+		{"always", "Auto", 2},     // the job's wish
+		{"always", "Off", 0},      // declined
+		{"default", "", 0},        // on request only
+		{"never", "Off", 0},       // agreed
+		{"sized", "", 0},          // on request only
+		{"default", "16", 16},     // as many as there may be
+		{"always", "\u200b1", -1}, // not a number
+		{"default", "17", -1},
+		{"default", "two", -1},
+		{"never", "2", -1},
+	} {
+		t.Run(test.profile+" "+test.asked, func(t *testing.T) {
+			ns := newNamespace(t, nil)
+			if test.want < 0 {
+				job, _ := newJob("PyTorchJob", ns, test.profile)
+				job.SetAnnotations(map[string]string{evenkeel.ProfileKey: test.profile, evenkeel.ReductionKey: test.asked})
+				refused(t, admin.Create(t.Context(), job), "annotation evenkeel.dev/reduction")
+				return
+			}
+			job, _ := reducing(t, "PyTorchJob", ns, test.profile, test.asked)
+			if test.want == 0 {
+				if label, found := job.GetLabels()[evenkeel.ReductionClientKey]; found {
+					t.Errorf("servers %s for a job that shall have none", label)
+				}
+				return
+			}
+			service := waitService(t, job, "exists", func(*evenkeel.ReductionService) bool { return true })
+			if *service.Spec.Replicas != test.want {
+				t.Errorf("%d servers, want %d", *service.Spec.Replicas, test.want)
+			}
+		})
+	}
+	job, _ := newJob("PyTorchJob", newNamespace(t, nil), "")
+	job.SetAnnotations(map[string]string{evenkeel.ReductionKey: "2"})
+	refused(t, admin.Create(t.Context(), job), "evenkeel.dev/reduction: 2 needs a profile")
+}
+
+func TestWhatTheProfileSaysOfServers(t *testing.T) {
+	cpu, memory := resource.MustParse("7"), resource.MustParse("3Gi")
+	newProfile(t, "shaped", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Server: evenkeel.ReductionServerSpec{
+		CPU: &cpu, Memory: &memory, NodeSelector: map[string]string{"pool": "cpu"}, Tolerations: []evenkeel.Toleration{{Key: "cpu"}},
+		Placement: evenkeel.PlacementSpec{Mode: evenkeel.PlacementNearWorkers, TopologyKey: "rack"},
+	}}})
+	job, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "shaped", "1")
+	spec := part[appsv1.StatefulSet](t, waitService(t, job, "has a status", is(evenkeel.ReasonStarting))).Spec.Template.Spec
+	args := strings.Join(spec.Containers[0].Args, " ")
+	if !strings.Contains(args, "--threads=7") || !strings.Contains(args, "--memory=3221225472") || spec.Containers[0].Image != reductionImage {
+		t.Errorf("image %s, arguments %s", spec.Containers[0].Image, args)
+	}
+	if limit := spec.Containers[0].Resources.Limits.Memory().Value(); limit <= memory.Value() {
+		t.Errorf("a limit of %d leaves nothing beside the buffers", limit)
+	}
+	near := spec.Affinity.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+	if spec.NodeSelector["pool"] != "cpu" || len(spec.Tolerations) != 1 || near[0].PodAffinityTerm.TopologyKey != "rack" {
+		t.Errorf("%v, %v, %+v", spec.NodeSelector, spec.Tolerations, near)
+	}
+}
+
+func TestJobsOfOneNameShareNothing(t *testing.T) {
+	first, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "1")
+	second, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "1")
+	// Deleted and created anew at once: what the old one had may still be there.
+	if err := admin.Delete(t.Context(), first.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	third, _ := reducing(t, "PyTorchJob", first.GetNamespace(), "default", "1")
+	keys := map[string]bool{}
+	for _, job := range []*unstructured.Unstructured{second, third} {
+		service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+		key := string(part[corev1.Secret](t, service).Data["job-key"])
+		if _, err := hex.DecodeString(key); err != nil || len(key) != 64 {
+			t.Errorf("a key of %d characters, want 64 hexadecimal digits: %v", len(key), err)
+		}
+		keys[service.Name+key] = true
+	}
+	if len(keys) != 2 || first.GetLabels()[evenkeel.ReductionClientKey] == third.GetLabels()[evenkeel.ReductionClientKey] {
+		t.Error("two jobs have the same servers")
+	}
+}
+
+// The key is in its Secret, and nowhere else: no object, no Event, no log.
+func TestTheKeyIsNowhereElse(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, templates := reducing(t, "PyTorchJob", ns, "default", "1")
+	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+	startServers(t, service)
+	createPod(t, podOf(t, job, templates[0]))
+	service = waitService(t, job, "is complete", is(evenkeel.ReasonAllReady))
+	secret := part[corev1.Secret](t, service)
+	if secret.Immutable == nil || !*secret.Immutable {
+		t.Error("the key can be changed under a running job")
+	}
+	key := string(secret.Data["job-key"])
+	var pods corev1.PodList
+	var events corev1.EventList
+	for _, list := range []client.ObjectList{&pods, &events} {
+		if err := admin.List(t.Context(), list, client.InNamespace(ns)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for where, text := range map[string]string{
+		"the job": asJSON(t, job.Object), "the service": asJSON(t, service), "the StatefulSet": asJSON(t, part[appsv1.StatefulSet](t, service)),
+		"pods": asJSON(t, pods.Items), "Events": asJSON(t, events.Items),
+		"the controller's log": install.controller.output.String(), "the webhook's log": install.webhook.output.String(),
+	} {
+		if strings.Contains(text, key) || strings.Contains(text, key[:16]) {
+			t.Errorf("the key is in %s", where)
+		}
+	}
+}
+
+// A controller that starts again finds what it made, mends what is missing, and makes no other key.
+func TestARestartedControllerGoesOn(t *testing.T) {
+	job, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "2")
+	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+	startServers(t, service)
+	waitService(t, job, "is complete", is(evenkeel.ReasonAllReady))
+	key, set := part[corev1.Secret](t, service), part[appsv1.StatefulSet](t, service)
+
+	if err := install.controller.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Delete(t.Context(), part[networkingv1.NetworkPolicy](t, service)); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if install.controller, err = install.startController(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the policy is back", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(service), &networkingv1.NetworkPolicy{})
+		return err == nil, client.IgnoreNotFound(err)
+	})
+	if after := part[corev1.Secret](t, service); after.UID != key.UID || string(after.Data["job-key"]) != string(key.Data["job-key"]) {
+		t.Error("the key is another")
+	}
+	if after := part[appsv1.StatefulSet](t, service); after.ResourceVersion != set.ResourceVersion {
+		t.Error("the StatefulSet was written, although nothing had changed")
+	}
+	end(t, job)
+	replicas(t, service, 0)
+}
+
+// A label and annotations that a user wrote buy nothing that the profile does not allow.
+func TestForgedPromisesAreRefused(t *testing.T) {
+	ns := newNamespace(t, nil)
+	for want, addresses := range map[string]string{
+		"not written by Evenkeel": "somewhere:1",
+		"more than the 16":        strings.Join(reduction.Endpoints("forged", ns, 17), ","),
+	} {
+		job, templates := newJob("PyTorchJob", ns, "")
+		job.SetLabels(map[string]string{evenkeel.ReductionClientKey: "forged"})
+		for _, path := range templates {
+			set := func(value string, fields ...string) {
+				t.Helper()
+				if err := unstructured.SetNestedField(job.Object, value, append(slices.Clone(path), fields...)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			set(addresses, "metadata", "annotations", evenkeel.ReductionServersKey)
+			set("default", "metadata", "labels", evenkeel.ProfileKey)
+		}
+		createJob(t, job)
+		eventually(t, "the job hears that it is refused", heard(ns, job, "EvenkeelReductionRefused", want))
+		if err := admin.Delete(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var services evenkeel.ReductionServiceList
+	if err := admin.List(t.Context(), &services, client.InNamespace(ns)); err != nil || len(services.Items) != 0 {
+		t.Errorf("%d services (%v) for what was forged", len(services.Items), err)
+	}
+}
+
+// What the controller may make in other namespaces is what reduction servers need, and nothing else.
+func TestTheControllerCanMakeNothingButServers(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, _ := reducing(t, "PyTorchJob", ns, "default", "1")
+	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+	controller, err := client.New(apiserver.As(config, systemNamespace, "evenkeel-controller"), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := part[appsv1.StatefulSet](t, service)
+	copied := func(change func(*appsv1.StatefulSet)) *appsv1.StatefulSet {
+		set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "other", Labels: map[string]string{evenkeel.ReductionServerKey: "other"}, OwnerReferences: good.OwnerReferences}, Spec: *good.Spec.DeepCopy()}
+		set.OwnerReferences = []metav1.OwnerReference{good.OwnerReferences[0]}
+		set.OwnerReferences[0].Name = "other"
+		set.Spec.Template.Spec.Volumes[0].Secret.SecretName = "other"
+		if change != nil {
+			change(set)
+		}
+		return set
+	}
+	// Whatever is refused below is refused for what was changed.
+	if err := controller.Create(t.Context(), copied(nil), client.DryRunAll); err != nil {
+		t.Fatal(err)
+	}
+	secret := func(change func(*corev1.Secret)) *corev1.Secret {
+		s := &corev1.Secret{ObjectMeta: copied(nil).ObjectMeta, Type: corev1.SecretTypeOpaque}
+		change(s)
+		return s
+	}
+	yes := true
+	for name, object := range map[string]client.Object{
+		"no label":          copied(func(s *appsv1.StatefulSet) { s.Labels = nil }),
+		"no owner":          copied(func(s *appsv1.StatefulSet) { s.OwnerReferences = nil }),
+		"a service account": copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.ServiceAccountName = "admin" }),
+		"a token":           copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.AutomountServiceAccountToken = &yes }),
+		"the host's files": copied(func(s *appsv1.StatefulSet) {
+			s.Spec.Template.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
+		}),
+		"another's Secret":   copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.Volumes[0].Secret.SecretName = "database" }),
+		"the host's network": copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.HostNetwork = true }),
+		"privileges": copied(func(s *appsv1.StatefulSet) {
+			s.Spec.Template.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+		}),
+		"a Secret without the label": secret(func(s *corev1.Secret) { s.Labels = nil }),
+		"a token for an account": secret(func(s *corev1.Secret) {
+			s.Type, s.Annotations = corev1.SecretTypeServiceAccountToken, map[string]string{corev1.ServiceAccountNameKey: "default"}
+		}),
+		"a Service of its own": &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "other"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			refused(t, controller.Create(t.Context(), object, client.DryRunAll), "'evenkeel-reduction' denied")
+		})
+	}
+	users := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "users"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}}
+	if err := admin.Create(t.Context(), users); err != nil {
+		t.Fatal(err)
+	}
+	taken := client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"labels": {"evenkeel.dev/reduction-server": "users"},
+	  "ownerReferences": [{"apiVersion": "evenkeel.dev/v1alpha1", "kind": "ReductionService", "name": "users", "uid": "x"}]}}`))
+	refused(t, controller.Patch(t.Context(), users, taken), "only what it made")
+}
+
+func TestTheAPIServerRefusesBadReductionServices(t *testing.T) {
+	good := func(change func(*evenkeel.ReductionService)) *evenkeel.ReductionService {
+		two := int32(2)
+		s := &evenkeel.ReductionService{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "x-reduce-0"}, Spec: evenkeel.ReductionServiceSpec{
+			WorkloadRef: evenkeel.WorkloadReference{APIVersion: "batch/v1", Kind: "Job", Name: "x"}, Replicas: &two, Image: "i:1",
+		}}
+		if change != nil {
+			change(s)
+		}
+		return s
+	}
+	zero, many := int32(0), int32(65)
+	for want, bad := range map[string]*evenkeel.ReductionService{
+		"spec.replicas in body should be greater": good(func(s *evenkeel.ReductionService) { s.Spec.Replicas = &zero }),
+		"spec.replicas in body should be less":    good(func(s *evenkeel.ReductionService) { s.Spec.Replicas = &many }),
+		"spec.image":                              good(func(s *evenkeel.ReductionService) { s.Spec.Image = "" }),
+		"spec.server.placement.mode":              good(func(s *evenkeel.ReductionService) { s.Spec.Server.Placement.Mode = "Anywhere" }),
+		"at most 52":                              good(func(s *evenkeel.ReductionService) { s.Name = strings.Repeat("x", 53) }),
+		"a letter first":                          good(func(s *evenkeel.ReductionService) { s.Name = "0x" }),
+	} {
+		t.Run(want, func(t *testing.T) { refused(t, dryRun(t.Context(), bad), want) })
+	}
+	fixed := good(nil)
+	if err := admin.Create(t.Context(), fixed); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, fixed)
+	fixed = fixed.DeepCopy()
+	*fixed.Spec.Replicas = 3
+	refused(t, admin.Update(t.Context(), fixed), "fixed when it is created")
+
+	more, two := int32(17), int32(2)
+	for want, spec := range map[string]evenkeel.ReductionSpec{
+		"spec.reduction.mode":                      {Mode: "Sometimes"},
+		"servers is larger than maxServers":        {Servers: &more},
+		"servers is larger than maxServers ":       {Servers: &more, MaxServers: &two},
+		"spec.reduction.sizing.serverBandwidth":    {Sizing: evenkeel.SizingSpec{WorkerBandwidth: resource.MustParse("1G")}},
+		"spec.reduction.maxServers in body should": {MaxServers: &zero},
+	} {
+		t.Run(want, func(t *testing.T) {
+			p := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Spec: evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Image: image}, Reduction: spec}}
+			refused(t, dryRun(t.Context(), p), strings.TrimSpace(want))
+		})
+	}
+}
+
+func TestTheReductionSampleIsGood(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "samples", "reduction.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, kinds := newNamespace(t, nil), 0
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		object := &unstructured.Unstructured{}
+		if err := yaml.UnmarshalStrict([]byte(document), &object.Object); err != nil {
+			t.Fatal(err)
+		}
+		kinds++
+		if object.GetKind() == "NetworkProfile" {
+			p := &evenkeel.NetworkProfile{}
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(object.Object, p, true); err != nil {
+				t.Fatal(err)
+			}
+			newProfile(t, p.Name, p.Spec)
+			continue
+		}
+		object.SetNamespace(ns)
+		if err := admin.Create(t.Context(), object, client.FieldValidation("Strict")); err != nil {
+			t.Fatal(err)
+		}
+		service := waitService(t, object, "exists", func(*evenkeel.ReductionService) bool { return true })
+		if *service.Spec.Replicas != 4 {
+			t.Errorf("%d servers; the sample says that it gets 4", *service.Spec.Replicas)
+		}
+	}
+	if kinds != 2 {
+		t.Errorf("%d objects, want a profile and a job", kinds)
+	}
+}
