@@ -66,7 +66,7 @@ func reductionFromPod(labels, annotations map[string]string) (*Reduction, error)
 	r := &Reduction{Service: service, Servers: strings.Split(servers, ",")}
 	for _, server := range r.Servers {
 		if host, port, err := net.SplitHostPort(server); err != nil || host == "" || port == "" {
-			return nil, fmt.Errorf("annotation %s has %q: host:port,host:port,...", evenkeel.ReductionServersKey, server)
+			return nil, fmt.Errorf("annotation %s has %q: want host:port,host:port and so on", evenkeel.ReductionServersKey, server)
 		}
 	}
 	return r, nil

@@ -145,6 +145,6 @@ func TestThePluginExplainsJobs(t *testing.T) {
 	plugin(t, config, cli.ExitPass, "why llama", words...)
 	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
 	plugin(t, config, cli.ExitPass, "why plain", "has no annotation evenkeel.dev/profile")
-	plugin(t, config, cli.ExitError, "why another", `no Job named "another"`)
+	plugin(t, config, cli.ExitError, "why another", `PyTorchJob named "another"`)
 	plugin(t, config, cli.ExitError, "why cronjob/llama", `kind "cronjob" is not one that Evenkeel knows`)
 }

@@ -207,7 +207,7 @@ func (w waits) job(flavors []unstructured.Unstructured) (job gate.Job, ready boo
 		}
 		domains, err := a.TopologyAssignment.domains()
 		if err != nil {
-			return job, false, fmt.Errorf("Workload %s/%s: %w", w.object.GetNamespace(), w.object.GetName(), err)
+			return job, false, fmt.Errorf("workload %s/%s: %w", w.object.GetNamespace(), w.object.GetName(), err)
 		}
 		levels := a.TopologyAssignment.Levels
 		for _, values := range domains {
