@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -81,11 +82,19 @@ func (w *Watch) look(ctx context.Context, kind schema.GroupVersionKind) {
 		return
 	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.served == nil {
 		w.served = map[schema.GroupKind]schema.GroupVersionKind{}
 	}
 	w.served[kind.GroupKind()] = mapping.GroupVersionKind
+	w.mu.Unlock()
+	// The objects' first events may have come before the kind counted as served, and no others may follow.
+	again := source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		queue.Add(w.Request)
+		return nil
+	})
+	if err := w.Controller.Watch(again); err != nil {
+		logger.Info("cannot look at what there is of the kind", "reason", err.Error())
+	}
 }
 
 // Served returns the kind with the version that is watched, if it is.
