@@ -29,6 +29,13 @@ test-unit test-plugin test-operator test-chart test-e2e: test-%:
 bench: ## Measure the plugin beside plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench $(BENCH)
 
+.PHONY: bench-collectives bench-preflight
+bench-collectives: ## Measure the collectives beside Gloo into docs/results/ (BENCH="--quick" for less)
+	$(GO) run ./hack/gloo $(BENCH)
+bench-preflight: ## Check 1,000 pretend nodes into docs/results/
+	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 30m \
+		-scale 1000 -scale-pods 10000 -scale-results docs/results/preflight.md
+
 .PHONY: gpu
 gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--quick" for less)
 	$(GO) run ./hack/gpu $(GPU)
