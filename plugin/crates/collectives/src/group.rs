@@ -599,8 +599,8 @@ fn digest(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{ranks, ways};
-    use crate::{DataType, choose};
+    use crate::testing::{PATIENCE, ranks, ways};
+    use crate::{DataType, MemoryStore, choose};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
@@ -869,6 +869,84 @@ mod tests {
             for error in lock(&errors).iter() {
                 assert_eq!((error.kind(), error.ranks()), (ErrorKind::Lost, &[2][..]), "{error}");
             }
+        }
+    }
+
+    /// Pieces of one rank between those of others, so that the first look brings all and finds the end behind them.
+    #[test]
+    fn who_leaves_after_the_last_operation_fails_nobody() {
+        for way in ways() {
+            for round in 0..60 {
+                ranks(3 + round % 3, &way, |group| {
+                    let bytes = group.size() * (PIECE + 1);
+                    let call = Call::default();
+                    if round % 4 == 0 {
+                        group.alltoall(&vec![1; bytes], &mut vec![0; bytes], &call).unwrap();
+                    } else {
+                        group.barrier(&call).unwrap();
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn what_came_from_a_rank_that_has_left_is_still_received() {
+        for way in ways() {
+            let left = std::sync::Barrier::new(2);
+            let store = MemoryStore::new();
+            let join = |rank| Group::join(&store, rank, 2, &way, PATIENCE).unwrap();
+            let (early, late) = (Call::default().tag(1), Call::default().tag(2));
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let group = join(1);
+                    group.broadcast(&mut [7], 1, &late).unwrap();
+                    group.send(0, &[8], &early).unwrap();
+                    group.send(0, &[9], &late).unwrap();
+                    drop(group);
+                    left.wait();
+                });
+                let group = join(0);
+                let mut room = [0];
+                // What the broadcast brings waits aside.
+                group.recv(1, &mut room, &early).unwrap();
+                left.wait();
+                assert_eq!((group.recv(1, &mut room, &late).unwrap(), room), (1, [9]));
+                group.broadcast(&mut room, 1, &late).unwrap();
+                assert_eq!(room, [7]);
+            });
+        }
+    }
+
+    #[test]
+    fn who_has_left_is_not_waited_for_when_others_may_send() {
+        for way in ways() {
+            let left = std::sync::Barrier::new(2);
+            let store = MemoryStore::new();
+            let join = |rank| Group::join(&store, rank, 3, &way, PATIENCE).unwrap();
+            let call = Call::default();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let group = join(1);
+                    group.send(0, &[1], &call).unwrap();
+                    drop(group);
+                    left.wait();
+                });
+                scope.spawn(|| {
+                    let group = join(2);
+                    group.recv(0, &mut [0], &call).unwrap();
+                    group.send(0, &[2], &call).unwrap();
+                });
+                let group = join(0);
+                let mut room = [0];
+                assert_eq!(group.recv_any(&mut room, &call).unwrap(), (1, 1));
+                left.wait();
+                let short = call.clone().timeout(Duration::from_millis(300));
+                let error = group.recv_any(&mut room, &short).unwrap_err();
+                assert!(error.kind() == ErrorKind::Timeout && error.ranks() == [2], "{error}");
+                group.send(2, &[0], &call).unwrap();
+                assert_eq!(group.recv_any(&mut room, &call).unwrap(), (2, 1));
+            });
         }
     }
 

@@ -110,6 +110,8 @@ pub(crate) trait Outgoing: Send {
     fn send(&mut self, head: &Head, payload: Source) -> std::result::Result<Option<Given>, Broken>;
     /// Moves on what can move; the number of loans finished so far.
     fn finished(&mut self) -> std::result::Result<u64, Broken>;
+    /// Nothing more is sent. Whether this process may end: all that was sent comes without it, or never will.
+    fn leave(&mut self) -> bool;
 }
 
 /// The end of a link that receives. Dropping it ends the link and all loans.
@@ -118,7 +120,7 @@ pub(crate) trait Incoming: Send {
     fn head(&mut self) -> std::result::Result<Option<Head>, Broken>;
     /// Takes the payload of the message whose head was given last. `into` is as long as the payload.
     fn take(&mut self, into: Target) -> std::result::Result<Given, Broken>;
-    /// Moves on what can move; the number of loans finished so far.
+    /// Moves on what can move; the number of loans finished so far. The link's end is told after what came before it.
     fn finished(&mut self) -> std::result::Result<u64, Broken>;
 }
 

@@ -7,13 +7,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::link::{Broken, Given, Head, Incoming, Key, Kind, Outgoing, Transport};
 use crate::lock;
 use crate::memory::{Source, Target};
-use crate::pulse::{Contact, Pulse};
+use crate::pulse::{Answer, Contact, Pulse};
 
 /// The longest message, in bytes.
 pub(crate) const MOST_BYTES: usize = 1 << 30;
@@ -23,6 +23,10 @@ const MOST_ASIDE: usize = 256 << 20;
 const MOST_MESSAGES_ASIDE: usize = 65_536;
 /// Links whose ranks are not known yet.
 const MOST_STRANGERS: usize = 4096;
+/// How long a rank that leaves waits until the others have what it sent.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// How often it looks.
+const FAREWELL_LOOK: Duration = Duration::from_millis(1);
 /// Rooms that are kept for the next operation.
 const MOST_ROOMS: usize = 32;
 
@@ -298,6 +302,11 @@ impl Mesh {
         }
     }
 
+    /// Whether a rank says that it has left, within the time.
+    pub(crate) fn has_left(&self, rank: usize, time: Duration) -> bool {
+        self.contacts[rank].ask(time) == Answer::Left
+    }
+
     /// Whether a link with a rank is being made: nobody says when it is.
     pub(crate) fn is_unlinked(&self, rank: usize) -> bool {
         let sending = lock(&self.peers[rank].outgoing);
@@ -400,6 +409,29 @@ impl Mesh {
     }
 }
 
+impl Drop for Mesh {
+    /// Leaves the others with all that they were sent: right after this the process may end.
+    fn drop(&mut self) {
+        if self.pulse.failure().is_some() {
+            return;
+        }
+        // First, so that ranks that leave at the same time do not wait for each other.
+        for peer in &self.peers {
+            lock(&peer.incoming).link = None;
+        }
+        let deadline = Instant::now() + FAREWELL;
+        let mut links: Vec<_> =
+            self.peers.iter().filter_map(|peer| lock(&peer.outgoing).link.take()).collect();
+        loop {
+            links.retain_mut(|link| !link.leave());
+            if links.is_empty() || Instant::now() >= deadline {
+                return;
+            }
+            self.transport.sleep(FAREWELL_LOOK, &mut || false);
+        }
+    }
+}
+
 impl Receiving {
     fn is_missing(&self) -> bool {
         self.link.is_none() && self.broken.is_none()
@@ -443,17 +475,18 @@ impl Receiving {
             return Err((what.clone(), what.contains(LONGER)));
         }
         loop {
-            let Some(link) = &mut self.link else { return Ok(false) };
-            if !self.coming.is_empty() {
-                let finished = link.finished().map_err(link_error)?;
-                while let Some(coming) = self.coming.pop_front_if(|next| next.number <= finished) {
-                    *moved = true;
-                    self.arrived(coming)?;
-                }
-            }
+            self.settle(moved)?;
             let may_put_aside = probe.is_some() || !self.posted.is_empty();
             let Some(link) = &mut self.link else { return Ok(false) };
-            let Some(head) = link.head().map_err(link_error)? else { return Ok(false) };
+            let head = match link.head() {
+                Ok(Some(head)) => head,
+                Ok(None) => return Ok(false),
+                Err(what) => {
+                    // Between the two looks the last bytes may have come, and the end after them.
+                    self.settle(moved)?;
+                    return Err(link_error(what));
+                }
+            };
             if probe == Some(head.key) {
                 return Ok(true);
             }
@@ -495,6 +528,19 @@ impl Receiving {
                 self.coming.push_back(coming);
             }
         }
+    }
+
+    /// Completes what is whole.
+    fn settle(&mut self, moved: &mut bool) -> std::result::Result<(), (Broken, bool)> {
+        let Some(link) = self.link.as_mut().filter(|_| !self.coming.is_empty()) else {
+            return Ok(());
+        };
+        let finished = link.finished().map_err(|what| (what, false))?;
+        while let Some(coming) = self.coming.pop_front_if(|next| next.number <= finished) {
+            *moved = true;
+            self.arrived(coming)?;
+        }
+        Ok(())
     }
 
     fn arrived(&mut self, coming: Coming) -> std::result::Result<(), (Broken, bool)> {

@@ -1,5 +1,6 @@
 //! Messages from one rank to another, outside of collective operations.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,19 +98,30 @@ impl Wanted<'_> {
         Ok((place, bytes))
     }
 
-    /// Who sends it first.
+    /// Who sends it first. Ranks that have left do not matter as long as others may send.
     fn find(&self, wait: &mut Wait<'_>) -> Result<usize> {
-        let Self { mesh, key, from, .. } = *self;
+        let Self { mesh, key, from, timeout } = *self;
+        let there = RefCell::new(vec![true; from.len()]);
         let look = || -> std::result::Result<Option<usize>, Trouble> {
+            let mut there = there.borrow_mut();
             let mut trouble = None;
             for (place, rank) in from.iter().enumerate() {
+                if !there[place] {
+                    continue;
+                }
                 match mesh.probe(*rank, key) {
                     Ok(true) => return Ok(Some(place)),
                     Ok(false) => {}
-                    Err(other) => trouble = Some(other),
+                    Err(other) => trouble = Some((place, other)),
                 }
             }
-            trouble.map_or(Ok(None), Err)
+            let Some((place, trouble)) = trouble else { return Ok(None) };
+            there[place] = trouble.mismatch || !mesh.has_left(trouble.rank, timeout / 5);
+            if there[place] || !there.contains(&true) { Err(trouble) } else { Ok(None) }
+        };
+        let ranks = || {
+            let there = there.borrow();
+            from.iter().zip(&*there).filter(|(_, there)| **there).map(|(rank, _)| *rank).collect()
         };
         loop {
             match look() {
@@ -117,7 +129,7 @@ impl Wanted<'_> {
                 Ok(Some(place)) => return Ok(place),
                 Ok(None) => {
                     let mut found = None;
-                    let waited = wait.idle(|| from.to_vec(), &mut || match look() {
+                    let waited = wait.idle(ranks, &mut || match look() {
                         Ok(None) => false,
                         other => {
                             found = Some(other);

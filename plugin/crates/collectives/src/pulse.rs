@@ -321,6 +321,8 @@ pub(crate) enum Answer {
     Alive { busy: bool, waiting: Vec<usize> },
     /// Alive, but the group has failed there.
     Failed(Failure),
+    /// It has left the group, in peace or because of a failure.
+    Left,
     /// Not alive, and in which way.
     Lost(&'static str),
 }
@@ -386,7 +388,7 @@ fn understand(bytes: &[u8]) -> Option<Answer> {
             Some(Answer::Alive { busy, waiting: reader.list()? })
         }
         FAILED => Failure::decode(&bytes[FRONT..]).map(Answer::Failed),
-        UNKNOWN => Some(Answer::Lost("it has left the group")),
+        UNKNOWN => Some(Answer::Left),
         _ => None,
     }
 }
@@ -396,6 +398,8 @@ fn understand(bytes: &[u8]) -> Option<Answer> {
 pub(crate) struct Findings {
     /// Ranks that are not alive, and in which way.
     pub(crate) lost: Vec<(usize, &'static str)>,
+    /// Ranks that have left. What they sent may still come.
+    pub(crate) left: Vec<usize>,
     /// What somebody had found out before.
     pub(crate) told: Option<Failure>,
     /// Ranks that are alive and in no operation.
@@ -443,6 +447,7 @@ pub(crate) fn ask_around(
         for (rank, answer) in answers {
             match answer {
                 Answer::Lost(how) => findings.lost.push((rank, how)),
+                Answer::Left => findings.left.push(rank),
                 Answer::Failed(failure) => findings.told = Some(failure),
                 Answer::Alive { busy: false, .. } => findings.idle.push(rank),
                 Answer::Alive { waiting, .. } => next.extend(waiting),
@@ -533,6 +538,6 @@ mod tests {
         let known = contact(&member);
         assert_eq!(known.ask(TIME), Answer::Alive { busy: false, waiting: vec![] });
         let unknown = Contact { id: known.id ^ 1, ..known };
-        assert_eq!(unknown.ask(TIME), Answer::Lost("it has left the group"));
+        assert_eq!(unknown.ask(TIME), Answer::Left);
     }
 }

@@ -207,7 +207,11 @@ impl Flight<'_> {
         let mut at = self.first;
         while at < self.pieces.len() && at < self.first + self.window {
             let peer = self.pieces[at].peer;
-            if attended != peer && matches!(self.pieces[at].state, State::Receiving(..)) {
+            // What is there needs its link no more: its sender may have left.
+            if attended != peer
+                && let State::Receiving(receipt, _) = &self.pieces[at].state
+                && receipt.done().is_none()
+            {
                 attended = peer;
                 moved |= self.mesh.progress(peer)?;
             }

@@ -396,6 +396,11 @@ impl Outgoing for Writer {
         }
         Ok(self.finished)
     }
+
+    fn leave(&mut self) -> bool {
+        // What is in the ring stays there for the other side.
+        true
+    }
 }
 
 struct Reader {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_transport::{
-    Connecting, ErrorKind as TransportErrorKind, HANDLE_BYTES, Handle, Listener, Log, MAX_REQUESTS,
-    RecvConnection, Request, SendConnection, Settings,
+    Connecting, ErrorKind as TransportErrorKind, Farewell, HANDLE_BYTES, Handle, Listener, Log,
+    MAX_REQUESTS, RecvConnection, Request, SendConnection, Settings,
 };
 
 use crate::error::{Error, Result};
@@ -103,6 +103,7 @@ impl Transport for Endpoint {
         Ok(Box::new(TcpOutgoing {
             connection: None,
             connecting: Some(connecting.map_err(|error| Error::system("network", error))?),
+            farewell: None,
             loans: VecDeque::new(),
             spare: vec![],
             lent: 0,
@@ -144,6 +145,7 @@ struct TcpOutgoing {
     // In front of what is lent to it: it is dropped first.
     connection: Option<SendConnection>,
     connecting: Option<Connecting>,
+    farewell: Option<Farewell>,
     loans: VecDeque<Loan>,
     spare: Vec<Vec<u8>>,
     lent: u64,
@@ -224,6 +226,13 @@ impl Outgoing for TcpOutgoing {
         }
         Ok(self.finished)
     }
+
+    fn leave(&mut self) -> bool {
+        if let Some(connection) = self.connection.take() {
+            self.farewell = Some(connection.finish());
+        }
+        self.farewell.as_ref().is_none_or(Farewell::is_over)
+    }
 }
 
 struct TcpIncoming {
@@ -295,11 +304,14 @@ impl Incoming for TcpIncoming {
     }
 
     fn finished(&mut self) -> std::result::Result<u64, Broken> {
-        while let Some(request) = self.loans.front()
-            && request.test().map_err(|error| error.to_string())?.is_some()
-        {
+        let before = self.finished;
+        while let Some(request) = self.loans.front() {
+            match request.test() {
+                Ok(Some(_)) => self.finished += 1,
+                Err(error) if self.finished == before => return Err(error.to_string()),
+                Ok(None) | Err(_) => break,
+            }
             self.loans.pop_front();
-            self.finished += 1;
         }
         Ok(self.finished)
     }

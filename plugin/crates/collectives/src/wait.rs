@@ -18,6 +18,8 @@ const UNLINKED_SLEEP: Duration = Duration::from_micros(500);
 const TELLING: Duration = Duration::from_millis(500);
 /// How long what a rank told before it ended may take to be heard.
 const HEARING: Duration = Duration::from_millis(200);
+/// How a rank is lost that has left while it was needed.
+const LEFT: &str = "it has left the group";
 
 /// One operation's wait.
 pub(crate) struct Wait<'a> {
@@ -101,6 +103,11 @@ impl<'a> Wait<'a> {
         if let Some(failure) = self.findings.told.take() {
             return Err(mesh.pulse().fail(failure).error());
         }
+        // What a rank sent before it left has time until the second look.
+        if self.asked > 1 {
+            let left = std::mem::take(&mut self.findings.left);
+            self.findings.lost.extend(left.into_iter().map(|rank| (rank, LEFT)));
+        }
         // Somebody else may have been quicker.
         if let Some(failure) = mesh.pulse().failure() {
             return Err(failure.error());
@@ -147,7 +154,8 @@ impl<'a> Wait<'a> {
                 let text = format!("{what}: the connection with {whose} broke: {why}");
                 self.ends(Failure { kind: ErrorKind::Lost, ranks: vec![rank], text })
             }
-            Answer::Lost(how) => {
+            answer @ (Answer::Lost(_) | Answer::Left) => {
+                let how = if let Answer::Lost(how) = answer { how } else { LEFT };
                 // It may have ended because of somebody else, and said so: that comes through the thread that answers.
                 let heard_by = Instant::now() + HEARING.min(self.timeout / 5);
                 while Instant::now() < heard_by {

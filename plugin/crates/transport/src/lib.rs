@@ -67,7 +67,7 @@ pub use log::Log;
 pub use notify::Notify;
 pub use recv::RecvConnection;
 pub use request::{MAX_REQUESTS, Request};
-pub use send::SendConnection;
+pub use send::{Farewell, SendConnection};
 pub use settings::{SETTINGS, Setting, Settings, SettingsError};
 pub use sys::{Block, RecvBuffer, SendBuffer};
 

@@ -391,7 +391,8 @@ impl Receiver {
     fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
             // The peer must hear of it now, not when this side closes.
-            self.flows().iter().for_each(|flow| flow.say_bye());
+            let below = lock(&self.queue).reassembly.ack();
+            self.flows().iter().for_each(|flow| flow.say_bye(below));
         }
     }
 
@@ -414,15 +415,15 @@ impl Receiver {
     /// Ends everything.
     fn close(&self) {
         self.come_to_rest();
-        let flows = {
+        let (flows, below) = {
             let mut queue = lock(&self.queue);
             if std::mem::replace(&mut queue.closed, true) {
                 return;
             }
-            std::mem::take(&mut queue.flows)
+            (std::mem::take(&mut queue.flows), queue.reassembly.ack())
         };
         for entry in flows.iter().flatten() {
-            entry.flow.say_bye();
+            entry.flow.say_bye(below);
             entry.flow.close();
         }
         self.clock.end_time();
@@ -758,9 +759,12 @@ impl RecvFlow {
         }
     }
 
-    /// Tells the sender that the connection is over, if the socket takes it, and ends the flow.
-    fn say_bye(&self) {
+    /// Tells the sender that the connection is over, if the socket takes it, and ends the flow. Before that it tells that all
+    /// messages below this one have come: the sender did not fail to deliver them.
+    fn say_bye(&self, below: u64) {
         let mut answering = lock(&self.answering);
+        answering.ack = Some(below);
+        self.write(&mut answering);
         if !std::mem::replace(&mut answering.closed, true) && answering.partial.is_none() {
             let nothing = SendBuffer::from_static(&[]);
             // Sockets whose buffers are full tell the peer by closing.

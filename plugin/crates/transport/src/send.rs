@@ -72,6 +72,24 @@ impl SendConnection {
     pub fn peer(&self) -> SocketAddr {
         self.sender.base.peer()
     }
+
+    /// Closes it, as dropping it does, and tells when that is of no consequence for the peer any more.
+    pub fn finish(self) -> Farewell {
+        Farewell { sender: Arc::clone(&self.sender), _engine: Arc::clone(&self._engine) }
+    }
+}
+
+/// A connection that its owner has closed.
+pub struct Farewell {
+    sender: Arc<Sender>,
+    _engine: Arc<Engine>,
+}
+
+impl Farewell {
+    /// Whether the peer has all messages whose requests were done, or never will. Never blocks.
+    pub fn is_over(&self) -> bool {
+        self.sender.is_over() || lock(&self.sender.queue).scheduler.is_empty()
+    }
 }
 
 impl Drop for SendConnection {
@@ -470,6 +488,12 @@ impl Sender {
             let mut writing = flow.writing.wait();
             if !std::mem::replace(&mut writing.closed, true) {
                 flow.dismiss(&mut writing);
+                // The peer may have it, and have closed for that reason.
+                if std::mem::take(&mut writing.chunk_written) {
+                    let mut queue = lock(&self.queue);
+                    queue.written(flow.place);
+                    self.collect(&mut queue);
+                }
                 if writing.frame.take().is_none() && !writing.bye_said {
                     let nothing = SendBuffer::from_static(&[]);
                     let bye = self.base.encode(Frame::Bye);
