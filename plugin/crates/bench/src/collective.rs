@@ -175,8 +175,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         let (samples, errors) = options.measure(&group, *elements)?;
         printer.row(&samples, *elements, errors)?;
     }
-    // Nobody leaves before all have their figures. Whoever leaves first may cut off another's last message of this; that is no harm.
-    let _ = group.barrier(&Call::default());
+    // Nobody leaves before all have their figures.
+    group.barrier(&Call::default()).map_err(|error| error.to_string())?;
     printer.finish()
 }
 
