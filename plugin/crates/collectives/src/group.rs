@@ -872,11 +872,11 @@ mod tests {
         }
     }
 
-    /// Pieces of one rank between those of others, so that the first look brings all and finds the end behind them.
+    /// Ranks end at different times: some are gone while others still look at what they got from them.
     #[test]
     fn who_leaves_after_the_last_operation_fails_nobody() {
         for way in ways() {
-            for round in 0..60 {
+            for round in 0..40 {
                 ranks(3 + round % 3, &way, |group| {
                     let bytes = group.size() * (PIECE + 1);
                     let call = Call::default();

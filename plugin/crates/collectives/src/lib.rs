@@ -34,6 +34,8 @@
 //!   that were waited for. A rank whose process was killed, is stopped, or is behind a cut link is named by all others within
 //!   that time, also by those that do not talk to it. Afterwards the group cannot be used, and says so
 //!   ([`Error::is_group_usable`]); make another one.
+//! * **Leaving** is no failure: a rank that drops its group, and the groups made of it, waits up to a second until the others
+//!   have what it sent; they go on as long as they need nothing more from it.
 //! * **Waiting** costs a processor for two milliseconds, which it yields to whoever wants it, and then nothing.
 
 mod bytes;
