@@ -128,6 +128,10 @@ func (e *Env) InstallChart(ctx context.Context, extra ...string) error {
 		"--set", "preflight.benchImage=" + e.Images.Bench,
 		"--set", "reduction.image=" + e.Images.Server,
 	}, extra...)
+	if e.Local != nil {
+		// Its nodes have this machine's processors: servers fit beside whatever else runs.
+		args = append(args, "--set-string", "defaultProfile.spec.reduction.server.cpu=250m")
+	}
 	if _, err := e.Helm(ctx, args...); err != nil {
 		return err
 	}
