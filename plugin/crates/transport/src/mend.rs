@@ -22,8 +22,6 @@ const MOST_DELAY: Duration = Duration::from_secs(2);
 /// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel
 /// asks for the second time after 0.6 s.
 const STALLED: u8 = 2;
-/// So has one that has asked once and heard nothing for so long: after queues the kernel takes seconds until it asks again.
-const SILENT: Duration = Duration::from_millis(600);
 
 /// What is being done to get flows.
 pub(crate) struct Mending {
@@ -173,11 +171,10 @@ impl Sender {
             if clear {
                 continue;
             }
-            let stands = info.unanswered >= STALLED || (info.unanswered > 0 && silent >= SILENT);
             if info.unanswered >= 3 && silent >= patience {
                 let what = format!("the peer's host has not answered for {} s", silent.as_secs());
                 self.lose(flow, &what);
-            } else if stands && answered {
+            } else if info.unanswered >= STALLED && answered {
                 self.base.counters.stalled.add(1);
                 self.lose(flow, "it stood still while others moved");
             }

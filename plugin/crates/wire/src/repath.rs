@@ -156,7 +156,8 @@ impl Repath {
                 round.stage = Stage::Settled;
                 Step::Nothing
             }
-            Stage::Settled if rate <= round.rate * GAIN => {
+            // Where it fell, the paths of old flows may have died: the slowest go, new or not.
+            Stage::Settled if rate <= round.rate * GAIN && rate * GAIN >= round.rate => {
                 let new = moved.iter().map(|(flow, _)| *flow).filter(|flow| *flow > round.newest);
                 Step::Close(new.take(moved.len() - self.flows).collect())
             }
