@@ -12,13 +12,15 @@ use crate::error::ErrorKind;
 use crate::send::{PLACES, Sender};
 use crate::sys::{self, PathInfo, lock};
 
-/// How long a call waits for the listener's welcome before another path is tried; the n-th call in
-/// a row waits n times as long, up to the limit.
+/// How long a call waits for the listener's welcome before another path is tried; the n-th time in
+/// a row it is n times as long, up to the limit.
 const CALL_PATIENCE: Duration = Duration::from_millis(400);
 const MOST_CALL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait after a first call that failed; doubled for each further one, up to the limit.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MOST_DELAY: Duration = Duration::from_secs(2);
+/// So many flows are called at a time while something waits for a new one: some may get paths that are dead, too.
+const URGENT: usize = 6;
 /// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel
 /// asks for the second time after 0.6 s.
 const STALLED: u8 = 2;
@@ -28,7 +30,7 @@ pub(crate) struct Mending {
     calls: Vec<Arc<Call>>,
     /// Number of the next flow.
     next_number: u32,
-    /// Calls in a row that failed.
+    /// Times in a row that all who were called failed.
     failures: u32,
     not_before: Option<Instant>,
     /// Since when there is no flow.
@@ -112,9 +114,10 @@ impl Sender {
             }
         }
         let mut missing = usize::from(settings.flows).saturating_sub(live + mending.calls.len());
-        // What no flow takes again needs a new one.
-        if std::mem::replace(&mut mending.repeats, repeats) && repeats && all < PLACES {
-            missing = missing.max(usize::from(mending.calls.is_empty()));
+        // What no flow takes again needs a new one, and all else waits for it.
+        if std::mem::replace(&mut mending.repeats, repeats) && repeats {
+            let urgent = URGENT.min(PLACES.saturating_sub(all));
+            missing = missing.max(urgent.saturating_sub(mending.calls.len()));
         }
         if missing > 0 && mending.not_before.is_none_or(|time| now >= time) {
             self.call(&mut mending, missing, now);
@@ -229,16 +232,22 @@ impl Mending {
 
 impl Caller for Sender {
     fn welcomed(self: Arc<Self>, flow: u32, socket: Socket) {
-        let outage = {
+        let (live, _) = self.count_flows();
+        let missing = usize::from(self.base.context.settings.flows).saturating_sub(live);
+        let in_place_of_another = missing > 0;
+        let (outage, surplus) = {
             let mut mending = lock(&self.mending);
             mending.calls.retain(|call| call.flow() != flow);
             (mending.failures, mending.not_before) = (0, None);
-            mending.flowless.take()
+            let needed = match mending.repath.is_trying() {
+                true => mending.calls.len(),
+                false => missing.saturating_sub(1).min(mending.calls.len()),
+            };
+            (mending.flowless.take(), mending.calls.split_off(needed))
         };
-        let in_place_of_another = {
-            let (live, _) = self.count_flows();
-            live < usize::from(self.base.context.settings.flows)
-        };
+        for call in surplus {
+            call.take_socket();
+        }
         if self.adopt(flow, socket).is_err() {
             return;
         }
@@ -256,7 +265,9 @@ impl Caller for Sender {
         let cause = {
             let mut mending = lock(&self.mending);
             mending.calls.retain(|call| call.flow() != flow);
-            mending.put_off(Instant::now());
+            if mending.calls.is_empty() {
+                mending.put_off(Instant::now());
+            }
             mending.cause.clone()
         };
         if error.is_final && all == 0 {

@@ -11,7 +11,8 @@ const LOSS: f64 = 0.85;
 /// How long nothing is tried after it has not helped; doubled each time, up to the limit.
 const FIRST_REST: Duration = Duration::from_millis(400);
 const LONGEST_REST: Duration = Duration::from_secs(10);
-/// With a few flows, this many are opened in a round: of four paths, eight more flows miss one every tenth time.
+/// With a few flows, this many are opened in a round as long as rounds help: of four paths, eight more flows miss one every
+/// tenth time. After one in vain it is as many as there are, since all that begin at once disturb each other.
 const MANY: usize = 12;
 /// Flows that carry less than this in a period, in bytes each, are not limited by their paths.
 const LEAST_BYTES: u64 = 128 << 10;
@@ -51,6 +52,8 @@ pub struct Repath {
     settled: f64,
     rest: Duration,
     not_before: Duration,
+    /// No round has been in vain yet.
+    hopeful: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +87,7 @@ impl Repath {
             settled: 0.0,
             rest: FIRST_REST,
             not_before: Duration::ZERO,
+            hopeful: true,
         }
     }
 
@@ -124,6 +128,7 @@ impl Repath {
             self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
             self.not_before = now + self.rest;
             self.settled = rate;
+            self.hopeful &= helped;
         } else if rate < self.settled * LOSS {
             self.rest = FIRST_REST;
             self.not_before = self.not_before.min(now + self.rest);
@@ -134,7 +139,13 @@ impl Repath {
         }
         let newest = carried.iter().map(|(flow, _)| *flow).max().unwrap_or_default();
         self.round = Some(Round { rate, newest, stage: Stage::Begun });
-        Step::Open(self.flows.max(MANY).min(3 * self.flows))
+        let many = if self.hopeful { MANY.min(3 * self.flows) } else { 0 };
+        Step::Open(self.flows.max(many))
+    }
+
+    /// Whether a round is going on.
+    pub fn is_trying(&self) -> bool {
+        self.round.is_some()
     }
 
     /// Whether this flow was there before the round that is going on.
@@ -152,16 +163,17 @@ impl Repath {
         // Flows in place of lost ones may have come after others were opened.
         let Some(round) = &mut self.round else { return slowest(moved) };
         match round.stage {
-            Stage::Begun => {
+            Stage::Begun if rate >= round.rate * LOSS => {
                 round.stage = Stage::Settled;
                 Step::Nothing
             }
-            // Where it fell, the paths of old flows may have died: the slowest go, new or not.
-            Stage::Settled if rate <= round.rate * GAIN && rate * GAIN >= round.rate => {
+            Stage::Begun | Stage::Settled if rate <= round.rate * GAIN => {
                 let new = moved.iter().map(|(flow, _)| *flow).filter(|flow| *flow > round.newest);
-                Step::Close(new.take(moved.len() - self.flows).collect())
+                let new: Vec<_> = new.take(moved.len() - self.flows).collect();
+                // There may have been more old ones than it is to have.
+                if new.is_empty() { slowest(moved) } else { Step::Close(new) }
             }
-            Stage::Settled | Stage::Helps => {
+            Stage::Begun | Stage::Settled | Stage::Helps => {
                 round.stage = Stage::Helps;
                 slowest(moved)
             }
@@ -286,6 +298,27 @@ mod tests {
         let seconds = Duration::from_secs(60);
         let (rate, _) = run(&mut network, &mut repath, seconds, Duration::from_secs(4));
         assert!(rate > 300e6, "{rate}");
+    }
+
+    #[test]
+    fn a_round_that_does_harm_is_over_at_once() {
+        let mut repath = Repath::new(4);
+        let mut carried: Vec<(u32, u64)> = (0..4).map(|flow| (flow, 0)).collect();
+        let mut now = Duration::ZERO;
+        let mut step = |carried: &mut Vec<(u32, u64)>, bytes: u64| {
+            now += Duration::from_millis(100);
+            carried.iter_mut().for_each(|flow| flow.1 += bytes);
+            repath.tick(now, true, carried)
+        };
+        assert_eq!(step(&mut carried, 0), Step::Nothing);
+        assert_eq!(step(&mut carried, 8 << 20), Step::Open(12), "rounds may help");
+        carried.extend((4..16).map(|flow| (flow, 0)));
+        assert_eq!(step(&mut carried, 1 << 20), Step::Nothing, "there are new ones");
+        assert_eq!(step(&mut carried, 1 << 20), Step::Close((4..16).collect()));
+        carried.truncate(4);
+        let later: Vec<_> = (0..20).map(|_| step(&mut carried, 8 << 20)).collect();
+        let next = later.iter().find(|step| **step != Step::Nothing);
+        assert_eq!(next, Some(&Step::Open(4)), "fewer after one in vain");
     }
 
     #[test]
