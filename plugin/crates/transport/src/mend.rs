@@ -22,8 +22,10 @@ const MOST_DELAY: Duration = Duration::from_secs(2);
 /// So many flows are called at a time while something waits for a new one: some may get paths that are dead, too.
 const URGENT: usize = 6;
 /// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel
-/// asks for the second time after 0.6 s.
+/// asks for the first time after 0.2 s, and for the second time after 0.6 s.
 const STALLED: u8 = 2;
+/// So has one that has waited so long for the first answer, and for twice the usual round trip.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(100);
 
 /// What is being done to get flows.
 pub(crate) struct Mending {
@@ -177,7 +179,7 @@ impl Sender {
             if info.unanswered >= 3 && silent >= patience {
                 let what = format!("the peer's host has not answered for {} s", silent.as_secs());
                 self.lose(flow, &what);
-            } else if info.unanswered >= STALLED && answered {
+            } else if is_stalled(info) && answered {
                 self.base.counters.stalled.add(1);
                 self.lose(flow, "it stood still while others moved");
             }
@@ -220,6 +222,12 @@ impl Sender {
             }
         }
     }
+}
+
+/// Whether a flow has a dead path, if others are answered.
+fn is_stalled(info: &PathInfo) -> bool {
+    let patience = ANSWER_PATIENCE.max(2 * info.usual_round_trip);
+    info.unanswered >= STALLED || info.unanswered > 0 && info.asked >= patience
 }
 
 impl Mending {

@@ -382,6 +382,8 @@ pub(crate) struct PathInfo {
     /// Times that the kernel has asked the peer in vain since it last answered. A peer that is
     /// alive but does not read answers window probes, so it never counts as silent.
     pub(crate) unanswered: u8,
+    /// Time since it last asked, or sent anything else.
+    pub(crate) asked: Duration,
     /// Time since the peer's host last acknowledged anything.
     pub(crate) silent: Duration,
     /// Bytes that the peer's host has acknowledged in all.
@@ -390,6 +392,8 @@ pub(crate) struct PathInfo {
     pub(crate) busy: Duration,
     /// Shortest round trip seen.
     pub(crate) round_trip: Duration,
+    /// Smoothed round trip.
+    pub(crate) usual_round_trip: Duration,
 }
 
 /// Asks the kernel about a TCP connection.
@@ -398,10 +402,12 @@ pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
     let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
     Ok(PathInfo {
         unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
+        asked: Duration::from_millis(info.tcpi_last_data_sent.into()),
         silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
         acked: info.tcpi_bytes_acked,
         busy: Duration::from_micros(busy),
         round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
+        usual_round_trip: Duration::from_micros(info.tcpi_rtt.into()),
     })
 }
 
