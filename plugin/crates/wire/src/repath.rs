@@ -11,9 +11,12 @@ const LOSS: f64 = 0.85;
 /// How long nothing is tried after it has not helped; doubled each time, up to the limit.
 const FIRST_REST: Duration = Duration::from_millis(400);
 const LONGEST_REST: Duration = Duration::from_secs(10);
-/// With a few flows, this many are opened in a round as long as rounds help: of four paths, eight more flows miss one every
-/// tenth time. After one in vain it is as many as there are, since all that begin at once disturb each other.
+/// A round during which less than this share gets through is over at once.
+const HARM: f64 = 0.6;
+/// With a few flows, this many are opened in a round at first: of four paths, eight more flows miss one every tenth time.
 const MANY: usize = 12;
+/// After so many rounds in vain it is as many as there are, since all that begin at once disturb each other.
+const THOROUGH: u32 = 2;
 /// Flows that carry less than this in a period, in bytes each, are not limited by their paths.
 const LEAST_BYTES: u64 = 128 << 10;
 
@@ -52,8 +55,8 @@ pub struct Repath {
     settled: f64,
     rest: Duration,
     not_before: Duration,
-    /// No round has been in vain yet.
-    hopeful: bool,
+    /// Rounds that did not help.
+    vain: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +90,7 @@ impl Repath {
             settled: 0.0,
             rest: FIRST_REST,
             not_before: Duration::ZERO,
-            hopeful: true,
+            vain: 0,
         }
     }
 
@@ -128,7 +131,7 @@ impl Repath {
             self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
             self.not_before = now + self.rest;
             self.settled = rate;
-            self.hopeful &= helped;
+            self.vain = self.vain.saturating_add(u32::from(!helped));
         } else if rate < self.settled * LOSS {
             self.rest = FIRST_REST;
             self.not_before = self.not_before.min(now + self.rest);
@@ -139,7 +142,7 @@ impl Repath {
         }
         let newest = carried.iter().map(|(flow, _)| *flow).max().unwrap_or_default();
         self.round = Some(Round { rate, newest, stage: Stage::Begun });
-        let many = if self.hopeful { MANY.min(3 * self.flows) } else { 0 };
+        let many = if self.vain < THOROUGH { MANY.min(3 * self.flows) } else { 0 };
         Step::Open(self.flows.max(many))
     }
 
@@ -163,7 +166,7 @@ impl Repath {
         // Flows in place of lost ones may have come after others were opened.
         let Some(round) = &mut self.round else { return slowest(moved) };
         match round.stage {
-            Stage::Begun if rate >= round.rate * LOSS => {
+            Stage::Begun if rate >= round.rate * HARM => {
                 round.stage = Stage::Settled;
                 Step::Nothing
             }
@@ -315,10 +318,27 @@ mod tests {
         carried.extend((4..16).map(|flow| (flow, 0)));
         assert_eq!(step(&mut carried, 1 << 20), Step::Nothing, "there are new ones");
         assert_eq!(step(&mut carried, 1 << 20), Step::Close((4..16).collect()));
-        carried.truncate(4);
-        let later: Vec<_> = (0..20).map(|_| step(&mut carried, 8 << 20)).collect();
-        let next = later.iter().find(|step| **step != Step::Nothing);
-        assert_eq!(next, Some(&Step::Open(4)), "fewer after one in vain");
+    }
+
+    #[test]
+    fn fewer_are_opened_after_rounds_in_vain() {
+        let mut network = Network::new(&[125e6], 4, 1);
+        let mut repath = Repath::new(4);
+        let mut opened = Vec::new();
+        for step in 1..100 {
+            let time = Duration::from_millis(100);
+            network.pass(time);
+            let carried: Vec<_> = network.flows.iter().map(|flow| (flow.0, flow.2)).collect();
+            match repath.tick(step * time, true, &carried) {
+                Step::Nothing => {}
+                Step::Open(count) => {
+                    network.open(count);
+                    opened.push(count);
+                }
+                Step::Close(numbers) => network.flows.retain(|flow| !numbers.contains(&flow.0)),
+            }
+        }
+        assert_eq!(opened[..3], [12, 12, 4]);
     }
 
     #[test]
