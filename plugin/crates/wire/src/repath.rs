@@ -115,12 +115,12 @@ impl Repath {
         let total: u64 = moved.iter().map(|(_, bytes)| bytes).sum();
         let rate = total as f64 / time.as_secs_f64();
         self.begin(now, carried);
-        if total < LEAST_BYTES * carried.len() as u64 {
-            return Step::Nothing;
-        }
         if carried.len() > self.flows {
             self.unsettled = true;
             return self.thin_out(rate, &moved);
+        }
+        if total < LEAST_BYTES * carried.len() as u64 {
+            return Step::Nothing;
         }
         if std::mem::take(&mut self.unsettled) {
             // The others need a moment to take over what the last one had.
