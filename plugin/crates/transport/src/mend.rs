@@ -201,7 +201,9 @@ impl Sender {
         let carried: Vec<_> =
             live.iter().map(|flow| (flow.number, flow.counters.bytes())).collect();
         let mut mending = lock(&self.mending);
-        if !mending.calls.is_empty() {
+        // Those who have come in a round are judged without those on dead paths.
+        let some_have_come = live.len() > usize::from(settings.flows);
+        if !mending.calls.is_empty() && !(mending.repath.is_trying() && some_have_come) {
             return;
         }
         let limited = busy && self.breadth.paths_matter();
@@ -213,7 +215,11 @@ impl Sender {
             }
             Step::Close(numbers) => {
                 let old = numbers.iter().filter(|number| mending.repath.is_old(**number)).count();
+                let unanswered = std::mem::take(&mut mending.calls);
                 drop(mending);
+                for call in unanswered {
+                    call.take_socket();
+                }
                 self.base.counters.repathed.add(old as u64);
                 for flow in live.iter().filter(|flow| numbers.contains(&flow.number)) {
                     self.begin_to_retire(flow);
