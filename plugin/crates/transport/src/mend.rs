@@ -202,8 +202,8 @@ impl Sender {
             live.iter().map(|flow| (flow.number, flow.counters.bytes())).collect();
         let mut mending = lock(&self.mending);
         // Those who have come in a round are judged without those on dead paths.
-        let some_have_come = live.len() > usize::from(settings.flows);
-        if !mending.calls.is_empty() && !(mending.repath.is_trying() && some_have_come) {
+        let some_have_come = mending.repath.is_trying() && live.len() > usize::from(settings.flows);
+        if !mending.calls.is_empty() && !some_have_come {
             return;
         }
         let limited = busy && self.breadth.paths_matter();
