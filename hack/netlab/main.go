@@ -53,16 +53,27 @@ that network is eth0; ctl0 (10.3.0.1 and 10.3.0.2) joins them directly, beside t
 
 func upCommand(name *string) *cobra.Command {
 	var c netlab.Config
-	var links, flows string
+	var links, flows, star string
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Make a network that stays until it is taken down",
 		Example: `  go run ./hack/netlab up --links 4x1gbit
   go run ./hack/netlab up --name clouds --links "" --flow-rates 3x400mbit,100mbit
-  go run ./hack/netlab up --name plain --links "" --mtu 9000`,
+  go run ./hack/netlab up --name plain --links "" --mtu 9000
+  go run ./hack/netlab up --name star --star 8x1gbit`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.Name = *name
+			if star != "" {
+				if cmd.Flags().Changed("links") {
+					return errors.New("--star and --links: one of them")
+				}
+				links = ""
+				var err error
+				if c.Star, err = netlab.ParseRates(star); err != nil {
+					return err
+				}
+			}
 			if links != "" {
 				rates, err := netlab.ParseRates(links)
 				if err != nil {
@@ -86,6 +97,7 @@ func upCommand(name *string) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&links, "links", "4x1gbit", `rates of the links between the routers; "" joins the hosts directly, unshaped`)
 	cmd.Flags().StringVar(&flows, "flow-rates", "", "caps over which a host's TCP connections are dealt as they are opened, such as 3x400mbit,100mbit")
+	cmd.Flags().StringVar(&star, "star", "", "instead of two hosts, one around a switch for each link of these rates, h1 at 10.1.0.2, h2 at 10.2.0.2 and so on")
 	cmd.Flags().DurationVar(&c.Queue, "queue", netlab.DefaultQueue, "length of each shaped queue")
 	cmd.Flags().IntVar(&c.MTU, "mtu", netlab.DefaultMTU, "MTU in bytes")
 	cmd.Flags().StringVar(&c.Congestion, "congestion", "", "TCP congestion control of the hosts (default the machine's for new namespaces)")

@@ -6,6 +6,8 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -159,6 +161,37 @@ func TestLinksKeepTheirRates(t *testing.T) {
 	must(t, l.SetRate(t.Context(), 1, 5*Mbit))
 	l.config.Links[1].Rate = 5 * Mbit
 	measure()
+}
+
+func TestStarHostsReachEachOtherOverTheirOwnLinks(t *testing.T) {
+	l := labUp(t, Config{Star: []Rate{40 * Mbit, 10 * Mbit, 40 * Mbit}})
+	f := flows(t, l, 1)[0]
+	start, before := time.Now(), f.Received()
+	awaitBytes(t, f, 2<<20)
+	took, got := time.Since(start), f.Received()-before
+	// Two queues are on the way, and what has left them may wait in the receiver's socket.
+	if most := 2*mostBytes(l, 10*Mbit, 0) + uint64((10*Mbit).bytesIn(took.Seconds()*1.05)) + 1<<20; got > most {
+		t.Errorf("h2's link of %s carried %d bytes in %s: want at most %d", 10*Mbit, got, took, most)
+	}
+	listener := StarHost(2)
+	var at net.Listener
+	must(t, l.Do(listener, func() (err error) {
+		at, err = net.Listen("tcp", netip.AddrPortFrom(l.Address(listener), 0).String())
+		return err
+	}))
+	defer at.Close()
+	for _, host := range []Host{H1, H2} {
+		must(t, l.Do(host, func() error {
+			conn, err := net.DialTimeout("tcp", at.Addr().String(), timeout)
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		}))
+	}
+	if _, err := l.Sent(); err == nil {
+		t.Error("a star has counters of links between routers")
+	}
 }
 
 func TestFlowsTakeTheLinkOfTheirHash(t *testing.T) {
@@ -456,6 +489,8 @@ func TestRefusals(t *testing.T) {
 		"mtu":        {Name: "test-refused", MTU: 70},
 		"congestion": {Name: "test-refused", Congestion: "nosuch"},
 		"cap":        {Name: "test-refused", FlowRates: []Rate{0}},
+		"star":       {Name: "test-refused", Star: []Rate{Gbit}},
+		"both":       {Name: "test-refused", Star: []Rate{Gbit, Gbit}, Links: Links(Gbit)},
 		"links":      {Name: "test-refused", Links: make([]Link, MaxLinks+1)},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,14 +5,23 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 )
 
-// plan has the hosts' addresses. Labs share nothing, so all have the same.
-var plan = map[Host]struct{ data, gateway, control netip.Addr }{
-	H1: {netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.3.0.1")},
-	H2: {netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.3.0.2")},
+// addresses are a host's in the network under test, and its router's next to
+// it; of no host, none. Labs share nothing, so all have the same.
+func addresses(host Host) (data, gateway netip.Addr) {
+	number, err := strconv.ParseUint(strings.TrimPrefix(string(host), "h"), 10, 8)
+	if err != nil {
+		return data, gateway
+	}
+	at := func(last byte) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(number), 0, last}) }
+	return at(2), at(1)
 }
+
+// controls are the addresses beside the network under test.
+var controls = map[Host]netip.Addr{H1: netip.MustParseAddr("10.3.0.1"), H2: netip.MustParseAddr("10.3.0.2")}
 
 // A shaper holds back what comes faster than its rate. Whole segments of 64 KiB
 // pass through it before they are cut to packets, and must fit its bucket.
@@ -37,11 +46,14 @@ func (l *Lab) lay(ctx context.Context) error {
 			return err
 		}
 	}
+	if len(c.Star) > 0 {
+		return l.layStar(ctx)
+	}
 	if err := l.join(ctx, H1, ControlInterface, H2, ControlInterface, DefaultMTU); err != nil {
 		return err
 	}
-	for host, p := range plan {
-		if err := l.run(ctx, host, "ip -batch -", fmt.Sprintf("addr add %s/24 dev %s", p.control, ControlInterface)); err != nil {
+	for host, address := range controls {
+		if err := l.run(ctx, host, "ip -batch -", fmt.Sprintf("addr add %s/24 dev %s", address, ControlInterface)); err != nil {
 			return err
 		}
 	}
@@ -53,11 +65,13 @@ func (l *Lab) lay(ctx context.Context) error {
 		return err
 	}
 	for host, other := range map[Host]Host{H1: H2, H2: H1} {
-		route := fmt.Sprintf("route add %s/24 dev %s", plan[other].gateway.Prev(), DataInterface)
+		_, beyond := addresses(other)
+		route := fmt.Sprintf("route add %s/24 dev %s", beyond.Prev(), DataInterface)
+		data, gateway := addresses(host)
 		if len(c.Links) > 0 {
-			route += " via " + plan[host].gateway.String()
+			route += " via " + gateway.String()
 		}
-		if err := l.run(ctx, host, "ip -batch -", fmt.Sprintf("addr add %s/24 dev %s", plan[host].data, DataInterface), route); err != nil {
+		if err := l.run(ctx, host, "ip -batch -", fmt.Sprintf("addr add %s/24 dev %s", data, DataInterface), route); err != nil {
 			return err
 		}
 		if err := l.setTCP(host); err != nil {
@@ -68,6 +82,55 @@ func (l *Lab) lay(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// layStar makes a star: each link is shaped at the host and at the switch.
+func (l *Lab) layStar(ctx context.Context) error {
+	err := l.spaces[s1].do(func() error { return setSysctl("ipv4/ip_forward", "1") })
+	if err != nil {
+		return err
+	}
+	for link, rate := range l.config.Star {
+		host, port := StarHost(link), linkName(link)
+		if err := l.join(ctx, s1, port, host, DataInterface, l.config.MTU); err != nil {
+			return err
+		}
+		data, gateway := addresses(host)
+		for _, end := range []struct {
+			at    Host
+			name  string
+			lines []string
+		}{
+			{s1, port, []string{fmt.Sprintf("addr add %s/24 dev %s", gateway, port)}},
+			{host, DataInterface, []string{
+				fmt.Sprintf("addr add %s/24 dev %s", data, DataInterface),
+				fmt.Sprintf("route add default via %s", gateway),
+			}},
+		} {
+			if err := l.run(ctx, end.at, "ip -batch -", end.lines...); err != nil {
+				return err
+			}
+			if err := l.shape(ctx, end.at, end.name, rate); err != nil {
+				return err
+			}
+		}
+		if err := l.setTCP(host); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shape sets the rate of what a host or router sends through an interface.
+func (l *Lab) shape(ctx context.Context, host Host, name string, rate Rate) error {
+	if rate == 0 {
+		// Replaced first, because there may be none to remove.
+		return l.run(ctx, host, "tc -batch -",
+			fmt.Sprintf("qdisc replace dev %s root pfifo", name),
+			fmt.Sprintf("qdisc del dev %s root", name))
+	}
+	return l.run(ctx, host, "tc -batch -", fmt.Sprintf("qdisc replace dev %s root tbf rate %s burst %d limit %d",
+		name, rate, max(leastBurst, rate.bytesIn(0.001)), l.queueBytes(rate)))
 }
 
 // layRouters makes the links and what chooses between them.
@@ -88,13 +151,15 @@ func (l *Lab) layRouters(ctx context.Context) error {
 		if err := l.join(ctx, side.router, "host", side.host, DataInterface, c.MTU); err != nil {
 			return err
 		}
-		addresses := []string{fmt.Sprintf("addr add %s/24 dev host", plan[side.host].gateway)}
-		route := fmt.Sprintf("route add %s/24", plan[side.beyond].gateway.Prev())
+		_, near := addresses(side.host)
+		_, far := addresses(side.beyond)
+		lines := []string{fmt.Sprintf("addr add %s/24 dev host", near)}
+		route := fmt.Sprintf("route add %s/24", far.Prev())
 		for i := range c.Links {
-			addresses = append(addresses, fmt.Sprintf("addr add 10.9.%d.%d/30 dev %s", i, side.own, linkName(i)))
+			lines = append(lines, fmt.Sprintf("addr add 10.9.%d.%d/30 dev %s", i, side.own, linkName(i)))
 			route += fmt.Sprintf(" nexthop via 10.9.%d.%d dev %s", i, side.others, linkName(i))
 		}
-		if err := l.run(ctx, side.router, "ip -batch -", append(addresses, route)...); err != nil {
+		if err := l.run(ctx, side.router, "ip -batch -", append(lines, route)...); err != nil {
 			return err
 		}
 		err := l.spaces[side.router].do(func() error {

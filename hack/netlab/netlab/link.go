@@ -31,14 +31,7 @@ var States = []State{LinkUp, LinkDown, LinkSilent}
 // SetRate sets a link's rate in both directions.
 func (l *Lab) SetRate(ctx context.Context, link int, rate Rate) error {
 	return l.atBothEnds(link, func(router Host) error {
-		if rate == 0 {
-			// Replaced first, because there may be none to remove.
-			return l.run(ctx, router, "tc -batch -",
-				fmt.Sprintf("qdisc replace dev %s root pfifo", linkName(link)),
-				fmt.Sprintf("qdisc del dev %s root", linkName(link)))
-		}
-		return l.run(ctx, router, "tc -batch -", fmt.Sprintf("qdisc replace dev %s root tbf rate %s burst %d limit %d",
-			linkName(link), rate, max(leastBurst, rate.bytesIn(0.001)), l.queueBytes(rate)))
+		return l.shape(ctx, router, linkName(link), rate)
 	})
 }
 
@@ -199,7 +192,7 @@ func (l *Lab) path(ctx context.Context, from, to uint16) (int, error) {
 	if err := l.hasLinks(); err != nil {
 		return 0, err
 	}
-	cmd := l.spaces[s1].command(ctx, "ip", "route", "get", plan[H2].data.String(), "from", plan[H1].data.String(),
+	cmd := l.spaces[s1].command(ctx, "ip", "route", "get", l.Address(H2).String(), "from", l.Address(H1).String(),
 		"iif", "host", "ipproto", "tcp", "sport", fmt.Sprint(from), "dport", fmt.Sprint(to))
 	text, err := output(cmd, s1, "ip route get")
 	if err != nil {
@@ -214,7 +207,7 @@ func (l *Lab) path(ctx context.Context, from, to uint16) (int, error) {
 
 func (l *Lab) hasLinks() error {
 	if len(l.config.Links) == 0 {
-		return errors.New("this lab's hosts are joined directly: it has no links to look at or change")
+		return errors.New("this lab has no links between routers to look at or change")
 	}
 	return nil
 }

@@ -10,6 +10,13 @@
 // hosts' interface to that network is eth0; a second one, ctl0, joins them
 // directly, for what steers a test and must survive the network under test.
 //
+// Or a star: any number of hosts around one switch, each with a link of its
+// own to it, whose interface at the host is eth0 as well:
+//
+//	h1 10.1.0.2 ---\
+//	h2 10.2.0.2 ---- s1
+//	h3 10.3.0.2 ---/
+//
 // The namespaces have no names. They live as long as the process that called
 // [Up], or a process started in them: however the owner ends, nothing stays.
 // Nothing is changed in the machine's own network. Needs root, iproute2,
@@ -35,7 +42,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// A Host is one of the two ends of a lab.
+// A Host is one of the two ends of a lab, or of the ends of a star.
 type Host string
 
 const (
@@ -43,7 +50,11 @@ const (
 	H2 Host = "h2"
 )
 
-// The routers, where there are links.
+// StarHost is a star's host at the end of a link, which are counted from 0: the
+// first is [H1].
+func StarHost(link int) Host { return Host(fmt.Sprintf("h%d", link+1)) }
+
+// The routers, where there are links; of a star, the first is its switch.
 const (
 	s1 Host = "s1"
 	s2 Host = "s2"
@@ -74,6 +85,9 @@ type Config struct {
 	// Links are the links between the routers. Without any there are no
 	// routers: one unshaped link joins the hosts.
 	Links []Link
+	// Star, if there is one, is the rates of a star's links, a host at the end of
+	// each: there are neither Links nor FlowRates then.
+	Star []Rate
 	// FlowRates caps TCP connections at the host that sends, as clouds do:
 	// connections are dealt over that many shaped queues in the order in which
 	// they are opened, each queue with its rate.
@@ -124,6 +138,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("lab name %q: lower-case letters, digits and dashes, at most 31", c.Name)
 	case len(c.Links) > MaxLinks:
 		return c, fmt.Errorf("%d links: at most %d", len(c.Links), MaxLinks)
+	case len(c.Star) == 1 || len(c.Star) > MaxLinks:
+		return c, fmt.Errorf("a star of %d links: from 2 to %d", len(c.Star), MaxLinks)
+	case len(c.Star) > 0 && len(c.Links)+len(c.FlowRates) > 0:
+		return c, errors.New("a star has neither links between routers nor capped connections")
 	case len(c.FlowRates) > MaxLinks:
 		return c, fmt.Errorf("%d caps of connections: at most %d", len(c.FlowRates), MaxLinks)
 	case slices.Contains(c.FlowRates, 0):
@@ -138,15 +156,36 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
+// hosts are all namespaces that the lab needs.
+func (c Config) hosts() []Host {
+	switch {
+	case len(c.Star) > 0:
+		hosts := []Host{s1}
+		for link := range c.Star {
+			hosts = append(hosts, StarHost(link))
+		}
+		return hosts
+	case len(c.Links) > 0:
+		return []Host{H1, H2, s1, s2}
+	}
+	return []Host{H1, H2}
+}
+
 // String is a line for people.
 func (c Config) String() string {
 	text := "hosts joined directly"
-	if len(c.Links) > 0 {
-		var rates []string
-		for _, link := range c.Links {
-			rates = append(rates, link.Rate.String())
-		}
-		text = "links " + strings.Join(rates, ", ")
+	var rates []string
+	for _, link := range c.Links {
+		rates = append(rates, link.Rate.String())
+	}
+	for _, rate := range c.Star {
+		rates = append(rates, rate.String())
+	}
+	switch all := strings.Join(rates, ", "); {
+	case len(c.Star) > 0:
+		text = "hosts around a switch, links " + all
+	case len(c.Links) > 0:
+		text = "links " + all
 	}
 	if len(c.FlowRates) > 0 {
 		text += "; connections capped at "
@@ -211,11 +250,7 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			err = errors.Join(err, l.release(ctx))
 		}
 	}()
-	hosts := []Host{H1, H2}
-	if len(c.Links) > 0 {
-		hosts = append(hosts, s1, s2)
-	}
-	for _, host := range hosts {
+	for _, host := range c.hosts() {
 		s, file, err := newSpace()
 		if err != nil {
 			return nil, err
@@ -279,10 +314,11 @@ func (l *Lab) Config() Config { return l.config }
 func (l *Lab) Owner() int { return record{Spaces: l.spaces}.owner() }
 
 // Address is a host's address in the network under test.
-func (l *Lab) Address(host Host) netip.Addr { return plan[host].data }
+func (l *Lab) Address(host Host) netip.Addr { data, _ := addresses(host); return data }
 
-// ControlAddress is a host's address beside the network under test.
-func (l *Lab) ControlAddress(host Host) netip.Addr { return plan[host].control }
+// ControlAddress is a host's address beside the network under test, which a
+// star's hosts do not have.
+func (l *Lab) ControlAddress(host Host) netip.Addr { return controls[host] }
 
 // Do runs f, on a thread of its own, in a host's network: sockets opened by f
 // belong to that host. f must not start goroutines that open more.
@@ -336,7 +372,7 @@ func output(cmd *exec.Cmd, host Host, name string) (string, error) {
 func (l *Lab) host(host Host) (space, error) {
 	s, ok := l.spaces[host]
 	if !ok {
-		return space{}, fmt.Errorf("no host %q in the lab: %s and %s", host, H1, H2)
+		return space{}, fmt.Errorf("no host %q in the lab: %s", host, l.config)
 	}
 	return s, nil
 }

@@ -67,15 +67,14 @@ func selectClients(service *evenkeel.ReductionService) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{evenkeel.ReductionClientKey: service.Name}}
 }
 
-// headless gives the servers their names.
+// headless gives the servers their names, once they are ready: clients wait for a name that leads nowhere yet, and not
+// for long for a server that has an address and does not answer.
 func headless(service *evenkeel.ReductionService) *corev1.Service {
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: meta(service),
 		Spec: corev1.ServiceSpec{
 			ClusterIP: corev1.ClusterIPNone, Selector: ofServer(service),
-			// A server that drains serves those that have it.
-			PublishNotReadyAddresses: true,
 			Ports: []corev1.ServicePort{
 				{Name: "reduction", Port: Port, TargetPort: intstr.FromInt32(Port), Protocol: corev1.ProtocolTCP},
 				{Name: "metrics", Port: MetricsPort, TargetPort: intstr.FromInt32(MetricsPort), Protocol: corev1.ProtocolTCP},

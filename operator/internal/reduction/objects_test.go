@@ -55,7 +55,7 @@ func TestEverythingGoesWithTheService(t *testing.T) {
 func TestServersHaveTheNamesThatWorkersAreTold(t *testing.T) {
 	service := newService(nil)
 	set, dns := object[*appsv1.StatefulSet](t, service, 4), object[*corev1.Service](t, service, 4)
-	if set.Spec.ServiceName != dns.Name || dns.Spec.ClusterIP != corev1.ClusterIPNone || !dns.Spec.PublishNotReadyAddresses {
+	if set.Spec.ServiceName != dns.Name || dns.Spec.ClusterIP != corev1.ClusterIPNone || dns.Spec.PublishNotReadyAddresses {
 		t.Errorf("StatefulSet of Service %s, which is %+v", set.Spec.ServiceName, dns.Spec)
 	}
 	labels := set.Spec.Template.Labels

@@ -13,7 +13,10 @@ use evenkeel_transport::{RecvBuffer, SendBuffer};
 use crate::collective::{self, CollComm, CollSlot, Collectives, ListenColl};
 use crate::failure::{Failure, guard};
 use crate::logger::LOG;
-use crate::tables::{NAME, Size, dereg_mr, get_properties, index, object, place, reg_mr};
+use crate::tables::{
+    Listens, NAME, Size, dereg_mr, get_properties, listen_in_context, listen_with, object, place,
+    reg_mr,
+};
 
 unsafe extern "C" fn init(logger: Option<Logger>) -> NcclResult {
     LOG.set(logger);
@@ -63,22 +66,12 @@ unsafe extern "C" fn devices(count: *mut c_int) -> NcclResult {
     })
 }
 
-/// # Safety
-/// As for the `listen` of NCCL's tables: `handle` is `HANDLE_SIZE` bytes to write to, `comm` a
-/// place for the result.
-unsafe fn listen_with(
-    context: &Collectives,
-    device: c_int,
-    handle: *mut c_void,
-    comm: *mut *mut c_void,
-) -> Result<(), Failure> {
-    // SAFETY: passed on to the caller; bytes have no alignment and no invalid values.
-    let handle = unsafe { place(handle.cast::<[u8; HANDLE_SIZE]>(), "handle") }?;
-    // SAFETY: passed on to the caller.
-    let comm = unsafe { place(comm, "listenComm") }?;
-    *comm = ptr::null_mut();
-    *comm = Box::into_raw(Box::new(context.listen(index(device)?, handle)?)).cast();
-    Ok(())
+impl Listens for Collectives {
+    const CALL: &'static str = "CollNet listen";
+
+    fn start(&self, device: usize, handle: &mut [u8; HANDLE_SIZE]) -> Result<*mut c_void, Failure> {
+        Ok(Box::into_raw(Box::new(self.listen(device, handle)?)).cast())
+    }
 }
 
 unsafe extern "C" fn listen(
@@ -86,23 +79,9 @@ unsafe extern "C" fn listen(
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> NcclResult {
-    guard("CollNet listen", || {
+    guard(Collectives::CALL, || {
         // SAFETY: NCCL passes what its table says.
         unsafe { listen_with(&Collectives::new(0)?, device, handle, comm) }
-    })
-}
-
-unsafe extern "C" fn listen_in_context(
-    context: *mut c_void,
-    device: c_int,
-    handle: *mut c_void,
-    comm: *mut *mut c_void,
-) -> NcclResult {
-    guard("CollNet listen", || {
-        // SAFETY: NCCL passes a context that `init_context` made and that is not finalized.
-        let context = unsafe { object::<Collectives>(context, "context") }?;
-        // SAFETY: NCCL passes what its table says.
-        unsafe { listen_with(context, device, handle, comm) }
     })
 }
 
@@ -273,7 +252,7 @@ table!(ncclCollNetPlugin_v10: CollNetV10, {
 
 table!(ncclCollNetPlugin_v11: CollNetV11, {
     init: Some(init_context),
-    listen: Some(listen_in_context),
+    listen: Some(listen_in_context::<Collectives>),
     iallgather: None,
     ireducescatter: None,
     make_v_device: None,
@@ -282,7 +261,7 @@ table!(ncclCollNetPlugin_v11: CollNetV11, {
 
 table!(ncclCollNetPlugin_v12: CollNetV12, {
     init: Some(init_context),
-    listen: Some(listen_in_context),
+    listen: Some(listen_in_context::<Collectives>),
     iallgather: None,
     ireducescatter: None,
     make_v_device: None,

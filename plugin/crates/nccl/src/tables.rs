@@ -206,11 +206,28 @@ describe!(PropertiesV12, device, {
 
 // Connections
 
+/// A context that listens.
+pub(crate) trait Listens {
+    /// The call, for people.
+    const CALL: &'static str;
+
+    /// Fills in the handle that peers need; gives NCCL's listen comm.
+    fn start(&self, device: usize, handle: &mut [u8; HANDLE_SIZE]) -> Result<*mut c_void, Failure>;
+}
+
+impl Listens for Context {
+    const CALL: &'static str = "listen";
+
+    fn start(&self, device: usize, handle: &mut [u8; HANDLE_SIZE]) -> Result<*mut c_void, Failure> {
+        Ok(Arc::into_raw(self.listen(device, handle)?).cast_mut().cast())
+    }
+}
+
 /// # Safety
 /// As for the `listen` of NCCL's tables: `handle` is `HANDLE_SIZE` bytes to write to, `comm` a
 /// place for the result.
-unsafe fn listen_with(
-    context: &Context,
+pub(crate) unsafe fn listen_with(
+    context: &impl Listens,
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
@@ -220,7 +237,7 @@ unsafe fn listen_with(
     // SAFETY: passed on to the caller.
     let comm = unsafe { place(comm, "listenComm") }?;
     *comm = ptr::null_mut();
-    *comm = Arc::into_raw(context.listen(index(device)?, handle)?).cast_mut().cast();
+    *comm = context.start(index(device)?, handle)?;
     Ok(())
 }
 
@@ -232,19 +249,19 @@ unsafe extern "C" fn listen(
     guard("listen", || {
         let context = plugin::global_context()?;
         // SAFETY: NCCL passes what its table says.
-        unsafe { listen_with(&context, device, handle, comm) }
+        unsafe { listen_with(&*context, device, handle, comm) }
     })
 }
 
-unsafe extern "C" fn listen_in_context(
+pub(crate) unsafe extern "C" fn listen_in_context<C: Listens>(
     context: *mut c_void,
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> NcclResult {
-    guard("listen", || {
+    guard(C::CALL, || {
         // SAFETY: NCCL passes a context that `init_context` made and that is not finalized.
-        let context = unsafe { object::<Context>(context, "context") }?;
+        let context = unsafe { object::<C>(context, "context") }?;
         // SAFETY: NCCL passes what its table says.
         unsafe { listen_with(context, device, handle, comm) }
     })
@@ -661,7 +678,7 @@ table!(ncclNetPlugin_v10: NetV10, {
 table!(ncclNetPlugin_v11: NetV11, {
     init: Some(init_context),
     get_properties: Some(get_properties),
-    listen: Some(listen_in_context),
+    listen: Some(listen_in_context::<Context>),
     connect: Some(connect_in_context),
     accept: Some(accept_offload),
     isend: Some(isend_profiled),
@@ -676,7 +693,7 @@ table!(ncclNetPlugin_v11: NetV11, {
 table!(ncclNetPlugin_v12: NetV12, {
     init: Some(init_context),
     get_properties: Some(get_properties),
-    listen: Some(listen_in_context),
+    listen: Some(listen_in_context::<Context>),
     connect: Some(connect_in_context),
     accept: Some(accept_offload),
     isend: Some(isend_profiled),

@@ -32,6 +32,8 @@ pub(crate) struct CallError {
     /// Whether there is nobody to call again: the listener's process is gone or the connection
     /// closed there.
     pub(crate) is_final: bool,
+    /// Whether the listener is there and has said no.
+    pub(crate) refused: bool,
     pub(crate) what: String,
 }
 
@@ -68,14 +70,21 @@ struct State {
 impl From<io::Error> for CallError {
     fn from(error: io::Error) -> Self {
         let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
-        Self { is_final, what: error.to_string() }
+        Self { is_final, refused: false, what: error.to_string() }
     }
 }
 
 impl From<HandshakeError> for CallError {
     fn from(error: HandshakeError) -> Self {
         let busy = error == HandshakeError::Refused(Refusal::Busy);
-        Self { is_final: !busy, what: error.to_string() }
+        Self { is_final: !busy, refused: !busy, what: error.to_string() }
+    }
+}
+
+impl CallError {
+    /// Only one side has a job key, or the other side's is another one.
+    fn key(what: &str) -> Self {
+        Self { is_final: true, refused: true, what: what.to_owned() }
     }
 }
 
@@ -184,10 +193,9 @@ impl Call {
                 continue;
             }
             let Some(key) = key.filter(|_| challenged) else { break };
-            let proof = key.answer(said, answer).ok_or_else(|| CallError {
-                is_final: true,
-                what: "the listener does not have the job key".to_owned(),
-            })?;
+            let proof = key
+                .answer(said, answer)
+                .ok_or_else(|| CallError::key("the listener does not have the job key"))?;
             if !say(socket, &proof)? {
                 return Ok(false);
             }
@@ -196,10 +204,7 @@ impl Call {
         let (welcome, _) = answer.split_first_chunk().unwrap_or((&[0; WELCOME_BYTES], &[]));
         Welcome::check(welcome, destination.connection)?;
         if !*proved {
-            return Err(CallError {
-                is_final: true,
-                what: "the listener asks for no job key; this side has one".to_owned(),
-            });
+            return Err(CallError::key("the listener asks for no job key; this side has one"));
         }
         Ok(true)
     }
@@ -223,7 +228,7 @@ fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
 }
 
 fn temporary(what: &str) -> CallError {
-    CallError { is_final: false, what: what.to_owned() }
+    CallError { is_final: false, refused: false, what: what.to_owned() }
 }
 
 impl Source for Call {
@@ -246,6 +251,6 @@ impl Source for Call {
     }
 
     fn abandoned(&self, why: &str) {
-        self.give_up(CallError { is_final: true, what: why.to_owned() });
+        self.give_up(CallError { is_final: true, refused: false, what: why.to_owned() });
     }
 }

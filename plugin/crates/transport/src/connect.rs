@@ -82,8 +82,8 @@ impl Connecting {
     /// called again after it returned a connection or an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses, or has not answered
-    /// within the connect timeout.
+    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::is_refusal`]), or
+    /// has not answered within the connect timeout.
     pub fn poll(&self) -> Result<Option<SendConnection>, Error> {
         match lock(&self.attempt.state).outcome.take() {
             None => Ok(None),
@@ -158,6 +158,7 @@ impl Caller for Attempt {
             }
             state.welcomed.iter().flatten().count()
         };
+        let refused = error.refused;
         let what = if Instant::now() >= self.deadline {
             let limit = settings.connect_timeout.as_secs();
             format!("{welcomed} of {} flows answered within {limit} s", settings.flows)
@@ -166,6 +167,9 @@ impl Caller for Attempt {
         };
         let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
         let mut error = Error::new(ErrorKind::Remote, message);
+        if refused {
+            error = error.mark_refused();
+        }
         if !self.quiet {
             log.warn(&format!("evenkeel: {error}"));
             error = error.mark_logged();

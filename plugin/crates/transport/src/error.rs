@@ -26,6 +26,7 @@ pub struct Error {
     kind: ErrorKind,
     message: String,
     logged: bool,
+    refused: bool,
 }
 
 impl Error {
@@ -39,12 +40,21 @@ impl Error {
         self.logged
     }
 
+    /// Whether a listener is there and has said no, as it would again: the keys or the versions differ.
+    pub fn is_refusal(&self) -> bool {
+        self.refused
+    }
+
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), logged: false }
+        Self { kind, message: message.into(), logged: false, refused: false }
     }
 
     pub(crate) fn mark_logged(self) -> Self {
         Self { logged: true, ..self }
+    }
+
+    pub(crate) fn mark_refused(self) -> Self {
+        Self { refused: true, ..self }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Self {

@@ -22,6 +22,10 @@ const LAST_LOOK: Duration = Duration::from_millis(10);
 /// How long to wait before a server is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// A server that has an address and takes no connection for so long is not waited for any longer: its process may be about
+/// to start, but who waits has other ways to reduce. One whose name has no address yet is still to come.
+const REACH: Duration = Duration::from_secs(3);
+
 /// Knows how to call one server.
 pub(super) struct Caller {
     transport: Arc<Transport>,
@@ -52,6 +56,10 @@ impl Caller {
 struct Attempt {
     name: String,
     stage: Stage,
+    /// When it was first called.
+    called: Option<Instant>,
+    /// Whether it has ever taken a connection.
+    reached: bool,
     /// What failed last.
     last: String,
     /// How often it has failed: which of several addresses is next.
@@ -74,7 +82,7 @@ enum Stage {
 /// Joins at all servers.
 ///
 /// # Errors
-/// Names the first server that refused, or one that was not reached in time.
+/// Names the first server that refused, or those that were not reached, or had not let the rank in, in time.
 pub(super) fn join(
     transport: &Arc<Transport>,
     device: usize,
@@ -82,34 +90,34 @@ pub(super) fn join(
     member: &Member,
     timeout: Duration,
 ) -> Result<Vec<Link>, ClientError> {
-    let deadline = Instant::now() + timeout;
+    let start = Instant::now();
     let names = Names::resolve(servers);
-    let mut attempts: Vec<Attempt> = Vec::new();
-    for name in servers {
-        let stage = Stage::Pause(Instant::now());
-        let (name, last) = (name.clone(), "its name is not resolved yet".to_owned());
-        attempts.push(Attempt { name, stage, last, failures: 0 });
-    }
+    let mut attempts: Vec<Attempt> = servers
+        .iter()
+        .map(|name| Attempt {
+            name: name.clone(),
+            stage: Stage::Pause(start),
+            called: None,
+            reached: false,
+            last: "its name is not resolved yet".to_owned(),
+            failures: 0,
+        })
+        .collect();
     let mut look = FIRST_LOOK;
     loop {
         let mut all = true;
         for (index, attempt) in attempts.iter_mut().enumerate() {
             let way = Way { transport, device, member, timeout, names: &names, index };
             attempt.step(&way)?;
-            all &= matches!(attempt.stage, Stage::Done(_));
+            all &= attempt.is_done();
         }
         if all {
             break;
         }
-        if Instant::now() >= deadline {
-            let unreached = attempts.iter().filter(|a| !matches!(a.stage, Stage::Done(_)));
-            let what: Vec<String> =
-                unreached.map(|attempt| format!("{} ({})", attempt.name, attempt.last)).collect();
-            return Err(ClientError(format!(
-                "not reached within {} s: reduction server {}",
-                timeout.as_secs(),
-                what.join(", ")
-            )));
+        let reach = REACH.min(timeout);
+        missing(&attempts, |attempt| attempt.is_out_of_reach(reach), "not reached", reach)?;
+        if start.elapsed() >= timeout {
+            missing(&attempts, |attempt| !attempt.is_done(), "not joined", timeout)?;
         }
         thread::sleep(look);
         look = (2 * look).min(LAST_LOOK);
@@ -119,6 +127,24 @@ pub(super) fn join(
         _ => None,
     });
     Ok(links.collect())
+}
+
+/// Fails if there are such servers, naming them.
+fn missing(
+    attempts: &[Attempt],
+    is_missing: impl Fn(&Attempt) -> bool,
+    what: &str,
+    within: Duration,
+) -> Result<(), ClientError> {
+    let all: Vec<String> = attempts
+        .iter()
+        .filter(|attempt| is_missing(attempt))
+        .map(|attempt| format!("{} ({})", attempt.name, attempt.trouble()))
+        .collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    Err(ClientError(format!("{what} within {within:?}: reduction server {}", all.join(", "))))
 }
 
 /// What an attempt needs.
@@ -149,6 +175,25 @@ impl Way<'_> {
 }
 
 impl Attempt {
+    fn is_done(&self) -> bool {
+        matches!(self.stage, Stage::Done(_))
+    }
+
+    /// Whether it has been called for so long, in vain.
+    fn is_out_of_reach(&self, reach: Duration) -> bool {
+        !self.reached && self.called.is_some_and(|called| called.elapsed() >= reach)
+    }
+
+    /// What it waits for, or what failed last.
+    fn trouble(&self) -> &str {
+        match self.stage {
+            Stage::Call(..) if self.failures == 0 => "it does not answer",
+            Stage::Greet(..) => "it does not call back: can it reach this host?",
+            Stage::Hear(..) => "it does not say whether this rank is welcome",
+            Stage::Pause(_) | Stage::Call(..) | Stage::Done(_) => &self.last,
+        }
+    }
+
     /// Does the next step if it is possible.
     ///
     /// # Errors
@@ -156,7 +201,13 @@ impl Attempt {
     fn step(&mut self, way: &Way<'_>) -> Result<(), ClientError> {
         let stage = std::mem::replace(&mut self.stage, Stage::Pause(Instant::now()));
         match self.next(stage, way) {
-            Ok(stage) => self.stage = stage,
+            Ok(stage) => {
+                if matches!(stage, Stage::Call(..)) {
+                    self.called.get_or_insert_with(Instant::now);
+                }
+                self.reached |= matches!(stage, Stage::Greet(..));
+                self.stage = stage;
+            }
             Err(Trouble::Final(error)) => return Err(error),
             Err(Trouble::Again(why)) => {
                 self.last = why;
@@ -180,9 +231,13 @@ impl Attempt {
                     way.call(&self.name, *address)?
                 }
             },
-            Stage::Call(caller, listener, call) => match call.poll()? {
-                None => Stage::Call(caller, listener, call),
-                Some(up) => {
+            Stage::Call(caller, listener, call) => match call.poll() {
+                Err(error) if error.is_refusal() => {
+                    return Err(Trouble::Final(caller.error(&error.to_string())));
+                }
+                Err(error) => return Err(error.into()),
+                Ok(None) => Stage::Call(caller, listener, call),
+                Ok(Some(up)) => {
                     let join = Packet::Join(way.member.clone(), listener.handle().clone());
                     let mut block = Block::new(MESSAGE_BYTES);
                     let length = join.encode(block.bytes_mut());
