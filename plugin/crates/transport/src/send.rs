@@ -404,14 +404,16 @@ impl Sender {
     pub(crate) fn retire(&self, flow: &SendFlow) {
         {
             let mut writing = flow.writing.wait();
+            if !writing.closed {
+                flow.dismiss(&mut writing);
+            }
             let mut queue = lock(&self.queue);
             if writing.closed || writing.frame.is_some() || !queue.scheduler.is_clear(flow.place) {
-                // Somebody may have wanted to write meanwhile.
+                // Somebody may have wanted to write meanwhile; the worker hears of it, since no caller attends the flow.
                 flow.kick();
                 return;
             }
             writing.closed = true;
-            flow.dismiss(&mut writing);
             queue.remove(flow);
             queue.scheduler.closed(flow.place);
         }
