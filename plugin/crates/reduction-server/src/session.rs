@@ -582,6 +582,11 @@ impl Session {
         }
     }
 
+    /// Whether nobody has ever joined it.
+    pub(crate) fn is_unused(&self) -> bool {
+        !lock(&self.state).joined.contains(&true)
+    }
+
     /// When it failed, if it did.
     pub(crate) fn failed_at(&self) -> Option<Instant> {
         lock(&self.state).failed.as_ref().map(|(_, at)| *at)
