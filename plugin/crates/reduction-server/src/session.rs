@@ -308,6 +308,9 @@ impl Session {
                             piece.length, self.chunk
                         ));
                     }
+                    Packet::Leave if !line.parts.is_empty() => {
+                        return Err(format!("rank {rank} left before its parts had come"));
+                    }
                     Packet::Leave => {
                         return self.leave(state, rank).map(|()| true);
                     }
