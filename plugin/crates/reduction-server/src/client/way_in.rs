@@ -104,7 +104,7 @@ pub(super) fn join(
         if Instant::now() >= deadline {
             let unreached = attempts.iter().filter(|a| !matches!(a.stage, Stage::Done(_)));
             let what: Vec<String> =
-                unreached.map(|attempt| format!("{} ({})", attempt.name, attempt.last)).collect();
+                unreached.map(|attempt| format!("{} ({})", attempt.name, attempt.why())).collect();
             return Err(ClientError(format!(
                 "not reached within {} s: reduction server {}",
                 timeout.as_secs(),
@@ -149,6 +149,22 @@ impl Way<'_> {
 }
 
 impl Attempt {
+    /// Why it is not done.
+    fn why(&self) -> String {
+        match &self.stage {
+            Stage::Pause(_) | Stage::Done(_) => self.last.clone(),
+            Stage::Call(caller, ..) => format!("no answer from {}", caller.address),
+            Stage::Greet(caller, listener, ..) => format!(
+                "{} answers and does not call back: can it connect to {}?",
+                caller.address,
+                listener.address()
+            ),
+            Stage::Hear(caller, ..) => {
+                format!("{} has called back and says nothing", caller.address)
+            }
+        }
+    }
+
     /// Does the next step if it is possible.
     ///
     /// # Errors
