@@ -200,7 +200,7 @@ impl Packet {
             2 => Self::Joined { chunk: u32_at(body, 0), window: u32_at(body, 4) },
             3 => Self::Part(piece(body, rest.len())?),
             4 => Self::Result(piece(body, rest.len())?),
-            5 => Self::Failed(String::from_utf8_lossy(rest).into_owned()),
+            5 => Self::Failed(text(rest)),
             6 => Self::Leave,
             other => {
                 let wanted = "a type of message from 1 to 6";
@@ -220,6 +220,12 @@ impl Packet {
             Self::Leave => 6,
         }
     }
+}
+
+/// A text for people. It becomes part of log lines, and must not begin another one.
+fn text(bytes: &[u8]) -> String {
+    let bytes = &bytes[..bytes.len().min(MOST_TEXT_BYTES)];
+    String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn join(body: &[u8], rest: &[u8]) -> Result<(Member, Handle), PacketError> {
@@ -347,6 +353,13 @@ mod tests {
         let packet = Packet::Failed("x".repeat(5000));
         let Ok(Packet::Failed(text)) = Packet::decode(&encoded(&packet)) else { panic!() };
         assert_eq!(text.len(), MOST_TEXT_BYTES);
+    }
+
+    #[test]
+    fn texts_are_one_line() {
+        let packet = Packet::Failed("lost\nwarning: \u{1b}[31mall is well".to_owned());
+        let heard = Packet::decode(&encoded(&packet));
+        assert_eq!(heard, Ok(Packet::Failed("lost warning:  [31mall is well".to_owned())));
     }
 
     #[test]

@@ -229,7 +229,12 @@ impl Shared {
             Ok(session) => session,
             Err(why) => return Err((why, down)),
         };
-        session.join(member, up, down)
+        let joined = session.join(member, up, down);
+        // Only one thread admits, so nobody else is about to join it.
+        if joined.is_err() && session.is_unused() {
+            self.end(&session);
+        }
+        joined
     }
 
     fn session(self: &Arc<Self>, member: &Member) -> Result<Arc<Session>, String> {
@@ -299,5 +304,72 @@ impl Shared {
     fn clear(&self) {
         let all: Vec<_> = lock(&self.sessions).values().cloned().collect();
         all.iter().for_each(|session| self.end(session));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use evenkeel_transport::Notify;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    struct Silence;
+
+    impl Log for Silence {
+        fn warn(&self, _line: &str) {}
+        fn info(&self, _line: &str) {}
+    }
+
+    #[derive(Default)]
+    struct Heard(AtomicBool);
+
+    impl Notify for Heard {
+        fn notify(&self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "nothing happens");
+            thread::yield_now();
+        }
+    }
+
+    fn pair(transport: &Transport) -> (SendConnection, RecvConnection) {
+        let listener = transport.listen(0, "").unwrap();
+        let call = transport.connect(0, listener.handle(), "").unwrap();
+        let send = until(|| call.poll().unwrap());
+        (send, until(|| listener.poll_accept().unwrap()))
+    }
+
+    #[test]
+    fn a_communicator_whose_first_rank_goes_while_it_joins_leaves_nothing_behind() {
+        let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
+        let options = Options {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            metrics: None,
+            memory: 64 << 20,
+            threads: 1,
+            timeline: None,
+        };
+        let settings = Settings::from_lookup(lo).unwrap();
+        let server = Server::start(settings, &options, Arc::new(Silence)).unwrap();
+        let (_to_server, up) = pair(&server.shared.transport);
+        let (down, from_server) = pair(&server.shared.transport);
+        let gone = Arc::new(Heard::default());
+        down.notify(Arc::<Heard>::clone(&gone));
+        drop(from_server);
+        until(|| gone.0.load(Ordering::SeqCst).then_some(()));
+        let group = Member::new_group().unwrap();
+        let member = Member { group, communicator: 1, rank: 0, ranks: 2, job: String::new() };
+        assert!(server.shared.admit(&member, up, down).is_err());
+        assert_eq!((server.communicators(), server.memory().0), (0, 0));
     }
 }

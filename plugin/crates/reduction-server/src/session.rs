@@ -308,6 +308,9 @@ impl Session {
                             piece.length, self.chunk
                         ));
                     }
+                    Packet::Leave if !line.parts.is_empty() => {
+                        return Err(format!("rank {rank} left before its parts had come"));
+                    }
                     Packet::Leave => {
                         return self.leave(state, rank).map(|()| true);
                     }
@@ -580,6 +583,11 @@ impl Session {
             // Who cannot be told notices by itself.
             say(&line.down, &Packet::Failed(why.to_owned()));
         }
+    }
+
+    /// Whether nobody has ever joined it.
+    pub(crate) fn is_unused(&self) -> bool {
+        !lock(&self.state).joined.contains(&true)
     }
 
     /// When it failed, if it did.

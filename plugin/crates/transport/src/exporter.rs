@@ -96,13 +96,13 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, pages: &dyn Pages) {
         }
         if let Ok((stream, _)) = listener.accept() {
             // Who scrapes notices; nobody else has to.
-            let _ = answer(stream, pages);
+            let _ = answer(stream, pages, Instant::now() + PATIENCE);
         }
     }
 }
 
-fn answer(mut stream: TcpStream, pages: &dyn Pages) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+/// Reads a request and answers it, until the deadline at most.
+fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Result<()> {
     let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     stream.set_nonblocking(false)?;
     let mut request = Vec::new();
@@ -125,9 +125,15 @@ fn answer(mut stream: TcpStream, pages: &dyn Pages) -> io::Result<()> {
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
-    stream.set_write_timeout(Some(left()))?;
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
+    let text = head + &body;
+    let mut rest = text.as_bytes();
+    // Who reads a little now and then would keep the others, and the end of the process, waiting.
+    while !rest.is_empty() && Instant::now() < deadline {
+        stream.set_write_timeout(Some(left()))?;
+        let written = stream.write(rest)?;
+        rest = &rest[written..];
+    }
+    Ok(())
 }
 
 /// The path that a GET asks for.
@@ -195,6 +201,34 @@ mod tests {
             scrapes += usize::from(whole && scrape);
         }
         assert!(scrapes > 50, "{scrapes}");
+    }
+
+    /// Its page is more than sockets hold.
+    struct Large;
+
+    impl Pages for Large {
+        fn page(&self, _path: &str) -> Option<Page> {
+            Some(Page { status: "200 OK", kind: "text/plain", body: "x".repeat(64 << 20) })
+        }
+    }
+
+    #[test]
+    fn who_reads_slowly_is_cut_off() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let reader = std::thread::spawn(move || {
+            let (mut buffer, mut all) = (vec![0; 64 << 10], 0);
+            // Something is read all the time, and never nothing for long.
+            while let Ok(count @ 1..) = slow.read(&mut buffer) {
+                all += count;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            all
+        });
+        let _ = answer(stream, &Large, Instant::now() + Duration::from_millis(200));
+        assert!(reader.join().unwrap() < 64 << 20, "it was waited for until it had all");
     }
 
     #[test]

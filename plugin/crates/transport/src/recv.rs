@@ -223,46 +223,54 @@ impl Receiver {
     /// # Errors
     /// When the connection is over, has the flow already or cannot watch it.
     pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
-        let flow = {
-            let mut queue = lock(&self.queue);
-            if queue.closed || self.base.failed() {
-                return Err(io::Error::other("the connection is over"));
-            }
-            if queue.flows.iter().flatten().any(|entry| entry.flow.number == number) {
-                return Err(io::Error::other("the flow is there already"));
-            }
-            let place = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
-            // Twice as many as a sender has: this side may not know yet of some that are dead.
-            if place >= 2 * PLACES {
-                return Err(io::Error::other("too many flows"));
-            }
-            let flow = Arc::new(RecvFlow {
-                receiver: Arc::clone(self),
-                number,
-                place,
-                socket,
-                registration: self.workers.registration(),
-                counters: FlowCounters::default(),
-                reading: Turn::new(Reading {
-                    closed: false,
-                    stage: Stage::Header { have: 0 },
-                    header: [0; FRAME_BYTES],
-                    check: self.base.context.settings.checksum.then(Check::default),
-                    attendance: Attendance::new(place),
-                }),
-                answering: Mutex::default(),
-            });
-            if place == queue.flows.len() {
-                queue.flows.push(None);
-            }
-            let entry = Entry { flow: Arc::clone(&flow), waits_for: None, ended: false };
-            queue.flows[place] = Some(entry);
-            if queue.stuck.take().is_some() {
-                self.base.counters.recovered.add(1);
-            }
-            flow
-        };
-        flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(&flow))
+        let flow = self.enter(number, socket)?;
+        flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(&flow))?;
+        if lock(&self.queue).closed {
+            // What ends the watch may have come before it began.
+            flow.registration.end(&flow.socket);
+        }
+        Ok(())
+    }
+
+    /// Gives a flow a place.
+    fn enter(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<Arc<RecvFlow>> {
+        let mut queue = lock(&self.queue);
+        if queue.closed || self.base.failed() {
+            return Err(io::Error::other("the connection is over"));
+        }
+        if queue.flows.iter().flatten().any(|entry| entry.flow.number == number) {
+            return Err(io::Error::other("the flow is there already"));
+        }
+        let place = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
+        // Twice as many as a sender has: this side may not know yet of some that are dead.
+        if place >= 2 * PLACES {
+            return Err(io::Error::other("too many flows"));
+        }
+        let flow = Arc::new(RecvFlow {
+            receiver: Arc::clone(self),
+            number,
+            place,
+            socket,
+            registration: self.workers.registration(),
+            counters: FlowCounters::default(),
+            reading: Turn::new(Reading {
+                closed: false,
+                stage: Stage::Header { have: 0 },
+                header: [0; FRAME_BYTES],
+                check: self.base.context.settings.checksum.then(Check::default),
+                attendance: Attendance::new(place),
+            }),
+            answering: Mutex::default(),
+        });
+        if place == queue.flows.len() {
+            queue.flows.push(None);
+        }
+        let entry = Entry { flow: Arc::clone(&flow), waits_for: None, ended: false };
+        queue.flows[place] = Some(entry);
+        if queue.stuck.take().is_some() {
+            self.base.counters.recovered.add(1);
+        }
+        Ok(flow)
     }
 
     fn flows(&self) -> Vec<Arc<RecvFlow>> {
@@ -414,12 +422,14 @@ impl Receiver {
 
     /// Ends everything.
     fn close(&self) {
+        // First, so that all flows there will ever be come to rest. Whoever closes waits for that, the second one too.
+        let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
         self.come_to_rest();
+        if closed {
+            return;
+        }
         let (flows, below) = {
             let mut queue = lock(&self.queue);
-            if std::mem::replace(&mut queue.closed, true) {
-                return;
-            }
             (std::mem::take(&mut queue.flows), queue.reassembly.ack())
         };
         for entry in flows.iter().flatten() {
@@ -882,5 +892,56 @@ impl Source for Clock {
 
     fn abandoned(&self, why: &str) {
         self.0.fail(ErrorKind::Internal, why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+    use crate::{Log, Settings, Transport};
+
+    struct Silence;
+
+    impl Log for Silence {
+        fn warn(&self, _line: &str) {}
+        fn info(&self, _line: &str) {}
+    }
+
+    /// After it is closed nothing is written to the buffers, whatever flows come meanwhile.
+    #[test]
+    fn a_flow_that_comes_while_it_is_closed_comes_to_rest_too() {
+        let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
+        let transport =
+            Transport::new(Settings::from_lookup(lo).unwrap(), Arc::new(Silence)).unwrap();
+        let engine = transport.engine().unwrap();
+        for _ in 0..200 {
+            let context = transport.context(0, "").unwrap();
+            let peer = "127.0.0.1:1".parse().unwrap();
+            let receiver = Receiver::open(context, engine.workers(), peer, Vec::new()).unwrap();
+            let sockets: Vec<_> = (0..64).map(|_| UnixStream::pair().unwrap().0).collect();
+            let begin = Barrier::new(2);
+            let entered = thread::scope(|scope| {
+                let entering = scope.spawn(|| {
+                    begin.wait();
+                    let sockets = sockets.into_iter().enumerate();
+                    let enter = |(number, socket): (usize, UnixStream)| {
+                        receiver.enter(number as u32, socket.into()).ok()
+                    };
+                    sockets.map_while(enter).collect::<Vec<_>>()
+                });
+                begin.wait();
+                // Some are there, and more are coming.
+                while lock(&receiver.queue).flows.len() < 8 {
+                    thread::yield_now();
+                }
+                receiver.close();
+                entering.join().unwrap()
+            });
+            assert!(entered.iter().all(|flow| flow.reading.wait().closed));
+        }
     }
 }

@@ -305,7 +305,12 @@ impl Sender {
             flow
         };
         // It becomes idle, or takes work, when its worker first looks at it.
-        flow.registration.watch(&flow.socket, Arc::<SendFlow>::clone(&flow))
+        flow.registration.watch(&flow.socket, Arc::<SendFlow>::clone(&flow))?;
+        if lock(&self.queue).closed {
+            // What ends the watch may have come before it began.
+            flow.registration.end(&flow.socket);
+        }
+        Ok(())
     }
 
     /// The flows there are.
@@ -399,14 +404,16 @@ impl Sender {
     pub(crate) fn retire(&self, flow: &SendFlow) {
         {
             let mut writing = flow.writing.wait();
+            if !writing.closed {
+                flow.dismiss(&mut writing);
+            }
             let mut queue = lock(&self.queue);
             if writing.closed || writing.frame.is_some() || !queue.scheduler.is_clear(flow.place) {
-                // Somebody may have wanted to write meanwhile.
+                // Somebody may have wanted to write meanwhile; the worker hears of it, since no caller attends the flow.
                 flow.kick();
                 return;
             }
             writing.closed = true;
-            flow.dismiss(&mut writing);
             queue.remove(flow);
             queue.scheduler.closed(flow.place);
         }
@@ -526,12 +533,14 @@ impl Sender {
 
     /// Ends everything.
     pub(crate) fn close(&self) {
+        // First, so that all flows there will ever be come to rest. Whoever closes waits for that, the second one too.
+        let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
         self.come_to_rest();
+        if closed {
+            return;
+        }
         let (flows, lingering) = {
             let mut queue = lock(&self.queue);
-            if std::mem::replace(&mut queue.closed, true) {
-                return;
-            }
             (std::mem::take(&mut queue.flows), queue.lingering.take())
         };
         for flow in flows.iter().flatten() {

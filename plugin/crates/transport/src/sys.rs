@@ -382,7 +382,7 @@ pub(crate) struct PathInfo {
     /// Times that the kernel has asked the peer in vain since it last answered. A peer that is
     /// alive but does not read answers window probes, so it never counts as silent.
     pub(crate) unanswered: u8,
-    /// Time since it last asked, or sent anything else.
+    /// Time since it last asked, or sent anything else, as far as that is known; else none.
     pub(crate) asked: Duration,
     /// Time since the peer's host last acknowledged anything.
     pub(crate) silent: Duration,
@@ -398,17 +398,24 @@ pub(crate) struct PathInfo {
 
 /// Asks the kernel about a TCP connection.
 pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
-    let info = tcp_info(socket)?;
-    let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
-    Ok(PathInfo {
-        unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
-        asked: Duration::from_millis(info.tcpi_last_data_sent.into()),
-        silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
-        acked: info.tcpi_bytes_acked,
-        busy: Duration::from_micros(busy),
-        round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
-        usual_round_trip: Duration::from_micros(info.tcpi_rtt.into()),
-    })
+    Ok(tcp_info(socket)?.into())
+}
+
+impl From<libc::tcp_info> for PathInfo {
+    fn from(info: libc::tcp_info) -> Self {
+        let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
+        // A probe carries no data, so that the kernel does not tell when it was sent: perhaps just now.
+        let asked = if info.tcpi_probes == 0 { info.tcpi_last_data_sent } else { 0 };
+        Self {
+            unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
+            asked: Duration::from_millis(asked.into()),
+            silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+            acked: info.tcpi_bytes_acked,
+            busy: Duration::from_micros(busy),
+            round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
+            usual_round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        }
+    }
 }
 
 /// What people want to know of a socket's path.
@@ -561,6 +568,17 @@ mod tests {
     #[test]
     fn random_bytes_differ() {
         assert_ne!(random::<16>().unwrap(), random::<16>().unwrap());
+    }
+
+    /// The kernel asks a peer that takes nothing now and then whether it takes something again.
+    #[test]
+    fn a_peer_that_does_not_read_is_not_taken_for_silent_while_a_probe_is_on_its_way() {
+        // SAFETY: as in `tcp_info`.
+        let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+        (info.tcpi_probes, info.tcpi_last_data_sent) = (1, 60_000);
+        assert_eq!(PathInfo::from(info).asked, Duration::ZERO);
+        (info.tcpi_probes, info.tcpi_retransmits) = (0, 1);
+        assert_eq!(PathInfo::from(info).asked, Duration::from_secs(60));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Ranks and servers that are lost, wrong or silent: everybody hears of it, with a name.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_reduce::{DataType, Op};
 use evenkeel_reduction::{Client, MOST_RANKS, Member};
+use evenkeel_transport::{Nonce, Notify};
 
 use crate::harness::{
     KEY, PATIENCE, Running, all_reduce, begin, data, expected, join, join_within, members, names,
@@ -165,6 +167,31 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
         drop(client);
         drop(late);
     });
+}
+
+/// As behind a firewall that lets ranks connect to servers and not the other way round.
+#[test]
+fn a_server_that_cannot_call_back_is_told_from_one_that_is_not_there() {
+    struct Nobody;
+    impl Notify for Nobody {
+        fn notify(&self) {}
+    }
+    let transport = transport(&[]);
+    let nonce = Nonce(*b"evenkeel-reduce\x01");
+    let any = "127.0.0.1:0".parse().unwrap();
+    let deaf = transport.listen_at(any, nonce, "", Arc::new(Nobody)).unwrap();
+    let names = vec![deaf.address().to_string()];
+    let member = &members(1, "deaf")[0];
+    let error_after = |millis| {
+        let error = join_within(&transport, &names, member, Duration::from_millis(millis));
+        error.err().unwrap().to_string()
+    };
+    let mut error = error_after(300);
+    // On a loaded machine the connection itself takes its time.
+    if error.contains("does not answer") {
+        error = error_after(10_000);
+    }
+    assert!(error.contains(&names[0]) && error.contains("does not call back"), "{error}");
 }
 
 #[test]

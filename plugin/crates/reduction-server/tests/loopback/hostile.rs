@@ -61,3 +61,51 @@ fn strangers_and_nonsense_do_not_disturb_others() {
     assert!(matches!(garbage.read(&mut [0; 64]), Ok(0) | Err(_)), "the stranger is not answered");
     assert_eq!(server.communicators(), 1);
 }
+
+/// A rank that says goodbye before what it promised has come: nobody waits for that.
+#[test]
+fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
+    let server = server();
+    let names = vec![server.address().to_string()];
+    let transport = transport(&[]);
+    for round in 0..5 {
+        let members = members(2, "");
+        let honest = join(&transport, &names, &members[0]);
+        let own = data(round, DataType::Float32, 256 << 10);
+        let up = call(&transport, address(&server));
+        let home = transport.listen(0, "").unwrap();
+        let mut hello = front(1);
+        hello[12..28].copy_from_slice(&members[1].group);
+        hello[36..44].copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0]);
+        hello.extend_from_slice(&home.handle().encode());
+        say(&up, &hello);
+        let deadline = Instant::now() + PATIENCE;
+        let _down = loop {
+            if let Some(down) = home.poll_accept().unwrap() {
+                break down;
+            }
+            assert!(Instant::now() < deadline);
+            thread::yield_now();
+        };
+        let mut part = front(3);
+        part[28..36].copy_from_slice(&(own.len() as u64).to_le_bytes());
+        part[36..40].copy_from_slice(&(own.len() as u32).to_le_bytes());
+        part[40..42].copy_from_slice(&[DataType::Float32.code(), Op::Sum.code()]);
+        say(&up, &part);
+        // Several flows carry this; what follows is small and may be there before.
+        say(&up, &own);
+        say(&up, &front(6));
+        match all_reduce(&honest, &own, DataType::Float32, Op::Sum) {
+            Ok(sum) => assert_eq!(sum.len(), own.len()),
+            Err(error) => assert!(error.to_string().contains("rank 1"), "{error}"),
+        }
+    }
+}
+
+/// A header of this type with nothing in it.
+fn front(code: u8) -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    bytes[..12].copy_from_slice(b"EVKL-RED\x01\0\0\0");
+    bytes[10] = code;
+    bytes
+}
