@@ -42,16 +42,18 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	})
 	ns := newNamespace(t)
 	job := trainingJob{profile: "default", script: "true"}.object(ns)
-	eventually(ctx, t, "the webhook has heard of the policy", func(ctx context.Context) (bool, error) {
-		try := job.DeepCopy()
-		err := env.Client.Create(ctx, try, client.DryRunAll)
-		suspended, _, _ := unstructured.NestedBool(try.Object, "spec", "runPolicy", "suspend")
-		return suspended, err
-	})
+	would := func(job *unstructured.Unstructured, be bool) func(context.Context) (bool, error) {
+		return func(ctx context.Context) (bool, error) {
+			try := job.DeepCopy()
+			err := env.Client.Create(ctx, try, client.DryRunAll)
+			return isSuspended(try) == be, err
+		}
+	}
+	eventually(ctx, t, "the webhook has heard of the policy", would(job, true))
 	if err := env.Client.Create(ctx, job); err != nil {
 		t.Fatal(err)
 	}
-	if suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend"); !suspended || job.GetLabels()[evenkeel.GateKey] == "" {
+	if !isSuspended(job) || job.GetLabels()[evenkeel.GateKey] == "" {
 		t.Fatalf("the job is not held: %v", job.Object)
 	}
 	heard := func() map[string]string {
@@ -101,4 +103,32 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	if len(checks.Items) != 1 || !strings.HasPrefix(checks.Items[0].Name, "gate-job-") {
 		t.Errorf("%d checks", len(checks.Items))
 	}
+
+	// All verdicts are fresh now: another job is not held in the first place.
+	other := newNamespace(t)
+	next := trainingJob{profile: "default", script: "true"}.object(other)
+	eventually(ctx, t, "the webhook has heard of the verdicts", would(next, false))
+	if err := env.Client.Create(ctx, next); err != nil {
+		t.Fatal(err)
+	}
+	if isSuspended(next) || next.GetLabels()[evenkeel.GateKey] != "" {
+		t.Fatalf("the job is held: %v", next.Object)
+	}
+	waitJob(ctx, t, other, "Succeeded")
+	if err := env.Client.Get(ctx, client.ObjectKeyFromObject(next), next); err != nil {
+		t.Fatal(err)
+	}
+	conditions, _, _ := unstructured.NestedSlice(next.Object, "status", "conditions")
+	for _, item := range conditions {
+		if c, _ := item.(map[string]any); c["type"] == "Suspended" {
+			t.Errorf("the job was suspended: %v", c)
+		}
+	}
+	first := pod(ctx, t, other, "train-master-0").CreationTimestamp
+	t.Logf("from the job's creation to that of its first pod: %s (the API counts whole seconds)", first.Sub(next.GetCreationTimestamp().Time))
+}
+
+func isSuspended(job *unstructured.Unstructured) bool {
+	suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend")
+	return suspended
 }

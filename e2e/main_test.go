@@ -20,6 +20,9 @@ import (
 // env is the cluster that every test of this package shares.
 var env *setup.Env
 
+// withKueue says that it has Kueue: the test of that, which has a build tag of its own, sets it.
+var withKueue bool
+
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
@@ -35,7 +38,7 @@ func run(m *testing.M) int {
 	}()
 	var err error
 	env, err = setup.Start(ctx, setup.Config{
-		Progress: os.Stderr, MPIOperator: true,
+		Progress: os.Stderr, MPIOperator: true, Kueue: withKueue,
 		// Links are slow enough that they, and not the processors, are what is measured.
 		Cluster: cluster.Config{Name: name, Nodes: 4, LinkRate: "400mbit", Progress: os.Stderr},
 	})

@@ -44,6 +44,8 @@ type Config struct {
 	Cluster cluster.Config
 	// MPIOperator installs the mpi-operator too, so that checks are run as MPIJobs.
 	MPIOperator bool
+	// Kueue installs Kueue too.
+	Kueue bool
 	// Progress receives one line per step.
 	Progress io.Writer
 }
@@ -83,6 +85,9 @@ func Start(ctx context.Context, config Config) (*Env, error) {
 	}
 	if config.MPIOperator {
 		steps = append(steps, step{"MPI operator", e.mpiOperator})
+	}
+	if config.Kueue {
+		steps = append(steps, step{"Kueue", e.kueue})
 	}
 	for _, step := range steps {
 		started := time.Now()

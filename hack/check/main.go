@@ -27,21 +27,27 @@ func main() {
 }
 
 func rootCommand() *cobra.Command {
-	var names []string
-	for _, s := range stages {
-		names = append(names, s.name)
-	}
+	usual := names(stages)
+	all := slices.Concat(usual, names(extra))
 	return &cobra.Command{
 		Use:   "check [STAGE...]",
 		Short: "Run the tests and count what passed, failed and was skipped",
-		Long:  "Runs the stages given, or all of them in this order: " + strings.Join(names, ", ") + ".",
+		Long:  "Runs the stages given (" + strings.Join(all, ", ") + "), or without any: " + strings.Join(usual, ", ") + ".",
 		Example: `  go run ./hack/check
   go run ./hack/check unit plugin`,
-		ValidArgs:    names,
+		ValidArgs:    all,
 		Args:         cobra.OnlyValidArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), args) },
 	}
+}
+
+func names(list []stage) []string {
+	var all []string
+	for _, s := range list {
+		all = append(all, s.name)
+	}
+	return all
 }
 
 // run runs the chosen stages, all of them even when one fails, and prints one line for each and a closing count.
@@ -50,15 +56,16 @@ func run(ctx context.Context, chosen []string) error {
 	if err != nil {
 		return err
 	}
-	if os.Geteuid() != 0 && (len(chosen) == 0 || slices.Contains(chosen, "e2e")) {
-		return errors.New("the e2e stage makes namespaces and mounts: run it as root, or choose other stages (see --help)")
+	wanted := stages
+	if len(chosen) > 0 {
+		wanted = slices.DeleteFunc(slices.Concat(stages, extra), func(s stage) bool { return !slices.Contains(chosen, s.name) })
+	}
+	if os.Geteuid() != 0 && slices.ContainsFunc(wanted, func(s stage) bool { return s.name == "e2e" || s.name == "kueue" }) {
+		return errors.New("the stages e2e and kueue make namespaces and mounts: run them as root, or choose other stages (see --help)")
 	}
 	var all counts
 	var summary []string
-	for _, s := range stages {
-		if len(chosen) > 0 && !slices.Contains(chosen, s.name) {
-			continue
-		}
+	for _, s := range wanted {
 		fmt.Printf("\n==> %s: %s\n", s.name, s.about)
 		started := time.Now()
 		n, err := s.run(ctx, root)

@@ -28,6 +28,7 @@ func (c *counts) add(o counts) {
 	c.passed, c.failed, c.skipped = c.passed+o.passed, c.failed+o.failed, c.skipped+o.skipped
 }
 
+// stages are what is run unless others are asked for.
 var stages = []stage{
 	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
 		// The store in Redis is tested with a real server.
@@ -78,6 +79,13 @@ var stages = []stage{
 	{"e2e", "everything on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		// One package at a time: the clusters' tests look for anything that is left on the machine.
 		return goTest(ctx, root, nil, "-tags", "e2e", "-p", "1", "-timeout", "45m", "./hack/netlab/...", "./hack/bench/...", "./hack/cluster/...", "./e2e/...")
+	}},
+}
+
+// extra are run only when they are asked for: Kueue takes longer to build than all of the other controllers together.
+var extra = []stage{
+	{"kueue", "a job in a queue of the real Kueue's, on a real cluster", func(ctx context.Context, root string) (counts, error) {
+		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestAQueuedJob", "-timeout", "45m", "./e2e")
 	}},
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -142,15 +143,21 @@ func (a *act) checkOnly(ctx context.Context) error {
 	}
 	var names []string
 	for i := range nodes.Items {
-		names = append(names, nodes.Items[i].Name)
+		// One that is not ready, or cordoned, has a taint that says so.
+		if !slices.ContainsFunc(nodes.Items[i].Spec.Taints, keepsPodsOff) {
+			names = append(names, nodes.Items[i].Name)
+		}
 	}
 	if len(names) < 2 {
-		fmt.Fprintln(a.out, "a check takes two nodes, and the cluster has one")
+		fmt.Fprintf(a.out, "a check takes two nodes that pods can run on, and the cluster has %d\n", len(names))
 		return nil
 	}
 	// Whatever the verdict: it is the user's network.
 	return a.show(ctx, -1, "check", "run", "--nodes", names[0]+","+names[1], "--wait")
 }
+
+// keepsPodsOff reports whether pods that do not know the taint keep off its node.
+func keepsPodsOff(t corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
 
 // prepare removes what an earlier run left, and has nodes marked by what checks find.
 func (a *act) prepare(ctx context.Context) error {

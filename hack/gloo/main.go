@@ -26,7 +26,11 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-const page = "docs/results/collectives.md"
+const (
+	page = "docs/results/collectives.md"
+	// runTimeout bounds one run of one contender, which takes seconds.
+	runTimeout = 5 * time.Minute
+)
 
 var sweep = []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000}
 
@@ -48,6 +52,10 @@ func main() {
 	quick := flag.Bool("quick", false, "two rounds, few sizes; the page is not written")
 	rounds := flag.Int("rounds", 5, "rounds, in each of which everybody is measured once")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "error: %q: there are only flags, see --help\n", flag.Arg(0))
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := compare(ctx, *quick, *rounds); err != nil {
@@ -63,6 +71,13 @@ func compare(ctx context.Context, quick bool, rounds int) error {
 	length, elements := 100*time.Millisecond, sweep
 	if quick {
 		rounds, length, elements = 2, 30*time.Millisecond, []int{1, 1000, 100_000, 1_000_000}
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	if err := os.Chdir(root); err != nil { // the paths below are the checkout's
+		return err
 	}
 	folder, err := os.MkdirTemp("", "evenkeel-gloo-")
 	if err != nil {
@@ -170,7 +185,7 @@ func build(ctx context.Context, folder string) (string, error) {
 	driver := filepath.Join(folder, "driver")
 	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, "hack/gloo/driver/driver.cc", "-lgloo", "-pthread")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("g++: %w (is this the repository's root?)\n%s", err, out)
+		return "", fmt.Errorf("g++: %w\n%s", err, out)
 	}
 	return driver, nil
 }
@@ -187,6 +202,8 @@ func benchmark(ctx context.Context) (string, error) {
 
 func ours(bench, transport string) func(context.Context, int, time.Duration, []int) (map[int]figure, error) {
 	return func(ctx context.Context, ranks int, length time.Duration, elements []int) (map[int]figure, error) {
+		ctx, cancel := context.WithTimeout(ctx, runTimeout)
+		defer cancel()
 		list := strings.ReplaceAll(strings.Trim(fmt.Sprint(elements), "[]"), " ", ",")
 		out, err := output(command(ctx, bench, "collective", "--spawn", strconv.Itoa(ranks), "--transport", transport,
 			"--elements", list, "--iteration-time", fmt.Sprintf("%dms", length.Milliseconds()), "--json"))
@@ -217,7 +234,7 @@ func theirs(driver, folder, algorithm string) func(context.Context, int, time.Du
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+		ctx, cancel := context.WithTimeout(ctx, runTimeout)
 		defer cancel()
 		var others []*exec.Cmd
 		defer func() {

@@ -45,8 +45,8 @@ func run(ctx context.Context) error {
 			return tool(ctx, plugin, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
 		}},
 		{"gofmt", func() error { return gofmt(ctx, root) }},
-		{"go vet", func() error { return tool(ctx, root, "go", "vet", "-tags", "e2e", "./...") }},
-		{"staticcheck", func() error { return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e", "./...") }},
+		{"go vet", func() error { return tool(ctx, root, "go", "vet", "-tags", "e2e,kueue", "./...") }},
+		{"staticcheck", func() error { return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e,kueue", "./...") }},
 		{"shellcheck", func() error { return shellcheck(ctx, root) }},
 		{"hadolint", func() error { return hadolint(ctx, root) }},
 	} {

@@ -88,6 +88,13 @@ var recipes = []recipe{
 		estimate: "1 to 5 minutes on 2 cores",
 	},
 	{
+		name:     "kueue",
+		module:   "sigs.k8s.io/kueue",
+		binaries: []binary{{"kueue", "sigs.k8s.io/kueue/cmd/kueue"}},
+		keep:     map[string]string{"manifests": "config"},
+		estimate: "4 to 10 minutes on 2 cores",
+	},
+	{
 		name:     "helm",
 		module:   "helm.sh/helm/v4",
 		binaries: []binary{{"helm", "helm.sh/helm/v4/cmd/helm"}},

@@ -16,6 +16,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/audit"
 	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/defaults"
+	"evenkeel.dev/evenkeel/operator/internal/controller/gates"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
 	"evenkeel.dev/evenkeel/operator/internal/controller/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
@@ -111,14 +112,15 @@ func (c *controllerRole) run(ctx context.Context) error {
 	}
 	checks := &netcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: netcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
 	demand := checkpolicy.NewDemand()
+	keeper := gates.Keeper{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{
 		"netcheck":           checks,
 		"nodehealth-results": &nodehealth.Results{},
 		"nodehealth-marks":   &nodehealth.Marks{Now: time.Now},
 		"metrics":            &metrics.State{},
 		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now},
-		"kueue":              &kueue.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll},
-		"jobstart":           &jobstart.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll},
+		"kueue":              &kueue.Controller{Keeper: keeper},
+		"jobstart":           &jobstart.Controller{Keeper: keeper},
 	}
 	if c.reductionImage != "" {
 		controllers["reduction"] = &reduction.Controller{Image: c.reductionImage, Now: time.Now, KindPoll: kindPoll}

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -118,7 +117,11 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 	if err := explainPods(pods, out); err != nil {
 		return err
 	}
-	if waits := waitsFor(job, pods); len(waits) > 0 {
+	waits, err := waitsFor(ctx, cluster, job, pods, now)
+	if err != nil {
+		return err
+	}
+	if len(waits) > 0 {
 		fmt.Fprintf(out, "\nIt waits\n  %s\n", strings.Join(waits, "\n  "))
 	}
 	bad, err := unhealthyNodes(ctx, cluster)
@@ -162,17 +165,6 @@ func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 	return nil
 }
 
-func podsOf(ctx context.Context, cluster client.Client, job *unstructured.Unstructured) ([]corev1.Pod, error) {
-	var list corev1.PodList
-	if err := cluster.List(ctx, &list, client.InNamespace(job.GetNamespace())); err != nil {
-		return nil, fmt.Errorf("list the pods: %w", err)
-	}
-	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-		owner := metav1.GetControllerOf(&p)
-		return owner == nil || owner.UID != job.GetUID()
-	}), nil
-}
-
 func explainPods(pods []corev1.Pod, out io.Writer) error {
 	if len(pods) == 0 {
 		_, err := fmt.Fprintln(out, "\nIt has no pods.")
@@ -192,32 +184,6 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 		rows = append(rows, []string{pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), said})
 	}
 	return table(out, "", rows)
-}
-
-// waitsFor says what keeps the job or its pods from running, as far as they say it.
-func waitsFor(job *unstructured.Unstructured, pods []corev1.Pod) []string {
-	var waits []string
-	for _, path := range [][]string{{"spec", "suspend"}, {"spec", "runPolicy", "suspend"}} {
-		if suspended, _, err := unstructured.NestedBool(job.Object, path...); err == nil && suspended {
-			waits = append(waits, fmt.Sprintf("it is suspended (%s: true): until whoever set that clears it, as a queue or a network check does", strings.Join(path, ".")))
-		}
-	}
-	for i := range pods {
-		pod := &pods[i]
-		for _, gate := range pod.Spec.SchedulingGates {
-			waits = append(waits, fmt.Sprintf("pod %s is held by the scheduling gate %s", pod.Name, gate.Name))
-		}
-		for _, c := range pod.Status.Conditions {
-			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-				waits = append(waits, fmt.Sprintf("pod %s fits on no node: %s", pod.Name, c.Message))
-			}
-		}
-	}
-	const most = 10
-	if more := len(waits) - most; more > 0 {
-		waits = append(waits[:most], fmt.Sprintf("and %d more", more))
-	}
-	return waits
 }
 
 // unhealthyNodes are those that carry the label that jobs keep off, and why they do.

@@ -30,9 +30,9 @@ func New(about corev1.ObjectReference, severity, reason, message string, now tim
 	}
 	sum := sha256.Sum256([]byte(string(about.UID) + reason + message))
 	return &corev1.Event{
-		// An object's name may be as long as an Event's: leave room for the rest.
+		// An object's name may be as long as an Event's: leave room for the rest. What is left is a name still.
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: about.Name[:min(len(about.Name), 200)] + ".evenkeel-" + hex.EncodeToString(sum[:8]),
+			Namespace: namespace, Name: strings.TrimRight(about.Name[:min(len(about.Name), 200)], "-.") + ".evenkeel-" + hex.EncodeToString(sum[:8]),
 		},
 		InvolvedObject: about,
 		Type:           severity, Reason: reason, Message: message,

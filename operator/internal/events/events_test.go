@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 func TestAnEventIsNamedAfterWhatItSays(t *testing.T) {
@@ -28,6 +29,11 @@ func TestAnEventIsNamedAfterWhatItSays(t *testing.T) {
 	}
 	if first.Namespace != "default" || first.Source.Component != "evenkeel" {
 		t.Errorf("%+v", first)
+	}
+	for _, name := range []string{strings.Repeat("n", 199) + ".tail", strings.Repeat("n", 199) + "-tail"} {
+		if e := New(corev1.ObjectReference{Name: name}, corev1.EventTypeNormal, "R", "m", now); len(validation.IsDNS1123Subdomain(e.Name)) > 0 {
+			t.Errorf("the API server would refuse %q", e.Name)
+		}
 	}
 	long := New(corev1.ObjectReference{Namespace: "n", Name: strings.Repeat("n", 253)}, corev1.EventTypeNormal, "R", strings.Repeat("ä", 900), now)
 	if len(long.Name) > 253 || len(long.Message) > 1024 || !utf8.ValidString(long.Message) || long.Namespace != "n" {

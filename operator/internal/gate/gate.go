@@ -79,6 +79,10 @@ type Decision struct {
 	Running string
 	// Next is when time alone may change the decision; zero: never.
 	Next time.Time
+	// Until is when its time is up and it starts all the same; zero: not by time alone.
+	Until time.Time
+	// Overdue says that its time is up, and the policy holds it regardless.
+	Overdue bool
 }
 
 // Holds reports whether the decision keeps the job waiting.
@@ -265,30 +269,28 @@ func (w *World) problem(node string, p *evenkeel.NetworkCheckPolicy, since time.
 	return "", time.Time{}
 }
 
-// timeout ends the wait when its time is up and the policy says so.
+// timeout ends the wait when its time is up, unless the policy says to hold on.
 func timeout(d Decision, f findings, job Job, now time.Time, why string) Decision {
-	g := f.policy.Spec.Gate
-	if d.Action == GiveUp || g.OnTimeout == evenkeel.GateHold {
+	if d.Action == GiveUp {
 		return d
 	}
+	g := f.policy.Spec.Gate
 	limit := limit(g)
 	until := job.Since.Add(limit)
-	if !now.Before(until) {
+	if g.OnTimeout != evenkeel.GateHold {
+		d.Until = until
+	}
+	switch {
+	case now.Before(until):
+		if d.Next.IsZero() || until.Before(d.Next) {
+			d.Next = until
+		}
+	case g.OnTimeout == evenkeel.GateHold:
+		d.Overdue = true
+	default:
 		return Decision{Action: GiveUp, Reason: ReasonNotProven, Message: fmt.Sprintf("starts although its nodes are not proven, as it waited for %s: %s", limit, why)}
 	}
-	if d.Next.IsZero() || until.Before(d.Next) {
-		d.Next = until
-	}
 	return d
-}
-
-// TimedOut reports whether the time of a job that is held regardless is up.
-func (w *World) TimedOut(job Job) bool {
-	f := w.find(job)
-	if f.policy == nil {
-		return false
-	}
-	return !w.now.Before(job.Since.Add(limit(f.policy.Spec.Gate)))
 }
 
 func limit(g evenkeel.GateSpec) time.Duration {

@@ -108,6 +108,7 @@ func TestDecide(t *testing.T) {
 		says   string
 		check  string
 		next   time.Duration // from noon
+		late   bool
 	}{
 		"all proven": {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "healthy") },
@@ -188,7 +189,7 @@ func TestDecide(t *testing.T) {
 		"its time is up, and it is held": {
 			policy: hold,
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new"); s.now = noon.Add(29 * time.Minute) },
-			action: Check, says: "of a, b", check: "a b",
+			action: Check, says: "of a, b", check: "a b", late: true,
 		},
 		"its own time is up": {
 			policy: func(s *evenkeel.NetworkCheckPolicySpec) { one := int32(60); s.Gate.TimeoutSeconds = &one },
@@ -240,7 +241,7 @@ func TestDecide(t *testing.T) {
 				s.inconclusive("b", noon.Add(-10*time.Second))
 				s.now = noon.Add(5 * time.Minute)
 			},
-			action: Check, says: "of b", check: "b",
+			action: Check, says: "of b", check: "b", next: 29 * time.Minute,
 		},
 		"the check could not be run": {
 			scene: func(s *scene) {
@@ -272,7 +273,7 @@ func TestDecide(t *testing.T) {
 			for _, list := range d.Check {
 				check = append(check, list...)
 			}
-			if d.Action != test.action || !strings.Contains(d.Message, test.says) || strings.Join(check, " ") != test.check || d.Reason == "" {
+			if d.Action != test.action || !strings.Contains(d.Message, test.says) || strings.Join(check, " ") != test.check || d.Reason == "" || d.Overdue != test.late {
 				t.Errorf("%+v", d)
 			}
 			if next := d.Next; d.Holds() && (test.next == 0) != next.IsZero() || !next.IsZero() && !next.Equal(noon.Add(test.next)) {

@@ -26,6 +26,9 @@ type kind struct {
 	templates [][]string
 	// suspend is the path of the field that keeps the job from having pods; nil where there is none.
 	suspend []string
+	// size is the path of how many pods a group has whose first is made from the first template, if there are two, and the
+	// others from the last; nil where templates say themselves how many pods they make.
+	size []string
 }
 
 var kinds = map[schema.GroupKind]kind{
@@ -46,6 +49,7 @@ var kinds = map[schema.GroupKind]kind{
 	},
 	{Group: "leaderworkerset.x-k8s.io", Kind: "LeaderWorkerSet"}: {
 		version: "v1", templates: [][]string{{"spec", "leaderWorkerTemplate", "leaderTemplate", "?"}, {"spec", "leaderWorkerTemplate", "workerTemplate"}},
+		size: []string{"spec", "leaderWorkerTemplate", "size"},
 	},
 }
 
@@ -95,6 +99,14 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 			return nil, err
 		}
 		all = append(all, found...)
+	}
+	if k.size != nil && len(all) > 0 {
+		value, _, _ := unstructured.NestedFieldNoCopy(job.Object, k.size...)
+		size, ok := number(value)
+		if !ok {
+			size = 1 // as its definition has it; the API server says what is wrong with another
+		}
+		all[len(all)-1].Pods *= max(0, size-len(all)+1)
 	}
 	return all, nil
 }
@@ -197,14 +209,21 @@ func (t Template) ChangeAffinity(change func(*corev1.Affinity) *corev1.Affinity)
 // pods is how many pods an object on the way to a template asks for, of each that is asked for above; one where it does not say.
 func pods(holder map[string]any) int {
 	for _, field := range []string{"replicas", "parallelism"} {
-		switch n := holder[field].(type) {
-		case int64:
-			return int(n)
-		case float64: // as JSON has it
-			return int(n)
+		if n, ok := number(holder[field]); ok {
+			return n
 		}
 	}
 	return 1
+}
+
+func number(value any) (n int, ok bool) {
+	switch n := value.(type) {
+	case int64:
+		return int(n), true
+	case float64: // as JSON has it
+		return int(n), true
+	}
+	return 0, false
 }
 
 // Containers are the names of the template's containers.
@@ -263,5 +282,8 @@ func Controlled(job *unstructured.Unstructured) bool { return metav1.GetControll
 // queueKey is the label by which Kueue knows the jobs that it suspends and starts.
 const queueKey = "kueue.x-k8s.io/queue-name"
 
+// Queue is the name of Kueue's queue that the job is in; empty if none is.
+func Queue(job *unstructured.Unstructured) string { return job.GetLabels()[queueKey] }
+
 // Queued reports whether Kueue decides when the job starts.
-func Queued(job *unstructured.Unstructured) bool { return job.GetLabels()[queueKey] != "" }
+func Queued(job *unstructured.Unstructured) bool { return Queue(job) != "" }

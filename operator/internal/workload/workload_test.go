@@ -144,6 +144,9 @@ func TestPods(t *testing.T) {
 		`{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: {template: {}}, Worker: {replicas: 7, template: {}}}}}`:                                         {1, 7},
 		`{apiVersion: batch/v1, kind: Job, spec: {parallelism: 4, template: {}}}`:                                                                                                             {4},
 		`{apiVersion: jobset.x-k8s.io/v1alpha2, kind: JobSet, spec: {replicatedJobs: [{replicas: 3, template: {spec: {parallelism: 2, template: {}}}}, {template: {spec: {template: {}}}}]}}`: {6, 1},
+		`{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, spec: {replicas: 2, leaderWorkerTemplate: {size: 4, leaderTemplate: {}, workerTemplate: {}}}}`:                      {2, 6},
+		`{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, spec: {leaderWorkerTemplate: {size: 4, workerTemplate: {}}}}`:                                                       {4},
+		`{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, spec: {leaderWorkerTemplate: {leaderTemplate: {}, workerTemplate: {}}}}`:                                            {1, 0},
 		`{apiVersion: batch/v1, kind: Job, spec: {parallelism: four, template: {}}}`:                                                                                                          {1},
 	} {
 		templates, err := Templates(parse(t, text))

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/gate"
@@ -41,6 +42,21 @@ func heldJob(t *testing.T, kind, namespace string, pool map[string]string) *unst
 		}
 	}
 	return job
+}
+
+// said is the Event about the object with the reason, empty if there is none.
+func said(t *testing.T, about client.Object, reason string) string {
+	t.Helper()
+	var events corev1.EventList
+	if err := admin.List(t.Context(), &events, client.InNamespace(about.GetNamespace())); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		if e.InvolvedObject.UID == about.GetUID() && e.Reason == reason {
+			return e.Message
+		}
+	}
+	return ""
 }
 
 // The webhook holds a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
@@ -84,17 +100,7 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 				_, held := job.GetLabels()[evenkeel.GateKey]
 				return !suspended && !held, err
 			})
-			var events corev1.EventList
-			if err := admin.List(t.Context(), &events, client.InNamespace(ns)); err != nil {
-				t.Fatal(err)
-			}
-			said := ""
-			for _, e := range events.Items {
-				if e.InvolvedObject.UID == job.GetUID() && e.Reason == gate.ReasonNotProven {
-					said = e.Message
-				}
-			}
-			if !strings.Contains(said, "could not be run: spec.runner.image is not set") {
+			if said := said(t, job, gate.ReasonNotProven); !strings.Contains(said, "could not be run: spec.runner.image is not set") {
 				t.Errorf("the job heard %q", said)
 			}
 
@@ -111,6 +117,49 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 				if suspended, _ := workload.Suspended(job); suspended != (name == "mine") || job.GetLabels()[evenkeel.GateKey] != "" {
 					t.Errorf("%s: %v", name, job.Object)
 				}
+			}
+		})
+	}
+	// Jobs that cannot be suspended are held pod by pod.
+	for name, text := range map[string]string{
+		"Volcano's Job":   `{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, spec: {minAvailable: 2, tasks: [{name: worker, replicas: 2, template: T}]}}`,
+		"LeaderWorkerSet": `{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, spec: {leaderWorkerTemplate: {size: 2, leaderTemplate: T, workerTemplate: T}}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := &unstructured.Unstructured{}
+			text := strings.ReplaceAll(text, "emplate: T", `emplate: {spec: {nodeSelector: {pool: held}, containers: [{name: c, image: "registry.example.com/train:1"}]}}`)
+			if err := yaml.UnmarshalStrict([]byte(text), &job.Object); err != nil {
+				t.Fatal(err)
+			}
+			job.SetNamespace(ns)
+			job.SetName("held")
+			job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default"})
+			createJob(t, job)
+			templates, err := workload.Templates(job)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, template := range templates {
+				spec, err := template.PodSpec()
+				if err != nil {
+					t.Fatal(err)
+				}
+				// What the kind's controller makes of the template.
+				pod := createPod(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+					Namespace: ns, GenerateName: "held-", Annotations: template.Annotations(),
+					Labels:          map[string]string{evenkeel.ProfileKey: template.Label(evenkeel.ProfileKey), evenkeel.GateKey: template.Label(evenkeel.GateKey)},
+					OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(job, job.GroupVersionKind())},
+				}, Spec: *spec})
+				if len(pod.Spec.SchedulingGates) != 1 || pod.Spec.SchedulingGates[0].Name != evenkeel.SchedulingGate || pod.Annotations[evenkeel.InjectedKey] == "" {
+					t.Errorf("%s: its pod is %+v", template.Path, pod)
+				}
+				eventually(t, "the pod of "+template.Path+" may be scheduled", func(ctx context.Context) (bool, error) {
+					err := admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)
+					return len(pod.Spec.SchedulingGates) == 0 && pod.Labels[evenkeel.GateKey] == "", err
+				})
+			}
+			if said := said(t, job, gate.ReasonNotProven); !strings.Contains(said, "could not be run: spec.runner.image is not set") {
+				t.Errorf("the job heard %q", said)
 			}
 		})
 	}

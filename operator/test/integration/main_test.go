@@ -42,12 +42,20 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(work)
-	trainingOperator, err := apiserver.Source(root, "training-operator", "github.com/kubeflow/training-operator")
-	if err != nil {
-		return 1, err
+	var definitions []string
+	for _, of := range []struct{ tool, module, file string }{
+		{"training-operator", "github.com/kubeflow/training-operator", "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"},
+		{"volcano", "volcano.sh/volcano", "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml"},
+		{"lws", "sigs.k8s.io/lws", "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"},
+	} {
+		folder, err := apiserver.Source(root, of.tool, of.module)
+		if err != nil {
+			return 1, err
+		}
+		definitions = append(definitions, filepath.Join(folder, filepath.FromSlash(of.file)))
 	}
 	var stop func() error
-	if config, stop, err = apiserver.Start(work, filepath.Join(trainingOperator, "manifests", "base", "crds", "kubeflow.org_pytorchjobs.yaml")); err != nil {
+	if config, stop, err = apiserver.Start(work, definitions...); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()

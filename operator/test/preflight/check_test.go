@@ -34,6 +34,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
+	"evenkeel.dev/evenkeel/operator/internal/controller/gates"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
 	"evenkeel.dev/evenkeel/operator/internal/controller/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
@@ -72,11 +73,11 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 		t.Fatal(err)
 	}
 	demand := checkpolicy.NewDemand()
+	keeper := gates.Keeper{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
 		&netcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond},
 		&nodehealth.Results{}, &nodehealth.Marks{Now: calendar.now}, &checkpolicy.Controller{Namespace: namespace, Demand: demand, Now: calendar.now},
-		&jobstart.Controller{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond},
-		&kueue.Controller{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond},
+		&jobstart.Controller{Keeper: keeper}, &kueue.Controller{Keeper: keeper},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -141,10 +142,61 @@ func TestThePluginExplainsJobs(t *testing.T) {
 		}
 	})
 	words := []string{"Job default/llama: profile default", pluginName, "ImageVolume, in /opt/evenkeel/plugin", "EVENKEEL_FLOWS=4", "llama-0", "left as it was: container c sets NCCL_NET_PLUGIN itself",
-		"suspended (spec.suspend: true)", "gate example.com/gate", "keep off\n  why-0"}
+		"it is suspended, and not by Evenkeel", "gate example.com/gate", "keep off\n  why-0"}
 	plugin(t, config, cli.ExitPass, "why llama", words...)
 	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
 	plugin(t, config, cli.ExitPass, "why plain", "has no annotation evenkeel.dev/profile")
 	plugin(t, config, cli.ExitError, "why another", `PyTorchJob named "another"`)
 	plugin(t, config, cli.ExitError, "why cronjob/llama", `kind "cronjob" is not one that Evenkeel knows`)
+}
+
+// No controller runs here: what is said follows from the objects alone.
+func TestThePluginSaysWhatAJobWaitsFor(t *testing.T) {
+	config := kubeconfig(t)
+	newNodes(t, "waits", 2)
+	newPolicy(t, "waits", onStart(nil))
+	held := newJob(t, "PyTorchJob", "waits", nil)
+	plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "It waits\n  Evenkeel suspended it: waits until the network of waits-0, waits-1 is checked; it starts in any case at", "It has no pods")
+	elsewhere := newJob(t, "Job", "nowhere", nil)
+	plugin(t, config, cli.ExitPass, "why "+elsewhere.GetName(), "Evenkeel suspended it: it is about to start: none of the nodes")
+
+	// A pod that the job's controller made by way of another object, and one that is none of the job's.
+	child := newJob(t, "Job", "waits", func(j *unstructured.Unstructured) {
+		j.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(held, held.GroupVersionKind())})
+	})
+	for _, owner := range []*unstructured.Unstructured{child, elsewhere} {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: users, Name: "of-" + owner.GetName(), Labels: map[string]string{evenkeel.ProfileKey: "default"},
+				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())},
+			},
+			Spec: corev1.PodSpec{
+				NodeSelector: map[string]string{"pool": "waits"}, SchedulingGates: []corev1.PodSchedulingGate{{Name: evenkeel.SchedulingGate}},
+				Containers: []corev1.Container{{Name: "main", Image: "registry.example.com/train:1"}},
+			},
+		}
+		if err := admin.Create(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), pod, client.GracePeriodSeconds(0)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	out := plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "of-job-waits", "1 of its pods are held by the scheduling gate evenkeel.dev/preflight: waits until the network of waits-0, waits-1")
+	if strings.Contains(out, "of-job-nowhere") {
+		t.Errorf("the pod of another job is listed:\n%s", out)
+	}
+
+	queued := newJob(t, "Job", "queued", func(j *unstructured.Unstructured) {
+		j.SetLabels(map[string]string{"kueue.x-k8s.io/queue-name": "team"})
+	})
+	plugin(t, config, cli.ExitPass, "why job-queued", "Kueue's queue team has yet to start it")
+	w := reservedWorkload(t, "queued", "network", "waits-0")
+	w.SetLabels(map[string]string{"kueue.x-k8s.io/job-uid": string(queued.GetUID())})
+	if err := admin.Update(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	plugin(t, config, cli.ExitPass, "why job-queued", "Kueue's admission check network is Pending", "Kueue's admission check another is Pending")
 }

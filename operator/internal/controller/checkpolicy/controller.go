@@ -11,12 +11,9 @@ import (
 	_ "time/tzdata" // the image has no time zones of its own
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/apply"
 	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
 	"evenkeel.dev/evenkeel/operator/internal/gate"
@@ -146,7 +144,7 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		ready.Message = fmt.Sprintf("%d of %d nodes are unhealthy; %d of them are not marked, as that would be more than onFail.maxUnhealthyPercent allows: look at what they have in common", count.Unhealthy, count.Nodes, count.Unmarked)
 	}
 	meta.SetStatusCondition(&status.Conditions, ready)
-	if err := c.write(ctx, policy, status); err != nil {
+	if err := apply.Status(ctx, c.client, fieldOwner, policy, &policy.Status, status); err != nil {
 		return reconcile.Result{}, err
 	}
 	// Nodes become stale without an event.
@@ -262,25 +260,6 @@ func (c *Controller) prune(ctx context.Context, policy *evenkeel.NetworkCheckPol
 		if err := c.client.Delete(ctx, check, client.Preconditions{UID: &check.UID}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete NetworkCheck %s: %w", check.Name, err)
 		}
-	}
-	return nil
-}
-
-func (c *Controller) write(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus) error {
-	if equality.Semantic.DeepEqual(*status, policy.Status) {
-		return nil
-	}
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
-	if err != nil {
-		return err
-	}
-	apply := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
-	apply.SetGroupVersionKind(evenkeel.GroupVersion.WithKind("NetworkCheckPolicy"))
-	apply.SetName(policy.Name)
-	apply.SetUID(policy.UID)
-	err = c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("write the status of NetworkCheckPolicy %s: %w", policy.Name, err)
 	}
 	return nil
 }

@@ -16,22 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
-	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
-	"evenkeel.dev/evenkeel/operator/internal/controller/kinds"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/gates"
 	"evenkeel.dev/evenkeel/operator/internal/events"
 	"evenkeel.dev/evenkeel/operator/internal/gate"
 )
@@ -40,77 +30,34 @@ const (
 	// ControllerName is what an AdmissionCheck names to be decided here.
 	ControllerName = "evenkeel.dev/preflight"
 
-	fieldOwner            = client.FieldOwner("evenkeel-preflight")
-	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
-	passTimeout           = time.Minute
+	fieldOwner = client.FieldOwner("evenkeel-preflight")
 )
 
 // group is Kueue's. Its versions v1beta1 and v1beta2 are understood.
 const group = "kueue.x-k8s.io"
 
 // Controller decides AdmissionChecks.
-type Controller struct {
-	// Namespace is where checks are run.
-	Namespace string
-	// Demand takes what has to be checked.
-	Demand *checkpolicy.Demand
-	// Now is the time, and Poll how often Kueue is looked for while it is not there.
-	Now  func() time.Time
-	Poll time.Duration
-
-	client client.Client
-	cache  cache.Cache
-	kinds  *kinds.Watch
-
-	news  gate.News
-	asked map[string]bool
-}
-
-var everything = reconcile.Request{NamespacedName: types.NamespacedName{Name: "workloads"}}
+type Controller struct{ gates.Keeper }
 
 // SetupWithManager starts the controller with the manager.
 func (c *Controller) SetupWithManager(mgr manager.Manager) error {
-	c.client = mgr.GetClient()
-	var err error
-	c.cache, err = cache.New(mgr.GetConfig(), cache.Options{
-		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
-		DefaultTransform: cache.TransformStripManagedFields(), ReaderFailOnMissingInformer: true,
-	})
-	if err != nil {
-		return fmt.Errorf("cache of Kueue's workloads: %w", err)
-	}
-	if err := mgr.Add(c.cache); err != nil {
-		return fmt.Errorf("cache of Kueue's workloads: %w", err)
-	}
-	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{everything} })
-	watcher, err := builder.ControllerManagedBy(mgr).Named("kueue").
-		Watches(&corev1.Node{}, all, builder.WithPredicates(nodehealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, all).
-		Watches(&evenkeel.NetworkCheckPolicy{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&evenkeel.NetworkCheck{}, all).
-		WithOptions(controller.Options{RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)}).
-		Build(c)
-	if err != nil {
-		return err
-	}
-	c.kinds = &kinds.Watch{Cache: c.cache, Mapper: mgr.GetRESTMapper(), Poll: c.Poll, Controller: watcher, Request: everything}
+	var waiting []schema.GroupVersionKind
 	for _, kind := range needed {
-		c.kinds.Kinds = append(c.kinds.Kinds, schema.GroupVersionKind{Group: group, Kind: kind})
+		waiting = append(waiting, schema.GroupVersionKind{Group: group, Kind: kind})
 	}
-	return mgr.Add(c.kinds)
+	_, err := c.Watch(mgr, "kueue", waiting, nil, c.look)
+	return err
 }
 
-// Reconcile decides all workloads that wait for one of our checks.
-func (c *Controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+// look decides all workloads that wait for one of our checks.
+func (c *Controller) look(ctx context.Context) (reconcile.Result, error) {
 	for _, kind := range needed {
-		if _, served := c.kinds.Served(schema.GroupKind{Group: group, Kind: kind}); !served {
+		if _, served := c.Kinds.Served(schema.GroupKind{Group: group, Kind: kind}); !served {
 			return reconcile.Result{}, nil // there is no Kueue
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, passTimeout)
-	defer cancel()
 	var policies evenkeel.NetworkCheckPolicyList
-	if err := c.client.List(ctx, &policies); err != nil {
+	if err := c.Client.List(ctx, &policies); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list NetworkCheckPolicies: %w", err)
 	}
 	checks, err := c.list(ctx, kindCheck)
@@ -125,23 +72,22 @@ func (c *Controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 			all = append(all, c.tell(ctx, &checks[i], policies.Items))
 		}
 	}
-	next, err := c.decide(ctx, ours)
+	waiting, err := c.waiting(ctx, ours)
+	all = append(all, err)
+	result, err := c.Round(ctx, waiting)
 	if err := errors.Join(append(all, err)...); err != nil {
 		return reconcile.Result{}, err
 	}
-	if next.IsZero() {
-		return reconcile.Result{}, nil
-	}
-	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(c.Now()))}, nil
+	return result, nil
 }
 
 func (c *Controller) list(ctx context.Context, kind string) ([]unstructured.Unstructured, error) {
-	watched, _ := c.kinds.Served(schema.GroupKind{Group: group, Kind: kind})
+	watched, _ := c.Kinds.Served(schema.GroupKind{Group: group, Kind: kind})
 	watched.Kind += "List"
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(watched)
 	// They are looked at, and copied before they are changed.
-	if err := c.cache.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.Waiting.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list Kueue's %ss: %w", kind, err)
 	}
 	return list.Items, nil
@@ -171,62 +117,40 @@ func (c *Controller) tell(ctx context.Context, check *unstructured.Unstructured,
 	return c.apply(ctx, check, map[string]any{"conditions": []any{condition}})
 }
 
-// decide goes through the workloads, and returns when time alone changes something.
-func (c *Controller) decide(ctx context.Context, ours map[string]string) (next time.Time, err error) {
+// waiting are the workloads' checks of ours that can be decided: the end of what the others wait for is an event.
+func (c *Controller) waiting(ctx context.Context, ours map[string]string) ([]gates.Waiter, error) {
 	workloads, err := c.list(ctx, kindWorkload)
 	if err != nil {
-		return next, err
+		return nil, err
 	}
-	var waiting []waits
+	flavors, err := c.list(ctx, kindFlavor)
+	if err != nil {
+		return nil, err
+	}
+	var waiting []gates.Waiter
 	var all []error
 	for i := range workloads {
-		w, err := pending(&workloads[i], ours)
+		found, err := pending(&workloads[i], ours)
 		all = append(all, err)
-		waiting = append(waiting, w...)
-	}
-	asks, uids := map[string]bool{}, map[types.UID]bool{}
-	if len(waiting) > 0 {
-		flavors, err := c.list(ctx, kindFlavor)
-		if err != nil {
-			return next, errors.Join(append(all, err)...)
-		}
-		world, err := jobstart.See(ctx, c.client, c.Namespace, c.Now())
-		if err != nil {
-			return next, errors.Join(append(all, err)...)
-		}
-		for _, w := range waiting {
+		for _, w := range found {
 			job, ready, err := w.job(flavors)
-			if err != nil {
-				all = append(all, err)
+			all = append(all, err)
+			if err != nil || !ready {
 				continue
 			}
-			if !ready {
-				continue // the end of what it waits for is an event
-			}
-			d := world.Decide(job)
 			key := fmt.Sprintf("%s %s/%s", w.check, w.object.GetNamespace(), w.object.GetName())
-			c.Demand.Set(key, d.Check)
-			asks[key], uids[w.uid()] = true, true
-			all = append(all, c.answer(ctx, w, d, world.TimedOut(job)))
-			if d.Holds() && !d.Next.IsZero() && (next.IsZero() || d.Next.Before(next)) {
-				next = d.Next
-			}
+			waiting = append(waiting, gates.Waiter{Key: key, Told: w.uid(), Job: job, Act: func(ctx context.Context, d gate.Decision, news bool) error {
+				return c.answer(ctx, w, d, news)
+			}})
 		}
 	}
-	for key := range c.asked {
-		if !asks[key] {
-			c.Demand.Set(key, nil)
-		}
-	}
-	c.asked = asks
-	c.news.Forget(func(job types.UID) bool { return uids[job] })
-	return next, errors.Join(all...)
+	return waiting, errors.Join(all...)
 }
 
 // answer writes the state of the workload's check, if it is news.
-func (c *Controller) answer(ctx context.Context, w waits, d gate.Decision, timedOut bool) error {
-	state, after := answerOf(d, timedOut)
-	if state == statePending && !c.news.Is(w.uid(), d) {
+func (c *Controller) answer(ctx context.Context, w waits, d gate.Decision, news bool) error {
+	state, after := answerOf(d)
+	if state == statePending && !news {
 		return nil
 	}
 	about := corev1.ObjectReference{APIVersion: w.object.GetAPIVersion(), Kind: w.object.GetKind(), Namespace: w.object.GetNamespace(), Name: w.object.GetName(), UID: w.object.GetUID()}
@@ -234,7 +158,7 @@ func (c *Controller) answer(ctx context.Context, w waits, d gate.Decision, timed
 	if d.Action == gate.GiveUp || state == stateRetry {
 		severity = corev1.EventTypeWarning
 	}
-	if err := events.Write(ctx, c.client, events.New(about, severity, d.Reason, d.Message, c.Now())); err != nil {
+	if err := events.Write(ctx, c.Client, events.New(about, severity, d.Reason, d.Message, c.Now())); err != nil {
 		return err
 	}
 	entry := map[string]any{
@@ -243,11 +167,7 @@ func (c *Controller) answer(ctx context.Context, w waits, d gate.Decision, timed
 	if after > 0 {
 		entry["requeueAfterSeconds"] = int64(after / time.Second)
 	}
-	if err := c.apply(ctx, w.object, map[string]any{"admissionChecks": []any{entry}}); err != nil {
-		return err
-	}
-	c.news.Told(w.uid(), d)
-	return nil
+	return c.apply(ctx, w.object, map[string]any{"admissionChecks": []any{entry}})
 }
 
 // apply writes a part of the object's status, unless somebody changed the object meanwhile: that is an event of its own.
@@ -258,7 +178,7 @@ func (c *Controller) apply(ctx context.Context, object *unstructured.Unstructure
 	apply.SetName(object.GetName())
 	apply.SetUID(object.GetUID())
 	apply.SetResourceVersion(object.GetResourceVersion())
-	err := c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership)
+	err := c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership)
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("write the status of %s %s: %w", object.GetKind(), object.GetName(), err)
 	}

@@ -285,13 +285,13 @@ func (t *topology) domains() ([][]string, error) {
 
 // answerOf is what the decision means to Kueue, and how long the workload stays away if it gives its quota back: one
 // that is held longer than its time does not keep others from it. Nothing that Evenkeel finds rejects a workload for good.
-func answerOf(d gate.Decision, timedOut bool) (state string, after time.Duration) {
+func answerOf(d gate.Decision) (state string, after time.Duration) {
 	switch {
 	case !d.Holds():
 		return stateReady, 0
 	case d.Action == gate.Move:
 		return stateRetry, afterMove
-	case timedOut:
+	case d.Overdue:
 		return stateRetry, afterHold
 	}
 	return statePending, 0

@@ -144,20 +144,20 @@ func TestJob(t *testing.T) {
 
 func TestAnswer(t *testing.T) {
 	for _, test := range []struct {
-		action   gate.Action
-		timedOut bool
-		state    string
-		after    time.Duration
+		action  gate.Action
+		overdue bool
+		state   string
+		after   time.Duration
 	}{
 		{gate.Open, false, stateReady, 0},
-		{gate.GiveUp, true, stateReady, 0},
+		{gate.GiveUp, false, stateReady, 0},
 		{gate.Check, false, statePending, 0},
 		{gate.Wait, false, statePending, 0},
 		{gate.Check, true, stateRetry, afterHold},
 		{gate.Move, false, stateRetry, afterMove},
 	} {
-		if state, after := answerOf(gate.Decision{Action: test.action}, test.timedOut); state != test.state || after != test.after {
-			t.Errorf("%s, timed out %t: %s after %s", test.action, test.timedOut, state, after)
+		if state, after := answerOf(gate.Decision{Action: test.action, Overdue: test.overdue}); state != test.state || after != test.after {
+			t.Errorf("%s, overdue %t: %s after %s", test.action, test.overdue, state, after)
 		}
 	}
 }

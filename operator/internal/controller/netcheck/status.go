@@ -10,16 +10,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/apply"
 	"evenkeel.dev/evenkeel/operator/internal/events"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
@@ -65,7 +62,7 @@ func (c *Controller) tell(ctx context.Context, check specs.Check, record *prefli
 	done := 100 * (d.Total - len(d.Work)) / max(1, d.Total)
 	status.Progress = fmt.Sprintf("%s%s: %d%% of %d runs", d.Stage, round, done/progressStep*progressStep, d.Total)
 	set(status, check.Object, evenkeel.ConditionComplete, metav1.ConditionFalse, reasonRuns, status.Progress, c.Now())
-	return c.write(ctx, check.Object, status)
+	return apply.Status(ctx, c.client, fieldOwner, check.Object, &check.Object.Status, status)
 }
 
 // refuse ends a check that cannot be run.
@@ -225,7 +222,7 @@ var eventEnded = map[evenkeel.Verdict]string{
 
 // conclude writes the status of a check that has ended, and says so.
 func (c *Controller) conclude(ctx context.Context, object *evenkeel.NetworkCheck, status *evenkeel.NetworkCheckStatus) error {
-	if err := c.write(ctx, object, status); err != nil {
+	if err := apply.Status(ctx, c.client, fieldOwner, object, &object.Status, status); err != nil {
 		return err
 	}
 	var took time.Duration
@@ -247,26 +244,4 @@ func (c *Controller) say(ctx context.Context, object *evenkeel.NetworkCheck, sev
 	if err := events.Write(ctx, c.client, events.New(about, severity, reason, message, c.Now())); err != nil {
 		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
 	}
-}
-
-// write applies the status, if it changed.
-func (c *Controller) write(ctx context.Context, object *evenkeel.NetworkCheck, status *evenkeel.NetworkCheckStatus) error {
-	if equality.Semantic.DeepEqual(*status, object.Status) {
-		return nil
-	}
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
-	if err != nil {
-		return err
-	}
-	apply := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
-	apply.SetGroupVersionKind(evenkeel.GroupVersion.WithKind("NetworkCheck"))
-	apply.SetNamespace(object.Namespace)
-	apply.SetName(object.Name)
-	// Not a check that was made anew under the same name.
-	apply.SetUID(object.UID)
-	err = c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("write the status of NetworkCheck %s: %w", object.Name, err)
-	}
-	return nil
 }

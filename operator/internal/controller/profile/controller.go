@@ -7,10 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -22,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/apply"
 )
 
 const fieldOwner = client.FieldOwner("evenkeel-profile")
@@ -92,26 +90,5 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
 	}
 	status := Observe(profile, nodes.Items)
-	if equality.Semantic.DeepEqual(status, profile.Status) {
-		return reconcile.Result{}, nil
-	}
-	if err := c.write(ctx, profile.Name, &status); err != nil {
-		return reconcile.Result{}, fmt.Errorf("write the status of NetworkProfile %s: %w", profile.Name, err)
-	}
-	return reconcile.Result{}, nil
-}
-
-func (c *Controller) write(ctx context.Context, name string, status *evenkeel.NetworkProfileStatus) error {
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
-	if err != nil {
-		return err
-	}
-	object := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
-	object.SetGroupVersionKind(evenkeel.GroupVersion.WithKind("NetworkProfile"))
-	object.SetName(name)
-	err = c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), fieldOwner, client.ForceOwnership)
-	if apierrors.IsNotFound(err) {
-		return nil // deleted since
-	}
-	return err
+	return reconcile.Result{}, apply.Status(ctx, c.client, fieldOwner, profile, &profile.Status, &status)
 }

@@ -35,6 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/apply"
 	"evenkeel.dev/evenkeel/operator/internal/events"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
@@ -299,7 +300,7 @@ func (c *Controller) advance(ctx context.Context, service *evenkeel.ReductionSer
 			return err
 		}
 	}
-	return c.write(ctx, service, status)
+	return apply.Status(ctx, c.client, fieldOwner, service, &service.Status, status)
 }
 
 // makeKey makes the job's key, once. Nobody here can read it afterwards.

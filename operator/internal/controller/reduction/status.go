@@ -1,19 +1,15 @@
 package reduction
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
@@ -146,24 +142,4 @@ func trouble(pod *corev1.Pod) string {
 		}
 	}
 	return "its pod" + on + " is not ready"
-}
-
-// write applies the status, if it changed.
-func (c *Controller) write(ctx context.Context, service *evenkeel.ReductionService, status *evenkeel.ReductionServiceStatus) error {
-	if equality.Semantic.DeepEqual(*status, service.Status) {
-		return nil
-	}
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
-	if err != nil {
-		return err
-	}
-	apply := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
-	apply.SetGroupVersionKind(evenkeel.GroupVersion.WithKind("ReductionService"))
-	apply.SetNamespace(service.Namespace)
-	apply.SetName(service.Name)
-	apply.SetUID(service.UID)
-	if err := c.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("write the status of ReductionService %s/%s: %w", service.Namespace, service.Name, err)
-	}
-	return nil
 }

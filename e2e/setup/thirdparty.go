@@ -9,11 +9,11 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// A kubeflowOperator is one of Kubeflow's operators, installed from its own manifests with the program that the toolbox built.
-type kubeflowOperator struct {
-	// name is the tool's, and the Deployment's; overlay is the folder of its manifests.
-	name, overlay string
-	// crd is what a cluster that has the operator serves, kind the object for people, and release what to install.
+// A thirdParty is another project's controller, installed from its own manifests with the program that the toolbox built.
+type thirdParty struct {
+	// name is the tool's, overlay the folder among its manifests, deployment what that makes.
+	name, overlay, deployment string
+	// crd is what a cluster that has it serves, kind the object for people, and release what to install.
 	crd, kind, release string
 	// files go into its image: a Dockerfile, which copies the program from the build context "built", and what else it copies.
 	files map[string]string
@@ -23,11 +23,11 @@ type kubeflowOperator struct {
 	patches string
 }
 
-// install installs the operator, or sees that a user's cluster has it.
-func (e *Env) install(ctx context.Context, o kubeflowOperator) error {
+// install installs it, or sees that a user's cluster has it.
+func (e *Env) install(ctx context.Context, o thirdParty) error {
 	if e.Local == nil {
 		if _, err := e.Kubectl(ctx, "get", "crd", o.crd); err != nil {
-			return fmt.Errorf("the cluster has no %s: install Kubeflow's %s first: %w", o.kind, o.release, err)
+			return fmt.Errorf("the cluster has no %s: install %s first: %w", o.kind, o.release, err)
 		}
 		return nil
 	}
@@ -45,7 +45,7 @@ func (e *Env) install(ctx context.Context, o kubeflowOperator) error {
 	}
 	defer os.RemoveAll(work)
 	image := "localhost/" + o.name + ":dev"
-	base, err := filepath.Rel(work, filepath.Join(dir, "manifests", "overlays", o.overlay))
+	base, err := filepath.Rel(work, filepath.Join(dir, "manifests", filepath.FromSlash(o.overlay)))
 	if err != nil {
 		return fmt.Errorf("work folder: %w", err)
 	}
@@ -69,14 +69,14 @@ patches:
   - target: {kind: Deployment, name: %s}
     patch: |
       - {op: replace, path: /spec/template/spec/containers/0/image, value: %q}
-%s`, base, o.name, pinned, o.patches)
+%s`, base, o.deployment, pinned, o.patches)
 	if err := write("kustomization.yaml", kustomization); err != nil {
 		return fmt.Errorf("kustomization: %w", err)
 	}
 	if _, err := e.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "-k", work); err != nil {
 		return err
 	}
-	_, err = e.Kubectl(ctx, "-n", o.namespace, "rollout", "status", "deployment/"+o.name, "--timeout=120s")
+	_, err = e.Kubectl(ctx, "-n", o.namespace, "rollout", "status", "deployment/"+o.deployment, "--timeout=120s")
 	return err
 }
 
@@ -91,9 +91,9 @@ const initContainers = `- name: init-pytorch
 // trainingOperator installs the real training-operator, for PyTorchJobs. The kind MPIJob, of which it has an older version,
 // is left to the mpi-operator.
 func (e *Env) trainingOperator(ctx context.Context) error {
-	return e.install(ctx, kubeflowOperator{
-		name: "training-operator", overlay: "standalone", namespace: "kubeflow",
-		crd: "pytorchjobs.kubeflow.org", kind: "PyTorchJob", release: "training-operator v1.9",
+	return e.install(ctx, thirdParty{
+		name: "training-operator", overlay: "overlays/standalone", namespace: "kubeflow", deployment: "training-operator",
+		crd: "pytorchjobs.kubeflow.org", kind: "PyTorchJob", release: "Kubeflow's training-operator v1.9",
 		files: map[string]string{
 			"Dockerfile":         "FROM scratch\nCOPY --from=built training-operator /manager\nCOPY initContainer.yaml /etc/config/initContainer.yaml\n",
 			"initContainer.yaml": initContainers,
@@ -109,13 +109,42 @@ func (e *Env) trainingOperator(ctx context.Context) error {
 
 // mpiOperator installs the real mpi-operator, for checks as MPIJobs.
 func (e *Env) mpiOperator(ctx context.Context) error {
-	return e.install(ctx, kubeflowOperator{
-		name: "mpi-operator", overlay: "standalone", namespace: "mpi-operator",
-		crd: "mpijobs.kubeflow.org", kind: "MPIJob", release: "mpi-operator v0.8",
+	return e.install(ctx, thirdParty{
+		name: "mpi-operator", overlay: "overlays/standalone", namespace: "mpi-operator", deployment: "mpi-operator",
+		crd: "mpijobs.kubeflow.org", kind: "MPIJob", release: "Kubeflow's mpi-operator v0.8",
 		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built mpi-operator /opt/mpi-operator\nENTRYPOINT [\"/opt/mpi-operator\"]\n"},
 		// Its own limit, 5 calls a second, is made for a few jobs at a time.
 		patches: `      - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-qps=50"}
       - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-burst=100"}
 `,
+	})
+}
+
+// kueueConfig has Kueue start PyTorchJobs that name a queue, and nothing else.
+const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
+kind: Configuration
+health: {healthProbeBindAddress: ":8081"}
+metrics: {bindAddress: ":8443"}
+webhook: {port: 9443}
+leaderElection: {leaderElect: false}
+integrations: {frameworks: [kubeflow.org/pytorchjob]}
+`
+
+// kueue installs the real Kueue, without its API for looking into queues.
+func (e *Env) kueue(ctx context.Context) error {
+	return e.install(ctx, thirdParty{
+		name: "kueue", overlay: "default", namespace: "kueue-system", deployment: "kueue-controller-manager",
+		crd: "clusterqueues.kueue.x-k8s.io", kind: "ClusterQueue", release: "Kueue v0.19",
+		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built kueue /manager\nUSER 65532:65532\n"},
+		patches: fmt.Sprintf(`      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/initialDelaySeconds, value: 1}
+      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/periodSeconds, value: 1}
+  - target: {kind: ConfigMap, name: kueue-manager-config}
+    patch: |
+      - {op: replace, path: /data/controller_manager_config.yaml, value: %q}
+  - patch: |
+      {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1beta1.visibility.kueue.x-k8s.io}, $patch: delete}
+  - patch: |
+      {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1beta2.visibility.kueue.x-k8s.io}, $patch: delete}
+`, kueueConfig),
 	})
 }

@@ -1,0 +1,184 @@
+//go:build e2e && kueue
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"evenkeel.dev/evenkeel/e2e/setup"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+func init() { withKueue = true }
+
+// queue is a queue of Kueue's, in a namespace, that admits what the policy's AdmissionCheck lets through.
+const queue = `
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: AdmissionCheck
+metadata: {name: network-preflight}
+spec: {controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy, name: queue}}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: any}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: all}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+    - coveredResources: [cpu, memory]
+      flavors: [{name: any, resources: [{name: cpu, nominalQuota: 8}, {name: memory, nominalQuota: 8Gi}]}]
+  admissionChecksStrategy: {admissionChecks: [{name: network-preflight}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: team, namespace: %s}
+spec: {clusterQueue: all}
+`
+
+// A kueueStatus is what counts here of a Workload's status.
+type kueueStatus struct {
+	Conditions      []metav1.Condition `json:"conditions"`
+	AdmissionChecks []struct {
+		Name    string `json:"name"`
+		State   string `json:"state"`
+		Message string `json:"message"`
+	} `json:"admissionChecks"`
+}
+
+// workload is the status of the namespace's one Workload, once it has a check.
+func workload(ctx context.Context, namespace string) (status kueueStatus, there bool, err error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "kueue.x-k8s.io", Version: "v1beta2", Kind: "WorkloadList"})
+	if err := env.Client.List(ctx, list, client.InNamespace(namespace)); err != nil || len(list.Items) == 0 {
+		return status, false, err
+	}
+	if len(list.Items) > 1 {
+		return status, false, fmt.Errorf("%d Workloads", len(list.Items))
+	}
+	content, _, err := unstructured.NestedMap(list.Items[0].Object, "status")
+	if err != nil {
+		return status, false, err
+	}
+	err = runtime.DefaultUnstructuredConverter.FromUnstructured(content, &status)
+	return status, len(status.AdmissionChecks) > 0, err
+}
+
+// The real Kueue gives a job its quota, waits for Evenkeel's AdmissionCheck, and starts the job when its nodes are proven.
+func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, args := range [][]string{
+				{"get", "netcheck,nodehealth,netcheckpolicy,pods,pytorchjobs,workloads,clusterqueues,admissionchecks", "-A", "-o", "wide"},
+				{"get", "workloads,admissionchecks", "-A", "-o", "yaml"}, {"-n", "kueue-system", "logs", "deployment/kueue-controller-manager", "--tail=60"},
+			} {
+				out, err := env.Kubectl(context.Background(), args...)
+				t.Logf("%s %v", out, err)
+			}
+		}
+	})
+	plugin := filepath.Join(t.TempDir(), "kubectl-evenkeel")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", plugin, "../operator/cmd/kubectl-evenkeel").CombinedOutput(); err != nil {
+		t.Fatalf("build kubectl's plugin: %v\n%s", err, out)
+	}
+	size, iterations := int64(4<<20), int32(5)
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "queue"}, Spec: evenkeel.NetworkCheckPolicySpec{
+		Triggers: evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled},
+		Check: evenkeel.CheckOptions{
+			Runner: evenkeel.RunnerSpec{Type: evenkeel.RunnerBench},
+			Sweep:  evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations},
+		},
+	}}
+	if err := env.Client.Create(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	objects := fmt.Sprintf(queue, ns)
+	t.Cleanup(func() {
+		if _, err := env.KubectlInput(context.Background(), objects, "delete", "--wait=false", "-f", "-"); err != nil {
+			t.Error(err)
+		}
+		if err := env.Client.Delete(context.Background(), policy); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := env.KubectlInput(ctx, objects, "apply", "--server-side", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	// Kueue takes an AdmissionCheck for active when Evenkeel says so.
+	if _, err := env.Kubectl(ctx, "wait", "clusterqueue/all", "--for=condition=Active", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
+	job := trainingJob{profile: "default", script: "true"}.object(ns)
+	job.SetLabels(map[string]string{"kueue.x-k8s.io/queue-name": "team"})
+	// A workload has the checks of the flavors that it gets: one that requests nothing gets none.
+	for _, replica := range []string{"Master", "Worker"} {
+		containers, _, err := unstructured.NestedSlice(job.Object, "spec", "pytorchReplicaSpecs", replica, "template", "spec", "containers")
+		if err != nil {
+			t.Fatal(err)
+		}
+		containers[0].(map[string]any)["resources"] = map[string]any{"requests": map[string]any{"cpu": "100m"}}
+		if err := unstructured.SetNestedSlice(job.Object, containers, "spec", "pytorchReplicaSpecs", replica, "template", "spec", "containers"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := env.Client.Create(ctx, job); err != nil {
+		t.Fatal(err)
+	}
+	if suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend"); !suspended || job.GetLabels()[evenkeel.GateKey] != "" {
+		t.Fatalf("the job is not Kueue's to start: %v", job.Object)
+	}
+	var status kueueStatus
+	eventually(ctx, t, "the workload waits for the check", func(ctx context.Context) (there bool, err error) {
+		status, there, err = workload(ctx, ns)
+		return there && status.AdmissionChecks[0].Message != "", err
+	})
+	if c := status.AdmissionChecks[0]; c.Name != "network-preflight" || c.State != "Pending" || !strings.Contains(c.Message, "n1, n2, n3, n4") {
+		t.Errorf("the check is %+v", c)
+	}
+	said, err := exec.CommandContext(ctx, plugin, "why", "pytorchjob/train", "-n", ns, "--kubeconfig", env.Kubeconfig).CombinedOutput()
+	if err != nil || !strings.Contains(string(said), "admission check network-preflight is Pending: waits until the network") {
+		t.Errorf("kubectl evenkeel why: %v\n%s", err, said)
+	}
+	waitJob(ctx, t, ns, "Succeeded")
+
+	if status, _, err = workload(ctx, ns); err != nil {
+		t.Fatal(err)
+	}
+	if c := status.AdmissionChecks[0]; c.State != "Ready" || !strings.Contains(c.Message, "the network of all 4 nodes that it may run on is proven") {
+		t.Errorf("the check is %+v", c)
+	}
+	var checks evenkeel.NetworkCheckList
+	if err := env.Client.List(ctx, &checks, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
+		t.Fatal(err)
+	}
+	var pods corev1.PodList
+	if err := env.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	reserved, admitted := meta.FindStatusCondition(status.Conditions, "QuotaReserved"), meta.FindStatusCondition(status.Conditions, "Admitted")
+	if len(checks.Items) != 1 || len(pods.Items) != 2 || reserved == nil || admitted == nil || checks.Items[0].Status.CompletionTime == nil {
+		t.Fatalf("%d checks, %d pods, conditions %+v", len(checks.Items), len(pods.Items), status.Conditions)
+	}
+	// In this order it happened, as the API's objects have it.
+	times := []metav1.Time{reserved.LastTransitionTime, checks.Items[0].CreationTimestamp, *checks.Items[0].Status.CompletionTime, admitted.LastTransitionTime, pods.Items[0].CreationTimestamp}
+	if !slices.IsSortedFunc(times, func(a, b metav1.Time) int { return a.Compare(b.Time) }) {
+		t.Errorf("quota reserved, check made, check ended, admitted, first pod made at %v", times)
+	}
+}

@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/gates"
+	"evenkeel.dev/evenkeel/operator/internal/gate"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+)
+
+// maxWaits is how many reasons to wait are printed: a job may have a thousand pods.
+const maxWaits = 10
+
+// waitsFor says what keeps the job or its pods from running.
+func waitsFor(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, pods []corev1.Pod, now time.Time) ([]string, error) {
+	waits, err := suspendedBy(ctx, cluster, job, now)
+	if err != nil {
+		return nil, err
+	}
+	if mine := held(pods); len(mine) > 0 {
+		until, err := heldUntil(ctx, cluster, gates.OfPods(mine), now)
+		if err != nil {
+			return nil, err
+		}
+		waits = append(waits, fmt.Sprintf("%d of its pods are held by the scheduling gate %s: %s", len(mine), evenkeel.SchedulingGate, until))
+	}
+	for i := range pods {
+		pod := &pods[i]
+		for _, g := range pod.Spec.SchedulingGates {
+			if g.Name != evenkeel.SchedulingGate {
+				waits = append(waits, fmt.Sprintf("pod %s is held by the scheduling gate %s", pod.Name, g.Name))
+			}
+		}
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+				waits = append(waits, fmt.Sprintf("pod %s fits on no node: %s", pod.Name, c.Message))
+			}
+		}
+	}
+	if more := len(waits) - maxWaits; more > 0 {
+		waits = append(waits[:maxWaits], fmt.Sprintf("and %d more", more))
+	}
+	return waits, nil
+}
+
+// suspendedBy says who suspended the job, and until when; nothing, if nobody did.
+func suspendedBy(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, now time.Time) ([]string, error) {
+	suspended, _ := workload.Suspended(job)
+	switch {
+	case !suspended:
+		return nil, nil
+	case workload.Queued(job):
+		return queueSays(ctx, cluster, job)
+	case job.GetLabels()[evenkeel.GateKey] == "":
+		return []string{"it is suspended, and not by Evenkeel: until whoever did that sets its suspend to false"}, nil
+	}
+	waits, err := gates.OfJob(job)
+	if err != nil {
+		return nil, err
+	}
+	until, err := heldUntil(ctx, cluster, waits, now)
+	if err != nil {
+		return nil, err
+	}
+	return []string{"Evenkeel suspended it: " + until}, nil
+}
+
+// heldUntil says what a job of ours is held for, as the controller decides it.
+func heldUntil(ctx context.Context, cluster client.Client, job gate.Job, now time.Time) (string, error) {
+	world, err := gates.See(ctx, cluster, "", now) // where Evenkeel is installed, nobody has told
+	if err != nil {
+		return "", err
+	}
+	d := world.Decide(job)
+	switch {
+	case !d.Holds():
+		return "it is about to start: " + d.Message, nil
+	case d.Until.IsZero():
+		return d.Message + "; its policy holds it however long that takes", nil
+	}
+	return fmt.Sprintf("%s; it starts in any case at %s (in %s)", d.Message, d.Until.UTC().Format("15:04:05 UTC"), duration.HumanDuration(d.Until.Sub(now))), nil
+}
+
+// Kueue's kind, and its label with the UID of the job.
+var (
+	kueueWorkload = schema.GroupKind{Group: "kueue.x-k8s.io", Kind: "Workload"}
+	kueueJobLabel = "kueue.x-k8s.io/job-uid"
+)
+
+// queueSays is what Kueue says about a job that it has not started.
+func queueSays(ctx context.Context, cluster client.Client, job *unstructured.Unstructured) ([]string, error) {
+	queue := workload.Queue(job)
+	mapping, err := cluster.RESTMapper().RESTMapping(kueueWorkload)
+	if meta.IsNoMatchError(err) {
+		return []string{fmt.Sprintf("it is in Kueue's queue %s, and the cluster has no Kueue", queue)}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for kind %s: %w", kueueWorkload, err)
+	}
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(mapping.GroupVersionKind)
+	if err := cluster.List(ctx, list, client.InNamespace(job.GetNamespace()), client.MatchingLabels{kueueJobLabel: string(job.GetUID())}); err != nil {
+		return nil, fmt.Errorf("list Kueue's workloads: %w", err)
+	}
+	var waits []string
+	for i := range list.Items {
+		conditions, _, _ := unstructured.NestedSlice(list.Items[i].Object, "status", "conditions") // a new one has none
+		for _, item := range conditions {
+			if c, _ := item.(map[string]any); c["type"] == "QuotaReserved" && c["status"] != "True" {
+				waits = append(waits, fmt.Sprintf("Kueue's queue %s has no quota for it yet: %v", queue, c["message"]))
+			}
+		}
+		checks, _, _ := unstructured.NestedSlice(list.Items[i].Object, "status", "admissionChecks")
+		for _, item := range checks {
+			if c, _ := item.(map[string]any); c["state"] != "Ready" {
+				waits = append(waits, strings.TrimSuffix(fmt.Sprintf("Kueue's admission check %v is %v: %v", c["name"], c["state"], c["message"]), ": "))
+			}
+		}
+	}
+	if len(waits) == 0 {
+		waits = []string{fmt.Sprintf("Kueue's queue %s has yet to start it", queue)}
+	}
+	return waits, nil
+}
