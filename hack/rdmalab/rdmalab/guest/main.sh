@@ -5,6 +5,10 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 lab=/run/lab
 
 # udev makes these names elsewhere.
+ln -s /proc/self/fd /dev/fd
+ln -s fd/0 /dev/stdin
+ln -s fd/1 /dev/stdout
+ln -s fd/2 /dev/stderr
 mkdir -p /dev/virtio-ports
 for port in /sys/class/virtio-ports/*; do
 	ln -sf "/dev/${port##*/}" "/dev/virtio-ports/$(<"$port/name")"
