@@ -402,11 +402,13 @@ func TestReductionImage(t *testing.T) {
 
 func TestBadValuesAreRefusedByName(t *testing.T) {
 	for value, want := range map[string]string{
-		"webhok.replicas=1":       "webhok",
-		"webhook.replicas=0":      "replicas",
-		"image.digest=latest":     "digest",
-		"metrics.bindAddress=80":  "bindAddress",
-		"webhook.certs.source=No": "source",
+		"webhok.replicas=1":                                   "webhok",
+		"webhook.replicas=0":                                  "replicas",
+		"image.digest=latest":                                 "digest",
+		"metrics.bindAddress=80":                              "bindAddress",
+		"webhook.certs.source=No":                             "source",
+		"defaultProfile.spec.transport.mode=Pigeon":           "mode",
+		"defaultProfile.spec.transport.rdma.resourceName=hca": "resourceName",
 		"defaultProfile.spec.plugin.image=registry.example.com/plugin:latest": "image",
 	} {
 		if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", value); err == nil || !strings.Contains(out, want) {

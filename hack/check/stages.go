@@ -35,7 +35,7 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives")
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives")
 		if err != nil {
 			return rust, err
 		}
@@ -52,8 +52,9 @@ var stages = []stage{
 		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server"), nil); err != nil {
 			return counts{}, err
 		}
-		return cargoTest(ctx, root, "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
+		return cargoTest(ctx, root, nil, "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
 	}},
+	{"rdma", "verbs on soft-RoCE in a virtual machine", rdma},
 	{"operator", "the operator on a real API server", func(ctx context.Context, root string) (counts, error) {
 		box, err := toolbox.New(os.Stderr)
 		if err != nil {
@@ -107,18 +108,23 @@ func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
 	return packages, nil
 }
 
-// partOfAnother marks what cargo lists as an ignored test and another test runs in a process of its own: no skip.
-const partOfAnother = "... ignored, part of another test"
+// What cargo lists as an ignored test is no skip where it is run all the same: by another test, in a process of its own, or
+// by stage rdma.
+const (
+	partOfAnother = "... ignored, part of another test"
+	inTheLab      = "... ignored, runs in the RDMA lab"
+)
 
 // cargoTest runs cargo's tests and counts from the line that closes each test binary.
-func cargoTest(ctx context.Context, root string, args ...string) (counts, error) {
+func cargoTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
 	var n counts
 	closing := regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
 	cmd := command(ctx, pluginDir(root), "cargo", append([]string{"test", "--locked", "--no-fail-fast"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
 	err := stream(cmd, func(line string) string {
 		if m := closing.FindStringSubmatch(line); m != nil {
 			n.add(counts{atoi(m[1]), atoi(m[2]), atoi(m[3])})
-		} else if strings.HasSuffix(strings.TrimSpace(line), partOfAnother) {
+		} else if line := strings.TrimSpace(line); strings.HasSuffix(line, partOfAnother) || strings.HasSuffix(line, inTheLab) {
 			n.skipped--
 		}
 		return line

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"evenkeel.dev/evenkeel/hack/cluster/pretenddevice"
 )
 
 // An api asks the API server the few things this package wants to know.
@@ -80,7 +82,7 @@ func (a *api) ready(ctx context.Context) error {
 	return err
 }
 
-const gpuResource = "nvidia.com/gpu"
+const gpuResource = pretenddevice.GPU
 
 // nodesReady returns nil when all the cluster's nodes are ready and offer
 // their pretend GPUs.

@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -185,6 +186,12 @@ func (c *Cluster) Command(ctx context.Context, node string, argv ...string) (*ex
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", fmt.Sprint(init.PID), "-a", "--"}, argv...)...)
 	cmd.Env = append(os.Environ(), "PATH="+nodePath())
 	return cmd, nil
+}
+
+// PretendDevice prepares a command that offers a node's pods devices that do
+// not exist, count of an extended resource, for as long as it runs.
+func (c *Cluster) PretendDevice(ctx context.Context, node, resource string, count int) (*exec.Cmd, error) {
+	return c.Command(ctx, node, programView, rolePretendDevice, resource, strconv.Itoa(count))
 }
 
 // Exec runs a command inside a node and returns what it wrote to its standard

@@ -339,7 +339,7 @@ func runNode(ctx context.Context, name, ip string, gpus int) error {
 	}})
 	go k.keep(ctx, service{name: "kube-proxy", argv: []string{kubernetesView + "/kube-proxy", "--config=" + nodeView + "/proxy.yaml"}})
 	if gpus > 0 {
-		go k.keep(ctx, service{name: "pretend-gpu", argv: []string{programView, rolePretendGPU, strconv.Itoa(gpus)}})
+		go k.keep(ctx, service{name: "pretend-gpu", argv: []string{programView, rolePretendDevice, gpuResource, strconv.Itoa(gpus)}})
 	}
 	log.Printf("node %s runs", name)
 	<-ctx.Done()

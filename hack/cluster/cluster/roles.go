@@ -7,16 +7,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"evenkeel.dev/evenkeel/hack/cluster/pretendgpu"
+	"golang.org/x/sys/unix"
+
+	"evenkeel.dev/evenkeel/hack/cluster/pretenddevice"
 )
 
 // The names under which our program calls itself to be a part of a cluster.
 const (
-	roleSupervise  = "supervise"
-	roleHold       = "node-hold"
-	roleInit       = "node-init"
-	roleRun        = "node-run"
-	rolePretendGPU = "pretend-gpu"
+	roleSupervise     = "supervise"
+	roleHold          = "node-hold"
+	roleInit          = "node-init"
+	roleRun           = "node-run"
+	rolePretendDevice = "pretend-device"
 )
 
 // Roles returns the hidden commands through which the program runs the parts
@@ -43,12 +45,16 @@ func Roles() []*cobra.Command {
 			}
 			return runNode(cmd.Context(), args[0], args[1], gpus)
 		}),
-		role(rolePretendGPU+" COUNT", 1, func(cmd *cobra.Command, args []string) error {
-			count, err := strconv.Atoi(args[0])
+		role(rolePretendDevice+" RESOURCE COUNT", 2, func(cmd *cobra.Command, args []string) error {
+			count, err := strconv.Atoi(args[1])
 			if err != nil {
-				return fmt.Errorf("number of GPUs: %w", err)
+				return fmt.Errorf("number of devices: %w", err)
 			}
-			return pretendgpu.Run(cmd.Context(), pretendgpu.DefaultDir, gpuResource, count)
+			// nsenter does not pass on that it was killed.
+			if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
+				return fmt.Errorf("end with the process that started this one: %w", err)
+			}
+			return pretenddevice.Run(cmd.Context(), pretenddevice.DefaultDir, args[0], count)
 		}),
 	}
 }

@@ -123,10 +123,10 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// lock takes the lock file at path, waiting until ctx ends; busy is called
+// Lock takes the lock file at path, waiting until ctx ends; busy is called
 // once if somebody else holds it. The kernel drops the lock of a process that
 // dies.
-func lock(ctx context.Context, path string, busy func()) (unlock func(), err error) {
+func Lock(ctx context.Context, path string, busy func()) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}

@@ -94,7 +94,7 @@ func (t *Toolbox) Dir(ctx context.Context, name string) (string, error) {
 	if exists(dir) {
 		return dir, nil
 	}
-	unlock, err := lock(ctx, dir+".lock", func() {
+	unlock, err := Lock(ctx, dir+".lock", func() {
 		fmt.Fprintf(t.progress, "waiting: another run builds %s %s\n", r.name, version)
 	})
 	if err != nil {
@@ -168,7 +168,7 @@ func (t *Toolbox) Envtest(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := lock(ctx, dir+".lock", func() {})
+	unlock, err := Lock(ctx, dir+".lock", func() {})
 	if err != nil {
 		return "", err
 	}

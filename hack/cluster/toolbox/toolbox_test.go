@@ -115,14 +115,14 @@ func TestFailedBuildLeavesNothingAndSaysWhy(t *testing.T) {
 
 func TestLockWaitsAndGivesUpWithItsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.lock")
-	unlock, err := lock(t.Context(), path, func() { t.Error("a free lock was busy") })
+	unlock, err := Lock(t.Context(), path, func() { t.Error("a free lock was busy") })
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gaveUp := errors.New("gave up")
 	waited := 0
-	if _, err := lock(ctx, path, func() { waited++; cancel(gaveUp) }); !errors.Is(err, gaveUp) {
+	if _, err := Lock(ctx, path, func() { waited++; cancel(gaveUp) }); !errors.Is(err, gaveUp) {
 		t.Errorf("second lock: %v", err)
 	}
 	if waited != 1 {
@@ -131,7 +131,7 @@ func TestLockWaitsAndGivesUpWithItsContext(t *testing.T) {
 	unlock()
 	ctx, done := context.WithTimeout(t.Context(), 10*time.Second)
 	defer done()
-	unlock, err = lock(ctx, path, func() {})
+	unlock, err = Lock(ctx, path, func() {})
 	if err != nil {
 		t.Fatalf("after unlock: %v", err)
 	}

@@ -35,6 +35,14 @@ const (
 	EnvironmentKey    = "evenkeel.dev/environment"
 	// ReductionServersKey holds the addresses of the job's reduction servers.
 	ReductionServersKey = "evenkeel.dev/reduction-servers"
+	// RDMAResourceKey holds the RDMA device that containers get, and how many of it: rdma/hca_shared_devices_a=1.
+	RDMAResourceKey = "evenkeel.dev/rdma-resource"
+	// MemoryLockKey is Capability where containers get IPC_LOCK.
+	MemoryLockKey = "evenkeel.dev/memory-lock"
+	// RDMANetworksKey holds the further networks of pods with an RDMA device.
+	RDMANetworksKey = "evenkeel.dev/rdma-networks"
+	// NetworksKey is Multus's: the further networks of a pod.
+	NetworksKey = "k8s.v1.cni.cncf.io/networks"
 )
 
 // Labels that tie a job to its reduction servers; both hold the ReductionService's name.

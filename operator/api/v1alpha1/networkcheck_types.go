@@ -19,7 +19,7 @@ const (
 
 // Stage is one part of a check.
 //
-// +kubebuilder:validation:Enum=Capacity;Local;Pairs;Rails;Gang
+// +kubebuilder:validation:Enum=Capacity;Local;RDMA;Pairs;Rails;Gang
 type Stage string
 
 // The stages, in the order in which they run. Nodes that a stage does not pass are left out of those after it.
@@ -28,6 +28,8 @@ const (
 	StageCapacity Stage = "Capacity"
 	// StageLocal runs the benchmark inside each node, over the plugin.
 	StageLocal Stage = "Local"
+	// StageRDMA runs it inside each node over RDMA alone, with the device that jobs get, and looks at the limit on locked memory.
+	StageRDMA Stage = "RDMA"
 	// StagePairs runs it between pairs of nodes, suspects again with proven partners.
 	StagePairs Stage = "Pairs"
 	// StageRails runs it over each device of the nodes that failed, to tell which of them is the cause.
@@ -114,6 +116,7 @@ type NodeSet struct {
 // CheckOptions are how nodes are checked, whichever they are.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'Rails') || (has(self.rails) && self.runner.type == 'Bench')",message="stage Rails needs rails, the number of devices of a node, and the runner Bench"
+// +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'RDMA') || self.runner.type == 'Bench'",message="stage RDMA needs the runner Bench"
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !(self.stages.exists(s, s == 'Rails' || s == 'Gang')) || self.stages.exists(s, s == 'Pairs')",message="stages Rails and Gang work with what stage Pairs found: name Pairs too"
 // +kubebuilder:validation:XValidation:rule="!has(self.sweep) || !has(self.sweep.collective) || self.sweep.collective == 'AllReduce' || self.runner.type == 'NCCLTests'",message="the runner Bench has the collective AllReduce only"
 type CheckOptions struct {
@@ -121,7 +124,7 @@ type CheckOptions struct {
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=5
+	// +kubebuilder:validation:MaxItems=6
 	Stages []Stage `json:"stages,omitempty"`
 
 	// profileName is the NetworkProfile whose plugin is tested: what jobs of that profile get. Default: default.
@@ -497,6 +500,11 @@ type LoadedNetwork struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	SHA256 string `json:"sha256,omitempty"`
+
+	// transport is what the network used: tcp, rdma, or mixed where ranks differ. Absent where the run does not say it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	Transport string `json:"transport,omitempty"`
 }
 
 // NetworkCheck is one run of checks over nodes.

@@ -35,14 +35,29 @@ const (
 
 // TransportMode is what carries the data.
 //
-// +kubebuilder:validation:Enum=Auto;TCP
+// +kubebuilder:validation:Enum=Auto;TCP;RDMA
 type TransportMode string
 
 const (
-	// TransportAuto lets the plugin choose for each pair of peers.
+	// TransportAuto lets the plugin choose for each pair of peers, and gives jobs an RDMA device where every matching node has one.
 	TransportAuto TransportMode = "Auto"
 	// TransportTCP uses TCP flows only.
 	TransportTCP TransportMode = "TCP"
+	// TransportRDMA gives jobs an RDMA device, and uses nothing else.
+	TransportRDMA TransportMode = "RDMA"
+)
+
+// MemoryLock is how containers may lock the memory that RDMA devices read and write.
+//
+// +kubebuilder:validation:Enum=RuntimeDefault;Capability
+type MemoryLock string
+
+const (
+	// MemoryLockRuntimeDefault leaves it at the limit that the container runtime gives.
+	MemoryLockRuntimeDefault MemoryLock = "RuntimeDefault"
+	// MemoryLockCapability adds the capability IPC_LOCK, which takes away the limit from containers that run as root. Namespaces
+	// that enforce the pod standard baseline or restricted refuse it.
+	MemoryLockCapability MemoryLock = "Capability"
 )
 
 const (
@@ -50,6 +65,8 @@ const (
 	DefaultPath = "/plugin"
 	// ConditionReady says that jobs may use the profile.
 	ConditionReady = "Ready"
+	// ConditionRDMA says whether jobs get an RDMA device; absent with mode TCP.
+	ConditionRDMA = "RDMA"
 )
 
 // NetworkProfileSpec says which plugin jobs get, how, with which settings, and who may ask for it.
@@ -171,13 +188,48 @@ type PluginSpec struct {
 
 // TransportSpec holds the plugin's settings.
 type TransportSpec struct {
-	// mode is what carries the data: Auto (the default) or TCP.
+	// mode is what carries the data: Auto (the default), TCP or RDMA. RDMA is strict: peers that cannot use it fail.
 	// +optional
 	Mode TransportMode `json:"mode,omitempty"`
 
 	// tcp holds the settings of the TCP engine.
 	// +optional
 	TCP TCPSpec `json:"tcp,omitzero"`
+
+	// rdma says which device jobs get, and how.
+	// +optional
+	RDMA RDMASpec `json:"rdma,omitzero"`
+}
+
+// RDMASpec says which device jobs get, and how.
+//
+// +kubebuilder:validation:MinProperties=1
+type RDMASpec struct {
+	// resourceName is the extended resource that a device plugin offers, such as rdma/hca_shared_devices_a. Default: the one
+	// of the domain rdma that nodes offer.
+	// +optional
+	// +kubebuilder:validation:MinLength=3
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule="!self.startsWith('kubernetes.io/')",message="resourceName is an extended resource: its domain is not kubernetes.io"
+	ResourceName string `json:"resourceName,omitempty"`
+
+	// count is how many of it each container gets. Default: 1.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=64
+	Count *int32 `json:"count,omitempty"`
+
+	// memoryLock is how containers may lock memory: RuntimeDefault (the default) or Capability.
+	// +optional
+	MemoryLock MemoryLock `json:"memoryLock,omitempty"`
+
+	// networks are further networks for pods that get a device, as the annotation k8s.v1.cni.cncf.io/networks names them:
+	// for SR-IOV and host-device networks by Multus.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Networks string `json:"networks,omitempty"`
 }
 
 // TCPSpec holds the settings of the TCP engine.
@@ -235,6 +287,15 @@ type NetworkProfileStatus struct {
 	// imageVolumeNodes is how many of them can mount images as volumes.
 	// +optional
 	ImageVolumeNodes *int32 `json:"imageVolumeNodes,omitempty"`
+
+	// rdmaResourceName is the RDMA device that jobs created now get; absent: none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=317
+	RDMAResourceName string `json:"rdmaResourceName,omitempty"`
+
+	// rdmaNodes is how many of the matched nodes offer an RDMA device.
+	// +optional
+	RDMANodes *int32 `json:"rdmaNodes,omitempty"`
 }
 
 // PluginStatus is the plugin that jobs created now are pinned to.
@@ -261,6 +322,7 @@ type PluginStatus struct {
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Delivery",type=string,JSONPath=`.status.delivery`
 // +kubebuilder:printcolumn:name="Transport",type=string,JSONPath=`.spec.transport.mode`
+// +kubebuilder:printcolumn:name="RDMA device",type=string,JSONPath=`.status.rdmaResourceName`
 // +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.matchedNodes`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NetworkProfile struct {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -288,7 +289,7 @@ func created(t *testing.T, j job, reader client.Reader, servers bool) *unstructu
 		t.Fatal(err)
 	}
 	pinner := workloadPinner{reader, reader, servers}
-	if err := pinner.pin(t.Context(), object, "default", request); err != nil {
+	if _, err := pinner.pin(t.Context(), object, "default", request); err != nil {
 		t.Fatal(err)
 	}
 	return object
@@ -369,5 +370,90 @@ func TestPods(t *testing.T) {
 	}
 	if response := handler.Handle(t.Context(), pod(nil)); response.Allowed || !strings.Contains(response.Result.Message, "put the annotation") {
 		t.Errorf("a pod with the label alone: %+v", response.Result)
+	}
+}
+
+func TestRDMADevicesAreInTheTemplates(t *testing.T) {
+	const mpi = `{"apiVersion":"kubeflow.org/v2beta1","kind":"MPIJob","metadata":{"name":"train","annotations":{"evenkeel.dev/profile":"default"EXTRA}},"spec":{"mpiReplicaSpecs":{
+	  "Launcher":{"template":{"spec":{"containers":[{"name":"mpirun"}]}}},
+	  "Worker":{"replicas":2,"template":{"metadata":{"annotations":{"evenkeel.dev/rdma-networks":"of another job"}},"spec":{"containers":[{"name":"sshd","resources":{"limits":{"cpu":"1000m"GPU}}},{"name":"logger"}]}}}}}}`
+	const gpu = `,"nvidia.com/gpu":8`
+	offered := profile("default", nil)
+	offered.Status.RDMAResourceName = "rdma/hca"
+	for _, test := range []struct{ name, extra, gpu, want string }{
+		{"those with GPUs", "", gpu, "Worker.sshd"},
+		{"all, without GPUs", "", "", "Launcher.mpirun Worker.logger Worker.sshd"},
+		{"the chosen", `,"evenkeel.dev/containers":"mpirun,logger"`, gpu, "Launcher.mpirun Worker.logger"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(offered).Build()
+			text := strings.NewReplacer("EXTRA", test.extra, "GPU", test.gpu).Replace(mpi)
+			object := created(t, job{raw: text}, reader, true)
+			templates, err := workload.Templates(object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, template := range templates {
+				spec, err := template.PodSpec()
+				if err != nil {
+					t.Fatal(err)
+				}
+				device := false
+				for _, c := range spec.Containers {
+					if requested := c.Resources.Requests["rdma/hca"]; requested.Value() == 1 {
+						got = append(got, strings.Split(template.Path, ".")[2]+"."+c.Name)
+						device = true
+					}
+				}
+				if a := template.Annotations(); (a[evenkeel.RDMAResourceKey] == "rdma/hca=1") != device || a[evenkeel.RDMANetworksKey] != "" {
+					t.Errorf("%s: %v", template.Path, a)
+				}
+			}
+			slices.Sort(got)
+			if strings.Join(got, " ") != test.want {
+				t.Errorf("%v, want %s", got, test.want)
+			}
+			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: text}.request(t, admissionv1.Create))
+			for _, p := range response.Patches {
+				if p.Operation != "add" && !strings.Contains(p.Path, "rdma-networks") {
+					t.Errorf("%s of %s: it may only add", p.Operation, p.Path)
+				}
+			}
+		})
+	}
+}
+
+func TestRDMAWithoutADevice(t *testing.T) {
+	none := int32(0)
+	strict := func(change func(*evenkeel.NetworkProfile)) *evenkeel.NetworkProfile {
+		p := profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Transport.Mode = evenkeel.TransportRDMA })
+		p.Status.RDMANodes = &none
+		p.Status.Conditions = []metav1.Condition{{Type: evenkeel.ConditionRDMA, Status: metav1.ConditionFalse, Reason: "NoDevice", Message: "none of 4 nodes"}}
+		if change != nil {
+			change(p)
+		}
+		return p
+	}
+	for _, test := range []struct {
+		name            string
+		profile         *evenkeel.NetworkProfile
+		refused, warned string
+	}{
+		{"none is known", strict(nil), "asks for RDMA and nothing else, and has no device to give: none of 4 nodes", ""},
+		{"nobody has looked", strict(func(p *evenkeel.NetworkProfile) { p.Generation = 1 }), "try again", ""},
+		{"named, and no node has it", strict(func(p *evenkeel.NetworkProfile) { p.Spec.Transport.RDMA.ResourceName = "rdma/hca" }), "", "no node offers rdma/hca now"},
+		{"Auto", profile("default", nil), "", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(test.profile).Build()
+			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+			if response.Allowed != (test.refused == "") || test.refused != "" && !strings.Contains(response.Result.Message, test.refused) {
+				t.Errorf("%+v, want %q", response.Result, test.refused)
+			}
+			if got := strings.Join(response.Warnings, "\n"); (got != "") != (test.warned != "") || !strings.Contains(got, test.warned) {
+				t.Errorf("warned %q, want %q", got, test.warned)
+			}
+		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -59,7 +60,7 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 		metrics.Job(metrics.Refused)
 		return admission.Denied(fmt.Sprintf("annotation %s: %s needs a profile: add the annotation %s", evenkeel.ReductionKey, asked, evenkeel.ProfileKey))
 	}
-	err := w.pin(ctx, job, name, req)
+	warnings, err := w.pin(ctx, job, name, req)
 	if err == nil {
 		err = w.hold(ctx, job, name)
 	}
@@ -75,7 +76,7 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("encode the %s: %w", req.Kind.Kind, err))
 	}
 	metrics.Job(metrics.Injected)
-	return admission.PatchResponseFromRaw(req.Object.Raw, mutated)
+	return admission.PatchResponseFromRaw(req.Object.Raw, mutated).WithWarnings(warnings...)
 }
 
 // late answers an update: a job keeps what it was created with, and hears so if it asks for something else.
@@ -100,51 +101,92 @@ func late(job *unstructured.Unstructured, name string, old []byte) admission.Res
 	return admission.Allowed("")
 }
 
-// pin resolves the profile and writes it on every pod template.
-func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured, name string, req admission.Request) error {
+// pin resolves the profile and writes it on every pod template. Warnings are for the user of a job that is let through.
+func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured, name string, req admission.Request) (warnings []string, err error) {
 	profile, err := lookUp(ctx, w.cached, name, req.Namespace)
 	if errors.As(err, &refusal{}) || apierrors.IsNotFound(err) {
 		// Nobody is refused for a cache that has yet to see what was applied a moment ago, perhaps together with the job.
 		profile, err = lookUp(ctx, w.live, name, req.Namespace)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	templates, err := workload.Templates(job)
 	if err != nil {
-		return refusal{err}
+		return nil, refusal{err}
 	}
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
 	if resolved.Reduction, err = w.reduce(job, templates, profile, req); err != nil {
-		return refusal{err}
+		return nil, refusal{err}
 	}
+	if warnings, err = checkRDMA(profile, resolved.RDMA); err != nil {
+		return nil, refusal{err}
+	}
+	onGPUs := slices.ContainsFunc(templates, wantsGPU)
 	for _, t := range templates {
 		// What a job that was copied from another brings along names the other's servers.
 		t.Remove(evenkeel.ReductionClientKey)
 		t.Remove(evenkeel.ReductionServersKey)
+		for _, key := range inject.RDMAKeys() {
+			t.Remove(key)
+		}
 		// A master may have containers that a worker lacks: each template gets the chosen names that it has.
 		here := resolved
 		here.Containers = nil
+		if onGPUs && !wantsGPU(t) && len(resolved.Containers) == 0 {
+			here.RDMA = nil // a launcher, say, which may run where there is no device
+		}
 		for _, c := range resolved.Containers {
 			if slices.Contains(t.Containers(), c) {
 				here.Containers = append(here.Containers, c)
 			}
 		}
 		if len(resolved.Containers) > 0 && len(here.Containers) == 0 {
-			return refusal{fmt.Errorf("annotation %s: %s names no container of %s, which has %s",
+			return nil, refusal{fmt.Errorf("annotation %s: %s names no container of %s, which has %s",
 				evenkeel.ContainersKey, strings.Join(resolved.Containers, ","), t.Path, strings.Join(t.Containers(), ", "))}
 		}
 		if err := t.Add(here.Labels(), here.Annotations()); err != nil {
-			return refusal{err}
+			return nil, refusal{err}
+		}
+		if here.RDMA != nil {
+			if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.Devices(spec, here) }); err != nil {
+				return nil, refusal{err}
+			}
 		}
 		if workload.Queued(job) {
 			// Kueue may choose the nodes, and goes by the template.
 			if err := t.ChangeAffinity(keepOff); err != nil {
-				return refusal{err}
+				return nil, refusal{err}
 			}
 		}
 	}
-	return nil
+	return warnings, nil
+}
+
+// checkRDMA refuses a profile that asks for nothing but RDMA and has no device to give. One whose device no node offers now
+// gives a warning, since nodes may come.
+func checkRDMA(profile *evenkeel.NetworkProfile, device *inject.RDMA) (warnings []string, err error) {
+	if profile.Spec.Transport.Mode != evenkeel.TransportRDMA {
+		return nil, nil
+	}
+	known := profile.Status.ObservedGeneration == profile.Generation
+	if device == nil {
+		why := "its nodes have yet to be looked at: try again"
+		if c := meta.FindStatusCondition(profile.Status.Conditions, evenkeel.ConditionRDMA); known && c != nil {
+			why = c.Message
+		}
+		return nil, fmt.Errorf("NetworkProfile %s asks for RDMA and nothing else, and has no device to give: %s", profile.Name, why)
+	}
+	if nodes := profile.Status.RDMANodes; known && nodes != nil && *nodes == 0 {
+		warnings = append(warnings, fmt.Sprintf("NetworkProfile %s: no node offers %s now; the job's pods wait for one that does", profile.Name, device.Resource))
+	}
+	return warnings, nil
+}
+
+// wantsGPU reports whether the template's pods use GPUs. One that cannot be read has the API server's own validation ahead.
+func wantsGPU(t workload.Template) bool {
+	spec, err := t.PodSpec()
+	return err == nil && inject.WantsGPU(spec)
 }
 
 // reduce decides which reduction servers the job gets, and labels it with their name, by which the controller finds it.

@@ -68,7 +68,7 @@ Interrupting the wait does not stop the check.`,
 	flags := cmd.Flags()
 	flags.StringSliceVar(&f.nodes, "nodes", nil, "names of the nodes, comma-separated (default: all nodes)")
 	flags.StringVarP(&f.selector, "selector", "l", "", "label selector of the nodes, such as pool=h100")
-	flags.StringSliceVar(&f.stages, "stage", nil, "stages to run: Capacity, Local, Pairs, Rails, Gang (default: Capacity,Local,Pairs)")
+	flags.StringSliceVar(&f.stages, "stage", nil, "stages to run: Capacity, Local, RDMA, Pairs, Rails, Gang (default: Capacity,Local,Pairs)")
 	flags.StringVar(&f.profile, "profile", "", "NetworkProfile whose plugin is tested (default: default)")
 	flags.StringVar(&f.runner, "runner", string(evenkeel.RunnerBench), "Bench, over host memory, or NCCLTests, over GPUs")
 	flags.StringVar(&f.launcher, "launcher", "", "Auto, IndexedJob or MPIJob (default: Auto)")
@@ -104,7 +104,7 @@ func (f *checkFlags) check(namespace string) (*evenkeel.NetworkCheck, error) {
 		spec.Nodes.Selector = selector
 	}
 	for _, text := range f.stages {
-		stage, err := oneOf("--stage", text, evenkeel.StageCapacity, evenkeel.StageLocal, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang)
+		stage, err := oneOf("--stage", text, evenkeel.StageCapacity, evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang)
 		if err != nil {
 			return nil, err
 		}

@@ -33,7 +33,7 @@ func TestBadCommandLinesAreOneLineEach(t *testing.T) {
 		"check run --node=a":                       "--node",
 		"check run --nodes=a,b --selector=x=y":     "--nodes and --selector: one of them",
 		"check run --selector=x~y":                 `--selector "x~y"`,
-		"check run --stage=Fast":                   `--stage "Fast": want Capacity, Local, Pairs, Rails, Gang`,
+		"check run --stage=Fast":                   `--stage "Fast": want Capacity, Local, RDMA, Pairs, Rails, Gang`,
 		"check run --runner=iperf":                 `--runner "iperf": want Bench, NCCLTests`,
 		"check run --launcher=ssh":                 `--launcher "ssh"`,
 		"check run --min-bandwidth=fast":           `--min-bandwidth "fast": want a number`,

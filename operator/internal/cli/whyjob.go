@@ -157,6 +157,9 @@ func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 				text += fmt.Sprintf(" %s=%s", name, r.Environment[name])
 			}
 		}
+		if r.RDMA != nil {
+			text += fmt.Sprintf("\n  device   %s, %d for each container", r.RDMA.Resource, r.RDMA.Count)
+		}
 		if !seen[text] {
 			fmt.Fprintln(out, text)
 		}

@@ -214,7 +214,11 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 		}
 		var networks []string
 		for _, at := range run.Networks {
-			networks = append(networks, f.record.Networks[at].Name)
+			network := f.record.Networks[at]
+			if network.Transport != "" {
+				network.Name += " (" + network.Transport + ")"
+			}
+			networks = append(networks, network.Name)
 		}
 		said := "good"
 		switch {
@@ -224,7 +228,7 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 			said = "broken: " + run.Detail
 		case run.Wrong > 0:
 			said = fmt.Sprintf("%d wrong elements", run.Wrong)
-		case run.Stage != evenkeel.StageLocal && run.Stage != evenkeel.StageRails && run.BusBW < limit:
+		case !slices.Contains([]evenkeel.Stage{evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StageRails}, run.Stage) && run.BusBW < limit:
 			said = "too slow"
 		default:
 			partners = append(partners, with...)

@@ -55,6 +55,11 @@ func Apply(pod *corev1.Pod, r Resolved) error {
 	for _, c := range targets {
 		skipped = append(skipped, addTo(c, r)...)
 	}
+	if r.RDMA != nil {
+		if why := r.RDMA.join(pod); why != "" {
+			skipped = append(skipped, why)
+		}
+	}
 	annotate(pod, skipped, r)
 	return nil
 }
@@ -211,6 +216,9 @@ func addTo(c *corev1.Container, r Resolved) []string {
 			continue // the job's own, which its servers know too
 		}
 		add(name, r.Environment[name], false)
+	}
+	if r.RDMA != nil {
+		skipped = append(skipped, r.RDMA.addTo(c)...)
 	}
 	return skipped
 }

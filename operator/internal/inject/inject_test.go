@@ -233,6 +233,7 @@ func check(t *testing.T, before *corev1.Pod, r Resolved) {
 		if diff := cmp.Diff(c.VolumeMounts, after.VolumeMounts[:len(c.VolumeMounts)]); diff != "" && len(c.VolumeMounts) > 0 {
 			t.Fatalf("the user's mounts changed: %s", diff)
 		}
+		withoutDevice(t, c, &after, r)
 		c.Env, after.Env, c.VolumeMounts, after.VolumeMounts = nil, nil, nil, nil
 		if diff := cmp.Diff(c, after); diff != "" {
 			t.Fatalf("another field of the container changed: %s", diff)
@@ -267,6 +268,12 @@ func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
 			if random.IntN(3) == 0 {
 				c.Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
 			}
+			if random.IntN(4) == 0 {
+				c.Resources.Requests = corev1.ResourceList{corev1.ResourceName(pick("rdma/hca", "rdma/other", "cpu")): resource.MustParse("1")}
+			}
+			if random.IntN(3) == 0 {
+				c.SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{corev1.Capability(pick("ALL", "IPC_LOCK"))}}}
+			}
 			p.Spec.Containers = append(p.Spec.Containers, c)
 		}
 		for range random.IntN(2) {
@@ -287,6 +294,9 @@ func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
 			}
 			if random.IntN(2) == 0 {
 				r.Reduction = &Reduction{Service: "train-reduce-0", Servers: []string{"a:1", "b:2"}}
+			}
+			if random.IntN(2) == 0 {
+				r.RDMA = &RDMA{Resource: "rdma/hca", Count: 1 + random.IntN(2), LockMemory: random.IntN(2) == 0, Networks: pick("", "rail0,rail1")}
 			}
 		}))
 	}

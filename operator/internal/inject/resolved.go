@@ -30,6 +30,8 @@ type Resolved struct {
 	Containers []string
 	// Reduction is how the job reaches its reduction servers; nil: it has none.
 	Reduction *Reduction `json:",omitempty"`
+	// RDMA is the device that containers get; nil: none.
+	RDMA *RDMA `json:",omitempty"`
 }
 
 // Resolve pins a profile. Until the controller has looked at the nodes, Auto means the init container, which works on
@@ -56,6 +58,10 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 	}
 	if r.Conflict == "" {
 		r.Conflict = evenkeel.ConflictKeep
+	}
+	r.RDMA = resolveRDMA(profile)
+	if mode := profile.Spec.Transport.Mode; mode != "" {
+		r.Environment[TransportEnv] = strings.ToLower(string(mode))
 	}
 	if n := profile.Spec.Transport.TCP.FlowsPerPeer; n != nil {
 		r.Environment["EVENKEEL_FLOWS"] = strconv.Itoa(int(*n))
@@ -85,6 +91,9 @@ func (r Resolved) Annotations() map[string]string {
 	}
 	if r.Reduction != nil {
 		a[evenkeel.ReductionServersKey] = strings.Join(r.Reduction.Servers, ",")
+	}
+	if r.RDMA != nil {
+		maps.Copy(a, r.RDMA.annotations())
 	}
 	return a
 }
@@ -134,7 +143,10 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 		}
 	}
 	var err error
-	r.Reduction, err = reductionFromPod(labels, annotations)
+	if r.Reduction, err = reductionFromPod(labels, annotations); err != nil {
+		return r, err
+	}
+	r.RDMA, err = rdmaFromPod(annotations)
 	return r, err
 }
 

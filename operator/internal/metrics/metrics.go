@@ -47,7 +47,7 @@ func init() {
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
 		checks.WithLabelValues(string(v))
 	}
-	for _, stage := range []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang} {
+	for _, stage := range []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang} {
 		for _, outcome := range []verdict.Outcome{verdict.Measured, verdict.Broken, verdict.Fault} {
 			runs.WithLabelValues(string(stage), string(outcome))
 		}

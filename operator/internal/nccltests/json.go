@@ -11,10 +11,11 @@ type benchReport struct {
 	Redop string `json:"redop"`
 	Ranks []struct {
 		Network struct {
-			Name    string `json:"name"`
-			Version int    `json:"version"`
-			Library string `json:"library"`
-			SHA256  string `json:"sha256"`
+			Name      string `json:"name"`
+			Version   int    `json:"version"`
+			Library   string `json:"library"`
+			SHA256    string `json:"sha256"`
+			Transport string `json:"transport"`
 		} `json:"network"`
 	} `json:"ranks"`
 	Rows []struct {
@@ -102,7 +103,7 @@ func (p *parser) bench(line []byte) {
 	}
 	for _, rank := range r.Ranks {
 		n := rank.Network
-		p.uses(Network{Name: n.Name, Version: n.Version, Library: n.Library, SHA256: n.SHA256})
+		p.uses(Network{Name: n.Name, Version: n.Version, Library: n.Library, SHA256: n.SHA256, Transport: clip(n.Transport)})
 	}
 	rows := make([]Row, 0, len(r.Rows))
 	for _, row := range r.Rows {
@@ -110,6 +111,9 @@ func (p *parser) bench(line []byte) {
 	}
 	p.fromJSON(rows, r.Wrong, r.Average)
 }
+
+// clip keeps of a transport what is fit to be one.
+func clip(transport string) string { return transport[:min(len(transport), 16)] }
 
 func (p *parser) tests(line []byte) {
 	var r testsReport

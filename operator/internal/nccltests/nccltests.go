@@ -44,7 +44,12 @@ type Network struct {
 	Version int
 	// Library is the plugin's file, SHA256 the first digits of its hash.
 	Library, SHA256 string
+	// Transport is what the network used: "tcp", "rdma", or [Mixed] where ranks differ; empty where the log does not say.
+	Transport string
 }
+
+// Mixed is the transport of ranks that differ.
+const Mixed = "mixed"
 
 // FailureKind says where the cause of a failed run lies.
 type FailureKind string
@@ -74,6 +79,8 @@ type Report struct {
 	// AverageBusBW is over all rows and both halves, GB/s, and means something only if the run is complete.
 	OutOfBounds  int64
 	AverageBusBW float64
+	// LockedMemory is how much memory the ranks may lock, bytes; negative: no limit; nil where the log does not say.
+	LockedMemory *int64
 	// Failure is nil where the log has no cause to offer.
 	Failure *Failure
 }
@@ -121,6 +128,7 @@ type parser struct {
 var (
 	launcherTag = regexp.MustCompile(`^\[\d+,\d+\]<std(out|err)>:\s?`)
 	benchNet    = regexp.MustCompile(`^# Network: (\S+) \(ncclNet v(\d{1,4})\), (.+), sha256 ([0-9a-f]+)$`)
+	lockedLimit = regexp.MustCompile(`^# Locked memory, KiB: (unlimited|\d{1,15})$`)
 	benchRank   = regexp.MustCompile(`^#\s+Rank\s+\d+ \S+ \S+: (\S+) on \S`)
 	ncclUsing   = regexp.MustCompile(`NCCL INFO Using network (\S+)`)
 	ncclLoaded  = regexp.MustCompile(`NCCL INFO NET/Plugin: Loaded net plugin (\S+) \(v(\d{1,4})\)`)
@@ -157,6 +165,14 @@ func (p *parser) line(line string, whole bool) {
 	case m != nil:
 		return
 	}
+	if m := lockedLimit.FindStringSubmatch(line); m != nil {
+		limit := int64(-1)
+		if n, err := strconv.ParseInt(m[1], 10, 64); err == nil {
+			limit = n << 10
+		}
+		p.report.LockedMemory = &limit
+		return
+	}
 	if m := averageBW.FindStringSubmatch(line); m != nil {
 		if v, ok := number(m[1]); ok && !p.inJSON {
 			p.report.AverageBusBW, p.avg = v, true
@@ -191,14 +207,23 @@ func (p *parser) network(line string) bool {
 	return false
 }
 
-// uses notes a network, and keeps the fullest of what is said about it.
+// uses notes a network, and keeps the fullest of what is said about it, and the transport of all ranks.
 func (p *parser) uses(n Network) {
 	if n.Name == "" {
 		return
 	}
-	if p.networks[n.Name].Version == 0 {
-		p.networks[n.Name] = n
+	known := p.networks[n.Name]
+	switch {
+	case n.Transport == "":
+		n.Transport = known.Transport
+	case known.Transport != "" && known.Transport != n.Transport:
+		n.Transport = Mixed
 	}
+	if known.Version != 0 {
+		known.Transport = n.Transport
+		n = known
+	}
+	p.networks[n.Name] = n
 }
 
 // failure keeps the first cause; a driver or plugin that is missing explains what comes before and after it.

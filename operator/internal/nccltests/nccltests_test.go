@@ -2,6 +2,7 @@ package nccltests_test
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -259,4 +260,32 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestTransportAndLockedMemory(t *testing.T) {
+	const report = `{"type":"float","redop":"sum","ranks":[{"network":{"name":"Evenkeel","version":12A}},{"network":{"name":"Evenkeel","version":12B}}],"rows":[{"size":4,"count":1,"out_of_place":{"busbw":1},"in_place":{"busbw":1}}],"wrong":0,"average_busbw":1}`
+	with := func(a, b string) string { return strings.NewReplacer("A", a, "B", b).Replace(report) }
+	tcp, rdma := `,"transport":"tcp"`, `,"transport":"rdma"`
+	for _, test := range []struct{ log, want string }{
+		{with(rdma, rdma), "rdma"}, {with(tcp, tcp), "tcp"}, {with(tcp, rdma), nccltests.Mixed}, {with(rdma, tcp), nccltests.Mixed}, {with("", ""), ""}, {with(rdma, ""), "rdma"}, {with("", rdma), "rdma"},
+		{with(`,"transport":"something that nobody would ever say"`, ""), "something that n"},
+	} {
+		r, err := nccltests.Parse([]byte("# Network: Evenkeel (ncclNet v12), /x.so, sha256 ab\n" + test.log + "\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Networks) != 1 || r.Networks[0].Transport != test.want || r.Networks[0].Version != 12 {
+			t.Errorf("%s: %+v, want %q", test.log, r.Networks, test.want)
+		}
+	}
+	for line, want := range map[string]string{"64": "65536", "unlimited": "-1", "": "nil", "-3": "nil", "9999999999999999": "nil"} {
+		r, _ := nccltests.Parse([]byte("# Locked memory, KiB: " + line + "\n"))
+		got := "nil"
+		if r.LockedMemory != nil {
+			got = fmt.Sprint(*r.LockedMemory)
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", line, got, want)
+		}
+	}
 }

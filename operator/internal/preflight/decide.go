@@ -32,7 +32,11 @@ type Work struct {
 
 // Name is short and fit for parts of objects' names, such as p1-12.
 func (w Work) Name() string {
-	return fmt.Sprintf("%s%d-%d", strings.ToLower(string(w.Stage[:1])), w.Round, w.Index)
+	letter := strings.ToLower(string(w.Stage[:1]))
+	if w.Stage == evenkeel.StageRDMA {
+		letter = "v" // of verbs: Rails has the other
+	}
+	return fmt.Sprintf("%s%d-%d", letter, w.Round, w.Index)
 }
 
 // Reasons besides those of package verdict.
@@ -41,6 +45,9 @@ const (
 	ReasonLocalBroken = "LocalRunBroken"
 	ReasonPlugin      = "PluginSuspect"
 	ReasonGang        = "GangFailed"
+	ReasonNoRDMA      = "NoRDMADevice"
+	ReasonTransport   = "WrongTransport"
+	ReasonMemoryLock  = "MemoryLockTooLow"
 	reasonFault       = string(verdict.ReasonInfrastructure)
 	reasonFallback    = string(verdict.ReasonFallback)
 	reasonWrongData   = string(verdict.ReasonWrongData)
@@ -48,6 +55,11 @@ const (
 	leastGang         = 3   // two are a pair, which was tried
 	slowRail          = 0.5 // of the median of a node's rails
 	messageUnfinished = "rounds are still to come"
+
+	// TransportRDMA is what a network says of itself that used RDMA.
+	TransportRDMA = "rdma"
+	// leastLocked is less than any training needs over RDMA, and more than what container runtimes give by default.
+	leastLocked = 64 << 20
 )
 
 // NodeResult is the verdict on a node.
@@ -96,7 +108,7 @@ func Decide(o Options, r *Record) Decision {
 	for _, stage := range []struct {
 		name evenkeel.Stage
 		do   func()
-	}{{evenkeel.StageLocal, s.local}, {evenkeel.StagePairs, s.pairs}, {evenkeel.StageRails, s.rails}, {evenkeel.StageGang, s.gang}} {
+	}{{evenkeel.StageLocal, s.local}, {evenkeel.StageRDMA, s.rdma}, {evenkeel.StagePairs, s.pairs}, {evenkeel.StageRails, s.rails}, {evenkeel.StageGang, s.gang}} {
 		if s.has(stage.name) {
 			stage.do()
 		}
@@ -162,6 +174,10 @@ func (s *state) runs(stage evenkeel.Stage, visit func(run *Run)) {
 // flaw is what a run has against it, besides its speed: a reason and a line, empty if nothing.
 func (s *state) flaw(run *Run) (reason, message string) {
 	_, networks := s.record.names(run)
+	used, wanted := s.record.transports(run), s.record.Transport
+	if run.Stage == evenkeel.StageRDMA {
+		wanted = TransportRDMA
+	}
 	other := func(n string) bool { return s.Network != "" && !strings.EqualFold(n, s.Network) }
 	detail := ""
 	if run.Detail != "" {
@@ -176,45 +192,78 @@ func (s *state) flaw(run *Run) (reason, message string) {
 		return ReasonLocalBroken, "the run broke" + detail
 	case len(networks) == 0 && s.Network != "":
 		return reasonFault, "the run does not say which network carried it"
+	case wanted != "" && slices.Contains(used, ""):
+		return reasonFault, fmt.Sprintf("the run does not say whether it used %s", wanted)
+	case wanted != "" && slices.ContainsFunc(used, func(t string) bool { return t != wanted }):
+		return ReasonTransport, fmt.Sprintf("used %s, not %s", strings.Join(used, " and "), wanted)
 	case run.Wrong > 0:
 		return reasonWrongData, fmt.Sprintf("%d wrong elements", run.Wrong)
 	}
 	return "", ""
 }
 
-// local tries each node by itself. What most nodes have in common is not the nodes' fault but that of what they run.
-func (s *state) local() {
-	open := s.open()
+// local tries each node by itself.
+func (s *state) local() { s.inside(evenkeel.StageLocal, s.open()) }
+
+// rdma tries each node that has the device by itself, over RDMA alone. Where all runs have to use RDMA, a node without it is
+// of no use; elsewhere it is left out.
+func (s *state) rdma() {
+	var having []int
+	for _, at := range s.open() {
+		switch {
+		case s.record.Nodes[at].RDMA:
+			having = append(having, at)
+		case s.record.Transport == TransportRDMA:
+			s.set(at, evenkeel.StageRDMA, verdict.Fail, ReasonNoRDMA, "the node does not offer the RDMA device that jobs get")
+		}
+	}
+	s.inside(evenkeel.StageRDMA, having)
+}
+
+// inside runs a stage within each of the nodes. What most nodes have in common is not the nodes' fault but that of what
+// they run.
+func (s *state) inside(stage evenkeel.Stage, places []int) {
 	var works []Work
-	for _, at := range open {
-		works = append(works, Work{Stage: evenkeel.StageLocal, Round: 1, Index: at, Nodes: []string{s.record.Nodes[at].Name}, Device: -1})
+	for _, at := range places {
+		works = append(works, Work{Stage: stage, Round: 1, Index: at, Nodes: []string{s.record.Nodes[at].Name}, Device: -1})
 	}
 	s.plan(1, works)
 	tested, bad := 0, 0
-	s.runs(evenkeel.StageLocal, func(run *Run) {
+	s.runs(stage, func(run *Run) {
 		at := run.Nodes[0]
 		if s.results[at].Verdict != "" {
 			return
 		}
 		tested++
-		switch reason, message := s.flaw(run); reason {
+		reason, message := s.flaw(run)
+		if stage == evenkeel.StageRDMA && s.locksTooLittle(run) {
+			reason, message = ReasonMemoryLock, fmt.Sprintf("pods may lock %d KiB of memory, which RDMA needs much more of: raise LimitMEMLOCK of the container runtime's service on the node, to infinity", *run.LockedMemory>>10)
+		}
+		switch reason {
 		case "":
 		case reasonFault:
-			s.set(at, evenkeel.StageLocal, verdict.Inconclusive, reason, message)
+			s.set(at, stage, verdict.Inconclusive, reason, message)
 		default:
 			bad++
-			s.set(at, evenkeel.StageLocal, verdict.Fail, reason, "inside the node: "+message)
+			s.set(at, stage, verdict.Fail, reason, "inside the node: "+message)
 		}
 	})
 	if bad > 1 && 2*bad > tested {
 		for i := range s.results {
-			if n := &s.results[i]; n.Stage == evenkeel.StageLocal && n.Verdict == verdict.Fail {
+			if n := &s.results[i]; n.Stage == stage && n.Verdict == verdict.Fail && n.Reason != ReasonNoRDMA {
 				n.Verdict, n.Reason, n.Message = verdict.Inconclusive, ReasonPlugin, clip(n.Message, maxDetail)+"; so did too many others for this node to be the cause"
 			}
 		}
 		s.out.Fabrics = append(s.out.Fabrics, FabricResult{Pools: []string{}, Verdict: verdict.Fail, Reason: ReasonPlugin,
 			Message: fmt.Sprintf("%d of %d nodes failed by themselves: more likely the plugin, the profile or the image than the nodes", bad, tested)})
 	}
+}
+
+// locksTooLittle reports whether the run's processes may lock less memory than RDMA works with. With the capability the
+// limit does not count.
+func (s *state) locksTooLittle(run *Run) bool {
+	exempt := s.record.Plugin[evenkeel.MemoryLockKey] != ""
+	return !exempt && run.LockedMemory != nil && *run.LockedMemory >= 0 && *run.LockedMemory < leastLocked
 }
 
 func (s *state) pairs() {
@@ -226,7 +275,8 @@ func (s *state) pairs() {
 		check.Nodes = append(check.Nodes, verdict.Node{Name: n.Name, Pool: n.Pool})
 	}
 	s.runs(evenkeel.StagePairs, func(run *Run) {
-		nodes, networks := s.record.names(run)
+		nodes, _ := s.record.names(run)
+		networks := s.carriers(run)
 		check.Runs = append(check.Runs, verdict.Run{Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
 	})
 	s.pairing = verdict.Decide(check)
@@ -260,6 +310,25 @@ func (s *state) pairs() {
 		}
 	}
 	s.out.Median = Median(speeds)
+}
+
+// carriers are what carried a run, as package verdict compares it with the wanted network: another transport than the wanted
+// one is another network, and a run that does not say its transport does not say what carried it.
+func (s *state) carriers(run *Run) []string {
+	_, networks := s.record.names(run)
+	wanted := s.record.Transport
+	if wanted == "" {
+		return networks
+	}
+	if slices.Contains(s.record.transports(run), "") {
+		return nil
+	}
+	for i, at := range run.Networks {
+		if used := s.record.Networks[at].Transport; used != wanted {
+			networks[i] += " (" + used + ")"
+		}
+	}
+	return networks
 }
 
 // badLinks names runs that were bad between good nodes.
@@ -388,6 +457,8 @@ func (s *state) finish() Decision {
 			n.Verdict, n.Reason, n.Message = verdict.Inconclusive, reasonUnfinished, s.record.Ended
 		case len(s.out.Work) > 0:
 			n.Verdict, n.Reason, n.Message = verdict.Inconclusive, reasonUnfinished, messageUnfinished
+		case s.has(evenkeel.StageRDMA) && n.RDMA:
+			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageRDMA, verdict.Pass, ReasonReady, "RDMA works inside the node"
 		case s.has(evenkeel.StageLocal):
 			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageLocal, verdict.Pass, ReasonReady, "the plugin works inside the node"
 		default:

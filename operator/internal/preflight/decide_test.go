@@ -304,3 +304,114 @@ func BenchmarkDecide(b *testing.B) {
 		})
 	}
 }
+
+var withRDMA = Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StageCapacity, evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StagePairs}}
+
+// over is a good run that says what it used, and how much memory it may lock.
+func over(transport string, locked int64) Measurement {
+	m := good(40)
+	m.Networks[0].Transport, m.LockedMemory = transport, &locked
+	return m
+}
+
+func TestStageRDMA(t *testing.T) {
+	const unlimited, much, little = -1, 1 << 30, 8 << 20
+	local := func(w Work) bool { return w.Stage == evenkeel.StageLocal }
+	for name, test := range map[string]struct {
+		strict bool // every run has to use RDMA
+		lacks  bool // gpu-0000 has no device
+		exempt bool // by the capability
+		odd    Measurement
+		want   string // what is said of gpu-0000; of the others nothing
+	}{
+		"all is well":             {odd: over("rdma", unlimited)},
+		"enough may be locked":    {odd: over("rdma", much)},
+		"carried by TCP":          {odd: over("tcp", unlimited), want: "Fail WrongTransport in RDMA"},
+		"by both":                 {odd: over(nccltests.Mixed, unlimited), want: "Fail WrongTransport in RDMA"},
+		"does not say":            {odd: over("", unlimited), want: "Inconclusive InfrastructureFault in RDMA"},
+		"little may be locked":    {odd: over("rdma", little), want: "Fail MemoryLockTooLow in RDMA"},
+		"and so it broke":         {odd: Measurement{Outcome: verdict.Broken, Detail: "error: ibv_reg_mr: ENOMEM", LockedMemory: over("", little).LockedMemory}, want: "Fail MemoryLockTooLow in RDMA"},
+		"little, and no result":   {odd: Measurement{Outcome: verdict.Fault, Detail: "no plugin loaded", LockedMemory: over("", little).LockedMemory}, want: "Fail MemoryLockTooLow in RDMA"},
+		"little, and exempt":      {exempt: true, odd: over("rdma", little)},
+		"broke by itself":         {odd: Measurement{Outcome: verdict.Broken, Detail: "error: no device"}, want: "Fail LocalRunBroken in RDMA"},
+		"no device":               {lacks: true, odd: over("rdma", unlimited)},
+		"no device, and needs it": {lacks: true, strict: true, odd: over("rdma", unlimited), want: "Fail NoRDMADevice in RDMA"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := pool(4)
+			for i := range r.Nodes {
+				r.Nodes[i].RDMA = i > 0 || !test.lacks
+			}
+			if test.exempt {
+				r.Plugin = map[string]string{evenkeel.MemoryLockKey: "Capability"}
+			}
+			if test.strict {
+				r.Transport = TransportRDMA
+			}
+			d, counts := play(t, withRDMA, r, func(w Work) Measurement {
+				if w.Stage == evenkeel.StageRDMA && w.Nodes[0] == "gpu-0000" {
+					return test.odd
+				}
+				if local(w) && !test.strict {
+					return over("tcp", little) // of no matter there
+				}
+				return over("rdma", unlimited)
+			})
+			want := map[string]string{}
+			if test.want != "" {
+				want["gpu-0000"] = test.want
+			}
+			if got := verdicts(d); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%v, want %v: %+v", got, want, d.Nodes)
+			}
+			if tried := 4; !test.lacks && counts[evenkeel.StageRDMA] != tried {
+				t.Errorf("%d runs, want %d", counts[evenkeel.StageRDMA], tried)
+			}
+		})
+	}
+}
+
+func TestTooLittleLockedEverywhereBlamesNoNode(t *testing.T) {
+	r := pool(3)
+	for i := range r.Nodes {
+		r.Nodes[i].RDMA = true
+	}
+	d, _ := play(t, withRDMA, r, func(Work) Measurement { return over("rdma", 64<<10) })
+	if len(d.Fabrics) != 1 || d.Fabrics[0].Reason != ReasonPlugin || d.Verdict != verdict.Fail {
+		t.Errorf("%+v", d.Fabrics)
+	}
+	for _, n := range d.Nodes {
+		if n.Verdict != verdict.Inconclusive || !strings.Contains(n.Message, "64 KiB") || !strings.Contains(n.Message, "LimitMEMLOCK") {
+			t.Errorf("%s: %s %q", n.Name, n.Verdict, n.Message)
+		}
+	}
+}
+
+func TestARunThatHadToUseRDMAAndDidNotFailsItsNode(t *testing.T) {
+	for transport, want := range map[string]string{
+		"rdma": "map[]", "tcp": "map[gpu-0002:Fail FallbackNetwork in Pairs]", "": "map[gpu-0002:Inconclusive InfrastructureFault in Pairs]",
+	} {
+		r := pool(6)
+		r.Transport = TransportRDMA
+		d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w Work) Measurement {
+			if strings.Contains(strings.Join(w.Nodes, " "), "gpu-0002") {
+				return over(transport, -1)
+			}
+			return over("rdma", -1)
+		})
+		if got := fmt.Sprint(verdicts(d)); got != want {
+			t.Errorf("%q: %s, want %s", transport, got, want)
+		}
+	}
+}
+
+func TestWorksHaveNamesOfTheirOwn(t *testing.T) {
+	names := map[string]evenkeel.Stage{}
+	for _, stage := range []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang} {
+		name := Work{Stage: stage, Round: 1, Index: 2}.Name()
+		if other, taken := names[name]; taken {
+			t.Errorf("%s and %s are both %s", stage, other, name)
+		}
+		names[name] = stage
+	}
+}

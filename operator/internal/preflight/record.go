@@ -23,6 +23,8 @@ type Record struct {
 	Launcher evenkeel.Launcher `json:"launcher"`
 	// Plugin is the profile as it was then, in the form in which it travels to pods, so that all runs are with the same.
 	Plugin map[string]string `json:"plugin"`
+	// Transport is what every run has to use; empty: what the plugin chooses.
+	Transport string `json:"transport,omitempty"`
 	// Nodes are the chosen ones. The list never changes: everything that is derived depends on it.
 	Nodes []Node `json:"nodes"`
 	// Networks that carried runs, each once.
@@ -43,6 +45,8 @@ type Node struct {
 	Verdict verdict.Verdict `json:"verdict,omitempty"`
 	Reason  string          `json:"reason,omitempty"`
 	Message string          `json:"message,omitempty"`
+	// RDMA says that the node offers the device that jobs get.
+	RDMA bool `json:"rdma,omitempty"`
 }
 
 // Run is one that has ended.
@@ -58,6 +62,8 @@ type Run struct {
 	Wrong int64   `json:"wrong,omitempty"`
 	// Networks are places in Record.Networks.
 	Networks []int `json:"networks,omitempty"`
+	// LockedMemory is how much memory its processes may lock, bytes; negative: no limit; nil where it does not say.
+	LockedMemory *int64 `json:"lockedMemory,omitempty"`
 	// Detail is for people.
 	Detail string `json:"detail,omitempty"`
 }
@@ -68,7 +74,9 @@ type Measurement struct {
 	BusBW    float64
 	Wrong    int64
 	Networks []nccltests.Network
-	Detail   string
+	// LockedMemory is as in [Run].
+	LockedMemory *int64
+	Detail       string
 }
 
 // maxDetail keeps the record of thousands of failing runs within what a ConfigMap takes.
@@ -79,7 +87,7 @@ func (r *Record) Add(w Work, m Measurement) bool {
 	if r.Has(w) {
 		return false
 	}
-	run := Run{Stage: w.Stage, Round: w.Round, Index: w.Index, Outcome: m.Outcome, BusBW: m.BusBW, Wrong: m.Wrong, Detail: clip(m.Detail, maxDetail)}
+	run := Run{Stage: w.Stage, Round: w.Round, Index: w.Index, Outcome: m.Outcome, BusBW: m.BusBW, Wrong: m.Wrong, LockedMemory: m.LockedMemory, Detail: clip(m.Detail, maxDetail)}
 	for _, name := range w.Nodes {
 		run.Nodes = append(run.Nodes, slices.IndexFunc(r.Nodes, func(n Node) bool { return n.Name == name }))
 	}
@@ -111,6 +119,17 @@ func (r *Record) names(run *Run) (nodes, networks []string) {
 		networks = append(networks, r.Networks[at].Name)
 	}
 	return nodes, networks
+}
+
+// transports that the run's networks used, each once; empty ones where it does not say.
+func (r *Record) transports(run *Run) []string {
+	var all []string
+	for _, at := range run.Networks {
+		if t := r.Networks[at].Transport; !slices.Contains(all, t) {
+			all = append(all, t)
+		}
+	}
+	return all
 }
 
 // Encode gives the record's text.

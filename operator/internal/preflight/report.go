@@ -44,6 +44,9 @@ func markdown(name string, r *Record, d Decision) string {
 		if n.Version > 0 {
 			fmt.Fprintf(&b, " (ncclNet v%d), %s, sha256 %s", n.Version, n.Library, n.SHA256)
 		}
+		if n.Transport != "" {
+			fmt.Fprintf(&b, ", over %s", n.Transport)
+		}
 		b.WriteString(".\n")
 	}
 	if r.Ended != "" {

@@ -39,6 +39,9 @@ const (
 // minute: ssh does not ask twice.
 const resolved = `for h in $(cut -d " " -f 1 /etc/mpi/hostfile); do i=0; until getent hosts "$h" >/dev/null || [ $i -gt 150 ]; do i=$((i+1)); sleep 0.2; done; done; exec "$@"`
 
+// locked says how much memory a process may lock, and runs its arguments. Shells say it in KiB, or "unlimited".
+const locked = `echo "# Locked memory, KiB: $(ulimit -l)"; exec "$@"`
+
 // MPIJobKind is the kind of the mpi-operator that is used.
 var MPIJobKind = schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJob"}
 
@@ -100,7 +103,7 @@ func (c Check) Service() *corev1.Service {
 func (c Check) Job(w preflight.Work) (*batchv1.Job, error) {
 	name, size := c.RunName(w), int32(len(w.Nodes))
 	var environment []corev1.EnvVar
-	if w.Stage != evenkeel.StageLocal {
+	if !inside(w) {
 		environment = []corev1.EnvVar{
 			{Name: "WORLD_SIZE", Value: strconv.Itoa(len(w.Nodes))},
 			{Name: "MASTER_ADDR", Value: name + "-0." + c.ServiceName()},
@@ -131,7 +134,7 @@ func (c Check) MPIJob(w preflight.Work) (*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	var environment []corev1.EnvVar
-	if w.Stage != evenkeel.StageLocal {
+	if !inside(w) {
 		environment = []corev1.EnvVar{
 			{Name: "MASTER_ADDR", Value: fmt.Sprintf("%s-worker-0.%s.%s.svc", name, name, c.Object.Namespace)},
 			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
@@ -192,7 +195,7 @@ func (c Check) slots() int {
 func (c Check) benchmark(w preflight.Work) []string {
 	sweep := c.Options.Sweep
 	from, to := *sweep.MinBytes, *sweep.MaxBytes
-	if w.Stage == evenkeel.StageLocal {
+	if inside(w) {
 		from, to = min(from, localMaxBytes), min(to, localMaxBytes)
 	}
 	sizes := []string{"-b", strconv.FormatInt(from, 10), "-e", strconv.FormatInt(to, 10), "-f", "4", "-n", strconv.Itoa(int(*sweep.Iterations)), "-w", "2", "-c", "1"}
@@ -205,10 +208,18 @@ func (c Check) benchmark(w preflight.Work) []string {
 	if w.Device >= 0 {
 		command = append(command, "--device", strconv.Itoa(w.Device))
 	}
-	if w.Stage == evenkeel.StageLocal {
+	if inside(w) {
 		command = append(command, "--spawn", "2")
 	}
+	if w.Stage == evenkeel.StageRDMA {
+		command = append([]string{"sh", "-c", locked, "sh"}, command...)
+	}
 	return command
+}
+
+// inside reports whether the work is done within one node.
+func inside(w preflight.Work) bool {
+	return w.Stage == evenkeel.StageLocal || w.Stage == evenkeel.StageRDMA
 }
 
 var programs = map[evenkeel.Collective]string{
@@ -222,7 +233,13 @@ func (c Check) template(run string, w preflight.Work, role string, command []str
 	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
 	yes, no := true, false
 	runner := c.Options.Runner
+	if w.Stage == evenkeel.StageRDMA {
+		environment = append(environment, corev1.EnvVar{Name: inject.TransportEnv, Value: preflight.TransportRDMA})
+	}
 	for _, e := range runner.Environment {
+		if e.Name == inject.TransportEnv && w.Stage == evenkeel.StageRDMA {
+			continue // it makes the stage what it is
+		}
 		environment = append(environment, corev1.EnvVar{Name: e.Name, Value: e.Value})
 	}
 	volumes := []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
@@ -262,7 +279,16 @@ func (c Check) template(run string, w preflight.Work, role string, command []str
 			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{evenkeel.RunKey: run, evenkeel.RoleKey: role}},
 		}}}
 	}
-	if err := inject.Apply(pod, c.Plugin); err != nil {
+	plugin := c.Plugin
+	if plugin.RDMA != nil && role != evenkeel.RoleRank {
+		plugin.RDMA = nil // a launcher moves no data
+	}
+	if plugin.RDMA != nil && plugin.RDMA.LockMemory && w.Stage == evenkeel.StageRDMA {
+		// As the containers for which the capability counts. Evenkeel's namespace has to allow it.
+		root := int64(0)
+		pod.Spec.SecurityContext.RunAsNonRoot, pod.Spec.SecurityContext.RunAsUser = &no, &root
+	}
+	if err := inject.Apply(pod, plugin); err != nil {
 		return nil, fmt.Errorf("the plugin of NetworkProfile %s: %w", c.Plugin.Profile, err)
 	}
 	return &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}, nil

@@ -174,3 +174,71 @@ func TestLocalRunsHaveNoMaster(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+var verbs = preflight.Work{Stage: evenkeel.StageRDMA, Round: 1, Index: 3, Nodes: []string{"a"}, Device: -1}
+
+func rdmaCheck(change func(*inject.RDMA)) Check {
+	c := check(func(n *evenkeel.NetworkCheck) {
+		n.Spec.Runner.Environment = []evenkeel.EnvironmentVariable{{Name: inject.TransportEnv, Value: "tcp"}}
+	})
+	c.Plugin.RDMA = &inject.RDMA{Resource: "rdma/hca", Count: 2}
+	if change != nil {
+		change(c.Plugin.RDMA)
+	}
+	return c
+}
+
+func TestStageRDMAHasTheDeviceAndNothingElse(t *testing.T) {
+	job, err := rdmaCheck(nil).Job(verbs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := job.Spec.Template.Spec
+	c := spec.Containers[0]
+	if got := c.Resources.Limits["rdma/hca"]; got.Value() != 2 {
+		t.Errorf("limits %v", c.Resources.Limits)
+	}
+	if got := value(c.Env, inject.TransportEnv); got != "rdma" {
+		t.Errorf("%s=%q", inject.TransportEnv, got)
+	}
+	if command := strings.Join(c.Command, " "); !strings.HasPrefix(command, "sh -c ") || !strings.Contains(command, "ulimit -l") || !strings.HasSuffix(command, "--spawn 2") {
+		t.Error(command)
+	}
+	if value(c.Env, "WORLD_SIZE") != "" || !*spec.SecurityContext.RunAsNonRoot || len(c.SecurityContext.Capabilities.Add) != 0 {
+		t.Errorf("%+v", spec)
+	}
+}
+
+func TestWhereACapabilityLocksMemoryStageRDMARunsAsRoot(t *testing.T) {
+	c := rdmaCheck(func(r *inject.RDMA) { r.LockMemory = true })
+	for _, w := range []preflight.Work{verbs, pair} {
+		job, err := c.Job(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec := job.Spec.Template.Spec
+		if root := spec.SecurityContext.RunAsUser != nil && *spec.SecurityContext.RunAsUser == 0 && !*spec.SecurityContext.RunAsNonRoot; root != (w.Stage == evenkeel.StageRDMA) {
+			t.Errorf("stage %s: %+v", w.Stage, spec.SecurityContext)
+		}
+		if added := spec.Containers[0].SecurityContext.Capabilities.Add; len(added) != 1 || added[0] != "IPC_LOCK" {
+			t.Errorf("stage %s: capabilities %v", w.Stage, added)
+		}
+	}
+}
+
+func TestALauncherGetsNoDevice(t *testing.T) {
+	job, err := rdmaCheck(nil).MPIJob(pair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for role, want := range map[string]bool{"Launcher": false, "Worker": true} {
+		containers, _, err := unstructured.NestedSlice(job.Object, "spec", "mpiReplicaSpecs", role, "template", "spec", "containers")
+		if err != nil || len(containers) != 1 {
+			t.Fatalf("%s: %v %v", role, containers, err)
+		}
+		_, has, _ := unstructured.NestedString(containers[0].(map[string]any), "resources", "limits", "rdma/hca")
+		if has != want {
+			t.Errorf("%s has the device: %t", role, has)
+		}
+	}
+}

@@ -206,6 +206,51 @@ func (t Template) ChangeAffinity(change func(*corev1.Affinity) *corev1.Affinity)
 	return nil
 }
 
+// AddResources adds to what the containers of the template's pods ask for. Of what add does, nothing else counts.
+func (t Template) AddResources(add func(*corev1.PodSpec) error) error {
+	before, err := t.PodSpec()
+	if err != nil {
+		return err
+	}
+	after := before.DeepCopy()
+	if err := add(after); err != nil {
+		return err
+	}
+	list, _, err := unstructured.NestedSlice(t.content, "spec", "containers")
+	if err != nil {
+		return fmt.Errorf("%s.spec.containers: %w", t.Path, err)
+	}
+	for i := range list {
+		container, ok := list[i].(map[string]any)
+		if !ok {
+			continue // no container of the spec
+		}
+		was, is := before.Containers[i].Resources, after.Containers[i].Resources
+		for _, kind := range []struct {
+			field   string
+			was, is corev1.ResourceList
+		}{{"limits", was.Limits, is.Limits}, {"requests", was.Requests, is.Requests}} {
+			for name, quantity := range kind.is {
+				if _, had := kind.was[name]; had {
+					continue // as the user wrote it, whose 1000m would come out as 1
+				}
+				nested(nested(container, "resources"), kind.field)[string(name)] = quantity.String()
+			}
+		}
+	}
+	return unstructured.SetNestedSlice(t.content, list, "spec", "containers")
+}
+
+// nested returns the object in a field, which is made if it is absent or null.
+func nested(holder map[string]any, field string) map[string]any {
+	in, ok := holder[field].(map[string]any)
+	if !ok {
+		in = map[string]any{}
+		holder[field] = in
+	}
+	return in
+}
+
 // pods is how many pods an object on the way to a template asks for, of each that is asked for above; one where it does not say.
 func pods(holder map[string]any) int {
 	for _, field := range []string{"replicas", "parallelism"} {

@@ -219,6 +219,10 @@ func TestTheAPIServerRefusesBadProfiles(t *testing.T) {
 		"path is absolute":                  spec(func(s *evenkeel.NetworkProfileSpec) { s.Plugin.Path = "/plugin/../etc" }),
 		"spec.plugin.delivery":              spec(func(s *evenkeel.NetworkProfileSpec) { s.Plugin.Delivery = "Pigeon" }),
 		"spec.transport.tcp.flowsPerPeer":   spec(func(s *evenkeel.NetworkProfileSpec) { s.Transport.TCP.FlowsPerPeer = &zero }),
+		"spec.transport.mode":               spec(func(s *evenkeel.NetworkProfileSpec) { s.Transport.Mode = "Carrier" }),
+		"spec.transport.rdma.resourceName":  spec(func(s *evenkeel.NetworkProfileSpec) { s.Transport.RDMA.ResourceName = "hca" }),
+		"is an extended resource":           spec(func(s *evenkeel.NetworkProfileSpec) { s.Transport.RDMA.ResourceName = "kubernetes.io/hca" }),
+		"spec.transport.rdma.count":         spec(func(s *evenkeel.NetworkProfileSpec) { s.Transport.RDMA.Count = &zero }),
 		"NCCL_NET_PLUGIN is set by Evenkeel": spec(func(s *evenkeel.NetworkProfileSpec) {
 			s.Environment = []evenkeel.EnvironmentVariable{{Name: "NCCL_NET_PLUGIN", Value: "x"}}
 		}),

@@ -28,10 +28,14 @@ func newCheck(change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
 func TestTheAPIServerRefusesBadChecks(t *testing.T) {
 	two, large, small := int32(2), int64(1<<20), int64(4096)
 	for want, change := range map[string]func(*evenkeel.NetworkCheckSpec){
-		"selector":                     func(s *evenkeel.NetworkCheckSpec) { s.Nodes.Names = []string{"a"} },
-		"needs rails":                  func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs", "Rails"} },
-		"name Pairs too":               func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Gang"} },
-		"Unsupported value":            func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Guess"} },
+		"selector":          func(s *evenkeel.NetworkCheckSpec) { s.Nodes.Names = []string{"a"} },
+		"needs rails":       func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs", "Rails"} },
+		"name Pairs too":    func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Gang"} },
+		"Unsupported value": func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Guess"} },
+		"stage RDMA needs the runner Bench": func(s *evenkeel.NetworkCheckSpec) {
+			s.Stages = []evenkeel.Stage{"RDMA"}
+			s.Runner = evenkeel.RunnerSpec{Type: "NCCLTests", Image: "x", GPUsPerNode: &two}
+		},
 		"needs image and gpusPerNode":  func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type = evenkeel.RunnerNCCLTests },
 		"uses no GPU":                  func(s *evenkeel.NetworkCheckSpec) { s.Runner.GPUsPerNode = &two },
 		"has the collective AllReduce": func(s *evenkeel.NetworkCheckSpec) { s.Sweep.Collective = evenkeel.CollectiveBroadcast },

@@ -197,6 +197,10 @@ func (c *Controller) begin(ctx context.Context, check *specs.Check) (*report, er
 	if launcher == "" {
 		return nil, c.refuse(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or use the runner Bench with launcher IndexedJob")
 	}
+	check.Plugin = inject.Resolve(profile, "")
+	if why := rdmaObstacle(check, profile, launcher); why != "" {
+		return nil, c.refuse(ctx, check.Object, "NoRDMA", why)
+	}
 	nodes, err := c.choose(ctx, check)
 	if err != nil {
 		return nil, err
@@ -204,8 +208,10 @@ func (c *Controller) begin(ctx context.Context, check *specs.Check) (*report, er
 	if len(nodes) == 0 {
 		return nil, c.refuse(ctx, check.Object, "NoNodes", "no node matches spec.nodes")
 	}
-	check.Plugin = inject.Resolve(profile, "")
 	record := &preflight.Record{Started: c.Now().UTC().Truncate(time.Second), Launcher: launcher, Plugin: check.Plugin.Annotations(), Nodes: nodes}
+	if profile.Spec.Transport.Mode == evenkeel.TransportRDMA && check.Options.Runner.Type == evenkeel.RunnerBench {
+		record.Transport = preflight.TransportRDMA
+	}
 	text, err := record.Encode()
 	if err != nil {
 		return nil, err
@@ -216,6 +222,24 @@ func (c *Controller) begin(ctx context.Context, check *specs.Check) (*report, er
 	}
 	c.say(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes were chosen; runs are started by %s, over the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
 	return r, nil
+}
+
+// rdmaObstacle is what keeps stage RDMA from being run, where it is asked for; empty if nothing does.
+func rdmaObstacle(check *specs.Check, profile *evenkeel.NetworkProfile, launcher evenkeel.Launcher) string {
+	device := check.Plugin.RDMA
+	switch {
+	case !slices.Contains(check.Options.Stages, evenkeel.StageRDMA):
+		return ""
+	case device == nil:
+		why := "its transport.mode is TCP"
+		if c := meta.FindStatusCondition(profile.Status.Conditions, evenkeel.ConditionRDMA); c != nil {
+			why = c.Message
+		}
+		return fmt.Sprintf("stage RDMA: jobs of NetworkProfile %s get no RDMA device: %s", profile.Name, why)
+	case device.LockMemory && launcher == evenkeel.LauncherMPIJob:
+		return fmt.Sprintf("stage RDMA: NetworkProfile %s lets containers lock memory by a capability, which counts for root only, and MPIJobs do not run as root: set runner.launcher to IndexedJob", profile.Name)
+	}
+	return ""
 }
 
 // launcher decides what Auto means here; it is empty where the cluster lacks what was asked for.
@@ -268,6 +292,10 @@ func (c *Controller) choose(ctx context.Context, check *specs.Check) ([]prefligh
 		n := preflight.Node{Name: node.Name, Pool: node.Labels[check.Options.PoolLabel]}
 		if slices.Contains(check.Options.Stages, evenkeel.StageCapacity) {
 			n.Verdict, n.Reason, n.Message = preflight.Capacity(node, tolerations)
+		}
+		if device := check.Plugin.RDMA; device != nil {
+			offered := node.Status.Allocatable[corev1.ResourceName(device.Resource)]
+			n.RDMA = offered.Sign() > 0
 		}
 		nodes = append(nodes, n)
 	}

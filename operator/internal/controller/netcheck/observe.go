@@ -139,10 +139,11 @@ func measure(log []byte) preflight.Measurement {
 	case report.Failure != nil && report.Failure.Kind == nccltests.FailureRun:
 		m.Outcome, m.BusBW, m.Detail = verdict.Broken, 0, report.Failure.Line
 	case report.Failure != nil && report.Failure.Kind == nccltests.FailureDriver:
-		return fault("no usable GPU driver: " + report.Failure.Line)
+		m = fault("no usable GPU driver: " + report.Failure.Line)
 	default:
-		return fault(err.Error())
+		m = fault(err.Error())
 	}
+	m.LockedMemory = report.LockedMemory
 	return m
 }
 

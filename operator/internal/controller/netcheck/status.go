@@ -125,7 +125,7 @@ func final(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.
 	}
 	status.Networks = nil
 	for _, n := range record.Networks[:min(len(record.Networks), maxNetworks)] {
-		loaded := evenkeel.LoadedNetwork{Name: clip(n.Name, 64), SHA256: clip(n.SHA256, 64)}
+		loaded := evenkeel.LoadedNetwork{Name: clip(n.Name, 64), SHA256: clip(n.SHA256, 64), Transport: clip(n.Transport, 16)}
 		if n.Version > 0 {
 			api := int32(n.Version)
 			loaded.API = &api

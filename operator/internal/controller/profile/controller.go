@@ -4,6 +4,7 @@ package profile
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -64,7 +65,8 @@ var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
 	return !equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
 		before.Status.NodeInfo.KubeletVersion != after.Status.NodeInfo.KubeletVersion ||
-		before.Status.NodeInfo.ContainerRuntimeVersion != after.Status.NodeInfo.ContainerRuntimeVersion
+		before.Status.NodeInfo.ContainerRuntimeVersion != after.Status.NodeInfo.ContainerRuntimeVersion ||
+		!slices.Equal(offers(before), offers(after))
 }}
 
 func (c *Controller) everyProfile(ctx context.Context, _ client.Object) []reconcile.Request {

@@ -50,11 +50,13 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.Net
 	}
 	var matched, capable int32
 	var lacking string // one node that cannot, as the example that a message needs
+	var chosen []*corev1.Node
 	for i := range nodes {
 		if !selected.Matches(labels.Set(nodes[i].Labels)) {
 			continue
 		}
 		matched++
+		chosen = append(chosen, &nodes[i])
 		if mountsImages(&nodes[i]) {
 			capable++
 		} else if lacking == "" || nodes[i].Name < lacking {
@@ -62,6 +64,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.Net
 		}
 	}
 	status.MatchedNodes, status.ImageVolumeNodes = &matched, &capable
+	observeRDMA(profile, chosen, &status)
 
 	plugin := profile.Spec.Plugin
 	if plugin.Delivery != evenkeel.DeliveryPreinstalled {

@@ -1,4 +1,4 @@
-package pretendgpu
+package pretenddevice
 
 import (
 	"context"
@@ -54,9 +54,9 @@ func TestDevicesAreOfferedAndAllocated(t *testing.T) {
 	k := startKubelet(t, dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, dir, "example.com/gpu", 3) }()
+	go func() { ended <- Run(ctx, dir, GPU, 3) }()
 	request := k.await(t)
-	if request.ResourceName != "example.com/gpu" || request.Version != plugin.Version {
+	if request.ResourceName != GPU || request.Version != plugin.Version {
 		t.Errorf("registered %v", request)
 	}
 	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, request.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))

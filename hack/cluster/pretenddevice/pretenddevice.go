@@ -1,6 +1,7 @@
-// Package pretendgpu is a kubelet device plugin whose devices do not exist: it
-// lets the scheduler and the kubelet treat a node as if it had GPUs.
-package pretendgpu
+// Package pretenddevice is a kubelet device plugin whose devices do not exist:
+// it lets the scheduler and the kubelet treat a node as if it had GPUs, or
+// network cards that pods share.
+package pretenddevice
 
 import (
 	"context"
@@ -23,13 +24,20 @@ import (
 const DefaultDir = plugin.DevicePluginPath
 
 const (
-	socketName    = "pretend-gpu.sock"
 	kubeletSocket = "kubelet.sock"
 	// checkInterval is how often the socket is looked for: a kubelet that
 	// starts empties the folder, and then expects plugins to register again.
 	checkInterval = time.Second
 	callTimeout   = 5 * time.Second
+
+	// GPU is the resource of NVIDIA's device plugin.
+	GPU = "nvidia.com/gpu"
 )
+
+// socketName is that of the plugin for a resource: a kubelet knows plugins by it.
+func socketName(resource string) string {
+	return "pretend-" + strings.ReplaceAll(resource, "/", "-") + ".sock"
+}
 
 // Run offers count devices of the named resource to the kubelet whose plugin
 // folder is dir, until ctx ends. It registers again whenever the kubelet has
@@ -51,7 +59,7 @@ func Run(ctx context.Context, dir, resource string, count int) error {
 
 // serve registers once and serves until the kubelet starts anew.
 func serve(ctx context.Context, dir, resource string, count int) error {
-	socket := filepath.Join(dir, socketName)
+	socket := filepath.Join(dir, socketName(resource))
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -60,7 +68,7 @@ func serve(ctx context.Context, dir, resource string, count int) error {
 		return err
 	}
 	server := grpc.NewServer()
-	plugin.RegisterDevicePluginServer(server, newDevices(count))
+	plugin.RegisterDevicePluginServer(server, newDevices(resource, count))
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	defer server.Stop()
@@ -92,7 +100,7 @@ func register(ctx context.Context, kubelet, resource string) error {
 	}
 	defer conn.Close()
 	_, err = plugin.NewRegistrationClient(conn).Register(ctx, &plugin.RegisterRequest{
-		Version: plugin.Version, Endpoint: socketName, ResourceName: resource, Options: &plugin.DevicePluginOptions{},
+		Version: plugin.Version, Endpoint: socketName(resource), ResourceName: resource, Options: &plugin.DevicePluginOptions{},
 	})
 	return err
 }
@@ -100,11 +108,12 @@ func register(ctx context.Context, kubelet, resource string) error {
 // devices answers the kubelet's questions about the devices.
 type devices struct {
 	plugin.UnimplementedDevicePluginServer
-	list []*plugin.Device
+	resource string
+	list     []*plugin.Device
 }
 
-func newDevices(count int) *devices {
-	d := &devices{}
+func newDevices(resource string, count int) *devices {
+	d := &devices{resource: resource}
 	for i := range count {
 		d.list = append(d.list, &plugin.Device{ID: fmt.Sprint(i), Health: plugin.Healthy})
 	}
@@ -124,14 +133,16 @@ func (d *devices) ListAndWatch(_ *plugin.Empty, stream plugin.DevicePlugin_ListA
 	return nil
 }
 
-// Allocate tells a container which devices it got the way NVIDIA's plugin
-// does, by a variable.
+// Allocate tells a container which GPUs it got the way NVIDIA's plugin does, by
+// a variable. Of other devices there is nothing to tell.
 func (d *devices) Allocate(_ context.Context, request *plugin.AllocateRequest) (*plugin.AllocateResponse, error) {
 	response := &plugin.AllocateResponse{}
 	for _, container := range request.ContainerRequests {
-		response.ContainerResponses = append(response.ContainerResponses, &plugin.ContainerAllocateResponse{
-			Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(container.DevicesIds, ",")},
-		})
+		allocated := &plugin.ContainerAllocateResponse{}
+		if d.resource == GPU {
+			allocated.Envs = map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(container.DevicesIds, ",")}
+		}
+		response.ContainerResponses = append(response.ContainerResponses, allocated)
 	}
 	return response, nil
 }

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"evenkeel.dev/evenkeel/hack/rdmalab/rdmalab"
+)
+
+// rdmaTests are the Rust tests that run in the lab: what to build, in cargo's words, the lab's topology, and what goes to the
+// test binaries, each of which gets a machine of its own.
+var rdmaTests = []struct {
+	build    []string
+	topology rdmalab.Topology
+	run      []string
+}{
+	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Pair, []string{"device::"}},
+}
+
+// rdma runs the lab's own tests, and then those that need it. Where the machine cannot have the lab, each counts as skipped.
+func rdma(ctx context.Context, root string) (counts, error) {
+	_, err := rdmalab.New(ctx, os.Stderr)
+	if missing := (rdmalab.Missing{}); errors.As(err, &missing) {
+		fmt.Printf("skipped: no RDMA lab on this machine: %s\n", missing.What)
+		return counts{skipped: 1 + len(rdmaTests)}, nil
+	}
+	if err != nil {
+		return counts{}, err
+	}
+	n, err := goTest(ctx, root, nil, "-tags", "e2e", "-timeout", "10m", "./hack/rdmalab/...")
+	if err != nil {
+		return n, err
+	}
+	work, err := os.MkdirTemp("", "evenkeel-check-")
+	if err != nil {
+		return n, err
+	}
+	defer os.RemoveAll(work)
+	program := filepath.Join(work, "rdmalab")
+	if err := stream(command(ctx, root, "go", "build", "-o", program, "./hack/rdmalab"), nil); err != nil {
+		return n, err
+	}
+	for _, t := range rdmaTests {
+		runner := fmt.Sprintf("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=%s --topology %s --timeout 5m --", program, t.topology)
+		rust, err := cargoTest(ctx, root, []string{runner}, slices.Concat(t.build, []string{"--"}, t.run, []string{"--include-ignored"})...)
+		n.add(rust)
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}

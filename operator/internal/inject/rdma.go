@@ -1,0 +1,200 @@
+package inject
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+const (
+	// TransportEnv tells the plugin what may carry the data: auto, tcp or rdma.
+	TransportEnv = "EVENKEEL_TRANSPORT"
+	// RDMADomain is that of the resources which the RDMA shared device plugin offers.
+	RDMADomain = "rdma/"
+
+	ipcLock      = corev1.Capability("IPC_LOCK")
+	allOfThem    = corev1.Capability("ALL")
+	networksText = 1024 // bytes that the annotation may have
+)
+
+// RDMA is the device that a job's containers get.
+type RDMA struct {
+	// Resource is the extended resource, such as rdma/hca_shared_devices_a, and Count how many of it each container gets.
+	Resource string
+	Count    int
+	// LockMemory adds the capability IPC_LOCK.
+	LockMemory bool `json:",omitempty"`
+	// Networks are further networks of the pod, as Multus reads them; empty: none.
+	Networks string `json:",omitempty"`
+}
+
+// resolveRDMA gives the device that jobs of the profile get; nil: none. With mode Auto it is what the controller found on
+// every node.
+func resolveRDMA(profile *evenkeel.NetworkProfile) *RDMA {
+	spec := profile.Spec.Transport
+	if spec.Mode == evenkeel.TransportTCP {
+		return nil
+	}
+	r := &RDMA{Count: 1, LockMemory: spec.RDMA.MemoryLock == evenkeel.MemoryLockCapability, Networks: spec.RDMA.Networks}
+	if spec.RDMA.Count != nil {
+		r.Count = int(*spec.RDMA.Count)
+	}
+	if profile.Status.ObservedGeneration == profile.Generation {
+		r.Resource = profile.Status.RDMAResourceName
+	}
+	if spec.Mode == evenkeel.TransportRDMA && spec.RDMA.ResourceName != "" {
+		r.Resource = spec.RDMA.ResourceName
+	}
+	if r.Resource == "" {
+		return nil
+	}
+	return r
+}
+
+// annotations are the form in which it travels.
+func (r *RDMA) annotations() map[string]string {
+	a := map[string]string{evenkeel.RDMAResourceKey: r.Resource + "=" + strconv.Itoa(r.Count)}
+	if r.LockMemory {
+		a[evenkeel.MemoryLockKey] = string(evenkeel.MemoryLockCapability)
+	}
+	if r.Networks != "" {
+		a[evenkeel.RDMANetworksKey] = r.Networks
+	}
+	return a
+}
+
+// rdmaKeys are the annotations of any device.
+var rdmaKeys = []string{evenkeel.RDMAResourceKey, evenkeel.MemoryLockKey, evenkeel.RDMANetworksKey}
+
+// RDMAKeys are the annotations that a device travels in.
+func RDMAKeys() []string { return slices.Clone(rdmaKeys) }
+
+// rdmaFromPod reads and checks what annotations wrote.
+func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
+	text := annotations[evenkeel.RDMAResourceKey]
+	if text == "" {
+		for _, key := range rdmaKeys {
+			if annotations[key] != "" {
+				return nil, fmt.Errorf("annotation %s goes with %s, which is not there", key, evenkeel.RDMAResourceKey)
+			}
+		}
+		return nil, nil
+	}
+	name, number, _ := strings.Cut(text, "=")
+	count, err := strconv.Atoi(number)
+	domain, _, qualified := strings.Cut(name, "/")
+	if err != nil || count < 1 || count > 64 || !qualified || domain == "kubernetes.io" || len(validation.IsQualifiedName(name)) > 0 {
+		return nil, fmt.Errorf("annotation %s is %q: an extended resource and a number from 1 to 64, such as rdma/hca_shared_devices_a=1", evenkeel.RDMAResourceKey, text)
+	}
+	r := &RDMA{Resource: name, Count: count, Networks: annotations[evenkeel.RDMANetworksKey]}
+	if len(r.Networks) > networksText {
+		return nil, fmt.Errorf("annotation %s has %d bytes: at most %d", evenkeel.RDMANetworksKey, len(r.Networks), networksText)
+	}
+	switch lock := annotations[evenkeel.MemoryLockKey]; lock {
+	case "":
+	case string(evenkeel.MemoryLockCapability):
+		r.LockMemory = true
+	default:
+		return nil, fmt.Errorf("annotation %s is %q: %s, or absent", evenkeel.MemoryLockKey, lock, evenkeel.MemoryLockCapability)
+	}
+	return r, nil
+}
+
+// Devices adds the RDMA device to those containers of a job's pod template that [Apply] adds it to in the pod. Quotas and
+// queues go by templates.
+func Devices(spec *corev1.PodSpec, r Resolved) error {
+	if r.RDMA == nil {
+		return nil
+	}
+	containers, err := targets(&corev1.Pod{Spec: *spec}, r)
+	if err != nil {
+		return err
+	}
+	for _, c := range containers {
+		r.RDMA.addDevice(c)
+	}
+	return nil
+}
+
+// WantsGPU reports whether any container asks for a GPU.
+func WantsGPU(spec *corev1.PodSpec) bool {
+	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return wantsGPU(&c) })
+}
+
+// addTo adds the device to one container and returns what it left alone.
+func (r *RDMA) addTo(c *corev1.Container) []string {
+	var skipped []string
+	if why := r.addDevice(c); why != "" {
+		skipped = append(skipped, why)
+	}
+	if why := r.addCapability(c); why != "" {
+		skipped = append(skipped, why)
+	}
+	return skipped
+}
+
+// addDevice asks for the device, unless the container asks for one itself.
+func (r *RDMA) addDevice(c *corev1.Container) (why string) {
+	name := corev1.ResourceName(r.Resource)
+	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+		for own, quantity := range list {
+			if own == name && quantity.Value() == int64(r.Count) {
+				return ""
+			}
+			if own == name || strings.HasPrefix(string(own), RDMADomain) {
+				return fmt.Sprintf("container %s: asks for %s itself", c.Name, own)
+			}
+		}
+	}
+	quantity := *resource.NewQuantity(int64(r.Count), resource.DecimalSI)
+	for _, list := range []*corev1.ResourceList{&c.Resources.Limits, &c.Resources.Requests} {
+		if *list == nil {
+			*list = corev1.ResourceList{}
+		}
+		(*list)[name] = quantity
+	}
+	return ""
+}
+
+// addCapability lets the container lock memory, unless it says itself that it must not.
+func (r *RDMA) addCapability(c *corev1.Container) (why string) {
+	if !r.LockMemory {
+		return ""
+	}
+	if c.SecurityContext == nil {
+		c.SecurityContext = &corev1.SecurityContext{}
+	}
+	if c.SecurityContext.Capabilities == nil {
+		c.SecurityContext.Capabilities = &corev1.Capabilities{}
+	}
+	capabilities := c.SecurityContext.Capabilities
+	switch {
+	case slices.Contains(capabilities.Drop, ipcLock):
+		return fmt.Sprintf("container %s: drops the capability %s itself", c.Name, ipcLock)
+	case !slices.Contains(capabilities.Add, ipcLock) && !slices.Contains(capabilities.Add, allOfThem):
+		capabilities.Add = append(capabilities.Add, ipcLock)
+	}
+	return ""
+}
+
+// join adds the pod to the device's networks, unless it names networks itself.
+func (r *RDMA) join(pod *corev1.Pod) (why string) {
+	if r.Networks == "" || pod.Annotations[evenkeel.NetworksKey] == r.Networks {
+		return ""
+	}
+	if pod.Annotations[evenkeel.NetworksKey] != "" {
+		return fmt.Sprintf("the pod: has the annotation %s itself", evenkeel.NetworksKey)
+	}
+	if pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	pod.Annotations[evenkeel.NetworksKey] = r.Networks
+	return ""
+}
