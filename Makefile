@@ -16,13 +16,14 @@ test: ## All tests: unit, plugin, operator, chart, e2e
 	@echo "compiling the test runner (a minute or two the first time)"
 	@$(GO) run ./hack/check
 
-.PHONY: test-unit test-plugin test-operator test-chart test-e2e
+.PHONY: test-unit test-plugin test-python test-operator test-chart test-e2e
 test-unit: ## Pure code, Rust and Go
 test-plugin: ## The plugin through its C ABI, and the benchmark over it
+test-python: ## The Python package, as it is installed
 test-operator: ## The operator on a real API server
 test-chart: ## The chart's templates and schema
 test-e2e: ## Everything on a real cluster (root)
-test-unit test-plugin test-operator test-chart test-e2e: test-%:
+test-unit test-plugin test-python test-operator test-chart test-e2e: test-%:
 	$(GO) run ./hack/check $*
 
 .PHONY: bench
@@ -47,6 +48,10 @@ lint: ## Formatters and linters of every language
 .PHONY: images
 images: ## Build the container images with buildah
 	$(GO) run ./hack/images all
+
+.PHONY: wheel
+wheel: ## Build the Python package, with the plugin and evenkeel-run in it, into dist/wheel/
+	@$(GO) run ./hack/wheel
 
 .PHONY: generate
 generate: ## Generated code and manifests (CRDs, deep copies)
