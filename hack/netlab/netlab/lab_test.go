@@ -170,7 +170,7 @@ func TestStarHostsReachEachOtherOverTheirOwnLinks(t *testing.T) {
 	awaitBytes(t, f, 2<<20)
 	took, got := time.Since(start), f.Received()-before
 	// Two queues are on the way, and what has left them may wait in the receiver's socket.
-	if most := 2*mostBytes(l, 10*Mbit, 0) + uint64((10*Mbit).bytesIn(took.Seconds()*1.05)) + 1<<20; got > most {
+	if most := 2*mostBytes(l, 10*Mbit, 0) + uint64((10 * Mbit).bytesIn(took.Seconds()*1.05)) + 1<<20; got > most {
 		t.Errorf("h2's link of %s carried %d bytes in %s: want at most %d", 10*Mbit, got, took, most)
 	}
 	listener := StarHost(2)

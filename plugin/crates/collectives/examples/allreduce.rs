@@ -9,25 +9,20 @@
 
 use std::time::Duration;
 
-use evenkeel_collectives::{
-    Call, Error, Group, Launch, Op, Result, Tcp, TcpStore, TcpStoreServer, Way,
-};
+use evenkeel_collectives::{Call, Error, Launch, Op, Result, Tcp, Way};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> Result<()> {
-    let Launch { rank, size, master } = Launch::from_env()?;
-    // Rank 0 serves the store in which all meet, where the launcher says. It must stay as long as ranks may come.
-    let (host, port) = master.unwrap_or_else(|| ("127.0.0.1".to_owned(), 29500));
-    let _server = if rank == 0 { Some(TcpStoreServer::bind(("0.0.0.0", port))?) } else { None };
-    let store = TcpStore::connect(&format!("{host}:{port}"), PATIENCE)?;
-    let group = Group::join(&store, rank, size, &Way::Tcp(Tcp::from_env()?), PATIENCE)?;
+    // Rank 0 serves the store in which all meet, where the launcher says.
+    let launch = Launch::from_env()?;
+    let group = launch.join("allreduce", &Way::Tcp(Tcp::from_env()?), PATIENCE)?;
 
-    let mut gradients = vec![rank as f32; 1 << 20];
+    let mut gradients = vec![group.rank() as f32; 1 << 20];
     if let Err(error) = group.allreduce_of(&mut gradients, Op::Sum, &Call::default()) {
         return Err(explain(error));
     }
-    println!("rank {rank} of {size}: {}", gradients[0]);
+    println!("rank {} of {}: {}", group.rank(), group.size(), gradients[0]);
     Ok(())
 }
 

@@ -9,8 +9,11 @@ pub struct Launch {
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// Name or address, and port, of rank 0, where the launcher says it: `MASTER_ADDR` and `MASTER_PORT`.
+    /// Name or address of rank 0 and a port there for the ranks to meet at, where the launcher says it: `MASTER_ADDR` and
+    /// `MASTER_PORT`; under torchrun, which has a store of its own at that port, the next one.
     pub master: Option<(String, u16)>,
+    /// The [store](crate::store::open) for the ranks to meet in, where the launcher has one: `EVENKEEL_STORE`.
+    pub store: Option<String>,
 }
 
 /// Variables for rank and number of ranks, by launcher: torchrun and Kubernetes operators, OpenMPI, MPICH and others with
@@ -64,13 +67,15 @@ impl Launch {
         }
         let master = match (lookup("MASTER_ADDR"), number("MASTER_PORT")?) {
             (Some(host), Some(port)) => {
-                let port = u16::try_from(port)
+                let next = usize::from(lookup("TORCHELASTIC_RUN_ID").is_some());
+                let port = u16::try_from(port.saturating_add(next))
                     .map_err(|_| Error::argument(format!("MASTER_PORT={port} is no port")))?;
                 Some((host, port))
             }
             _ => None,
         };
-        Ok(Self { rank, size, master })
+        let store = lookup("EVENKEEL_STORE").filter(|address| !address.is_empty());
+        Ok(Self { rank, size, master, store })
     }
 }
 
@@ -91,9 +96,13 @@ mod tests {
             let launch = from(&[(rank, "2"), (size, "4")]).unwrap();
             assert_eq!((launch.rank, launch.size, launch.master), (2, 4, None));
         }
-        let torchrun =
+        let operator =
             [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "5")];
-        assert_eq!(from(&torchrun).unwrap().master, Some(("h".to_owned(), 5)));
+        assert_eq!(from(&operator).unwrap().master, Some(("h".to_owned(), 5)));
+        let torchrun = [&operator[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+        assert_eq!(from(&torchrun).unwrap().master, Some(("h".to_owned(), 6)));
+        let named = [&operator[..], &[("EVENKEEL_STORE", "file:/shared")]].concat();
+        assert_eq!(from(&named).unwrap().store.as_deref(), Some("file:/shared"));
     }
 
     #[test]

@@ -118,6 +118,8 @@ fn gather(
     deadline: Instant,
     timeout: Duration,
 ) -> Result<Vec<Member>> {
+    // What belongs to a group that has met here already, though its process may live on.
+    let before = store.get(MEMBERS)?.and_then(|all| read_list(&all)).unwrap_or_default();
     let mut members: Vec<Option<Member>> = vec![None; size];
     members[0] = Some(own);
     let mut patience = Patience::until(deadline);
@@ -142,7 +144,9 @@ fn gather(
                 .of([rank]));
             }
             complete = false;
-            *place = matches!(member.contact.ask(ANSWER), Answer::Alive { .. }).then_some(member);
+            let comes = before.get(rank) != Some(&member)
+                && matches!(member.contact.ask(ANSWER), Answer::Alive { .. });
+            *place = comes.then_some(member);
         }
         if complete {
             return Ok(members.into_iter().flatten().collect());
@@ -291,5 +295,30 @@ mod tests {
         let meshes = [zero, one, late].map(|rank| rank.join().unwrap().unwrap());
         assert_ne!(store.get(&name_of(2)).unwrap(), before);
         assert!(meshes.iter().all(|mesh| mesh.contacts() == meshes[0].contacts()));
+    }
+
+    /// A program makes one group after the other in one store, and some ranks are slower than others to begin with the next.
+    #[test]
+    fn members_of_a_group_that_lives_on_do_not_count_as_come() {
+        let store = MemoryStore::new();
+        let met = std::sync::Barrier::new(2);
+        thread::scope(|scope| {
+            let zero = scope.spawn(|| {
+                let first = meet_as(&store, 0, 2, TIME).unwrap();
+                store.delete(WAITING).unwrap();
+                met.wait();
+                (first, meet_as(&store, 0, 2, TIME).unwrap())
+            });
+            let first = meet_as(&store, 1, 2, TIME).unwrap();
+            met.wait();
+            // Rank 0 looks for ranks of the second group, and says whom it waits for.
+            let waits = [WAITING.to_owned()];
+            assert_eq!(store.wait(&waits, TIME).unwrap(), [b"rank 1"]);
+            let second = meet_as(&store, 1, 2, TIME).unwrap();
+            let (other_first, other_second) = zero.join().unwrap();
+            assert!(first.contacts() == other_first.contacts());
+            assert!(second.contacts() == other_second.contacts());
+            assert!(second.contacts() != first.contacts());
+        });
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -44,17 +46,23 @@ impl Plugin {
             return Ok(Arc::clone(transport));
         }
         let settings = Settings::from_env()?;
+        let status_folder = settings.status_folder().map(Path::to_path_buf);
         let transport = Arc::new(Transport::new(settings, Arc::new(SharedLog))?);
         let devices: Vec<String> = transport
             .devices()
             .iter()
             .map(|device| format!("{} {} Mb/s", device.name(), device.speed()))
             .collect();
-        LOG.info(&format!(
-            "evenkeel: version {}, devices: {}",
-            env!("CARGO_PKG_VERSION"),
-            devices.join(", ")
-        ));
+        let status =
+            format!("version {}, devices: {}", env!("CARGO_PKG_VERSION"), devices.join(", "));
+        LOG.info(&format!("evenkeel: {status}"));
+        if let Some(folder) = status_folder {
+            let file = folder.join(format!("plugin.{}", std::process::id()));
+            if let Err(error) = fs::write(&file, status + "\n") {
+                // Whoever asked will not hear of it; the job goes on.
+                LOG.warn(&format!("evenkeel: EVENKEEL_STATUS_DIR: {}: {error}", file.display()));
+            }
+        }
         self.transport = Some(Arc::clone(&transport));
         Ok(transport)
     }

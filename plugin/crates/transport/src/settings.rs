@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, Schedule};
@@ -77,6 +78,7 @@ pub struct Settings {
     pub(crate) job_key: Option<JobKey>,
     /// Where to serve metrics: the first that is free.
     pub(crate) metrics: Vec<SocketAddr>,
+    status_folder: Option<PathBuf>,
     reduction_servers: Vec<String>,
     reduction_timeout: Duration,
     job: String,
@@ -316,6 +318,16 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "EVENKEEL_STATUS_DIR",
+        meaning: "folder in which each process in which NCCL starts the plugin says so, in a file plugin.PROCESS; evenkeel-run looks there",
+        accepts: "the path of a folder",
+        default: "",
+        apply: |settings, value| {
+            settings.status_folder = (!value.is_empty()).then(|| PathBuf::from(value));
+            Some(())
+        },
+    },
+    Setting {
         name: "EVENKEEL_REDUCTION_SERVERS",
         meaning: "reduction servers that sum all-reduces, through NCCL's CollNet (NCCL_COLLNET_ENABLE=1); the same on all ranks",
         accepts: "host:port,host:port,... with names or addresses, 64 at most",
@@ -386,6 +398,7 @@ impl Settings {
             ports: None,
             job_key: None,
             metrics: Vec::new(),
+            status_folder: None,
             reduction_servers: Vec::new(),
             reduction_timeout: Duration::ZERO,
             job: String::new(),
@@ -413,6 +426,11 @@ impl Settings {
     /// Whether peers must prove that they have the job's key.
     pub fn has_job_key(&self) -> bool {
         self.job_key.is_some()
+    }
+
+    /// Where to say that the plugin was started; `None`: nowhere.
+    pub fn status_folder(&self) -> Option<&Path> {
+        self.status_folder.as_deref()
     }
 
     /// `host:port` of each reduction server; none: there are none.

@@ -134,6 +134,31 @@ fn alone_bad_setting() {
 }
 
 #[test]
+fn who_wants_to_know_that_the_plugin_is_used_finds_a_file() {
+    let folder = env::temp_dir().join(format!("evenkeel-status-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    run_alone("lifecycle::alone_status", &[("EVENKEEL_STATUS_DIR", folder.to_str().unwrap())]);
+    let files: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let text = fs::read_to_string(&files[0]).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let name = files[0].file_name().unwrap().to_str().unwrap();
+    assert!(files.len() == 1 && name.starts_with("plugin."), "{files:?}");
+    assert!(text.contains("version ") && text.contains("devices: lo"), "{text}");
+    // A folder that is not there is a warning, and no more.
+    run_alone("lifecycle::alone_status", &[("EVENKEEL_STATUS_DIR", "/no/such/folder")]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone_status() {
+    let mut net = Net::init(12, 7).unwrap();
+    exchange(&net);
+    net.finalize();
+    let there = env::var("EVENKEEL_STATUS_DIR").is_ok_and(|folder| fs::exists(folder).unwrap());
+    assert_eq!(log_lines("EVENKEEL_STATUS_DIR").is_empty(), there);
+}
+
+#[test]
 fn one_flow_and_many_workers_work_too() {
     run_alone("lifecycle::alone_unload", &[("EVENKEEL_FLOWS", "1")]);
     run_alone(

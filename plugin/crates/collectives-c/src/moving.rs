@@ -1,0 +1,198 @@
+//! Operations that move what ranks have. They count in bytes.
+
+use std::ffi::c_void;
+
+use crate::group::{Call, Group, options, with};
+use crate::pointers;
+use crate::reducing::parts;
+use crate::status::Status;
+
+/// Gives all ranks the bytes of rank `root`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_broadcast(
+    group: *const Group,
+    data: *mut c_void,
+    bytes: usize,
+    root: usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, a buffer, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let data = pointers::bytes_mut("data", data, bytes)?;
+            Ok(group.broadcast(data, root, &options(call)?)?)
+        })
+    }
+}
+
+/// Each rank has its part at its place in the buffer; afterwards all have all. `lengths` are the parts' bytes, one for each rank,
+/// which make `bytes` together; NULL: equal parts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_allgather(
+    group: *const Group,
+    data: *mut c_void,
+    bytes: usize,
+    lengths: *const usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, a buffer, a number for each rank, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let data = pointers::bytes_mut("data", data, bytes)?;
+            let lengths = parts(group, lengths, bytes, "bytes")?;
+            Ok(group.allgatherv(data, &lengths, &options(call)?)?)
+        })
+    }
+}
+
+/// Every rank's bytes go to rank `root`, one rank's after the other's. `output` is the root's, and has `output_bytes`; the others pass
+/// NULL and 0. `lengths` are the inputs' bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_gather(
+    group: *const Group,
+    input: *const c_void,
+    input_bytes: usize,
+    output: *mut c_void,
+    output_bytes: usize,
+    lengths: *const usize,
+    root: usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, buffers, a number for each rank, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let input = pointers::bytes("input", input, input_bytes)?;
+            let output = pointers::bytes_mut("output", output, output_bytes)?;
+            let call = options(call)?;
+            if lengths.is_null() {
+                return Ok(group.gather(input, output, root, &call)?);
+            }
+            let lengths = pointers::slice("list of lengths", lengths, group.size())?;
+            Ok(group.gatherv(input, output, lengths, root, &call)?)
+        })
+    }
+}
+
+/// The bytes of rank `root` go to the ranks, a part for each. `input` is the root's, and has `input_bytes`; the others pass NULL and 0.
+/// `lengths` are the outputs' bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_scatter(
+    group: *const Group,
+    input: *const c_void,
+    input_bytes: usize,
+    output: *mut c_void,
+    output_bytes: usize,
+    lengths: *const usize,
+    root: usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, buffers, a number for each rank, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let input = pointers::bytes("input", input, input_bytes)?;
+            let output = pointers::bytes_mut("output", output, output_bytes)?;
+            let call = options(call)?;
+            if lengths.is_null() {
+                return Ok(group.scatter(input, output, root, &call)?);
+            }
+            let lengths = pointers::slice("list of lengths", lengths, group.size())?;
+            Ok(group.scatterv(input, output, lengths, root, &call)?)
+        })
+    }
+}
+
+/// Part i of the input goes to rank i; part i of the output comes from rank i. `sent` and `received` are the parts' bytes, one for
+/// each rank; NULL: equal parts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_alltoall(
+    group: *const Group,
+    input: *const c_void,
+    input_bytes: usize,
+    sent: *const usize,
+    output: *mut c_void,
+    output_bytes: usize,
+    received: *const usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, buffers, a number for each rank, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let input = pointers::bytes("input", input, input_bytes)?;
+            let output = pointers::bytes_mut("output", output, output_bytes)?;
+            let sent = parts(group, sent, input_bytes, "bytes in the input")?;
+            let received = parts(group, received, output_bytes, "bytes in the output")?;
+            Ok(group.alltoallv(input, &sent, output, &received, &options(call)?)?)
+        })
+    }
+}
+
+/// Returns when all ranks have called it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_barrier(group: *const Group, call: *const Call) -> Status {
+    // SAFETY: the header asks for a group, and a call or NULL.
+    unsafe { with(group, |group| Ok(group.barrier(&options(call)?)?)) }
+}
+
+/// Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed: of a large message when the other has it.
+/// Messages of a tag arrive in their order.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_send(
+    group: *const Group,
+    data: *const c_void,
+    bytes: usize,
+    to: usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, a buffer, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            Ok(group.send(to, pointers::bytes("data", data, bytes)?, &options(call)?)?)
+        })
+    }
+}
+
+/// Receives a message of up to `room` bytes from rank `from`; `received`, unless it is NULL, gets its length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_recv(
+    group: *const Group,
+    data: *mut c_void,
+    room: usize,
+    from: usize,
+    received: *mut usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, a buffer, a place to write or NULL, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let data = pointers::bytes_mut("data", data, room)?;
+            let bytes = group.recv(from, data, &options(call)?)?;
+            if received.is_null() { Ok(()) } else { pointers::write(received, bytes) }
+        })
+    }
+}
+
+/// Receives a message from whichever rank sends one first; `from` and `received`, unless they are NULL, get that rank and the
+/// message's length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_recv_any(
+    group: *const Group,
+    data: *mut c_void,
+    room: usize,
+    from: *mut usize,
+    received: *mut usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, a buffer, places to write or NULL, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let data = pointers::bytes_mut("data", data, room)?;
+            let (rank, bytes) = group.recv_any(data, &options(call)?)?;
+            for (place, value) in [(from, rank), (received, bytes)] {
+                if !place.is_null() {
+                    pointers::write(place, value)?;
+                }
+            }
+            Ok(())
+        })
+    }
+}

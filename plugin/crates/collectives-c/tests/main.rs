@@ -1,0 +1,4 @@
+//! The library and its header as C programs see them.
+
+mod header;
+mod programs;

@@ -1,0 +1,98 @@
+//! Programs in C are compiled against the header, linked with the library and run.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Where the library was built.
+fn library() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    // target/PROFILE/deps/test-HASH: the library lies in deps or above.
+    let deps = test.parent().unwrap();
+    let places = [deps, deps.parent().unwrap()];
+    let there = |place: &&&Path| place.join("libevenkeel.so").exists();
+    let newest = places
+        .iter()
+        .filter(there)
+        .max_by_key(|place| place.join("libevenkeel.so").metadata().unwrap().modified().unwrap());
+    newest.expect("libevenkeel.so beside the test").to_path_buf()
+}
+
+/// Compiles a program and gives its path.
+fn compiled(source: &str) -> PathBuf {
+    let library = library();
+    let name = Path::new(source).file_stem().unwrap();
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let built = Command::new("cc")
+        .args(["-std=c11", "-D_DEFAULT_SOURCE", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+        .arg(format!("-I{FOLDER}/include"))
+        .arg(format!("{FOLDER}/{source}"))
+        .arg(format!("-L{}", library.display()))
+        .arg(format!("-Wl,-rpath,{}", library.display()))
+        .args(["-levenkeel", "-o"])
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert!(built.success());
+    program
+}
+
+/// A folder for a store, which is removed in the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = env::temp_dir().join(format!("evenkeel-c-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn three_ranks_do_every_operation_and_name_who_leaves() {
+    let program = compiled("tests/three_ranks.c");
+    for transport in ["tcp:lo", "shm"] {
+        let folder = Folder::new(&transport.replace(':', "-"));
+        let ran = Command::new(&program).arg(&folder.0).arg(transport).output().unwrap();
+        let (out, err) =
+            (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        assert!(ran.status.success() && out.contains("3 ranks: all as expected"), "{out}{err}");
+    }
+}
+
+#[test]
+fn the_example_runs_as_launchers_start_it() {
+    let program = compiled("examples/allreduce.c");
+    let folder = Folder::new("example");
+    let ranks: Vec<_> = (0..3)
+        .map(|rank| {
+            Command::new(&program)
+                .env("OMPI_COMM_WORLD_RANK", rank.to_string())
+                .env("OMPI_COMM_WORLD_SIZE", "3")
+                .env("EVENKEEL_STORE", format!("file:{}", folder.0.display()))
+                .env("NCCL_SOCKET_IFNAME", "lo")
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let ran = child.wait_with_output().unwrap();
+        let out = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success(), "{out}");
+        assert_eq!(out, format!("rank {rank} of 3: 3\n"));
+    }
+    let alone =
+        Command::new(&program).env_remove("RANK").env_remove("WORLD_SIZE").output().unwrap();
+    let err = String::from_utf8_lossy(&alone.stderr);
+    assert_eq!(alone.status.code(), Some(1));
+    assert!(err.contains("RANK and WORLD_SIZE") && err.lines().count() == 1, "{err}");
+}

@@ -1,0 +1,31 @@
+"""Collective operations between processes, for numpy arrays and tensors on the CPU; and the network plugin for NCCL.
+
+Start a program as several ranks with any launcher (``evenkeel-run -n 4 python train.py``, torchrun, mpirun, srun)::
+
+    import evenkeel, numpy
+
+    with evenkeel.init() as group:
+        gradients = numpy.full(1000, group.rank, numpy.float32)
+        group.allreduce(gradients)
+
+``evenkeel-run COMMAND`` turns on the plugin for whatever uses NCCL.
+"""
+
+from evenkeel._evenkeel import Group, MemoryStore, StoreServer, __version__, init
+from evenkeel.errors import AbortedError, Error, LostError, MismatchError, StoreError, TimeoutError
+from evenkeel.run import plugin_path
+
+__all__ = [
+    "AbortedError",
+    "Error",
+    "Group",
+    "LostError",
+    "MemoryStore",
+    "MismatchError",
+    "StoreError",
+    "StoreServer",
+    "TimeoutError",
+    "__version__",
+    "init",
+    "plugin_path",
+]

@@ -1,0 +1,226 @@
+"""``evenkeel-run COMMAND``: runs a command with Evenkeel turned on for NCCL, and says afterwards whether NCCL used it."""
+
+import argparse
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from evenkeel._evenkeel import StoreServer
+
+_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+_SI_KERNEL = 0x80
+"""``si_code`` of what a terminal sends, which its whole foreground process group gets."""
+_GRACE = 10.0
+"""Seconds for the other ranks to end by themselves once one has failed, and then to obey SIGTERM."""
+_MOST_RANKS = 128
+_PR_SET_PDEATHSIG = 1
+
+
+def plugin_path() -> str:
+    """The absolute path of the NCCL plugin in this package, for ``NCCL_NET_PLUGIN``."""
+    return str(Path(__file__).resolve().parent / "lib" / "libnccl-net-evenkeel.so")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; gives its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="evenkeel-run",
+        usage="%(prog)s [-n N] [--old-nccl] COMMAND...",
+        description="Runs a command with Evenkeel as NCCL's network, and says afterwards whether NCCL used it.",
+        epilog="examples: evenkeel-run torchrun --nproc-per-node 8 train.py    "
+        "mpirun -np 16 evenkeel-run all_reduce_perf -b 8 -e 1G    evenkeel-run -n 4 python train.py",
+    )
+    parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="start the command as N ranks on this host")
+    parser.add_argument("--old-nccl", action="store_true", help="for NCCL before 2.21, which finds plugins by name only")
+    parser.add_argument("--plugin-path", action="store_true", help="print the path of the plugin and do nothing else")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    options = parser.parse_args(arguments)
+    if options.plugin_path:
+        print(plugin_path())
+        return 0
+    if not options.command:
+        parser.error("no command: what is to be run?")
+    if options.ranks is not None and not 1 <= options.ranks <= _MOST_RANKS:
+        parser.error(f"-n {options.ranks}: 1 to {_MOST_RANKS}")
+    if not os.path.exists(plugin_path()):
+        parser.error(f"{plugin_path()} is missing: this package was built without the plugin; `make wheel` builds it with it")
+
+    # What comes from now on waits until it is asked for, and is passed on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+    with tempfile.TemporaryDirectory(prefix="evenkeel-run-") as folder:
+        environment = plugin_environment(os.environ, folder, options.old_nccl)
+        try:
+            if options.ranks is None:
+                status = _wait([_start(options.command, environment, signal.SIGTERM)])
+            else:
+                status = _run_ranks(options.ranks, options.command, environment)
+        except OSError as error:
+            _say(f"cannot run {options.command[0]}: {error.strerror}")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        found = report(Path(folder), environment, options.old_nccl)
+        if found or options.ranks is None:
+            for line in found or [_nobody(environment, folder)]:
+                _say(line)
+    return status
+
+
+def plugin_environment(given: Mapping[str, str], folder: str, old_nccl: bool) -> dict[str, str]:
+    """The environment for a command: with the plugin turned on, and with a folder for what it and NCCL say."""
+    environment = dict(given)
+    before = given.get("NCCL_NET_PLUGIN")
+    if old_nccl:
+        # It makes libnccl-net-NAME.so of a name and looks for that where the loader does.
+        environment["NCCL_NET_PLUGIN"] = "evenkeel"
+        places = [os.path.dirname(plugin_path()), given.get("LD_LIBRARY_PATH", "")]
+        environment["LD_LIBRARY_PATH"] = ":".join(place for place in places if place)
+    else:
+        environment["NCCL_NET_PLUGIN"] = plugin_path()
+    if before and before != environment["NCCL_NET_PLUGIN"]:
+        _say(f"NCCL_NET_PLUGIN was {before!r}; for this command it is Evenkeel's")
+    environment["EVENKEEL_STATUS_DIR"] = folder
+    if not given.get("NCCL_DEBUG") and not given.get("NCCL_DEBUG_FILE"):
+        # Nothing is lost: without NCCL_DEBUG NCCL says nothing at all.
+        environment["NCCL_DEBUG"] = "INFO"
+        environment["NCCL_DEBUG_FILE"] = os.path.join(folder, "nccl.%h.%p")
+    return environment
+
+
+def report(folder: Path, environment: Mapping[str, str], old_nccl: bool) -> list[str]:
+    """Lines that say in which processes of this host NCCL used the plugin, and why not in others; none where nobody used NCCL."""
+    loaded = {int(path.name.removeprefix("plugin.")): path.read_text().strip() for path in folder.glob("plugin.*")}
+    logs = {}
+    for path in folder.glob("nccl.*"):
+        process = path.name.rpartition(".")[2]
+        if process.isdecimal():
+            logs[int(process)] = path.read_text(errors="replace")
+    lines = []
+    for said in sorted(set(loaded.values())):
+        processes = [process for process, its in loaded.items() if its == said]
+        lines.append(f"NCCL loaded Evenkeel in {_processes(processes)}: {said}")
+    channels = sum(len(re.findall(r"via NET/Evenkeel/", log)) for log in logs.values())
+    if channels:
+        lines.append(f"{channels} channels to or from other hosts go through it")
+    for process in sorted(loaded.keys() & logs.keys()):
+        network = _last(r"Using network (\S+)", logs[process])
+        if network and network.lower() != "evenkeel":
+            lines.append(f"but NCCL used {network} in process {process}{_hint(environment)}")
+    without: dict[str, list[int]] = {}
+    for process in logs.keys() - loaded.keys():
+        without.setdefault(_why(logs[process], environment, old_nccl), []).append(process)
+    for why, processes in sorted(without.items()):
+        lines.append(f"NCCL did NOT load Evenkeel in {_processes(processes)}: {why}")
+    return lines
+
+
+def _why(log: str, environment: Mapping[str, str], old_nccl: bool) -> str:
+    network = _last(r"Using network (\S+)", log)
+    why = f"it used {network}" if network else "it did not get as far as a network"
+    version = re.search(r"NCCL version (\d+)\.(\d+)", log)
+    if version and (int(version[1]), int(version[2])) < (2, 21) and not old_nccl:
+        return f"{why}; it is NCCL {version[1]}.{version[2]}, which needs evenkeel-run --old-nccl"
+    reason = _last(r"(NET/Plugin\s*:.*(?:[Ff]ail|not find|cannot open|No plugin|returned).*)", log) or _last(r"(NCCL WARN .*)", log)
+    return why + (f"; {reason.strip()}" if reason else "") + _hint(environment)
+
+
+def _hint(environment: Mapping[str, str]) -> str:
+    wanted = environment.get("NCCL_NET", "")
+    return f"; NCCL_NET={wanted} asks for that: unset it" if wanted.lower() not in ("", "evenkeel") else ""
+
+
+def _nobody(environment: Mapping[str, str], folder: str) -> str:
+    if environment.get("NCCL_DEBUG_FILE", "").startswith(folder):
+        return "no process of this command used NCCL on this host: it ran on CPUs, or ended before it communicated"
+    return "NCCL did not load Evenkeel in any process on this host; as NCCL_DEBUG is yours, see there whether NCCL was used at all"
+
+
+def _last(pattern: str, text: str) -> str | None:
+    found = re.findall(pattern, text)
+    return found[-1] if found else None
+
+
+def _processes(processes: Iterable[int]) -> str:
+    numbers = sorted(processes)
+    return f"process {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} processes ({', '.join(map(str, numbers))})"
+
+
+def _run_ranks(count: int, command: list[str], environment: dict[str, str]) -> int:
+    with StoreServer() as store:
+        common = {
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "EVENKEEL_STORE": store.address,
+        }
+        # All ranks are here: the surest network is the one that has no other hosts.
+        common["NCCL_SOCKET_IFNAME"] = environment.get("NCCL_SOCKET_IFNAME") or "lo"
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(count):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                ranks.append(_start(command, environment | common | own, signal.SIGKILL))
+            return _wait(ranks)
+        finally:
+            for child in ranks:
+                child.kill()
+                child.wait()
+
+
+def _start(command: list[str], environment: dict[str, str], when_orphaned: signal.Signals) -> "subprocess.Popen[bytes]":
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def in_child() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED | {signal.SIGCHLD})
+        prctl(_PR_SET_PDEATHSIG, int(when_orphaned), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return subprocess.Popen(command, env=environment, preexec_fn=in_child)
+
+
+def _wait(ranks: list["subprocess.Popen[bytes]"]) -> int:
+    """Waits for all and passes signals on to them; gives the first failure's status. The others get a while to see it."""
+    running = dict(enumerate(ranks))
+    first, deadline, last_word = 0, None, signal.SIGTERM
+    while running:
+        for rank, child in list(running.items()):
+            if child.poll() is None:
+                continue
+            del running[rank]
+            status = child.returncode if child.returncode >= 0 else 128 - child.returncode
+            if status and len(ranks) > 1:
+                ended = f"with status {status}" if child.returncode > 0 else f"by signal {-child.returncode}"
+                _say(f"rank {rank} ended {ended}")
+            if status and not first:
+                first, deadline = status, time.monotonic() + _GRACE
+        if deadline is not None and time.monotonic() > deadline:
+            for child in running.values():
+                child.send_signal(last_word)
+            deadline, last_word = time.monotonic() + _GRACE, signal.SIGKILL
+        if not running:
+            break
+        came = signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, 1.0)
+        # A terminal's signals have reached the command already.
+        if came is not None and came.si_signo != signal.SIGCHLD and came.si_code != _SI_KERNEL:
+            for child in running.values():
+                child.send_signal(came.si_signo)
+    return first
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _say(line: str) -> None:
+    print(f"evenkeel-run: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,21 @@
+//! The Python module `evenkeel._evenkeel`: [`evenkeel_collectives`] for numpy arrays and tensors. Its manual is
+//! `evenkeel/_evenkeel.pyi`.
+//!
+//! [`memory`] has everything that is unsafe: what Python's objects lend while an operation runs.
+
+mod error;
+mod group;
+mod memory;
+mod store;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+#[pyo3(name = "_evenkeel")]
+fn evenkeel_python(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<store::MemoryStore>()?;
+    module.add_class::<store::StoreServer>()?;
+    module.add_function(wrap_pyfunction!(group::init, module)?)
+}

@@ -1,0 +1,342 @@
+"""Operations and their errors."""
+
+import array
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import evenkeel
+from ranks import threads
+
+WAYS = ("shm", "tcp:lo")
+
+
+class Operations(unittest.TestCase):
+    def test_reductions_of_all_types(self):
+        kinds = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+
+        def work(group):
+            for kind in kinds:
+                x = (np.arange(10) % 4 + group.rank).astype(kind)
+                group.allreduce(x)
+                np.testing.assert_array_equal(x, (np.arange(10) % 4 * 3 + 3).astype(kind))
+            for op, wanted in [("sum", 6), ("prod", 6), ("min", 1), ("max", 3)]:
+                x = np.full((2, 3), group.rank + 1, np.float64)
+                group.allreduce(x, op)
+                assert (x == wanted).all(), (op, x)
+
+        for way in WAYS:
+            threads(3, work, way)
+
+    def test_types_that_numpy_has_not(self):
+        def work(group):
+            # 1 + 2 + 4 in bfloat16 and in fp8 (E4M3).
+            x = np.array([[0x3F80, 0x4000, 0x4080][group.rank]], np.uint16)
+            group.allreduce(x, dtype="bfloat16")
+            assert x[0] == 0x40E0, hex(x[0])
+            x = np.array([[0x38, 0x40, 0x48][group.rank]], np.uint8)
+            group.allreduce(x, dtype="float8_e4m3fn")
+            assert x[0] == 0x4E, hex(x[0])
+
+        threads(3, work)
+
+    def test_algorithms_agree(self):
+        def work(group):
+            for name in ["ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube"]:
+                x = np.arange(100_003, dtype=np.float32) % 1000 + group.rank
+                group.allreduce(x, algorithm=name)
+                np.testing.assert_array_equal(x, np.arange(100_003, dtype=np.float32) % 1000 * 3 + 3)
+
+        for way in WAYS:
+            threads(3, work, way)
+
+    def test_every_movement(self):
+        def work(group):
+            me, size = group.rank, group.size
+            x = np.full(5, me, np.int16)
+            group.broadcast(x, root=2)
+            assert (x == 2).all()
+
+            x = np.zeros((size, 4), np.complex64)
+            x[me] = me + 1j
+            group.allgather(x)
+            assert all((x[rank] == rank + 1j).all() for rank in range(size))
+            x = np.array([9, 9, 9])
+            if me > 0:
+                x[me - 1 : 2 * me - 1] = me
+            group.allgather(x, counts=[0, 1, 2])
+            assert x.tolist() == [1, 2, 2], x
+
+            got = np.zeros(6, np.int32) if me == 1 else None
+            group.gather(np.array([me, -me], np.int32), got, root=1)
+            assert got is None or got.tolist() == [0, 0, 1, -1, 2, -2]
+            got = np.zeros(3, bool) if me == 0 else None
+            group.gather(np.ones(me, bool), got, counts=[0, 1, 2])
+            assert got is None or got.all()
+
+            part = np.zeros(2)
+            group.scatter(part, np.arange(6.0) if me == 0 else None)
+            assert part.tolist() == [2 * me, 2 * me + 1]
+            part = bytearray(me)
+            group.scatter(part, b"abb" if me == 2 else None, root=2, counts=[0, 1, 2])
+            assert part == [b"", b"a", b"bb"][me]
+
+            out = np.zeros(3, np.int64)
+            group.alltoall(np.arange(3) + 10 * me, out)
+            assert out.tolist() == [me, 10 + me, 20 + me]
+            out = np.zeros(3 * me, np.uint8)
+            group.alltoall(np.full(3, me, np.uint8), out, sent=[0, 1, 2], received=[me] * 3)
+            assert out.tolist() == sorted([0, 1, 2] * me)
+
+            x = np.arange(6, dtype=np.int32) + me
+            part = group.reduce_scatter(x)
+            assert part == slice(2 * me, 2 * me + 2) and x[part].tolist() == [6 * me + 3, 6 * me + 6]
+            part = group.reduce_scatter(x := np.full(3, me), "max", counts=[1, 0, 2])
+            assert (x[part] == 2).all() and part.stop - part.start == [1, 0, 2][me]
+            x = np.array([2.0])
+            group.reduce(x, "prod", root=1)
+            assert me != 1 or x[0] == 8
+            group.barrier()
+
+        for way in WAYS:
+            threads(3, work, way)
+
+    def test_messages(self):
+        def work(group):
+            if group.rank == 0:
+                x = np.zeros(4, np.int32)
+                assert group.recv(x, 2, tag=7) == (2, 3) and x.tolist() == [1, 2, 3, 0]
+                assert group.recv(x) == (1, 0)
+            elif group.rank == 1:
+                group.send(b"", 0)
+            else:
+                group.send(np.array([1, 2, 3], np.int32), 0, tag=7)
+            group.barrier()
+
+        threads(3, work)
+
+    def test_groups_within_groups(self):
+        def work(group):
+            part = group.sub_group([2, 0])
+            assert (part is None) == (group.rank == 1)
+            if part is not None:
+                assert (part.rank, part.size) == ([1, None, 0][group.rank], 2)
+                part.allreduce(x := np.ones(3))
+                assert (x == 2).all()
+            assert group.split(None if group.rank == 0 else 5) is None or group.rank > 0
+            assert "process" in group.describe(1) and group.timeout == 20.0 and group.failure is None
+            assert repr(group) == f"<evenkeel.Group: rank {group.rank} of 3>"
+            group.barrier()
+
+        threads(3, work)
+
+    def test_nothing_is_copied_and_memory_of_any_kind_is_taken(self):
+        def work(group):
+            for x in (array.array("f", [1, 2]), bytearray(b"\1\2"), memoryview(bytearray(b"\1\2")).cast("b")):
+                group.allreduce(x)
+                assert list(x) == [2, 4]
+            x = np.zeros((4, 4), np.float32)
+            group.allreduce(x[1:3])  # rows of an array follow each other
+            x += 1
+            group.allreduce(x[2])
+            assert x[:, 0].tolist() == [1, 1, 2, 1]
+            group.allreduce(np.zeros((0, 3)))
+
+        threads(2, work)
+
+    def test_other_threads_run_while_one_waits(self):
+        def work(group):
+            if group.rank == 0:
+                # The other thread must get the interpreter for this to end.
+                group.recv(np.zeros(1), 1)
+                group.send(np.zeros(1), 1)
+            else:
+                group.send(np.zeros(1), 0)
+                group.recv(np.zeros(1), 0)
+            done = []
+            tags = [threading.Thread(target=lambda tag=tag: done.append(group.allreduce(np.ones(1000), tag=tag))) for tag in range(4)]
+            for thread in tags if group.rank == 0 else reversed(tags):
+                thread.start()
+            for thread in tags:
+                thread.join()
+            assert len(done) == 4
+
+        for way in WAYS:
+            threads(2, work, way)
+
+
+class Tensors(unittest.TestCase):
+    """Objects that have no buffer but ``__dlpack__``, as torch's tensors have."""
+
+    class Tensor:
+        def __init__(self, lends, device=(1, 0), versions=True, learns=False):
+            self.lends, self.device, self.versions, self.requires_grad = lends, device, versions, learns
+
+        def __dlpack_device__(self):
+            return self.device
+
+        def __dlpack__(self, **options):
+            if self.requires_grad:
+                raise BufferError("can't export tensors that require gradient")
+            if options and not self.versions:
+                raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
+            return self.lends.__dlpack__(**options)
+
+        def detach(self):
+            return type(self)(self.lends, self.device, self.versions)
+
+    def test_they_are_used_where_they_lie(self):
+        def work(group):
+            for versions in (True, False):
+                for learns in (True, False):
+                    for kind in (np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.uint32, np.uint64):
+                        x = np.ones((3, 4), kind)
+                        group.allreduce(self.Tensor(x, versions=versions, learns=learns))
+                        assert (x == 2).all()
+                    group.broadcast(self.Tensor(x := np.full(3, group.rank, np.complex128), versions=versions))
+                    assert (x == 0).all()
+            group.allreduce(self.Tensor(np.zeros((0, 3))))
+
+        threads(2, work)
+
+    def test_what_cannot_be_used_is_said(self):
+        def work(group):
+            rows = np.zeros((4, 4), np.float32)
+            read_only = rows.copy()
+            read_only.flags.writeable = False
+            for wrong, says in [
+                (self.Tensor(rows, (2, 0)), "CPU"),
+                (self.Tensor(rows[:, 1]), "contiguous"),
+                (self.Tensor(rows.T), "contiguous"),
+                (self.Tensor(read_only), "cannot be written"),
+                (self.Tensor(np.zeros(3, np.int16)), "cannot be reduced"),
+            ]:
+                with self.assertRaisesRegex((ValueError, TypeError), says):
+                    group.allreduce(wrong)
+            assert not rows.any()
+
+        threads(1, work)
+
+
+class Mistakes(unittest.TestCase):
+    def test_they_are_errors_and_do_no_harm(self):
+        def work(group):
+            x = np.zeros(4, np.float32)
+            for wrong in [
+                lambda: group.allreduce(x, "mean"),
+                lambda: group.allreduce(x, algorithm="guess"),
+                lambda: group.allreduce(x, dtype="float31"),
+                lambda: group.allreduce(np.zeros(3, np.uint8), dtype="float32"),
+                lambda: group.allreduce(x[::2]),
+                lambda: group.allreduce(np.zeros((3, 2), order="F")),
+                lambda: group.allreduce(b"abcd"),
+                lambda: group.allreduce(x, timeout=-1),
+                lambda: group.allreduce(x, timeout=float("nan")),
+                lambda: group.allgather(np.zeros(3)),
+                lambda: group.allgather(x, counts=[1, 2**62]),
+                lambda: group.broadcast(x, root=2),
+                lambda: group.alltoall(x, x),
+                lambda: group.alltoall(x[:2], x[1:3]),
+                lambda: group.gather(x, x[1:]),
+                lambda: group.send(x, group.rank),
+                lambda: group.sub_group([0, 0]),
+                lambda: evenkeel.init(store=5, rank=0, size=1),
+                lambda: evenkeel.init(rank=0),
+                lambda: evenkeel.init("http://x", 0, 1),
+                lambda: evenkeel.init(evenkeel.MemoryStore(), 0, 1, transport="pigeon"),
+            ]:
+                with self.assertRaises(ValueError):
+                    wrong()
+            for wrong in [[1, 2], "text", np.zeros(3, bool), np.zeros(3, ">f4"), np.zeros(3, complex), object()]:
+                with self.assertRaises(TypeError):
+                    group.allreduce(wrong)
+            assert not x.any()
+            group.barrier()
+
+        threads(2, work)
+
+    def test_a_closed_group_says_so(self):
+        group = evenkeel.init(evenkeel.MemoryStore(), 0, 1)
+        group.close()
+        group.close()
+        with self.assertRaisesRegex(ValueError, "closed"):
+            group.barrier()
+        self.assertEqual((group.rank, group.size), (0, 1))
+
+    def test_no_launcher_is_said(self):
+        names = ("RANK", "WORLD_SIZE")
+        with self.assertRaisesRegex(ValueError, "RANK and WORLD_SIZE"):
+            self.assertFalse(any(name in os.environ for name in names))
+            evenkeel.init()
+
+
+class Failures(unittest.TestCase):
+    def test_who_does_not_come_is_named(self):
+        with self.assertRaises(evenkeel.TimeoutError) as caught:
+            evenkeel.init(evenkeel.MemoryStore(), 0, 3, transport="shm", timeout=0.3)
+        self.assertEqual(caught.exception.ranks, (1, 2))
+        self.assertIsInstance(caught.exception, TimeoutError)
+        self.assertIn("ranks 1 and 2", str(caught.exception))
+
+    def test_who_is_late_is_named_and_the_group_goes_on(self):
+        def work(group):
+            if group.rank == 0:
+                with self.assertRaises(evenkeel.TimeoutError) as caught:
+                    group.recv(np.zeros(1), 1, timeout=0.3)
+                self.assertTrue(caught.exception.group_usable)
+                self.assertEqual(caught.exception.ranks, (1,))
+            group.barrier()
+
+        threads(2, work)
+
+    def test_who_aborts_ends_it_for_all(self):
+        def work(group):
+            if group.rank == 0:
+                group.recv(np.zeros(1), 1)
+                group.abort("the disk is full")
+            else:
+                with self.assertRaisesRegex(evenkeel.AbortedError, "the disk is full") as caught:
+                    group.send(np.zeros(1), 0)
+                    group.recv(np.zeros(1), 0)
+                self.assertFalse(caught.exception.group_usable)
+                self.assertIsInstance(group.failure, evenkeel.AbortedError)
+
+        threads(2, work)
+
+    def test_different_counts_are_noticed(self):
+        def work(group):
+            with self.assertRaises(evenkeel.MismatchError):
+                group.allreduce(np.zeros(3 + group.rank))
+
+        threads(2, work)
+
+    def test_a_killed_rank_is_named(self):
+        program = (
+            "import evenkeel, numpy, sys\n"
+            "group = evenkeel.init(sys.argv[1], 1, 2, transport='tcp:lo')\n"
+            "group.barrier(); print('there', flush=True); group.recv(numpy.zeros(1), 0)"
+        )
+        with evenkeel.StoreServer() as store:
+            with subprocess.Popen([sys.executable, "-c", program, store.address], stdout=subprocess.PIPE) as other:
+                try:
+                    group = evenkeel.init(store.address, 0, 2, transport="tcp:lo")
+                    group.barrier()
+                    other.stdout.readline()
+                    other.send_signal(signal.SIGKILL)
+                    begun = time.monotonic()
+                    with self.assertRaises(evenkeel.LostError) as caught:
+                        group.allreduce(np.zeros(10))
+                    self.assertLess(time.monotonic() - begun, 30)
+                    self.assertEqual((caught.exception.ranks, caught.exception.group_usable), ((1,), False))
+                finally:
+                    other.kill()
+
+
+if __name__ == "__main__":
+    unittest.main()

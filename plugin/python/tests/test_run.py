@@ -1,0 +1,172 @@
+"""evenkeel-run, as a user calls it. What NCCL does with a plugin is done by hand, through the plugin's C interface."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import evenkeel
+from ranks import RUN
+
+from evenkeel.run import plugin_environment, report
+
+LOADS = """
+import ctypes, os
+# As NCCL does: by the path, or by the name where the loader looks.
+name = os.environ["NCCL_NET_PLUGIN"]
+library = ctypes.CDLL(name if "/" in name else f"libnccl-net-{name}.so")
+class Table(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p))]
+table = Table.in_dll(library, "ncclNetPlugin_v8")
+assert table.name == b"Evenkeel" and table.init(None) == 0
+"""
+OTHERS = """
+import os
+path = os.environ["NCCL_DEBUG_FILE"].replace("%h", "host").replace("%p", str(os.getpid()))
+open(path, "w").write({log!r})
+"""
+
+
+def run(*command, **environment):
+    without = {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_NET_PLUGIN", "RANK", "WORLD_SIZE"}
+    given = {name: value for name, value in os.environ.items() if name not in without}
+    return subprocess.run(
+        [RUN, *command], env=given | {"NCCL_SOCKET_IFNAME": "lo"} | environment, capture_output=True, text=True, timeout=60
+    )
+
+
+class Commands(unittest.TestCase):
+    def test_it_says_where_the_plugin_was_loaded(self):
+        for options in ([], ["--old-nccl"]):
+            ran = run(*options, sys.executable, "-c", LOADS + "print('output')")
+            self.assertEqual((ran.returncode, ran.stdout), (0, "output\n"), ran.stderr)
+            self.assertRegex(ran.stderr, r"^evenkeel-run: NCCL loaded Evenkeel in process \d+: version \d.*devices: lo")
+            self.assertEqual(len(ran.stderr.splitlines()), 1)
+
+    def test_it_says_that_nobody_used_nccl(self):
+        ran = run("true")
+        self.assertEqual((ran.returncode, ran.stdout), (0, ""))
+        self.assertRegex(ran.stderr, "no process of this command used NCCL")
+        self.assertRegex(run("true", NCCL_DEBUG="WARN").stderr, "NCCL_DEBUG is yours")
+
+    def test_it_says_why_the_plugin_was_not_loaded(self):
+        log = (
+            "host:5:5 [0] NCCL INFO NET/Plugin: Could not find: /x.so\n"
+            "host:5:5 [0] NCCL INFO Using network Socket\n"
+        )
+        ran = run(sys.executable, "-c", OTHERS.format(log=log))
+        self.assertRegex(ran.stderr, r"did NOT load Evenkeel in process \d+: it used Socket; NET/Plugin: Could not find: /x.so")
+        ran = run(sys.executable, "-c", OTHERS.format(log=log), NCCL_NET="Socket")
+        self.assertRegex(ran.stderr, "NCCL_NET=Socket asks for that")
+        ran = run(sys.executable, "-c", OTHERS.format(log="NCCL version 2.19.3+cuda12.1\n" + log))
+        self.assertRegex(ran.stderr, "NCCL 2.19, which needs evenkeel-run --old-nccl")
+
+    def test_status_and_signals_pass_through(self):
+        self.assertEqual(run("sh", "-c", "exit 7").returncode, 7)
+        self.assertEqual(run("sh", "-c", "kill -KILL $$").returncode, 128 + 9)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            program = (
+                f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(3))\n"
+                "print('ready', flush=True)\ntime.sleep(60)"
+            )
+            command = [RUN, sys.executable, "-c", program]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
+                ran.stdout.readline()
+                ran.send_signal(number)
+                ran.communicate(timeout=30)
+            self.assertEqual(ran.returncode, 3, number)
+
+    def test_wrong_calls_are_one_line_and_no_success(self):
+        for arguments, says, status in [
+            ([], "no command", 2),
+            (["-n", "0", "true"], "1 to 128", 2),
+            (["/no/such/program"], "cannot run /no/such/program: No such file", 127),
+            (["-n", "2", "/etc/passwd"], "cannot run /etc/passwd: Permission denied", 126),
+        ]:
+            ran = run(*arguments)
+            self.assertEqual(ran.returncode, status)
+            self.assertIn(says, ran.stderr.splitlines()[-1])
+
+    def test_the_plugins_path_is_told(self):
+        ran = run("--plugin-path")
+        self.assertEqual(ran.stdout, evenkeel.plugin_path() + "\n")
+        self.assertTrue(os.path.isabs(evenkeel.plugin_path()) and os.path.exists(evenkeel.plugin_path()))
+
+    def test_what_the_user_set_is_kept_or_said(self):
+        given = {"NCCL_DEBUG": "WARN", "LD_LIBRARY_PATH": "/a", "X": "y"}
+        made = plugin_environment(given, "/tmp/x", old_nccl=True)
+        self.assertEqual((made["NCCL_DEBUG"], made["X"]), ("WARN", "y"))
+        self.assertNotIn("NCCL_DEBUG_FILE", made)
+        self.assertEqual(made["LD_LIBRARY_PATH"], f"{os.path.dirname(evenkeel.plugin_path())}:/a")
+        ran = run("true", NCCL_NET_PLUGIN="other")
+        self.assertIn("NCCL_NET_PLUGIN was 'other'", ran.stderr)
+
+    def test_networks_and_channels_are_read_from_nccls_log(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "plugin.12").write_text("version 1, devices: eth0\n")
+            Path(folder, "plugin.13").write_text("version 1, devices: eth0\n")
+            channel = "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Evenkeel/0\n"
+            Path(folder, "nccl.host.12").write_text("Using network Evenkeel\n" + 2 * channel)
+            Path(folder, "nccl.host.13").write_text("Using network IB\n")
+            lines = report(Path(folder), {}, old_nccl=False)
+        self.assertEqual(
+            lines,
+            [
+                "NCCL loaded Evenkeel in 2 processes (12, 13): version 1, devices: eth0",
+                "2 channels to or from other hosts go through it",
+                "but NCCL used IB in process 13",
+            ],
+        )
+
+
+class Ranks(unittest.TestCase):
+    def test_they_find_each_other(self):
+        program = (
+            "import evenkeel, numpy, os\n"
+            "for name in ('a', 'b', 'a'):\n"
+            "    with evenkeel.init(name=name) as group:\n"
+            "        group.allreduce(x := numpy.ones(3) * group.rank)\n"
+            "print(group.rank, os.environ['LOCAL_RANK'], x)\n"
+        )
+        ran = run("-n", "3", sys.executable, "-c", program)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertEqual(sorted(ran.stdout.splitlines()), [f"{rank} {rank} [3. 3. 3.]" for rank in range(3)])
+
+    def test_ranks_meet_at_rank_0s_port_too(self):
+        program = (
+            "import evenkeel, numpy, os\n"
+            "del os.environ['EVENKEEL_STORE']\n"
+            "with evenkeel.init() as group: group.barrier()\n"
+        )
+        ran = run("-n", "2", sys.executable, "-c", program)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+
+    def test_the_first_failure_counts_and_others_see_it(self):
+        program = (
+            "import evenkeel, numpy, sys\n"
+            "group = evenkeel.init()\n"
+            "if group.rank == 1: sys.exit(5)\n"
+            "try: group.barrier()\n"
+            "except evenkeel.LostError as error: print(error.ranks)\n"
+        )
+        ran = run("-n", "3", sys.executable, "-c", program)
+        self.assertEqual(ran.returncode, 5)
+        self.assertEqual(ran.stdout, "(1,)\n(1,)\n")
+        self.assertIn("evenkeel-run: rank 1 ended with status 5", ran.stderr)
+
+    def test_they_end_with_who_started_them(self):
+        program = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+        with subprocess.Popen([RUN, "-n", "2", sys.executable, "-c", program], stdout=subprocess.PIPE) as ran:
+            ranks = [int(ran.stdout.readline()) for _ in range(2)]
+            ran.kill()
+            ran.wait()
+            # It is read to its end: both have closed it.
+            self.assertEqual(ran.stdout.read(), b"")
+        self.assertEqual(len(set(ranks)), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
