@@ -80,7 +80,11 @@ func runMachine(ctx context.Context, k kernel, c Config, initramfs []byte) (int,
 }
 
 // A machineError says that the machine, not the command in it, has failed.
-type machineError struct{ why string }
+type machineError struct {
+	why string
+	// early is set where it ended before it was ready, with nothing of the command's done.
+	early bool
+}
 
 func (e machineError) Error() string { return "the virtual machine failed: " + e.why }
 
@@ -88,7 +92,7 @@ func (e machineError) Error() string { return "the virtual machine failed: " + e
 func await(ctx context.Context, c Config, status <-chan string, ended <-chan struct{}) (int, error) {
 	limit := time.NewTimer(bootTimeout)
 	defer limit.Stop()
-	late := error(machineError{fmt.Sprintf("no boot within %s", bootTimeout)})
+	late, early := error(machineError{why: fmt.Sprintf("no boot within %s", bootTimeout)}), true
 	for {
 		select {
 		case <-ctx.Done():
@@ -99,16 +103,17 @@ func await(ctx context.Context, c Config, status <-chan string, ended <-chan str
 			word, rest, _ := strings.Cut(line, " ")
 			switch {
 			case !more:
-				return 0, machineError{"it ended before the command did"}
+				return 0, machineError{"it ended before the command did", early}
 			case word == "ready":
 				limit.Reset(c.Timeout)
+				early = false
 				late = fmt.Errorf("%w, %s", ErrTimeout, c.Timeout)
 			case word == "failed":
-				return 0, machineError{rest}
+				return 0, machineError{why: rest}
 			case word == "exit":
 				code, err := strconv.Atoi(rest)
 				if err != nil {
-					return 0, machineError{fmt.Sprintf("it reports the exit status %q", rest)}
+					return 0, machineError{why: fmt.Sprintf("it reports the exit status %q", rest)}
 				}
 				select { // what the shared folder has is on this machine by now, so nothing is lost if it stays on
 				case <-ended:
@@ -117,7 +122,7 @@ func await(ctx context.Context, c Config, status <-chan string, ended <-chan str
 				}
 				return code, nil
 			default:
-				return 0, machineError{fmt.Sprintf("it reports %q", line)}
+				return 0, machineError{why: fmt.Sprintf("it reports %q", line)}
 			}
 		}
 	}
