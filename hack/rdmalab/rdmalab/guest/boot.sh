@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The initramfs's init: makes a root of this machine's own file system, read-only below what the guest writes.
-# shellcheck shell=busybox
+# shellcheck shell=dash
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys

@@ -20,13 +20,12 @@ pair)
 	# interface is looked up in "local"; what is made here meets table 77 before "local".
 	for i in eth0 eth1; do
 		ip link set $i mtu 9000 up
-		cd /proc/sys/net/ipv4/conf/$i
-		echo 1 > accept_local
-		echo 0 > rp_filter
-		echo 1 > arp_ignore
-		echo 2 > arp_announce
+		settings=/proc/sys/net/ipv4/conf/$i
+		echo 1 > $settings/accept_local
+		echo 0 > $settings/rp_filter
+		echo 1 > $settings/arp_ignore
+		echo 2 > $settings/arp_announce
 	done
-	cd /
 	echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter
 	ip address add 10.77.0.1/32 dev eth0
 	ip address add 10.77.0.2/32 dev eth1
