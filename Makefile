@@ -32,7 +32,9 @@ test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e te
 bench: ## Measure the plugin beside plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench $(BENCH)
 
-.PHONY: bench-collectives bench-preflight
+.PHONY: bench-reduction bench-collectives bench-preflight
+bench-reduction: ## Measure reduction servers beside a ring into docs/results/ (root; BENCH="--quick" for less)
+	$(GO) run ./hack/bench reduction $(BENCH)
 bench-collectives: ## Measure the collectives beside Gloo into docs/results/ (BENCH="--quick" for less)
 	$(GO) run ./hack/gloo $(BENCH)
 bench-preflight: ## Check 1,000 pretend nodes into docs/results/

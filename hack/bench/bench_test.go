@@ -270,3 +270,39 @@ func TestCasesCanBeMeasuredOneAtATime(t *testing.T) {
 		t.Errorf("full runs have quick ones beside them: %+v, %v", e, err)
 	}
 }
+
+func TestReductionPageJudgesByTheLinkAndByTheRing(t *testing.T) {
+	c := reductionCases()[0]
+	limit := c.limit()
+	runs := func(shares ...float64) []reduced {
+		var all []reduced
+		for _, share := range shares {
+			all = append(all, reduced{Algbw: share * limit, Busy: 0.5})
+		}
+		return all
+	}
+	page := reductionPage{
+		Stars: []starResult{{Case: c, Runs: map[string][]reduced{
+			byServers.Name: runs(0.5, 0.92, 0.95), inPieces.Name: runs(0.8), byRing.Name: runs(0.6, 0.75, 0.8),
+		}}},
+		Small: []float64{50e-6}, PingPong: []float64{30e-6},
+		Memory: &memoryResult{Jobs: memoryJobs, Most: memoryBound + 1, Peak: 2 * memoryBound},
+	}
+	var reached []string
+	for _, row := range page.rows() {
+		reached = append(reached, row[len(row)-1])
+	}
+	// 0.92 of the link, 1.23 of the ring, 1.7 of two messages, and a byte too much.
+	if want := []string{"yes", "no", "yes", "no"}; !slices.Equal(reached, want) {
+		t.Errorf("reached: %v, want %v of\n%s", reached, want, page.markdown())
+	}
+	text := string(page.markdown())
+	for _, part := range []string{"0.92", timelineFile, "1.23"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q in\n%s", part, text)
+		}
+	}
+	if strings.Contains(text, "processors were all in use") {
+		t.Error("half of the processors counts as all")
+	}
+}

@@ -1,5 +1,6 @@
 // Command bench measures the plugin on networks of its own, beside plain
-// sockets and other plugins in the same run, and writes docs/results/tcp.md.
+// sockets and other plugins in the same run, and writes docs/results/tcp.md; or
+// reduction servers beside a ring, and writes docs/results/reduction.md.
 package main
 
 import (
@@ -75,7 +76,7 @@ this machine, each with its commit.`,
 	cmd.Flags().StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, NAME=PATH; may be given again")
 	cmd.Flags().StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
 	cmd.Flags().StringVar(&o.output, "output", "", "folder for tcp.md and its plots (default docs/results)")
-	cmd.AddCommand(rawCommand("raw-receive", raw.Receive), rawCommand("raw-send", raw.Send))
+	cmd.AddCommand(reductionCommand(), rawCommand("raw-receive", raw.Receive), rawCommand("raw-send", raw.Send))
 	return cmd
 }
 

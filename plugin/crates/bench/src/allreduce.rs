@@ -5,10 +5,9 @@ use std::time::Instant;
 
 use clap::Args;
 
-use crate::element::{Op, Type};
 use crate::group::Group;
 use crate::host::{Region, Result};
-use crate::options::{NetworkOptions, RankOptions};
+use crate::options::{NetworkOptions, RankOptions, RunOptions};
 use crate::report::{Measured, Network, Printer, RankLine, Row};
 use crate::ring::{Buffers, Ring};
 use crate::size::{Size, sweep};
@@ -39,27 +38,14 @@ pub(crate) struct Options {
     /// Each size is this many times the one before
     #[arg(short = 'f', long = "stepfactor", default_value_t = 4, value_name = "N")]
     factor: u64,
-    /// Timed operations of each size
-    #[arg(short = 'n', long = "iters", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
-    iterations: u32,
-    /// Operations before those
-    #[arg(short = 'w', long = "warmup_iters", default_value_t = 2, value_name = "N")]
-    warmup: u32,
-    /// Check every element of this many operations of each size; 0: none
-    #[arg(short = 'c', long = "check", default_value_t = 1, value_name = "N")]
-    check: u32,
-    /// Element type
-    #[arg(short = 'd', long = "datatype", value_enum, default_value_t = Type::Float32, value_name = "TYPE")]
-    kind: Type,
-    /// Reduction
-    #[arg(short = 'o', long = "op", value_enum, default_value_t = Op::Sum, value_name = "OP")]
-    op: Op,
     /// Run all sizes this many times; 0: until stopped
     #[arg(short = 'N', long = "run_cycles", default_value_t = 1, value_name = "N")]
     cycles: u32,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    run: RunOptions,
     #[command(flatten)]
     ranks: RankOptions,
     #[command(flatten)]
@@ -76,19 +62,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         return Err("--json prints at the end, which --run_cycles 0 does not have".to_owned());
     }
     if let Some(ranks) = options.ranks.spawn {
-        return spawn::spawn(ranks, &[]);
+        return spawn::spawn(ranks);
     }
     let place = options.ranks.place()?;
     let mut group = Group::join(place)?;
-    match measure(options, &sizes, &mut group) {
-        Ok(0) => Ok(ExitCode::SUCCESS),
-        Ok(wrong) if group.rank() == 0 => {
-            eprintln!("error: {wrong} wrong elements");
-            Ok(ExitCode::FAILURE)
-        }
-        Ok(_) => Ok(ExitCode::FAILURE),
-        Err(seen) => Err(group.fail(seen)),
-    }
+    let measured = measure(options, &sizes, &mut group);
+    group.conclude(measured)
 }
 
 /// Gives the number of wrong elements on all ranks.
@@ -104,13 +83,13 @@ fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
     let mut cycle = 0;
     while options.cycles == 0 || cycle < options.cycles {
         for size in sizes {
-            let count = *size as usize / options.kind.bytes();
+            let count = *size as usize / options.run.kind.bytes();
             let mut run = Run { options, group, ring: &mut ring, count, round: u64::from(cycle) };
             let apart = run.time(&Buffers { own: &own, result: &result, in_place: false })?;
             let in_place = run.time(&Buffers { own: &result, result: &result, in_place: true })?;
             wrong += apart.wrong.unwrap_or(0) + in_place.wrong.unwrap_or(0);
             if let Some(printer) = &mut printer {
-                let size = (count * options.kind.bytes()) as u64;
+                let size = (count * options.run.kind.bytes()) as u64;
                 let row = Row { size, count: count as u64, out_of_place: apart, in_place };
                 printer.row(row).map_err(output)?;
             }
@@ -142,7 +121,7 @@ fn start_printer(
         group.members().iter().zip(networks).enumerate().map(|(rank, (member, network))| {
             RankLine { rank, host: member.host.clone(), address: member.address.clone(), network }
         });
-    Printer::start(ranks.collect(), options.kind, options.op, options.json)
+    Printer::start(ranks.collect(), options.run.kind, options.run.op, options.json)
         .map(Some)
         .map_err(output)
 }
@@ -158,34 +137,40 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn time(&mut self, buffers: &Buffers<'_>) -> Result<Measured> {
-        for _ in 0..self.options.warmup {
+        for _ in 0..self.options.run.warmup {
             self.once(buffers)?;
         }
         self.group.barrier()?;
         let start = Instant::now();
-        for _ in 0..self.options.iterations {
+        for _ in 0..self.options.run.iterations {
             self.once(buffers)?;
         }
-        let seconds = start.elapsed().as_secs_f64() / f64::from(self.options.iterations);
+        let seconds = start.elapsed().as_secs_f64() / f64::from(self.options.run.iterations);
         let mut wrong = None;
-        for round in 0..u64::from(self.options.check) {
+        for round in 0..u64::from(self.options.run.check) {
             let seen = self.verify(buffers, self.round.wrapping_mul(31).wrapping_add(round))?;
             wrong = Some(wrong.unwrap_or(0) + seen);
         }
         let all = self.group.share(&(seconds, wrong))?;
         let mean = all.iter().map(|(seconds, _)| seconds).sum::<f64>() / all.len() as f64;
         let wrong = wrong.map(|_| all.iter().filter_map(|(_, wrong)| *wrong).sum());
-        let bytes = (self.count * self.options.kind.bytes()) as u64;
+        let bytes = (self.count * self.options.run.kind.bytes()) as u64;
         Ok(Measured::new(mean, bytes, all.len(), wrong))
     }
 
     fn once(&mut self, buffers: &Buffers<'_>) -> Result<()> {
-        self.ring.all_reduce(self.group, buffers, self.count, self.options.kind, self.options.op)
+        self.ring.all_reduce(
+            self.group,
+            buffers,
+            self.count,
+            self.options.run.kind,
+            self.options.run.op,
+        )
     }
 
     /// Reduces data that is known, and counts what is wrong here.
     fn verify(&mut self, buffers: &Buffers<'_>, round: u64) -> Result<u64> {
-        let (kind, op) = (self.options.kind, self.options.op);
+        let (kind, op) = (self.options.run.kind, self.options.run.op);
         let all = 0..self.count * kind.bytes();
         let (rank, ranks) = (self.group.rank(), self.group.members().len());
         if !buffers.in_place {

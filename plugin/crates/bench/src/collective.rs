@@ -165,7 +165,7 @@ struct Report<'a> {
 /// One line: which option makes no sense, which rank did not come or was lost.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if let Some(ranks) = options.spawn {
-        return spawn(ranks, &[]);
+        return spawn(ranks);
     }
     let way = options.way()?;
     let (group, _server) = options.join(&way)?;

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -287,6 +288,23 @@ impl Group {
                 return Err(format!("nothing from {} for {:?}", self.describe(0), self.timeout));
             }
             wait(&[&self.links[0]], PollFlags::IN, None, deadline - Instant::now());
+        }
+    }
+
+    /// Ends a run that counted wrong elements on all ranks, or failed: the program's exit status.
+    ///
+    /// # Errors
+    /// What all ranks say of the failure.
+    pub(crate) fn conclude(self, wrong: Result<u64>) -> Result<ExitCode> {
+        match wrong {
+            Ok(0) => Ok(ExitCode::SUCCESS),
+            Ok(wrong) => {
+                if self.rank == 0 {
+                    eprintln!("error: {wrong} wrong elements");
+                }
+                Ok(ExitCode::FAILURE)
+            }
+            Err(seen) => Err(self.fail(seen)),
         }
     }
 

@@ -604,6 +604,11 @@ impl Region {
         Ok(Self(Rc::new(Memory { start, size, claims: RefCell::default(), open: Cell::new(0) })))
     }
 
+    /// Its size.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.size
+    }
+
     /// Reads a part that no plugin is writing.
     pub(crate) fn read<T>(&self, part: Range<usize>, with: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let memory = &self.0;

@@ -12,7 +12,6 @@ mod options;
 mod reduction;
 mod report;
 mod ring;
-mod servers;
 mod settings;
 mod size;
 mod spawn;

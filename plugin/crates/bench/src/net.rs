@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         return Err(format!("--spawn {ranks}: net runs between two ranks"));
     }
     if options.ranks.spawn.is_some() || options.ranks.rank.is_none() {
-        return spawn::spawn(2, &[]);
+        return spawn::spawn(2);
     }
     let place = options.ranks.place()?;
     if place.world != 2 {

@@ -9,6 +9,7 @@ use clap::Args;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use sha2::{Digest, Sha256};
 
+use crate::element::{Op, Type};
 use crate::group::Place;
 use crate::host::{Plugin, Result, VERSIONS};
 use crate::report::Network;
@@ -58,6 +59,26 @@ impl NetworkOptions {
 fn digest(path: PathBuf) -> Result<String> {
     let bytes = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(Sha256::digest(bytes).iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// How often, and of what.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RunOptions {
+    /// Timed operations, of each size if there are several
+    #[arg(short = 'n', long = "iters", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    pub(crate) iterations: u32,
+    /// Operations before those
+    #[arg(short = 'w', long = "warmup_iters", default_value_t = 2, value_name = "N")]
+    pub(crate) warmup: u32,
+    /// Check every element of this many operations; 0: none
+    #[arg(short = 'c', long = "check", default_value_t = 1, value_name = "N")]
+    pub(crate) check: u32,
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value_t = Type::Float32, value_name = "TYPE")]
+    pub(crate) kind: Type,
+    /// Reduction
+    #[arg(short = 'o', long = "op", value_enum, default_value_t = Op::Sum, value_name = "OP")]
+    pub(crate) op: Op,
 }
 
 /// Which rank this is.

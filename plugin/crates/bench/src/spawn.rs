@@ -14,32 +14,25 @@ const MOST: usize = 128;
 /// How long the others may take to end by themselves once one failed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Runs this program again as `ranks` ranks, with the same arguments and more in the environment. They end when this
-/// process does.
+/// Runs this program again as `ranks` ranks, with the same arguments. They end when this process does.
 ///
 /// # Errors
 /// Says why a rank could not be started.
-pub(crate) fn spawn(ranks: usize, more: &[(&str, String)]) -> Result<ExitCode> {
+pub(crate) fn spawn(ranks: usize) -> Result<ExitCode> {
     if !(1..=MOST).contains(&ranks) {
         return Err(format!("--spawn {ranks}: 1 to {MOST}"));
     }
     let listener = local_listener()?;
-    let mut running = Running(vec![]);
+    let mut running = Running::default();
     for rank in 0..ranks {
-        running.0.push(
-            start(rank, ranks, &listener, more).map_err(|error| format!("rank {rank}: {error}"))?,
-        );
+        running
+            .add(start(rank, ranks, &listener).map_err(|error| format!("rank {rank}: {error}"))?);
     }
     drop(listener);
     running.wait()
 }
 
-fn start(
-    rank: usize,
-    ranks: usize,
-    listener: &TcpListener,
-    more: &[(&str, String)],
-) -> std::io::Result<Child> {
+fn start(rank: usize, ranks: usize, listener: &TcpListener) -> std::io::Result<Child> {
     let port = listener.local_addr()?.port();
     let input = match rank {
         0 => Stdio::from(OwnedFd::from(listener.try_clone()?)),
@@ -52,7 +45,6 @@ fn start(
         .env("WORLD_SIZE", ranks.to_string())
         .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
         .env("MASTER_PORT", port.to_string())
-        .envs(more.iter().map(|(name, value)| (*name, value)))
         .stdin(input)
         .spawn()
 }
@@ -77,11 +69,20 @@ fn lost(error: std::io::Error) -> String {
 }
 
 /// The ranks, killed if this is dropped before they end.
-struct Running(Vec<Child>);
+#[derive(Default)]
+pub(crate) struct Running(Vec<Child>);
 
 impl Running {
+    /// One more.
+    pub(crate) fn add(&mut self, rank: Child) {
+        self.0.push(rank);
+    }
+
     /// Waits for all; gives the first failure's status.
-    fn wait(mut self) -> Result<ExitCode> {
+    ///
+    /// # Errors
+    /// When one failed and the others went on.
+    pub(crate) fn wait(mut self) -> Result<ExitCode> {
         let mut failed: Option<(ExitStatus, Instant)> = None;
         while !self.0.is_empty() {
             let mut ended = None;

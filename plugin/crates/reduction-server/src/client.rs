@@ -9,6 +9,7 @@ mod split;
 mod way_in;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use evenkeel_transport::{RecvBuffer, SendBuffer, Transport};
 
 use crate::lock;
 use crate::packet::{Member, Piece};
+use crate::timeline::Timeline;
 use link::{Link, Range};
 
 /// Most operations that are not done.
@@ -47,10 +49,10 @@ struct State {
 
 impl Client {
     /// Joins a communicator at all servers, `host:port` each, over a device. Blocks until all have answered, at most for
-    /// `timeout`: servers that are not there yet are tried again.
+    /// `timeout`. A server that cannot be reached is tried again for 3 seconds; one that refuses is not.
     ///
     /// # Errors
-    /// Names the first server that could not be reached or refused.
+    /// Names the servers that could not be reached, or the first one that refused.
     pub fn join(
         transport: &Arc<Transport>,
         device: usize,
@@ -58,7 +60,17 @@ impl Client {
         member: &Member,
         timeout: Duration,
     ) -> Result<Self, ClientError> {
-        let links = way_in::join(transport, device, servers, member, timeout)?;
+        let timeline = match transport.settings().reduction_timeline() {
+            None => None,
+            Some(path) => {
+                let path = format!("{path}.{}", std::process::id());
+                let opened = Timeline::open(Path::new(&path));
+                let opened = opened.map_err(|error| ClientError(format!("{path}: {error}")))?;
+                Some(Arc::new(opened))
+            }
+        };
+        let mut links = way_in::join(transport, device, servers, member, timeout)?;
+        links.iter_mut().for_each(|link| link.note_in(timeline.clone()));
         let state = State { links, sequence: 0, running: HashMap::new(), failed: None };
         Ok(Self { state: Mutex::new(state) })
     }

@@ -21,6 +21,7 @@ mod timeline;
 pub use client::{Client, ClientError, Ticket};
 pub use packet::{MOST_RANKS, Member};
 pub use server::{Options, Server, ServerError};
+pub use session::{LEAST_PIECE_BYTES, PIECE_BYTES};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

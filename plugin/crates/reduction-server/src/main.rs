@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
-use evenkeel_reduction::{Options, Server};
+use evenkeel_reduction::{LEAST_PIECE_BYTES, Options, Server};
 use evenkeel_transport::{Log, Settings};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -17,6 +17,8 @@ use signal_hook::iterator::Signals;
 
 /// How often the communicators are counted while the server is drained.
 const LOOK: Duration = Duration::from_millis(50);
+/// Largest piece that can be asked for: a client has a dozen on their way.
+const MOST_PIECE_BYTES: u64 = 16 << 20;
 
 /// Sums gradients for the ranks of training jobs
 #[derive(Parser)]
@@ -59,7 +61,10 @@ struct Serve {
     /// How long to wait for running communicators after SIGTERM
     #[arg(long, default_value = "30s", value_parser = seconds, value_name = "TIME")]
     drain_timeout: Duration,
-    /// Write when each piece was received, reduced and sent to a file, a line each
+    /// Most bytes of a vector that are received, reduced and sent at once; less for many ranks with little memory
+    #[arg(long, default_value = "256KiB", value_parser = piece, value_name = "SIZE")]
+    piece: u64,
+    /// Write when each piece was received, reduced and sent to a file, a line each; - is standard output
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
     /// End as with SIGTERM when standard input is closed, so that the server does not outlive who started it
@@ -114,6 +119,7 @@ fn serve(options: &Serve) -> Result<(), String> {
             metrics: options.metrics,
             memory: options.memory,
             threads,
+            piece: options.piece,
             timeline: options.timeline.clone(),
         },
         Arc::new(Stderr),
@@ -171,6 +177,14 @@ fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "it is too large".to_owned())
 }
 
+fn piece(text: &str) -> Result<u64, String> {
+    let fits = |bytes: &u64| {
+        (LEAST_PIECE_BYTES..=MOST_PIECE_BYTES).contains(bytes) && bytes.is_multiple_of(128)
+    };
+    let wrong = || "it takes 16KiB to 16MiB, in multiples of 128 bytes".to_owned();
+    size(text).ok().filter(fits).ok_or_else(wrong)
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let number = text.strip_suffix('s').unwrap_or(text);
     let number = number.parse().ok().filter(|seconds| *seconds <= 86_400);
@@ -187,6 +201,9 @@ mod tests {
         assert_eq!(size("512M"), Ok(512 << 20));
         assert_eq!(size("100"), Ok(100));
         assert!(size("GiB").is_err() && size("1 parsec").is_err() && size("99999999TiB").is_err());
+        assert_eq!(piece("256KiB"), Ok(evenkeel_reduction::PIECE_BYTES), "the default");
+        assert_eq!(piece("1MiB"), Ok(1 << 20));
+        assert!(piece("8KiB").is_err() && piece("20000").is_err() && piece("1GiB").is_err());
         assert_eq!(seconds("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(seconds("5"), Ok(Duration::from_secs(5)));
         assert!(seconds("soon").is_err() && seconds("1000000").is_err());

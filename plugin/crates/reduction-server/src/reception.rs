@@ -188,7 +188,8 @@ impl Newcomer {
                     Err(error) => return Step::Drop(error.to_string()),
                 };
                 let label = format!("comm={:#x}", member.communicator);
-                match shared.transport.try_connect(0, &handle, &label) {
+                // The client knows among how many servers its flows are shared out.
+                match shared.transport.try_connect(0, &handle, &label, up.flows()) {
                     Ok(call) => Step::Stay(Self { up, since, stage: Stage::Call(member, call) }),
                     Err(error) => Step::Drop(format!("it cannot be called back: {error}")),
                 }

@@ -36,7 +36,9 @@ pub struct Options {
     pub memory: u64,
     /// Threads that reduce, at least 1.
     pub threads: usize,
-    /// Where to note each piece's moments, if anywhere.
+    /// Most bytes of a piece, a multiple of 128; less where memory does not allow it.
+    pub piece: u64,
+    /// Where to note each piece's moments, if anywhere; `-` is standard output.
     pub timeline: Option<PathBuf>,
 }
 
@@ -53,6 +55,7 @@ pub struct Server {
 pub(crate) struct Shared {
     pub(crate) transport: Transport,
     pub(crate) budget: Arc<Budget>,
+    most_chunk: u64,
     pub(crate) pool: Pool,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) log: Arc<dyn Log>,
@@ -79,13 +82,13 @@ impl Server {
         options: &Options,
         log: Arc<dyn Log>,
     ) -> Result<Self, ServerError> {
-        let least = base_bytes(chunk_bytes(options.memory, 2), 2);
+        let least = base_bytes(chunk_bytes(options.memory, options.piece, 2), 2);
         if options.memory < least {
             return Err(ServerError::Memory { given: options.memory, least });
         }
         let timeline = match &options.timeline {
             None => None,
-            Some(path) => Some(Timeline::create(path).map_err(|error| ServerError::Io {
+            Some(path) => Some(Timeline::open(path).map_err(|error| ServerError::Io {
                 what: format!("cannot write {}", path.display()),
                 error,
             })?),
@@ -95,6 +98,7 @@ impl Server {
         let shared = Arc::new(Shared {
             transport: Transport::new(settings, Arc::clone(&log))?,
             budget,
+            most_chunk: options.piece,
             pool: Pool::default(),
             metrics,
             log,
@@ -246,7 +250,7 @@ impl Shared {
             if self.draining.load(Ordering::Acquire) {
                 return Err("the server is shutting down".to_owned());
             }
-            let chunk = chunk_bytes(self.budget.total(), member.ranks);
+            let chunk = chunk_bytes(self.budget.total(), self.most_chunk, member.ranks);
             let bytes = base_bytes(chunk, member.ranks);
             self.budget.count_groups(true);
             if let Some(base) = self.budget.grant(bytes, 0) {
@@ -357,6 +361,7 @@ mod tests {
             metrics: None,
             memory: 64 << 20,
             threads: 1,
+            piece: crate::PIECE_BYTES,
             timeline: None,
         };
         let settings = Settings::from_lookup(lo).unwrap();

@@ -19,17 +19,17 @@ use crate::timeline::Moments;
 
 /// Most pieces of a communicator that are open: two messages each on a connection that takes 32.
 pub(crate) const MOST_OPEN: usize = 12;
-/// Largest piece. Smaller ones start the flow of results sooner, larger ones cost less each.
-const MOST_CHUNK: u64 = 256 << 10;
+/// Largest piece, unless something else is asked for. Smaller ones start the flow of results sooner, larger ones cost less each.
+pub const PIECE_BYTES: u64 = 256 << 10;
 /// Smallest largest piece. It is larger than what comes with its header.
-const LEAST_CHUNK: u64 = 16 << 10;
+pub const LEAST_PIECE_BYTES: u64 = 16 << 10;
 /// So many communicators shall fit into memory with one piece each, if pieces can be made small enough.
 const COMMUNICATORS: u64 = 128;
 
-/// Bytes of the largest piece where so many ranks send it: a multiple of 128.
-pub(crate) fn chunk_bytes(memory: u64, ranks: u32) -> u64 {
+/// Bytes of the largest piece where so many ranks send it, at most `most`: a multiple of 128.
+pub(crate) fn chunk_bytes(memory: u64, most: u64, ranks: u32) -> u64 {
     let fair = memory / COMMUNICATORS / u64::from(ranks);
-    (fair / 128 * 128).clamp(LEAST_CHUNK, MOST_CHUNK)
+    fair.min(most).max(LEAST_PIECE_BYTES) / 128 * 128
 }
 
 /// Bytes of a piece's slot.
@@ -527,7 +527,7 @@ impl Session {
             let sent = now.saturating_duration_since(slot.moments.reduced);
             self.metrics.send.observe(sent.as_secs_f64());
             if let Some(timeline) = &self.shared.timeline {
-                timeline.note(&piece, &slot.moments, now);
+                timeline.passage(&piece, &slot.moments, now);
             }
         }
         if let Some(result) = slot.result.take() {

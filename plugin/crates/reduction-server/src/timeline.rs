@@ -1,6 +1,6 @@
-//! When each piece was received, reduced and sent: for `evenkeel-bench reduction`, which draws it.
+//! When each piece was where: for `evenkeel-bench reduction`, which draws it.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Mutex;
@@ -9,9 +9,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crate::lock;
 use crate::packet::Piece;
 
-/// A file with one JSON object per line and piece. Times are seconds since 1970.
+/// Lines of JSON, one for each piece. Times are seconds since 1970.
 pub(crate) struct Timeline {
-    file: Mutex<BufWriter<File>>,
+    out: Mutex<BufWriter<Box<dyn Write + Send>>>,
     /// The same moment on both clocks.
     start: (Instant, f64),
 }
@@ -30,34 +30,53 @@ pub(crate) struct Moments {
 }
 
 impl Timeline {
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+    /// Appends to a file; `-` is standard output.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let out: Box<dyn Write + Send> = if path.as_os_str() == "-" {
+            Box::new(io::stdout())
+        } else {
+            Box::new(OpenOptions::new().append(true).create(true).open(path)?)
+        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let start = (Instant::now(), now.as_secs_f64());
-        Ok(Self { file: Mutex::new(BufWriter::new(File::create(path)?)), start })
+        Ok(Self { out: Mutex::new(BufWriter::new(out)), start })
     }
 
-    /// Notes a piece that has been sent to all.
-    pub(crate) fn note(&self, piece: &Piece, moments: &Moments, sent: Instant) {
+    /// Notes a piece that a server has sent to all.
+    pub(crate) fn passage(&self, piece: &Piece, moments: &Moments, sent: Instant) {
+        let Moments { opened, complete, reducing, reduced } = *moments;
+        self.note(
+            piece,
+            &[
+                ("recv", [opened, complete]),
+                ("reduce", [reducing, reduced]),
+                ("send", [reduced, sent]),
+            ],
+        );
+    }
+
+    /// Notes a piece that has come back to a client.
+    pub(crate) fn journey(&self, piece: &Piece, begun: Instant, sent: Instant, back: Instant) {
+        self.note(piece, &[("send", [begun, sent]), ("recv", [sent, back])]);
+    }
+
+    fn note(&self, piece: &Piece, steps: &[(&str, [Instant; 2])]) {
         let at = |moment: Instant| {
             self.start.1 + moment.saturating_duration_since(self.start.0).as_secs_f64()
         };
         let Piece { sequence, offset, length, .. } = piece;
+        let mut line = format!("{{\"sequence\":{sequence},\"offset\":{offset},\"length\":{length}");
+        for (step, [begin, end]) in steps {
+            line += &format!(",\"{step}\":[{:.6},{:.6}]", at(*begin), at(*end));
+        }
+        line += "}\n";
         // A full disk must not stop a training job.
-        let _ = writeln!(
-            lock(&self.file),
-            "{{\"sequence\":{sequence},\"offset\":{offset},\"length\":{length},\"recv\":[{:.6},{:.6}],\"reduce\":[{:.6},{:.6}],\"send\":[{:.6},{:.6}]}}",
-            at(moments.opened),
-            at(moments.complete),
-            at(moments.reducing),
-            at(moments.reduced),
-            at(moments.reduced),
-            at(sent),
-        );
+        let _ = lock(&self.out).write_all(line.as_bytes());
     }
 
     /// Writes out what has been noted.
     pub(crate) fn flush(&self) {
         // As in `note`.
-        let _ = lock(&self.file).flush();
+        let _ = lock(&self.out).flush();
     }
 }

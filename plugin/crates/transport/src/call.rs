@@ -14,6 +14,7 @@ use socket2::{Domain, Socket, Type};
 use crate::Context;
 use crate::base::{not_now, prepare};
 use crate::engine::{Readiness, Registration, Source, Workers};
+use crate::error::Answer;
 use crate::sys::{self, lock};
 
 /// Whom a connection's flows go to. All that is needed to open another one.
@@ -32,8 +33,7 @@ pub(crate) struct CallError {
     /// Whether there is nobody to call again: the listener's process is gone or the connection
     /// closed there.
     pub(crate) is_final: bool,
-    /// Whether the listener is there and has said no.
-    pub(crate) refused: bool,
+    pub(crate) answer: Answer,
     pub(crate) what: String,
 }
 
@@ -70,21 +70,24 @@ struct State {
 impl From<io::Error> for CallError {
     fn from(error: io::Error) -> Self {
         let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
-        Self { is_final, refused: false, what: error.to_string() }
+        let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
+        let answer = if dropped.contains(&error.kind()) { Answer::Later } else { Answer::None };
+        Self { is_final, answer, what: error.to_string() }
     }
 }
 
 impl From<HandshakeError> for CallError {
     fn from(error: HandshakeError) -> Self {
         let busy = error == HandshakeError::Refused(Refusal::Busy);
-        Self { is_final: !busy, refused: !busy, what: error.to_string() }
+        let answer = if busy { Answer::Later } else { Answer::Never };
+        Self { is_final: !busy, answer, what: error.to_string() }
     }
 }
 
 impl CallError {
     /// Only one side has a job key, or the other side's is another one.
     fn key(what: &str) -> Self {
-        Self { is_final: true, refused: true, what: what.to_owned() }
+        Self { is_final: true, answer: Answer::Never, what: what.to_owned() }
     }
 }
 
@@ -185,7 +188,9 @@ impl Call {
             };
             if *have < want {
                 match sys::uninterrupted(|| (&*socket).read(&mut answer[*have..want])) {
-                    Ok(0) => return Err(temporary("the listener closed the connection")),
+                    Ok(0) => {
+                        return Err(temporary(Answer::Later, "the listener closed the connection"));
+                    }
                     Ok(received) => *have += received,
                     Err(error) if not_now(&error) => return Ok(false),
                     Err(error) => return Err(error.into()),
@@ -221,14 +226,14 @@ impl Call {
 fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
     match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
         Ok(written) if written == bytes.len() => Ok(true),
-        Ok(_) => Err(temporary("a new socket has no room for the handshake")),
+        Ok(_) => Err(temporary(Answer::None, "a new socket has no room for the handshake")),
         Err(error) if not_now(&error) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-fn temporary(what: &str) -> CallError {
-    CallError { is_final: false, refused: false, what: what.to_owned() }
+fn temporary(answer: Answer, what: &str) -> CallError {
+    CallError { is_final: false, answer, what: what.to_owned() }
 }
 
 impl Source for Call {
@@ -246,11 +251,11 @@ impl Source for Call {
 
     fn tick(&self, now: Instant) {
         if now >= self.deadline {
-            self.give_up(temporary("no answer in time"));
+            self.give_up(temporary(Answer::None, "no answer in time"));
         }
     }
 
     fn abandoned(&self, why: &str) {
-        self.give_up(CallError { is_final: true, refused: false, what: why.to_owned() });
+        self.give_up(CallError { is_final: true, answer: Answer::None, what: why.to_owned() });
     }
 }

@@ -82,7 +82,7 @@ impl Connecting {
     /// called again after it returned a connection or an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::is_refusal`]), or
+    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::answer`]), or
     /// has not answered within the connect timeout.
     pub fn poll(&self) -> Result<Option<SendConnection>, Error> {
         match lock(&self.attempt.state).outcome.take() {
@@ -158,7 +158,7 @@ impl Caller for Attempt {
             }
             state.welcomed.iter().flatten().count()
         };
-        let refused = error.refused;
+        let answer = error.answer;
         let what = if Instant::now() >= self.deadline {
             let limit = settings.connect_timeout.as_secs();
             format!("{welcomed} of {} flows answered within {limit} s", settings.flows)
@@ -166,10 +166,7 @@ impl Caller for Attempt {
             error.what
         };
         let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
-        let mut error = Error::new(ErrorKind::Remote, message);
-        if refused {
-            error = error.mark_refused();
-        }
+        let mut error = Error::new(ErrorKind::Remote, message).with_answer(answer);
         if !self.quiet {
             log.warn(&format!("evenkeel: {error}"));
             error = error.mark_logged();

@@ -19,6 +19,18 @@ pub enum ErrorKind {
     Internal,
 }
 
+/// What a listener that has not taken a connection has let hear of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing, or its host says that nobody listens there.
+    #[default]
+    None,
+    /// It is there, and has dropped the connection or is busy: later it may take one.
+    Later,
+    /// It refuses, and would again: the keys or the versions differ.
+    Never,
+}
+
 /// What went wrong, with all that is known about it in one line.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
@@ -26,7 +38,7 @@ pub struct Error {
     kind: ErrorKind,
     message: String,
     logged: bool,
-    refused: bool,
+    answer: Answer,
 }
 
 impl Error {
@@ -40,21 +52,21 @@ impl Error {
         self.logged
     }
 
-    /// Whether a listener is there and has said no, as it would again: the keys or the versions differ.
-    pub fn is_refusal(&self) -> bool {
-        self.refused
+    /// Of an attempt to connect: what was heard of the listener.
+    pub fn answer(&self) -> Answer {
+        self.answer
     }
 
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), logged: false, refused: false }
+        Self { kind, message: message.into(), logged: false, answer: Answer::None }
     }
 
     pub(crate) fn mark_logged(self) -> Self {
         Self { logged: true, ..self }
     }
 
-    pub(crate) fn mark_refused(self) -> Self {
-        Self { refused: true, ..self }
+    pub(crate) fn with_answer(self, answer: Answer) -> Self {
+        Self { answer, ..self }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Self {

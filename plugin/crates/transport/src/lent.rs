@@ -160,7 +160,7 @@ mod tests {
         let listener = transport.listen_at(any, nonce, "", notified).unwrap();
         let address = listener.address();
         let handle = Handle { addresses: vec![address.ip()], port: address.port(), nonce };
-        let call = transport.try_connect(0, &handle, "").unwrap();
+        let call = transport.try_connect(0, &handle, "", 1).unwrap();
         heard(&door, 1);
         let recv = listener.poll_accept().unwrap().unwrap();
         let count = Arc::new(Count::default());

@@ -58,7 +58,7 @@ use std::sync::{Arc, Mutex, Weak};
 pub use bell::wait_for;
 pub use connect::Connecting;
 pub use device::Device;
-pub use error::{Error, ErrorKind};
+pub use error::{Answer, Error, ErrorKind};
 pub use evenkeel_wire::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
 pub use exporter::{Exporter, Page, Pages};
 pub use lent::{Receiving, Sending};
@@ -159,7 +159,8 @@ impl Transport {
         Connecting::start(self.engine()?, context, handle, false)
     }
 
-    /// As [`Transport::connect`], but a failure is not in the log: for who may try again.
+    /// As [`Transport::connect`], but with this many flows, from 1 to what the settings say, and a failure is not in the
+    /// log: for who may try again.
     ///
     /// # Errors
     /// As [`Transport::connect`].
@@ -168,8 +169,16 @@ impl Transport {
         device: usize,
         handle: &Handle,
         label: &str,
+        flows: usize,
     ) -> Result<Connecting, Error> {
-        let context = self.context(device, label)?;
+        let mut context = self.context(device, label)?;
+        let all = self.settings.flows;
+        let flows = u16::try_from(flows).unwrap_or(all).clamp(1, all);
+        if flows != all {
+            let mut settings = Settings::clone(&self.settings);
+            settings.flows = flows;
+            context.settings = Arc::new(settings);
+        }
         Connecting::start(self.engine()?, context, handle, true)
     }
 

@@ -69,6 +69,11 @@ impl RecvConnection {
     pub fn peer(&self) -> SocketAddr {
         self.receiver.base.peer()
     }
+
+    /// How many flows it has now.
+    pub fn flows(&self) -> usize {
+        self.receiver.flows().len()
+    }
 }
 
 impl Drop for RecvConnection {

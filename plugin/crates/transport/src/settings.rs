@@ -81,6 +81,7 @@ pub struct Settings {
     status_folder: Option<PathBuf>,
     reduction_servers: Vec<String>,
     reduction_timeout: Duration,
+    reduction_timeline: Option<String>,
     job: String,
 }
 
@@ -340,11 +341,21 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_REDUCTION_TIMEOUT",
-        meaning: "how long to try to reach the reduction servers at the start, and how long one may show no sign of life later",
+        meaning: "how long to wait for reduction servers to let a rank in (3 s for one that has an address and cannot be reached), and how long one may show no sign of life later",
         accepts: "seconds from 1 to 3600",
         default: "30",
         apply: |settings, value| {
             settings.reduction_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REDUCTION_TIMELINE",
+        meaning: "file to append to when each piece went to a reduction server and came back, a line each; the process's number is added to its name",
+        accepts: "a path",
+        default: "",
+        apply: |settings, value| {
+            settings.reduction_timeline = (!value.is_empty()).then(|| value.to_owned());
             Some(())
         },
     },
@@ -401,6 +412,7 @@ impl Settings {
             status_folder: None,
             reduction_servers: Vec::new(),
             reduction_timeout: Duration::ZERO,
+            reduction_timeline: None,
             job: String::new(),
         };
         for setting in SETTINGS {
@@ -433,6 +445,11 @@ impl Settings {
         self.status_folder.as_deref()
     }
 
+    /// Flows of a connection.
+    pub fn flows(&self) -> usize {
+        self.flows.into()
+    }
+
     /// `host:port` of each reduction server; none: there are none.
     pub fn reduction_servers(&self) -> &[String] {
         &self.reduction_servers
@@ -441,6 +458,11 @@ impl Settings {
     /// How long reduction servers may be out of reach.
     pub fn reduction_timeout(&self) -> Duration {
         self.reduction_timeout
+    }
+
+    /// Where a client of reduction servers notes pieces' moments, but for the process's number, if anywhere.
+    pub fn reduction_timeline(&self) -> Option<&str> {
+        self.reduction_timeline.as_deref()
     }
 
     /// The job's name; empty when nobody gave it one.

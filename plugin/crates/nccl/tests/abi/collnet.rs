@@ -33,6 +33,7 @@ fn server() -> Server {
         metrics: None,
         memory: 64 << 20,
         threads: 1,
+        piece: evenkeel_reduction::PIECE_BYTES,
         timeline: None,
     };
     Server::start(settings.unwrap(), &options, Arc::new(Silence)).unwrap()

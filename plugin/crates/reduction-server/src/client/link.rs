@@ -12,6 +12,7 @@ use evenkeel_transport::{
 use super::ClientError;
 use super::way_in::Caller;
 use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
+use crate::timeline::Timeline;
 
 /// How long to wait for the server's word once it takes nothing any more: the word may be on its way.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -35,6 +36,8 @@ pub(super) struct Link {
     probe: Option<Connecting>,
     /// It takes nothing any more, since when and why.
     deaf: Option<(Instant, String)>,
+    /// Where to note pieces' moments, if anywhere.
+    timeline: Option<Arc<Timeline>>,
 }
 
 /// What is left of an operation's range.
@@ -61,6 +64,9 @@ struct Flying {
     /// The message that is sent; others may not have it before that is done.
     message: Arc<Block>,
     body_out: Option<Request>,
+    begun: Instant,
+    /// When it was first seen to be sent.
+    sent: Option<Instant>,
     /// None once it has come.
     head_in: Option<Receiving>,
     body_in: Option<Request>,
@@ -86,7 +92,13 @@ impl Link {
             heard: Instant::now(),
             probe: None,
             deaf: None,
+            timeline: None,
         }
+    }
+
+    /// Has the moments of all pieces noted.
+    pub(super) fn note_in(&mut self, timeline: Option<Arc<Timeline>>) {
+        self.timeline = timeline;
     }
 
     /// Takes a range to reduce.
@@ -107,6 +119,10 @@ impl Link {
             self.heard = now;
         }
         self.begin(now);
+        if self.timeline.is_some() {
+            // One behind the first may be sent long before anybody asks.
+            self.flying.iter_mut().for_each(Flying::note_sent);
+        }
         while let Some(flying) = self.flying.front_mut() {
             let was_waiting = flying.head_in.is_some();
             match flying.receive() {
@@ -129,7 +145,13 @@ impl Link {
                     break;
                 }
             }
-            let Some(flying) = self.flying.pop_front() else { break };
+            let Some(mut flying) = self.flying.pop_front() else { break };
+            if let Some(timeline) = &self.timeline {
+                flying.note_sent();
+                let back = Instant::now();
+                let sent = flying.sent.unwrap_or(back);
+                timeline.journey(&flying.piece, flying.begun, sent, back);
+            }
             if let Some(message) = Arc::into_inner(flying.message) {
                 self.spare.push(message);
             }
@@ -204,8 +226,18 @@ impl Link {
             from.copy_to(&mut message.bytes_mut()[HEADER_BYTES..HEADER_BYTES + from.length()]);
         }
         let message = Arc::new(message);
-        let mut flying =
-            Flying { piece, last, to, head_out: None, message, body_out: None, head_in, body_in };
+        let mut flying = Flying {
+            piece,
+            last,
+            to,
+            head_out: None,
+            message,
+            body_out: None,
+            begun: Instant::now(),
+            sent: None,
+            head_in,
+            body_in,
+        };
         if let Err(why) = flying.send(&self.up, from) {
             self.deaf.get_or_insert((now, why));
         }
@@ -242,6 +274,9 @@ impl Drop for Link {
     fn drop(&mut self) {
         if self.flying.is_empty() {
             self.say(&Packet::Leave);
+        }
+        if let Some(timeline) = &self.timeline {
+            timeline.flush();
         }
     }
 }
@@ -291,6 +326,14 @@ impl Flying {
             self.body_in = None;
         }
         Ok(message)
+    }
+
+    /// Notes when it was sent, if it was.
+    fn note_sent(&mut self) {
+        // A failure is told to who asks for more than that.
+        if self.sent.is_none() && self.is_sent().unwrap_or(false) {
+            self.sent = Some(Instant::now());
+        }
     }
 
     fn is_received(&self) -> bool {

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    Block, Connecting, Error, Handle, Listener, Receiving, RecvConnection, SendConnection, Sending,
-    Transport,
+    Answer, Block, Connecting, Error, Handle, Listener, Receiving, RecvConnection, SendConnection,
+    Sending, Transport,
 };
 
 use super::ClientError;
@@ -34,6 +34,8 @@ pub(super) struct Caller {
     name: String,
     address: SocketAddr,
     label: String,
+    /// Of the connection.
+    flows: usize,
     /// How long it may be out of reach.
     pub(super) timeout: Duration,
 }
@@ -43,7 +45,7 @@ impl Caller {
     pub(super) fn call(&self) -> Result<Connecting, Error> {
         let addresses = vec![self.address.ip()];
         let handle = Handle { addresses, port: self.address.port(), nonce: NONCE };
-        self.transport.try_connect(self.device, &handle, &self.label)
+        self.transport.try_connect(self.device, &handle, &self.label, self.flows)
     }
 
     /// An error that names the server.
@@ -58,7 +60,7 @@ struct Attempt {
     stage: Stage,
     /// When it was first called.
     called: Option<Instant>,
-    /// Whether it has ever taken a connection.
+    /// Whether it is known to be there.
     reached: bool,
     /// What failed last.
     last: String,
@@ -92,6 +94,9 @@ pub(super) fn join(
 ) -> Result<Vec<Link>, ClientError> {
     let start = Instant::now();
     let names = Names::resolve(servers);
+    // A rank's flows are spread over as many paths whether they go to one host or to several, and each has its price. But
+    // a flow alone has none beside it that shows it to be slow.
+    let flows = (transport.settings().flows() / servers.len().max(1)).max(2);
     let mut attempts: Vec<Attempt> = servers
         .iter()
         .map(|name| Attempt {
@@ -107,7 +112,7 @@ pub(super) fn join(
     loop {
         let mut all = true;
         for (index, attempt) in attempts.iter_mut().enumerate() {
-            let way = Way { transport, device, member, timeout, names: &names, index };
+            let way = Way { transport, device, member, flows, timeout, names: &names, index };
             attempt.step(&way)?;
             all &= attempt.is_done();
         }
@@ -152,6 +157,7 @@ struct Way<'a> {
     transport: &'a Arc<Transport>,
     device: usize,
     member: &'a Member,
+    flows: usize,
     timeout: Duration,
     names: &'a Names,
     index: usize,
@@ -167,6 +173,7 @@ impl Way<'_> {
             name: name.to_owned(),
             address,
             label,
+            flows: self.flows,
             timeout: self.timeout,
         };
         let call = caller.call()?;
@@ -208,9 +215,12 @@ impl Attempt {
                 self.reached |= matches!(stage, Stage::Greet(..));
                 self.stage = stage;
             }
-            Err(Trouble::Final(error)) => return Err(error),
-            Err(Trouble::Again(why)) => {
-                self.last = why;
+            Err(trouble) => {
+                self.reached |= matches!(trouble, Trouble::Busy(_));
+                self.last = match trouble {
+                    Trouble::Again(why) | Trouble::Busy(why) => why,
+                    Trouble::Final(error) => return Err(error),
+                };
                 self.failures += 1;
                 self.stage = Stage::Pause(Instant::now() + PAUSE);
             }
@@ -232,10 +242,14 @@ impl Attempt {
                 }
             },
             Stage::Call(caller, listener, call) => match call.poll() {
-                Err(error) if error.is_refusal() => {
-                    return Err(Trouble::Final(caller.error(&error.to_string())));
+                Err(error) => {
+                    let why = error.to_string();
+                    return Err(match error.answer() {
+                        Answer::None => Trouble::Again(why),
+                        Answer::Later => Trouble::Busy(why),
+                        Answer::Never => Trouble::Final(caller.error(&why)),
+                    });
                 }
-                Err(error) => return Err(error.into()),
                 Ok(None) => Stage::Call(caller, listener, call),
                 Ok(Some(up)) => {
                     let join = Packet::Join(way.member.clone(), listener.handle().clone());
@@ -289,6 +303,8 @@ impl Attempt {
 enum Trouble {
     /// It may go better next time.
     Again(String),
+    /// The same, and the server is there: it had no time or no room.
+    Busy(String),
     /// It will not.
     Final(ClientError),
 }
@@ -301,16 +317,16 @@ impl From<Error> for Trouble {
 
 /// The servers' addresses, looked up by a thread of its own: a name server may take its time.
 struct Names {
-    known: Arc<Mutex<Vec<Answer>>>,
+    known: Arc<Mutex<Vec<Lookup>>>,
     stop: Arc<AtomicBool>,
 }
 
 /// What is known of a name; `None` before there is an answer.
-type Answer = Option<Result<Vec<SocketAddr>, String>>;
+type Lookup = Option<Result<Vec<SocketAddr>, String>>;
 
 impl Names {
     fn resolve(servers: &[String]) -> Self {
-        let literal: Vec<Answer> = servers
+        let literal: Vec<Lookup> = servers
             .iter()
             .map(|server| server.parse::<SocketAddr>().ok().map(|address| Ok(vec![address])))
             .collect();
@@ -349,7 +365,7 @@ impl Names {
         names
     }
 
-    fn of(&self, index: usize) -> Answer {
+    fn of(&self, index: usize) -> Lookup {
         lock(&self.known)[index].clone()
     }
 }

@@ -43,6 +43,7 @@ pub(crate) fn server_with(memory: u64, threads: usize, more: &[(&str, &str)]) ->
         metrics: None,
         memory,
         threads,
+        piece: evenkeel_reduction::PIECE_BYTES,
         timeline: None,
     };
     Server::start(settings(more), &options, Arc::new(Silence)).unwrap()

@@ -1,0 +1,519 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/netlab/netlab"
+)
+
+const (
+	reductionLab = "reduction"
+	// reductionPort is where servers listen.
+	reductionPort = 7470
+	// smallBytes is the small all-reduce's vector.
+	smallBytes = 1 << 10
+	// memoryJobs share a server whose buffers are bound to memoryBound.
+	memoryJobs  = 64
+	memoryBound = 256 << 20
+)
+
+// A reductionCase is a star of clients and servers with links of one rate.
+type reductionCase struct {
+	Name             string
+	Clients, Servers int
+	Rate             netlab.Rate
+	// OfLink and OfRing are what is to be reached: shares of the link's rate and
+	// of the ring's.
+	OfLink, OfRing float64
+}
+
+func (c reductionCase) title() string {
+	return fmt.Sprintf("%d clients, %d servers, links of %s", c.Clients, c.Servers, c.Rate)
+}
+
+// limit is the algorithm bandwidth that the links allow: each byte passes a
+// client's link once in each direction.
+func (c reductionCase) limit() float64 { return wireLimit(c.Rate) }
+
+func reductionCases() []reductionCase {
+	var all []reductionCase
+	for _, rate := range []netlab.Rate{netlab.Gbit, 250 * netlab.Mbit} {
+		for _, n := range []int{4, 2} {
+			c := reductionCase{Name: fmt.Sprintf("%d+%d-%s", n, n, rate), Clients: n, Servers: n, Rate: rate, OfLink: 0.9}
+			if n == 4 {
+				c.OfRing = 1.3
+			}
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// A reducer is one way to reduce, as flags of evenkeel-bench.
+type reducer struct {
+	Name  string
+	flags []string
+}
+
+var (
+	byServers = reducer{"reduction servers", []string{"--run-type", "servers"}}
+	inPieces  = reducer{"reduction servers, operations of 512 KiB", []string{"--run-type", "servers", "--chunksize", "512K"}}
+	byRing    = reducer{"ring", []string{"--run-type", "ring"}}
+	reducers  = []reducer{byServers, inPieces, byRing}
+)
+
+// A reduced is what one run gave.
+type reduced struct {
+	Algbw float64 // GB/s
+	E2E   float64 // median of an operation, seconds
+	CPU   float64 // processor seconds of the clients for each GB of the vector
+	Busy  float64 // share of all processors' time that any program used
+}
+
+func reductionCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "reduction",
+		Short: "Measure reduction servers beside a ring, and write the result",
+		Long: `Measure reduction servers beside a ring over the same plugin and links, and write the result.
+
+Clients and servers are hosts around a switch, each with a link of its own. In each of several rounds
+all contenders run one after the other. Needs root, and a machine that does nothing else.`,
+		Example: `  go run ./hack/bench reduction
+  go run ./hack/bench reduction --quick --only 2+2`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return benchReduction(cmd.Context(), cmd.OutOrStdout(), o)
+		},
+	}
+	cmd.Flags().BoolVar(&o.quick, "quick", false, "less of everything; the page is printed, and written only with --output")
+	cmd.Flags().IntVar(&o.runs, "runs", 0, "rounds (default 5, or 2 with --quick)")
+	cmd.Flags().StringVar(&o.only, "only", "", "only cases that this regular expression matches: "+strings.Join(reductionNames(), ", "))
+	cmd.Flags().StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")
+	cmd.Flags().StringVar(&o.driver, "driver", "", "the evenkeel-bench to measure it with, beside evenkeel-reduction-server (default: built from this checkout)")
+	cmd.Flags().StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
+	cmd.Flags().StringVar(&o.output, "output", "", "folder for reduction.md and its drawing (default docs/results)")
+	cmd.AddCommand(enterCommand())
+	return cmd
+}
+
+func reductionNames() []string {
+	var names []string
+	for _, c := range reductionCases() {
+		names = append(names, c.Name)
+	}
+	return append(names, "small", "memory", "kernels")
+}
+
+// enterCommand runs a line of shell on a host of a lab, as ssh does on one of
+// the real world.
+func enterCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "enter LAB HOST LINE", Hidden: true, Args: cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			lab, err := netlab.Open(args[0])
+			if err != nil {
+				return err
+			}
+			inside, err := lab.Command(cmd.Context(), netlab.Host(args[1]), "sh", "-c", args[2])
+			if err != nil {
+				return err
+			}
+			// It becomes the command: whoever ends this, ends that.
+			return syscall.Exec(inside.Path, inside.Args, os.Environ())
+		},
+	}
+}
+
+// A reductionBencher measures reduction servers.
+type reductionBencher struct {
+	options options
+	out     io.Writer
+	root    string
+	folder  string // for hosts' files and drawings
+}
+
+func benchReduction(ctx context.Context, out io.Writer, o options) error {
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return fmt.Errorf("--only: %w", err)
+	}
+	switch {
+	case o.runs < 0 || o.runs > mostRuns:
+		return fmt.Errorf("--runs %d: from 1 to %d", o.runs, mostRuns)
+	case o.runs == 0 && o.quick:
+		o.runs = 2
+	case o.runs == 0:
+		o.runs = 5
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("making networks needs root")
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	// Before the build, which is what would make the machine look busy.
+	page := reductionPage{Machine: describeMachine(), Commit: toolbox.Commit(ctx, root, "plugin", "hack"), Runs: o.runs, Quick: o.quick}
+	if o.library == "" || o.driver == "" {
+		library, driver, err := build(ctx, root)
+		if err != nil {
+			return err
+		}
+		if o.library == "" {
+			o.library = library
+		}
+		if o.driver == "" {
+			o.driver = driver
+		}
+	}
+	if o.library, err = filepath.Abs(o.library); err != nil {
+		return err
+	}
+	folder, err := os.MkdirTemp("", "evenkeel-reduction-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(folder)
+	b := reductionBencher{options: o, out: out, root: root, folder: folder}
+	measured := 0
+	for _, c := range reductionCases() {
+		if !only.MatchString(c.Name) {
+			continue
+		}
+		result, err := b.star(ctx, c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.Name, err)
+		}
+		page.Stars = append(page.Stars, result)
+		measured++
+	}
+	for _, more := range []struct {
+		name    string
+		measure func(context.Context, *reductionPage) error
+	}{{"small", b.small}, {"memory", b.memory}, {"kernels", b.kernels}} {
+		if !only.MatchString(more.name) {
+			continue
+		}
+		if err := more.measure(ctx, &page); err != nil {
+			return fmt.Errorf("%s: %w", more.name, err)
+		}
+		measured++
+	}
+	if measured == 0 {
+		return fmt.Errorf("--only %q matches none of the cases: %s", o.only, strings.Join(reductionNames(), ", "))
+	}
+	if o.output == "" && (o.quick || o.only != "") {
+		_, err := out.Write(page.markdown())
+		return err
+	}
+	if o.output == "" {
+		o.output = filepath.Join(root, "docs", "results")
+	}
+	return page.write(out, o.output, b.drawing())
+}
+
+// drawing is where the timeline of the first case is drawn.
+func (b reductionBencher) drawing() string { return filepath.Join(b.folder, "timeline.svg") }
+
+// up makes a star for so many clients and servers, and writes the file that says
+// who is where.
+func (b reductionBencher) up(ctx context.Context, c reductionCase) (lab *netlab.Lab, hosts string, err error) {
+	config := netlab.Config{Name: reductionLab, Congestion: b.options.congestion}
+	for range c.Clients + c.Servers {
+		config.Star = append(config.Star, c.Rate)
+	}
+	if lab, err = netlab.Up(ctx, config); err != nil {
+		return nil, "", err
+	}
+	var text strings.Builder
+	list := func(kind string, from, count int) {
+		fmt.Fprintf(&text, "%s:\n", kind)
+		for link := from; link < from+count; link++ {
+			host := netlab.StarHost(link)
+			fmt.Fprintf(&text, "  - {name: %s, address: %s, port: %d, env: {NCCL_SOCKET_IFNAME: %s}}\n", host, lab.Address(host), reductionPort, netlab.DataInterface)
+		}
+	}
+	list("clients", 0, c.Clients)
+	list("servers", c.Clients, c.Servers)
+	hosts = filepath.Join(b.folder, "hosts.yaml")
+	if err := os.WriteFile(hosts, []byte(text.String()), 0o644); err != nil {
+		return nil, "", errors.Join(err, lab.Down(ctx))
+	}
+	return lab, hosts, nil
+}
+
+// once runs evenkeel-bench on the hosts of a file.
+func (b reductionBencher) once(ctx context.Context, hosts string, flags ...string) (reduced, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return reduced{}, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within %s", patience))
+	defer cancel()
+	rsh := fmt.Sprintf("%s reduction enter %s", self, reductionLab)
+	flags = append([]string{"reduction", "--hosts", hosts, "--rsh", rsh, "--plugin", b.options.library, "--json", "--timeout", "60"}, flags...)
+	before := readTicks()
+	text, err := output(ctx, b.options.driver, flags...)
+	if err != nil {
+		return reduced{}, err
+	}
+	var report struct {
+		Clients struct {
+			Size       float64
+			Algbw, CPU float64
+			Wrong      int
+			E2E        struct{ Median float64 }
+		}
+	}
+	if err := json.Unmarshal(text, &report); err != nil || report.Clients.Algbw == 0 {
+		return reduced{}, fmt.Errorf("what evenkeel-bench reported: %q", text)
+	}
+	c := report.Clients
+	if c.Wrong > 0 {
+		return reduced{}, fmt.Errorf("%d elements are wrong", c.Wrong)
+	}
+	return reduced{Algbw: c.Algbw, E2E: c.E2E.Median / 1e6, CPU: c.CPU / (c.Size / 1e9), Busy: before.busySince()}, nil
+}
+
+// output is what a program wrote; its failure quotes what it said.
+func output(ctx context.Context, program string, arguments ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, program, arguments...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = 10 * time.Second
+	text, err := cmd.Output()
+	if err == nil {
+		return text, nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Base(program), cause)
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(program), err, strings.TrimSpace(string(exit.Stderr)))
+	}
+	return nil, err
+}
+
+// A starResult is what a case's contenders gave.
+type starResult struct {
+	Case reductionCase
+	Runs map[string][]reduced // by contender
+}
+
+// star measures a case: contenders take turns.
+func (b reductionBencher) star(ctx context.Context, c reductionCase) (_ starResult, err error) {
+	lab, hosts, err := b.up(ctx, c)
+	if err != nil {
+		return starResult{}, err
+	}
+	defer func() { err = errors.Join(err, lab.Down(ctx)) }()
+	fmt.Fprintf(b.out, "\n%s: %s (%s)\n", c.Name, c.title(), lab.Config())
+	size, iterations := "64M", 5
+	if c.Rate < netlab.Gbit {
+		iterations = 2
+	}
+	if b.options.quick {
+		size, iterations = "16M", 3
+	}
+	result := starResult{Case: c, Runs: map[string][]reduced{}}
+	for round := range b.options.runs {
+		for i := range reducers {
+			// Whoever was first is last in the next round.
+			r := reducers[(i+round)%len(reducers)]
+			flags := append([]string{"--size", size, "-n", strconv.Itoa(iterations), "-w", "1", "-c", "1"}, r.flags...)
+			if r.Name == byServers.Name && round == 0 && !exists(b.drawing()) {
+				flags = append(flags, "--plot", b.drawing())
+			}
+			got, err := b.once(ctx, hosts, flags...)
+			if err != nil {
+				return starResult{}, fmt.Errorf("%s: %w", r.Name, err)
+			}
+			result.Runs[r.Name] = append(result.Runs[r.Name], got)
+			fmt.Fprintf(b.out, "  %d of %d  %-42s %.4f GB/s, %.2f of the link, clients %.2f CPU s/GB, processors %.0f %%\n",
+				round+1, b.options.runs, r.Name, got.Algbw, got.Algbw/c.limit(), got.CPU, got.Busy*100)
+		}
+	}
+	return result, nil
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+// small measures a small all-reduce beside two messages of its size, one there
+// and one back, between the same hosts.
+func (b reductionBencher) small(ctx context.Context, page *reductionPage) (err error) {
+	c := reductionCase{Name: "small", Clients: 2, Servers: 2}
+	lab, hosts, err := b.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lab.Down(ctx)) }()
+	fmt.Fprintf(b.out, "\nsmall: %d bytes, %s\n", smallBytes, lab.Config())
+	messages := 5000
+	if b.options.quick {
+		messages = 500
+	}
+	for round := range b.options.runs {
+		got, err := b.once(ctx, hosts, "--size", strconv.Itoa(smallBytes), "-n", strconv.Itoa(messages), "-w", "100", "-c", "1", "--depth", "1")
+		if err != nil {
+			return err
+		}
+		there, err := b.pingPong(ctx, lab, messages)
+		if err != nil {
+			return err
+		}
+		page.Small = append(page.Small, got.E2E)
+		page.PingPong = append(page.PingPong, there)
+		fmt.Fprintf(b.out, "  %d of %d  all-reduce %.1f us, two messages %.1f us\n", round+1, b.options.runs, got.E2E*1e6, there*1e6)
+	}
+	return nil
+}
+
+// pingPong is the median of a message's way to another host and back, in seconds.
+func (b reductionBencher) pingPong(ctx context.Context, lab *netlab.Lab, messages int) (float64, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within %s", patience))
+	defer cancel()
+	side := func(host netlab.Host, rank string) (*process, error) {
+		size := strconv.Itoa(smallBytes)
+		return start(ctx, lab, host, []string{"NCCL_SOCKET_IFNAME=" + netlab.DataInterface},
+			b.options.driver, "net", "--plugin", b.options.library, "--json", "--ping-pong", "--rank", rank, "--world-size", "2",
+			"--master-addr", lab.Address(netlab.H1).String(), "--master-port", strconv.Itoa(masterPort),
+			"-b", size, "-e", size, "-w", "100", "-n", strconv.Itoa(messages))
+	}
+	receiver, err := side(netlab.H1, "0")
+	if err != nil {
+		return 0, err
+	}
+	sender, err := side(netlab.StarHost(2), "1")
+	if err != nil {
+		return 0, receiver.end(err)
+	}
+	text, err := wait(receiver, sender, receiver)
+	if err != nil {
+		return 0, err
+	}
+	var report struct {
+		Rows []struct {
+			P50 float64 `json:"p50_us"`
+		}
+	}
+	if err := json.Unmarshal(text, &report); err != nil || len(report.Rows) != 1 {
+		return 0, fmt.Errorf("what evenkeel-bench reported: %q", text)
+	}
+	return report.Rows[0].P50 / 1e6, nil
+}
+
+var (
+	metricsPattern = regexp.MustCompile(`metrics (http://\S+?),`)
+	mostPattern    = regexp.MustCompile(`(?m)^evenkeel_reduction_memory_most_bytes (\d+)`)
+	jobsPattern    = regexp.MustCompile(`(?m)^evenkeel_reduction_received_bytes_total\{job="bench-`)
+	peakPattern    = regexp.MustCompile(`(?m)^VmHWM:\s*(\d+) kB`)
+)
+
+// memory has many jobs use one server at a time, and asks that how much it took.
+func (b reductionBencher) memory(ctx context.Context, page *reductionPage) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within %s", patience))
+	defer cancel()
+	program := filepath.Join(filepath.Dir(b.options.driver), "evenkeel-reduction-server")
+	server := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--memory", strconv.Itoa(memoryBound))
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	server.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo")
+	said, err := server.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := server.Start(); err != nil {
+		return fmt.Errorf("start the server: %w", err)
+	}
+	defer func() { server.Process.Kill(); server.Wait() }()
+	var line string
+	reader := bufio.NewReader(said)
+	for !strings.HasPrefix(line, "listening at ") {
+		if line, err = reader.ReadString('\n'); err != nil {
+			return fmt.Errorf("the server said %q: %w", line, err)
+		}
+	}
+	go io.Copy(io.Discard, reader)
+	address, _, _ := strings.Cut(strings.TrimPrefix(line, "listening at "), ",")
+	metrics := metricsPattern.FindStringSubmatch(line)
+	if metrics == nil {
+		return fmt.Errorf("no metrics in %q", line)
+	}
+	fmt.Fprintf(b.out, "\nmemory: %d jobs of 2 ranks at one server, %d MiB\n", memoryJobs, memoryBound>>20)
+	ends := make(chan error, memoryJobs)
+	for job := range memoryJobs {
+		go func() {
+			cmd := exec.CommandContext(ctx, b.options.driver, "reduction", "--ranks", "2", "--plugin", b.options.library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1")
+			cmd.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo", "EVENKEEL_REDUCTION_SERVERS="+address, fmt.Sprintf("EVENKEEL_JOB=bench-%d", job))
+			if said, err := cmd.CombinedOutput(); err != nil {
+				ends <- fmt.Errorf("job %d: %w: %s", job, err, strings.TrimSpace(string(said)))
+				return
+			}
+			ends <- nil
+		}()
+	}
+	var all []error
+	for range memoryJobs {
+		all = append(all, <-ends)
+	}
+	if err := errors.Join(all...); err != nil {
+		return err
+	}
+	text, err := get(ctx, metrics[1])
+	if err != nil {
+		return err
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", server.Process.Pid))
+	if err != nil {
+		return err
+	}
+	most, peak := mostPattern.FindSubmatch(text), peakPattern.FindSubmatch(status)
+	if most == nil || peak == nil {
+		return fmt.Errorf("no memory in the server's metrics: %q", text)
+	}
+	m := memoryResult{Jobs: len(jobsPattern.FindAll(text, -1))}
+	m.Most, _ = strconv.ParseFloat(string(most[1]), 64)
+	m.Peak, _ = strconv.ParseFloat(string(peak[1]), 64)
+	m.Peak *= 1 << 10
+	page.Memory = &m
+	fmt.Fprintf(b.out, "  %d jobs: buffers %.1f MiB at most, the process %.1f MiB\n", m.Jobs, m.Most/(1<<20), m.Peak/(1<<20))
+	return nil
+}
+
+// A memoryResult is what many jobs made a server take.
+type memoryResult struct {
+	Jobs       int
+	Most, Peak float64 // bytes of buffers, and of the process
+}
+
+// kernels measures the sums beside adding two arrays.
+func (b reductionBencher) kernels(ctx context.Context, page *reductionPage) error {
+	fmt.Fprintf(b.out, "\nkernels\n")
+	cmd := exec.CommandContext(ctx, "cargo", "run", "--release", "--locked", "-q", "-p", "evenkeel-reduce", "--example", "speed")
+	cmd.Dir, cmd.Stderr = filepath.Join(b.root, "plugin"), os.Stderr
+	text, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("the kernels' own measurement: %w", err)
+	}
+	page.Kernels = string(text)
+	return nil
+}

@@ -1,0 +1,144 @@
+//! One run of servers and ranks, from start to end.
+
+use std::env;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::process::{ExitCode, Stdio};
+use std::thread;
+
+use clap::ValueEnum;
+
+use super::hosts::Hosts;
+use super::logs::Logs;
+use super::servers::Servers;
+use super::{Options, RunType};
+use crate::host::Result;
+use crate::options::local_listener;
+use crate::spawn::Running;
+
+/// Where ranks on several hosts meet unless something else is said.
+const MASTER_PORT: u16 = 29_500;
+
+/// What to run where.
+pub(super) struct Launch<'a> {
+    pub(super) options: &'a Options,
+    pub(super) hosts: &'a Hosts,
+    /// More for the environment of servers and ranks.
+    pub(super) environment: &'a [(String, String)],
+}
+
+/// What came of it.
+pub(super) struct Ended {
+    /// Of the first rank that failed, if one did.
+    pub(super) code: ExitCode,
+    pub(super) logs: Logs,
+}
+
+impl Launch<'_> {
+    /// Starts servers, if the run needs some, and ranks, and waits for their end. All of them end when this process does.
+    ///
+    /// # Errors
+    /// Says what could not be started, or what does not end.
+    pub(super) fn run(&self) -> Result<Ended> {
+        let Self { options, hosts, environment } = self;
+        let mut environment = environment.to_vec();
+        let mut servers = None;
+        if options.run_type == RunType::Servers && !hosts.servers.is_empty() {
+            let started = Servers::start(options, &hosts.servers, &environment)?;
+            let addresses = started.addresses().join(",");
+            environment.push(("EVENKEEL_REDUCTION_SERVERS".to_owned(), addresses));
+            servers = Some(started);
+        }
+        let (code, clients) = self.ranks(&environment)?;
+        let servers = servers.map_or(Ok(vec![]), Servers::finish)?;
+        Ok(Ended { code, logs: Logs::new(clients, servers)? })
+    }
+
+    /// Runs all ranks; gives what each wrote.
+    fn ranks(&self, environment: &[(String, String)]) -> Result<(ExitCode, Vec<String>)> {
+        let Self { options, hosts, .. } = self;
+        let own = env::current_exe().map_err(|error| format!("this program's path: {error}"))?;
+        let program = options.bench_program.as_ref().unwrap_or(&own);
+        let meeting = if hosts.are_here() { Some(local_listener()?) } else { None };
+        let port = match &meeting {
+            Some(listener) => port_of(listener)?,
+            None => options.ranks.master_port.unwrap_or(MASTER_PORT),
+        };
+        let mut running = Running::default();
+        let mut written = vec![];
+        for (rank, host) in hosts.clients.iter().enumerate() {
+            let fail = |error: std::io::Error| format!("rank {rank}: {error}");
+            let mut more = environment.to_vec();
+            let timeline =
+                env::temp_dir().join(format!("evenkeel-bench-{}-{rank}", std::process::id()));
+            for (name, value) in [
+                ("EVENKEEL_REDUCTION_TIMELINE", timeline.to_string_lossy().into_owned()),
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", hosts.clients.len().to_string()),
+                ("MASTER_ADDR", hosts.clients[0].address.clone()),
+                ("MASTER_PORT", port.to_string()),
+            ] {
+                more.push((name.to_owned(), value));
+            }
+            let mut arguments = arguments(options);
+            let input = match &meeting {
+                Some(listener) => {
+                    arguments.extend(["--spawned-by".to_owned(), std::process::id().to_string()]);
+                    match rank {
+                        0 => Stdio::from(OwnedFd::from(listener.try_clone().map_err(fail)?)),
+                        _ => Stdio::null(),
+                    }
+                }
+                None => Stdio::piped(),
+            };
+            let mut command = host.command(program, &arguments, &more);
+            let mut child = command.stdin(input).stdout(Stdio::piped()).spawn().map_err(fail)?;
+            let out = child.stdout.take();
+            running.add(child);
+            written.push(thread::spawn(move || {
+                let mut text = String::new();
+                // What has come until the connection broke is still of use.
+                let _ = out.map(|mut out| out.read_to_string(&mut text));
+                text
+            }));
+        }
+        drop(meeting);
+        let code = running.wait()?;
+        let written = written.into_iter().map(|text| text.join().unwrap_or_default());
+        Ok((code, written.collect()))
+    }
+}
+
+fn port_of(listener: &TcpListener) -> Result<u16> {
+    let address = listener.local_addr().map_err(|error| format!("a listener: {error}"))?;
+    Ok(address.port())
+}
+
+/// Those of a rank.
+fn arguments(options: &Options) -> Vec<String> {
+    let name = |value: &RunType| {
+        value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    let run = &options.run;
+    let given = [
+        ("--run-type", Some(name(&options.run_type))),
+        ("--size", Some(options.size.0.to_string())),
+        ("--chunksize", options.chunksize.map(|size| size.0.to_string())),
+        ("--depth", Some(options.depth.to_string())),
+        ("--iters", Some(run.iterations.to_string())),
+        ("--warmup_iters", Some(run.warmup.to_string())),
+        ("--check", Some(run.check.to_string())),
+        ("--datatype", Some(run.kind.name().to_owned())),
+        ("--op", Some(run.op.name().to_owned())),
+        ("--timeout", Some(options.ranks.timeout.to_string())),
+        ("--plugin", options.network.plugin.clone()),
+        ("--api", options.network.api.map(|version| version.to_string())),
+        ("--device", Some(options.network.device.to_string())),
+    ];
+    let mut all = vec!["reduction".to_owned(), "--watched".to_owned()];
+    for (name, value) in given {
+        all.extend(value.map(|value| [name.to_owned(), value]).into_iter().flatten());
+    }
+    all
+}

@@ -1,0 +1,167 @@
+//! Reduction servers as processes of their own, here or elsewhere, and what they note.
+
+use std::env;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::Options;
+use super::hosts::Host;
+use crate::host::Result;
+
+/// How long a server may take to start, or to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Running servers. They end when this is dropped, and when this process does.
+pub(super) struct Servers(Vec<Running>);
+
+struct Running {
+    child: Child,
+    address: String,
+    noted: Option<JoinHandle<String>>,
+}
+
+impl Servers {
+    /// Starts a server on each of the hosts.
+    ///
+    /// # Errors
+    /// Says what could not be started, and what it said.
+    pub(super) fn start(
+        options: &Options,
+        hosts: &[Host],
+        environment: &[(String, String)],
+    ) -> Result<Self> {
+        let program = match &options.server_program {
+            Some(program) => program.to_owned(),
+            None => env::current_exe()
+                .map_err(|error| format!("this program's path: {error}"))?
+                .with_file_name("evenkeel-reduction-server"),
+        };
+        let mut servers = Self(vec![]);
+        for (index, host) in hosts.iter().enumerate() {
+            servers.0.push(launch(options, index, host, &program, environment)?);
+        }
+        Ok(servers)
+    }
+
+    /// `host:port` of each.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.0.iter().map(|running| running.address.clone()).collect()
+    }
+
+    /// Ends them; gives the lines that each noted.
+    ///
+    /// # Errors
+    /// When one does not end.
+    pub(super) fn finish(mut self) -> Result<Vec<String>> {
+        self.0.iter_mut().map(Running::end).collect()
+    }
+}
+
+fn launch(
+    options: &Options,
+    index: usize,
+    host: &Host,
+    program: &Path,
+    environment: &[(String, String)],
+) -> Result<Running> {
+    let listen = match host.port {
+        // Only this machine needs to reach it.
+        0 => format!("{}:0", host.address),
+        port => format!("[::]:{port}"),
+    };
+    let mut arguments: Vec<String> =
+        ["serve", "--until-stdin-closes", "--timeline", "-", "--listen", &listen]
+            .map(str::to_owned)
+            .into();
+    if let Some(threads) = options.server_threads {
+        arguments.extend(["--threads".to_owned(), threads.to_string()]);
+    }
+    if let Some(piece) = options.piece {
+        arguments.extend(["--piece".to_owned(), piece.0.to_string()]);
+    }
+    let mut command = host.command(program, &arguments, environment);
+    let fail = |why: &str| format!("server {index}, {}: {why}", program.display());
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| fail(&error.to_string()))?;
+    let (out, errors) = (child.stdout.take(), child.stderr.take());
+    // Killed and waited for if this fails.
+    let mut running = Running { child, address: String::new(), noted: None };
+    let (Some(mut out), Some(errors)) = (out, errors) else { return Err(fail("no output")) };
+    running.noted = Some(thread::spawn(move || {
+        let mut text = String::new();
+        // What has come until the connection broke is still of use.
+        let _ = out.read_to_string(&mut text);
+        text
+    }));
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(errors).lines().map_while(std::result::Result::ok) {
+            if line.starts_with("warning: ") {
+                eprintln!("server {index}: {line}");
+            }
+            // Nobody listens any more once it runs.
+            let _ = tell.send(line);
+        }
+    });
+    let deadline = Instant::now() + PATIENCE;
+    let mut said = vec![];
+    loop {
+        match told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                if let Some(rest) = line.strip_prefix("listening at ") {
+                    let at = rest.split(',').next().unwrap_or_default();
+                    let port = at.rsplit(':').next().unwrap_or_default();
+                    let address = &host.address;
+                    let bare = address.contains(':') && !address.starts_with('[');
+                    running.address = if bare {
+                        format!("[{address}]:{port}")
+                    } else {
+                        format!("{address}:{port}")
+                    };
+                    return Ok(running);
+                }
+                said.push(line);
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(fail(said.last().map_or("it ended without a word", String::as_str)));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                return Err(fail(&format!("it does not listen after {PATIENCE:?}")));
+            }
+        }
+    }
+}
+
+impl Running {
+    /// Has it end by itself; gives what it has noted.
+    fn end(&mut self) -> Result<String> {
+        // It ends when its standard input does.
+        drop(self.child.stdin.take());
+        let fail = |why: &str| format!("ending the server at {}: {why}", self.address);
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().map_err(|error| fail(&error.to_string()))?.is_none() {
+            if Instant::now() >= deadline {
+                return Err(fail("it goes on"));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let noted = self.noted.take().and_then(|noted| noted.join().ok());
+        noted.ok_or_else(|| fail("what it noted is lost"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended already is no error.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
