@@ -7,7 +7,7 @@ import numpy as np
 
 import evenkeel
 
-SEEN, HIDDEN, STEPS, BATCH, RATE = 2, 32, 200, 64, 0.5
+SEEN, HIDDEN, STEPS, BATCH, RATE = 2, 32, 300, 64, 1.0
 
 
 def data(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
