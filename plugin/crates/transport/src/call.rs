@@ -34,6 +34,8 @@ pub(crate) struct CallError {
     pub(crate) is_final: bool,
     /// Whether the listener is there and has said no.
     pub(crate) refused: bool,
+    /// Whether that is because it has no RDMA.
+    pub(crate) no_rdma: bool,
     pub(crate) what: String,
 }
 
@@ -50,6 +52,8 @@ pub(crate) struct Call {
     destination: Arc<Destination>,
     caller: Arc<dyn Caller>,
     flow: u32,
+    /// For the lifeline of a connection that is carried by RDMA: how many lanes that has.
+    lanes: Option<u16>,
     deadline: Instant,
     registration: Registration,
     state: Mutex<State>,
@@ -70,21 +74,22 @@ struct State {
 impl From<io::Error> for CallError {
     fn from(error: io::Error) -> Self {
         let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
-        Self { is_final, refused: false, what: error.to_string() }
+        Self { is_final, refused: false, no_rdma: false, what: error.to_string() }
     }
 }
 
 impl From<HandshakeError> for CallError {
     fn from(error: HandshakeError) -> Self {
         let busy = error == HandshakeError::Refused(Refusal::Busy);
-        Self { is_final: !busy, refused: !busy, what: error.to_string() }
+        let no_rdma = error == HandshakeError::Refused(Refusal::NoRdma);
+        Self { is_final: !busy, refused: !busy, no_rdma, what: error.to_string() }
     }
 }
 
 impl CallError {
     /// Only one side has a job key, or the other side's is another one.
     fn key(what: &str) -> Self {
-        Self { is_final: true, refused: true, what: what.to_owned() }
+        Self { is_final: true, refused: true, no_rdma: false, what: what.to_owned() }
     }
 }
 
@@ -94,6 +99,26 @@ impl Call {
         destination: &Arc<Destination>,
         caller: Arc<dyn Caller>,
         flow: u32,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        Self::begin(destination, caller, flow, None, deadline)
+    }
+
+    /// As [`Call::start`], for the lifeline of a connection with so many lanes.
+    pub(crate) fn lifeline(
+        destination: &Arc<Destination>,
+        caller: Arc<dyn Caller>,
+        lanes: u16,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        Self::begin(destination, caller, 0, Some(lanes), deadline)
+    }
+
+    fn begin(
+        destination: &Arc<Destination>,
+        caller: Arc<dyn Caller>,
+        flow: u32,
+        lanes: Option<u16>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
         let Destination { context, workers, handle, .. } = &**destination;
@@ -121,6 +146,7 @@ impl Call {
             destination: Arc::clone(destination),
             caller,
             flow,
+            lanes,
             deadline,
             registration: workers.registration(),
             state: Mutex::new(state),
@@ -165,8 +191,9 @@ impl Call {
                     nonce: destination.handle.nonce,
                     connection: destination.connection,
                     flow: self.flow,
-                    flows: destination.context.settings.flows,
+                    flows: self.lanes.unwrap_or(destination.context.settings.flows),
                     checksum: destination.context.settings.checksum,
+                    rdma: self.lanes.is_some(),
                     random,
                 };
                 let bytes = bytes.encode();
@@ -228,7 +255,7 @@ fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
 }
 
 fn temporary(what: &str) -> CallError {
-    CallError { is_final: false, refused: false, what: what.to_owned() }
+    CallError { is_final: false, refused: false, no_rdma: false, what: what.to_owned() }
 }
 
 impl Source for Call {
@@ -251,6 +278,11 @@ impl Source for Call {
     }
 
     fn abandoned(&self, why: &str) {
-        self.give_up(CallError { is_final: true, refused: false, what: why.to_owned() });
+        self.give_up(CallError {
+            is_final: true,
+            refused: false,
+            no_rdma: false,
+            what: why.to_owned(),
+        });
     }
 }
