@@ -18,7 +18,7 @@ var rdmaTests = []struct {
 	topology rdmalab.Topology
 	run      []string
 }{
-	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Pair, []string{"device::"}},
+	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Pair, []string{"device::", "rdma::"}},
 }
 
 // rdma runs the lab's own tests, and then those that need it. Where the machine cannot have the lab, each counts as skipped.

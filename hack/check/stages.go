@@ -36,7 +36,7 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-wire", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives", "-p", "evenkeel-collectives-c")
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-wire", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives", "-p", "evenkeel-collectives-c")
 		if err != nil {
 			return rust, err
 		}

@@ -169,9 +169,7 @@ impl Memory {
                 return Err(wrong(&format!("DLPack of version {major}, not 1")));
             }
             // SAFETY: as above, and the version is the one that is known here.
-            unsafe {
-                (&raw const (*managed).tensor, (*managed).flags & READ_ONLY_OR_COPIED == 0)
-            }
+            unsafe { (&raw const (*managed).tensor, (*managed).flags & READ_ONLY_OR_COPIED == 0) }
         } else if capsule.is_valid_checked(Some(PLAIN)) {
             // Its structure begins with the tensor. What is of this version can be written.
             (capsule.pointer_checked(Some(PLAIN))?.as_ptr().cast_const().cast::<Tensor>(), true)
@@ -227,7 +225,6 @@ const PINNED: i32 = 3;
 
 /// `DLTensor` of DLPack 0.2 to 1.1, with the structures in it written out. `DLManagedTensor` begins with it.
 #[repr(C)]
-#[expect(dead_code, reason = "what is not needed is there all the same")]
 struct Tensor {
     data: *mut c_void,
     device_type: i32,
@@ -244,7 +241,6 @@ struct Tensor {
 
 /// `DLManagedTensorVersioned` of DLPack 1.
 #[repr(C)]
-#[expect(dead_code, reason = "what is not needed is there all the same")]
 struct VersionedTensor {
     major: u32,
     minor: u32,

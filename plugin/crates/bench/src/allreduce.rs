@@ -57,6 +57,7 @@ pub(crate) struct Options {
 /// # Errors
 /// One line: what went wrong, and which rank is the cause where that is known.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    options.network.settle()?;
     let sizes = sweep(options.begin, options.end, options.factor)?;
     if options.json && options.cycles == 0 {
         return Err("--json prints at the end, which --run_cycles 0 does not have".to_owned());

@@ -32,6 +32,7 @@ Examples:
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 2 --depth 8 -b 1M -e 1M
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --ping-pong -b 8 -e 8 -n 10000
+  evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --transport rdma
   Between machines, with the same two flags on both:
     evenkeel-bench net --rank 0 --world-size 2 --master-addr 10.0.0.1 --master-port 29500   # receives
     evenkeel-bench net --rank 1 --world-size 2 --master-addr 10.0.0.1 --master-port 29500   # sends")]
@@ -77,6 +78,7 @@ pub(crate) struct Options {
 /// # Errors
 /// One line: what went wrong, and which rank is the cause where that is known.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    options.network.settle()?;
     let sizes = sweep(options.begin, options.end, options.factor)?;
     if let Some(ranks) = options.ranks.spawn.filter(|ranks| *ranks != 2) {
         return Err(format!("--spawn {ranks}: net runs between two ranks"));

@@ -2,10 +2,12 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use sha2::{Digest, Sha256};
 
@@ -23,12 +25,50 @@ pub(crate) struct NetworkOptions {
     /// Use this version of ncclNet, 6 to 12, and no other [default: the newest the plugin has]
     #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(VERSIONS[6])..=i64::from(VERSIONS[0])), value_name = "VERSION")]
     pub(crate) api: Option<u32>,
+    /// What carries messages, for Evenkeel's plugin: sets EVENKEEL_TRANSPORT
+    #[arg(long, value_enum, value_name = "TRANSPORT")]
+    pub(crate) transport: Option<Carrier>,
     /// Index of the plugin's device
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub(crate) device: usize,
 }
 
+/// What can carry messages.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Carrier {
+    /// RDMA between peers that both have it, else TCP
+    Auto,
+    /// TCP
+    Tcp,
+    /// RDMA
+    Rdma,
+}
+
+/// What the plugin reads to know.
+const TRANSPORT: &str = "EVENKEEL_TRANSPORT";
+
 impl NetworkOptions {
+    /// Sees to it that this process's environment, and that of those it starts, is what was asked for: begins the program
+    /// anew with another one.
+    ///
+    /// # Errors
+    /// When it cannot begin anew.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let wanted = match self.transport {
+            None => return Ok(()),
+            Some(Carrier::Auto) => "auto",
+            Some(Carrier::Tcp) => "tcp",
+            Some(Carrier::Rdma) => "rdma",
+        };
+        if std::env::var(TRANSPORT).is_ok_and(|value| value == wanted) {
+            return Ok(());
+        }
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut again = Command::new(program);
+        let error = again.args(std::env::args_os().skip(1)).env(TRANSPORT, wanted).exec();
+        Err(format!("cannot begin anew with {TRANSPORT}={wanted}: {error}"))
+    }
+
     /// Loads the plugin and says what it is.
     ///
     /// # Errors

@@ -60,6 +60,8 @@ impl Tcp {
     fn open(interface: Option<&str>) -> Result<Self> {
         let settings = Settings::from_lookup(|name| match (name, interface) {
             ("NCCL_SOCKET_IFNAME", Some(interface)) => Some(format!("={interface}")),
+            // Who names an interface does not mean an RDMA port.
+            ("EVENKEEL_TRANSPORT", Some(_)) => Some("tcp".to_owned()),
             _ => std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
         })
         .map_err(|error| Error::argument(error.to_string()))?;

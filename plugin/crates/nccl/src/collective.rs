@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
 use evenkeel_reduce::{DataType, Op};
 use evenkeel_reduction::{Client, Member, Ticket};
-use evenkeel_transport::{Log, RecvBuffer, SendBuffer, Transport};
+use evenkeel_transport::{Log, RecvBuffer, Registrar, SendBuffer, Transport};
 
 use crate::failure::Failure;
 use crate::logger::LOG;
@@ -111,12 +111,16 @@ impl ListenColl {
         let slots = (0..MAX_REQUESTS)
             .map(|_| CollSlot { client: Arc::clone(&client), running: Mutex::default() })
             .collect();
-        Ok(CollComm { slots, next: AtomicUsize::new(0) })
+        let registrar = self.transport.registrar(self.device)?;
+        Ok(CollComm { registrar, slots, next: AtomicUsize::new(0) })
     }
 }
 
 /// NCCL's collective comm.
+#[repr(C)]
 pub(crate) struct CollComm {
+    /// First, as in all comms.
+    registrar: Registrar,
     /// What NCCL's request pointers point to.
     slots: Vec<CollSlot>,
     /// Where to look for a free slot first.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
 use evenkeel_transport::{
     Connecting, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, RecvBuffer, RecvConnection,
-    Request, SendBuffer, SendConnection, Settings, Transport,
+    Registrar, Request, SendBuffer, SendConnection, Settings, Transport,
 };
 
 use crate::failure::Failure;
@@ -122,6 +122,8 @@ pub(crate) struct DeviceProperties {
     pub(crate) index: usize,
     /// Mb/s.
     pub(crate) speed: i32,
+    /// Number of the RDMA port, counted from 1; 0 where it is none.
+    pub(crate) port: i32,
 }
 
 /// The properties of a device.
@@ -136,6 +138,7 @@ pub(crate) fn device_properties(index: usize) -> Result<DeviceProperties, Failur
         pci_path: device.pci_path().map(intern),
         index,
         speed: i32::try_from(device.speed()).unwrap_or(i32::MAX),
+        port: device.port().into(),
     })
 }
 
@@ -224,7 +227,7 @@ impl Context {
         };
         drop(attempts);
         drop(over);
-        Ok(outcome?.map(Comm::new))
+        Ok(outcome?.map(|connection| Comm::new(connection.registrar(), connection)))
     }
 
     fn release(&self) {
@@ -250,7 +253,8 @@ impl ListenComm {
         let listener = lock(&self.listener);
         let listener =
             listener.as_ref().ok_or_else(|| Failure::contract("the listener is closed"))?;
-        Ok(listener.poll_accept()?.map(Comm::new))
+        let accepted = listener.poll_accept()?;
+        Ok(accepted.map(|connection| Comm::new(connection.registrar(), connection)))
     }
 
     /// Closes the socket.
@@ -261,7 +265,10 @@ impl ListenComm {
 }
 
 /// NCCL's send or receive comm.
+#[repr(C)]
 pub(crate) struct Comm<C> {
+    /// First, because NCCL registers memory with comms of all kinds by one function.
+    registrar: Registrar,
     connection: C,
     /// What NCCL's request pointers point to.
     slots: [Slot; MAX_REQUESTS],
@@ -288,8 +295,8 @@ impl Comm<RecvConnection> {
 }
 
 impl<C> Comm<C> {
-    fn new(connection: C) -> Self {
-        Self { connection, slots: Default::default(), next: AtomicUsize::new(0) }
+    fn new(registrar: Registrar, connection: C) -> Self {
+        Self { registrar, connection, slots: Default::default(), next: AtomicUsize::new(0) }
     }
 
     fn begin(

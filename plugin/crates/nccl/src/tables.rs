@@ -11,7 +11,9 @@ use evenkeel_nccl_abi::{
     PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12, RAIL_UNDEFINED,
     VDeviceProperties,
 };
-use evenkeel_transport::{RecvBuffer, RecvConnection, SendBuffer, SendConnection};
+use evenkeel_transport::{
+    RecvBuffer, RecvConnection, Registrar, Registration, SendBuffer, SendConnection,
+};
 
 use crate::failure::{Failure, guard};
 use crate::logger::LOG;
@@ -151,7 +153,7 @@ macro_rules! describe {
                     guid: $device.index as u64,
                     ptr_support: PTR_HOST,
                     speed: $device.speed,
-                    port: 0,
+                    port: $device.port,
                     latency: 0.0,
                     max_comms: MAX_COMMS,
                     max_recvs: 1,
@@ -168,12 +170,14 @@ describe!(PropertiesV7, device, {
     net_device_version: DEVICE_VERSION_INVALID,
 });
 describe!(PropertiesV8, device, {
-    reg_is_global: 0,
+    // A registration with an RDMA port is good for all connections over it.
+    reg_is_global: (device.port > 0).into(),
     net_device_type: DEVICE_HOST,
     net_device_version: DEVICE_VERSION_INVALID,
 });
 describe!(PropertiesV9, device, {
-    reg_is_global: 0,
+    // A registration with an RDMA port is good for all connections over it.
+    reg_is_global: (device.port > 0).into(),
     force_flush: 0,
     net_device_type: DEVICE_HOST,
     net_device_version: DEVICE_VERSION_INVALID,
@@ -182,7 +186,8 @@ describe!(PropertiesV9, device, {
     max_coll_bytes: MAX_BYTES,
 });
 describe!(PropertiesV11, device, {
-    reg_is_global: 0,
+    // A registration with an RDMA port is good for all connections over it.
+    reg_is_global: (device.port > 0).into(),
     force_flush: 0,
     net_device_type: DEVICE_HOST,
     net_device_version: DEVICE_VERSION_INVALID,
@@ -192,7 +197,8 @@ describe!(PropertiesV11, device, {
     max_multi_request_size: 1,
 });
 describe!(PropertiesV12, device, {
-    reg_is_global: 0,
+    // A registration with an RDMA port is good for all connections over it.
+    reg_is_global: (device.port > 0).into(),
     force_flush: 0,
     net_device_type: DEVICE_HOST,
     net_device_version: DEVICE_VERSION_INVALID,
@@ -402,7 +408,7 @@ unsafe extern "C" fn close_listen(comm: *mut c_void) -> NcclResult {
     })
 }
 
-// Memory. Host memory needs no registration.
+// Memory
 
 /// The type of a size in some version of the tables.
 pub(crate) trait Size: Copy {
@@ -422,9 +428,9 @@ impl Size for c_int {
 }
 
 pub(crate) unsafe extern "C" fn reg_mr<S: Size>(
-    _comm: *mut c_void,
-    _data: *mut c_void,
-    _size: S,
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: S,
     kind: c_int,
     registration: *mut *mut c_void,
 ) -> NcclResult {
@@ -432,17 +438,31 @@ pub(crate) unsafe extern "C" fn reg_mr<S: Size>(
         if kind != PTR_HOST {
             return Err(Failure::contract(format!("memory of type {kind}: only host memory (1)")));
         }
+        // SAFETY: NCCL passes a comm of some kind that is not closed; each begins with its registrar.
+        let registrar = unsafe { object::<Registrar>(comm, "comm") }?;
         // SAFETY: NCCL passes a place for the result.
-        *unsafe { place(registration, "mhandle") }? = ptr::null_mut();
+        let registration = unsafe { place(registration, "mhandle") }?;
+        *registration = ptr::null_mut();
+        // SAFETY: NCCL keeps the memory until it has called `deregMr`, and leaves it to the requests that use it.
+        let memory = unsafe { RecvBuffer::new(data.cast(), size.bytes()?) };
+        if let Some(made) = registrar.register(memory)? {
+            *registration = Box::into_raw(Box::new(made)).cast();
+        }
         Ok(())
     })
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(
     _comm: *mut c_void,
-    _registration: *mut c_void,
+    registration: *mut c_void,
 ) -> NcclResult {
-    guard("deregMr", || Ok(()))
+    guard("deregMr", || {
+        if !registration.is_null() {
+            // SAFETY: not null, so `reg_mr` boxed it, and NCCL gives it back once.
+            drop(unsafe { Box::from_raw(registration.cast::<Registration>()) });
+        }
+        Ok(())
+    })
 }
 
 // Requests

@@ -34,6 +34,8 @@ pub(crate) struct CallError {
     /// closed there.
     pub(crate) is_final: bool,
     pub(crate) answer: Answer,
+    /// Whether that is because it has no RDMA.
+    pub(crate) no_rdma: bool,
     pub(crate) what: String,
 }
 
@@ -50,6 +52,8 @@ pub(crate) struct Call {
     destination: Arc<Destination>,
     caller: Arc<dyn Caller>,
     flow: u32,
+    /// For the lifeline of a connection that is carried by RDMA: how many lanes that has.
+    lanes: Option<u16>,
     deadline: Instant,
     registration: Registration,
     state: Mutex<State>,
@@ -72,22 +76,23 @@ impl From<io::Error> for CallError {
         let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
         let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
         let answer = if dropped.contains(&error.kind()) { Answer::Later } else { Answer::None };
-        Self { is_final, answer, what: error.to_string() }
+        Self { is_final, answer, no_rdma: false, what: error.to_string() }
     }
 }
 
 impl From<HandshakeError> for CallError {
     fn from(error: HandshakeError) -> Self {
         let busy = error == HandshakeError::Refused(Refusal::Busy);
+        let no_rdma = error == HandshakeError::Refused(Refusal::NoRdma);
         let answer = if busy { Answer::Later } else { Answer::Never };
-        Self { is_final: !busy, answer, what: error.to_string() }
+        Self { is_final: !busy, answer, no_rdma, what: error.to_string() }
     }
 }
 
 impl CallError {
     /// Only one side has a job key, or the other side's is another one.
     fn key(what: &str) -> Self {
-        Self { is_final: true, answer: Answer::Never, what: what.to_owned() }
+        Self { is_final: true, answer: Answer::Never, no_rdma: false, what: what.to_owned() }
     }
 }
 
@@ -97,6 +102,26 @@ impl Call {
         destination: &Arc<Destination>,
         caller: Arc<dyn Caller>,
         flow: u32,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        Self::begin(destination, caller, flow, None, deadline)
+    }
+
+    /// As [`Call::start`], for the lifeline of a connection with so many lanes.
+    pub(crate) fn lifeline(
+        destination: &Arc<Destination>,
+        caller: Arc<dyn Caller>,
+        lanes: u16,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        Self::begin(destination, caller, 0, Some(lanes), deadline)
+    }
+
+    fn begin(
+        destination: &Arc<Destination>,
+        caller: Arc<dyn Caller>,
+        flow: u32,
+        lanes: Option<u16>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
         let Destination { context, workers, handle, .. } = &**destination;
@@ -124,6 +149,7 @@ impl Call {
             destination: Arc::clone(destination),
             caller,
             flow,
+            lanes,
             deadline,
             registration: workers.registration(),
             state: Mutex::new(state),
@@ -168,8 +194,9 @@ impl Call {
                     nonce: destination.handle.nonce,
                     connection: destination.connection,
                     flow: self.flow,
-                    flows: destination.context.settings.flows,
+                    flows: self.lanes.unwrap_or(destination.context.settings.flows),
                     checksum: destination.context.settings.checksum,
+                    rdma: self.lanes.is_some(),
                     random,
                 };
                 let bytes = bytes.encode();
@@ -233,7 +260,7 @@ fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
 }
 
 fn temporary(answer: Answer, what: &str) -> CallError {
-    CallError { is_final: false, answer, what: what.to_owned() }
+    CallError { is_final: false, answer, no_rdma: false, what: what.to_owned() }
 }
 
 impl Source for Call {
@@ -256,6 +283,11 @@ impl Source for Call {
     }
 
     fn abandoned(&self, why: &str) {
-        self.give_up(CallError { is_final: true, answer: Answer::None, what: why.to_owned() });
+        self.give_up(CallError {
+            is_final: true,
+            answer: Answer::None,
+            no_rdma: false,
+            what: why.to_owned(),
+        });
     }
 }

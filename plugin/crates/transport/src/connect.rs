@@ -1,5 +1,6 @@
 //! The connecting side of a new connection.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -9,8 +10,10 @@ use socket2::Socket;
 use crate::Context;
 use crate::call::{Call, CallError, Caller, Destination};
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind};
-use crate::send::{SendConnection, Sender};
+use crate::error::{Answer, Error, ErrorKind};
+use crate::rdma;
+use crate::send::{Outbound, SendConnection, Sender};
+use crate::settings::Carrier;
 use crate::sys::{self, lock};
 
 /// An attempt to connect to a listener. Dropping it gives it up.
@@ -30,11 +33,17 @@ struct Attempt {
 struct State {
     calls: Vec<Arc<Call>>,
     welcomed: Vec<Option<Socket>>,
+    /// Whether messages are to be carried by RDMA, as far as this side knows.
+    by_rdma: bool,
+    /// The connection whose peers are agreeing on queue pairs.
+    agreeing: Option<Arc<rdma::Sender>>,
     /// What came of it, until it is taken.
-    outcome: Option<Result<Arc<Sender>, Error>>,
+    outcome: Option<Outcome>,
     /// No more is to come: succeeded, failed or given up.
     over: bool,
 }
+
+type Outcome = Result<Arc<dyn Outbound>, Error>;
 
 impl Connecting {
     pub(crate) fn start(
@@ -48,6 +57,7 @@ impl Connecting {
         let fail = |error| Error::system(&what, &error);
         let connection = ConnectionId(sys::random().map_err(fail)?);
         let flows = context.settings.flows;
+        let by_rdma = context.settings.carrier != Carrier::Tcp && context.device.rdma().is_some();
         let deadline = Instant::now() + context.settings.connect_timeout;
         let workers = Arc::clone(engine.workers());
         let destination =
@@ -59,6 +69,8 @@ impl Connecting {
             state: Mutex::new(State {
                 calls: Vec::new(),
                 welcomed: (0..flows).map(|_| None).collect(),
+                by_rdma,
+                agreeing: None,
                 outcome: None,
                 over: false,
             }),
@@ -68,12 +80,7 @@ impl Connecting {
         {
             // The lock keeps outcomes back until all calls are noted.
             let mut state = lock(&connecting.attempt.state);
-            for flow in 0..flows.into() {
-                let attempt = &connecting.attempt;
-                let caller = Arc::<Attempt>::clone(attempt);
-                let call = Call::start(&attempt.destination, caller, flow, deadline);
-                state.calls.push(call.map_err(fail)?);
-            }
+            connecting.attempt.call(&mut state).map_err(fail)?;
         }
         Ok(connecting)
     }
@@ -96,19 +103,84 @@ impl Connecting {
 impl Drop for Connecting {
     fn drop(&mut self) {
         if let Some(Ok(sender)) = self.attempt.finish(None) {
-            drop(SendConnection::new(sender, Arc::clone(&self.engine)));
+            sender.leave();
         }
     }
 }
 
 impl Attempt {
+    /// Begins to open the lifeline, or all flows.
+    fn call(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        let Context { settings, .. } = &self.destination.context;
+        let caller = || Arc::<Self>::clone(self);
+        if state.by_rdma {
+            let call = Call::lifeline(&self.destination, caller(), settings.lanes, self.deadline)?;
+            state.calls.push(call);
+            return Ok(());
+        }
+        for flow in 0..settings.flows.into() {
+            let call = Call::start(&self.destination, caller(), flow, self.deadline)?;
+            state.calls.push(call);
+        }
+        Ok(())
+    }
+
+    /// The listener has taken the lifeline: agrees with it on queue pairs.
+    fn agree(self: &Arc<Self>, socket: Socket) {
+        let destination = &self.destination;
+        let Some(adapter) = destination.context.device.rdma() else { return };
+        let attempt = Arc::downgrade(self);
+        let opened = Box::new(move |opened: Result<(), Error>| {
+            let Some(attempt) = attempt.upgrade() else { return };
+            let sender = lock(&attempt.state).agreeing.take();
+            match (sender, opened) {
+                (Some(sender), Ok(())) => {
+                    if let Some(Ok(sender)) = attempt.finish(Some(Ok(sender))) {
+                        sender.leave();
+                    }
+                }
+                (Some(sender), Err(error)) => {
+                    sender.close();
+                    attempt.fail(error.to_string(), Answer::None);
+                }
+                // Given up meanwhile.
+                (None, _) => {}
+            }
+        });
+        // The lock keeps the outcome back until the connection is noted.
+        let mut state = lock(&self.state);
+        if state.over {
+            return;
+        }
+        match rdma::Sender::open(destination, adapter, socket, self.deadline, opened) {
+            Ok(sender) => state.agreeing = Some(sender),
+            Err(error) => {
+                drop(state);
+                self.fail(error.to_string(), Answer::None);
+            }
+        }
+    }
+
+    /// Ends the attempt with an error, unless it is over; with what the listener said.
+    fn fail(&self, what: String, answer: Answer) {
+        if lock(&self.state).over {
+            return;
+        }
+        let Destination { context, peer, .. } = &*self.destination;
+        let Context { log, device, label, .. } = context;
+        let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
+        let mut error = Error::new(ErrorKind::Remote, message).with_answer(answer);
+        if !self.quiet {
+            log.warn(&format!("evenkeel: {error}"));
+            error = error.mark_logged();
+        }
+        self.finish(Some(Err(error)));
+    }
+
     /// Ends the attempt, unless it is over, and leaves an outcome to be polled, or takes the one
     /// that nobody has polled.
-    fn finish(
-        &self,
-        outcome: Option<Result<Arc<Sender>, Error>>,
-    ) -> Option<Result<Arc<Sender>, Error>> {
-        let (calls, unclaimed) = {
+    fn finish(&self, outcome: Option<Outcome>) -> Option<Outcome> {
+        let (calls, agreeing, unclaimed) = {
             let mut state = lock(&self.state);
             let unclaimed = match outcome {
                 None => state.outcome.take(),
@@ -119,10 +191,13 @@ impl Attempt {
                 }
             };
             state.over = true;
-            (std::mem::take(&mut state.calls), unclaimed)
+            (std::mem::take(&mut state.calls), state.agreeing.take(), unclaimed)
         };
         for call in calls {
             call.take_socket();
+        }
+        if let Some(sender) = agreeing {
+            sender.close();
         }
         unclaimed
     }
@@ -135,6 +210,10 @@ impl Caller for Attempt {
             if state.over {
                 return;
             }
+            if state.by_rdma {
+                drop(state);
+                return self.agree(socket);
+            }
             if let Some(place) = state.welcomed.get_mut(flow as usize) {
                 *place = Some(socket);
             }
@@ -144,17 +223,29 @@ impl Caller for Attempt {
             std::mem::take(&mut state.welcomed).into_iter().flatten().collect()
         };
         let outcome = Sender::open(Arc::clone(&self.destination), sockets)
+            .map(|sender| sender as Arc<dyn Outbound>)
             .map_err(|error| Error::system("cannot watch a connection", &error));
         self.finish(Some(outcome));
     }
 
     fn not_welcomed(self: Arc<Self>, _flow: u32, error: CallError) {
-        let Destination { context, peer, .. } = &*self.destination;
-        let Context { log, device, label, settings, .. } = context;
+        let settings = &self.destination.context.settings;
         let welcomed = {
-            let state = lock(&self.state);
+            let mut state = lock(&self.state);
             if state.over {
                 return;
+            }
+            if state.by_rdma && error.no_rdma && settings.carrier == Carrier::Auto {
+                // The two sides have no RDMA in common: TCP carries all, as if this side had none.
+                state.by_rdma = false;
+                state.calls.clear();
+                match self.call(&mut state) {
+                    Ok(()) => return,
+                    Err(error) => {
+                        drop(state);
+                        return self.fail(error.to_string(), Answer::None);
+                    }
+                }
             }
             state.welcomed.iter().flatten().count()
         };
@@ -165,12 +256,6 @@ impl Caller for Attempt {
         } else {
             error.what
         };
-        let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
-        let mut error = Error::new(ErrorKind::Remote, message).with_answer(answer);
-        if !self.quiet {
-            log.warn(&format!("evenkeel: {error}"));
-            error = error.mark_logged();
-        }
-        self.finish(Some(Err(error)));
+        self.fail(what, answer);
     }
 }

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
 
 use evenkeel_wire::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
 use crate::log::Log;
-use crate::settings::{Family, Settings};
+use crate::rdma::{self, Adapter};
+use crate::settings::{Carrier, Family, Settings};
 use crate::sys::{self, InterfaceAddress};
 
 /// Assumed where neither the system nor the user knows a device's speed, in Mb/s. NCCL assumes the
@@ -15,13 +17,14 @@ use crate::sys::{self, InterfaceAddress};
 const DEFAULT_SPEED: u32 = 10_000;
 
 /// What NCCL sees as one network device: an interface, or several whose flows share the messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Device {
     name: String,
     /// Never empty.
     interfaces: Vec<Interface>,
     speed: u32,
     pci_path: Option<String>,
+    rdma: Option<Arc<Adapter>>,
 }
 
 /// A network interface with an address to send from and listen on.
@@ -32,7 +35,8 @@ struct Interface {
 }
 
 impl Device {
-    /// Interface name, such as `eth0`; of several, all names, as in `eth0+eth1`.
+    /// Interface name, such as `eth0`; of several, all names, as in `eth0+eth1`; of an RDMA port, that of its device and its
+    /// number, such as `mlx5_0:1`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -45,6 +49,16 @@ impl Device {
     /// Path of the PCI device under /sys; none for virtual interfaces and for several.
     pub fn pci_path(&self) -> Option<&str> {
         self.pci_path.as_deref()
+    }
+
+    /// The RDMA port, if it is one.
+    pub(crate) fn rdma(&self) -> Option<&Arc<Adapter>> {
+        self.rdma.as_ref()
+    }
+
+    /// Number of the RDMA port at its device, counted from 1; 0 where it is none.
+    pub fn port(&self) -> u8 {
+        self.rdma.as_ref().map_or(0, |adapter| adapter.number())
     }
 
     /// The addresses at which peers reach it.
@@ -88,10 +102,13 @@ impl Interface {
 }
 
 /// The usable devices of this host.
-pub(crate) fn discover(settings: &Settings, log: &dyn Log) -> Result<Vec<Device>, Error> {
+pub(crate) fn discover(settings: &Settings, log: &Arc<dyn Log>) -> Result<Vec<Device>, Error> {
     let addresses = sys::interface_addresses()
         .map_err(|error| Error::system("cannot list network interfaces", &error))?;
     let chosen = choose(&addresses, &settings.interfaces, settings.family);
+    if let Some(ports) = rdma_ports(settings, &addresses, chosen.first().copied(), log)? {
+        return Ok(ports);
+    }
     if chosen.is_empty() {
         let mut names: Vec<&str> = addresses.iter().map(|address| address.name.as_str()).collect();
         names.dedup();
@@ -105,9 +122,52 @@ pub(crate) fn discover(settings: &Settings, log: &dyn Log) -> Result<Vec<Device>
             ),
         ));
     }
-    let devices: Vec<Device> =
-        chosen.into_iter().map(|address| describe(address, settings.link_speed, log)).collect();
+    let describe = |address| describe(address, settings.link_speed, &**log);
+    let devices: Vec<Device> = chosen.into_iter().map(describe).collect();
     if settings.joined { join(devices).map(|device| vec![device]) } else { Ok(devices) }
+}
+
+/// The RDMA ports of this host, each a device; none where TCP carries all.
+fn rdma_ports(
+    settings: &Settings,
+    addresses: &[InterfaceAddress],
+    fallback: Option<&InterfaceAddress>,
+    log: &Arc<dyn Log>,
+) -> Result<Option<Vec<Device>>, Error> {
+    let must = settings.carrier == Carrier::Rdma;
+    // What is asked for in words that only TCP understands.
+    let tcp_only = [
+        (settings.checksum, "EVENKEEL_CHECKSUM"),
+        (settings.joined, "EVENKEEL_DEVICES=joined"),
+        (settings.is_static(), "EVENKEEL_SCHEDULE=static"),
+    ];
+    let reason = tcp_only.iter().find(|(set, _)| *set).map(|(_, name)| *name);
+    let found = match (settings.carrier, reason) {
+        (Carrier::Tcp, _) => return Ok(None),
+        (_, Some(reason)) => Err(format!("{reason} is for TCP only")),
+        (_, None) => rdma::discover(settings, addresses, fallback, log),
+    };
+    match found {
+        Ok(found) => Ok(Some(
+            found
+                .into_iter()
+                .map(|rdma::Found { adapter, ip, index }| Device {
+                    name: adapter.name().to_owned(),
+                    interfaces: vec![Interface { ip, index }],
+                    speed: settings.link_speed.or_else(|| adapter.speed()).unwrap_or(DEFAULT_SPEED),
+                    pci_path: adapter.pci_path(),
+                    rdma: Some(adapter),
+                })
+                .collect(),
+        )),
+        Err(why) if must => {
+            Err(Error::new(ErrorKind::Config, format!("EVENKEEL_TRANSPORT=rdma: {why}")))
+        }
+        Err(why) => {
+            log.info(&format!("evenkeel: TCP carries all: {why}"));
+            Ok(None)
+        }
+    }
 }
 
 /// One device of all.
@@ -130,6 +190,7 @@ fn join(devices: Vec<Device>) -> Result<Device, Error> {
         name: names.join("+"),
         speed: devices.iter().map(|device| device.speed).fold(0, u32::saturating_add),
         pci_path,
+        rdma: None,
         interfaces: devices.into_iter().flat_map(|device| device.interfaces).collect(),
     })
 }
@@ -146,7 +207,7 @@ fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn L
         .ok()
         .map(|path| path.to_string_lossy().into_owned());
     let interfaces = vec![Interface { ip: address.ip, index: address.index }];
-    Device { name: name.clone(), interfaces, speed, pci_path }
+    Device { name: name.clone(), interfaces, speed, pci_path, rdma: None }
 }
 
 fn read_speed(name: &str) -> Option<u32> {
@@ -216,32 +277,43 @@ fn rank(address: &InterfaceAddress) -> u8 {
     }
 }
 
-/// NCCL_SOCKET_IFNAME.
-struct NameFilter<'a> {
+/// NCCL_SOCKET_IFNAME, and NCCL_IB_HCA, which is of the same form but for ports.
+pub(crate) struct NameFilter<'a> {
     exclude: bool,
     exact: bool,
-    names: Vec<&'a str>,
+    /// Names, and of RDMA devices which port.
+    names: Vec<(&'a str, Option<u8>)>,
 }
 
 impl<'a> NameFilter<'a> {
-    fn parse(text: &'a str) -> Self {
+    pub(crate) fn parse(text: &'a str) -> Self {
         let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
         let names = text
             .split(',')
-            // NCCL allows name:port; ports belong to its RDMA transport.
-            .map(|name| name.split(':').next().unwrap_or(name).trim())
-            .filter(|name| !name.is_empty())
+            .map(|name| {
+                let (name, port) = name.split_once(':').unwrap_or((name, ""));
+                (name.trim(), port.trim().parse().ok())
+            })
+            .filter(|(name, _)| !name.is_empty())
             .collect();
         Self { exclude, exact, names }
     }
 
+    /// Whether an interface is meant. NCCL allows ports with their names, which mean nothing.
     fn matches(&self, name: &str) -> bool {
-        let named = self
-            .names
-            .iter()
-            .any(|wanted| if self.exact { name == *wanted } else { name.starts_with(wanted) });
+        self.names.iter().any(|(wanted, _)| self.is(name, wanted)) != self.exclude
+    }
+
+    /// Whether a port of an RDMA device is meant.
+    pub(crate) fn matches_port(&self, name: &str, port: u8) -> bool {
+        let is = |wanted: &Option<u8>| wanted.is_none_or(|wanted| wanted == port);
+        let named = self.names.iter().any(|(wanted, of)| self.is(name, wanted) && is(of));
         named != self.exclude
+    }
+
+    fn is(&self, name: &str, wanted: &str) -> bool {
+        if self.exact { name == wanted } else { name.starts_with(wanted) }
     }
 }
 
@@ -305,6 +377,16 @@ mod tests {
     }
 
     #[test]
+    fn ports_of_rdma_devices_are_meant_or_not() {
+        let meant = |text: &str, name: &str, port| NameFilter::parse(text).matches_port(name, port);
+        assert!(meant("mlx5", "mlx5_1", 2));
+        assert!(meant("=mlx5_0,mlx5_1:2", "mlx5_1", 2));
+        assert!(!meant("=mlx5_0,mlx5_1:2", "mlx5_1", 1));
+        assert!(!meant("=mlx5_1", "mlx5_10", 1));
+        assert!(!meant("^mlx5_1:2", "mlx5_1", 2) && meant("^mlx5_1:2", "mlx5_1", 1));
+    }
+
+    #[test]
     fn link_local_bridges_and_loopback_are_the_last_resort() {
         let only = |wanted: &[&str]| -> Vec<String> {
             let host: Vec<_> =
@@ -318,7 +400,7 @@ mod tests {
 
     fn device(ip: &str, index: u32) -> Device {
         let interfaces = vec![Interface { ip: ip.parse().unwrap(), index }];
-        Device { name: format!("eth{index}"), interfaces, speed: 1000, pci_path: None }
+        Device { name: format!("eth{index}"), interfaces, speed: 1000, pci_path: None, rdma: None }
     }
 
     fn peer(addresses: &[&str]) -> Handle {

@@ -1,4 +1,4 @@
-//! Devices, the TCP engine and connections between peers.
+//! Devices, the engines (TCP and RDMA) and connections between peers.
 //!
 //! A [`Transport`] knows this host's devices. [`Transport::listen`] gives a [`Listener`] whose
 //! [`Handle`] the peer passes to [`Transport::connect`]. Both sides are polled and never block. The
@@ -6,6 +6,9 @@
 //! Each request is polled by [`Request::test`], but makes progress without it: a few threads,
 //! shared by all connections of the process, move the bytes. They start with the first listener or
 //! connection and stop with the last.
+//!
+//! What carries a connection's messages is agreed on when it is opened, and of no consequence for who uses it: flows of TCP,
+//! or queue pairs of RDMA where both sides have a port of that.
 //!
 //! Every failure of a connection is reported by all its requests, and by one line in the log. Errors
 //! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
@@ -31,6 +34,7 @@ mod metrics;
 #[cfg(test)]
 mod modelled;
 mod notify;
+mod rdma;
 mod recv;
 mod request;
 mod send;
@@ -65,6 +69,7 @@ pub use lent::{Receiving, Sending};
 pub use listen::Listener;
 pub use log::Log;
 pub use notify::Notify;
+pub use rdma::{Registrar, Registration};
 pub use recv::RecvConnection;
 pub use request::{MAX_REQUESTS, Request};
 pub use send::{Farewell, SendConnection};
@@ -93,12 +98,13 @@ impl Transport {
     /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none
     /// may be used.
     pub fn new(settings: Settings, log: Arc<dyn Log>) -> Result<Self, Error> {
-        let devices = device::discover(&settings, &*log)?;
+        let devices = device::discover(&settings, &log)?;
+        let adapters = devices.iter().filter_map(Device::rdma).cloned().collect();
         Ok(Self {
             settings: Arc::new(settings),
             log,
             devices,
-            metrics: Arc::default(),
+            metrics: Arc::new(Metrics::new(adapters)),
             engine: Mutex::new(Weak::new()),
         })
     }
@@ -135,13 +141,24 @@ impl Transport {
         label: &str,
         notified: Arc<dyn Notify>,
     ) -> Result<Listener, Error> {
-        let context = self.context(0, label)?;
+        // Where it listens at all addresses, the first device stands for all.
+        let at = |device: &Device| device.addresses().contains(&address.ip());
+        let device = self.devices.iter().position(at).unwrap_or(0);
+        let context = self.context(device, label)?;
         Listener::open(self.engine()?, context, Port::Public(address, nonce, notified))
     }
 
     /// The values that it was made with.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Registers memory for messages over a device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for an unknown device.
+    pub fn registrar(&self, device: usize) -> Result<Registrar, Error> {
+        Ok(Registrar::new(&self.context(device, "")?.device))
     }
 
     /// Begins to connect to a listener from a device. `label` goes into the connection's log lines.

@@ -18,7 +18,9 @@ use crate::base::{not_now, prepare};
 use crate::engine::{Engine, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
 use crate::notify::Notify;
-use crate::recv::{Receiver, RecvConnection};
+use crate::rdma;
+use crate::recv::{Inbound, Receiver, RecvConnection};
+use crate::settings::Carrier;
 use crate::sys::{self, lock};
 
 /// Most TCP connections that have not shown yet that they are peers; when more come, the oldest
@@ -67,7 +69,9 @@ struct State {
     /// Oldest first.
     strangers: VecDeque<Arc<Stranger>>,
     partial: HashMap<ConnectionId, Partial>,
-    ready: VecDeque<Arc<Receiver>>,
+    ready: VecDeque<Arc<dyn Inbound>>,
+    /// Connections whose peers are agreeing on queue pairs.
+    agreeing: HashMap<ConnectionId, Arc<rdma::Receiver>>,
     /// Connections that flows may join: what is ready and what was accepted.
     complete: HashMap<ConnectionId, Weak<Receiver>>,
     /// How many keep the socket open.
@@ -179,19 +183,20 @@ impl Listener {
 }
 
 impl Listener {
-    fn connection(&self, receiver: Arc<Receiver>) -> RecvConnection {
+    fn connection(&self, receiver: Arc<dyn Inbound>) -> RecvConnection {
         RecvConnection::new(receiver, self.door.clone(), Arc::clone(&self.engine))
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let ready = {
+        let (ready, agreeing) = {
             let mut state = lock(&self.shared.state);
             state.closed = true;
             state.partial.clear();
-            std::mem::take(&mut state.ready)
+            (std::mem::take(&mut state.ready), std::mem::take(&mut state.agreeing))
         };
+        agreeing.values().for_each(|receiver| receiver.close());
         for receiver in ready {
             drop(self.connection(receiver));
         }
@@ -233,6 +238,7 @@ impl Drop for OpenDoor {
         for stranger in state.strangers {
             stranger.take_socket();
         }
+        state.agreeing.values().for_each(|receiver| receiver.close());
     }
 }
 
@@ -304,7 +310,19 @@ impl Shared {
 
     /// Answers a peer's hello and, unless it is refused, takes its flow in. Complete connections
     /// become ready.
-    fn admit(&self, hello: &Hello, socket: Socket, peer: SocketAddr) -> Result<(), Refusal> {
+    fn admit(
+        self: &Arc<Self>,
+        hello: &Hello,
+        socket: Socket,
+        peer: SocketAddr,
+    ) -> Result<(), Refusal> {
+        if hello.rdma {
+            return self.agree(hello, socket, peer);
+        }
+        if self.context.settings.carrier == Carrier::Rdma {
+            answer(&socket, hello.connection, Err(Refusal::RdmaOnly));
+            return Err(Refusal::RdmaOnly);
+        }
         let mut state = lock(&self.state);
         if let Some(receiver) = state.complete.get(&hello.connection) {
             let receiver = receiver.upgrade().filter(|receiver| receiver.is_open());
@@ -329,6 +347,69 @@ impl Shared {
             )),
         }
         Ok(())
+    }
+
+    /// Answers a peer whose messages are to be carried by RDMA and, unless it is refused, agrees with it on queue pairs.
+    /// Then the connection becomes ready.
+    fn agree(
+        self: &Arc<Self>,
+        hello: &Hello,
+        socket: Socket,
+        peer: SocketAddr,
+    ) -> Result<(), Refusal> {
+        let id = hello.connection;
+        let by_rdma = self.context.settings.carrier != Carrier::Tcp;
+        let adapter = self.context.device.rdma().filter(|_| by_rdma);
+        let mut state = lock(&self.state);
+        let waiting = state.partial.len() + state.ready.len() + state.agreeing.len();
+        let verdict = match adapter {
+            None => Err(Refusal::NoRdma),
+            Some(_) if state.closed => Err(Refusal::Gone),
+            Some(_) if waiting >= MAX_UNACCEPTED => Err(Refusal::Busy),
+            Some(_) if state.agreeing.contains_key(&id) => Err(Refusal::Inconsistent),
+            Some(adapter) => Ok(adapter),
+        };
+        answer(&socket, id, verdict.map(|_| ()));
+        let adapter = verdict?;
+        let listener = Arc::downgrade(self);
+        let opened = Box::new(move |opened: Result<(), Error>| {
+            if let Some(listener) = listener.upgrade() {
+                listener.agreed(id, peer, opened);
+            }
+        });
+        let (context, workers) = (self.context.clone(), &self.workers);
+        let lanes = usize::from(hello.flows);
+        // The lock keeps the outcome back until the connection is noted.
+        match rdma::Receiver::open(context, adapter, workers, peer, socket, lanes, opened) {
+            Ok(receiver) => drop(state.agreeing.insert(id, receiver)),
+            Err(error) => {
+                self.context
+                    .log
+                    .warn(&format!("evenkeel: connection from {peer} dropped: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The peers have agreed on queue pairs, or cannot.
+    fn agreed(&self, id: ConnectionId, peer: SocketAddr, opened: Result<(), Error>) {
+        let mut state = lock(&self.state);
+        let Some(receiver) = state.agreeing.remove(&id) else { return };
+        match opened {
+            Ok(()) => {
+                state.ready.push_back(receiver);
+                if let Some(notified) = &self.notified {
+                    notified.notify();
+                }
+            }
+            Err(error) => {
+                drop(state);
+                receiver.close();
+                self.context
+                    .log
+                    .warn(&format!("evenkeel: connection from {peer} dropped: {error}"));
+            }
+        }
     }
 
     fn tick(self: &Arc<Self>, now: Instant) {

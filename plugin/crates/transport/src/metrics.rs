@@ -11,6 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::base::{Base, InFlight};
 use crate::exporter::{Page, Pages};
+use crate::rdma::Adapter;
 use crate::sys::PathFigures;
 
 /// A connection that can be looked at.
@@ -33,9 +34,12 @@ pub(crate) struct FlowObservation {
     pub(crate) path: PathFigures,
 }
 
-/// The connections of a process.
+/// The connections of a process, and the RDMA ports that they may use.
 #[derive(Default)]
-pub(crate) struct Metrics(Mutex<Vec<Weak<dyn Observed>>>);
+pub(crate) struct Metrics {
+    connections: Mutex<Vec<Weak<dyn Observed>>>,
+    adapters: Vec<Arc<Adapter>>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ConnectionLabels {
@@ -43,6 +47,11 @@ struct ConnectionLabels {
     peer: String,
     device: String,
     comm: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceLabels {
+    device: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,12 +85,19 @@ struct Table {
     round_trip: OfFlow<Gauge<f64, std::sync::atomic::AtomicU64>>,
     rate: OfFlow<Gauge>,
     queued: OfFlow<Gauge>,
+    registrations: Family<DeviceLabels, Counter>,
+    reused: Family<DeviceLabels, Counter>,
 }
 
 impl Metrics {
+    /// Shows these ports too.
+    pub(crate) fn new(adapters: Vec<Arc<Adapter>>) -> Self {
+        Self { connections: Mutex::default(), adapters }
+    }
+
     /// Shows a connection from now on, as long as it lives.
     pub(crate) fn watch(&self, connection: Weak<dyn Observed>) {
-        let mut connections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.retain(|connection| connection.strong_count() > 0);
         connections.push(connection);
     }
@@ -89,12 +105,18 @@ impl Metrics {
     /// What a scrape gets.
     fn render(&self) -> String {
         let connections: Vec<Arc<dyn Observed>> = {
-            let connections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
             connections.iter().filter_map(Weak::upgrade).collect()
         };
         let table = Table::default();
         for connection in &connections {
             table.add(&**connection);
+        }
+        for adapter in &self.adapters {
+            let labels = DeviceLabels { device: adapter.name().to_owned() };
+            let memory = &adapter.memory;
+            table.registrations.get_or_create(&labels).inc_by(memory.registered.get());
+            table.reused.get_or_create(&labels).inc_by(memory.reused.get());
         }
         let mut text = String::new();
         match encode(&mut text, &table.register()) {
@@ -182,6 +204,10 @@ impl Table {
         all.register_with_unit("flow_delivery_rate", help, bytes(), self.rate);
         let help = "Bytes that wait in the socket unsent";
         all.register_with_unit("flow_queued", help, bytes(), self.queued);
+        let help = "Times that memory was registered with an RDMA port";
+        all.register("memory_registrations", help, self.registrations);
+        let help = "Times that memory was used which was registered already";
+        all.register("memory_registrations_reused", help, self.reused);
         all
     }
 }

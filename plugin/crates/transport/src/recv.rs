@@ -24,6 +24,7 @@ use crate::error::{Error, ErrorKind};
 use crate::listen::OpenDoor;
 use crate::metrics::{FlowObservation, Observed};
 use crate::notify::Notify;
+use crate::rdma::Registrar;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::send::PLACES;
 use crate::sys::{self, RecvBuffer, SendBuffer, lock};
@@ -40,14 +41,28 @@ const CALLER_BYTES: u64 = 64 << 10;
 ///
 /// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
 pub struct RecvConnection {
-    receiver: Arc<Receiver>,
+    pub(crate) receiver: Arc<dyn Inbound>,
     /// Where the peer can replace flows.
     _door: OpenDoor,
     _engine: Arc<Engine>,
 }
 
+/// The receiving side of a connection, whatever carries its messages.
+pub(crate) trait Inbound: Send + Sync {
+    fn base(&self) -> &Base;
+    /// As [`RecvConnection::recv`].
+    fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error>;
+    /// As [`RecvConnection::flows`].
+    fn flows(&self) -> usize;
+    /// Ends everything.
+    fn close(&self);
+    /// Breaks a queue pair, as its device may.
+    #[cfg(test)]
+    fn break_lane(&self, lane: usize);
+}
+
 impl RecvConnection {
-    pub(crate) fn new(receiver: Arc<Receiver>, door: OpenDoor, engine: Arc<Engine>) -> Self {
+    pub(crate) fn new(receiver: Arc<dyn Inbound>, door: OpenDoor, engine: Arc<Engine>) -> Self {
         Self { receiver, _door: door, _engine: engine }
     }
 
@@ -57,28 +72,56 @@ impl RecvConnection {
     /// # Errors
     /// The connection's failure.
     pub fn recv(&self, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
-        Receiver::recv(&self.receiver, buffer)
+        Arc::clone(&self.receiver).recv(buffer)
     }
 
     /// Has this called from now on whenever a request is done and when the connection fails.
     pub fn notify(&self, notified: Arc<dyn Notify>) {
-        self.receiver.base.notify_with(notified);
+        self.receiver.base().notify_with(notified);
     }
 
     /// Where the peer is.
     pub fn peer(&self) -> SocketAddr {
-        self.receiver.base.peer()
+        self.receiver.base().peer()
     }
 
-    /// How many flows it has now.
+    /// Registers memory for messages.
+    pub fn registrar(&self) -> Registrar {
+        Registrar::new(&self.receiver.base().context.device)
+    }
+
+    /// How many flows it has now, or would have over TCP.
     pub fn flows(&self) -> usize {
-        self.receiver.flows().len()
+        self.receiver.flows()
     }
 }
 
 impl Drop for RecvConnection {
     fn drop(&mut self) {
         self.receiver.close();
+    }
+}
+
+impl Inbound for Receiver {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
+        Self::recv(&self, buffer)
+    }
+
+    fn flows(&self) -> usize {
+        Self::flows(self).len()
+    }
+
+    fn close(&self) {
+        Self::close(self);
+    }
+
+    #[cfg(test)]
+    fn break_lane(&self, lane: usize) {
+        unreachable!("TCP has no lane {lane}");
     }
 }
 

@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorKind};
 use crate::mend::Mending;
 use crate::metrics::{FlowObservation, Observed};
 use crate::notify::Notify;
+use crate::rdma::Registrar;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::sys::{self, SendBuffer, lock};
 use crate::turn::Turn;
@@ -45,12 +46,29 @@ pub(crate) const PLACES: usize = 2 * evenkeel_wire::MAX_FLOWS;
 /// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
 /// Messages whose requests are done are still delivered.
 pub struct SendConnection {
-    sender: Arc<Sender>,
+    pub(crate) sender: Arc<dyn Outbound>,
     _engine: Arc<Engine>,
 }
 
+/// The sending side of a connection, whatever carries its messages.
+pub(crate) trait Outbound: Send + Sync {
+    fn base(&self) -> &Base;
+    /// As [`SendConnection::send`].
+    fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error>;
+    /// The owner has closed the connection.
+    fn leave(self: Arc<Self>);
+    /// As [`Farewell::is_over`].
+    fn is_delivered(&self) -> bool;
+    /// Breaks a queue pair, as its device may.
+    #[cfg(test)]
+    fn break_lane(&self, lane: usize);
+    /// How many queue pairs it has.
+    #[cfg(test)]
+    fn lanes(&self) -> usize;
+}
+
 impl SendConnection {
-    pub(crate) fn new(sender: Arc<Sender>, engine: Arc<Engine>) -> Self {
+    pub(crate) fn new(sender: Arc<dyn Outbound>, engine: Arc<Engine>) -> Self {
         Self { sender, _engine: engine }
     }
 
@@ -60,17 +78,22 @@ impl SendConnection {
     /// # Errors
     /// [`ErrorKind::Argument`] above [`MAX_MESSAGE_BYTES`]; else the connection's failure.
     pub fn send(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Sender::send(&self.sender, buffer)
+        Arc::clone(&self.sender).send(buffer)
     }
 
     /// Has this called from now on whenever a request is done and when the connection fails.
     pub fn notify(&self, notified: Arc<dyn Notify>) {
-        self.sender.base.notify_with(notified);
+        self.sender.base().notify_with(notified);
     }
 
     /// Where the peer is.
     pub fn peer(&self) -> SocketAddr {
-        self.sender.base.peer()
+        self.sender.base().peer()
+    }
+
+    /// Registers memory for messages.
+    pub fn registrar(&self) -> Registrar {
+        Registrar::new(&self.sender.base().context.device)
     }
 
     /// Closes it, as dropping it does, and tells when that is of no consequence for the peer any more.
@@ -81,20 +104,48 @@ impl SendConnection {
 
 /// A connection that its owner has closed.
 pub struct Farewell {
-    sender: Arc<Sender>,
+    sender: Arc<dyn Outbound>,
     _engine: Arc<Engine>,
 }
 
 impl Farewell {
     /// Whether the peer has all messages whose requests were done, or never will. Never blocks.
     pub fn is_over(&self) -> bool {
-        self.sender.is_over() || lock(&self.sender.queue).scheduler.is_empty()
+        self.sender.is_delivered()
     }
 }
 
 impl Drop for SendConnection {
     fn drop(&mut self) {
-        self.sender.leave();
+        Arc::clone(&self.sender).leave();
+    }
+}
+
+impl Outbound for Sender {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        Self::send(&self, buffer)
+    }
+
+    fn leave(self: Arc<Self>) {
+        Self::leave(&self);
+    }
+
+    fn is_delivered(&self) -> bool {
+        self.is_over() || lock(&self.queue).scheduler.is_empty()
+    }
+
+    #[cfg(test)]
+    fn break_lane(&self, lane: usize) {
+        unreachable!("TCP has no lane {lane}");
+    }
+
+    #[cfg(test)]
+    fn lanes(&self) -> usize {
+        0
     }
 }
 

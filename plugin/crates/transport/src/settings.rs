@@ -7,7 +7,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, Schedule};
+use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_LANES, Schedule};
+
+use crate::device::NameFilter;
 
 /// One environment variable.
 pub struct Setting {
@@ -52,9 +54,26 @@ pub(crate) enum Family {
     V6,
 }
 
+/// What carries messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// RDMA between peers that both have it, else TCP.
+    Auto,
+    Tcp,
+    Rdma,
+}
+
 /// The values of all settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    pub(crate) carrier: Carrier,
+    /// Queue pairs of a connection.
+    pub(crate) lanes: u16,
+    /// NCCL_IB_HCA.
+    rdma_ports: String,
+    pub(crate) gid_index: Option<u8>,
+    pub(crate) traffic_class: u8,
+    pub(crate) service_level: u8,
     pub(crate) flows: u16,
     pub(crate) chunk_bytes: u64,
     pub(crate) inline_bytes: u64,
@@ -87,6 +106,76 @@ pub struct Settings {
 
 /// All settings.
 pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "EVENKEEL_TRANSPORT",
+        meaning: "what carries messages; auto: RDMA between peers that both have a usable RDMA port, else TCP; tcp or rdma: that, or an error",
+        accepts: "auto, tcp or rdma",
+        default: "auto",
+        apply: |settings, value| {
+            settings.carrier = match value {
+                "auto" => Carrier::Auto,
+                "tcp" => Carrier::Tcp,
+                "rdma" => Carrier::Rdma,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_QUEUE_PAIRS",
+        meaning: "RDMA queue pairs that share the messages of one connection, and stand in for each other when one fails; the sending side decides",
+        accepts: "a whole number from 1 to 8",
+        default: "2",
+        apply: |settings, value| {
+            settings.lanes = ranged(value, 1, MAX_LANES as u64)? as u16;
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_HCA",
+        meaning: "RDMA ports to use, as NCCL reads it: prefixes of device names, with a port or all, = for whole names, ^ for all others",
+        accepts: "[^][=]name[:port],name[:port],...",
+        default: "",
+        apply: |settings, value| {
+            value.clone_into(&mut settings.rdma_ports);
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_GID_INDEX",
+        meaning: "which address (GID) of an RDMA port to use; without it the RoCE v2 one of an address of this host",
+        accepts: "a whole number from 0 to 255, or -1",
+        default: "",
+        apply: |settings, value| {
+            // NCCL takes -1 for its own choice.
+            settings.gid_index = if value.is_empty() || value == "-1" {
+                None
+            } else {
+                Some(ranged(value, 0, 255)? as u8)
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_TC",
+        meaning: "traffic class of RDMA packets",
+        accepts: "a whole number from 0 to 255, or -1 for 0",
+        default: "0",
+        apply: |settings, value| {
+            settings.traffic_class = if value == "-1" { 0 } else { ranged(value, 0, 255)? as u8 };
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_SL",
+        meaning: "service level of RDMA packets",
+        accepts: "a whole number from 0 to 15, or -1 for 0",
+        default: "0",
+        apply: |settings, value| {
+            settings.service_level = if value == "-1" { 0 } else { ranged(value, 0, 15)? as u8 };
+            Some(())
+        },
+    },
     Setting {
         name: "EVENKEEL_FLOWS",
         meaning: "TCP connections (flows) that share the messages of one connection; the sending side decides",
@@ -390,6 +479,12 @@ impl Settings {
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, SettingsError> {
         // Every field is overwritten below by its row of the table.
         let mut settings = Self {
+            carrier: Carrier::Auto,
+            lanes: 0,
+            rdma_ports: String::new(),
+            gid_index: None,
+            traffic_class: 0,
+            service_level: 0,
             flows: 0,
             chunk_bytes: 0,
             inline_bytes: 0,
@@ -468,6 +563,11 @@ impl Settings {
     /// The job's name; empty when nobody gave it one.
     pub fn job(&self) -> &str {
         &self.job
+    }
+
+    /// Whether a port of an RDMA device may be used.
+    pub(crate) fn wants_rdma(&self, device: &str, port: u8) -> bool {
+        self.rdma_ports.is_empty() || NameFilter::parse(&self.rdma_ports).matches_port(device, port)
     }
 
     /// Whether all flows have equal shares, on the paths that they have.
@@ -647,6 +747,10 @@ mod tests {
             ("EVENKEEL_REPATH", "maybe"),
             ("EVENKEEL_SCHEDULE", "dynamic"),
             ("EVENKEEL_CHECKSUM", "crc32"),
+            ("EVENKEEL_TRANSPORT", "ib"),
+            ("EVENKEEL_QUEUE_PAIRS", "9"),
+            ("NCCL_IB_GID_INDEX", "256"),
+            ("NCCL_IB_SL", "16"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

@@ -7,9 +7,10 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use evenkeel_verbs::{Access, Context, Region};
 use socket2::Socket;
 
 /// Memory that the caller lends for one message to send.
@@ -102,6 +103,35 @@ impl RecvBuffer {
     }
 }
 
+impl SendBuffer {
+    /// Where it is, for devices.
+    pub(crate) fn address(&self) -> u64 {
+        self.start.addr() as u64
+    }
+
+    /// Registers it with a device, which reads it. The registration is dropped before the request is reported.
+    pub(crate) fn register(&self, context: &Arc<Context>) -> Result<Region, evenkeel_verbs::Error> {
+        // SAFETY: the memory stays as long as the request is not reported by the contract of the constructor, which is
+        // longer than the registration; it is only read.
+        unsafe { Region::new(context, self.start.cast_mut(), self.length, Access::Send) }
+    }
+}
+
+impl RecvBuffer {
+    /// Where it is, for devices.
+    pub(crate) fn address(&self) -> u64 {
+        self.start.addr() as u64
+    }
+
+    /// Registers it with a device, which the peer writes through. The registration is dropped before the request is
+    /// reported, or is the caller's.
+    pub(crate) fn register(&self, context: &Arc<Context>) -> Result<Region, evenkeel_verbs::Error> {
+        // SAFETY: the memory is the request's alone until that is reported, and stays until a registration is dropped, by
+        // the contract of the constructor.
+        unsafe { Region::new(context, self.start, self.length, Access::All) }
+    }
+}
+
 /// The checksum of lent memory and what came `before` it.
 fn checksum_of(start: *const u8, length: usize, mut before: u32) -> u32 {
     // By way of a copy: no reference to lent memory may exist.
@@ -126,7 +156,8 @@ impl RecvBuffer {
     /// The memory must stay writable, and nothing else may write to it, until the request made with
     /// it has been reported as done or failed by `Request::test`, or its connection has been
     /// closed, whichever is first. Who makes requests of its own with parts of the buffer reports
-    /// to its caller in the same way.
+    /// to its caller in the same way. Memory of which a registration is made must stay mapped until
+    /// that is dropped, and no reference to it may exist while messages are received there.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         Self { start, length }
     }

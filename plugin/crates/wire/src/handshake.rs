@@ -3,8 +3,10 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
+use crate::lifeline::MAX_LANES;
+
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 /// Most flows a connection may have.
 pub const MAX_FLOWS: usize = 64;
 /// Most addresses of a listener.
@@ -153,7 +155,7 @@ impl Handle {
 
 /// First bytes of every flow, from the connector.
 ///
-/// Layout: magic 8, version u16, authentication u16, flows u16, checksums u16 (0 or 1), nonce 16 bytes,
+/// Layout: magic 8, version u16, authentication u16, flows u16, checksums u8 (0 or 1), RDMA u8 (0 or 1), nonce 16 bytes,
 /// connection 16 bytes, flow u32, random 12 bytes (zeros without a job key). Authentication is 0 without a job key; with one
 /// it is 1, and proofs follow the hello before the welcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +171,9 @@ pub struct Hello {
     pub flows: u16,
     /// Whether frames are sealed and payloads checked.
     pub checksum: bool,
+    /// Whether this is no flow but the lifeline of a connection whose messages are carried by RDMA, its only TCP
+    /// connection, numbered 0. The number of flows is then that of its lanes, 1 to [`crate::MAX_LANES`].
+    pub rdma: bool,
     /// With a job key: fresh random bytes, which make the listener's proof one for this flow only.
     pub random: Option<[u8; 12]>,
 }
@@ -182,7 +187,8 @@ impl Hello {
         let authentication = if self.random.is_some() { AUTH_JOB_KEY } else { AUTH_NONE };
         out[10..12].copy_from_slice(&authentication.to_le_bytes());
         out[12..14].copy_from_slice(&self.flows.to_le_bytes());
-        out[14..16].copy_from_slice(&u16::from(self.checksum).to_le_bytes());
+        out[14] = self.checksum.into();
+        out[15] = self.rdma.into();
         out[16..32].copy_from_slice(&self.nonce.0);
         out[32..48].copy_from_slice(&self.connection.0);
         out[48..52].copy_from_slice(&self.flow.to_le_bytes());
@@ -219,21 +225,26 @@ impl Hello {
         if theirs != if has_key { AUTH_JOB_KEY } else { AUTH_NONE } {
             return Err(HandshakeError::Authentication { theirs });
         }
-        let theirs = u16_at(bytes, 14) != 0;
+        let theirs = bytes[14] != 0;
         if theirs != checksum {
             return Err(HandshakeError::Checksum { theirs });
         }
         let (flow, flows) = (u32::from_le_bytes(array(bytes, 48)), u16_at(bytes, 12));
-        if flows == 0 || usize::from(flows) > MAX_FLOWS {
+        let rdma = bytes[15] != 0;
+        let most = if rdma { MAX_LANES } else { MAX_FLOWS };
+        if flows == 0 || usize::from(flows) > most {
             return Err(HandshakeError::OutOfRange {
                 field: "number of flows",
                 value: flows.into(),
-                accepted: format!("1 to {MAX_FLOWS}"),
+                accepted: format!("1 to {most}"),
             });
+        }
+        if rdma && flow > 0 {
+            return Err(HandshakeError::Unused("a lifeline's hello"));
         }
         let random = has_key.then(|| array(bytes, 52));
         let connection = ConnectionId(array(bytes, 32));
-        let hello = Self { nonce, connection, flow, flows, checksum, random };
+        let hello = Self { nonce, connection, flow, flows, checksum, rdma, random };
         if hello.encode() == *bytes { Ok(hello) } else { Err(HandshakeError::Unused("a hello")) }
     }
 }
@@ -254,6 +265,10 @@ pub enum Refusal {
     Gone = 5,
     /// One side wants checksums and the other does not.
     Checksum = 6,
+    /// The listener cannot carry messages by RDMA, or is not to.
+    NoRdma = 7,
+    /// The listener carries messages by RDMA only.
+    RdmaOnly = 8,
 }
 
 impl fmt::Display for Refusal {
@@ -265,6 +280,8 @@ impl fmt::Display for Refusal {
             Self::Busy => "too many unfinished connections",
             Self::Gone => "the connection is closed",
             Self::Checksum => "EVENKEEL_CHECKSUM is not the same on both sides",
+            Self::NoRdma => "it has no RDMA (EVENKEEL_TRANSPORT=tcp, or no RDMA device)",
+            Self::RdmaOnly => "it takes RDMA only (EVENKEEL_TRANSPORT=rdma)",
         })
     }
 }
@@ -317,10 +334,12 @@ impl Welcome {
             4 => Err(HandshakeError::Refused(Refusal::Busy)),
             5 => Err(HandshakeError::Refused(Refusal::Gone)),
             6 => Err(HandshakeError::Refused(Refusal::Checksum)),
+            7 => Err(HandshakeError::Refused(Refusal::NoRdma)),
+            8 => Err(HandshakeError::Refused(Refusal::RdmaOnly)),
             other => Err(HandshakeError::OutOfRange {
                 field: "welcome status",
                 value: other.into(),
-                accepted: "0 to 6".into(),
+                accepted: "0 to 8".into(),
             }),
         }
     }
@@ -337,7 +356,7 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(array(bytes, at))
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
@@ -352,7 +371,15 @@ mod tests {
     const ID: ConnectionId = ConnectionId([9; 16]);
 
     fn hello() -> Hello {
-        Hello { nonce: NONCE, connection: ID, flow: 3, flows: 4, checksum: false, random: None }
+        Hello {
+            nonce: NONCE,
+            connection: ID,
+            flow: 3,
+            flows: 4,
+            checksum: false,
+            rdma: false,
+            random: None,
+        }
     }
 
     #[test]
@@ -411,6 +438,8 @@ mod tests {
         assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")));
         let checked = Hello { checksum: true, ..hello() };
         assert_eq!(Hello::decode(&checked.encode(), NONCE, false, true), Ok(checked));
+        let lifeline = Hello { rdma: true, flow: 0, ..hello() };
+        assert_eq!(Hello::decode(&lifeline.encode(), NONCE, false, false), Ok(lifeline));
         let refused = HandshakeError::Checksum { theirs: false };
         assert_eq!(Hello::decode(&hello().encode(), NONCE, false, true), Err(refused));
         assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")), "random without a key");
@@ -443,6 +472,8 @@ mod tests {
             Refusal::Busy,
             Refusal::Gone,
             Refusal::Checksum,
+            Refusal::NoRdma,
+            Refusal::RdmaOnly,
         ] {
             let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
             assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));

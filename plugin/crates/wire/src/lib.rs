@@ -12,12 +12,17 @@
 //! Complete messages are acknowledged in the other direction of the flows. Until then the sender
 //! keeps them: when a flow dies, what it may not have delivered is sent again on others.
 //!
+//! Where messages are carried by RDMA, there is no flow but one TCP connection, the lifeline, on which the peers say
+//! [`Word`]s; [`Arrivals`] counts what has come.
+//!
 //! Everything here is a pure function of its arguments: no sockets, no clocks, no randomness.
 //! All integers on the wire are little-endian.
 
+mod arrivals;
 mod auth;
 mod frame;
 mod handshake;
+mod lifeline;
 mod pace;
 mod ranges;
 mod reassembly;
@@ -25,12 +30,14 @@ mod repath;
 mod schedule;
 mod width;
 
+pub use arrivals::{ArrivalError, Arrivals, Arrived, Immediate, MAX_PARTS, WINDOW};
 pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
 pub use frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use handshake::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_ADDRESSES,
     MAX_FLOWS, Nonce, PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
 };
+pub use lifeline::{LANE_PARTS, MAX_LANES, PairWord, Part, PortWord, Word, WordError};
 pub use pace::{Pace, Progress};
 pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};
 pub use repath::{Repath, Step};

@@ -165,12 +165,14 @@ fn what_is_said_is_understood() {
         let handle = Handle { addresses, port: chance.any() as u16, nonce: Nonce(chance.array()) };
         assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
 
+        let rdma = chance.one_in(2);
         let hello = Hello {
             nonce: Nonce(chance.array()),
             connection: ConnectionId(chance.array()),
-            flow: chance.any() as u32,
-            flows: 1 + chance.below(64) as u16,
+            flow: if rdma { 0 } else { chance.any() as u32 },
+            flows: 1 + chance.below(if rdma { 8 } else { 64 }) as u16,
             checksum: chance.one_in(2),
+            rdma,
             random: chance.one_in(2).then(|| chance.array()),
         };
         let has_key = hello.random.is_some();
@@ -196,7 +198,7 @@ fn any_frame(chance: &mut Chance) -> Frame {
             let length = if chance.one_in(2) {
                 left
             } else {
-                (left.min(128) + chance.below(left)) / 128 * 128
+                (left.min(128) + chance.below(left)).min(left) / 128 * 128
             };
             let length = if length == 0 { left } else { length } as u32;
             let (message, ack_wanted) = (chance.any(), chance.one_in(2));

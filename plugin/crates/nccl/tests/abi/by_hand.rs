@@ -34,6 +34,7 @@ impl Sender {
                     flow: flow.into(),
                     flows,
                     checksum: false,
+                    rdma: false,
                     random: None,
                 };
                 socket.write_all(&hello.encode()).unwrap();

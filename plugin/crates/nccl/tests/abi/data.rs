@@ -10,7 +10,7 @@ use evenkeel_nccl_abi::{
     NetV9, NetV11, NetV12, PTR_CUDA, PTR_HOST, PropertiesV12, REMOTE_ERROR, SUCCESS,
 };
 
-use crate::harness::{Net, Opaque, VERSIONS, log_lines, pattern, until};
+use crate::harness::{Net, Opaque, VERSIONS, in_rdma_lab, log_lines, pattern, until};
 
 #[test]
 fn every_version_moves_messages_of_any_size() {
@@ -290,7 +290,9 @@ macro_rules! check_properties {
             properties.assume_init()
         };
         // SAFETY: the name ends in a zero byte.
-        assert_eq!(unsafe { CStr::from_ptr(properties.name) }, c"lo");
+        let name = unsafe { CStr::from_ptr(properties.name) };
+        assert_eq!(name, if in_rdma_lab() { c"rxe0:1" } else { c"lo" });
+        assert_eq!(properties.port, in_rdma_lab().into());
         assert!(properties.pci_path.is_null());
         assert!(properties.speed > 0);
         assert_eq!((properties.ptr_support, properties.max_recvs), (PTR_HOST, 1));
@@ -304,10 +306,11 @@ macro_rules! check_properties {
 fn properties_are_right_for_every_version() {
     let net = |version| Net::init(version, 0x104).unwrap();
     let in_range = |bytes| assert!(bytes > 0 && bytes <= MAX_NET_SIZE);
-    check_properties!(net(6), NetV6, port == 0);
+    let global = in_rdma_lab().into();
+    check_properties!(net(6), NetV6,);
     check_properties!(net(7), NetV7, net_device_type == 0, net_device_version == 0);
-    check_properties!(net(8), NetV8, reg_is_global == 0, net_device_type == 0);
-    let v9 = check_properties!(net(9), NetV9, reg_is_global == 0, force_flush == 0);
+    check_properties!(net(8), NetV8, reg_is_global == global, net_device_type == 0);
+    let v9 = check_properties!(net(9), NetV9, reg_is_global == global, force_flush == 0);
     assert_eq!((v9.v_props.count, v9.v_props.devices[0]), (1, 0));
     in_range(v9.max_p2p_bytes);
     in_range(v9.max_coll_bytes);

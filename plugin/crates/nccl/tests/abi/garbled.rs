@@ -168,7 +168,8 @@ fn checksums_that_only_one_side_wants_are_refused() {
     bytes.copy_from_slice(&handle.0[..HANDLE_BYTES]);
     let nonce = evenkeel_wire::Handle::decode(&bytes).unwrap().nonce;
     let connection = ConnectionId([3; 16]);
-    let hello = Hello { nonce, connection, flow: 0, flows: 1, checksum: true, random: None };
+    let hello =
+        Hello { nonce, connection, flow: 0, flows: 1, checksum: true, rdma: false, random: None };
     let mut socket = TcpStream::connect(handle.address()).unwrap();
     socket.set_read_timeout(Some(harness::PATIENCE)).unwrap();
     socket.write_all(&hello.encode()).unwrap();

@@ -13,8 +13,8 @@ use evenkeel_nccl_abi::{
 use evenkeel_transport::HANDLE_BYTES;
 use libloading::Library;
 
-/// Long enough for a loaded machine; reached only when something is broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for a loaded machine, or an emulated one; reached only when something is broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 /// Every version, newest first as NCCL looks for them.
 pub(crate) const VERSIONS: [u32; 7] = [12, 11, 10, 9, 8, 7, 6];
 
@@ -34,11 +34,22 @@ pub(crate) fn library_path() -> PathBuf {
     path
 }
 
+/// Whether messages are to go by RDMA: in the RDMA lab, which sets this.
+pub(crate) fn in_rdma_lab() -> bool {
+    env::var_os("EVENKEEL_RDMALAB").is_some()
+}
+
 /// Sets what the plugin reads. Must come before anything else in each test.
 pub(crate) fn environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for (name, value) in [("NCCL_SOCKET_IFNAME", "lo"), ("EVENKEEL_HANDSHAKE_TIMEOUT", "1")] {
+        let tcp = [("NCCL_SOCKET_IFNAME", "lo"), ("EVENKEEL_HANDSHAKE_TIMEOUT", "1")];
+        let rdma = [
+            ("EVENKEEL_TRANSPORT", "rdma"),
+            ("EVENKEEL_QUEUE_PAIRS", "4"),
+            ("NCCL_IB_HCA", "=rxe0"),
+        ];
+        for (name, value) in if in_rdma_lab() { &rdma[..] } else { &tcp[..] } {
             if env::var_os(name).is_none() {
                 // SAFETY: every test begins here, so none is past this point and reads the
                 // environment; the library is not loaded yet.

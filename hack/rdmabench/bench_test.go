@@ -1,0 +1,58 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestPerftestColumn(t *testing.T) {
+	bandwidth := `---------------------------------------------------------------------------------------
+ #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]
+ 1048576    200              70.51              68.25		   0.000068
+---------------------------------------------------------------------------------------
+`
+	if got, err := perftestColumn(bandwidth, 1<<20, 3); err != nil || got != 68.25 {
+		t.Errorf("bandwidth %v, %v", got, err)
+	}
+	latency := ` #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]
+ 8       1000          40.11          9812.00      45.20     	       61.11        	300.10		120.00    		9812.00
+`
+	if got, err := perftestColumn(latency, 8, 4); err != nil || got != 45.2 {
+		t.Errorf("latency %v, %v", got, err)
+	}
+	if _, err := perftestColumn("Couldn't connect", 8, 4); err == nil {
+		t.Error("a failure has a result")
+	}
+}
+
+func TestDriverResult(t *testing.T) {
+	row := `{"rows":[{"size":8,"time_us":100,"bandwidth":0.081,"p50_us":90,"p99_us":100,"wrong":0}]}`
+	if got, err := driverResult([]byte(row), true); err != nil || got != 45 {
+		t.Errorf("latency %v, %v", got, err)
+	}
+	if got, err := driverResult([]byte(row), false); err != nil || got != 81 {
+		t.Errorf("bandwidth %v, %v", got, err)
+	}
+	for _, wrong := range []string{"", `{"rows":[]}`, strings.Replace(row, `"wrong":0`, `"wrong":1`, 1)} {
+		if _, err := driverResult([]byte(wrong), false); err == nil {
+			t.Errorf("%q has a result", wrong)
+		}
+	}
+}
+
+func TestMarkdown(t *testing.T) {
+	results := []result{
+		{Case: cases[0], Perftest: []float64{60, 50, 70}, Evenkeel: []float64{57, 66, 48}},
+		{Case: cases[2], Perftest: []float64{40, 50}, Evenkeel: []float64{60, 75}},
+	}
+	page := string(markdown(results, 3, "abc", "1.5"))
+	for _, want := range []string{
+		"| 60.0 (50.0 to 70.0) MB/s | 57.0 (48.0 to 66.0) MB/s | 0.95 | at least 0.9 |",
+		"| 45.0 (40.0 to 50.0) us | 67.5 (60.0 to 75.0) us | 1.50 | at most 1.5 |",
+		"commit abc",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %q in %s", want, page)
+		}
+	}
+}

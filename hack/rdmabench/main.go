@@ -1,0 +1,161 @@
+// Command rdmabench measures the plugin over RDMA beside perftest, in the same
+// virtual machine and the same run, and writes docs/results/rdma.md.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// mostRounds keeps a run within what a virtual machine's time limit can be.
+const mostRounds = 50
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if err := rootCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "rdmabench:", err)
+		os.Exit(1)
+	}
+}
+
+func rootCommand() *cobra.Command {
+	var rounds int
+	var output string
+	cmd := &cobra.Command{
+		Use:   "rdmabench",
+		Short: "Measure the plugin over RDMA beside perftest, and write docs/results/rdma.md",
+		Long: `Measure the plugin over RDMA beside perftest, and write docs/results/rdma.md.
+
+Both run in the RDMA lab's virtual machine (see "go run ./hack/rdmalab --help"), one after the other in each
+round, over the same two ports. What counts are the ratios: the processor is emulated and so is the network
+card. Wants a machine that does nothing else.`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if rounds < 1 || rounds > mostRounds {
+				return fmt.Errorf("--rounds %d: it takes 1 to %d", rounds, mostRounds)
+			}
+			return bench(cmd.Context(), cmd.OutOrStdout(), rounds, output)
+		},
+	}
+	cmd.Flags().IntVar(&rounds, "rounds", 5, "times that each case is measured")
+	cmd.Flags().StringVar(&output, "output", "", "the page to write (default docs/results/rdma.md)")
+	cmd.AddCommand(measureCommand())
+	return cmd
+}
+
+// measureCommand is what runs in the virtual machine.
+func measureCommand() *cobra.Command {
+	var c contestants
+	var rounds int
+	cmd := &cobra.Command{
+		Use:    "measure",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			results, err := c.measure(cmd.Context(), cmd.ErrOrStderr(), rounds)
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(results)
+		},
+	}
+	cmd.Flags().StringVar(&c.Library, "library", "", "the plugin")
+	cmd.Flags().StringVar(&c.Driver, "driver", "", "evenkeel-bench")
+	cmd.Flags().IntVar(&rounds, "rounds", 1, "times that each case is measured")
+	return cmd
+}
+
+func bench(ctx context.Context, out io.Writer, rounds int, output string) error {
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	if output == "" {
+		output = filepath.Join(root, "docs", "results", "rdma.md")
+	}
+	c, err := build(ctx, root)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	limit := time.Duration(5+4*rounds) * time.Minute
+	cmd := exec.CommandContext(ctx, "go", "run", "./hack/rdmalab", "--timeout", limit.String(), "--",
+		self, "measure", "--library", c.Library, "--driver", c.Driver, "--rounds", fmt.Sprint(rounds))
+	cmd.Dir, cmd.Stderr = root, os.Stderr
+	// A virtual machine ends with the program that runs it: interrupt it rather than kill it.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	text, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("measuring in the RDMA lab: %w", err)
+	}
+	var results []result
+	if err := json.Unmarshal(text, &results); err != nil {
+		return fmt.Errorf("what was measured in the RDMA lab: %w", err)
+	}
+	commit := toolbox.Commit(ctx, root, "plugin", "hack/rdmabench")
+	page := markdown(results, rounds, commit, loadAverage())
+	if err := os.WriteFile(output, page, 0o644); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s\nwritten: %s\n", page, output)
+	return err
+}
+
+// build builds the plugin and what drives it, optimised.
+func build(ctx context.Context, root string) (contestants, error) {
+	dir := filepath.Join(root, "plugin")
+	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench")
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return contestants{}, fmt.Errorf("cargo build: %w", err)
+	}
+	cmd = exec.CommandContext(ctx, "cargo", "metadata", "--locked", "--no-deps", "--format-version", "1")
+	cmd.Dir = dir
+	text, err := cmd.Output()
+	if err != nil {
+		return contestants{}, fmt.Errorf("cargo metadata: %w", err)
+	}
+	var metadata struct {
+		TargetDirectory string `json:"target_directory"`
+	}
+	if err := json.Unmarshal(bytes.TrimSpace(text), &metadata); err != nil {
+		return contestants{}, fmt.Errorf("cargo metadata: %w", err)
+	}
+	release := filepath.Join(metadata.TargetDirectory, "release")
+	return contestants{
+		Library: filepath.Join(release, "libnccl_net_evenkeel.so"),
+		Driver:  filepath.Join(release, "evenkeel-bench"),
+	}, nil
+}
+
+// loadAverage is that of the last minute; empty where nobody knows.
+func loadAverage() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if errors.Is(err, os.ErrNotExist) {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	return first
+}

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The lab's two ports, as perftest and the plugin name them.
+const (
+	client, server = "rxe0", "rxe1"
+	serverAddress  = "10.77.0.2"
+	gidIndex       = "1"
+)
+
+// caseTimeout is for one measurement of one contestant.
+const caseTimeout = 2 * time.Minute
+
+// contestants are the programs that are measured beside perftest.
+type contestants struct{ Library, Driver string }
+
+// A benchCase is measured with both.
+type benchCase struct {
+	Name       string
+	Bytes      int
+	QueuePairs int
+	Messages   int
+	Latency    bool    // half of a round trip, microseconds; else MB/s
+	Least      float64 // bandwidth over perftest's
+	Most       float64 // latency over perftest's
+}
+
+var cases = []benchCase{
+	{Name: "1 MiB messages, 1 queue pair", Bytes: 1 << 20, QueuePairs: 1, Messages: 200, Least: 0.9},
+	{Name: "1 MiB messages, 4 queue pairs", Bytes: 1 << 20, QueuePairs: 4, Messages: 200, Least: 0.9},
+	{Name: "8 bytes there and back, half of it, p50", Bytes: 8, QueuePairs: 1, Messages: 2000, Latency: true, Most: 1.5},
+}
+
+// A result holds what both gave, a number for each round.
+type result struct {
+	Case     benchCase
+	Perftest []float64
+	Evenkeel []float64
+}
+
+func (c contestants) measure(ctx context.Context, progress io.Writer, rounds int) ([]result, error) {
+	results := make([]result, len(cases))
+	for round := range rounds {
+		for i, of := range cases {
+			theirs, err := perftest(ctx, of)
+			if err != nil {
+				return nil, fmt.Errorf("%s: perftest: %w", of.Name, err)
+			}
+			ours, err := c.run(ctx, of)
+			if err != nil {
+				return nil, fmt.Errorf("%s: evenkeel-bench: %w", of.Name, err)
+			}
+			fmt.Fprintf(progress, "round %d of %d, %s: perftest %.1f, Evenkeel %.1f\n", round+1, rounds, of.Name, theirs, ours)
+			r := &results[i]
+			r.Case, r.Perftest, r.Evenkeel = of, append(r.Perftest, theirs), append(r.Evenkeel, ours)
+		}
+	}
+	return results, nil
+}
+
+// pair runs a program that waits and one that comes to it, and gives what the
+// one whose result counts printed. Both end with ctx.
+func pair(ctx context.Context, waits, comes *exec.Cmd, ready func(context.Context) error, counts *exec.Cmd) ([]byte, error) {
+	var out bytes.Buffer
+	var complaints [2]bytes.Buffer
+	counts.Stdout = &out
+	waits.Stderr, comes.Stderr = &complaints[0], &complaints[1]
+	if err := waits.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- waits.Wait() }()
+	err := ready(ctx)
+	if err == nil {
+		err = comes.Run()
+	}
+	if err != nil {
+		_ = waits.Process.Kill() // it may have ended by itself
+		<-ended
+		return nil, fmt.Errorf("%w: %s%s", err, complaints[0].Bytes(), complaints[1].Bytes())
+	}
+	if err := <-ended; err != nil {
+		return nil, fmt.Errorf("%w: %s", err, complaints[0].Bytes())
+	}
+	return out.Bytes(), nil
+}
+
+func perftest(ctx context.Context, c benchCase) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, caseTimeout)
+	defer cancel()
+	program := "ib_write_bw"
+	port, err := freePort()
+	if err != nil {
+		return 0, err
+	}
+	args := []string{"-x", gidIndex, "-F", "-s", strconv.Itoa(c.Bytes), "-n", strconv.Itoa(c.Messages), "-p", strconv.Itoa(port)}
+	if c.Latency {
+		program = "ib_write_lat"
+	} else {
+		args = append(args, "-q", strconv.Itoa(c.QueuePairs))
+	}
+	waits := exec.CommandContext(ctx, program, append([]string{"-d", server}, args...)...)
+	comes := exec.CommandContext(ctx, program, append(append([]string{"-d", client}, args...), serverAddress)...)
+	text, err := pair(ctx, waits, comes, func(ctx context.Context) error { return listening(ctx, port) }, comes)
+	if err != nil {
+		return 0, err
+	}
+	if c.Latency {
+		return perftestColumn(string(text), c.Bytes, 4)
+	}
+	mib, err := perftestColumn(string(text), c.Bytes, 3)
+	return mib * (1 << 20) / 1e6, err
+}
+
+// perftestColumn finds a column of the line of results that perftest printed
+// for a size: of bandwidth the fourth is the average, MiB/s; of latency the
+// fifth is the median, microseconds.
+func perftestColumn(text string, size, column int) (float64, error) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) > column && fields[0] == strconv.Itoa(size) {
+			if value, err := strconv.ParseFloat(fields[column], 64); err == nil && value > 0 {
+				return value, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("no result for %d bytes in what it printed: %s", size, text)
+}
+
+// run measures the plugin: rank 1 sends to rank 0.
+func (c contestants) run(ctx context.Context, of benchCase) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, caseTimeout)
+	defer cancel()
+	port, err := freePort()
+	if err != nil {
+		return 0, err
+	}
+	size := strconv.Itoa(of.Bytes)
+	args := []string{
+		"net", "--plugin", c.Library, "--transport", "rdma", "--json", "-b", size, "-e", size, "-n", strconv.Itoa(of.Messages),
+		"--world-size", "2", "--master-addr", "127.0.0.1", "--master-port", strconv.Itoa(port),
+	}
+	if of.Latency {
+		args = append(args, "--ping-pong")
+	}
+	rank := func(number, device string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, c.Driver, append(args, "--rank", number)...)
+		cmd.Env = append(os.Environ(), "NCCL_IB_HCA=="+device, "EVENKEEL_QUEUE_PAIRS="+strconv.Itoa(of.QueuePairs))
+		return cmd
+	}
+	receives, sends := rank("0", server), rank("1", client)
+	// Ranks wait for each other.
+	text, err := pair(ctx, receives, sends, func(context.Context) error { return nil }, receives)
+	if err != nil {
+		return 0, err
+	}
+	return driverResult(text, of.Latency)
+}
+
+// driverResult reads what evenkeel-bench printed: MB/s, or half a round trip in microseconds.
+func driverResult(text []byte, latency bool) (float64, error) {
+	var report struct {
+		Rows []struct {
+			Bandwidth float64 `json:"bandwidth"`
+			P50       float64 `json:"p50_us"`
+			Wrong     int     `json:"wrong"`
+		} `json:"rows"`
+	}
+	if err := json.Unmarshal(text, &report); err != nil {
+		return 0, fmt.Errorf("%w in what it printed: %s", err, text)
+	}
+	if len(report.Rows) != 1 || report.Rows[0].Wrong > 0 {
+		return 0, fmt.Errorf("one row without wrong messages was expected: %s", text)
+	}
+	if latency {
+		return report.Rows[0].P50 / 2, nil
+	}
+	return report.Rows[0].Bandwidth * 1e3, nil
+}
+
+func freePort() (int, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port, nil
+}
+
+// listening waits until somebody listens at a port, without connecting there:
+// perftest takes one connection.
+func listening(ctx context.Context, port int) error {
+	wanted := fmt.Sprintf(":%04X", port)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+			text, err := os.ReadFile(table)
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(string(text)) {
+				// Local address, peer's address, state: 0A is listening.
+				fields := strings.Fields(line)
+				if len(fields) > 3 && strings.HasSuffix(fields[1], wanted) && fields[3] == "0A" {
+					return nil
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("nobody listens at port %d: %w", port, context.Cause(ctx))
+		case <-tick.C:
+		}
+	}
+}

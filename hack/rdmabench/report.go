@@ -1,0 +1,51 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+)
+
+// markdown is the page of results.
+func markdown(results []result, rounds int, commit, load string) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `# RDMA: the plugin beside perftest
+
+Measured by `+"`go run ./hack/rdmabench --rounds %d`"+` at commit %s: soft-RoCE in a virtual machine with an emulated
+processor, two ports joined by a virtual Ethernet link (MTU 9000, RDMA MTU 4096), both programs in each round, one after the
+other. Only the ratios mean something: neither the processor nor the network card is real. Ratios are those of the medians;
+in brackets the least and the greatest of the rounds.
+`, rounds, commit)
+	if load != "" {
+		fmt.Fprintf(&b, "Load of the machine around it at the end, its own included: %s.\n", load)
+	}
+	b.WriteString("\n| case | perftest | Evenkeel | ratio | aim |\n|---|---|---|---|---|\n")
+	for _, r := range results {
+		unit, aim := "MB/s", fmt.Sprintf("at least %.1f", r.Case.Least)
+		if r.Case.Latency {
+			unit, aim = "us", fmt.Sprintf("at most %.1f", r.Case.Most)
+		}
+		fmt.Fprintf(&b, "| %s | %s %s | %s %s | %.2f | %s |\n", r.Case.Name,
+			spread(r.Perftest), unit, spread(r.Evenkeel), unit, median(r.Evenkeel)/median(r.Perftest), aim)
+	}
+	b.WriteString(`
+perftest: ` + "`ib_write_bw` and `ib_write_lat`" + `, the average and the typical value that they print. Evenkeel: ` +
+		"`evenkeel-bench net --transport rdma`" + `, through NCCL's interface: the receiver posts each buffer, every message says
+which one it is, and that is checked.
+`)
+	return b.Bytes()
+}
+
+func spread(values []float64) string {
+	return fmt.Sprintf("%.1f (%.1f to %.1f)", median(values), slices.Min(values), slices.Max(values))
+}
+
+// median of values, of which there must be some.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[middle]
+	}
+	return (sorted[middle-1] + sorted[middle]) / 2
+}

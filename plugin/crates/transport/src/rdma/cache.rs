@@ -1,0 +1,107 @@
+//! Registered memory: what is registered once is not registered again.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+use evenkeel_verbs::{Access, Context, Region};
+
+use crate::counters::Counter;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind};
+use crate::rdma::Adapter;
+use crate::sys::{RecvBuffer, lock};
+
+/// The registrations of a device. Who uses one holds it; it ends with the last who does.
+pub(crate) struct Cache {
+    context: Arc<Context>,
+    regions: Mutex<Vec<Weak<Region>>>,
+    /// Calls of the device.
+    pub(crate) registered: Counter,
+    /// Times that none was needed.
+    pub(crate) reused: Counter,
+}
+
+impl Cache {
+    pub(crate) fn new(context: &Arc<Context>) -> Self {
+        Self {
+            context: Arc::clone(context),
+            regions: Mutex::default(),
+            registered: Counter::default(),
+            reused: Counter::default(),
+        }
+    }
+
+    /// A registration that covers these bytes, which `register` makes if there is none.
+    pub(crate) fn region(
+        &self,
+        start: u64,
+        length: usize,
+        access: Access,
+        register: impl FnOnce(&Arc<Context>) -> Result<Region, evenkeel_verbs::Error>,
+    ) -> Result<Arc<Region>, Error> {
+        let mut regions = lock(&self.regions);
+        let known = regions.iter().filter_map(Weak::upgrade);
+        let fits = |region: &Arc<Region>| region.covers(start, length) && region.allows(access);
+        if let Some(region) = { known }.find(fits) {
+            self.reused.add(1);
+            return Ok(region);
+        }
+        let region = register(&self.context)
+            .map_err(|error| Error::new(ErrorKind::System, error.to_string()))?;
+        let region = Arc::new(region);
+        self.registered.add(1);
+        regions.retain(|region| region.strong_count() > 0);
+        regions.push(Arc::downgrade(&region));
+        Ok(region)
+    }
+}
+
+/// Memory that is registered with a device, until this is dropped. Connections that use the memory then need
+/// no call of the device for that.
+pub struct Registration {
+    _region: Arc<Region>,
+}
+
+/// Registers memory with a device, for all connections that use it.
+pub struct Registrar {
+    adapter: Option<Arc<Adapter>>,
+}
+
+impl Registrar {
+    /// For memory that is used with connections of this device.
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { adapter: device.rdma().cloned() }
+    }
+
+    /// Registers host memory; `None` where messages need no registration.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when the memory is not the process's or may not be locked.
+    pub fn register(&self, memory: RecvBuffer) -> Result<Option<Registration>, Error> {
+        let Some(adapter) = &self.adapter else { return Ok(None) };
+        let (address, length) = (memory.address(), memory.length());
+        let made = |context: &_| memory.register(context);
+        let region = adapter.memory.region(address, length, Access::All, made)?;
+        Ok(Some(Registration { _region: region }))
+    }
+
+    /// Registers memory that a DMA buffer stands for: `length` bytes from `offset` there, which are at `address`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when the device cannot do that, [`ErrorKind::Argument`] without RDMA.
+    pub fn register_dma_buffer(
+        &self,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        address: u64,
+        length: usize,
+    ) -> Result<Registration, Error> {
+        let Some(adapter) = &self.adapter else {
+            return Err(Error::argument("DMA buffers are for RDMA, which this connection has not"));
+        };
+        let region = adapter.memory.region(address, length, Access::All, |context| {
+            Region::of_dma_buffer(context, buffer, offset, address, length)
+        })?;
+        Ok(Registration { _region: region })
+    }
+}

@@ -1,0 +1,377 @@
+//! The lanes of a connection: queue pairs, what is on its way on them, and what becomes of them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use evenkeel_verbs::{Completion, CompletionQueue, Mailbox, Outcome, Payload, QueuePair, Write};
+use evenkeel_wire::{LANE_PARTS, PairWord, PortWord};
+
+use super::{Adapter, DRAIN};
+use crate::counters::FlowCounters;
+use crate::error::{Error, ErrorKind};
+use crate::metrics::FlowObservation;
+use crate::sys::{self, PathFigures};
+
+/// Writes of the peer that a queue pair makes room for. When there is no room, its device asks the peer's to wait.
+const EXPECTED: usize = 256;
+/// Work that a queue pair takes in each direction.
+const DEPTH: u32 = EXPECTED as u32;
+/// Bytes that are copied into a request, if the device can.
+const INLINE: u32 = 256;
+
+/// Marks the work of expecting a write among the numbers of works.
+const EXPECTING: u64 = 1 << 63;
+
+/// The lanes of one side. `W` is what is noted of a write.
+pub(super) struct Lanes<W> {
+    pub(super) adapter: Arc<Adapter>,
+    pub(super) completions: Arc<CompletionQueue>,
+    all: Vec<Lane<W>>,
+    /// Most bytes on their way on a lane before others take what is left.
+    cap: u64,
+    polled: Vec<Completion>,
+}
+
+pub(super) struct Lane<W> {
+    stage: Stage,
+    /// None when there is none yet, or none any more.
+    pair: Option<QueuePair>,
+    sequence: u32,
+    /// Tells this queue pair's work from that of those before it.
+    generation: u32,
+    /// Writes that were posted and not told of, oldest first, and their bytes.
+    writes: VecDeque<(W, u64)>,
+    outstanding: u64,
+    /// Of those, how many were given up.
+    flushed: usize,
+    /// Writes that were posted to queue pairs that have failed, and of which nobody here knows whether they came.
+    unknown: Vec<W>,
+    /// Writes of the peer that there is room for.
+    expected: usize,
+    /// Since when it does not work, and why.
+    pub(super) down: Option<(Instant, String)>,
+    pub(super) carried: FlowCounters,
+}
+
+/// What a lane can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// There is no queue pair, or one that is not connected.
+    New,
+    /// The queue pair takes what comes, but the peer's does not yet.
+    Connected,
+    /// Both can send.
+    Live,
+    /// The queue pair has failed and tells of its work.
+    Draining,
+    /// It has told of all.
+    Drained,
+}
+
+/// Something that a lane tells.
+pub(super) enum Told<W> {
+    /// A write of so many bytes is where it was to go.
+    Sent(usize, W, u64),
+    /// A write of the peer has come: bytes and number.
+    Came(usize, u32, u32),
+    /// The queue pair has failed, and why.
+    Failed(usize, String),
+}
+
+impl<W> Lanes<W> {
+    pub(super) fn new(adapter: &Arc<Adapter>, count: usize, cap: u64) -> Result<Self, Error> {
+        // Both directions of each, and what is left of a queue pair that was replaced.
+        let depth = 4 * DEPTH * count as u32;
+        let completions = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
+        let lane = |_| Lane {
+            stage: Stage::New,
+            pair: None,
+            sequence: 0,
+            generation: 0,
+            writes: VecDeque::new(),
+            outstanding: 0,
+            flushed: 0,
+            unknown: Vec::new(),
+            expected: 0,
+            down: None,
+            carried: FlowCounters::default(),
+        };
+        Ok(Self {
+            adapter: Arc::clone(adapter),
+            completions: Arc::new(completions),
+            all: (0..count).map(lane).collect(),
+            cap,
+            polled: Vec::new(),
+        })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn all(&self) -> &[Lane<W>] {
+        &self.all
+    }
+
+    pub(super) fn stage(&self, lane: usize) -> Stage {
+        self.all[lane].stage
+    }
+
+    pub(super) fn are_live(&self) -> bool {
+        self.all.iter().all(|lane| lane.stage == Stage::Live)
+    }
+
+    /// Gives a lane a new queue pair.
+    pub(super) fn renew(&mut self, lane: usize) -> Result<PairWord, Error> {
+        let number = self.adapter.number();
+        let lane = &mut self.all[lane];
+        // The old one first: there may be room for one only.
+        lane.pair = None;
+        lane.unknown.extend(lane.writes.drain(..).map(|(note, _)| note));
+        // Devices that copy less say so by an error.
+        let pair = QueuePair::new(&self.completions, DEPTH, INLINE, number)
+            .or_else(|_| QueuePair::new(&self.completions, DEPTH, 0, number))
+            .map_err(system)?;
+        let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
+        lane.sequence = u32::from_le_bytes(random) & 0xff_ffff;
+        lane.generation = (lane.generation + 1) & 0xff_ffff;
+        (lane.outstanding, lane.flushed, lane.expected) = (0, 0, 0);
+        lane.stage = Stage::New;
+        let word = PairWord { number: pair.number(), sequence: lane.sequence };
+        lane.pair = Some(pair);
+        Ok(word)
+    }
+
+    /// Connects a lane's new queue pair.
+    pub(super) fn connect(
+        &mut self,
+        at: usize,
+        port: &PortWord,
+        pair: PairWord,
+    ) -> Result<(), Error> {
+        let peer = self.adapter.peer(port, pair, self.all[at].sequence);
+        let id = self.id(at) | EXPECTING;
+        let lane = &mut self.all[at];
+        let Some(own) = &lane.pair else { return Ok(()) };
+        own.connect(&peer).map_err(system)?;
+        while lane.expected < EXPECTED {
+            own.expect(id).map_err(system)?;
+            lane.expected += 1;
+        }
+        lane.stage = Stage::Connected;
+        Ok(())
+    }
+
+    /// The peer takes what a lane sends.
+    pub(super) fn go(&mut self, lane: usize) {
+        let lane = &mut self.all[lane];
+        if lane.stage == Stage::Connected {
+            lane.stage = Stage::Live;
+        }
+        lane.down = None;
+    }
+
+    /// The lane that has least on its way, if it takes more.
+    pub(super) fn best(&self) -> Option<usize> {
+        let can = |lane: &Lane<W>| {
+            lane.stage == Stage::Live
+                && lane.writes.len() < LANE_PARTS
+                && (lane.outstanding < self.cap || lane.writes.is_empty())
+        };
+        let lanes = self.all.iter().enumerate().filter(|(_, lane)| can(lane));
+        lanes.min_by_key(|(_, lane)| (lane.outstanding, lane.writes.len())).map(|(at, _)| at)
+    }
+
+    /// Begins a write of a few bytes, which are copied: into the request, or to a place of their own in an outbox.
+    pub(super) fn write_copy(
+        &mut self,
+        at: usize,
+        bytes: &[u8],
+        (outbox, place): (&Mailbox, usize),
+        to: (u64, u32),
+        immediate: u32,
+        note: W,
+    ) -> Result<(), Error> {
+        let inline = self.all[at].pair.as_ref().map_or(0, QueuePair::inline);
+        let from = if bytes.is_empty() {
+            Payload::Nothing
+        } else if bytes.len() <= inline {
+            Payload::Inline(bytes)
+        } else {
+            outbox.write(place, bytes);
+            Payload::Region(outbox.region(), outbox.address(place), bytes.len() as u32)
+        };
+        self.write(at, from, to, immediate, note)
+    }
+
+    /// Begins a write on a live lane.
+    pub(super) fn write(
+        &mut self,
+        at: usize,
+        from: Payload<'_>,
+        (to, key): (u64, u32),
+        immediate: u32,
+        note: W,
+    ) -> Result<(), Error> {
+        let bytes = match &from {
+            Payload::Nothing => 0,
+            Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Region(_, _, length) => u64::from(*length),
+        };
+        let id = self.id(at);
+        let lane = &mut self.all[at];
+        let Some(pair) = &lane.pair else { return Ok(()) };
+        pair.write(&Write { id, from, to, key, immediate }).map_err(system)?;
+        lane.writes.push_back((note, bytes));
+        lane.outstanding += bytes;
+        Ok(())
+    }
+
+    /// What the lanes tell, some at a time; whether there may be more.
+    pub(super) fn poll(&mut self, told: &mut Vec<Told<W>>) -> Result<bool, Error> {
+        let mut polled = std::mem::take(&mut self.polled);
+        self.completions.poll(&mut polled).map_err(system)?;
+        let any = !polled.is_empty();
+        for Completion { id, outcome } in polled.drain(..) {
+            let (at, expecting) = ((id & 0xff) as usize, id & EXPECTING != 0);
+            let generation = (id >> 8) as u32 & 0xff_ffff;
+            let Some(lane) = self.all.get_mut(at) else { continue };
+            if lane.generation != generation {
+                continue;
+            }
+            match outcome {
+                Outcome::Done => {
+                    if let Some((note, bytes)) = lane.writes.pop_front() {
+                        lane.outstanding -= bytes;
+                        told.push(Told::Sent(at, note, bytes));
+                    }
+                }
+                Outcome::Written { bytes, immediate } => {
+                    lane.expected -= 1;
+                    if matches!(lane.stage, Stage::Live | Stage::Connected)
+                        && let Some(pair) = &lane.pair
+                    {
+                        pair.expect(id).map_err(system)?;
+                        lane.expected += 1;
+                    }
+                    told.push(Told::Came(at, bytes, immediate));
+                }
+                Outcome::Failed(_) | Outcome::Flushed => {
+                    if expecting {
+                        lane.expected -= 1;
+                    } else {
+                        lane.flushed += 1;
+                    }
+                    if let Outcome::Failed(why) = outcome {
+                        told.push(Told::Failed(at, why));
+                    } else if lane.stage == Stage::Live || lane.stage == Stage::Connected {
+                        told.push(Told::Failed(at, "it was given up".to_owned()));
+                    }
+                }
+            }
+            if lane.stage == Stage::Draining && lane.is_silent() {
+                lane.stage = Stage::Drained;
+            }
+        }
+        self.polled = polled;
+        Ok(any)
+    }
+
+    /// Stops a lane, unless it is stopped; whether it was not. It is drained when its queue pair has told of all its work.
+    pub(super) fn stop(&mut self, at: usize, why: &str) -> bool {
+        let lane = &mut self.all[at];
+        if !matches!(lane.stage, Stage::Live | Stage::Connected) {
+            return false;
+        }
+        let number = lane.pair.as_ref().map_or(0, QueuePair::number);
+        if let Some(pair) = &lane.pair {
+            // Fails only when the device is gone: then nothing comes any more either.
+            let _ = pair.fail();
+        }
+        lane.stage = if lane.is_silent() { Stage::Drained } else { Stage::Draining };
+        let gid = self.adapter.gid();
+        lane.down.get_or_insert_with(|| {
+            (Instant::now(), format!("queue pair {number} of lane {at} at {gid}: {why}"))
+        });
+        true
+    }
+
+    /// Stops lanes that their device has given up, and does not wait longer for those that don't tell of all their work.
+    pub(super) fn look_after(&mut self, now: Instant) -> Vec<usize> {
+        let mut stopped = Vec::new();
+        for at in 0..self.all.len() {
+            let lane = &mut self.all[at];
+            match (lane.stage, &lane.down) {
+                (Stage::Draining, Some((since, _)))
+                    if now.saturating_duration_since(*since) >= DRAIN =>
+                {
+                    lane.stage = Stage::Drained;
+                }
+                (Stage::Live, _) => {
+                    let failed = lane.pair.as_ref().map(QueuePair::number);
+                    if failed.is_some_and(|number| self.adapter.has_failed(number))
+                        && self.stop(at, "the device has given it up")
+                    {
+                        stopped.push(at);
+                    }
+                }
+                _ => {}
+            }
+        }
+        stopped
+    }
+
+    /// What a lane had on its way when its queue pairs failed.
+    pub(super) fn unknown(&self, lane: usize) -> &[W] {
+        &self.all[lane].unknown
+    }
+
+    /// The same, now that somebody knows.
+    pub(super) fn take_unknown(&mut self, lane: usize) -> Vec<W> {
+        std::mem::take(&mut self.all[lane].unknown)
+    }
+
+    /// What each has carried, for the metrics.
+    pub(super) fn observe(&self) -> Vec<FlowObservation> {
+        let observe = |(number, lane): (usize, &Lane<W>)| FlowObservation {
+            number: number as u32,
+            bytes: lane.carried.bytes(),
+            path: PathFigures::default(),
+        };
+        self.all.iter().enumerate().map(observe).collect()
+    }
+
+    /// Ends all queue pairs: nothing reads or writes for the connection afterwards.
+    pub(super) fn close(&mut self) {
+        for lane in &mut self.all {
+            lane.pair = None;
+            lane.stage = Stage::New;
+            lane.writes.clear();
+            lane.outstanding = 0;
+        }
+    }
+
+    /// Makes a queue pair fail, and says nothing.
+    #[cfg(test)]
+    pub(super) fn break_pair(&self, lane: usize) {
+        if let Some(pair) = &self.all[lane].pair {
+            pair.fail().unwrap();
+        }
+    }
+
+    fn id(&self, lane: usize) -> u64 {
+        u64::from(self.all[lane].generation) << 8 | lane as u64
+    }
+}
+
+impl<W> Lane<W> {
+    /// Whether its queue pair has told of all its work.
+    fn is_silent(&self) -> bool {
+        self.expected == 0 && self.flushed >= self.writes.len()
+    }
+}
+
+pub(super) fn system(error: evenkeel_verbs::Error) -> Error {
+    Error::new(ErrorKind::System, error.to_string())
+}

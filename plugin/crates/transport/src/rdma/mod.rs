@@ -1,0 +1,73 @@
+//! The RDMA engine: connections whose messages go from memory to memory by verbs.
+//!
+//! A connection has a few *lanes*, each a pair of connected queue pairs, and one TCP connection, the *lifeline*: it was
+//! opened and authenticated as a flow is, the peers agree on queue pairs there, and its end tells that the peer is gone.
+//!
+//! The receiver writes a *credit* into the sender's memory for each buffer that is posted: where it is, its key, its
+//! length. The sender cuts the message into parts; the lane with the least on its way takes the next part, and writes it
+//! where it belongs together with a number that says which part it is. The receiver counts the parts
+//! ([`evenkeel_wire::Arrivals`]), so lanes need no order among each other. Messages of a few KiB do not wait for a credit:
+//! they go to a ring in the receiver's memory and are copied from there.
+//!
+//! When a queue pair fails, both sides stop theirs; the receiver tells which parts it has, and the sender sends the others
+//! again by other lanes, while the lane gets new queue pairs.
+
+mod adapter;
+mod cache;
+mod lanes;
+mod lifeline;
+mod recv;
+mod send;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use adapter::{Adapter, Found, discover};
+pub use cache::{Registrar, Registration};
+pub(crate) use recv::Receiver;
+pub(crate) use send::Sender;
+
+use std::time::{Duration, Instant};
+
+use evenkeel_wire::ArrivalError;
+
+use crate::error::{Error, ErrorKind};
+
+/// Longest message that goes to the receiver's ring, in bytes.
+const EAGER_BYTES: usize = 4096;
+/// How long a worker leaves completions to callers who come by themselves.
+const LEASE: Duration = Duration::from_millis(1);
+/// How long a failed queue pair may take to tell of all its work.
+const DRAIN: Duration = Duration::from_millis(500);
+/// Most rounds of completions that are taken at a time.
+const ROUNDS: usize = 16;
+/// Marks a number as that of the messages that have left the ring.
+const ROOM: u32 = 1 << 31;
+
+/// Hears whether a connection could be opened.
+pub(crate) type Opened = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// Why a connection cannot go on.
+struct Problem(ErrorKind, String);
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self(error.kind(), error.to_string())
+    }
+}
+
+impl From<ArrivalError> for Problem {
+    fn from(error: ArrivalError) -> Self {
+        let kind = match error {
+            ArrivalError::TooLong { .. } => ErrorKind::Truncated,
+            ArrivalError::NotPosted | ArrivalError::BeyondLast => ErrorKind::Remote,
+        };
+        Self(kind, error.to_string())
+    }
+}
+
+/// When to ask for word of completions: not while callers come by themselves. The time to look again.
+fn leave_to_callers(visited: Option<Instant>) -> Option<Instant> {
+    let now = Instant::now();
+    let last = visited.filter(|last| now.saturating_duration_since(*last) < LEASE)?;
+    Some(last + LEASE)
+}

@@ -1,0 +1,288 @@
+//! Connections over real verbs, within one process: from the first RDMA port of this host to the last one.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sys::{Block, lock};
+use crate::{
+    Device, Handle, Listener, Log, Nonce, Notify, Receiving, RecvConnection, SendConnection,
+    Sending, Settings, Transport,
+};
+
+/// Long enough for an emulated machine; reached only when something is broken.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct Lines(Mutex<Vec<String>>);
+
+impl Log for Lines {
+    fn warn(&self, line: &str) {
+        lock(&self.0).push(line.to_owned());
+    }
+
+    fn info(&self, line: &str) {
+        self.warn(line);
+    }
+}
+
+struct Deaf;
+
+impl Notify for Deaf {
+    fn notify(&self) {}
+}
+
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing happens");
+        thread::yield_now();
+    }
+}
+
+fn transport_with(settings: &[(&str, &str)]) -> (Transport, Arc<Lines>) {
+    let lookup = |name: &str| {
+        let given = settings.iter().find(|(other, _)| *other == name);
+        given.map(|(_, value)| (*value).to_owned())
+    };
+    let log = Arc::new(Lines::default());
+    let shared: Arc<Lines> = Arc::clone(&log);
+    (Transport::new(Settings::from_lookup(lookup).unwrap(), shared).unwrap(), log)
+}
+
+fn transport() -> Transport {
+    transport_with(&[("EVENKEEL_TRANSPORT", "rdma")]).0
+}
+
+/// Listens at the address of a transport's last device, as a server does that waits for ever.
+fn listen(transport: &Transport) -> (Listener, Handle) {
+    let ip = transport.devices().last().unwrap().addresses()[0];
+    let nonce = Nonce([7; 16]);
+    let listener = transport.listen_at((ip, 0).into(), nonce, "", Arc::new(Deaf)).unwrap();
+    let handle = Handle { addresses: vec![ip], port: listener.address().port(), nonce };
+    (listener, handle)
+}
+
+fn pair(from: &Transport, to: &Transport) -> (SendConnection, RecvConnection) {
+    let (listener, handle) = listen(to);
+    let call = from.connect(0, &handle, "").unwrap();
+    let (mut send, mut recv) = (None, None);
+    until(|| {
+        send = send.take().or_else(|| call.poll().unwrap());
+        recv = recv.take().or_else(|| listener.poll_accept().unwrap());
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    (send.unwrap(), recv.unwrap())
+}
+
+/// A message that tells itself and its bytes from others.
+fn message(number: usize, length: usize) -> Block {
+    let mut block = Block::new(length);
+    let bytes = block.bytes_mut().iter_mut().enumerate();
+    bytes.for_each(|(at, byte)| *byte = (at * 7 + at / 251 + number * 31) as u8);
+    block
+}
+
+/// Moves messages of these lengths, several at a time; `during` is called before each is waited for.
+fn exchange(
+    (send, recv): (&SendConnection, &RecvConnection),
+    lengths: &[usize],
+    mut during: impl FnMut(usize),
+) {
+    let mut flying: std::collections::VecDeque<(usize, Receiving, Sending)> = Default::default();
+    let mut finish = |flying: &mut std::collections::VecDeque<(usize, Receiving, Sending)>| {
+        let Some((number, mut receiving, mut sending)) = flying.pop_front() else { return };
+        during(number);
+        let (block, length) = until(|| receiving.poll(true).unwrap());
+        assert_eq!(length, lengths[number]);
+        assert!(block.bytes()[..length] == *message(number, length).bytes(), "message {number}");
+        until(|| sending.poll(true).unwrap().then_some(()));
+    };
+    for (number, length) in lengths.iter().enumerate() {
+        let room = length + number % 3 * 1000;
+        let receiving = recv.recv_block(Block::new(room), room).unwrap().ok().unwrap();
+        let sending = send.send_block(&Arc::new(message(number, *length)), *length);
+        flying.push_back((number, receiving, sending.unwrap().unwrap()));
+        if flying.len() == 8 {
+            finish(&mut flying);
+        }
+    }
+    while !flying.is_empty() {
+        finish(&mut flying);
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn messages_of_all_sizes_arrive_whole_and_in_order() {
+    let transport = transport();
+    let (send, recv) = pair(&transport, &transport);
+    let mut lengths = vec![0, 1, 8, 127, 255, 256, 257, 4095, 4096, 4097, 65_536, 524_288, 524_289];
+    lengths.extend([3 << 20, 0, 5, 1 << 20, 4096, 100_000, (1 << 20) + 1]);
+    exchange((&send, &recv), &lengths, |_| {});
+    // The ring of small messages many times round.
+    exchange((&send, &recv), &[64; 1000], |_| {});
+    assert!(send.sender.base().counters.bytes() > 6 << 20);
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn small_messages_may_be_sent_before_anybody_wants_them() {
+    let transport = transport();
+    let (send, recv) = pair(&transport, &transport);
+    let sendings: Vec<Sending> = (0..20)
+        .map(|number| send.send_block(&Arc::new(message(number, 50)), 50).unwrap().unwrap())
+        .collect();
+    for mut sending in sendings {
+        until(|| sending.poll(true).unwrap().then_some(()));
+    }
+    // What was reported as sent is delivered, though the sender is gone.
+    drop(send);
+    for number in 0..20 {
+        let mut receiving = recv.recv_block(Block::new(50), 50).unwrap().ok().unwrap();
+        let (block, _) = until(|| receiving.poll(true).unwrap());
+        assert!(block.bytes() == message(number, 50).bytes(), "message {number}");
+    }
+}
+
+fn broken_in_the_middle(break_one: impl Fn(&SendConnection, &RecvConnection, usize), lanes: &str) {
+    let (transport, _) =
+        transport_with(&[("EVENKEEL_TRANSPORT", "rdma"), ("EVENKEEL_QUEUE_PAIRS", lanes)]);
+    let (send, recv) = pair(&transport, &transport);
+    let mut lengths = vec![1 << 20; 24];
+    lengths.extend([100, 3 << 20, 0, 70_000]);
+    let count: usize = lanes.parse().unwrap();
+    exchange((&send, &recv), &lengths, |number| {
+        if number % 6 == 3 {
+            break_one(&send, &recv, number / 6 % count);
+        }
+    });
+    assert!(send.sender.base().counters.lost.get() >= 3, "{}", send.sender.base().counters);
+    assert!(send.sender.base().counters.replaced.get() >= 1, "{}", send.sender.base().counters);
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_queue_pair_that_fails_at_the_sender_costs_no_byte() {
+    broken_in_the_middle(|send, _, lane| send.sender.break_lane(lane), "2");
+    broken_in_the_middle(|send, _, lane| send.sender.break_lane(lane), "1");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_queue_pair_that_fails_at_the_receiver_costs_no_byte() {
+    broken_in_the_middle(|_, recv, lane| recv.receiver.break_lane(lane), "2");
+    broken_in_the_middle(|_, recv, lane| recv.receiver.break_lane(lane), "1");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn memory_that_is_registered_needs_no_call_of_the_device() {
+    let transport = transport();
+    let (send, recv) = pair(&transport, &transport);
+    let last = transport.devices().len() - 1;
+    let adapter = Arc::clone(transport.devices()[last].rdma().unwrap());
+    let memory = &adapter.memory;
+    let mut block = Block::new(1 << 20);
+    let registrar = transport.registrar(last).unwrap();
+    let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
+    let before = memory.registered.get();
+    let mut block = Some(block);
+    for _ in 0..10 {
+        let receiving = recv.recv_block(block.take().unwrap(), 1 << 20).unwrap().ok().unwrap();
+        let mut receiving = receiving;
+        let mut sending = send.send_block(&Arc::new(message(1, 8)), 8).unwrap().unwrap();
+        block = Some(until(|| receiving.poll(true).unwrap()).0);
+        until(|| sending.poll(true).unwrap().then_some(()));
+    }
+    assert_eq!(memory.registered.get(), before);
+    assert!(memory.reused.get() >= 10);
+    drop(held);
+    let mut receiving = recv.recv_block(block.take().unwrap(), 1 << 20).unwrap().ok().unwrap();
+    assert_eq!(memory.registered.get(), before + 1, "the registration has ended");
+    let mut sending = send.send_block(&Arc::new(message(1, 8)), 8).unwrap().unwrap();
+    until(|| receiving.poll(true).unwrap());
+    until(|| sending.poll(true).unwrap().then_some(()));
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_message_that_does_not_fit_is_an_error_on_both_sides() {
+    let transport = transport();
+    for (length, room) in [(100_000, 50_000), (100, 50), (5000, 100)] {
+        let (send, recv) = pair(&transport, &transport);
+        let mut receiving = recv.recv_block(Block::new(room), room).unwrap().ok().unwrap();
+        let block = Arc::new(message(0, length));
+        let mut sending = send.send_block(&block, length).unwrap().unwrap();
+        let error = until(|| receiving.poll(true).err());
+        assert!(error.to_string().contains(&format!("{length} bytes")), "{error}");
+        until(|| match sending.poll(true) {
+            // A small message is gone before anybody knows.
+            Ok(done) => done.then_some(()),
+            Err(_) => Some(()),
+        });
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_peer_that_closes_is_told_of() {
+    let transport = transport();
+    let (send, recv) = pair(&transport, &transport);
+    let mut receiving = recv.recv_block(Block::new(10), 10).unwrap().ok().unwrap();
+    drop(send);
+    let error = until(|| receiving.poll(false).err());
+    assert!(error.to_string().contains("the peer closed the connection"), "{error}");
+    let (send, recv) = pair(&transport, &transport);
+    let mut sending = send.send_block(&Arc::new(message(0, 1 << 20)), 1 << 20).unwrap().unwrap();
+    drop(recv);
+    let error = until(|| sending.poll(false).err());
+    let device = transport.devices()[0].name().to_owned();
+    assert!(error.to_string().contains(&device), "{error}");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn peers_of_which_one_has_no_rdma_use_tcp_or_say_why_not() {
+    // The same addresses, by TCP.
+    let (any, _) = transport_with(&[("EVENKEEL_TRANSPORT", "tcp")]);
+    let tcp = |at: &dyn Fn(&[Device]) -> IpAddr| {
+        let address = at(transport().devices());
+        let is = |device: &&Device| device.addresses()[0] == address;
+        let name = any.devices().iter().find(is).unwrap().name();
+        transport_with(&[("EVENKEEL_TRANSPORT", "tcp"), ("NCCL_SOCKET_IFNAME", name)]).0
+    };
+    let first = || tcp(&|devices| devices[0].addresses()[0]);
+    let last = || tcp(&|devices| devices.last().unwrap().addresses()[0]);
+    let auto = || transport_with(&[("EVENKEEL_TRANSPORT", "auto")]).0;
+    for (from, to, lanes) in [(auto(), last(), 0), (first(), auto(), 0), (auto(), auto(), 2)] {
+        let (send, recv) = pair(&from, &to);
+        exchange((&send, &recv), &[0, 100, 1 << 20], |_| {});
+        assert_eq!(send.sender.lanes(), lanes);
+    }
+    for (from, to) in [(transport(), last()), (first(), transport())] {
+        let (_listener, handle) = listen(&to);
+        let call = from.connect(0, &handle, "").unwrap();
+        let error = until(|| call.poll().err());
+        assert!(error.to_string().contains("EVENKEEL_TRANSPORT"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn peers_with_different_job_keys_do_not_meet() {
+    let with = |key: &str| {
+        let key = key.repeat(32);
+        transport_with(&[("EVENKEEL_TRANSPORT", "rdma"), ("EVENKEEL_JOB_KEY", &key)]).0
+    };
+    let (send, recv) = pair(&with("c0"), &with("c0"));
+    exchange((&send, &recv), &[100, 100_000], |_| {});
+    let (_listener, handle) = listen(&with("c1"));
+    let call = with("c0").connect(0, &handle, "").unwrap();
+    let error = until(|| call.poll().err());
+    assert!(error.to_string().contains("job key"), "{error}");
+}

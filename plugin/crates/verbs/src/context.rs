@@ -1,0 +1,202 @@
+//! An open device.
+
+use std::ffi::{CStr, c_int, c_uint};
+use std::io;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::Error;
+use crate::ffi::{self, Functions, functions};
+use crate::port::{Port, speed};
+
+/// A device that is open, with a protection domain for all that is made on it.
+pub struct Context {
+    pub(crate) functions: &'static Functions,
+    pub(crate) raw: *mut ffi::Context,
+    /// The protection domain.
+    pub(crate) domain: *mut std::ffi::c_void,
+    name: String,
+}
+
+// SAFETY: the library may be called from any thread; the pointers are only handed to it.
+unsafe impl Send for Context {}
+// SAFETY: as above: its functions lock what they change.
+unsafe impl Sync for Context {}
+
+/// Something that happened to a device by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The queue pair of this number cannot go on.
+    QueuePair(u32),
+    /// A port carries traffic again.
+    PortUp(u8),
+    /// A port carries no traffic.
+    PortDown(u8),
+    /// The device cannot go on.
+    DeviceLost,
+}
+
+/// Names of the devices of this host.
+///
+/// # Errors
+/// When the library is missing. A host without devices, or without RDMA in its kernel, has none.
+pub fn devices() -> Result<Vec<String>, Error> {
+    let functions = functions()?;
+    let mut names = Vec::new();
+    with_devices(functions, |name, _| {
+        names.push(name.to_owned());
+        None::<()>
+    });
+    Ok(names)
+}
+
+/// Calls `look` with each device until it gives something.
+fn with_devices<T>(
+    functions: &Functions,
+    mut look: impl FnMut(&str, *mut std::ffi::c_void) -> Option<T>,
+) -> Option<T> {
+    let mut count: c_int = 0;
+    // SAFETY: a place for the number is passed. The list is null or has so many devices, which are valid until it is freed,
+    // once, below; a device that was opened meanwhile stays valid.
+    unsafe {
+        let list = (functions.get_device_list)(&mut count);
+        if list.is_null() {
+            return None;
+        }
+        let found = (0..usize::try_from(count).unwrap_or(0)).find_map(|index| {
+            let device = *list.add(index);
+            let name = (functions.get_device_name)(device);
+            if name.is_null() {
+                None
+            } else {
+                look(&CStr::from_ptr(name).to_string_lossy(), device)
+            }
+        });
+        (functions.free_device_list)(list);
+        found
+    }
+}
+
+impl Context {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// When the library or the device is missing, or the device cannot be opened.
+    pub fn open(name: &str) -> Result<Arc<Self>, Error> {
+        let functions = functions()?;
+        let opened = with_devices(functions, |other, device| {
+            // SAFETY: the device is one of the list.
+            (other == name).then(|| unsafe { (functions.open_device)(device) })
+        });
+        let missing = || Error::code(format!("no RDMA device {name}"), libc::ENODEV);
+        let raw = opened.ok_or_else(missing)?;
+        if raw.is_null() {
+            return Err(Error::last(format!("cannot open RDMA device {name}")));
+        }
+        // From here on, dropping it closes the device.
+        let mut context = Self { functions, raw, domain: ptr::null_mut(), name: name.to_owned() };
+        // SAFETY: the context is open.
+        set_nonblocking(unsafe { (*raw).async_fd })
+            .map_err(|error| Error::Call { what: format!("RDMA device {name}"), error })?;
+        // SAFETY: the context is open.
+        context.domain = unsafe { (functions.alloc_pd)(raw) };
+        if context.domain.is_null() {
+            return Err(Error::last(format!("RDMA device {name}: no protection domain")));
+        }
+        Ok(Arc::new(context))
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A port, counted from 1.
+    ///
+    /// # Errors
+    /// When there is none of this number.
+    pub fn port(&self, number: u8) -> Result<Port, Error> {
+        let mut attributes = ffi::PortAttr::default();
+        // SAFETY: the context is open and the place is a port's attributes; the library writes the part of them that its
+        // first version had, or all.
+        let code = unsafe { (self.functions.query_port)(self.raw, number, &mut attributes) };
+        if code != 0 {
+            return Err(Error::code(format!("port {number} of {}", self.name), code));
+        }
+        Ok(Port {
+            active: attributes.state == ffi::PORT_ACTIVE,
+            ethernet: attributes.link_layer == ffi::LINK_ETHERNET,
+            lid: attributes.lid,
+            mtu: attributes.active_mtu as u8,
+            speed: speed(attributes.active_width, attributes.active_speed),
+        })
+    }
+
+    /// What has happened to the device since this was last asked; `None` when that was all. Never blocks.
+    pub fn event(&self) -> Option<Event> {
+        loop {
+            let mut event = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
+            // SAFETY: the context is open, its descriptor does not block, and the place is an event's.
+            if unsafe { (self.functions.get_async_event)(self.raw, &mut event) } != 0 {
+                return None;
+            }
+            let kind: c_uint = event.event_type;
+            // A port's number is stored as an int where others have a pointer.
+            let port = event.element.addr() as u32 as u8;
+            let told = match kind {
+                ffi::EVENT_QP_FATAL | ffi::EVENT_QP_REQ_ERR | ffi::EVENT_QP_ACCESS_ERR => {
+                    // SAFETY: the element of these events is a queue pair, which stays until its events are acknowledged.
+                    let number = unsafe { (*event.element.cast::<ffi::Qp>()).qp_num };
+                    Some(Event::QueuePair(number))
+                }
+                ffi::EVENT_PORT_ACTIVE => Some(Event::PortUp(port)),
+                ffi::EVENT_PORT_ERR => Some(Event::PortDown(port)),
+                ffi::EVENT_DEVICE_FATAL => Some(Event::DeviceLost),
+                _ => None,
+            };
+            // SAFETY: it was got above and is acknowledged once.
+            unsafe { (self.functions.ack_async_event)(&mut event) };
+            if told.is_some() {
+                return told;
+            }
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: all that was made on them holds a reference to this, so it is gone; each is closed once.
+        unsafe {
+            if !self.domain.is_null() {
+                (self.functions.dealloc_pd)(self.domain);
+            }
+            (self.functions.close_device)(self.raw);
+        }
+    }
+}
+
+/// Makes a descriptor of the library one that does not block.
+pub(crate) fn set_nonblocking(fd: c_int) -> io::Result<()> {
+    // SAFETY: fcntl takes any descriptor; one that is not open is an error.
+    let result = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// True on a machine with RDMA and on one without, with the library and without.
+    #[test]
+    fn there_are_devices_or_none_and_a_missing_one_is_named() {
+        match devices() {
+            Ok(names) => assert!(names.iter().all(|name| !name.is_empty())),
+            Err(error) => assert!(error.to_string().contains("libibverbs.so.1"), "{error}"),
+        }
+        let error = Context::open("no-such-device").err().unwrap().to_string();
+        assert!(error.contains("no-such-device") || error.contains("libibverbs"), "{error}");
+    }
+}

@@ -1,0 +1,479 @@
+//! What rdma-core's `libibverbs.so.1` offers, as far as it is used here: its structures as `infiniband/verbs.h` has them
+//! on LP64, and its functions. Posting and polling are no exported functions: the header calls them through a table in the
+//! device's context, and so does this.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::Error;
+
+/// `struct ibv_context`, up to what is used.
+#[repr(C)]
+pub(crate) struct Context {
+    device: *mut c_void,
+    pub(crate) ops: ContextOps,
+    cmd_fd: c_int,
+    pub(crate) async_fd: c_int,
+}
+
+/// `struct ibv_context_ops`: the slots that are used, and room for the others.
+#[repr(C)]
+pub(crate) struct ContextOps {
+    before_poll_cq: [*mut c_void; 11],
+    pub(crate) poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
+    pub(crate) req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
+    between: [*mut c_void; 12],
+    pub(crate) post_send:
+        Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
+    pub(crate) post_recv:
+        Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    after_post_recv: [*mut c_void; 5],
+}
+
+/// `struct ibv_comp_channel`.
+#[repr(C)]
+pub(crate) struct Channel {
+    context: *mut Context,
+    pub(crate) fd: c_int,
+    refcnt: c_int,
+}
+
+/// `struct ibv_cq`, up to what is used.
+#[repr(C)]
+pub(crate) struct Cq {
+    pub(crate) context: *mut Context,
+}
+
+/// `struct ibv_qp`, up to what is used.
+#[repr(C)]
+pub(crate) struct Qp {
+    pub(crate) context: *mut Context,
+    qp_context: *mut c_void,
+    pd: *mut c_void,
+    send_cq: *mut Cq,
+    recv_cq: *mut Cq,
+    srq: *mut c_void,
+    handle: u32,
+    pub(crate) qp_num: u32,
+}
+
+/// `struct ibv_mr`.
+#[repr(C)]
+pub(crate) struct Mr {
+    context: *mut Context,
+    pd: *mut c_void,
+    addr: *mut c_void,
+    length: usize,
+    handle: u32,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+/// `struct ibv_port_attr`.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct PortAttr {
+    pub(crate) state: c_uint,
+    pub(crate) max_mtu: c_uint,
+    pub(crate) active_mtu: c_uint,
+    pub(crate) gid_tbl_len: c_int,
+    pub(crate) port_cap_flags: u32,
+    pub(crate) max_msg_sz: u32,
+    pub(crate) bad_pkey_cntr: u32,
+    pub(crate) qkey_viol_cntr: u32,
+    pub(crate) pkey_tbl_len: u16,
+    pub(crate) lid: u16,
+    pub(crate) sm_lid: u16,
+    pub(crate) lmc: u8,
+    pub(crate) max_vl_num: u8,
+    pub(crate) sm_sl: u8,
+    pub(crate) subnet_timeout: u8,
+    pub(crate) init_type_reply: u8,
+    pub(crate) active_width: u8,
+    pub(crate) active_speed: u8,
+    pub(crate) phys_state: u8,
+    pub(crate) link_layer: u8,
+    pub(crate) flags: u8,
+    pub(crate) port_cap_flags2: u16,
+}
+
+/// `struct ibv_qp_cap`.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct QpCap {
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_send_sge: u32,
+    pub(crate) max_recv_sge: u32,
+    pub(crate) max_inline_data: u32,
+}
+
+/// `struct ibv_qp_init_attr`.
+#[repr(C)]
+pub(crate) struct QpInitAttr {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: *mut Cq,
+    pub(crate) recv_cq: *mut Cq,
+    pub(crate) srq: *mut c_void,
+    pub(crate) cap: QpCap,
+    pub(crate) qp_type: c_uint,
+    pub(crate) sq_sig_all: c_int,
+}
+
+/// `struct ibv_ah_attr`, with the `struct ibv_global_route` that it begins with. A GID is two 64-bit words for alignment.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct AhAttr {
+    pub(crate) dgid: [u64; 2],
+    pub(crate) flow_label: u32,
+    pub(crate) sgid_index: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) route_end: u8,
+    pub(crate) dlid: u16,
+    pub(crate) sl: u8,
+    pub(crate) src_path_bits: u8,
+    pub(crate) static_rate: u8,
+    pub(crate) is_global: u8,
+    pub(crate) port_num: u8,
+}
+
+/// `struct ibv_qp_attr`.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct QpAttr {
+    pub(crate) qp_state: c_uint,
+    pub(crate) cur_qp_state: c_uint,
+    pub(crate) path_mtu: c_uint,
+    pub(crate) path_mig_state: c_uint,
+    pub(crate) qkey: u32,
+    pub(crate) rq_psn: u32,
+    pub(crate) sq_psn: u32,
+    pub(crate) dest_qp_num: u32,
+    pub(crate) qp_access_flags: c_uint,
+    pub(crate) cap: QpCap,
+    pub(crate) ah_attr: AhAttr,
+    pub(crate) alt_ah_attr: AhAttr,
+    pub(crate) pkey_index: u16,
+    pub(crate) alt_pkey_index: u16,
+    pub(crate) en_sqd_async_notify: u8,
+    pub(crate) sq_draining: u8,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) port_num: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) alt_port_num: u8,
+    pub(crate) alt_timeout: u8,
+    pub(crate) rate_limit: u32,
+}
+
+/// `struct ibv_sge`.
+#[repr(C)]
+pub(crate) struct Sge {
+    pub(crate) addr: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
+}
+
+/// `struct ibv_send_wr`: what a write needs of it, and room for the rest.
+#[repr(C)]
+pub(crate) struct SendWr {
+    pub(crate) wr_id: u64,
+    pub(crate) next: *mut Self,
+    pub(crate) sg_list: *mut Sge,
+    pub(crate) num_sge: c_int,
+    pub(crate) opcode: c_uint,
+    pub(crate) send_flags: c_uint,
+    /// In network order.
+    pub(crate) imm_data: u32,
+    pub(crate) remote_addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) rest: [u64; 9],
+}
+
+/// `struct ibv_recv_wr`.
+#[repr(C)]
+pub(crate) struct RecvWr {
+    pub(crate) wr_id: u64,
+    pub(crate) next: *mut Self,
+    pub(crate) sg_list: *mut Sge,
+    pub(crate) num_sge: c_int,
+}
+
+/// `struct ibv_wc`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Wc {
+    pub(crate) wr_id: u64,
+    pub(crate) status: c_uint,
+    pub(crate) opcode: c_uint,
+    pub(crate) vendor_err: u32,
+    pub(crate) byte_len: u32,
+    /// In network order.
+    pub(crate) imm_data: u32,
+    pub(crate) qp_num: u32,
+    src_qp: u32,
+    wc_flags: c_uint,
+    pkey_index: u16,
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+}
+
+/// `struct ibv_async_event`. The element is a pointer or, for a port, its number.
+#[repr(C)]
+pub(crate) struct AsyncEvent {
+    pub(crate) element: *mut c_void,
+    pub(crate) event_type: c_uint,
+}
+
+pub(crate) const PORT_ACTIVE: c_uint = 4;
+pub(crate) const LINK_ETHERNET: u8 = 2;
+pub(crate) const QPT_RC: c_uint = 2;
+pub(crate) const QPS_INIT: c_uint = 1;
+pub(crate) const QPS_RTR: c_uint = 2;
+pub(crate) const QPS_RTS: c_uint = 3;
+pub(crate) const QPS_ERR: c_uint = 6;
+pub(crate) const WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
+pub(crate) const WR_RDMA_READ: c_uint = 4;
+pub(crate) const SEND_SIGNALED: c_uint = 1 << 1;
+pub(crate) const SEND_INLINE: c_uint = 1 << 3;
+pub(crate) const ACCESS_LOCAL_WRITE: c_uint = 1;
+pub(crate) const ACCESS_REMOTE_WRITE: c_uint = 1 << 1;
+pub(crate) const ACCESS_REMOTE_READ: c_uint = 1 << 2;
+pub(crate) const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
+pub(crate) const WC_WR_FLUSH_ERR: c_uint = 5;
+pub(crate) const EVENT_QP_FATAL: c_uint = 1;
+pub(crate) const EVENT_QP_REQ_ERR: c_uint = 2;
+pub(crate) const EVENT_QP_ACCESS_ERR: c_uint = 3;
+pub(crate) const EVENT_DEVICE_FATAL: c_uint = 8;
+pub(crate) const EVENT_PORT_ACTIVE: c_uint = 9;
+pub(crate) const EVENT_PORT_ERR: c_uint = 10;
+
+/// What each step towards a connected queue pair sets (`enum ibv_qp_attr_mask`).
+pub(crate) mod mask {
+    use std::ffi::c_int;
+
+    pub(crate) const STATE: c_int = 1;
+    const ACCESS_FLAGS: c_int = 1 << 3;
+    const PKEY_INDEX: c_int = 1 << 4;
+    const PORT: c_int = 1 << 5;
+    const AV: c_int = 1 << 7;
+    const PATH_MTU: c_int = 1 << 8;
+    const TIMEOUT: c_int = 1 << 9;
+    const RETRY_CNT: c_int = 1 << 10;
+    const RNR_RETRY: c_int = 1 << 11;
+    const RQ_PSN: c_int = 1 << 12;
+    const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+    const MIN_RNR_TIMER: c_int = 1 << 15;
+    const SQ_PSN: c_int = 1 << 16;
+    const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+    const DEST_QPN: c_int = 1 << 20;
+
+    pub(crate) const INIT: c_int = STATE | PKEY_INDEX | PORT | ACCESS_FLAGS;
+    pub(crate) const RTR: c_int =
+        STATE | AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER;
+    pub(crate) const RTS: c_int =
+        STATE | TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC;
+}
+
+/// Declares the functions that are used, and how they are found.
+macro_rules! functions {
+    (
+        first { $($name:ident: fn($($argument:ty),*) -> $result:ty;)* }
+        later { $($late:ident: fn($($late_argument:ty),*) -> $late_result:ty;)* }
+    ) => {
+        /// The library's functions. Those that came later than the first ones may not be there.
+        pub(crate) struct Functions {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
+            $(pub(crate) $late: Option<unsafe extern "C" fn($($late_argument),*) -> $late_result>,)*
+        }
+
+        impl Functions {
+            fn find(library: &Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the symbols are functions with these arguments, in every version of the library's interface
+                // that its name (.so.1) stands for; the library is never unloaded.
+                unsafe {
+                    Ok(Self {
+                        $($name: *library.get(concat!("ibv_", stringify!($name), "\0").as_bytes())?,)*
+                        $($late: library
+                            .get(concat!("ibv_", stringify!($late), "\0").as_bytes())
+                            .ok()
+                            .map(|symbol| *symbol),)*
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    first {
+        get_device_list: fn(*mut c_int) -> *mut *mut c_void;
+        free_device_list: fn(*mut *mut c_void) -> ();
+        get_device_name: fn(*mut c_void) -> *const c_char;
+        open_device: fn(*mut c_void) -> *mut Context;
+        close_device: fn(*mut Context) -> c_int;
+        get_async_event: fn(*mut Context, *mut AsyncEvent) -> c_int;
+        ack_async_event: fn(*mut AsyncEvent) -> ();
+        query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
+        alloc_pd: fn(*mut Context) -> *mut c_void;
+        dealloc_pd: fn(*mut c_void) -> c_int;
+        reg_mr: fn(*mut c_void, *mut c_void, usize, c_int) -> *mut Mr;
+        dereg_mr: fn(*mut Mr) -> c_int;
+        create_comp_channel: fn(*mut Context) -> *mut Channel;
+        destroy_comp_channel: fn(*mut Channel) -> c_int;
+        create_cq: fn(*mut Context, c_int, *mut c_void, *mut Channel, c_int) -> *mut Cq;
+        destroy_cq: fn(*mut Cq) -> c_int;
+        get_cq_event: fn(*mut Channel, *mut *mut Cq, *mut *mut c_void) -> c_int;
+        ack_cq_events: fn(*mut Cq, c_uint) -> ();
+        create_qp: fn(*mut c_void, *mut QpInitAttr) -> *mut Qp;
+        modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
+        destroy_qp: fn(*mut Qp) -> c_int;
+        wc_status_str: fn(c_uint) -> *const c_char;
+    }
+    later {
+        reg_mr_iova2: fn(*mut c_void, *mut c_void, usize, u64, c_uint) -> *mut Mr;
+        reg_dmabuf_mr: fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut Mr;
+    }
+}
+
+/// The library's functions, looked for once in a process.
+pub(crate) fn functions() -> Result<&'static Functions, Error> {
+    static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+    let load = || {
+        // SAFETY: rdma-core's library only sets up its own data when it is loaded.
+        let library = unsafe { Library::new("libibverbs.so.1") }.map_err(|e| e.to_string())?;
+        let functions = Functions::find(&library).map_err(|error| error.to_string());
+        // Its providers keep pointers into it: it stays.
+        std::mem::forget(library);
+        functions
+    };
+    FUNCTIONS.get_or_init(load).as_ref().map_err(|why| Error::NoLibrary(why.clone()))
+}
+
+/// Layouts as a C compiler makes them of rdma-core's header (below, a test asks one where the header is installed). A size
+/// of 0 is that of a structure whose end is not transcribed.
+macro_rules! layout {
+    ($($of:ident $c_name:literal $size:literal { $($field:ident $offset:literal),* })*) => {
+        $(
+            $(const _: () = assert!(std::mem::offset_of!($of, $field) == $offset);)*
+            const _: () = assert!($size == 0 || size_of::<$of>() == $size);
+        )*
+        #[cfg(test)]
+        const FIELDS: &[(&str, &str, usize)] =
+            &[$($(($c_name, stringify!($field), $offset),)*)*];
+        #[cfg(test)]
+        const SIZES: &[(&str, usize)] = &[$(($c_name, $size),)*];
+    };
+}
+
+#[cfg(target_pointer_width = "64")]
+layout! {
+    Context "ibv_context" 0 { ops 8, cmd_fd 264, async_fd 268 }
+    ContextOps "ibv_context_ops" 256 { poll_cq 88, req_notify_cq 96, post_send 200, post_recv 208 }
+    Channel "ibv_comp_channel" 16 { fd 8 }
+    Cq "ibv_cq" 0 { context 0 }
+    Qp "ibv_qp" 0 { context 0, qp_num 52 }
+    Mr "ibv_mr" 48 { lkey 36, rkey 40 }
+    PortAttr "ibv_port_attr" 52 { state 0, active_mtu 8, lid 34, active_width 43, active_speed 44, link_layer 46 }
+    QpInitAttr "ibv_qp_init_attr" 64 { cap 32, qp_type 52, sq_sig_all 56 }
+    AhAttr "ibv_ah_attr" 32 { dgid 0, flow_label 16, sgid_index 20, hop_limit 21, traffic_class 22, dlid 24, sl 26, is_global 29, port_num 30 }
+    QpAttr "ibv_qp_attr" 144 { path_mtu 8, rq_psn 20, sq_psn 24, dest_qp_num 28, qp_access_flags 32, ah_attr 56, max_rd_atomic 126, max_dest_rd_atomic 127, min_rnr_timer 128, port_num 129, timeout 130, retry_cnt 131, rnr_retry 132 }
+    Sge "ibv_sge" 16 { length 8, lkey 12 }
+    SendWr "ibv_send_wr" 128 { sg_list 16, num_sge 24, opcode 28, send_flags 32, imm_data 36, remote_addr 40, rkey 48 }
+    RecvWr "ibv_recv_wr" 32 { sg_list 16, num_sge 24 }
+    Wc "ibv_wc" 48 { status 8, opcode 12, vendor_err 16, byte_len 20, imm_data 24, qp_num 28 }
+    AsyncEvent "ibv_async_event" 16 { event_type 8 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+
+    const VALUES: &[(&str, u32)] = &[
+        ("IBV_PORT_ACTIVE", PORT_ACTIVE),
+        ("IBV_LINK_LAYER_ETHERNET", LINK_ETHERNET as u32),
+        ("IBV_QPT_RC", QPT_RC),
+        ("IBV_QPS_INIT", QPS_INIT),
+        ("IBV_QPS_RTR", QPS_RTR),
+        ("IBV_QPS_RTS", QPS_RTS),
+        ("IBV_QPS_ERR", QPS_ERR),
+        ("IBV_WR_RDMA_WRITE_WITH_IMM", WR_RDMA_WRITE_WITH_IMM),
+        ("IBV_WR_RDMA_READ", WR_RDMA_READ),
+        ("IBV_SEND_SIGNALED", SEND_SIGNALED),
+        ("IBV_SEND_INLINE", SEND_INLINE),
+        ("IBV_ACCESS_LOCAL_WRITE", ACCESS_LOCAL_WRITE),
+        ("IBV_ACCESS_REMOTE_WRITE", ACCESS_REMOTE_WRITE),
+        ("IBV_ACCESS_REMOTE_READ", ACCESS_REMOTE_READ),
+        ("IBV_ACCESS_RELAXED_ORDERING", ACCESS_RELAXED_ORDERING),
+        ("IBV_WC_WR_FLUSH_ERR", WC_WR_FLUSH_ERR),
+        ("IBV_EVENT_QP_FATAL", EVENT_QP_FATAL),
+        ("IBV_EVENT_QP_REQ_ERR", EVENT_QP_REQ_ERR),
+        ("IBV_EVENT_QP_ACCESS_ERR", EVENT_QP_ACCESS_ERR),
+        ("IBV_EVENT_DEVICE_FATAL", EVENT_DEVICE_FATAL),
+        ("IBV_EVENT_PORT_ACTIVE", EVENT_PORT_ACTIVE),
+        ("IBV_EVENT_PORT_ERR", EVENT_PORT_ERR),
+        ("IBV_QP_STATE|IBV_QP_PKEY_INDEX|IBV_QP_PORT|IBV_QP_ACCESS_FLAGS", mask::INIT as u32),
+        (
+            "IBV_QP_STATE|IBV_QP_AV|IBV_QP_PATH_MTU|IBV_QP_DEST_QPN|IBV_QP_RQ_PSN|IBV_QP_MAX_DEST_RD_ATOMIC|IBV_QP_MIN_RNR_TIMER",
+            mask::RTR as u32,
+        ),
+        (
+            "IBV_QP_STATE|IBV_QP_TIMEOUT|IBV_QP_RETRY_CNT|IBV_QP_RNR_RETRY|IBV_QP_SQ_PSN|IBV_QP_MAX_QP_RD_ATOMIC",
+            mask::RTS as u32,
+        ),
+    ];
+
+    /// Where a field is in C whose structure has more levels there.
+    fn in_c(structure: &str, field: &str) -> String {
+        match (structure, field) {
+            ("ibv_send_wr", "remote_addr" | "rkey") => format!("wr.rdma.{field}"),
+            (
+                "ibv_ah_attr",
+                "dgid" | "flow_label" | "sgid_index" | "hop_limit" | "traffic_class",
+            ) => format!("grh.{field}"),
+            _ => field.to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_header_of_rdma_core_says_the_same() {
+        let header = "/usr/include/infiniband/verbs.h";
+        if !Path::new(header).exists() {
+            // What it said once is asserted when this crate is compiled.
+            eprintln!("skipped: no {header} (libibverbs-dev)");
+            return;
+        }
+        let mut source =
+            "#include <infiniband/verbs.h>\n#include <stddef.h>\nint main(void) { return 0; }\n"
+                .to_owned();
+        for (structure, field, offset) in FIELDS {
+            let path = in_c(structure, field);
+            let check = format!("offsetof(struct {structure}, {path}) == {offset}");
+            writeln!(source, "_Static_assert({check}, \"{structure}.{path}\");").unwrap();
+        }
+        for (structure, size) in SIZES.iter().filter(|(_, size)| *size > 0) {
+            let check = format!("sizeof(struct {structure}) == {size}");
+            writeln!(source, "_Static_assert({check}, \"size of {structure}\");").unwrap();
+        }
+        for (name, value) in VALUES {
+            writeln!(source, "_Static_assert(({name}) == {value}, \"{name}\");").unwrap();
+        }
+        let file = std::env::temp_dir().join(format!("evenkeel-verbs-{}.c", std::process::id()));
+        std::fs::write(&file, source).unwrap();
+        let compiled = Command::new("cc").args(["-fsyntax-only"]).arg(&file).output();
+        std::fs::remove_file(&file).unwrap();
+        let compiled = compiled.unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    }
+}

@@ -1,0 +1,118 @@
+//! A device's ports, and the addresses (GIDs) that they have, which the kernel lists under `/sys`.
+
+use std::fmt;
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::PathBuf;
+
+/// A port as it is now.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Whether it carries traffic.
+    pub active: bool,
+    /// Whether it is one of an Ethernet device (RoCE), not of InfiniBand.
+    pub ethernet: bool,
+    /// Local identifier, on InfiniBand.
+    pub lid: u16,
+    /// Code of the largest packet that may be sent: 1 is 256 bytes, each step doubles it.
+    pub mtu: u8,
+    /// Mb/s; 0 where the device says what nobody knows.
+    pub speed: u32,
+}
+
+/// Mb/s of a port that has so many lanes (a code) of such a speed (a code), from the InfiniBand specification's PortInfo.
+pub(crate) fn speed(width: u8, speed: u8) -> u32 {
+    let lanes = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    };
+    let lane = match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 0,
+    };
+    lanes * lane
+}
+
+/// Address of a port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The IP address that it is made of, on Ethernet.
+    pub fn ip(&self) -> IpAddr {
+        Ipv6Addr::from(self.0).to_canonical()
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+/// What packets with a GID look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// InfiniBand, or the first version of RoCE, which routers don't take.
+    Native,
+    /// UDP over IP.
+    RoceV2,
+}
+
+/// The GIDs of a port that are set: index, what it is, and the address.
+pub fn gids(device: &str, port: u8) -> Vec<(u8, GidKind, Gid)> {
+    let folder = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}"));
+    let read = |kind: &str, index: u8| {
+        fs::read_to_string(folder.join(kind).join(index.to_string())).unwrap_or_default()
+    };
+    (0..=u8::MAX)
+        .filter_map(|index| {
+            // Those of other network namespaces cannot be read.
+            let address: Ipv6Addr = read("gids", index).trim().parse().ok()?;
+            let roce = read("gid_attrs/types", index).contains("RoCE v2");
+            let kind = if roce { GidKind::RoceV2 } else { GidKind::Native };
+            (!address.is_unspecified()).then_some((index, kind, Gid(address.octets())))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_lanes_times_their_speed() {
+        assert_eq!(speed(2, 32), 100_000);
+        assert_eq!(speed(2, 128), 400_000);
+        assert_eq!(speed(1, 1), 2_500);
+        assert_eq!(speed(3, 32), 0);
+    }
+
+    #[test]
+    fn a_gid_of_an_ipv4_address_is_that_address() {
+        let gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1]);
+        assert_eq!(gid.ip(), "10.77.0.1".parse::<IpAddr>().unwrap());
+        assert_eq!(gid.to_string(), "::ffff:10.77.0.1");
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_has_no_gids() {
+        assert!(gids("no such device", 1).is_empty());
+    }
+}

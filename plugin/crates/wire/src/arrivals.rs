@@ -1,0 +1,414 @@
+//! Which messages have come by RDMA, counted exactly once whatever lane brings their parts and in whatever order.
+//!
+//! A part that has come is told of by a number of 32 bits that its sender chooses: which message, which part of it, and
+//! whether it is the last one.
+
+use std::collections::VecDeque;
+
+/// Most messages from the oldest one that is not complete to the newest one that may come.
+pub const WINDOW: u64 = 64;
+/// Message numbers are told modulo this: a window more than [`WINDOW`], so that what came long ago is told from what is new.
+const SLOTS: u64 = 128;
+/// Most parts of a message.
+pub const MAX_PARTS: u32 = 1 << 23;
+
+/// What the number says that comes with a part.
+///
+/// Layout: the highest bit says that the part is the last one, the next one that it is a whole small message which waits in
+/// the receiver's ring; then seven bits of the message's number, and 23 of the part's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Immediate {
+    /// The message's number modulo [`SLOTS`].
+    slot: u32,
+    /// The part's number.
+    index: u32,
+    last: bool,
+    eager: bool,
+}
+
+impl Immediate {
+    /// A part of a message, which goes to the buffer posted for it.
+    pub fn part(message: u64, index: u32, last: bool) -> Self {
+        Self { slot: (message % SLOTS) as u32, index, last, eager: false }
+    }
+
+    /// A whole message, which goes to the ring.
+    pub fn eager(message: u64) -> Self {
+        Self { slot: (message % SLOTS) as u32, index: 0, last: true, eager: true }
+    }
+
+    /// The number.
+    pub fn encode(self) -> u32 {
+        u32::from(self.last) << 31 | u32::from(self.eager) << 30 | self.slot << 23 | self.index
+    }
+
+    fn decode(number: u32) -> Self {
+        Self {
+            slot: number >> 23 & (SLOTS as u32 - 1),
+            index: number & (MAX_PARTS - 1),
+            last: number >> 31 == 1,
+            eager: number >> 30 & 1 == 1,
+        }
+    }
+}
+
+/// Why something that came is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArrivalError {
+    /// The message is longer than its buffer.
+    #[error(
+        "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
+    )]
+    TooLong {
+        /// Bytes of the message.
+        length: u64,
+        /// Bytes of the buffer.
+        capacity: u64,
+    },
+    /// A part of a message that nobody asked for.
+    #[error("protocol error: a part of a message without a buffer")]
+    NotPosted,
+    /// The parts contradict each other.
+    #[error("protocol error: a part beyond the last one")]
+    BeyondLast,
+}
+
+/// A message that has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrived<T> {
+    /// What its buffer was posted with.
+    pub posted: T,
+    /// Its number.
+    pub message: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Whether it waits in the ring; else it is in its buffer.
+    pub in_ring: bool,
+}
+
+/// The messages of one connection.
+#[derive(Debug)]
+pub struct Arrivals<T> {
+    /// Number of the oldest message that has not come.
+    first: u64,
+    /// The messages from that one on.
+    messages: VecDeque<Message<T>>,
+    /// Number of the next message for which a buffer is posted.
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Message<T> {
+    /// Bytes of the buffer and what it was posted with; none before, and none once the message is complete.
+    posted: Option<(u64, T)>,
+    /// Its length, if it waits in the ring.
+    ring: Option<u64>,
+    parts: Parts,
+    /// Bytes that have come.
+    bytes: u64,
+    /// Number of parts, once the last one has come.
+    count: Option<u32>,
+    complete: bool,
+}
+
+/// Set of parts. Few messages have more than the first ones.
+#[derive(Debug, Default)]
+struct Parts {
+    first: u64,
+    more: Vec<u64>,
+    count: u32,
+}
+
+impl Parts {
+    fn contains(&self, index: u32) -> bool {
+        let (word, bit) = (index as usize / 64, index % 64);
+        let word = if word == 0 { Some(&self.first) } else { self.more.get(word - 1) };
+        word.is_some_and(|word| word >> bit & 1 == 1)
+    }
+
+    /// False if it was there.
+    fn insert(&mut self, index: u32) -> bool {
+        if self.contains(index) {
+            return false;
+        }
+        let (word, bit) = (index as usize / 64, index % 64);
+        if word == 0 {
+            self.first |= 1 << bit;
+        } else {
+            if self.more.len() < word {
+                self.more.resize(word, 0);
+            }
+            self.more[word - 1] |= 1 << bit;
+        }
+        self.count += 1;
+        true
+    }
+}
+
+impl<T> Default for Arrivals<T> {
+    fn default() -> Self {
+        Self { first: 0, messages: VecDeque::new(), next: 0 }
+    }
+}
+
+impl<T> Default for Message<T> {
+    fn default() -> Self {
+        Self {
+            posted: None,
+            ring: None,
+            parts: Parts::default(),
+            bytes: 0,
+            count: None,
+            complete: false,
+        }
+    }
+}
+
+impl<T> Arrivals<T> {
+    /// Number of the oldest message that has not come. What those before it left in the ring is taken.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Whether a buffer may be posted.
+    pub fn has_room(&self) -> bool {
+        self.next < self.first + WINDOW
+    }
+
+    /// Messages that have a buffer and are not complete.
+    pub fn outstanding(&self) -> usize {
+        self.messages.iter().filter(|message| message.posted.is_some()).count()
+    }
+
+    /// Their number, and the bytes of their buffers.
+    pub fn posted(&self) -> impl Iterator<Item = (u64, u64, &T)> {
+        let numbered = (self.first..).zip(&self.messages);
+        numbered.filter_map(|(number, message)| {
+            let (capacity, posted) = message.posted.as_ref()?;
+            Some((number, *capacity, posted))
+        })
+    }
+
+    /// Nothing comes any more: what buffers were posted with is dropped.
+    pub fn clear(&mut self) {
+        self.messages.iter_mut().for_each(|message| message.posted = None);
+    }
+
+    /// Posts a buffer of so many bytes for the next message. Its number; and the message, if that has come already.
+    ///
+    /// # Errors
+    /// When a message has come that is longer.
+    ///
+    /// # Panics
+    /// Without room.
+    pub fn post(
+        &mut self,
+        capacity: u64,
+        posted: T,
+    ) -> Result<(u64, Option<Arrived<T>>), ArrivalError> {
+        assert!(self.has_room());
+        let number = self.next;
+        self.next += 1;
+        let message = self.message(number);
+        message.posted = Some((capacity, posted));
+        let arrived = match message.ring {
+            Some(length) => Some(self.complete(number, length, true)?),
+            None => None,
+        };
+        Ok((number, arrived))
+    }
+
+    /// A part has come: so many bytes, with this number. The message, if that is all of it.
+    ///
+    /// # Errors
+    /// [`ArrivalError`] when it cannot be.
+    pub fn arrived(
+        &mut self,
+        bytes: u32,
+        immediate: u32,
+    ) -> Result<Option<Arrived<T>>, ArrivalError> {
+        let part = Immediate::decode(immediate);
+        let ahead = u64::from(part.slot).wrapping_sub(self.first) % SLOTS;
+        if ahead >= WINDOW {
+            // It came before by another way.
+            return Ok(None);
+        }
+        let number = self.first + ahead;
+        let next = self.next;
+        let message = self.message(number);
+        if message.complete || message.ring.is_some() {
+            return Ok(None);
+        }
+        if part.eager {
+            message.ring = Some(bytes.into());
+            if number >= next {
+                return Ok(None);
+            }
+            return self.complete(number, bytes.into(), true).map(Some);
+        }
+        let Some((capacity, _)) = message.posted else { return Err(ArrivalError::NotPosted) };
+        if part.last {
+            message.count = Some(part.index + 1);
+        }
+        if message.count.is_some_and(|count| part.index >= count) {
+            return Err(ArrivalError::BeyondLast);
+        }
+        if !message.parts.insert(part.index) {
+            return Ok(None);
+        }
+        message.bytes += u64::from(bytes);
+        let length = message.bytes;
+        if length > capacity {
+            return Err(ArrivalError::TooLong { length, capacity });
+        }
+        if message.count != Some(message.parts.count) {
+            return Ok(None);
+        }
+        self.complete(number, length, false).map(Some)
+    }
+
+    /// Whether a part has come.
+    pub fn has(&self, message: u64, index: u32) -> bool {
+        match message.checked_sub(self.first) {
+            None => true,
+            Some(at) => self.messages.get(at as usize).is_some_and(|message| {
+                message.complete || message.ring.is_some() || message.parts.contains(index)
+            }),
+        }
+    }
+
+    /// The place of a message of the window.
+    fn message(&mut self, number: u64) -> &mut Message<T> {
+        let at = (number - self.first) as usize;
+        while self.messages.len() <= at {
+            self.messages.push_back(Message::default());
+        }
+        &mut self.messages[at]
+    }
+
+    fn complete(
+        &mut self,
+        number: u64,
+        length: u64,
+        in_ring: bool,
+    ) -> Result<Arrived<T>, ArrivalError> {
+        let message = self.message(number);
+        let Some((capacity, posted)) = message.posted.take() else {
+            return Err(ArrivalError::NotPosted);
+        };
+        if length > capacity {
+            message.posted = Some((capacity, posted));
+            return Err(ArrivalError::TooLong { length, capacity });
+        }
+        message.complete = true;
+        while self.messages.front().is_some_and(|message| message.complete) {
+            self.messages.pop_front();
+            self.first += 1;
+        }
+        Ok(Arrived { posted, message: number, length, in_ring })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn part(message: u64, index: u32, last: bool) -> u32 {
+        Immediate::part(message, index, last).encode()
+    }
+
+    #[test]
+    fn a_message_is_complete_when_all_its_parts_have_come_in_any_order() {
+        let mut arrivals = Arrivals::default();
+        assert_eq!(arrivals.post(1000, 'a'), Ok((0, None)));
+        assert_eq!(arrivals.arrived(100, part(0, 2, true)), Ok(None));
+        assert_eq!(arrivals.arrived(400, part(0, 0, false)), Ok(None));
+        assert_eq!(arrivals.arrived(400, part(0, 0, false)), Ok(None), "the same once more");
+        assert!(arrivals.has(0, 0) && !arrivals.has(0, 1) && arrivals.has(0, 2));
+        let all = Arrived { posted: 'a', message: 0, length: 900, in_ring: false };
+        assert_eq!(arrivals.arrived(400, part(0, 1, false)), Ok(Some(all)));
+        assert!(arrivals.has(0, 1), "of a message that is complete");
+        assert_eq!(arrivals.arrived(400, part(0, 1, false)), Ok(None), "long ago");
+        assert_eq!((arrivals.first(), arrivals.outstanding()), (1, 0));
+    }
+
+    #[test]
+    fn small_messages_may_come_before_their_buffers() {
+        let mut arrivals = Arrivals::default();
+        assert_eq!(arrivals.arrived(8, Immediate::eager(1).encode()), Ok(None));
+        assert_eq!(arrivals.post(10, 'a'), Ok((0, None)));
+        let early = Arrived { posted: 'b', message: 1, length: 8, in_ring: true };
+        assert_eq!(arrivals.post(10, 'b'), Ok((1, Some(early))));
+        assert_eq!(arrivals.first(), 0, "the ring's place is needed");
+        let empty = Arrived { posted: 'a', message: 0, length: 0, in_ring: true };
+        assert_eq!(arrivals.arrived(0, Immediate::eager(0).encode()), Ok(Some(empty)));
+        assert_eq!(arrivals.first(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let mut arrivals = Arrivals::default();
+        assert_eq!(arrivals.arrived(8, part(0, 0, true)), Err(ArrivalError::NotPosted));
+        arrivals.post(10, 'a').unwrap();
+        let long = ArrivalError::TooLong { length: 11, capacity: 10 };
+        assert_eq!(arrivals.arrived(11, Immediate::eager(0).encode()), Err(long));
+        arrivals.post(10, 'b').unwrap();
+        let long = ArrivalError::TooLong { length: 12, capacity: 10 };
+        assert_eq!(arrivals.arrived(12, part(1, 0, false)), Err(long));
+        arrivals.post(10, 'c').unwrap();
+        arrivals.arrived(1, part(2, 1, true)).unwrap();
+        assert_eq!(arrivals.arrived(1, part(2, 2, false)), Err(ArrivalError::BeyondLast));
+    }
+
+    #[test]
+    fn the_window_moves_on_with_the_oldest_message() {
+        let mut arrivals = Arrivals::default();
+        for number in 0..WINDOW {
+            assert_eq!(arrivals.post(8, number), Ok((number, None)));
+        }
+        assert!(!arrivals.has_room());
+        for number in 1..WINDOW {
+            arrivals.arrived(8, part(number, 0, true)).unwrap().unwrap();
+        }
+        assert!(!arrivals.has_room());
+        arrivals.arrived(8, part(0, 0, true)).unwrap().unwrap();
+        assert!(arrivals.has_room());
+        assert_eq!(arrivals.first(), WINDOW);
+    }
+
+    proptest! {
+        /// However parts are mixed and repeated, each message comes once, and whole.
+        #[test]
+        fn each_message_comes_once(
+            order in proptest::collection::vec((0u64..6, 0u32..5), 60..200),
+        ) {
+            let mut arrivals = Arrivals::default();
+            for number in 0..6u64 {
+                arrivals.post(100, number).unwrap();
+            }
+            let mut came = Vec::new();
+            let rest = (0..6).flat_map(|message| (0..5).map(move |index| (message, index)));
+            for (message, index) in order.into_iter().chain(rest) {
+                if let Some(all) = arrivals.arrived(10, part(message, index, index == 4)).unwrap() {
+                    prop_assert_eq!(all.length, 50);
+                    prop_assert_eq!(all.posted, message);
+                    came.push(message);
+                }
+            }
+            came.sort_unstable();
+            prop_assert_eq!(came, vec![0, 1, 2, 3, 4, 5]);
+        }
+
+        #[test]
+        fn any_number_is_taken_or_refused_without_panic(numbers in proptest::collection::vec(any::<u32>(), 0..100)) {
+            let mut arrivals = Arrivals::default();
+            for number in numbers {
+                let _ = arrivals.arrived(5, number);
+                if arrivals.has_room() {
+                    let _ = arrivals.post(u64::MAX, ());
+                }
+            }
+        }
+    }
+}
