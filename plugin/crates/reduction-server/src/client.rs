@@ -23,6 +23,8 @@ use link::{Link, Range};
 
 /// Most operations that are not done.
 const MOST_OPERATIONS: usize = 64;
+/// How long the other servers may take to hear why this rank cannot go on.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What went wrong, and at which server.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -44,6 +46,8 @@ struct State {
     sequence: u64,
     /// Ranges that are not done, by operation.
     running: HashMap<u64, usize>,
+    /// Why it is about to fail, and since when: other servers are being told.
+    failing: Option<(ClientError, Instant)>,
     failed: Option<ClientError>,
 }
 
@@ -71,7 +75,8 @@ impl Client {
         };
         let mut links = way_in::join(transport, device, servers, member, timeout)?;
         links.iter_mut().for_each(|link| link.note_in(timeline.clone()));
-        let state = State { links, sequence: 0, running: HashMap::new(), failed: None };
+        let running = HashMap::new();
+        let state = State { links, sequence: 0, running, failing: None, failed: None };
         Ok(Self { state: Mutex::new(state) })
     }
 
@@ -97,6 +102,9 @@ impl Client {
         }
         let mut state = lock(&self.state);
         state.check()?;
+        if state.failing.is_some() {
+            return state.progress().map(|()| None);
+        }
         if state.running.len() >= MOST_OPERATIONS {
             return Ok(None);
         }
@@ -142,25 +150,37 @@ impl State {
 
     fn progress(&mut self) -> Result<(), ClientError> {
         let now = Instant::now();
-        let mut failure = None;
-        for link in &mut self.links {
-            let running = &mut self.running;
-            let done = |sequence| {
-                if let Some(left) = running.get_mut(&sequence) {
-                    *left -= 1;
+        if self.failing.is_none() {
+            let mut failure = None;
+            for (server, link) in self.links.iter_mut().enumerate() {
+                let running = &mut self.running;
+                let done = |sequence| {
+                    if let Some(left) = running.get_mut(&sequence) {
+                        *left -= 1;
+                    }
+                };
+                if let Err(error) = link.progress(now, done) {
+                    failure = Some((server, error));
+                    break;
                 }
-            };
-            if let Err(error) = link.progress(now, done) {
-                failure = Some(error);
-                break;
             }
+            let Some((server, error)) = failure else { return Ok(()) };
+            drop(self.links.remove(server));
+            // Other ranks hear why from the other servers, not only that this one is gone.
+            self.links.iter_mut().for_each(|link| link.tell(&error));
+            self.failing = Some((error, now));
         }
-        let Some(error) = failure else { return Ok(()) };
-        // Other ranks hear why from the other servers, not only that this one is gone.
-        self.links.iter().for_each(|link| link.tell(&error));
-        // Connections must not touch memory that the caller takes back now.
-        self.links.clear();
-        self.failed = Some(error.clone());
-        Err(error)
+        let all_told = self.links.iter_mut().all(Link::is_told);
+        match &self.failing {
+            Some((error, since))
+                if all_told || now.saturating_duration_since(*since) >= FAREWELL =>
+            {
+                // Connections must not touch memory that the caller takes back now.
+                self.links.clear();
+                self.failed = Some(error.clone());
+                Err(error.clone())
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct Link {
     probe: Option<Connecting>,
     /// It takes nothing any more, since when and why.
     deaf: Option<(Instant, String)>,
+    /// Why this rank cannot go on, on its way.
+    last_word: Option<Sending>,
     /// Where to note pieces' moments, if anywhere.
     timeline: Option<Arc<Timeline>>,
 }
@@ -92,6 +94,7 @@ impl Link {
             heard: Instant::now(),
             probe: None,
             deaf: None,
+            last_word: None,
             timeline: None,
         }
     }
@@ -169,16 +172,21 @@ impl Link {
         }
     }
 
-    /// Tells the server why this rank cannot go on.
-    pub(super) fn tell(&self, why: &ClientError) {
-        self.say(&Packet::Failed(why.to_string()));
+    /// Tells the server why this rank cannot go on, once what is on its way has been sent.
+    pub(super) fn tell(&mut self, why: &ClientError) {
+        self.last_word = self.say(&Packet::Failed(why.to_string()));
+    }
+
+    /// Whether the server has been told, or cannot be.
+    pub(super) fn is_told(&mut self) -> bool {
+        self.last_word.as_mut().is_none_or(|word| word.poll(false).unwrap_or(true))
     }
 
     /// Sends a message without payload. A server that cannot be told notices by itself.
-    fn say(&self, packet: &Packet) {
+    fn say(&self, packet: &Packet) -> Option<Sending> {
         let mut block = Block::new(MESSAGE_BYTES);
         let length = packet.encode(block.bytes_mut());
-        let _ = self.up.send_block(&Arc::new(block), length);
+        self.up.send_block(&Arc::new(block), length).ok().flatten()
     }
 
     /// Begins pieces as long as there is room.
@@ -273,7 +281,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         if self.flying.is_empty() {
-            self.say(&Packet::Leave);
+            drop(self.say(&Packet::Leave));
         }
         if let Some(timeline) = &self.timeline {
             timeline.flush();
