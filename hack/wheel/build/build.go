@@ -49,7 +49,7 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
-	if err := run(ctx, filepath.Join(plugin, "python"), maturin, "build", "--locked", "--profile", "bindings", "--out", out); err != nil {
+	if err := run(ctx, filepath.Join(plugin, "python"), maturin, "build", "--locked", "--release", "--out", out); err != nil {
 		return "", err
 	}
 	wheels, err := filepath.Glob(filepath.Join(out, "evenkeel-*.whl"))

@@ -6,7 +6,6 @@
     clippy::missing_safety_doc,
     reason = "what callers must see to is said once, at the top of the header (cbindgen.toml)"
 )]
-#![expect(clippy::too_many_arguments, reason = "each is what it is in C's interfaces of this kind")]
 
 pub mod group;
 pub mod moving;
