@@ -179,8 +179,9 @@ impl Group {
         let data = memory.bytes_mut("array")?;
         let part =
             self.run(array.py(), |group| group.reduce_scatter(data, &counts, &reduction, &call))?;
-        let place = |bytes: usize| isize::try_from(bytes / item).unwrap_or(isize::MAX);
-        Ok(PySlice::new(array.py(), place(part.start), place(part.end), 1))
+        // Without a step, as `slice(start, stop)` has none: one of step 1 would not be equal to it.
+        let slice = array.py().get_type::<PySlice>();
+        Ok(slice.call1((part.start / item, part.end / item))?.cast_into()?)
     }
 
     #[pyo3(signature = (array, *, root=0, tag=0, timeout=None))]

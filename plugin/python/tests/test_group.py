@@ -96,7 +96,8 @@ class Operations(unittest.TestCase):
 
             x = np.arange(6, dtype=np.int32) + me
             part = group.reduce_scatter(x)
-            assert part == slice(2 * me, 2 * me + 2) and x[part].tolist() == [6 * me + 3, 6 * me + 6]
+            assert part == slice(2 * me, 2 * me + 2), part
+            assert x[part].tolist() == [6 * me + 3, 6 * me + 6], (x, part)
             part = group.reduce_scatter(x := np.full(3, me), "max", counts=[1, 0, 2])
             assert (x[part] == 2).all() and part.stop - part.start == [1, 0, 2][me]
             x = np.array([2.0])

@@ -123,13 +123,15 @@ class Commands(unittest.TestCase):
 
 
 class Ranks(unittest.TestCase):
+    """Ranks share their output: each writes its line in one piece, which ``print`` does not where Python is told not to buffer."""
+
     def test_they_find_each_other(self):
         program = (
-            "import evenkeel, numpy, os\n"
+            "import evenkeel, numpy, os, sys\n"
             "for name in ('a', 'b', 'a'):\n"
             "    with evenkeel.init(name=name) as group:\n"
             "        group.allreduce(x := numpy.ones(3) * group.rank)\n"
-            "print(group.rank, os.environ['LOCAL_RANK'], x)\n"
+            "sys.stdout.write(f\"{group.rank} {os.environ['LOCAL_RANK']} {x}\\n\")\n"
         )
         ran = run("-n", "3", sys.executable, "-c", program)
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
@@ -150,7 +152,7 @@ class Ranks(unittest.TestCase):
             "group = evenkeel.init()\n"
             "if group.rank == 1: sys.exit(5)\n"
             "try: group.barrier()\n"
-            "except evenkeel.LostError as error: print(error.ranks)\n"
+            "except evenkeel.LostError as error: sys.stdout.write(f'{error.ranks}\\n')\n"
         )
         ran = run("-n", "3", sys.executable, "-c", program)
         self.assertEqual(ran.returncode, 5)
@@ -158,7 +160,7 @@ class Ranks(unittest.TestCase):
         self.assertIn("evenkeel-run: rank 1 ended with status 5", ran.stderr)
 
     def test_they_end_with_who_started_them(self):
-        program = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+        program = "import os, sys, time\nsys.stdout.write(f'{os.getpid()}\\n'), sys.stdout.flush()\ntime.sleep(600)"
         with subprocess.Popen([RUN, "-n", "2", sys.executable, "-c", program], stdout=subprocess.PIPE) as ran:
             ranks = [int(ran.stdout.readline()) for _ in range(2)]
             ran.kill()
