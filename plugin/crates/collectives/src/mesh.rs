@@ -265,9 +265,19 @@ impl Mesh {
         receipt
     }
 
-    /// Moves on what can move from a rank. Whether anything did.
-    pub(crate) fn progress(&self, from: usize) -> std::result::Result<bool, Trouble> {
-        self.attend(from, None).map(|(moved, _)| moved)
+    /// Moves on what can move from a rank, for this receive. Whether anything did.
+    ///
+    /// # Errors
+    /// When it is not done and never will be: another thread may have found both its bytes and the link's end behind them.
+    pub(crate) fn progress(
+        &self,
+        from: usize,
+        receipt: &Receipt,
+    ) -> std::result::Result<bool, Trouble> {
+        match self.attend(from, None) {
+            Err(_) if receipt.done().is_some() => Ok(true),
+            attended => attended.map(|(moved, _)| moved),
+        }
     }
 
     /// Whether a message with this key is there, or coming.
@@ -579,4 +589,63 @@ const LONGER: &str = "do all ranks use the same counts";
 
 fn not_as_long(has: usize, room: usize) -> Broken {
     format!("it sent {has} bytes where {room} were expected: {LONGER}?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+    use crate::rendezvous::{Way, meet};
+    use crate::testing::{PATIENCE, ways};
+    use std::thread;
+
+    const fn key(part: u32) -> Key {
+        Key { kind: Kind::Message, group: 7, tag: 0, sequence: 0, part }
+    }
+
+    /// Sends a message to rank 0 and leaves.
+    fn send_and_leave(store: &MemoryStore, way: &Way) {
+        let mesh = meet(store, 1, 2, way, PATIENCE).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        // SAFETY: the bytes are static.
+        let bytes = unsafe { Source::lend(b"last") };
+        let given = loop {
+            assert!(Instant::now() < deadline, "no link");
+            match mesh.send(0, key(0), bytes).unwrap() {
+                None => mesh.sleep(FAREWELL_LOOK, &mut || false),
+                Some(given) => break given,
+            }
+        };
+        while let Given::Lent(number) = given
+            && mesh.finished(0).unwrap() < number
+        {
+            assert!(Instant::now() < deadline, "not sent");
+            mesh.sleep(FAREWELL_LOOK, &mut || false);
+        }
+    }
+
+    #[test]
+    fn who_has_its_message_is_not_told_of_the_links_end() {
+        for way in ways() {
+            let store = MemoryStore::new();
+            thread::scope(|scope| {
+                scope.spawn(|| send_and_leave(&store, &way));
+                let mesh = meet(&store, 0, 2, &way, PATIENCE).unwrap();
+                let (mut first, mut second) = ([0; 4], [0; 4]);
+                // SAFETY: both outlive the mesh's link, which has ended below, and are not touched before.
+                let rooms = unsafe { [Target::lend(&mut first), Target::lend(&mut second)] };
+                let [came, missing] =
+                    [0, 1].map(|part| mesh.receive(1, key(part), rooms[part as usize]));
+                // Another thread of the group asks, for a message that does not come, until the link has ended.
+                let deadline = Instant::now() + PATIENCE;
+                while mesh.progress(1, &missing).is_ok() {
+                    assert!(Instant::now() < deadline, "the link has no end");
+                    mesh.sleep(FAREWELL_LOOK, &mut || false);
+                }
+                assert!(mesh.progress(1, &came).is_ok());
+                assert_eq!((came.done(), missing.done(), &first), (Some(4), None, b"last"));
+                mesh.abandon_receive(1, &missing);
+            });
+        }
+    }
 }

@@ -57,7 +57,7 @@ impl Wanted<'_> {
             if let Some(bytes) = receipt.done() {
                 return Ok((true, Some(bytes)));
             }
-            let moved = mesh.progress(whom)?;
+            let moved = mesh.progress(whom, receipt)?;
             Ok((moved, receipt.done()))
         };
         let result = loop {

@@ -213,7 +213,7 @@ impl Flight<'_> {
                 && receipt.done().is_none()
             {
                 attended = peer;
-                moved |= self.mesh.progress(peer)?;
+                moved |= self.mesh.progress(peer, receipt)?;
             }
             while self.advance_one(job, at)? {
                 moved = true;
