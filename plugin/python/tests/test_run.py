@@ -74,9 +74,12 @@ class Commands(unittest.TestCase):
             )
             command = [RUN, sys.executable, "-c", program]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
-                ran.stdout.readline()
-                ran.send_signal(number)
-                ran.communicate(timeout=30)
+                try:
+                    ran.stdout.readline()
+                    ran.send_signal(number)
+                    ran.communicate(timeout=30)
+                finally:
+                    ran.kill()
             self.assertEqual(ran.returncode, 3, number)
 
     def test_wrong_calls_are_one_line_and_no_success(self):
@@ -162,8 +165,10 @@ class Ranks(unittest.TestCase):
     def test_they_end_with_who_started_them(self):
         program = "import os, sys, time\nsys.stdout.write(f'{os.getpid()}\\n'), sys.stdout.flush()\ntime.sleep(600)"
         with subprocess.Popen([RUN, "-n", "2", sys.executable, "-c", program], stdout=subprocess.PIPE) as ran:
-            ranks = [int(ran.stdout.readline()) for _ in range(2)]
-            ran.kill()
+            try:
+                ranks = [int(ran.stdout.readline()) for _ in range(2)]
+            finally:
+                ran.kill()
             ran.wait()
             # It is read to its end: both have closed it.
             self.assertEqual(ran.stdout.read(), b"")
