@@ -92,7 +92,9 @@ func (d *Dots) SVG() []byte {
 type Lines struct {
 	Title, X, Y string
 	Marks       []Mark
-	series      []line
+	// LogX lays powers of ten, from the least point on, at equal distances.
+	LogX   bool
+	series []line
 }
 
 type line struct {
@@ -118,14 +120,14 @@ func (l *Lines) Add(name string, points [][2]float64) {
 
 // SVG returns the drawing.
 func (l *Lines) SVG() []byte {
-	mostX, mostY := 0.0, 0.0
+	leastX, mostX, mostY := math.Inf(1), 0.0, 0.0
 	for _, m := range l.Marks {
 		mostY = max(mostY, m.At)
 	}
 	var names []line
 	for _, s := range l.series {
 		for _, p := range s.points {
-			mostX, mostY = max(mostX, p[0]), max(mostY, p[1])
+			leastX, mostX, mostY = min(leastX, p[0]), max(mostX, p[0]), max(mostY, p[1])
 		}
 		if s.name != "" {
 			names = append(names, s)
@@ -133,6 +135,9 @@ func (l *Lines) SVG() []byte {
 	}
 	base := float64(top + linesHeight)
 	x, y := newScale(mostX, axisWidth, width-right), newScale(mostY, base, top)
+	if l.LogX {
+		x = newLogScale(leastX, mostX, axisWidth, width-right)
+	}
 	c := begin(l.Title, base+bottom+float64(legendLineHeight*len(names)))
 	for _, tick := range x.ticks {
 		c.line(x.at(tick), top, x.at(tick), base, "#eee", "")
@@ -163,11 +168,24 @@ func (l *Lines) SVG() []byte {
 	return c.end()
 }
 
-// A scale lays values from zero on over a stretch of the drawing.
+// A scale lays values from zero on over a stretch of the drawing, or their
+// logarithms from the least one's on.
 type scale struct {
-	most, from, to float64
-	ticks          []float64
-	digits         int
+	least, most, from, to float64
+	log                   bool
+	ticks                 []float64
+	digits                int
+}
+
+func newLogScale(least, most, from, to float64) scale {
+	if !(least > 0) || !(most > least) || math.IsInf(most, 0) {
+		least, most = 1, 10
+	}
+	s := scale{least: least, most: most, from: from, to: to, log: true}
+	for tick := math.Pow(10, math.Ceil(math.Log10(least)-1e-9)); tick <= most*(1+1e-9); tick *= 10 {
+		s.ticks = append(s.ticks, tick)
+	}
+	return s
 }
 
 func newScale(most, from, to float64) scale {
@@ -190,7 +208,13 @@ func newScale(most, from, to float64) scale {
 	return s
 }
 
-func (s scale) at(value float64) float64   { return s.from + (s.to-s.from)*value/s.most }
+func (s scale) at(value float64) float64 {
+	if s.log {
+		return s.from + (s.to-s.from)*math.Log(value/s.least)/math.Log(s.most/s.least)
+	}
+	return s.from + (s.to-s.from)*value/s.most
+}
+
 func (s scale) label(value float64) string { return fmt.Sprintf("%.*f", s.digits, value) }
 
 // A canvas is a drawing in the making.

@@ -28,6 +28,21 @@ func TestScale(t *testing.T) {
 	}
 }
 
+func TestLogarithmicScale(t *testing.T) {
+	s := newLogScale(1, 10_000, 0, 100)
+	for value, at := range map[float64]float64{1: 0, 100: 50, 10_000: 100} {
+		if got := s.at(value); got < at-0.01 || got > at+0.01 {
+			t.Errorf("%v is at %v, want %v", value, got, at)
+		}
+	}
+	if want := []float64{1, 10, 100, 1000, 10_000}; !slices.Equal(s.ticks, want) {
+		t.Errorf("ticks %v, want %v", s.ticks, want)
+	}
+	if s := newLogScale(0, 0, 0, 100); len(s.ticks) == 0 {
+		t.Error("no ticks for nothing")
+	}
+}
+
 func TestLinesWithoutANameKeepTheColour(t *testing.T) {
 	var l Lines
 	for _, name := range []string{"one", "", "two", ""} {
