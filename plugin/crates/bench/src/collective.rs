@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -9,13 +10,16 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgAction, Args, ValueEnum};
 use evenkeel_collectives::{
-    Call, Group, Launch, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer, Way, store,
+    Auto, Call, Group, Launch, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer, Tls, Way,
+    store,
 };
+use half::f16;
 use serde::Serialize;
 
-use crate::exercise::{Benchmark, Exercise};
+use crate::exercise::{Benchmark, Details, Exercise, Number};
 use crate::host::Result;
 use crate::options::RankOptions;
+use crate::plot::{Chart, Line};
 use crate::spawn::spawn;
 
 /// Elements of the sweep where no number is given.
@@ -32,8 +36,16 @@ const MOST_ERRORS: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Transport {
     Tcp,
+    /// TCP, encrypted: --cert, --pkey and --ca-file or --ca-path are needed
+    Tls,
+    /// Shared memory
     Shm,
+    /// Shared memory within a host, TCP between hosts
+    Auto,
 }
+
+/// Times, and what was wrong with results.
+type Measured = (Vec<Duration>, Vec<String>);
 
 /// What to measure, between whom.
 #[derive(Args, Clone, Debug)]
@@ -88,6 +100,24 @@ pub(crate) struct Options {
     /// Network interface for tcp [default: as NCCL_SOCKET_IFNAME says; with --spawn lo]
     #[arg(long, value_name = "NAME")]
     tcp_device: Option<String>,
+    /// Certificate that this rank shows, for tls: a PEM file
+    #[arg(long, value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE")]
+    pkey: Option<PathBuf>,
+    /// Certificates of the authority that has signed all ranks' certificates
+    #[arg(long, value_name = "FILE", conflicts_with = "ca_path")]
+    ca_file: Option<PathBuf>,
+    /// A folder of such files
+    #[arg(long, value_name = "FOLDER")]
+    ca_path: Option<PathBuf>,
+    /// Taken as Gloo has it, and changes nothing: a caller reads and writes itself in any case
+    #[arg(long)]
+    sync: bool,
+    /// Taken as Gloo has it, and changes nothing: a caller looks again and again for 2 ms in any case
+    #[arg(long)]
+    busy_poll: bool,
     /// Elements (float32) [default: from 1 to 5,000,000]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     elements: Vec<usize>,
@@ -109,6 +139,15 @@ pub(crate) struct Options {
     /// Base of allreduce_bcube
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64), value_name = "N")]
     base: u16,
+    /// Elements of 16 bits (float16)
+    #[arg(long)]
+    halfprecision: bool,
+    /// Messages of sendrecv_stress
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000), value_name = "N")]
+    messages: u32,
+    /// Other ranks of pairwise_exchange
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=128), value_name = "N")]
+    destinations: u16,
     /// Do not look whether results are right
     #[arg(long)]
     no_verify: bool,
@@ -121,6 +160,9 @@ pub(crate) struct Options {
     /// One line of JSON instead of the table
     #[arg(long)]
     json: bool,
+    /// Also draw the times by elements into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     /// Seconds to wait for the other ranks, and later for any progress
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
     timeout: u64,
@@ -154,6 +196,7 @@ struct Report<'a> {
     ranks: usize,
     threads: u16,
     inputs: u16,
+    element: &'static str,
     verified: bool,
     rows: Vec<Row>,
     errors: Vec<String>,
@@ -172,7 +215,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut printer = Printer::start(options, &way, &group)?;
     let sweep = if options.elements.is_empty() { &SWEEP[..] } else { &options.elements };
     for elements in sweep {
-        let (samples, errors) = options.measure(&group, *elements)?;
+        let (samples, errors) = if options.halfprecision {
+            options.measure::<f16>(&group, *elements)?
+        } else {
+            options.measure::<f32>(&group, *elements)?
+        };
         printer.row(&samples, *elements, errors)?;
     }
     // Nobody leaves before all have their figures.
@@ -186,13 +233,29 @@ impl Options {
     }
 
     fn way(&self) -> Result<Way> {
-        let tcp = match (self.transport, &self.tcp_device, self.spawned_by) {
-            (Transport::Shm, ..) => return Ok(Way::SharedMemory),
-            (Transport::Tcp, Some(device), _) => Tcp::on(device),
-            (Transport::Tcp, None, Some(_)) => Tcp::on("lo"),
-            (Transport::Tcp, None, None) => Tcp::from_env(),
+        let text = |error: evenkeel_collectives::Error| error.to_string();
+        let tcp = match (&self.tcp_device, self.spawned_by) {
+            (Some(device), _) => Tcp::on(device),
+            (None, Some(_)) => Tcp::on("lo"),
+            (None, None) => Tcp::from_env(),
         };
-        tcp.map(Way::Tcp).map_err(|error| error.to_string())
+        match self.transport {
+            Transport::Tcp => tcp.map(Way::Tcp).map_err(text),
+            Transport::Auto => tcp.map(|tcp| Way::Auto(Auto::new(tcp))).map_err(text),
+            Transport::Shm => Ok(Way::SharedMemory),
+            Transport::Tls => {
+                let authority = self.ca_file.as_ref().or(self.ca_path.as_ref());
+                let (Some(certificate), Some(key), Some(authority)) =
+                    (&self.cert, &self.pkey, authority)
+                else {
+                    return Err("--transport tls needs --cert, --pkey and --ca-file or --ca-path"
+                        .to_owned());
+                };
+                tcp.and_then(|tcp| Tls::new(tcp, certificate, key, authority))
+                    .map(Way::Tls)
+                    .map_err(text)
+            }
+        }
     }
 
     /// Joins the other ranks; also gives the store's server where this rank has it.
@@ -256,10 +319,10 @@ impl Options {
     }
 
     /// The times of all threads' iterations, and what was wrong with results.
-    fn measure(&self, group: &Group, elements: usize) -> Result<(Vec<Duration>, Vec<String>)> {
+    fn measure<N: Number>(&self, group: &Group, elements: usize) -> Result<Measured> {
         let results: Vec<Result<_>> = thread::scope(|scope| {
             let threads: Vec<_> = (0..u32::from(self.threads))
-                .map(|tag| scope.spawn(move || self.measure_one(group, elements, tag)))
+                .map(|tag| scope.spawn(move || self.measure_one::<N>(group, elements, tag)))
                 .collect();
             let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
             ended
@@ -275,17 +338,16 @@ impl Options {
         Ok((samples, errors))
     }
 
-    fn measure_one(
-        &self,
-        group: &Group,
-        elements: usize,
-        tag: u32,
-    ) -> Result<(Vec<Duration>, Vec<String>)> {
+    fn measure_one<N: Number>(&self, group: &Group, elements: usize, tag: u32) -> Result<Measured> {
         let text = |error: evenkeel_collectives::Error| error.to_string();
         let call = Call::default().tag(tag);
-        let inputs = usize::from(self.inputs);
-        let mut exercise =
-            Exercise::new(self.benchmark, group, elements, inputs, self.base.into())?;
+        let details = Details {
+            inputs: self.inputs.into(),
+            base: self.base.into(),
+            messages: self.messages as usize,
+            destinations: self.destinations.into(),
+        };
+        let mut exercise = Exercise::<N>::new(self.benchmark, group, elements, details)?;
         let mut errors = vec![];
         if !self.no_verify {
             exercise.fill();
@@ -328,7 +390,7 @@ fn time(text: &str) -> std::result::Result<Duration, String> {
 }
 
 impl Row {
-    fn new(samples: &[Duration], elements: usize) -> Self {
+    fn new(samples: &[Duration], elements: usize, element: usize) -> Self {
         let mut sorted: Vec<f64> =
             samples.iter().map(|time| time.as_nanos() as f64 / 1e3).collect();
         sorted.sort_by(f64::total_cmp);
@@ -337,7 +399,7 @@ impl Row {
             sorted.get(place).copied().unwrap_or(0.0)
         };
         let sum: f64 = sorted.iter().sum();
-        let bytes = elements * size_of::<f32>();
+        let bytes = elements * element;
         let carried = bytes as f64 * sorted.len() as f64;
         Self {
             bytes,
@@ -348,6 +410,26 @@ impl Row {
             max_us: at(1.0),
             bandwidth_gbps: if sum > 0.0 { carried / sum / 1e3 } else { 0.0 },
             iterations: sorted.len(),
+        }
+    }
+}
+
+impl Report<'_> {
+    fn chart(&self) -> Chart {
+        let line = |name: &str, of: fn(&Row) -> f64| Line {
+            name: name.to_owned(),
+            points: self.rows.iter().map(|row| (row.elements as f64, of(row))).collect(),
+        };
+        let Self { benchmark, transport, ranks, element, .. } = self;
+        Chart {
+            title: format!("{benchmark}, {ranks} ranks over {transport}"),
+            x: format!("elements ({element})"),
+            y: "us".to_owned(),
+            lines: vec![
+                line("p99", |row| row.p99_us),
+                line("p50", |row| row.p50_us),
+                line("min", |row| row.min_us),
+            ],
         }
     }
 }
@@ -363,7 +445,9 @@ impl<'a> Printer<'a> {
     fn start(options: &'a Options, way: &'a Way, group: &Group) -> Result<Self> {
         let (transport, device) = match way {
             Way::Tcp(tcp) => ("tcp", tcp.device()),
+            Way::Tls(tls) => ("tls", tls.device()),
             Way::SharedMemory => ("shm", ""),
+            Way::Auto(auto) => ("auto", auto.device()),
         };
         let report = Report {
             benchmark: options.benchmark.name(),
@@ -372,6 +456,7 @@ impl<'a> Printer<'a> {
             ranks: group.size(),
             threads: options.threads,
             inputs: options.inputs,
+            element: if options.halfprecision { "float16" } else { "float32" },
             verified: !options.no_verify,
             rows: vec![],
             errors: vec![],
@@ -379,8 +464,9 @@ impl<'a> Printer<'a> {
         let printer = Self { report, options, speaks: group.rank() == 0 };
         let unit = if options.nanos { "ns" } else { "us" };
         let mut text = format!(
-            "# {} of float32, {} ranks, {transport} {device}, {} inputs, {} threads\n",
+            "# {} of {}, {} ranks, {transport} {device}, {} inputs, {} threads\n",
             options.benchmark.name(),
+            printer.report.element,
             group.size(),
             options.inputs,
             options.threads
@@ -411,7 +497,8 @@ impl<'a> Printer<'a> {
     }
 
     fn row(&mut self, samples: &[Duration], elements: usize, errors: Vec<String>) -> Result<()> {
-        let row = Row::new(samples, elements);
+        let element = if self.options.halfprecision { 2 } else { 4 };
+        let row = Row::new(samples, elements, element);
         let scaled = |us: f64| {
             if self.options.nanos { format!("{:.0}", us * 1e3) } else { format!("{us:.1}") }
         };
@@ -440,6 +527,10 @@ impl<'a> Printer<'a> {
         if self.options.json && self.speaks {
             let json = serde_json::to_string(&self.report);
             print(&format!("{}\n", json.map_err(|error| format!("cannot write JSON: {error}"))?))?;
+        }
+        if let Some(file) = self.options.plot.as_ref().filter(|_| self.speaks) {
+            let drawn = self.report.chart().draw();
+            std::fs::write(file, drawn).map_err(|error| format!("{}: {error}", file.display()))?;
         }
         if self.report.errors.is_empty() {
             return Ok(ExitCode::SUCCESS);
@@ -473,7 +564,7 @@ mod tests {
     #[test]
     fn a_row_has_the_samples_order_statistics() {
         let samples: Vec<_> = (1..=100).rev().map(Duration::from_micros).collect();
-        let row = Row::new(&samples, 250);
+        let row = Row::new(&samples, 250, 4);
         assert_eq!((row.min_us, row.p50_us, row.p99_us, row.max_us), (1.0, 51.0, 100.0, 100.0));
         assert_eq!((row.bytes, row.iterations), (1000, 100));
         // 1000 bytes in 50.5 microseconds.

@@ -1,7 +1,9 @@
 //! What `evenkeel-bench collective` does again and again, and how its results are checked.
 
+use bytemuck::Pod;
 use clap::ValueEnum;
 use evenkeel_collectives::{Algorithm, Call, DataType, Error, Group, Op, Reduction};
+use half::f16;
 
 use crate::host::Result;
 
@@ -17,6 +19,7 @@ pub(crate) enum Benchmark {
     AllreduceHalvingDoubling,
     AllreduceRecursiveDoubling,
     AllreduceBcube,
+    AllreduceHierarchical,
     /// Rank 0 to all
     #[value(alias = "broadcast_one_to_all")]
     Broadcast,
@@ -36,18 +39,75 @@ pub(crate) enum Benchmark {
     Scatter,
     #[value(alias = "barrier_all_to_all", alias = "barrier_all_to_one")]
     Barrier,
+    /// With several other ranks, one after the other (--destinations)
+    PairwiseExchange,
     /// Rank 0 to rank 1 and back
     SendrecvRoundtrip,
+    /// Many messages from rank 0 to rank 1, and one back (--messages)
+    #[value(alias = "isendirecv_stress")]
+    SendrecvStress,
+}
+
+/// What elements are.
+pub(crate) trait Number: Pod + Send + Sync {
+    const TYPE: DataType;
+    /// Numbers up to which all whole ones are exact.
+    const EXACT: usize;
+
+    fn from_f32(number: f32) -> Self;
+    fn to_f32(self) -> f32;
+}
+
+impl Number for f32 {
+    const TYPE: DataType = DataType::Float32;
+    const EXACT: usize = 1 << 24;
+
+    fn from_f32(number: f32) -> Self {
+        number
+    }
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Number for f16 {
+    const TYPE: DataType = DataType::Float16;
+    const EXACT: usize = 1 << 11;
+
+    fn from_f32(number: f32) -> Self {
+        Self::from_f32(number)
+    }
+
+    fn to_f32(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// What some benchmarks need to know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Details {
+    /// Buffers of each rank.
+    pub(crate) inputs: usize,
+    /// Base of bcube.
+    pub(crate) base: usize,
+    /// Messages of a stress.
+    pub(crate) messages: usize,
+    /// Other ranks of a pairwise exchange.
+    pub(crate) destinations: usize,
 }
 
 /// One of them, with its buffers.
-pub(crate) struct Exercise {
+pub(crate) struct Exercise<N> {
     benchmark: Benchmark,
+    details: Details,
+    /// What each rank has of an element is below this, so that all sums are exact.
+    below: usize,
     rank: usize,
     ranks: usize,
     /// What a rank contributes; of an all-reduce, also the result.
-    inputs: Vec<Vec<f32>>,
-    output: Vec<f32>,
+    inputs: Vec<Vec<N>>,
+    output: Vec<N>,
     algorithm: Option<Algorithm>,
     /// Elements, by rank, of operations whose parts differ.
     shares: Vec<usize>,
@@ -63,6 +123,7 @@ impl Benchmark {
             Self::AllreduceHalvingDoubling => "allreduce_halving_doubling",
             Self::AllreduceRecursiveDoubling => "allreduce_recursive_doubling",
             Self::AllreduceBcube => "allreduce_bcube",
+            Self::AllreduceHierarchical => "allreduce_hierarchical",
             Self::Broadcast => "broadcast",
             Self::Reduce => "reduce",
             Self::ReduceScatter => "reduce_scatter",
@@ -73,7 +134,9 @@ impl Benchmark {
             Self::Gather => "gather",
             Self::Scatter => "scatter",
             Self::Barrier => "barrier",
+            Self::PairwiseExchange => "pairwise_exchange",
             Self::SendrecvRoundtrip => "sendrecv_roundtrip",
+            Self::SendrecvStress => "sendrecv_stress",
         }
     }
 
@@ -82,27 +145,34 @@ impl Benchmark {
     }
 }
 
-/// Element i of buffer k of a rank: small whole numbers, whose sums are exact.
-fn value(rank: usize, buffer: usize, i: usize) -> f32 {
-    ((i % 89) + 3 * rank + 7 * buffer) as f32
+/// Element i of buffer k of a rank, below a limit.
+fn value(below: usize, rank: usize, buffer: usize, i: usize) -> f32 {
+    (((i % 89) + 3 * rank + 7 * buffer) % below) as f32
 }
 
-impl Exercise {
+impl<N: Number> Exercise<N> {
     /// # Errors
     /// Says which benchmark this number of ranks does not do.
     pub(crate) fn new(
         benchmark: Benchmark,
         group: &Group,
         elements: usize,
-        inputs: usize,
-        base: usize,
+        details: Details,
     ) -> Result<Self> {
         let (rank, ranks) = (group.rank(), group.size());
-        if benchmark == Benchmark::SendrecvRoundtrip && ranks != 2 {
-            return Err(format!("sendrecv_roundtrip is for 2 ranks, there are {ranks}"));
+        let Details { inputs, base, destinations, .. } = details;
+        let two = [Benchmark::SendrecvRoundtrip, Benchmark::SendrecvStress];
+        if two.contains(&benchmark) && ranks != 2 {
+            return Err(format!("{} is for 2 ranks, there are {ranks}", benchmark.name()));
         }
         if inputs > 1 && !benchmark.is_allreduce() {
             return Err(format!("--inputs {inputs}: only an allreduce has several"));
+        }
+        if benchmark == Benchmark::PairwiseExchange && destinations >= ranks {
+            return Err(format!(
+                "--destinations {destinations}: there are {} other ranks",
+                ranks - 1
+            ));
         }
         let algorithm = match benchmark {
             Benchmark::AllreduceRing => Some(Algorithm::Ring),
@@ -110,6 +180,7 @@ impl Exercise {
             Benchmark::AllreduceHalvingDoubling => Some(Algorithm::HalvingDoubling),
             Benchmark::AllreduceRecursiveDoubling => Some(Algorithm::RecursiveDoubling),
             Benchmark::AllreduceBcube => Some(Algorithm::Bcube { base }),
+            Benchmark::AllreduceHierarchical => Some(Algorithm::Hierarchical),
             _ => None,
         };
         let even: Vec<usize> =
@@ -134,25 +205,33 @@ impl Exercise {
             Benchmark::Alltoall => (vec![elements; ranks], elements * ranks, elements * ranks),
             Benchmark::ReduceScatter => (even, elements, 0),
             Benchmark::Barrier => (vec![], 0, 0),
+            Benchmark::PairwiseExchange => (vec![], elements, elements * destinations),
             _ => (vec![], elements, elements),
         };
-        let inputs = (0..inputs).map(|_| vec![0.0; own]).collect();
-        Ok(Self { benchmark, rank, ranks, inputs, output: vec![0.0; output], algorithm, shares })
+        let below = (N::EXACT / (ranks * inputs)).max(1);
+        let inputs = (0..inputs).map(|_| vec![N::zeroed(); own]).collect();
+        let output = vec![N::zeroed(); output];
+        Ok(Self { benchmark, details, below, rank, ranks, inputs, output, algorithm, shares })
+    }
+
+    /// Element i of buffer k of a rank: small whole numbers, whose sums are exact.
+    fn value(&self, rank: usize, buffer: usize, i: usize) -> f32 {
+        value(self.below, rank, buffer, i)
     }
 
     /// Fills in what this rank contributes.
     pub(crate) fn fill(&mut self) {
         for (buffer, input) in self.inputs.iter_mut().enumerate() {
             for (i, element) in input.iter_mut().enumerate() {
-                *element = value(self.rank, buffer, i);
+                *element = N::from_f32(value(self.below, self.rank, buffer, i));
             }
         }
-        self.output.fill(-1.0);
+        self.output.fill(N::from_f32(-1.0));
     }
 
     /// Makes it all zeros.
     pub(crate) fn clear(&mut self) {
-        self.inputs.iter_mut().for_each(|input| input.fill(0.0));
+        self.inputs.iter_mut().for_each(|input| input.fill(N::zeroed()));
     }
 
     /// Does it once.
@@ -164,15 +243,17 @@ impl Exercise {
             Some(algorithm) => &call.clone().algorithm(algorithm),
             None => call,
         };
-        let sum = Reduction::of(DataType::Float32, Op::Sum);
+        let sum = Reduction::of(N::TYPE, Op::Sum);
         let lengths = |shares: &[usize]| -> Vec<usize> {
-            shares.iter().map(|share| share * size_of::<f32>()).collect()
+            shares.iter().map(|share| share * size_of::<N>()).collect()
         };
         let (rank, ranks) = (self.rank, self.ranks);
         let output = bytemuck::cast_slice_mut(&mut self.output);
         let Some((first, others)) = self.inputs.split_first_mut() else { return Ok(()) };
         for other in others.iter() {
-            first.iter_mut().zip(other).for_each(|(into, number)| *into += number);
+            let add =
+                |(into, number): (&mut N, &N)| *into = N::from_f32(into.to_f32() + number.to_f32());
+            first.iter_mut().zip(other).for_each(add);
         }
         let input: &mut [u8] = bytemuck::cast_slice_mut(first);
         match self.benchmark {
@@ -181,7 +262,8 @@ impl Exercise {
             | Benchmark::AllreduceRingChunked
             | Benchmark::AllreduceHalvingDoubling
             | Benchmark::AllreduceRecursiveDoubling
-            | Benchmark::AllreduceBcube => group.allreduce(input, &sum, call)?,
+            | Benchmark::AllreduceBcube
+            | Benchmark::AllreduceHierarchical => group.allreduce(input, &sum, call)?,
             Benchmark::Broadcast => group.broadcast(input, 0, call)?,
             Benchmark::Reduce => group.reduce(input, 0, &sum, call)?,
             Benchmark::ReduceScatter => {
@@ -201,6 +283,28 @@ impl Exercise {
             Benchmark::Gather => group.gather(input, output, 0, call)?,
             Benchmark::Scatter => group.scatter(input, output, 0, call)?,
             Benchmark::Barrier => group.barrier(call)?,
+            Benchmark::PairwiseExchange => {
+                let bytes = input.len();
+                for (by, room) in (1..).zip(output.chunks_mut(bytes.max(1))) {
+                    // To the one so many places further, from the one so many places before.
+                    let (mut sent, mut received) = (vec![0; ranks], vec![0; ranks]);
+                    (sent[(rank + by) % ranks], received[(rank + ranks - by) % ranks]) =
+                        (bytes, bytes);
+                    group.alltoallv(input, &sent, room, &received, call)?;
+                }
+            }
+            Benchmark::SendrecvStress if rank == 0 => {
+                for _ in 0..self.details.messages {
+                    group.send(1, input, call)?;
+                }
+                group.recv(1, &mut output[..size_of::<N>().min(input.len())], call)?;
+            }
+            Benchmark::SendrecvStress => {
+                for _ in 0..self.details.messages {
+                    group.recv(0, output, call)?;
+                }
+                group.send(0, &output[..size_of::<N>().min(input.len())], call)?;
+            }
             Benchmark::SendrecvRoundtrip if rank == 0 => {
                 group.send(1, input, call)?;
                 group.recv(1, output, call)?;
@@ -221,15 +325,15 @@ impl Exercise {
         let ranks = self.ranks;
         let buffers = self.inputs.len();
         let total = |i: usize| -> f32 {
-            (0..ranks).map(|rank| (0..buffers).map(|k| value(rank, k, i)).sum::<f32>()).sum()
+            (0..ranks).map(|rank| (0..buffers).map(|k| self.value(rank, k, i)).sum::<f32>()).sum()
         };
         let first = &self.inputs[0][..];
         let elements = first.len();
         let mine: usize = self.shares.iter().take(self.rank).sum();
         // What the result is, from which element on, and what each element should be.
-        let (result, want): (&[f32], Box<dyn Fn(usize) -> f32 + '_>) = match self.benchmark {
+        let (result, want): (&[N], Box<dyn Fn(usize) -> f32 + '_>) = match self.benchmark {
             benchmark if benchmark.is_allreduce() => (first, Box::new(total)),
-            Benchmark::Broadcast => (first, Box::new(|i| value(0, 0, i))),
+            Benchmark::Broadcast => (first, Box::new(|i| self.value(0, 0, i))),
             Benchmark::Reduce if self.rank == 0 => (first, Box::new(total)),
             Benchmark::ReduceScatter => {
                 let own = self.shares[self.rank];
@@ -240,20 +344,29 @@ impl Exercise {
             }
             Benchmark::Alltoall | Benchmark::AlltoallV => {
                 let share = self.shares[self.rank];
-                (&self.output, Box::new(move |i| value(i / share, 0, mine + i % share)))
+                (&self.output, Box::new(move |i| self.value(i / share, 0, mine + i % share)))
             }
-            Benchmark::Scatter => (&self.output, Box::new(move |i| value(0, 0, mine + i))),
-            Benchmark::SendrecvRoundtrip => (&self.output, Box::new(|i| value(0, 0, i))),
+            Benchmark::Scatter => (&self.output, Box::new(move |i| self.value(0, 0, mine + i))),
+            Benchmark::PairwiseExchange => {
+                let from = move |i: usize| (self.rank + ranks - 1 - i / elements) % ranks;
+                (&self.output, Box::new(move |i| self.value(from(i), 0, i % elements)))
+            }
+            Benchmark::SendrecvStress if self.rank == 0 => {
+                (&self.output[..elements.min(1)], Box::new(|i| self.value(0, 0, i)))
+            }
+            Benchmark::SendrecvRoundtrip | Benchmark::SendrecvStress => {
+                (&self.output, Box::new(|i| self.value(0, 0, i)))
+            }
             _ => (&[], Box::new(|_| 0.0)),
         };
-        let element = |i: usize| (result[i].to_bits() != want(i).to_bits()).then_some(i);
+        let element = |i: usize| (result[i].to_f32().to_bits() != want(i).to_bits()).then_some(i);
         (0..result.len())
             .filter_map(element)
             .map(|i| {
                 format!(
                     "rank {}, {elements} elements, element {i}: {} where {} is right",
                     self.rank,
-                    result[i],
+                    result[i].to_f32(),
                     want(i)
                 )
             })
@@ -264,7 +377,7 @@ impl Exercise {
     fn gathered(&self, mut i: usize) -> f32 {
         for (rank, share) in self.shares.iter().enumerate() {
             if i < *share {
-                return value(rank, 0, i);
+                return self.value(rank, 0, i);
             }
             i -= share;
         }

@@ -9,6 +9,7 @@ mod host;
 mod log;
 mod net;
 mod options;
+mod plot;
 mod reduction;
 mod report;
 mod ring;

@@ -23,16 +23,19 @@ pub enum Algorithm {
         /// At least 2.
         base: usize,
     },
+    /// Within each host first, then between hosts, each part once, then within hosts again.
+    Hierarchical,
 }
 
 impl Algorithm {
     /// One of each, bcube with base 4.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Ring,
         Self::RingChunked,
         Self::HalvingDoubling,
         Self::RecursiveDoubling,
         Self::Bcube { base: 4 },
+        Self::Hierarchical,
     ];
 
     /// Its name, such as `ring_chunked`.
@@ -43,6 +46,7 @@ impl Algorithm {
             Self::HalvingDoubling => "halving_doubling",
             Self::RecursiveDoubling => "recursive_doubling",
             Self::Bcube { .. } => "bcube",
+            Self::Hierarchical => "hierarchical",
         }
     }
 
@@ -67,6 +71,8 @@ impl Algorithm {
                 (2.0 * log + folds, 2.0 * least + folded, least + folded / 2.0)
             }
             Self::RecursiveDoubling => (log + folds, log * s + folded, log * s + folded / 2.0),
+            // Only what goes between hosts: what happens inside is fast.
+            Self::Hierarchical => (2.0 * log, 2.0 * least, least),
             Self::Bcube { base } => {
                 // Messages of a step go at the same time, but each costs its sender and receiver something.
                 let messages: usize = factors(size, base).iter().map(|factor| factor - 1).sum();
@@ -89,8 +95,11 @@ const BYTE: f64 = 1.0 / 2500.0;
 /// Microseconds of a byte that is combined: 10 GB/s.
 const COMBINE: f64 = 1.0 / 10_000.0;
 
-/// The algorithm for so many bytes among so many ranks.
-pub(crate) fn allreduce(size: usize, bytes: usize) -> Algorithm {
+/// The algorithm for so many bytes among so many ranks on so many hosts.
+pub(crate) fn allreduce(size: usize, bytes: usize, hosts: usize) -> Algorithm {
+    if hosts > 1 && hosts < size {
+        return Algorithm::Hierarchical;
+    }
     let candidates = [
         Algorithm::RecursiveDoubling,
         Algorithm::HalvingDoubling,
@@ -131,15 +140,17 @@ mod tests {
     #[test]
     fn small_ones_take_few_steps_and_large_ones_few_bytes() {
         for size in 2..=64 {
-            let small = allreduce(size, 4);
+            let small = allreduce(size, 4, 1);
             let most = 2.0 * f64::from(size.ilog2()) + 4.0;
             assert!(small.cost(size, 0) <= most * STEP, "{size}: {small:?}");
             assert_ne!(small, Algorithm::RingChunked);
-            let large = allreduce(size, 1 << 30);
+            let large = allreduce(size, 1 << 30, 1);
             if size > 2 {
                 assert_ne!(large, Algorithm::RecursiveDoubling, "{size}");
             }
         }
+        assert_eq!(allreduce(8, 4, 2), Algorithm::Hierarchical);
+        assert_ne!(allreduce(8, 4, 8), Algorithm::Hierarchical, "one rank on each host");
         assert!(!prefers_chain(4, 4, 1 << 18) && prefers_chain(16, 64 << 20, 1 << 18));
     }
 }

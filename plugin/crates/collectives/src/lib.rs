@@ -1,7 +1,8 @@
 //! Collective operations between processes: what Gloo is used for, over Evenkeel's transport.
 //!
 //! A [`Group`] is a set of processes (or threads) with numbers, the ranks. They find each other through a [`Store`] and reach
-//! each other by TCP or, on one host, through shared memory. All ranks of a group call the same operations in the same order:
+//! each other by TCP, encrypted if that is wanted, or, on one host, through shared memory: that is their [`Way`]. All ranks of a
+//! group call the same operations in the same order:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -28,8 +29,10 @@
 //!
 //! * **Buffers** are bytes, of any alignment; [`Group::allreduce_of`] takes numbers. Reductions are those of NCCL, every type and
 //!   operation, or [your own](Reduction::custom). The result of an all-reduce is the same on all ranks, to the bit.
+//! * **GPUs**: [`Cuda::staged`] brings a GPU's memory to the host for an operation. Between GPUs NCCL is faster.
 //! * **Several operations at a time**: operations with different [tags](Call::tag) do not wait for each other; call them
 //!   from different threads. Those with the same tag must be called in the same order everywhere, one at a time.
+//! * **One-sided** access to memory of other ranks is what a [`Window`] is for.
 //! * **Failures**: an operation in which nothing moves for its [timeout](Call::timeout) ends with an [`Error`] that names the ranks
 //!   that were waited for. A rank whose process was killed, is stopped, or is behind a cut link is named by all others within
 //!   that time, also by those that do not talk to it. Afterwards the group cannot be used, and says so
@@ -40,6 +43,7 @@
 
 mod bytes;
 mod choose;
+mod cuda;
 mod error;
 mod group;
 mod launch;
@@ -48,6 +52,7 @@ mod meeting;
 mod memory;
 mod mesh;
 mod message;
+mod mixed;
 mod plan;
 mod pulse;
 mod reduction;
@@ -58,22 +63,26 @@ pub mod store;
 mod tcp;
 #[cfg(test)]
 mod testing;
+mod tls;
 mod wait;
+mod way;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use choose::Algorithm;
+pub use cuda::Cuda;
 pub use error::{Error, ErrorKind, Result};
 pub use evenkeel_reduce::{DataType, Op};
-pub use group::{Call, Group};
+pub use group::{Call, Group, Window};
 pub use launch::Launch;
 pub use meeting::seconds;
 pub use reduction::{Element, Reduction};
-pub use rendezvous::Way;
 pub use store::{FileStore, MemoryStore, PrefixStore, RedisStore, Store, TcpStore, TcpStoreServer};
 pub use tcp::Tcp;
+pub use tls::Tls;
+pub use way::{Auto, Way};
 
 /// Locks a mutex whose data stays consistent even if a holder panicked.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

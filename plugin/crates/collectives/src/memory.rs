@@ -1,7 +1,7 @@
 //! Memory that callers lend for the time of an operation, and memory that processes share: the unsafe code of the crate. What
 //! is unsafe elsewhere is to lend something, each with the reason why it stays there long enough.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -67,6 +67,15 @@ impl Source {
         to.extend_from_slice(unsafe { std::slice::from_raw_parts(self.start, self.length) });
     }
 
+    /// Writes the bytes, or the first of them.
+    ///
+    /// # Errors
+    /// The writer's.
+    pub(crate) fn write_to(&self, to: &mut dyn Write) -> io::Result<usize> {
+        // SAFETY: as in `append_to`.
+        to.write(unsafe { std::slice::from_raw_parts(self.start, self.length) })
+    }
+
     /// For the transport, under the same contract.
     pub(crate) fn to_send(self) -> SendBuffer {
         // SAFETY: the contract of `SendBuffer` is that of this type: its holder is dropped, and with it its connection, or
@@ -114,6 +123,15 @@ impl Target {
         assert!(bytes.len() <= self.length);
         // SAFETY: the room is ours to write, by the contract of the type; `bytes` is a reference and so lies elsewhere.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.start, bytes.len()) };
+    }
+
+    /// Reads once, from its beginning on.
+    ///
+    /// # Errors
+    /// The reader's.
+    pub(crate) fn read_from(&self, from: &mut dyn Read) -> io::Result<usize> {
+        // SAFETY: the room is there and nobody else reads or writes it, by the contract of the type.
+        from.read(unsafe { std::slice::from_raw_parts_mut(self.start, self.length) })
     }
 
     /// The bytes themselves.

@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::link::{Broken, Given, Head, Incoming, Key, Kind, Outgoing, Transport};
 use crate::lock;
 use crate::memory::{Source, Target};
-use crate::pulse::{Answer, Contact, Pulse};
+use crate::pulse::{Answer, Contact, Failure, Pulse};
+use crate::way::Way;
 
 /// The longest message, in bytes.
 pub(crate) const MOST_BYTES: usize = 1 << 30;
@@ -38,6 +39,8 @@ pub(crate) struct Member {
     pub(crate) address: Vec<u8>,
     /// Host and process, for people.
     pub(crate) name: String,
+    /// The same for ranks of one host, and for no others.
+    pub(crate) machine: u64,
 }
 
 /// Why nothing can be sent to a rank or received from it.
@@ -58,6 +61,7 @@ impl Trouble {
 
 pub(crate) struct Mesh {
     own: usize,
+    way: Way,
     transport: Box<dyn Transport>,
     pulse: Arc<Pulse>,
     members: Vec<Member>,
@@ -148,12 +152,14 @@ impl Receipt {
 impl Mesh {
     pub(crate) fn new(
         own: usize,
+        way: Way,
         transport: Box<dyn Transport>,
         pulse: Arc<Pulse>,
         members: Vec<Member>,
     ) -> Self {
         Self {
             own,
+            way,
             transport,
             pulse,
             contacts: members.iter().map(|member| member.contact.clone()).collect(),
@@ -177,12 +183,50 @@ impl Mesh {
         &self.contacts
     }
 
+    /// These ranks by hosts, as places in the list: the hosts in the order of their first ranks.
+    pub(crate) fn hosts(&self, ranks: &[usize]) -> Vec<Vec<usize>> {
+        let mut hosts: Vec<(u64, Vec<usize>)> = vec![];
+        for (place, rank) in ranks.iter().enumerate() {
+            let machine = self.members[*rank].machine;
+            match hosts.iter_mut().find(|(other, _)| *other == machine) {
+                Some((_, places)) => places.push(place),
+                None => hosts.push((machine, vec![place])),
+            }
+        }
+        hosts.into_iter().map(|(_, places)| places).collect()
+    }
+
+    /// Opens another transport of the same kind, for links of their own.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn open(&self) -> Result<Box<dyn Transport>> {
+        self.way.open()
+    }
+
+    /// The same ranks at other addresses of theirs: links of their own, and the same failures. Only those that have an address
+    /// can be reached.
+    pub(crate) fn beside(&self, transport: Box<dyn Transport>, addresses: Vec<Vec<u8>>) -> Self {
+        let members = self.members.iter().cloned().zip(addresses);
+        let members = members.map(|(member, address)| Member { address, ..member }).collect();
+        Self::new(self.own, self.way.clone(), transport, Arc::clone(&self.pulse), members)
+    }
+
     /// A rank, for people.
     pub(crate) fn describe(&self, rank: usize) -> String {
         match self.members.get(rank) {
             Some(member) => format!("rank {rank} ({})", member.name),
             None => format!("rank {rank}"),
         }
+    }
+
+    /// The error of an operation that left something half-way: nobody can go on after it.
+    pub(crate) fn half_way(&self, error: Error) -> Error {
+        if !error.is_group_usable() {
+            return error;
+        }
+        let (kind, ranks) = (error.kind(), error.ranks().to_vec());
+        self.pulse.fail(Failure { kind, ranks, text: error.to_string() }).error()
     }
 
     /// Sends a message; `None` when it cannot be taken now.
@@ -395,10 +439,12 @@ impl Mesh {
         self.transport.sleep(time, look);
     }
 
-    /// Room for so many bytes; what is in it is anybody's guess.
+    /// Room for so many bytes at least; what is in it is anybody's guess.
     pub(crate) fn room(&self, bytes: usize) -> Vec<u8> {
         let mut room = lock(&self.rooms).pop().unwrap_or_default();
-        room.resize(bytes, 0);
+        if room.len() < bytes {
+            room = vec![0; bytes];
+        }
         room
     }
 
@@ -490,7 +536,11 @@ impl Receiving {
             let Some(link) = &mut self.link else { return Ok(false) };
             let head = match link.head() {
                 Ok(Some(head)) => head,
-                Ok(None) => return Ok(false),
+                Ok(None) => {
+                    // What was coming may have become whole with this look.
+                    self.settle(moved)?;
+                    return Ok(false);
+                }
                 Err(what) => {
                     // Between the two looks the last bytes may have come, and the end after them.
                     self.settle(moved)?;
@@ -595,7 +645,7 @@ fn not_as_long(has: usize, room: usize) -> Broken {
 mod tests {
     use super::*;
     use crate::MemoryStore;
-    use crate::rendezvous::{Way, meet};
+    use crate::rendezvous::meet;
     use crate::testing::{PATIENCE, ways};
     use std::thread;
 

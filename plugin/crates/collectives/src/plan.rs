@@ -64,6 +64,15 @@ impl Plan {
     fn then(&mut self, other: Self) {
         self.steps.extend(other.steps);
     }
+
+    /// The same between other ranks, with ranges that begin later.
+    fn moved(mut self, peer: impl Fn(usize) -> usize, by: usize) -> Self {
+        for transfer in self.steps.iter_mut().flatten() {
+            transfer.peer = peer(transfer.peer);
+            transfer.range = transfer.range.start + by..transfer.range.end + by;
+        }
+        self
+    }
 }
 
 fn send(peer: usize, range: &Range<usize>) -> Transfer {
@@ -279,6 +288,47 @@ pub(crate) fn factors(mut size: usize, base: usize) -> Vec<usize> {
         size /= factor;
     }
     factors
+}
+
+/// All-reduce that sends between hosts only what must go there: the ranks of each host combine what they have, a part at each of
+/// as many of them as every host has; those with the same part combine it with each other, by a plan for so many ranks
+/// and elements; and each tells the others of its host. `hosts` has the ranks of each host.
+pub(crate) fn allreduce_hierarchical(
+    at: Place,
+    count: usize,
+    hosts: &[Vec<usize>],
+    between: impl FnOnce(Place, usize) -> Plan,
+) -> Plan {
+    let leaders = hosts.iter().map(Vec::len).min().unwrap_or(1).max(1);
+    let parts = parts(&(0..count), leaders);
+    let here = |host: &Vec<usize>| host.iter().position(|rank| *rank == at.rank);
+    let found = hosts.iter().enumerate().find_map(|(host, ranks)| Some((host, here(ranks)?)));
+    let (host, own) = found.unwrap_or((0, 0));
+    let local = &hosts[host];
+    let mine = parts.get(own).cloned();
+    // Each begins behind itself, so that no rank is everybody's first.
+    let others = (1..local.len()).map(|by| (own + by) % local.len());
+    let leading = others.clone().filter(|other| *other < leaders);
+    let to_or_from = |transfer: fn(usize, &Range<usize>) -> Transfer, other: usize, part: usize| {
+        transfer(local[other], &parts[part])
+    };
+    let mut plan = Plan::default();
+    let gives = leading.clone().map(|other| to_or_from(send, other, other));
+    let takes =
+        others.clone().filter(|_| own < leaders).map(|other| to_or_from(combine, other, own));
+    plan.step(gives.chain(takes));
+    let place = Place { rank: host, size: hosts.len() };
+    match mine {
+        None => plan.rest(between(place, 0).steps.len()),
+        Some(part) => {
+            let inner = between(place, part.len());
+            plan.then(inner.moved(|host| hosts[host][own], part.start));
+        }
+    }
+    let tells = others.filter(|_| own < leaders).map(|other| to_or_from(send, other, own));
+    let hears = leading.map(|other| to_or_from(store, other, other));
+    plan.step(tells.chain(hears));
+    plan
 }
 
 /// Rank i has part i; in each step pairs exchange all that they have. For powers of two.
@@ -568,6 +618,38 @@ mod tests {
         for base in [2, 3, 4, 8] {
             is_allreduce(|at, count| allreduce_bcube(at, count, base));
         }
+    }
+
+    /// Ranks dealt to hosts of any sizes, in any order.
+    #[test]
+    fn an_allreduce_by_hosts_adds_up_everywhere_and_crosses_between_hosts_once() {
+        for inner in [allreduce_ring, allreduce_recursive_doubling] {
+            each(|size, count, rendezvous| {
+                let mut chance = Chance::new((size + count) as u64);
+                let mut hosts = vec![vec![]; 1 + chance.index(size)];
+                for rank in 0..size {
+                    let host = if rank < hosts.len() { rank } else { chance.index(hosts.len()) };
+                    hosts[host].push(rank);
+                }
+                let inputs = numbers(size, count);
+                let mut work = inputs.clone();
+                let plans = all(size, |at| allreduce_hierarchical(at, count, &hosts, inner));
+                simulate(&plans, &inputs, &mut work, rendezvous);
+                let want = sums(&inputs, count);
+                assert!(work.iter().all(|result| *result == want), "{hosts:?}, {count} elements");
+            });
+        }
+        let hosts = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
+        let crossing: usize = (0..4)
+            .map(|rank| {
+                allreduce_hierarchical(Place { rank, size: 8 }, 4800, &hosts, allreduce_ring)
+            })
+            .flat_map(|plan| plan.steps)
+            .flatten()
+            .filter(|transfer| transfer.action.is_send() && transfer.peer >= 4)
+            .map(|transfer| transfer.range.len())
+            .sum();
+        assert_eq!(crossing, 4800, "half of everything twice");
     }
 
     #[test]

@@ -10,12 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::bytes::{Reader, put};
 use crate::error::{Error, ErrorKind, Result, list, span};
-use crate::link::Transport;
 use crate::mesh::{Member, Mesh};
 use crate::pulse::{Answer, Contact, Pulse};
-use crate::shm::Shm;
 use crate::store::{Patience, Store};
-use crate::tcp::Tcp;
+use crate::way::Way;
 
 /// How long a rank that has come may take to answer.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -24,34 +22,10 @@ const SAY: Duration = Duration::from_millis(200);
 const MEMBERS: &str = "members";
 const WAITING: &str = "waiting";
 
-/// How the ranks of a group reach each other; the same for all.
-#[derive(Clone)]
-pub enum Way {
-    /// By TCP.
-    Tcp(Tcp),
-    /// Through shared memory: all ranks are on one host.
-    SharedMemory,
-}
-
-impl Way {
-    fn open(&self) -> Result<Box<dyn Transport>> {
-        match self {
-            Self::Tcp(tcp) => tcp.endpoint(),
-            Self::SharedMemory => Ok(Box::new(Shm::open()?)),
-        }
-    }
-
-    fn code(&self) -> u8 {
-        match self {
-            Self::Tcp(_) => 1,
-            Self::SharedMemory => 2,
-        }
-    }
-}
-
 fn encode(member: &Member, way: u8) -> Vec<u8> {
-    let Member { contact: Contact { id, host, port }, address, name } = member;
+    let Member { contact: Contact { id, host, port }, address, name, machine } = member;
     let mut out = vec![way];
+    out.extend_from_slice(&machine.to_le_bytes());
     out.extend_from_slice(&id.to_le_bytes());
     out.extend_from_slice(&u32::from(*port).to_le_bytes());
     put(&mut out, host.to_string().as_bytes());
@@ -62,12 +36,12 @@ fn encode(member: &Member, way: u8) -> Vec<u8> {
 
 fn decode(bytes: &[u8]) -> Option<(Member, u8)> {
     let mut reader = Reader::new(bytes);
-    let way = reader.byte()?;
+    let (way, machine) = (reader.byte()?, reader.long()?);
     let (id, port) = (reader.long()?, u16::try_from(reader.word()?).ok()?);
     let host: IpAddr = std::str::from_utf8(reader.bytes()?).ok()?.parse().ok()?;
     let address = reader.bytes()?.to_owned();
     let name = String::from_utf8_lossy(reader.bytes()?).into_owned();
-    Some((Member { contact: Contact { id, host, port }, address, name }, way))
+    Some((Member { contact: Contact { id, host, port }, address, name, machine }, way))
 }
 
 fn name_of(rank: usize) -> String {
@@ -95,6 +69,7 @@ pub(crate) fn meet(
         contact: Contact { id: pulse.id(), host: transport.host(), port: pulse.port() },
         address: transport.address(),
         name: format!("{host}, process {}", std::process::id()),
+        machine: way.host()?,
     };
     store.set(&name_of(rank), &encode(&own, way.code()))?;
     let members = if rank == 0 {
@@ -106,7 +81,7 @@ pub(crate) fn meet(
     } else {
         find(store, &own, rank, size, deadline, timeout)?
     };
-    Ok(Mesh::new(rank, transport, Arc::clone(&pulse), members))
+    Ok(Mesh::new(rank, way.clone(), transport, Arc::clone(&pulse), members))
 }
 
 /// Rank 0: waits until all are there.
@@ -244,7 +219,8 @@ mod tests {
     #[test]
     fn what_a_rank_says_of_itself_is_understood() {
         let contact = Contact { id: 9, host: "::1".parse().unwrap(), port: 7 };
-        let member = Member { contact, address: vec![1, 2, 3], name: "host, process 1".to_owned() };
+        let name = "host, process 1".to_owned();
+        let member = Member { contact, address: vec![1, 2, 3], name, machine: 5 };
         let bytes = encode(&member, 2);
         assert_eq!(decode(&bytes), Some((member, 2)));
         assert!((0..bytes.len()).all(|length| decode(&bytes[..length]).is_none()));

@@ -9,8 +9,7 @@ use crate::link::{Given, Key};
 use crate::memory::{Source, Target};
 use crate::mesh::{Mesh, Receipt, Trouble};
 use crate::plan::{Action, Plan};
-use crate::pulse::Failure;
-use crate::wait::Wait;
+use crate::wait::{Look, Wait};
 
 /// Pieces that are looked at together; more where a step has more transfers.
 const WINDOW: usize = 16;
@@ -84,17 +83,7 @@ pub(crate) fn run(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8]) -> 
     };
     let result = flight.fly(job, &mut wait);
     let broken = flight.take_back();
-    result.map_err(|error| {
-        if broken && error.is_group_usable() {
-            let failure = Failure {
-                kind: error.kind(),
-                ranks: error.ranks().to_vec(),
-                text: error.to_string(),
-            };
-            return job.mesh.pulse().fail(failure).error();
-        }
-        error
-    })
+    result.map_err(|error| if broken { job.mesh.half_way(error) } else { error })
 }
 
 /// The plan's transfers, step by step, each step piece by piece.
@@ -157,29 +146,13 @@ impl Piece {
 
 impl Flight<'_> {
     fn fly(&mut self, job: &Job<'_>, wait: &mut Wait<'_>) -> Result<()> {
-        loop {
-            match self.advance(job) {
-                Err(trouble) => return Err(wait.trouble(trouble)),
-                Ok(_) if self.first == self.pieces.len() => return Ok(()),
-                Ok(true) => wait.moved(),
-                Ok(false) => {
-                    let ranks = self.ranks();
-                    let mut found = None;
-                    let waited = wait.idle(|| ranks.clone(), &mut || match self.advance(job) {
-                        Ok(false) => false,
-                        other => {
-                            found = Some(other);
-                            true
-                        }
-                    });
-                    match found {
-                        Some(Err(trouble)) => return Err(wait.trouble(trouble)),
-                        Some(Ok(_)) => wait.moved(),
-                        None => waited?,
-                    }
-                }
-            }
-        }
+        wait.until(self, Self::ranks, |flight| {
+            Ok(match flight.advance(job)? {
+                _ if flight.first == flight.pieces.len() => Look::Done(()),
+                true => Look::Moved,
+                false => Look::Nothing,
+            })
+        })
     }
 
     fn in_window(&self) -> impl Iterator<Item = &Piece> {
@@ -202,21 +175,28 @@ impl Flight<'_> {
     /// Does what can be done. Whether anything could.
     fn advance(&mut self, job: &Job<'_>) -> std::result::Result<bool, Trouble> {
         let mut moved = false;
-        // The rank that was looked at last: pieces from the same one come in a row, mostly.
-        let mut attended = usize::MAX;
+        // Each link is asked once: pieces of one peer come in a row, mostly, and are done in their order.
+        let (mut sent_to, mut heard_from) = (usize::MAX, usize::MAX);
         let mut at = self.first;
         while at < self.pieces.len() && at < self.first + self.window {
-            let peer = self.pieces[at].peer;
-            // What is there needs its link no more: its sender may have left.
-            if attended != peer
-                && let State::Receiving(receipt, _) = &self.pieces[at].state
-                && receipt.done().is_none()
-            {
-                attended = peer;
-                moved |= self.mesh.progress(peer, receipt)?;
+            let Piece { peer, state, .. } = &self.pieces[at];
+            match state {
+                // What is there needs its link no more: its sender may have left.
+                State::Receiving(receipt, _) if heard_from != *peer && receipt.done().is_none() => {
+                    heard_from = *peer;
+                    moved |= self.mesh.progress(*peer, receipt)?;
+                }
+                State::Sending(_) if sent_to == *peer => {
+                    at += 1;
+                    continue;
+                }
+                _ => {}
             }
             while self.advance_one(job, at)? {
                 moved = true;
+            }
+            if let Piece { peer, state: State::Sending(_), .. } = &self.pieces[at] {
+                sent_to = *peer;
             }
             at += 1;
             while self.pieces.get(self.first).is_some_and(Piece::is_done) {
@@ -248,7 +228,7 @@ impl Flight<'_> {
                 let into = self.work.part(offset, length);
                 // SAFETY: no piece before this one that is not done touches these bytes, and none after it has begun to: no
                 // link has them, and there is no other reference.
-                (job.combine)(unsafe { into.bytes() }, room);
+                (job.combine)(unsafe { into.bytes() }, &room[..length]);
                 State::Done
             }
         };
@@ -274,7 +254,7 @@ impl Flight<'_> {
         if action == Action::Combine {
             let mut room = self.mesh.room(length);
             // SAFETY: the room is kept with the piece, and not touched, until the receive is done or taken back.
-            let into = unsafe { Target::lend(&mut room) };
+            let into = unsafe { Target::lend(&mut room[..length]) };
             return Ok(State::Receiving(self.mesh.receive(peer, key, into), room));
         }
         if self.is_blocked(at) {

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use evenkeel_transport::Notify;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
@@ -58,6 +59,34 @@ pub(crate) struct Shm {
     listening: Mutex<()>,
     /// Senders that have connected and not passed their rings yet.
     arriving: Mutex<VecDeque<UnixStream>>,
+    /// What else wakes who sleeps.
+    bell: Option<Arc<Bell>>,
+}
+
+/// Wakes who sleeps on shared memory although what it waits for is elsewhere.
+pub(crate) struct Bell {
+    event: OwnedFd,
+    asleep: AtomicBool,
+}
+
+impl Bell {
+    /// # Errors
+    /// When the system gives no descriptor.
+    pub(crate) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event, asleep: AtomicBool::new(false) })
+    }
+}
+
+impl Notify for Bell {
+    fn notify(&self) {
+        // Either the sleeper sees what has happened, or this sees the sleeper.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            // A full counter wakes as well.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
 }
 
 /// One side's end of a link.
@@ -74,7 +103,7 @@ struct End {
 impl Shm {
     /// # Errors
     /// When the system gives no socket.
-    pub(crate) fn open() -> Result<Self> {
+    pub(crate) fn open(bell: Option<Arc<Bell>>) -> Result<Self> {
         let what = "shared memory";
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id")
             .map_err(|error| Error::system(what, error))?;
@@ -91,6 +120,7 @@ impl Shm {
             ends: Mutex::default(),
             listening: Mutex::new(()),
             arriving: Mutex::default(),
+            bell,
         })
     }
 
@@ -232,6 +262,10 @@ impl Transport for Shm {
             .filter(|end| !end.gone.load(Ordering::Relaxed))
             .collect();
         ends.iter().for_each(|end| end.ring.word(end.own_word).store(1, Ordering::Relaxed));
+        let set = |asleep| {
+            self.bell.iter().for_each(|bell| bell.asleep.store(asleep, Ordering::Relaxed));
+        };
+        set(true);
         // Either the others see the words, or this sees what they have done.
         fence(Ordering::SeqCst);
         if !look() {
@@ -239,10 +273,16 @@ impl Transport for Shm {
                 .iter()
                 .map(|end| PollFd::new(&end.stream, PollFlags::IN))
                 .chain([PollFd::new(&self.listener, PollFlags::IN)])
+                .chain(self.bell.iter().map(|bell| PollFd::new(&bell.event, PollFlags::IN)))
                 .collect();
             let time = Timespec::try_from(time).unwrap_or_default();
             // An interrupted or failed wait is a short one: who sleeps looks again.
             let _ = poll(&mut waited, Some(&time));
+        }
+        set(false);
+        if let Some(bell) = &self.bell {
+            // Fails when it has not rung.
+            let _ = rustix::io::read(&bell.event, &mut [0; 8]);
         }
         for end in &ends {
             end.ring.word(end.own_word).store(0, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use evenkeel_transport::{
     Connecting, ErrorKind as TransportErrorKind, Farewell, HANDLE_BYTES, Handle, Listener, Log,
-    MAX_REQUESTS, RecvConnection, Request, SendConnection, Settings,
+    MAX_REQUESTS, Notify, RecvConnection, Request, SendConnection, Settings,
 };
 
 use crate::error::{Error, Result};
@@ -22,6 +22,9 @@ use crate::memory::{Source, Target};
 const TOGETHER: usize = 16 << 10;
 /// The longest such payload.
 const SMALL: usize = TOGETHER - HEAD_BYTES;
+
+/// The interface whose ranks are all on this host.
+const LOOPBACK: &str = "lo";
 
 /// What goes wrong is told by the calls; what else happens to connections is in the transport's metrics.
 struct Silence;
@@ -58,11 +61,16 @@ impl Tcp {
     }
 
     fn open(interface: Option<&str>) -> Result<Self> {
-        let settings = Settings::from_lookup(|name| match (name, interface) {
-            ("NCCL_SOCKET_IFNAME", Some(interface)) => Some(format!("={interface}")),
-            // Who names an interface does not mean an RDMA port.
-            ("EVENKEEL_TRANSPORT", Some(_)) => Some("tcp".to_owned()),
-            _ => std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+        let settings = Settings::from_lookup(|name| {
+            let said = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+            match (name, interface) {
+                ("NCCL_SOCKET_IFNAME", Some(interface)) => Some(format!("={interface}")),
+                // There is one path only, and nothing to be fair to: more flows would only cost more.
+                ("EVENKEEL_FLOWS", Some(LOOPBACK)) => said.or_else(|| Some("1".to_owned())),
+                // Who names an interface does not mean an RDMA port.
+                ("EVENKEEL_TRANSPORT", Some(_)) => Some("tcp".to_owned()),
+                _ => said,
+            }
         })
         .map_err(|error| Error::argument(error.to_string()))?;
         let network = evenkeel_transport::Transport::new(settings, Arc::new(Silence))
@@ -75,16 +83,25 @@ impl Tcp {
         self.network.devices().get(self.device).map_or("", |device| device.name())
     }
 
-    pub(crate) fn endpoint(&self) -> Result<Box<dyn Transport>> {
+    /// The interface's address.
+    pub(crate) fn ip(&self) -> IpAddr {
+        let device = self.network.devices().get(self.device);
+        let first = device.and_then(|device| device.addresses().first().copied());
+        first.unwrap_or_else(|| Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// `notified` hears of all that those who sleep elsewhere than here may wait for.
+    pub(crate) fn endpoint(&self, notified: Option<Arc<dyn Notify>>) -> Result<Box<dyn Transport>> {
         let listener = self.network.listen(self.device, "collectives");
         let listener = listener.map_err(|error| Error::system("network", error))?;
-        Ok(Box::new(Endpoint { tcp: self.clone(), listener }))
+        Ok(Box::new(Endpoint { tcp: self.clone(), listener, notified }))
     }
 }
 
 struct Endpoint {
     tcp: Tcp,
     listener: Listener,
+    notified: Option<Arc<dyn Notify>>,
 }
 
 impl Transport for Endpoint {
@@ -105,6 +122,7 @@ impl Transport for Endpoint {
         Ok(Box::new(TcpOutgoing {
             connection: None,
             connecting: Some(connecting.map_err(|error| Error::system("network", error))?),
+            notified: self.notified.clone(),
             farewell: None,
             loans: VecDeque::new(),
             spare: vec![],
@@ -116,15 +134,20 @@ impl Transport for Endpoint {
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
         match self.listener.poll_accept() {
             Ok(None) => Ok(None),
-            Ok(Some(connection)) => Ok(Some(Box::new(TcpIncoming {
-                connection,
-                room: vec![0; TOGETHER],
-                envelope: None,
-                current: None,
-                loans: VecDeque::new(),
-                lent: 0,
-                finished: 0,
-            }))),
+            Ok(Some(connection)) => {
+                if let Some(notified) = &self.notified {
+                    connection.notify(Arc::clone(notified));
+                }
+                Ok(Some(Box::new(TcpIncoming {
+                    connection,
+                    room: vec![0; TOGETHER],
+                    envelope: None,
+                    current: None,
+                    loans: VecDeque::new(),
+                    lent: 0,
+                    finished: 0,
+                })))
+            }
             // It has waited long for somebody to come; operations have deadlines of their own.
             Err(error) if error.kind() == TransportErrorKind::Remote => Ok(None),
             Err(error) => Err(Error::system("network", error)),
@@ -147,6 +170,7 @@ struct TcpOutgoing {
     // In front of what is lent to it: it is dropped first.
     connection: Option<SendConnection>,
     connecting: Option<Connecting>,
+    notified: Option<Arc<dyn Notify>>,
     farewell: Option<Farewell>,
     loans: VecDeque<Loan>,
     spare: Vec<Vec<u8>>,
@@ -160,6 +184,9 @@ impl TcpOutgoing {
         if let Some(connecting) = &self.connecting
             && let Some(connection) = connecting.poll().map_err(|error| error.to_string())?
         {
+            if let Some(notified) = self.notified.take() {
+                connection.notify(notified);
+            }
             self.connection = Some(connection);
             self.connecting = None;
         }

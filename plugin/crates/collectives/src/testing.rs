@@ -6,23 +6,77 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Group, MemoryStore, Tcp, Way};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+use crate::{Auto, Group, MemoryStore, Tcp, Tls, Way};
 
 /// Reached only when something is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Every way for ranks to reach each other on this machine.
-pub(crate) fn ways() -> [Way; 2] {
-    [Way::SharedMemory, Way::Tcp(Tcp::on("lo").unwrap())]
+pub(crate) fn ways() -> [Way; 4] {
+    let tcp = || Tcp::on("lo").unwrap();
+    let tls = Authority::new("ranks").tls("rank");
+    [Way::SharedMemory, Way::Tcp(tcp()), Way::Tls(tls), Way::Auto(Auto::new(tcp()))]
+}
+
+/// Signs certificates, in a folder that is removed afterwards.
+pub(crate) struct Authority {
+    folder: Folder,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Self {
+        let folder = Folder::new();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        std::fs::write(folder.path().join("ca.pem"), params.self_signed(&key).unwrap().pem())
+            .unwrap();
+        Self { folder, issuer: Issuer::new(params, key) }
+    }
+
+    /// The file with its own certificate.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// Files with a certificate that it signs, and with that one's key.
+    pub(crate) fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let files = ["pem", "key"].map(|kind| self.folder.path().join(format!("{name}.{kind}")));
+        std::fs::write(&files[0], certificate.pem()).unwrap();
+        std::fs::write(&files[1], key.serialize_pem()).unwrap();
+        files.into()
+    }
+
+    /// For a rank that trusts it and has a certificate from it.
+    pub(crate) fn tls(&self, name: &str) -> Tls {
+        let (certificate, key) = self.sign(name);
+        Tls::new(Tcp::on("lo").unwrap(), &certificate, &key, &self.file()).unwrap()
+    }
 }
 
 /// Runs ranks as threads, until all have ended.
 pub(crate) fn ranks(size: usize, way: &Way, rank: impl Fn(&Group) + Sync) {
+    ranks_by(size, |_| way.clone(), rank);
+}
+
+/// As [`ranks`], each on its own way.
+pub(crate) fn ranks_by(
+    size: usize,
+    way: impl Fn(usize) -> Way + Sync,
+    rank: impl Fn(&Group) + Sync,
+) {
     let store = MemoryStore::new();
     thread::scope(|scope| {
         for number in 0..size {
-            let (store, rank) = (&store, &rank);
-            scope.spawn(move || rank(&Group::join(store, number, size, way, PATIENCE).unwrap()));
+            let (store, rank, way) = (&store, &rank, way(number));
+            scope.spawn(move || rank(&Group::join(store, number, size, &way, PATIENCE).unwrap()));
         }
     });
 }

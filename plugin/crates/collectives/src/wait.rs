@@ -21,6 +21,15 @@ const HEARING: Duration = Duration::from_millis(200);
 /// How a rank is lost that has left while it was needed.
 const LEFT: &str = "it has left the group";
 
+/// What a look at an operation finds.
+pub(crate) enum Look<T> {
+    /// It is done, with this result.
+    Done(T),
+    /// Something has moved.
+    Moved,
+    Nothing,
+}
+
 /// One operation's wait.
 pub(crate) struct Wait<'a> {
     mesh: &'a Mesh,
@@ -52,20 +61,46 @@ impl<'a> Wait<'a> {
         Ok(Self { mesh, operation, what, tag, timeout, since: None, asked: 0, findings })
     }
 
-    /// Something moved.
-    pub(crate) fn moved(&mut self) {
-        self.since = None;
-        self.asked = 0;
+    /// Looks until it is done. `ranks` are those that it waits for.
+    ///
+    /// # Errors
+    /// When a look finds trouble, the group has failed, a rank that is waited for is lost, or nothing has moved for the whole
+    /// timeout.
+    pub(crate) fn until<S, T>(
+        &mut self,
+        state: &mut S,
+        ranks: impl Fn(&S) -> Vec<usize>,
+        mut look: impl FnMut(&mut S) -> std::result::Result<Look<T>, Trouble>,
+    ) -> Result<T> {
+        loop {
+            let mut seen = look(state);
+            if matches!(seen, Ok(Look::Nothing)) {
+                let waited = self.idle(state, &ranks, &mut |state| {
+                    seen = look(state);
+                    !matches!(seen, Ok(Look::Nothing))
+                });
+                if matches!(seen, Ok(Look::Nothing)) {
+                    waited?;
+                    continue;
+                }
+            }
+            match seen {
+                Err(trouble) => return Err(self.trouble(trouble)),
+                Ok(Look::Done(done)) => return Ok(done),
+                Ok(_) => {
+                    self.since = None;
+                    self.asked = 0;
+                }
+            }
+        }
     }
 
     /// Nothing moved. Waits a little; `look` ends a sleep.
-    ///
-    /// # Errors
-    /// When the group has failed, a rank that is waited for is lost, or nothing has moved for the whole timeout.
-    pub(crate) fn idle(
+    fn idle<S>(
         &mut self,
-        ranks: impl Fn() -> Vec<usize>,
-        look: &mut dyn FnMut() -> bool,
+        state: &mut S,
+        ranks: impl Fn(&S) -> Vec<usize>,
+        look: &mut dyn FnMut(&mut S) -> bool,
     ) -> Result<()> {
         let now = Instant::now();
         let idle = now - *self.since.get_or_insert(now);
@@ -80,18 +115,18 @@ impl<'a> Wait<'a> {
         let ask_at = [self.timeout * 2 / 5, self.timeout * 7 / 10];
         if self.asked < 2 && idle >= ask_at[self.asked as usize] {
             self.asked += 1;
-            self.ask(ranks())?;
+            self.ask(ranks(state))?;
         }
         if idle >= self.timeout {
-            return Err(self.timed_out(&ranks()));
+            return Err(self.timed_out(&ranks(state)));
         }
-        let waited = ranks();
+        let waited = ranks(state);
         let mut sleep = LONGEST_SLEEP.min(self.timeout / 10);
         if waited.iter().any(|rank| self.mesh.is_unlinked(*rank)) {
             sleep = sleep.min(UNLINKED_SLEEP);
         }
         self.operation.waits_for(waited);
-        self.mesh.sleep(sleep, look);
+        self.mesh.sleep(sleep, &mut || look(state));
         Ok(())
     }
 

@@ -62,7 +62,7 @@ impl Device {
     }
 
     /// The addresses at which peers reach it.
-    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+    pub fn addresses(&self) -> Vec<IpAddr> {
         self.interfaces.iter().map(|interface| interface.ip).collect()
     }
 

@@ -16,6 +16,7 @@ fn all_benchmarks_run_and_their_results_are_right() {
         "allreduce_halving_doubling",
         "allreduce_recursive_doubling",
         "allreduce_bcube",
+        "allreduce_hierarchical",
         "broadcast_one_to_all",
         "reduce",
         "reduce_scatter",
@@ -26,16 +27,58 @@ fn all_benchmarks_run_and_their_results_are_right() {
         "gather",
         "scatter",
         "barrier_all_to_all",
+        "pairwise_exchange",
     ] {
         let ended = collective(&["--spawn", "3", "--transport", "shm", benchmark]);
         assert_eq!(rows(&ended), 2, "{benchmark}: {ended:?}");
     }
     let ended = collective(&["--spawn", "2", "sendrecv_roundtrip", "--threads", "2"]);
     assert_eq!(rows(&ended), 2, "{ended:?}");
+    let ended = collective(&[
+        "--spawn",
+        "2",
+        "isendirecv_stress",
+        "--messages",
+        "7",
+        "--sync",
+        "--busy-poll",
+    ]);
+    assert_eq!(rows(&ended), 2, "{ended:?}");
+    let ended =
+        collective(&["--spawn", "3", "--transport", "auto", "--halfprecision", "--inputs", "2"]);
+    assert!(rows(&ended) == 2 && ended.out.contains("of float16, 3 ranks, auto lo"), "{ended:?}");
     let ended = collective(&["--spawn", "2", "--inputs", "3", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!((&json["transport"], &json["verified"]), (&"tcp".into(), &true.into()));
     assert_eq!(json["rows"][1]["elements"], 50_001);
+}
+
+/// With the files that Gloo's benchmark takes, made here.
+#[test]
+fn ranks_with_certificates_reach_each_other_encrypted() {
+    let folder = std::env::temp_dir().join(format!("evenkeel-tls-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let file = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority = file("ca.pem", params.self_signed(&key).unwrap().pem());
+    let issuer = rcgen::Issuer::new(params, key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["rank".to_owned()]).unwrap();
+    let certificate = file("rank.pem", params.signed_by(&key, &issuer).unwrap().pem());
+    let key = file("rank.key", key.serialize_pem());
+    let drawing = folder.join("drawing.svg");
+    let tls = ["--spawn", "3", "--transport", "tls", "--cert", &certificate, "--pkey", &key];
+    let plot = ["--ca-file", &authority, "--plot", drawing.to_str().unwrap()];
+    let ended = collective(&[&tls[..], &plot].concat());
+    assert!(rows(&ended) == 2 && ended.out.contains("3 ranks, tls lo"), "{ended:?}");
+    assert!(std::fs::read_to_string(drawing).unwrap().contains("allreduce, 3 ranks over tls"));
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -63,6 +106,12 @@ fn what_makes_no_sense_is_one_line() {
         (&["--size", "2", "--rank", "2", "--shared-path", "/tmp"], "rank 2 is not below"),
         (&["--spawn", "2", "--tcp-device", "none0"], "none0"),
         (&["--spawn", "3", "sendrecv_roundtrip"], "2 ranks"),
+        (&["--spawn", "2", "pairwise_exchange", "--destinations", "2"], "--destinations 2"),
+        (&["--spawn", "2", "--transport", "tls"], "--cert, --pkey and --ca-file"),
+        (
+            &["--spawn", "2", "--transport", "tls", "--cert", "c", "--pkey", "k", "--ca-path", "/"],
+            "TLS: c:",
+        ),
         (&["--spawn", "2", "--inputs", "2", "broadcast"], "--inputs 2"),
         (&["--size", "1", "--rank", "0", "--store", "http://h"], "no store"),
         (&["--size", "1", "--rank", "0", "--redis-host", "127.0.0.1", "-p", "1"], "127.0.0.1:1"),

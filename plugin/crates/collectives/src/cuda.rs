@@ -1,0 +1,339 @@
+//! Buffers in a GPU's memory: staged through pinned memory of the host, by CUDA's driver, which is loaded when it is asked for.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::Mutex;
+
+use libloading::Library;
+
+use crate::error::{Error, Result};
+use crate::lock;
+
+const LIBRARY: &str = "libcuda.so.1";
+const SUCCESS: i32 = 0;
+
+/// CUDA's driver, and one GPU.
+pub struct Cuda {
+    driver: Driver,
+    device: i32,
+    context: *mut c_void,
+    /// Grows with what is staged; one operation at a time has it.
+    staging: Mutex<Option<Pinned>>,
+}
+
+// SAFETY: the driver's calls may come from any thread, and each makes the context its own for its time.
+unsafe impl Send for Cuda {}
+// SAFETY: as above; the staging memory is behind a lock.
+unsafe impl Sync for Cuda {}
+
+/// Memory that the driver has pinned for us.
+struct Pinned {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+/// The calls that are needed, by their names in CUDA's driver API.
+#[derive(Clone, Copy)]
+#[expect(non_snake_case, reason = "they are the driver's names")]
+struct Calls {
+    cuInit: unsafe extern "C" fn(u32) -> i32,
+    cuDeviceGet: unsafe extern "C" fn(*mut i32, i32) -> i32,
+    cuDevicePrimaryCtxRetain: unsafe extern "C" fn(*mut *mut c_void, i32) -> i32,
+    cuDevicePrimaryCtxRelease_v2: unsafe extern "C" fn(i32) -> i32,
+    cuCtxPushCurrent_v2: unsafe extern "C" fn(*mut c_void) -> i32,
+    cuCtxPopCurrent_v2: unsafe extern "C" fn(*mut *mut c_void) -> i32,
+    cuMemHostAlloc: unsafe extern "C" fn(*mut *mut c_void, usize, u32) -> i32,
+    cuMemFreeHost: unsafe extern "C" fn(*mut c_void) -> i32,
+    cuMemcpyDtoH_v2: unsafe extern "C" fn(*mut c_void, u64, usize) -> i32,
+    cuMemcpyHtoD_v2: unsafe extern "C" fn(u64, *const c_void, usize) -> i32,
+    cuGetErrorString: unsafe extern "C" fn(i32, *mut *const c_char) -> i32,
+}
+
+struct Driver {
+    calls: Calls,
+    /// What the calls are in.
+    _library: Option<Library>,
+}
+
+impl Driver {
+    fn load(name: &str) -> Result<Self> {
+        let missing = |error: libloading::Error| {
+            Error::system("CUDA buffers need the NVIDIA driver", format!("{name}: {error}"))
+        };
+        // SAFETY: what the system's loader knows by this name is CUDA's driver, which may be loaded at any time.
+        let library = unsafe { Library::new(name) }.map_err(missing)?;
+        macro_rules! calls {
+            ($($call:ident)+) => {
+                // SAFETY: these are the calls' types in the driver's header.
+                Calls { $($call: unsafe {
+                    *library.get(concat!(stringify!($call), "\0").as_bytes()).map_err(missing)?
+                },)+ }
+            };
+        }
+        let calls = calls!(
+            cuInit cuDeviceGet cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxPushCurrent_v2
+            cuCtxPopCurrent_v2 cuMemHostAlloc cuMemFreeHost cuMemcpyDtoH_v2 cuMemcpyHtoD_v2 cuGetErrorString
+        );
+        Ok(Self { calls, _library: Some(library) })
+    }
+
+    fn check(&self, what: &str, status: i32) -> Result<()> {
+        if status == SUCCESS {
+            return Ok(());
+        }
+        let mut text = ptr::null();
+        // SAFETY: the driver writes a pointer to a string of its own, or leaves it.
+        let known = unsafe { (self.calls.cuGetErrorString)(status, &raw mut text) } == SUCCESS;
+        let why = if known && !text.is_null() {
+            // SAFETY: a string of the driver, which stays as long as that is loaded.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        } else {
+            format!("error {status}")
+        };
+        Err(Error::system(format!("CUDA: {what}"), why))
+    }
+}
+
+impl Cuda {
+    /// Loads the driver and takes a GPU by its number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) where there is no driver or no such GPU.
+    pub fn open(device: u16) -> Result<Self> {
+        Self::with(Driver::load(LIBRARY)?, device.into())
+    }
+
+    fn with(driver: Driver, ordinal: i32) -> Result<Self> {
+        let (calls, mut device, mut context) = (driver.calls, 0, ptr::null_mut());
+        // SAFETY: it may be called any number of times.
+        driver.check("cuInit", unsafe { (calls.cuInit)(0) })?;
+        // SAFETY: the driver writes a number.
+        let got = unsafe { (calls.cuDeviceGet)(&raw mut device, ordinal) };
+        driver.check(&format!("GPU {ordinal}"), got)?;
+        // SAFETY: the driver writes a pointer; it is released when this is dropped.
+        let retained = unsafe { (calls.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
+        driver.check("cuDevicePrimaryCtxRetain", retained)?;
+        Ok(Self { driver, device, context, staging: Mutex::default() })
+    }
+
+    /// Does something with bytes of the GPU's memory, such as any operation of a group: they are copied to the host before and,
+    /// unless it fails, back afterwards.
+    ///
+    /// # Errors
+    /// Those of the driver and of what is done.
+    ///
+    /// # Safety
+    /// So many bytes of this GPU's memory begin at the address, and nothing else uses them meanwhile: kernels and copies of
+    /// other streams that do are over.
+    pub unsafe fn staged<T>(
+        &self,
+        address: u64,
+        bytes: usize,
+        operation: impl FnOnce(&mut [u8]) -> Result<T>,
+    ) -> Result<T> {
+        let Self { driver, .. } = self;
+        let mut staging = lock(&self.staging);
+        let start = self.room(&mut staging, bytes)?;
+        self.current(|| {
+            // SAFETY: the room is as long, and the GPU's memory is there as the caller promises.
+            let copied =
+                unsafe { (driver.calls.cuMemcpyDtoH_v2)(start.as_ptr().cast(), address, bytes) };
+            driver.check("copy to the host", copied)
+        })?;
+        // SAFETY: the room is as long and has been written, and is ours while the lock is held.
+        let done = operation(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })?;
+        self.current(|| {
+            // SAFETY: as above.
+            let copied =
+                unsafe { (driver.calls.cuMemcpyHtoD_v2)(address, start.as_ptr().cast(), bytes) };
+            driver.check("copy to the GPU", copied)
+        })?;
+        Ok(done)
+    }
+
+    /// Pinned memory of at least so many bytes.
+    fn room(&self, staging: &mut Option<Pinned>, bytes: usize) -> Result<NonNull<u8>> {
+        if let Some(pinned) = staging.as_ref().filter(|pinned| pinned.length >= bytes) {
+            return Ok(pinned.start);
+        }
+        self.free(staging.take());
+        let length = bytes.max(1);
+        let start = self.current(|| {
+            let mut start = ptr::null_mut();
+            // SAFETY: the driver writes a pointer; it is freed by `free`.
+            let pinned = unsafe { (self.driver.calls.cuMemHostAlloc)(&raw mut start, length, 0) };
+            self.driver.check(&format!("{length} bytes of pinned memory"), pinned)?;
+            NonNull::new(start.cast()).ok_or_else(|| Error::system("CUDA", "memory at zero"))
+        })?;
+        *staging = Some(Pinned { start, length });
+        Ok(start)
+    }
+
+    fn free(&self, pinned: Option<Pinned>) {
+        let Some(Pinned { start, .. }) = pinned else { return };
+        // What cannot be freed stays until the process ends.
+        let _ = self.current(|| {
+            // SAFETY: it is from `cuMemHostAlloc`, and nothing of it is borrowed any more.
+            let freed = unsafe { (self.driver.calls.cuMemFreeHost)(start.as_ptr().cast()) };
+            self.driver.check("cuMemFreeHost", freed)
+        });
+    }
+
+    /// Does something while the GPU's context is this thread's.
+    fn current<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Self { driver, context, .. } = self;
+        // SAFETY: the context is retained as long as this lives; it is popped below.
+        let pushed = unsafe { (driver.calls.cuCtxPushCurrent_v2)(*context) };
+        driver.check("cuCtxPushCurrent", pushed)?;
+        let result = call();
+        let mut popped = ptr::null_mut();
+        // SAFETY: the one that was pushed; the driver writes a pointer.
+        let status = unsafe { (driver.calls.cuCtxPopCurrent_v2)(&raw mut popped) };
+        result.and_then(|done| driver.check("cuCtxPopCurrent", status).map(|()| done))
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let pinned = lock(&self.staging).take();
+        self.free(pinned);
+        // SAFETY: retained once, when it was opened. Nothing can be done where that fails.
+        let _ = unsafe { (self.driver.calls.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::ranks;
+    use crate::{Call, DataType, ErrorKind, Op, Reduction, Way};
+
+    /// A driver whose GPU has the host's memory, of one device, which refuses to copy to address 0.
+    mod pretended {
+        use super::*;
+
+        pub(super) unsafe extern "C" fn init(_: u32) -> i32 {
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn device(device: *mut i32, ordinal: i32) -> i32 {
+            // SAFETY: as the driver's contract has it.
+            unsafe { *device = ordinal };
+            if ordinal == 0 { SUCCESS } else { 101 }
+        }
+
+        pub(super) unsafe extern "C" fn retain(_: *mut *mut c_void, _: i32) -> i32 {
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn release(_: i32) -> i32 {
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn push(_: *mut c_void) -> i32 {
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn pop(_: *mut *mut c_void) -> i32 {
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn alloc(
+            start: *mut *mut c_void,
+            length: usize,
+            _: u32,
+        ) -> i32 {
+            let room = vec![0u64; length.div_ceil(8) + 1].into_boxed_slice();
+            let words = room.len() as u64;
+            let room = Box::into_raw(room).cast::<u64>();
+            // SAFETY: the length is kept in front of what is given out.
+            unsafe {
+                *room = words;
+                *start = room.add(1).cast();
+            }
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn free(start: *mut c_void) -> i32 {
+            // SAFETY: from `alloc`.
+            unsafe {
+                let room = start.cast::<u64>().sub(1);
+                let words = *room as usize;
+                drop(Box::from_raw(ptr::slice_from_raw_parts_mut(room, words)));
+            }
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn down(to: *mut c_void, from: u64, bytes: usize) -> i32 {
+            // SAFETY: as the driver's contract has it.
+            unsafe { ptr::copy_nonoverlapping(from as *const u8, to.cast(), bytes) };
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn up(to: u64, from: *const c_void, bytes: usize) -> i32 {
+            // SAFETY: as the driver's contract has it.
+            unsafe { ptr::copy_nonoverlapping(from.cast(), to as *mut u8, bytes) };
+            SUCCESS
+        }
+
+        pub(super) unsafe extern "C" fn text(status: i32, text: *mut *const c_char) -> i32 {
+            // SAFETY: as the driver's contract has it.
+            unsafe { *text = c"invalid device ordinal".as_ptr() };
+            i32::from(status != 101)
+        }
+    }
+
+    fn pretended() -> Driver {
+        let calls = Calls {
+            cuInit: pretended::init,
+            cuDeviceGet: pretended::device,
+            cuDevicePrimaryCtxRetain: pretended::retain,
+            cuDevicePrimaryCtxRelease_v2: pretended::release,
+            cuCtxPushCurrent_v2: pretended::push,
+            cuCtxPopCurrent_v2: pretended::pop,
+            cuMemHostAlloc: pretended::alloc,
+            cuMemFreeHost: pretended::free,
+            cuMemcpyDtoH_v2: pretended::down,
+            cuMemcpyHtoD_v2: pretended::up,
+            cuGetErrorString: pretended::text,
+        };
+        Driver { calls, _library: None }
+    }
+
+    #[test]
+    fn an_operation_on_the_gpus_memory_is_staged() {
+        ranks(3, &Way::SharedMemory, |group| {
+            let cuda = Cuda::with(pretended(), 0).unwrap();
+            let sum = Reduction::of(DataType::Int64, Op::Sum);
+            for count in [1usize, 1000, 10] {
+                let mut on_gpu = vec![group.rank() as i64; count];
+                let address = on_gpu.as_mut_ptr() as u64;
+                // SAFETY: the pretended GPU's memory is the vector's, which nothing else uses.
+                let done = unsafe {
+                    cuda.staged(address, 8 * count, |data| {
+                        group.allreduce(data, &sum, &Call::default())
+                    })
+                };
+                done.unwrap();
+                assert!(on_gpu.iter().all(|number| *number == 3));
+            }
+        });
+    }
+
+    #[test]
+    fn without_a_driver_or_a_gpu_it_says_so() {
+        let error = Driver::load("libcuda-that-is-not-there.so").map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::System);
+        assert!(error.to_string().contains("CUDA buffers need the NVIDIA driver"), "{error}");
+        let error = Cuda::with(pretended(), 7).map(drop).unwrap_err();
+        assert_eq!(error.to_string(), "CUDA: GPU 7: invalid device ordinal");
+    }
+
+    #[test]
+    #[ignore = "needs a GPU and its driver: run it there with --ignored"]
+    fn a_gpu_is_opened_where_there_is_one() {
+        let cuda = Cuda::open(0).unwrap();
+        let mut staging = lock(&cuda.staging);
+        assert!(cuda.room(&mut staging, 1 << 20).is_ok());
+    }
+}

@@ -1,0 +1,313 @@
+//! A group of ranks: who is in it, and how it ends.
+
+mod call;
+mod messages;
+mod operations;
+mod window;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::bytes;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
+use crate::mesh::Mesh;
+use crate::pulse::{Failure, tell_all};
+use crate::rendezvous::meet;
+use crate::store::Store;
+use crate::way::{Way, digest};
+
+pub use call::Call;
+pub use window::Window;
+
+/// How long an operation may stand still, unless the group or the call says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One rank's part in a group. It can be used from several threads, with a tag for each.
+pub struct Group {
+    mesh: Arc<Mesh>,
+    /// The numbers in the mesh.
+    members: Vec<usize>,
+    rank: usize,
+    id: u64,
+    /// The ranks of each host.
+    hosts: Vec<Vec<usize>>,
+    timeout: Duration,
+    /// The next operation of each tag.
+    sequences: Mutex<HashMap<u32, u32>>,
+    /// How many groups have been made of the same members.
+    made: Mutex<HashMap<Vec<usize>, u64>>,
+}
+
+impl Group {
+    /// Joins the group of all ranks that meet in this store. Returns once all have.
+    ///
+    /// The time is how long to wait for them, and the group's timeout from then on. A store may be used for one group at a time
+    /// and under one prefix; what is left in it of earlier ones does no harm.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Timeout`] naming the ranks that have not come, and the errors of the store and of the network.
+    pub fn join(
+        store: &dyn Store,
+        rank: usize,
+        size: usize,
+        way: &Way,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let begun = Instant::now();
+        let mesh = meet(store, rank, size, way, timeout)?;
+        let mut identity = vec![];
+        mesh.contacts()
+            .iter()
+            .for_each(|contact| bytes::put(&mut identity, &contact.id.to_le_bytes()));
+        let members: Vec<usize> = (0..size).collect();
+        let group = Self {
+            hosts: mesh.hosts(&members),
+            members,
+            mesh: Arc::new(mesh),
+            rank,
+            id: digest(&identity),
+            timeout,
+            sequences: Mutex::default(),
+            made: Mutex::default(),
+        };
+        // Whoever returns first may be the one that serves the store.
+        let left = timeout.saturating_sub(begun.elapsed()).max(Duration::from_secs(1));
+        group.barrier(&Call::default().timeout(left))?;
+        Ok(group)
+    }
+
+    /// This process's number in the group, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The ranks of each host, hosts in the order of their first ranks.
+    pub fn hosts(&self) -> &[Vec<usize>] {
+        &self.hosts
+    }
+
+    /// A rank, for people: its host and process.
+    pub fn describe(&self, rank: usize) -> String {
+        self.members
+            .get(rank)
+            .map_or_else(|| format!("no rank {rank}"), |member| self.mesh.describe(*member))
+    }
+
+    /// How long an operation may stand still, unless its call says otherwise.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The error that ended the group, if it has ended: nothing more can be done with it.
+    pub fn failure(&self) -> Option<Error> {
+        self.mesh.pulse().failure().map(|failure| self.renumbered(failure.error()))
+    }
+
+    /// Ends the group for all ranks: their operations fail with this reason.
+    pub fn abort(&self, reason: &str) {
+        let text = format!("{} aborted: {reason}", self.mesh.describe(self.mesh.own()));
+        let failure = Failure { kind: ErrorKind::Aborted, ranks: vec![], text };
+        let failure = self.mesh.pulse().fail(failure);
+        tell_all(self.mesh.contacts(), self.mesh.own(), &failure, TIMEOUT.min(self.timeout));
+    }
+
+    /// A group of some of the ranks, which are numbered in the order given; `None` on the others. It costs no message, and uses
+    /// this group's connections: when one fails, so does the other. The ranks of the new group must make groups of the same
+    /// ranks in the same order.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] when a rank is not there or is named twice.
+    pub fn sub_group(&self, ranks: &[usize]) -> Result<Option<Self>> {
+        let mut members = vec![];
+        for rank in ranks {
+            let Some(member) = self.members.get(*rank) else {
+                return Err(Error::argument(format!(
+                    "there is no rank {rank} in a group of {}",
+                    self.size()
+                )));
+            };
+            if members.contains(member) {
+                return Err(Error::argument(format!("rank {rank} is named twice")));
+            }
+            members.push(*member);
+        }
+        let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else { return Ok(None) };
+        let made = {
+            let mut made = lock(&self.made);
+            let made = made.entry(members.clone()).or_insert(0);
+            *made += 1;
+            *made
+        };
+        let mut identity = self.id.to_le_bytes().to_vec();
+        identity.extend_from_slice(&made.to_le_bytes());
+        bytes::put_list(&mut identity, members.iter());
+        Ok(Some(Self {
+            mesh: Arc::clone(&self.mesh),
+            hosts: self.mesh.hosts(&members),
+            members,
+            rank,
+            id: digest(&identity),
+            timeout: self.timeout,
+            sequences: Mutex::default(),
+            made: Mutex::default(),
+        }))
+    }
+
+    /// The group of all ranks that give the same color, in the order of their numbers here; `None` without one. All ranks call it.
+    ///
+    /// # Errors
+    /// As any operation.
+    pub fn split(&self, color: Option<u32>, call: &Call) -> Result<Option<Self>> {
+        let own = color.map_or(u64::MAX, u64::from);
+        let mut colors = vec![0; 8 * self.size()];
+        colors[8 * self.rank..][..8].copy_from_slice(&own.to_le_bytes());
+        self.allgather(&mut colors, call)?;
+        let (colors, _) = colors.as_chunks::<8>();
+        let same: Vec<usize> = colors
+            .iter()
+            .enumerate()
+            .filter(|(_, other)| u64::from_le_bytes(**other) == own)
+            .map(|(rank, _)| rank)
+            .collect();
+        if color.is_some() { self.sub_group(&same) } else { Ok(None) }
+    }
+
+    fn renumbered(&self, error: Error) -> Error {
+        error.renumbered(|rank| self.members.iter().position(|member| *member == rank))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ranks, ways};
+    use crate::{Op, choose};
+
+    #[test]
+    fn groups_within_groups_have_numbers_of_their_own() {
+        ranks(5, &Way::SharedMemory, |group| {
+            let call = Call::default();
+            let half = group.split(Some(group.rank() as u32 % 2), &call).unwrap().unwrap();
+            assert_eq!(half.rank(), group.rank() / 2);
+            let mut data = [group.rank() as i64];
+            half.allreduce_of(&mut data, Op::Sum, &call).unwrap();
+            assert_eq!(data[0], if group.rank() % 2 == 0 { 6 } else { 4 });
+            let reversed = group.sub_group(&[4, 2, 0]).unwrap();
+            assert_eq!(reversed.is_some(), group.rank() % 2 == 0);
+            if let Some(reversed) = reversed {
+                let mut data = [group.rank() as u8];
+                reversed.broadcast(&mut data, 0, &call).unwrap();
+                assert_eq!((data[0], reversed.rank()), (4, 2 - group.rank() / 2));
+            }
+            assert!(group.split(None, &call).unwrap().is_none());
+            assert!(group.sub_group(&[0, 0]).is_err() && group.sub_group(&[5]).is_err());
+        });
+    }
+
+    /// A rank that is late is named, and the group goes on when it has come.
+    #[test]
+    fn after_a_timeout_the_group_says_that_it_can_be_used_on() {
+        let late = std::sync::Barrier::new(3);
+        ranks(3, &Way::SharedMemory, |group| {
+            let call = Call::default().timeout(Duration::from_millis(300));
+            if group.rank() == 2 {
+                late.wait();
+            } else {
+                let error = group.allreduce_of(&mut [1i64], Op::Sum, &call).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Timeout);
+                assert!(error.is_group_usable() && group.failure().is_none(), "{error}");
+                assert!(error.to_string().contains("rank 2"), "{error}");
+                late.wait();
+            }
+            // It goes through the same operations as the others.
+            let call = Call::default().timeout(Duration::from_secs(20));
+            if group.rank() == 2 {
+                let missed = group.allreduce_of(
+                    &mut [1i64],
+                    Op::Sum,
+                    &call.clone().timeout(Duration::from_millis(300)),
+                );
+                assert!(missed.is_err_and(|error| error.is_group_usable()));
+            }
+            let mut data = [group.rank() as i64];
+            group.allreduce_of(&mut data, Op::Sum, &call).unwrap();
+            assert_eq!(data[0], 3);
+        });
+    }
+
+    #[test]
+    fn who_aborts_ends_it_for_all() {
+        for way in ways() {
+            ranks(3, &way, |group| {
+                // All have joined when these have come.
+                if group.rank() == 1 {
+                    for other in [0, 2] {
+                        group.recv(other, &mut [0], &Call::default()).unwrap();
+                    }
+                    group.abort("out of disk");
+                }
+                // Whichever is in progress ends with it.
+                let sent = match group.rank() {
+                    1 => Ok(()),
+                    _ => group.send(1, &[1], &Call::default()),
+                };
+                let error = sent.and_then(|()| group.barrier(&Call::default())).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Aborted);
+                assert!(error.to_string().contains("out of disk"), "{error}");
+                assert!(!error.is_group_usable() && group.failure().is_some());
+            });
+        }
+    }
+
+    #[test]
+    fn a_rank_that_leaves_is_named() {
+        for way in ways() {
+            let errors = Mutex::new(vec![]);
+            ranks(3, &way, |group| {
+                if group.rank() != 2 {
+                    let call = Call::default().timeout(Duration::from_secs(5));
+                    let error = group.allreduce_of(&mut [0i64; 4], Op::Sum, &call).unwrap_err();
+                    lock(&errors).push(error);
+                }
+            });
+            for error in lock(&errors).iter() {
+                assert_eq!((error.kind(), error.ranks()), (ErrorKind::Lost, &[2][..]), "{error}");
+            }
+        }
+    }
+
+    /// Ranks end at different times: some are gone while others still look at what they got from them.
+    #[test]
+    fn who_leaves_after_the_last_operation_fails_nobody() {
+        for way in ways() {
+            for round in 0..40 {
+                ranks(3 + round % 3, &way, |group| {
+                    let bytes = group.size() * ((512 << 10) + 1);
+                    let call = Call::default();
+                    if round % 4 == 0 {
+                        group.alltoall(&vec![1; bytes], &mut vec![0; bytes], &call).unwrap();
+                    } else {
+                        group.barrier(&call).unwrap();
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn many_ranks_share_a_process_and_its_memory() {
+        ranks(32, &Way::SharedMemory, |group| {
+            assert_eq!(choose::allreduce(32, 8, 1), crate::Algorithm::RecursiveDoubling);
+            let mut data = [group.rank() as i64];
+            group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
+            assert_eq!(data[0], 31 * 16);
+        });
+    }
+}

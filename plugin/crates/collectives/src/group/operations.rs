@@ -1,0 +1,580 @@
+//! The collective operations of a group.
+
+use std::ops::Range;
+
+use crate::Op;
+use crate::choose::{self, Algorithm};
+use crate::error::{Error, Result};
+use crate::link::{Key, Kind};
+use crate::lock;
+use crate::mesh::MOST_BYTES;
+use crate::plan::{self, Place, Plan, consecutive};
+use crate::reduction::{Element, Reduction};
+use crate::run::{Combine, Job, run};
+
+use super::{Call, Group};
+
+/// Bytes that go on while the next are coming.
+const PIECE: usize = 512 << 10;
+/// The longest piece of an algorithm that does not cut: what a message can carry.
+const WHOLE: usize = MOST_BYTES;
+
+impl Group {
+    /// Combines what all ranks have: afterwards all have the same.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when the bytes are no whole number of elements; otherwise an error after which
+    /// [`Error::is_group_usable`] says whether to go on. What is in the buffer then is undefined.
+    pub fn allreduce(&self, data: &mut [u8], reduction: &Reduction<'_>, call: &Call) -> Result<()> {
+        let count = elements(data.len(), reduction)?;
+        let hosts = self.hosts();
+        let algorithm = call
+            .algorithm
+            .unwrap_or_else(|| choose::allreduce(self.size(), data.len(), hosts.len()));
+        let piece = if algorithm == Algorithm::Ring { WHOLE } else { PIECE };
+        let plan = match algorithm {
+            Algorithm::Hierarchical => {
+                plan::allreduce_hierarchical(self.place(), count, hosts, |place, part| {
+                    let bytes = part * reduction.element();
+                    flat(choose::allreduce(place.size, bytes, 1), place, part)
+                })
+            }
+            Algorithm::Bcube { base } if base < 2 => {
+                return Err(Error::argument(format!("bcube with base {base}: 2 or more")));
+            }
+            algorithm => flat(algorithm, self.place(), count),
+        };
+        self.reducing("allreduce", &plan, piece, data, reduction, call)
+    }
+
+    /// [`Group::allreduce`] of numbers.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn allreduce_of<T: Element>(&self, data: &mut [T], op: Op, call: &Call) -> Result<()> {
+        self.allreduce(bytemuck::cast_slice_mut(data), &Reduction::of(T::TYPE, op), call)
+    }
+
+    /// Combines what all ranks have, for the root. What is in the others' buffers afterwards is undefined.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn reduce(
+        &self,
+        data: &mut [u8],
+        root: usize,
+        reduction: &Reduction<'_>,
+        call: &Call,
+    ) -> Result<()> {
+        let count = elements(data.len(), reduction)?;
+        self.check_root(root)?;
+        let chain = choose::prefers_chain(self.size(), data.len(), PIECE);
+        let plan = if chain { plan::reduce_chain } else { plan::reduce_tree };
+        self.reducing("reduce", &plan(self.place(), count, root), PIECE, data, reduction, call)
+    }
+
+    /// Combines what all ranks have: afterwards rank i has part i, at its place in the buffer; what is in the rest is undefined.
+    /// `counts` are the parts' numbers of elements. Gives the bytes of the own part.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn reduce_scatter(
+        &self,
+        data: &mut [u8],
+        counts: &[usize],
+        reduction: &Reduction<'_>,
+        call: &Call,
+    ) -> Result<Range<usize>> {
+        let count = elements(data.len(), reduction)?;
+        let parts = self.parts(counts, count, "elements in the buffer")?;
+        let direct = choose::prefers_direct(self.size(), data.len());
+        let plan = if direct { plan::reduce_scatter_direct } else { plan::reduce_scatter_ring };
+        let plan = plan(self.place(), &parts);
+        self.reducing("reduce_scatter", &plan, PIECE, data, reduction, call)?;
+        let own = &parts[self.rank];
+        Ok(own.start * reduction.element()..own.end * reduction.element())
+    }
+
+    /// Each rank has its part at its place in the buffer; afterwards all have all. The parts are of equal length.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn allgather(&self, data: &mut [u8], call: &Call) -> Result<()> {
+        let lengths = self.equal(data.len())?;
+        self.allgatherv(data, &lengths, call)
+    }
+
+    /// [`Group::allgather`] of parts of these lengths, in bytes.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn allgatherv(&self, data: &mut [u8], lengths: &[usize], call: &Call) -> Result<()> {
+        let parts = self.parts(lengths, data.len(), "bytes in the buffer")?;
+        let plan = match choose::prefers_direct(self.size(), data.len()) {
+            true if self.size().is_power_of_two() => plan::allgather_recursive_doubling,
+            true => plan::allgather_direct,
+            false => plan::allgather_ring,
+        };
+        self.moving("allgather", &plan(self.place(), &parts), &[], data, call)
+    }
+
+    /// The root's bytes go to all.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn broadcast(&self, data: &mut [u8], root: usize, call: &Call) -> Result<()> {
+        self.check_root(root)?;
+        let chain = choose::prefers_chain(self.size(), data.len(), PIECE);
+        let plan = if chain { plan::broadcast_chain } else { plan::broadcast_tree };
+        self.moving("broadcast", &plan(self.place(), data.len(), root), &[], data, call)
+    }
+
+    /// Every rank's bytes go to the root, one rank's after the other's; all are of the same length. `output` is the root's.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn gather(&self, input: &[u8], output: &mut [u8], root: usize, call: &Call) -> Result<()> {
+        self.gatherv(input, output, &vec![input.len(); self.size()], root, call)
+    }
+
+    /// [`Group::gather`] of parts of these lengths, in bytes.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn gatherv(
+        &self,
+        input: &[u8],
+        output: &mut [u8],
+        lengths: &[usize],
+        root: usize,
+        call: &Call,
+    ) -> Result<()> {
+        let (parts, own, all) = self.shares(lengths, root)?;
+        exactly(input.len(), own.len(), "input")?;
+        let plan = plan::gather(self.place(), &parts, root);
+        if self.rank != root {
+            return self.moving("gather", &plan, input, &mut [], call);
+        }
+        exactly(output.len(), all, "output")?;
+        output[own].copy_from_slice(input);
+        self.moving("gather", &plan, &[], output, call)
+    }
+
+    /// The root's bytes go to the ranks, a part for each, of the same length. `input` is the root's.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn scatter(&self, input: &[u8], output: &mut [u8], root: usize, call: &Call) -> Result<()> {
+        self.scatterv(input, output, &vec![output.len(); self.size()], root, call)
+    }
+
+    /// [`Group::scatter`] of parts of these lengths, in bytes.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn scatterv(
+        &self,
+        input: &[u8],
+        output: &mut [u8],
+        lengths: &[usize],
+        root: usize,
+        call: &Call,
+    ) -> Result<()> {
+        let (parts, own, all) = self.shares(lengths, root)?;
+        exactly(output.len(), own.len(), "output")?;
+        let plan = plan::scatter(self.place(), &parts, root);
+        if self.rank != root {
+            return self.moving("scatter", &plan, &[], output, call);
+        }
+        exactly(input.len(), all, "input")?;
+        output.copy_from_slice(&input[own]);
+        self.moving("scatter", &plan, input, &mut [], call)
+    }
+
+    /// Part i of the input goes to rank i; part i of the output comes from rank i. All parts are of the same length.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn alltoall(&self, input: &[u8], output: &mut [u8], call: &Call) -> Result<()> {
+        exactly(output.len(), input.len(), "output")?;
+        let lengths = self.equal(input.len())?;
+        self.alltoallv(input, &lengths, output, &lengths, call)
+    }
+
+    /// [`Group::alltoall`] of parts of these lengths, in bytes.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn alltoallv(
+        &self,
+        input: &[u8],
+        sent: &[usize],
+        output: &mut [u8],
+        received: &[usize],
+        call: &Call,
+    ) -> Result<()> {
+        let from = self.parts(sent, input.len(), "bytes in the input")?;
+        let into = self.parts(received, output.len(), "bytes in the output")?;
+        let (own, place) = (&from[self.rank], &into[self.rank]);
+        exactly(place.len(), own.len(), "own part of the output")?;
+        output[place.clone()].copy_from_slice(&input[own.clone()]);
+        let plan = plan::alltoall(self.place(), &from, &into);
+        self.moving("alltoall", &plan, input, output, call)
+    }
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`].
+    pub fn barrier(&self, call: &Call) -> Result<()> {
+        self.moving("barrier", &plan::barrier(self.place()), &[], &mut [0], call)
+    }
+
+    fn place(&self) -> Place {
+        Place { rank: self.rank, size: self.size() }
+    }
+
+    fn check_root(&self, root: usize) -> Result<()> {
+        self.mesh.check_other(root, self.size())
+    }
+
+    /// Parts of these lengths to or from a root, the own one, and the bytes of all.
+    fn shares(
+        &self,
+        lengths: &[usize],
+        root: usize,
+    ) -> Result<(Vec<Range<usize>>, Range<usize>, usize)> {
+        self.check_root(root)?;
+        // Lengths of more than there can be are refused with the parts.
+        let all = lengths.iter().fold(0usize, |all, length| all.saturating_add(*length));
+        let parts = self.parts(lengths, all, "bytes")?;
+        let own = parts[self.rank].clone();
+        Ok((parts, own, all))
+    }
+
+    /// Lengths of equal parts.
+    fn equal(&self, bytes: usize) -> Result<Vec<usize>> {
+        if !bytes.is_multiple_of(self.size()) {
+            return Err(Error::argument(format!(
+                "{bytes} bytes are not divisible by {} ranks",
+                self.size()
+            )));
+        }
+        Ok(vec![bytes / self.size(); self.size()])
+    }
+
+    fn parts(&self, lengths: &[usize], all: usize, what: &str) -> Result<Vec<Range<usize>>> {
+        let sum = lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(*length));
+        if lengths.len() != self.size() || sum != Some(all) {
+            return Err(Error::argument(format!(
+                "{} lengths that make {sum:?}, for {} ranks and {all} {what}",
+                lengths.len(),
+                self.size()
+            )));
+        }
+        Ok(consecutive(lengths))
+    }
+
+    fn reducing(
+        &self,
+        what: &'static str,
+        plan: &Plan,
+        piece: usize,
+        data: &mut [u8],
+        reduction: &Reduction<'_>,
+        call: &Call,
+    ) -> Result<()> {
+        let combine = |into: &mut [u8], other: &[u8]| reduction.combine(into, other);
+        let cut = (reduction.element(), piece);
+        self.run(what, self.operation(call), plan, cut, &[], data, (&combine, call))
+    }
+
+    fn moving(
+        &self,
+        what: &'static str,
+        plan: &Plan,
+        input: &[u8],
+        work: &mut [u8],
+        call: &Call,
+    ) -> Result<()> {
+        self.run(what, self.operation(call), plan, (1, PIECE), input, work, (&|_, _| {}, call))
+    }
+
+    /// The next operation of the call's tag.
+    fn operation(&self, call: &Call) -> Key {
+        let sequence = {
+            let mut sequences = lock(&self.sequences);
+            let next = sequences.entry(call.tag).or_insert(0);
+            let sequence = *next;
+            *next = next.wrapping_add(1);
+            sequence
+        };
+        self.mesh.raise_floor(self.id, call.tag, sequence);
+        Key { kind: Kind::Collective, group: self.id, tag: call.tag, sequence, part: 0 }
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is what it is, and there is one place to say so"
+    )]
+    pub(super) fn run(
+        &self,
+        what: &'static str,
+        key: Key,
+        plan: &Plan,
+        (element, piece): (usize, usize),
+        input: &[u8],
+        work: &mut [u8],
+        (combine, call): (Combine<'_>, &Call),
+    ) -> Result<()> {
+        let job = Job {
+            mesh: &self.mesh,
+            members: &self.members,
+            key,
+            what,
+            timeout: call.timeout.unwrap_or(self.timeout),
+            element,
+            piece,
+            combine,
+        };
+        run(&job, plan, input, work).map_err(|error| self.renumbered(error))
+    }
+}
+
+fn elements(bytes: usize, reduction: &Reduction<'_>) -> Result<usize> {
+    let element = reduction.element();
+    if !bytes.is_multiple_of(element) {
+        return Err(Error::argument(format!(
+            "{bytes} bytes are no whole number of elements of {element} bytes"
+        )));
+    }
+    Ok(bytes / element)
+}
+
+fn exactly(has: usize, wanted: usize, what: &str) -> Result<()> {
+    if has == wanted {
+        return Ok(());
+    }
+    Err(Error::argument(format!("the {what} has {has} bytes where {wanted} are needed")))
+}
+
+/// The plan of an algorithm that does not care which ranks share a host.
+fn flat(algorithm: Algorithm, at: Place, count: usize) -> Plan {
+    match algorithm {
+        Algorithm::Ring | Algorithm::RingChunked => plan::allreduce_ring(at, count),
+        Algorithm::HalvingDoubling => plan::allreduce_halving_doubling(at, count),
+        Algorithm::RecursiveDoubling => plan::allreduce_recursive_doubling(at, count),
+        Algorithm::Bcube { base } => plan::allreduce_bcube(at, count, base),
+        Algorithm::Hierarchical => {
+            let alone = vec![(0..at.size).collect()];
+            plan::allreduce_hierarchical(at, count, &alone, plan::allreduce_recursive_doubling)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ranks, ranks_by, ways};
+    use crate::{Auto, DataType, ErrorKind, Tcp, Way};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    const SUM: fn() -> Reduction<'static> = || Reduction::of(DataType::Int64, Op::Sum);
+
+    fn value(rank: usize, i: usize) -> i64 {
+        (rank * 1000 + i % 977) as i64
+    }
+
+    fn contribution(rank: usize, count: usize) -> Vec<i64> {
+        (0..count).map(|i| value(rank, i)).collect()
+    }
+
+    fn total(size: usize, count: usize) -> Vec<i64> {
+        (0..count).map(|i| (0..size).map(|rank| value(rank, i)).sum()).collect()
+    }
+
+    /// Over all transports, below and above the sizes at which they and the engine begin to cut.
+    #[test]
+    fn all_algorithms_add_up() {
+        for way in ways() {
+            for size in [1, 2, 3, 4, 5] {
+                ranks(size, &way, |group| {
+                    for algorithm in Algorithm::ALL {
+                        for count in [0, 1, 3, 1000, 5000, 200_001] {
+                            let mut data = contribution(group.rank(), count);
+                            let call = Call::default().algorithm(algorithm);
+                            group.allreduce_of(&mut data, Op::Sum, &call).unwrap();
+                            assert!(data == total(size, count), "{algorithm:?} {size} {count}");
+                        }
+                    }
+                });
+            }
+        }
+    }
+
+    /// Ranks of two hosts, which are dealt to them unevenly, reach those of their own through shared memory.
+    #[test]
+    fn ranks_of_several_hosts_add_up_too() {
+        let on = |host: &str| Way::Auto(Auto::new(Tcp::on("lo").unwrap()).on_host(host));
+        for (size, hosts) in [(2, 2), (4, 2), (5, 2), (6, 3)] {
+            let way = |rank: usize| on(["a", "b", "c"][rank % hosts]);
+            ranks_by(size, way, |group| {
+                assert_eq!(group.hosts().len(), hosts);
+                for count in [1, 3, 5000, 200_001] {
+                    let mut data = contribution(group.rank(), count);
+                    group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
+                    assert!(data == total(size, count), "{size} on {hosts}, {count}");
+                }
+                operations(group, size, 40_000);
+            });
+        }
+    }
+
+    #[test]
+    fn all_operations_move_what_they_should() {
+        for way in ways() {
+            for size in [1, 2, 3, 4] {
+                ranks(size, &way, |group| {
+                    for length in [1, 8, 40_000, 700_000] {
+                        operations(group, size, length);
+                    }
+                });
+            }
+        }
+    }
+
+    fn operations(group: &Group, size: usize, length: usize) {
+        let (own, call) = (group.rank(), Call::default());
+        let piece = |rank: usize| vec![rank as u8 + 1; length];
+        let whole: Vec<u8> = (0..size).flat_map(piece).collect();
+        for root in 0..size {
+            let mut data = piece(own);
+            group.broadcast(&mut data, root, &call).unwrap();
+            assert!(data == piece(root));
+            let mut gathered = vec![0; if own == root { whole.len() } else { 0 }];
+            group.gather(&piece(own), &mut gathered, root, &call).unwrap();
+            assert!(own != root || gathered == whole);
+            let (input, mut output) = (if own == root { &whole[..] } else { &[] }, vec![0; length]);
+            group.scatter(input, &mut output, root, &call).unwrap();
+            assert!(output == piece(own));
+            let mut sums = contribution(own, length);
+            let bytes = bytemuck::cast_slice_mut(&mut sums);
+            group.reduce(bytes, root, &SUM(), &call).unwrap();
+            assert!(own != root || sums == total(size, length));
+        }
+        let mut data = vec![0; whole.len()];
+        data[own * length..][..length].copy_from_slice(&piece(own));
+        group.allgather(&mut data, &call).unwrap();
+        assert!(data == whole);
+        let mut output = vec![0; whole.len()];
+        group.alltoall(&piece(own).repeat(size), &mut output, &call).unwrap();
+        assert!(output == whole);
+        let mut sums = contribution(own, length);
+        let counts: Vec<usize> = plan::parts(&(0..length), size).iter().map(Range::len).collect();
+        let bytes = bytemuck::cast_slice_mut(&mut sums);
+        let part = group.reduce_scatter(bytes, &counts, &SUM(), &call).unwrap();
+        assert!(
+            sums[part.start / 8..part.end / 8] == total(size, length)[part.start / 8..part.end / 8]
+        );
+        group.barrier(&call).unwrap();
+    }
+
+    #[test]
+    fn nobody_leaves_a_barrier_before_all_have_come() {
+        let come = AtomicUsize::new(0);
+        ranks(5, &Way::SharedMemory, |group| {
+            for round in 1..=20 {
+                come.fetch_add(1, Ordering::SeqCst);
+                group.barrier(&Call::default()).unwrap();
+                assert!(come.load(Ordering::SeqCst) >= 5 * round);
+            }
+        });
+    }
+
+    #[test]
+    fn every_type_and_operation_is_the_same_on_all_ranks() {
+        ranks(3, &Way::SharedMemory, |group| {
+            for kind in DataType::ALL {
+                for op in Op::ALL {
+                    let mut data: Vec<u8> = (0..kind.bytes() * 37)
+                        .map(|i| (i * 7 + group.rank() * 3) as u8 & 0x3f)
+                        .collect();
+                    group.allreduce(&mut data, &Reduction::of(kind, op), &Call::default()).unwrap();
+                    let mut all = vec![0; 3 * data.len()];
+                    all[group.rank() * data.len()..][..data.len()].copy_from_slice(&data);
+                    group.allgather(&mut all, &Call::default()).unwrap();
+                    assert!(all.chunks(data.len()).all(|one| one == data), "{kind:?} {op:?}");
+                }
+            }
+            let larger = |into: &mut [u8], other: &[u8]| {
+                into.iter_mut().zip(other).for_each(|(a, b)| *a = (*a).max(*b));
+            };
+            let mut data = [group.rank() as u8, 9 - group.rank() as u8];
+            let own = Reduction::custom(1, &larger);
+            group.allreduce(&mut data, &own, &Call::default()).unwrap();
+            assert_eq!(data, [2, 9]);
+        });
+    }
+
+    #[test]
+    fn tags_do_not_wait_for_each_other() {
+        for way in ways() {
+            ranks(2, &way, |group| {
+                thread::scope(|scope| {
+                    // In another order on each rank, and together.
+                    for at in 0..4u32 {
+                        let tag = if group.rank() == 0 { at } else { 3 - at };
+                        scope.spawn(move || {
+                            let call = Call::default().tag(tag);
+                            for round in 0..20 {
+                                let mut data = vec![i64::from(tag) + round; 30_000];
+                                group.allreduce_of(&mut data, Op::Sum, &call).unwrap();
+                                assert!(
+                                    data.iter().all(|sum| *sum == 2 * (i64::from(tag) + round))
+                                );
+                            }
+                        });
+                    }
+                });
+            });
+        }
+    }
+
+    #[test]
+    fn different_counts_are_noticed() {
+        for way in ways() {
+            ranks(2, &way, |group| {
+                let mut data = vec![0i64; 3 + group.rank()];
+                let error = group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+                assert!(error.to_string().contains("do all ranks use the same counts"), "{error}");
+            });
+        }
+    }
+
+    #[test]
+    fn wrong_arguments_are_errors_and_do_no_harm() {
+        ranks(2, &Way::SharedMemory, |group| {
+            let call = Call::default();
+            let wrong = [
+                group.allreduce(&mut [0; 9], &SUM(), &call),
+                group.broadcast(&mut [0], 2, &call),
+                group.allgather(&mut [0; 3], &call),
+                group.allgatherv(&mut [0; 3], &[1, usize::MAX], &call),
+                group.alltoall(&[0; 2], &mut [0; 4], &call),
+                group.send(group.rank(), &[0], &call),
+                group.allreduce(
+                    &mut [0; 8],
+                    &SUM(),
+                    &call.clone().algorithm(Algorithm::Bcube { base: 1 }),
+                ),
+            ];
+            for result in wrong {
+                let error = result.unwrap_err();
+                assert!(error.kind() == ErrorKind::Argument && error.is_group_usable(), "{error}");
+            }
+            group.barrier(&call).unwrap();
+        });
+    }
+}

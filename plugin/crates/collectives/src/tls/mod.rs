@@ -1,0 +1,402 @@
+//! Links over TCP with TLS 1.3: what goes over them is encrypted, and both sides show a certificate of the group's authority.
+//!
+//! One TCP connection for each link. The rank that sends connects; a thread of the one that receives lets it in (`door`).
+//! After that callers move the bytes themselves, as through shared memory.
+
+mod certificates;
+mod door;
+mod stream;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, Connection};
+
+use crate::error::{Error, Result};
+use crate::link::{Broken, Given, HEAD_BYTES, Head, Incoming, Outgoing, Transport};
+use crate::memory::{Source, Target};
+use crate::tcp::Tcp;
+use certificates::Certificates;
+use door::Door;
+use stream::Stream;
+
+/// Most messages that wait for room in a connection.
+const MOST_WAITING: usize = 32;
+/// Others that sleep on an endpoint where somebody sleeps already.
+const SHORT_SLEEP: Duration = Duration::from_millis(1);
+
+/// This process's network, encrypted.
+#[derive(Clone)]
+pub struct Tls {
+    tcp: Tcp,
+    certificates: Certificates,
+}
+
+impl Tls {
+    /// Over the interface of `tcp`, with the certificate in a PEM file, its key in another, and the certificates of the
+    /// authority that signs everybody's in a third one or in the files of a folder.
+    ///
+    /// Whoever has a certificate of this authority is let in, whatever the name in it.
+    ///
+    /// # Errors
+    /// Names the file that cannot be used, and why.
+    pub fn new(tcp: Tcp, certificate: &Path, key: &Path, authority: &Path) -> Result<Self> {
+        Ok(Self { tcp, certificates: Certificates::read(certificate, key, authority)? })
+    }
+
+    /// The interface in use.
+    pub fn device(&self) -> &str {
+        self.tcp.device()
+    }
+
+    pub(crate) fn endpoint(&self) -> Result<Box<dyn Transport>> {
+        let host = self.tcp.ip();
+        let failed = |error: std::io::Error| Error::system("TLS", error);
+        let listener = TcpListener::bind((host, 0)).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let door = Door::open(listener, Arc::clone(&self.certificates.server)).map_err(failed)?;
+        let waits =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let endpoint = Endpoint {
+            certificates: self.certificates.clone(),
+            address,
+            door,
+            waits,
+            listening: Mutex::default(),
+        };
+        endpoint.hear_of(endpoint.door.bell()).map_err(failed)?;
+        Ok(Box::new(endpoint))
+    }
+}
+
+struct Endpoint {
+    certificates: Certificates,
+    address: SocketAddr,
+    door: Door,
+    /// Everything that a sleeper may wait for, told of once for each change.
+    waits: OwnedFd,
+    /// Held by who sleeps there.
+    listening: Mutex<()>,
+}
+
+impl Endpoint {
+    fn hear_of(&self, what: impl AsFd) -> std::io::Result<()> {
+        let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
+        let data = epoll::EventData::new_u64(0);
+        Ok(epoll::add(&self.waits, what, data, all | epoll::EventFlags::ET)?)
+    }
+
+    fn call(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        if self.address.is_ipv4() == to.is_ipv4() {
+            bind(&socket, &SocketAddr::new(self.address.ip(), 0))?;
+        }
+        match connect(&socket, &to) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let socket = TcpStream::from(socket);
+        socket.set_nodelay(true)?;
+        Ok(socket)
+    }
+}
+
+impl Transport for Endpoint {
+    fn address(&self) -> Vec<u8> {
+        self.address.to_string().into_bytes()
+    }
+
+    fn host(&self) -> IpAddr {
+        self.address.ip()
+    }
+
+    fn connect(&self, address: &[u8]) -> Result<Box<dyn Outgoing>> {
+        let to: Option<SocketAddr> =
+            std::str::from_utf8(address).ok().and_then(|text| text.parse().ok());
+        let to = to.ok_or_else(|| Error::argument("the address is not that of a rank on TLS"))?;
+        let failed = |error: std::io::Error| Error::system("TLS", error);
+        let socket = self.call(to).map_err(failed)?;
+        self.hear_of(&socket).map_err(failed)?;
+        let client = Arc::clone(&self.certificates.client);
+        let session = ClientConnection::new(client, ServerName::from(to.ip()))
+            .map_err(|error| Error::system("TLS", error))?;
+        Ok(Box::new(Writer {
+            stream: Stream::new(socket, Connection::Client(session)),
+            open: false,
+            waiting: VecDeque::new(),
+            lent: 0,
+            left: false,
+        }))
+    }
+
+    fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
+        let Some(stream) = self.door.accept() else { return Ok(None) };
+        self.hear_of(&stream).map_err(|error| Error::system("TLS", error))?;
+        Ok(Some(Box::new(Reader {
+            stream,
+            head: [0; HEAD_BYTES],
+            have: 0,
+            taking: None,
+            lent: 0,
+            finished: 0,
+        })))
+    }
+
+    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
+        // What happens after this look is told.
+        if look() {
+            return;
+        }
+        let Ok(_listening) = self.listening.try_lock() else {
+            std::thread::sleep(time.min(SHORT_SLEEP));
+            return;
+        };
+        let time = Timespec::try_from(time).unwrap_or_default();
+        let mut events = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 16];
+        // An interrupted or failed wait is a short one: who sleeps looks again.
+        let _ = epoll::wait(&self.waits, &mut events, Some(&time));
+    }
+}
+
+struct Writer {
+    stream: Stream,
+    /// The other side has let this one in.
+    open: bool,
+    /// What is not with the socket yet, and how much of head and payload the session has.
+    waiting: VecDeque<Waiting>,
+    lent: u64,
+    left: bool,
+}
+
+struct Waiting {
+    head: [u8; HEAD_BYTES],
+    payload: Source,
+    at: usize,
+}
+
+impl Waiting {
+    fn is_given(&self) -> bool {
+        self.at == HEAD_BYTES + self.payload.length()
+    }
+}
+
+impl Writer {
+    /// Whether messages can be sent.
+    fn is_open(&mut self) -> std::result::Result<bool, Broken> {
+        if !self.open && self.stream.shake_hands()? {
+            let mut welcome = [0];
+            // SAFETY: the borrow outlives the call.
+            self.open = self.stream.receive(unsafe { Target::lend(&mut welcome) })? > 0;
+        }
+        Ok(self.open)
+    }
+
+    /// Moves on what can move.
+    fn pump(&mut self) -> std::result::Result<(), Broken> {
+        loop {
+            for next in &mut self.waiting {
+                if next.at < HEAD_BYTES {
+                    // SAFETY: the borrow outlives the call, which copies.
+                    let rest = unsafe { Source::lend(&next.head[next.at..]) };
+                    next.at += self.stream.send(rest)?;
+                }
+                if next.at >= HEAD_BYTES {
+                    let from = next.at - HEAD_BYTES;
+                    next.at +=
+                        self.stream.send(next.payload.part(from, next.payload.length() - from))?;
+                }
+                if !next.is_given() {
+                    break;
+                }
+            }
+            if !self.stream.flush()? {
+                return Ok(());
+            }
+            // The socket has all that the session had.
+            while self.waiting.front().is_some_and(Waiting::is_given) {
+                self.waiting.pop_front();
+            }
+            if self.waiting.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Outgoing for Writer {
+    fn send(&mut self, head: &Head, payload: Source) -> std::result::Result<Option<Given>, Broken> {
+        if !self.is_open()? || self.waiting.len() >= MOST_WAITING {
+            return Ok(None);
+        }
+        self.waiting.push_back(Waiting { head: head.encode(), payload, at: 0 });
+        self.lent += 1;
+        self.pump()?;
+        Ok(Some(if self.waiting.is_empty() { Given::Done } else { Given::Lent(self.lent) }))
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, Broken> {
+        if !self.waiting.is_empty() {
+            self.pump()?;
+        }
+        Ok(self.lent - self.waiting.len() as u64)
+    }
+
+    fn leave(&mut self) -> bool {
+        if !std::mem::replace(&mut self.left, true) && self.waiting.is_empty() {
+            self.stream.say_goodbye();
+        }
+        // With the socket, it comes without this process.
+        self.pump().is_err() || !self.stream.is_full() && self.waiting.is_empty()
+    }
+}
+
+struct Reader {
+    stream: Stream,
+    head: [u8; HEAD_BYTES],
+    /// Bytes of it that are there.
+    have: usize,
+    /// Where a payload goes, and how much of it is there.
+    taking: Option<(Target, usize)>,
+    lent: u64,
+    finished: u64,
+}
+
+impl Reader {
+    fn pump(&mut self) -> std::result::Result<(), Broken> {
+        while let Some((into, at)) = self.taking {
+            if at == into.length() {
+                self.taking = None;
+                self.finished += 1;
+                break;
+            }
+            let bytes = self.stream.receive(into.part(at, into.length() - at))?;
+            if bytes == 0 {
+                break;
+            }
+            self.taking = Some((into, at + bytes));
+        }
+        Ok(())
+    }
+}
+
+impl Incoming for Reader {
+    fn head(&mut self) -> std::result::Result<Option<Head>, Broken> {
+        self.pump()?;
+        if self.taking.is_some() {
+            return Ok(None);
+        }
+        while self.have < HEAD_BYTES {
+            // SAFETY: the borrow outlives the call.
+            let rest = unsafe { Target::lend(&mut self.head[self.have..]) };
+            match self.stream.receive(rest)? {
+                0 => return Ok(None),
+                bytes => self.have += bytes,
+            }
+        }
+        Head::decode(&self.head).map(Some).ok_or_else(|| "it speaks something else".to_owned())
+    }
+
+    fn take(&mut self, into: Target) -> std::result::Result<Given, Broken> {
+        self.have = 0;
+        self.lent += 1;
+        self.taking = Some((into, 0));
+        self.pump()?;
+        Ok(Given::Lent(self.lent))
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, Broken> {
+        self.pump()?;
+        Ok(self.finished)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Authority, PATIENCE};
+    use crate::{ErrorKind, Group, MemoryStore, Way};
+    use std::io::{Read, Write};
+    use std::thread;
+
+    /// Certificates of one authority, with names of their own, are covered by every test of all ways.
+    #[test]
+    fn who_has_a_certificate_of_another_authority_is_refused() {
+        let (ours, others) = (Authority::new("ours"), Authority::new("theirs"));
+        let (certificate, key) = others.sign("stranger");
+        // It trusts the others, who do not trust it.
+        let stranger = Tls::new(Tcp::on("lo").unwrap(), &certificate, &key, &ours.file()).unwrap();
+        for (zero, one) in [(ours.tls("zero"), others.tls("one")), (ours.tls("zero"), stranger)] {
+            let store = MemoryStore::new();
+            let join = |rank: usize, tls: Tls| {
+                let error = Group::join(&store, rank, 2, &Way::Tls(tls), PATIENCE).map(drop);
+                error.unwrap_err()
+            };
+            let errors = thread::scope(|scope| {
+                let one = scope.spawn(|| join(1, one));
+                [join(0, zero), one.join().unwrap()]
+            });
+            let said = errors.each_ref().map(ToString::to_string);
+            // By the one who looks first.
+            let says = ["is not signed by", "refuses this rank's certificate"];
+            let named = |text: &String| says.iter().any(|why| text.contains(why));
+            assert!(said.iter().any(named), "{said:?}");
+            for error in &errors {
+                assert!(!error.is_group_usable() && error.kind() == ErrorKind::Lost, "{said:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_named() {
+        let (ours, others) = (Authority::new("ours"), Authority::new("theirs"));
+        let (certificate, key) = ours.sign("rank");
+        let (_, other_key) = others.sign("rank");
+        let nowhere = Path::new("/nowhere.pem");
+        for (certificate, key, authority, says) in [
+            (nowhere, &*key, &*ours.file(), "/nowhere.pem"),
+            (&*certificate, nowhere, &*ours.file(), "/nowhere.pem"),
+            (&*certificate, &*key, nowhere, "/nowhere.pem"),
+            (&*certificate, &*certificate, &*ours.file(), "rank.pem"),
+            (&*key, &*key, &*ours.file(), "no certificate in it"),
+            (&*certificate, &*other_key, &*ours.file(), "rank.key"),
+        ] {
+            let tls = Tls::new(Tcp::on("lo").unwrap(), certificate, key, authority);
+            let error = tls.map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        // A folder of authorities is one, too.
+        let folder = ours.file().parent().unwrap().to_owned();
+        std::fs::remove_file(&key).unwrap();
+        std::fs::remove_file(folder.join("rank.pem")).unwrap();
+        let (certificate, key) = others.sign("other");
+        assert!(Tls::new(Tcp::on("lo").unwrap(), &certificate, &key, &folder).is_ok());
+    }
+
+    /// Who speaks no TLS is dropped, and keeps nobody from coming in.
+    #[test]
+    fn strangers_are_dropped() {
+        let endpoint = Authority::new("ours").tls("rank").endpoint().unwrap();
+        let address = String::from_utf8(endpoint.address()).unwrap();
+        let mut silent = vec![];
+        for _ in 0..300 {
+            silent.push(TcpStream::connect(&address).unwrap());
+        }
+        let mut garbage = TcpStream::connect(&address).unwrap();
+        garbage.set_read_timeout(Some(PATIENCE)).unwrap();
+        garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = vec![];
+        // An alert, or an end.
+        let _ = garbage.read_to_end(&mut answer);
+        assert!(endpoint.accept().unwrap().is_none());
+    }
+}
