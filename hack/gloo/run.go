@@ -1,0 +1,179 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// A figure is what a run gave for one number of elements, in microseconds.
+type figure struct{ least, median float64 }
+
+// A task is what a contender is to do.
+type task struct {
+	ranks    int
+	length   time.Duration // of each measurement
+	elements []int
+	network  network
+}
+
+// A network is where a task's ranks are.
+type network struct {
+	device string
+	// command prepares a rank's command; it is killed with this process.
+	command func(ctx context.Context, rank int, argv ...string) (*exec.Cmd, error)
+}
+
+// loopback has all ranks on this machine.
+var loopback = network{"lo", func(ctx context.Context, _ int, argv ...string) (*exec.Cmd, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd, nil
+}}
+
+// A contender runs all ranks once and gives its figures by number of elements.
+type contender struct {
+	name string
+	run  func(context.Context, task) (map[int]figure, error)
+}
+
+// mostTime is longer than any run takes.
+const mostTime = 5 * time.Minute
+
+// ours is Evenkeel over a transport.
+func ours(bench, folder, transport string) func(context.Context, task) (map[int]figure, error) {
+	return func(ctx context.Context, t task) (map[int]figure, error) {
+		list := strings.ReplaceAll(strings.Trim(fmt.Sprint(t.elements), "[]"), " ", ",")
+		out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
+			return []string{bench, "collective", "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store,
+				"--transport", transport, "--tcp-device", t.network.device, "--elements", list,
+				"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), "--json"}
+		})
+		if err != nil {
+			return nil, err
+		}
+		var report struct {
+			Rows []struct {
+				Elements int
+				Min      float64 `json:"min_us"`
+				Median   float64 `json:"p50_us"`
+			}
+		}
+		if err := json.Unmarshal(out, &report); err != nil {
+			return nil, fmt.Errorf("evenkeel-bench's report: %w", err)
+		}
+		figures := map[int]figure{}
+		for _, row := range report.Rows {
+			figures[row.Elements] = figure{row.Min, row.Median}
+		}
+		return figures, complete(figures, t.elements)
+	}
+}
+
+// theirs is Gloo with an algorithm.
+func theirs(driver, folder, algorithm string) func(context.Context, task) (map[int]figure, error) {
+	return func(ctx context.Context, t task) (map[int]figure, error) {
+		out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
+			argv := []string{driver, strconv.Itoa(rank), strconv.Itoa(t.ranks), store, t.network.device, algorithm, strconv.FormatInt(t.length.Milliseconds(), 10)}
+			for _, n := range t.elements {
+				argv = append(argv, strconv.Itoa(n))
+			}
+			return argv
+		})
+		if err != nil {
+			return nil, err
+		}
+		figures := map[int]figure{}
+		for line := range strings.Lines(string(out)) {
+			var n, samples int
+			var f figure
+			if _, err := fmt.Sscan(line, &n, &samples, &f.least, &f.median); err != nil {
+				return nil, fmt.Errorf("the driver's %q: %w", line, err)
+			}
+			figures[n] = f
+		}
+		return figures, complete(figures, t.elements)
+	}
+}
+
+// ranks runs a process for each rank, which meet in a folder of their own,
+// and returns what rank 0 wrote.
+func ranks(ctx context.Context, folder string, t task, argv func(rank int, store string) []string) ([]byte, error) {
+	store, err := os.MkdirTemp(folder, "store-")
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, mostTime)
+	defer cancel()
+	var others []*exec.Cmd
+	defer func() {
+		cancel()
+		for _, cmd := range others {
+			_ = cmd.Wait() // rank 0 has said what there is to say
+		}
+	}()
+	for rank := t.ranks - 1; rank > 0; rank-- {
+		cmd, err := t.network.command(ctx, rank, argv(rank, store)...)
+		if err != nil {
+			return nil, err
+		}
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		others = append(others, cmd)
+	}
+	first, err := t.network.command(ctx, 0, argv(0, store)...)
+	if err != nil {
+		return nil, err
+	}
+	var stderr bytes.Buffer
+	first.Stderr = &stderr
+	out, err := first.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return out, nil
+}
+
+func complete(figures map[int]figure, elements []int) error {
+	for _, n := range elements {
+		if _, ok := figures[n]; !ok {
+			return fmt.Errorf("no figure for %d elements", n)
+		}
+	}
+	return nil
+}
+
+// build compiles the driver.
+func build(ctx context.Context, folder string) (string, error) {
+	needed := []toolbox.Program{{Name: "g++", Package: "g++"}, {Name: "/usr/include/gloo/allreduce.h", Package: "libgloo-dev"}}
+	if err := toolbox.EnsurePrograms(ctx, os.Stderr, needed); err != nil {
+		return "", err
+	}
+	driver := filepath.Join(folder, "driver")
+	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, "hack/gloo/driver/driver.cc", "-lgloo", "-pthread")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("g++: %w\n%s", err, out)
+	}
+	return driver, nil
+}
+
+// benchmark builds evenkeel-bench.
+func benchmark(ctx context.Context) (string, error) {
+	cmd := exec.CommandContext(ctx, "cargo", "build", "--locked", "--release", "-p", "evenkeel-bench")
+	cmd.Dir, cmd.Stderr = "plugin", os.Stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("cargo build: %w", err)
+	}
+	return filepath.Abs("plugin/target/release/evenkeel-bench")
+}
