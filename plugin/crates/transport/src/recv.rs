@@ -549,7 +549,7 @@ impl Receiver {
         };
         let Some(flow) = flow else { return };
         let inline = self.base.context.settings.inline_bytes;
-        flow.reading.take_if_free(|mut reading| {
+        flow.reading.take_if_free(|mut reading, _| {
             if !reading.closed {
                 reading.attendance.visit(&self.focus, &flow.registration, &flow.socket);
             }

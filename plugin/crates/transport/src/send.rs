@@ -327,7 +327,7 @@ impl Sender {
 
     /// Takes in a flow that has been welcomed.
     pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
-        let flow = {
+        let (flow, waiting) = {
             let mut queue = lock(&self.queue);
             if queue.closed || self.base.failed() {
                 return Ok(());
@@ -352,9 +352,10 @@ impl Sender {
             }
             queue.flows[place] = Some(Arc::clone(&flow));
             queue.scheduler.opened(place);
-            queue.choose();
-            flow
+            let waiting = queue.choose();
+            (flow, waiting)
         };
+        waiting.iter().for_each(|flow| flow.kick());
         // It becomes idle, or takes work, when its worker first looks at it.
         flow.registration.watch(&flow.socket, Arc::<SendFlow>::clone(&flow))?;
         if lock(&self.queue).closed {
@@ -434,11 +435,11 @@ impl Sender {
         flow.end();
         let (waiting, over) = {
             let mut queue = lock(&self.queue);
-            queue.remove(flow);
+            let mut waiting = queue.remove(flow);
             let again = queue.scheduler.died(flow.place, flow.number);
             self.base.counters.repeated.add(again);
             let over = self.collect(&mut queue);
-            let waiting: Vec<_> = std::iter::from_fn(|| queue.take_idle()).collect();
+            waiting.extend(std::iter::from_fn(|| queue.take_idle()));
             (waiting, over)
         };
         self.base.counters.lost.add(1);
@@ -453,7 +454,7 @@ impl Sender {
 
     /// Takes a flow out that has nothing to deliver any more.
     pub(crate) fn retire(&self, flow: &SendFlow) {
-        {
+        let waiting = {
             let mut writing = flow.writing.wait();
             if !writing.closed {
                 flow.dismiss(&mut writing);
@@ -465,9 +466,10 @@ impl Sender {
                 return;
             }
             writing.closed = true;
-            queue.remove(flow);
             queue.scheduler.closed(flow.place);
-        }
+            queue.remove(flow)
+        };
+        waiting.iter().for_each(|flow| flow.kick());
         flow.end();
     }
 
@@ -611,7 +613,8 @@ impl Sender {
     /// A flow is to take no more chunks.
     pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
         flow.retiring.store(true, Ordering::Relaxed);
-        lock(&self.queue).choose();
+        let waiting = lock(&self.queue).choose();
+        waiting.iter().for_each(|flow| flow.kick());
     }
 
     /// Whether the connection is over: there is no use in flows.
@@ -693,8 +696,9 @@ impl Queue {
         if all { u128::MAX } else { self.used }
     }
 
-    /// Chooses the flows to use: all, or those that have carried most.
-    fn choose(&mut self) {
+    /// Chooses the flows to use: all, or those that have carried most. Returns those that have work which nobody told them of.
+    #[must_use]
+    fn choose(&mut self) -> Vec<Arc<SendFlow>> {
         let live = self.flows.iter().flatten();
         let mut live: Vec<_> = live.filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
         if self.width < self.most {
@@ -702,26 +706,22 @@ impl Queue {
             live.truncate(self.width);
         }
         self.used = live.iter().fold(0, |used, flow| used | 1 << flow.place);
+        let work = self.scheduler.has_work();
+        std::iter::from_fn(|| if work { self.take_idle() } else { None }).collect()
     }
 
     /// Uses so many flows from now on. Returns those that have work which nobody told them of.
+    #[must_use]
     fn widen_or_narrow(&mut self, width: usize) -> Vec<Arc<SendFlow>> {
         if std::mem::replace(&mut self.width, width) == width {
             return Vec::new();
         }
-        self.choose();
-        self.newly_wanted()
+        self.choose()
     }
 
     /// Whether the flow in this place is the one that looks after the width.
     fn leads(&self, place: usize) -> bool {
         self.used.trailing_zeros() as usize == place
-    }
-
-    /// Flows that have work which nobody told them of.
-    fn newly_wanted(&mut self) -> Vec<Arc<SendFlow>> {
-        let work = self.scheduler.has_work();
-        std::iter::from_fn(|| if work { self.take_idle() } else { None }).collect()
     }
 
     /// The flow in this place has written its chunk. A small message that is written is kept as a
@@ -745,13 +745,15 @@ impl Queue {
         true
     }
 
-    fn remove(&mut self, flow: &SendFlow) {
+    /// Takes a flow out. Returns those that have work which nobody told them of.
+    #[must_use]
+    fn remove(&mut self, flow: &SendFlow) -> Vec<Arc<SendFlow>> {
         // Not there when the connection was closed in between.
         if let Some(place) = self.flows.get_mut(flow.place) {
             *place = None;
         }
         self.idle &= !(1 << flow.place);
-        self.choose();
+        self.choose()
     }
 }
 
@@ -796,7 +798,7 @@ impl Owner for Sender {
             if place.is_some() {
                 flow.visit();
             }
-            flow.hearing.take_if_free(|hearing| flow.hear_with(hearing));
+            flow.hearing.take_if_free(|hearing, _| flow.hear_with(hearing));
         }
     }
 }
@@ -823,14 +825,14 @@ impl SendFlow {
         self.shutdown();
     }
 
-    /// A caller is here, and writes if it is the one who does.
+    /// A caller is here, and writes if it is the one who does, or in place of somebody who has come meanwhile.
     fn visit(&self) {
-        self.writing.take_if_free(|mut writing| {
+        self.writing.take_if_free(|mut writing, asked| {
             if !writing.closed {
                 let focus = &self.sender.focus;
                 writing.attendance.visit(focus, &self.registration, &self.socket);
             }
-            if writing.attendance.is_callers() {
+            if asked || writing.attendance.is_callers() {
                 self.write_as_caller(writing);
             }
         });
@@ -943,13 +945,21 @@ impl SendFlow {
             }
             over = sender.collect(queue);
         }
-        let retiring = self.retiring.load(Ordering::Relaxed);
-        if over || retiring {
-            // Over: the tick closes the connection; here the flow is locked.
+        if over {
+            // The tick closes the connection; here the flow is locked.
             return None;
         }
-        if queue.wanted() & 1 << self.place == 0 {
-            queue.idle |= 1 << self.place;
+        let retiring = self.retiring.load(Ordering::Relaxed);
+        if retiring || queue.wanted() & 1 << self.place == 0 {
+            if !retiring {
+                queue.idle |= 1 << self.place;
+            }
+            // It may be the one that was told of the work.
+            let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
+            drop(guard);
+            if let Some(other) = other {
+                other.kick();
+            }
             return None;
         }
         let work = queue.scheduler.has_work() || queue.scheduler.is_dealt(self.place);

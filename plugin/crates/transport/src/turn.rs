@@ -16,14 +16,15 @@ impl<T> Turn<T> {
     }
 
     /// Does the work, unless another thread is at it, which then does it once more.
-    pub(crate) fn take(&self, work: impl FnMut(MutexGuard<'_, T>)) {
+    pub(crate) fn take(&self, mut work: impl FnMut(MutexGuard<'_, T>)) {
         // A swap keeps what others' words publish visible to who takes this one back; a store would not.
         self.wanted.swap(true, Ordering::Release);
-        self.take_if_free(work);
+        self.take_if_free(|state, _| work(state));
     }
 
-    /// Does the work, unless another thread is at it.
-    pub(crate) fn take_if_free(&self, mut work: impl FnMut(MutexGuard<'_, T>)) {
+    /// Does the work, unless another thread is at it. The work is told whether somebody has left word: nobody else will do then
+    /// what that one asks for.
+    pub(crate) fn take_if_free(&self, mut work: impl FnMut(MutexGuard<'_, T>, bool)) {
         loop {
             // Either the other thread sees the word that was left, or this one gets the lock.
             fence(Ordering::SeqCst);
@@ -33,8 +34,8 @@ impl<T> Turn<T> {
                 Err(TryLockError::WouldBlock) => return,
             };
             // The work sees what the words that are taken back here are about.
-            self.wanted.swap(false, Ordering::Acquire);
-            work(state);
+            let asked = self.wanted.swap(false, Ordering::Acquire);
+            work(state, asked);
             fence(Ordering::SeqCst);
             if !self.wanted.load(Ordering::Relaxed) {
                 return;
@@ -79,6 +80,18 @@ mod tests {
     fn no_word_is_lost() {
         model(|| is_done(2));
         model(|| is_done(3));
+    }
+
+    #[test]
+    fn who_only_looks_in_hears_the_word_of_others() {
+        model(|| {
+            let turn = Arc::new(Turn::new(false));
+            let asks = Arc::clone(&turn);
+            let other = thread::spawn(move || asks.take(|mut done| *done = true));
+            turn.take_if_free(|mut done, asked| *done |= asked);
+            other.join().unwrap();
+            assert!(*turn.wait());
+        });
     }
 
     #[test]
