@@ -70,7 +70,8 @@ class Commands(unittest.TestCase):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             program = (
                 f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(3))\n"
-                "print('ready', flush=True)\ntime.sleep(60)"
+                # A signal that comes just before one long sleep would be acted on after it.
+                "print('ready', flush=True)\nwhile True: time.sleep(0.05)"
             )
             command = [RUN, sys.executable, "-c", program]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
