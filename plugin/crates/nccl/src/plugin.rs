@@ -283,7 +283,8 @@ pub(crate) struct Slot(Mutex<Option<Request>>);
 impl Comm<SendConnection> {
     /// Begins to send; `None` when as many requests as possible are outstanding.
     pub(crate) fn send(&self, buffer: SendBuffer) -> Result<Option<&Slot>, Failure> {
-        self.begin(|connection| Ok(connection.send(buffer)?))
+        // NCCL tests each request until it is done.
+        self.begin(|connection| Ok(connection.send_batched(buffer)?))
     }
 }
 

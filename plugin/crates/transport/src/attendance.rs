@@ -45,10 +45,14 @@ impl Focus {
         (streak >> 32) as usize == place && streak as u32 >= DILIGENT
     }
 
+    /// The place of the flow that callers attend.
+    pub(crate) fn attended(&self) -> Option<usize> {
+        Some(self.attended.load(Ordering::Relaxed)).filter(|place| *place != NOWHERE)
+    }
+
     /// Where callers are to come by each time, if it is one place.
     pub(crate) fn place(&self) -> Option<usize> {
-        let attended = self.attended.load(Ordering::Relaxed);
-        if attended != NOWHERE {
+        if let Some(attended) = self.attended() {
             return Some(attended);
         }
         let streak = self.streak.load(Ordering::Relaxed);

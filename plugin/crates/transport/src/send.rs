@@ -27,7 +27,7 @@ use crate::metrics::{FlowObservation, Observed};
 use crate::notify::Notify;
 use crate::rdma::Registrar;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
-use crate::sys::{self, SendBuffer, lock};
+use crate::sys::{self, MOST_FRAMES, SendBuffer, lock};
 use crate::turn::Turn;
 
 /// How long a closed connection goes on delivering messages that were reported as sent.
@@ -36,6 +36,10 @@ const LINGER: Duration = Duration::from_secs(10);
 const CALLER_BYTES: u64 = 128 << 10;
 /// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
 const SPREAD: u64 = 128 << 10;
+/// Bytes of small messages that are enough for one system call.
+const BATCH_BYTES: u64 = 64 << 10;
+/// So many small messages are written at once after one that was left to the caller's next visit was alone then.
+const ALONE: u32 = 64;
 /// How long all flows are used after nothing moved: by then one with a dead path is found out.
 const WIDE: Duration = Duration::from_secs(1);
 /// Most flows at a time: each may have one that is to take its place.
@@ -55,6 +59,10 @@ pub(crate) trait Outbound: Send + Sync {
     fn base(&self) -> &Base;
     /// As [`SendConnection::send`].
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error>;
+    /// As [`SendConnection::send_batched`].
+    fn send_batched(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        self.send(buffer)
+    }
     /// The owner has closed the connection.
     fn leave(self: Arc<Self>);
     /// As [`Farewell::is_over`].
@@ -79,6 +87,15 @@ impl SendConnection {
     /// [`ErrorKind::Argument`] above [`MAX_MESSAGE_BYTES`]; else the connection's failure.
     pub fn send(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
         Arc::clone(&self.sender).send(buffer)
+    }
+
+    /// As [`SendConnection::send`], for callers who test all their requests again and again: what is small and is begun
+    /// before the next test may go together with others then.
+    ///
+    /// # Errors
+    /// As [`SendConnection::send`].
+    pub fn send_batched(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        Arc::clone(&self.sender).send_batched(buffer)
     }
 
     /// Has this called from now on whenever a request is done and when the connection fails.
@@ -127,7 +144,11 @@ impl Outbound for Sender {
     }
 
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer)
+        Self::send(&self, buffer, false)
+    }
+
+    fn send_batched(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        Self::send(&self, buffer, true)
     }
 
     fn leave(self: Arc<Self>) {
@@ -215,6 +236,8 @@ pub(crate) struct SendFlow {
     pub(crate) counters: FlowCounters,
     /// It is to take no more chunks.
     pub(crate) retiring: AtomicBool,
+    /// Its socket did not take all it had.
+    is_full: AtomicBool,
     /// Held while the socket is written to.
     writing: Turn<Writing>,
     /// Held while the socket is read from.
@@ -224,9 +247,10 @@ pub(crate) struct SendFlow {
 struct Writing {
     /// Nothing may be written any more.
     closed: bool,
-    frame: Option<PartlyWritten>,
-    /// A chunk has been written that the scheduler does not know of.
-    chunk_written: bool,
+    /// What is to be written now, in this order; some of the first may be written. At most [`MOST_FRAMES`].
+    frames: VecDeque<PartlyWritten>,
+    /// So many chunks have been written that the scheduler does not know of.
+    chunks_written: usize,
     /// The peer knows that no more messages come.
     bye_said: bool,
     pace: Pace,
@@ -234,15 +258,30 @@ struct Writing {
     /// been written since.
     outstanding: u64,
     attendance: Attendance,
+    /// So many small messages are written at once before a caller who attends leaves one to its next visit again.
+    at_once: u32,
 }
 
 struct PartlyWritten {
-    /// Length of the chunk, if it is one.
-    chunk: Option<u32>,
+    frame: Frame,
     encoded: [u8; FRAME_BYTES],
     payload: SendBuffer,
     /// Bytes written of frame and payload together.
     written: usize,
+}
+
+impl PartlyWritten {
+    /// Nothing of it is written or encoded.
+    fn new((frame, payload): (Frame, SendBuffer)) -> Self {
+        Self { frame, encoded: [0; FRAME_BYTES], payload, written: 0 }
+    }
+
+    /// What is not written yet of the frame and of its payload.
+    fn rest(&self) -> (&[u8], SendBuffer) {
+        let header = &self.encoded[self.written.min(FRAME_BYTES)..];
+        let offset = self.written.saturating_sub(FRAME_BYTES);
+        (header, self.payload.part(offset, self.payload.length() - offset))
+    }
 }
 
 /// Why what a peer said cannot be acted on.
@@ -268,12 +307,13 @@ impl Writing {
     fn new(place: usize) -> Self {
         Self {
             closed: false,
-            frame: None,
-            chunk_written: false,
+            frames: VecDeque::with_capacity(MOST_FRAMES),
+            chunks_written: 0,
             bye_said: false,
             pace: Pace::default(),
             outstanding: 0,
             attendance: Attendance::new(place),
+            at_once: 0,
         }
     }
 }
@@ -344,6 +384,7 @@ impl Sender {
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
+                is_full: AtomicBool::new(false),
                 writing: Turn::new(Writing::new(place)),
                 hearing: Turn::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
             });
@@ -370,7 +411,8 @@ impl Sender {
         lock(&self.queue).flows.iter().flatten().cloned().collect()
     }
 
-    fn send(this: &Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+    /// `batched`: the caller comes soon to move bytes.
+    fn send(this: &Arc<Self>, buffer: SendBuffer, batched: bool) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
         if length > MAX_MESSAGE_BYTES {
             return Err(Error::argument(format!(
@@ -396,10 +438,17 @@ impl Sender {
         let is_static = settings.is_static();
         let mut wanted = if is_static { u64::MAX } else { length.div_ceil(SPREAD) };
         if inline && !is_static {
-            let flow = queue.take_idle();
+            let attended = this.focus.attended().filter(|_| batched);
+            let flow = match attended.and_then(|place| queue.free(place)) {
+                Some((flow, is_idle)) => {
+                    queue.idle &= !(1 << flow.place);
+                    is_idle.then_some(flow)
+                }
+                None => queue.take_idle(),
+            };
             drop(guard);
             if let Some(flow) = flow {
-                flow.write(settings.inline_bytes);
+                flow.write_small(settings.inline_bytes, batched);
             }
             return Ok(Some(request));
         }
@@ -430,7 +479,7 @@ impl Sender {
                 return;
             }
             flow.dismiss(&mut writing);
-            writing.frame = None;
+            writing.frames.clear();
         }
         flow.end();
         let (waiting, over) = {
@@ -460,7 +509,8 @@ impl Sender {
                 flow.dismiss(&mut writing);
             }
             let mut queue = lock(&self.queue);
-            if writing.closed || writing.frame.is_some() || !queue.scheduler.is_clear(flow.place) {
+            if writing.closed || !writing.frames.is_empty() || !queue.scheduler.is_clear(flow.place)
+            {
                 // Somebody may have wanted to write meanwhile; the worker hears of it, since no caller attends the flow.
                 flow.kick();
                 return;
@@ -549,12 +599,15 @@ impl Sender {
             if !std::mem::replace(&mut writing.closed, true) {
                 flow.dismiss(&mut writing);
                 // The peer may have it, and have closed for that reason.
-                if std::mem::take(&mut writing.chunk_written) {
+                let written = std::mem::take(&mut writing.chunks_written);
+                if written > 0 {
                     let mut queue = lock(&self.queue);
-                    queue.written(flow.place);
+                    (0..written).for_each(|_| queue.written(flow.place));
                     self.collect(&mut queue);
                 }
-                if writing.frame.take().is_none() && !writing.bye_said {
+                let midway = writing.frames.front().is_some_and(|frame| frame.written > 0);
+                writing.frames.clear();
+                if !midway && !writing.bye_said {
                     let nothing = SendBuffer::from_static(&[]);
                     let bye = self.base.encode(Frame::Bye);
                     // Sockets whose buffers are full tell the peer by closing.
@@ -688,6 +741,14 @@ impl Queue {
         let place = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
         self.idle &= !(1 << place);
         self.flows[place].clone()
+    }
+
+    /// The flow in this place, if it takes messages and its socket took all it had; and whether nobody has told it of work.
+    fn free(&self, place: usize) -> Option<(Arc<SendFlow>, bool)> {
+        let bit = 1 << place;
+        let flow = self.flows.get(place)?.as_ref()?;
+        let free = self.used & bit != 0 && !flow.is_full.load(Ordering::Relaxed);
+        free.then(|| (Arc::clone(flow), self.idle & bit != 0))
     }
 
     /// The flows (as bits) that there may be work for. What is to be repeated cannot go on each, and all say goodbye.
@@ -856,15 +917,27 @@ impl SendFlow {
         }
     }
 
-    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
-    /// written; in the last case the worker goes on, or the caller who attends.
-    fn write(&self, limit: u64) {
-        self.writing.take(|writing| {
+    /// There is a small message to write. `batched`: a caller who attends writes it at its next visit, with what it adds until
+    /// then, if it does add to it.
+    fn write_small(&self, limit: u64, batched: bool) {
+        self.writing.take(|mut writing| {
+            if batched && !writing.closed {
+                let focus = &self.sender.focus;
+                writing.attendance.visit(focus, &self.registration, &self.socket);
+                if writing.attendance.is_callers() {
+                    if writing.at_once <= 1 {
+                        writing.at_once = 0;
+                        return;
+                    }
+                    writing.at_once -= 1;
+                }
+            }
             self.write_with(writing, limit);
         });
     }
 
-    /// Returns how many bytes it has written.
+    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
+    /// written; in the last case the worker goes on, or the caller who attends. Returns how many bytes it has written.
     fn write_with(&self, mut guard: MutexGuard<'_, Writing>, limit: u64) -> u64 {
         guard.attendance.renew(&self.registration);
         let mut moved = 0;
@@ -873,13 +946,14 @@ impl SendFlow {
             if writing.closed || self.sender.base.failed() {
                 return moved;
             }
-            let Some(frame) = &mut writing.frame else {
-                writing.frame = self.next_frame(writing);
-                if writing.frame.is_none() {
+            if writing.frames.is_empty() {
+                self.is_full.store(false, Ordering::Relaxed);
+                self.take_frames(writing);
+                if writing.frames.is_empty() {
                     return moved;
                 }
                 continue;
-            };
+            }
             if moved > limit {
                 // A caller who attends comes again.
                 if !writing.attendance.is_callers() {
@@ -887,25 +961,16 @@ impl SendFlow {
                 }
                 return moved;
             }
-            let length = frame.payload.length();
-            let header = &frame.encoded[frame.written.min(FRAME_BYTES)..];
-            let offset = frame.written.saturating_sub(FRAME_BYTES);
-            let payload = frame.payload.part(offset, length - offset);
-            match sys::send_with_header(&self.socket, header, payload) {
+            match sys::send_frames(&self.socket, writing.frames.iter().map(PartlyWritten::rest)) {
                 Ok(sent) => {
-                    frame.written += sent;
                     moved += sent as u64;
                     writing.outstanding += sent as u64;
-                    if frame.written == FRAME_BYTES + length {
-                        if let Some(bytes) = frame.chunk {
-                            self.counters.chunk(&self.sender.base.counters, bytes.into());
-                            self.sender.breadth.carried(bytes.into());
-                            writing.chunk_written = true;
-                        }
-                        writing.frame = None;
-                    }
+                    self.wrote(writing, sent);
                 }
-                Err(error) if not_now(&error) => return moved,
+                Err(error) if not_now(&error) => {
+                    self.is_full.store(true, Ordering::Relaxed);
+                    return moved;
+                }
                 Err(error) => break error,
             }
         };
@@ -916,9 +981,57 @@ impl SendFlow {
         moved
     }
 
-    /// What to write next. `None`: there is nothing, or too much is on its way; in both cases
+    /// So many bytes have been written of the frames.
+    fn wrote(&self, writing: &mut Writing, mut sent: usize) {
+        while sent > 0
+            && let Some(frame) = writing.frames.front_mut()
+        {
+            let whole = FRAME_BYTES + frame.payload.length();
+            let part = sent.min(whole - frame.written);
+            frame.written += part;
+            sent -= part;
+            if frame.written < whole {
+                return;
+            }
+            if let Frame::Chunk(ChunkHeader { length, .. }) = frame.frame {
+                self.counters.chunk(&self.sender.base.counters, length.into());
+                self.sender.breadth.carried(length.into());
+                writing.chunks_written += 1;
+            }
+            writing.frames.pop_front();
+        }
+    }
+
+    /// Takes what to write next. Nothing: there is nothing, or too much is on its way; in both cases
     /// somebody will see to it that this is asked again.
-    fn next_frame(&self, writing: &mut Writing) -> Option<PartlyWritten> {
+    fn take_frames(&self, writing: &mut Writing) {
+        let Some(first) = self.next_frame(writing) else { return };
+        let small = self.sender.base.context.settings.inline_bytes;
+        let mut bytes = first.1.length() as u64;
+        writing.frames.push_back(PartlyWritten::new(first));
+        if bytes <= small {
+            // What is small and there already goes with it: a system call costs as much as a small message.
+            let mut queue = lock(&self.sender.queue);
+            while writing.frames.len() < MOST_FRAMES
+                && bytes < BATCH_BYTES
+                && let Some(length) = queue.scheduler.next_whole().filter(|length| *length <= small)
+                && let Some(frame) = self.cut(&mut queue, small)
+            {
+                bytes += length;
+                writing.frames.push_back(PartlyWritten::new(frame));
+            }
+            if writing.frames.len() == 1 && writing.at_once == 0 {
+                writing.at_once = ALONE;
+            }
+        }
+        // A checksum takes its time. The messages stay as they are while a flow writes them.
+        for frame in &mut writing.frames {
+            frame.encoded = self.sender.base.encode_with(frame.frame, frame.payload);
+        }
+    }
+
+    /// What to write next, if there is something and it may go.
+    fn next_frame(&self, writing: &mut Writing) -> Option<(Frame, SendBuffer)> {
         let sender = &self.sender;
         let now = sender.epoch.elapsed();
         let look = writing.pace.look_due(now);
@@ -937,9 +1050,10 @@ impl SendFlow {
         let mut guard = lock(&sender.queue);
         let queue = &mut *guard;
         let mut over = false;
-        if std::mem::take(&mut writing.chunk_written) {
+        let written = std::mem::take(&mut writing.chunks_written);
+        if written > 0 {
             let before = queue.requests;
-            queue.written(self.place);
+            (0..written).for_each(|_| queue.written(self.place));
             if queue.requests < before {
                 self.sender.base.notify();
             }
@@ -969,32 +1083,29 @@ impl SendFlow {
             self.registration.alarm(Instant::now() + wait);
             return None;
         }
-        let (frame, payload) = match queue.scheduler.next(self.place, limit) {
-            Some(Next::Chunk(header, outgoing)) => {
-                sender.focus.chunk(self.place);
+        let next = self.cut(queue, limit).or_else(|| {
+            let bye = queue.lingering.is_some() && !writing.bye_said;
+            writing.bye_said |= bye;
+            bye.then(|| (Frame::Bye, SendBuffer::from_static(&[])))
+        });
+        match next {
+            Some(_) => queue.idle &= !(1 << self.place),
+            None => queue.idle |= 1 << self.place,
+        }
+        next
+    }
+
+    /// What the scheduler has for this flow, in chunks of so many bytes at most.
+    fn cut(&self, queue: &mut Queue, limit: u64) -> Option<(Frame, SendBuffer)> {
+        match queue.scheduler.next(self.place, limit)? {
+            Next::Chunk(header, outgoing) => {
+                self.sender.focus.chunk(self.place);
                 let ChunkHeader { offset, length, .. } = header;
                 let payload = outgoing.buffer.part(offset as usize, length as usize);
-                (Frame::Chunk(header), payload)
+                Some((Frame::Chunk(header), payload))
             }
-            Some(Next::FlowDead(number)) => (Frame::FlowDead(number), SendBuffer::from_static(&[])),
-            None if queue.lingering.is_some() && !writing.bye_said => {
-                writing.bye_said = true;
-                (Frame::Bye, SendBuffer::from_static(&[]))
-            }
-            None => {
-                queue.idle |= 1 << self.place;
-                return None;
-            }
-        };
-        queue.idle &= !(1 << self.place);
-        let chunk = match frame {
-            Frame::Chunk(header) => Some(header.length),
-            _ => None,
-        };
-        // A checksum takes its time. The message stays as it is while a flow writes it.
-        drop(guard);
-        let encoded = sender.base.encode_with(frame, payload);
-        Some(PartlyWritten { chunk, encoded, payload, written: 0 })
+            Next::FlowDead(number) => Some((Frame::FlowDead(number), SendBuffer::from_static(&[]))),
+        }
     }
 
     /// Reads what the peer says.

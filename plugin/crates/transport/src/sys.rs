@@ -302,6 +302,9 @@ pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
     }
 }
 
+/// Most frames that are sent at a time.
+pub(crate) const MOST_FRAMES: usize = 16;
+
 /// Sends `header`, then `payload`, as far as the socket takes them. Returns the number of bytes
 /// taken of both together.
 pub(crate) fn send_with_header(
@@ -309,15 +312,34 @@ pub(crate) fn send_with_header(
     header: &[u8],
     payload: SendBuffer,
 ) -> io::Result<usize> {
-    let mut parts = [
-        libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
-        libc::iovec { iov_base: payload.start.cast_mut().cast(), iov_len: payload.length },
-    ];
-    let message = message_of(&mut parts);
+    send_frames(socket, std::iter::once((header, payload)))
+}
+
+/// Sends frames, each of a header and a payload, one behind the other, as far as the socket takes
+/// them. Returns the number of bytes taken of all together.
+///
+/// # Panics
+/// When there are more than [`MOST_FRAMES`].
+pub(crate) fn send_frames<'a>(
+    socket: &Socket,
+    frames: impl Iterator<Item = (&'a [u8], SendBuffer)>,
+) -> io::Result<usize> {
+    const NOTHING: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+    let mut parts = [NOTHING; 2 * MOST_FRAMES];
+    let mut used = 0;
+    for (header, payload) in frames {
+        let header =
+            libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
+        let payload =
+            libc::iovec { iov_base: payload.start.cast_mut().cast(), iov_len: payload.length };
+        parts[used..used + 2].copy_from_slice(&[header, payload]);
+        used += 2;
+    }
+    let message = message_of(&mut parts[..used]);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     uninterrupted(|| {
-        // SAFETY: `message` points to two parts on this stack: `header`, borrowed for the call, and
-        // lent memory that is readable by the contract of `SendBuffer::new`, because a buffer is
+        // SAFETY: `message` points to parts on this stack: headers, borrowed for the call, and lent
+        // memory that is readable by the contract of `SendBuffer::new`, because a buffer is
         // forgotten before its request is reported and before its connection is closed. sendmsg
         // only reads them.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
@@ -339,7 +361,7 @@ pub(crate) fn recv_with_header(
     let mut message = message_of(&mut parts);
     uninterrupted(|| {
         // SAFETY: `message` points to two parts on this stack: lent memory that is ours to write by
-        // the contract of `RecvBuffer::new` (see `send_with_header`), and `header`, borrowed
+        // the contract of `RecvBuffer::new` (see `send_frames`), and `header`, borrowed
         // mutably for the call. recvmsg writes no further than their lengths.
         let received =
             unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
@@ -347,7 +369,7 @@ pub(crate) fn recv_with_header(
     })
 }
 
-fn message_of(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
+fn message_of(parts: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: msghdr is plain C data for which all zeros (null pointers, no lengths) is valid.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();

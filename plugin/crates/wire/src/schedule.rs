@@ -106,8 +106,8 @@ struct Flow {
     latest: u64,
     /// What it was dealt and has not been given.
     dealt: VecDeque<Piece>,
-    /// What it is writing.
-    writing: Option<Piece>,
+    /// What it is writing, in this order.
+    writing: VecDeque<Piece>,
     /// Number of the first death that it has not told of.
     next_death: u64,
 }
@@ -206,13 +206,13 @@ impl<T> Scheduler<T> {
     }
 
     /// What the flow in this place is to send; `None` when there is nothing. A chunk is being
-    /// written from now on, until [`Scheduler::written`].
+    /// written from now on, until [`Scheduler::written`]; further ones may be asked for before.
     ///
     /// `limit` is the longest chunk wanted, in bytes, rounded down to a multiple of 128, but never
     /// below 128. The last chunk of a message takes what is left.
     pub fn next(&mut self, place: usize, limit: u64) -> Option<Next<'_, T>> {
         let flow = &mut self.flows[place];
-        debug_assert!(flow.open && flow.writing.is_none());
+        debug_assert!(flow.open);
         flow.next_death = flow.next_death.max(self.first_death);
         if let Some(death) = self.deaths.get_mut((flow.next_death - self.first_death) as usize) {
             flow.next_death += 1;
@@ -232,7 +232,7 @@ impl<T> Scheduler<T> {
         }
         flow.given.push_back(piece);
         flow.latest = flow.latest.max(piece.message);
-        flow.writing = Some(piece);
+        flow.writing.push_back(piece);
         let message = &mut self.messages[(piece.message - self.first) as usize];
         message.writers += 1;
         let header = ChunkHeader {
@@ -291,11 +291,11 @@ impl<T> Scheduler<T> {
         Some(Piece { message: number, offset: offset as u32, length: length as u32 })
     }
 
-    /// Tells that the flow in this place has written its chunk in full. Returns the message's number
+    /// Tells that the flow in this place has written the first of its chunks in full. Returns the message's number
     /// when all of it is written and nobody waits for the peer to have it: as long as nothing of it
     /// is handed out again, its payload may be changed ([`Scheduler::payload_mut`]).
     pub fn written(&mut self, place: usize) -> Option<u64> {
-        let piece = self.flows.get_mut(place)?.writing.take()?;
+        let piece = self.flows.get_mut(place)?.writing.pop_front()?;
         let index = usize::try_from(piece.message.checked_sub(self.first)?).ok()?;
         let message = self.messages.get_mut(index)?;
         message.writers -= 1;
@@ -311,12 +311,13 @@ impl<T> Scheduler<T> {
         Some(&mut message.payload)
     }
 
-    /// The flow in this place will not write the rest of its chunk.
+    /// The flow in this place will not write the rest of its chunks.
     fn broke_off(&mut self, place: usize) {
-        let Some(piece) = self.flows[place].writing.take() else { return };
-        let index = piece.message.checked_sub(self.first).map(|index| index as usize);
-        if let Some(message) = index.and_then(|index| self.messages.get_mut(index)) {
-            message.writers -= 1;
+        while let Some(piece) = self.flows[place].writing.pop_front() {
+            let index = piece.message.checked_sub(self.first).map(|index| index as usize);
+            if let Some(message) = index.and_then(|index| self.messages.get_mut(index)) {
+                message.writers -= 1;
+            }
         }
     }
 
@@ -371,7 +372,7 @@ impl<T> Scheduler<T> {
         let acked = self.acked;
         let flow = &mut self.flows[place];
         flow.given.retain(|piece| piece.message >= acked);
-        flow.given.is_empty() && flow.dealt.is_empty() && flow.writing.is_none()
+        flow.given.is_empty() && flow.dealt.is_empty() && flow.writing.is_empty()
     }
 
     /// The flow in this place, which is clear, is gone. The place is free.
@@ -383,6 +384,12 @@ impl<T> Scheduler<T> {
     /// Whether [`Scheduler::next`] has something for a new flow that has told of all deaths.
     pub fn has_work(&self) -> bool {
         self.cutting < self.messages.len() || self.must_repeat()
+    }
+
+    /// Length in bytes of the message that is cut next, if nothing of it is handed out yet and nothing is to be sent again.
+    pub fn next_whole(&self) -> Option<u64> {
+        let next = self.messages.get(self.cutting).filter(|message| message.cut == 0);
+        next.filter(|_| !self.must_repeat()).map(|message| message.total)
     }
 
     /// Whether the flow in this place was dealt something that it has not been given yet.
@@ -611,6 +618,26 @@ mod tests {
         scheduler.died(0, 0);
         assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
         assert_eq!(scheduler.next(1, 128), None);
+    }
+
+    #[test]
+    fn a_flow_may_take_several_messages_before_it_has_written_any() {
+        let mut scheduler = scheduler(2);
+        "abc".chars().for_each(|payload| {
+            scheduler.push(100, false, payload);
+        });
+        assert_eq!(scheduler.next_whole(), Some(100));
+        for _ in 0..3 {
+            assert!(matches!(scheduler.next(0, 128), Some(Next::Chunk(..))));
+        }
+        assert_eq!(scheduler.next_whole(), None);
+        assert_eq!(scheduler.written(0), Some(0));
+        assert!(scheduler.payload_mut(0).is_some());
+        assert!(scheduler.payload_mut(1).is_none(), "being written");
+        assert_eq!(scheduler.died(0, 0), 300);
+        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        assert_eq!(scheduler.next_whole(), None, "what is to be sent again comes first");
+        (0..3).for_each(|message| assert_eq!(take(&mut scheduler, 1, 128), (message, 0, 100)));
     }
 
     proptest! {

@@ -31,6 +31,8 @@ struct Flow {
     open: bool,
     /// The receiver reads from it.
     read: bool,
+    /// What the sender will write next.
+    taken: VecDeque<Frame>,
     to_receiver: VecDeque<InTransit>,
     to_sender: VecDeque<Frame>,
     reading: Option<Reading>,
@@ -56,6 +58,7 @@ impl World {
             place,
             open: true,
             read: true,
+            taken: VecDeque::new(),
             to_receiver: VecDeque::new(),
             to_sender: VecDeque::new(),
             reading: None,
@@ -80,15 +83,18 @@ impl World {
             }
             return;
         }
-        let frame = match self.scheduler.next(flow.place, chance.below(900)) {
-            None => return,
-            Some(Next::FlowDead(number)) => Frame::FlowDead(number),
-            Some(Next::Chunk(chunk, payload)) => {
-                assert_eq!(chunk.message, *payload as u64);
-                assert!(!self.sent[*payload], "a reported message is touched");
-                Frame::Chunk(chunk)
-            }
-        };
+        while flow.taken.is_empty() || chance.one_in(4) && flow.taken.len() < 5 {
+            flow.taken.push_back(match self.scheduler.next(flow.place, chance.below(900)) {
+                Some(Next::Chunk(chunk, message)) => {
+                    assert_eq!(*message as u64, chunk.message);
+                    assert!(!self.sent[*message], "a reported message is touched");
+                    Frame::Chunk(chunk)
+                }
+                Some(Next::FlowDead(number)) => Frame::FlowDead(number),
+                None => break,
+            });
+        }
+        let Some(frame) = flow.taken.pop_front() else { return };
         let empty = matches!(frame, Frame::Chunk(ChunkHeader { length: 0, .. }));
         flow.to_receiver.push_back(InTransit { frame, written: 0 });
         if empty {
@@ -107,6 +113,8 @@ impl World {
                     let writing = *written < u64::from(chunk.length);
                     assert!(!writing || chunk.message != sent.payload as u64, "still written");
                 }
+                let will = |frame: &Frame| matches!(frame, Frame::Chunk(chunk) if chunk.message == sent.payload as u64);
+                assert!(!flow.taken.iter().any(will), "still to be written");
             }
             self.sent[sent.payload] = true;
         }
@@ -123,6 +131,7 @@ impl World {
     fn kill(&mut self, index: usize, chance: &mut Chance) {
         let flow = &mut self.flows[index];
         flow.open = false;
+        flow.taken.clear();
         self.scheduler.died(flow.place, flow.number);
         // What was read has arrived.
         let read = flow.reading.as_ref().map(|reading| reading.at - reading.chunk.offset);
