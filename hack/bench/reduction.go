@@ -84,7 +84,7 @@ type reducer struct {
 
 var (
 	byServers = reducer{"reduction servers", []string{"--run-type", "servers"}}
-	inPieces  = reducer{"reduction servers, operations of 512 KiB", []string{"--run-type", "servers", "--chunksize", "512K"}}
+	inPieces  = reducer{"servers, operations of 512 KiB", []string{"--run-type", "servers", "--chunksize", "512K"}}
 	byRing    = reducer{"ring", []string{"--run-type", "ring"}}
 	reducers  = []reducer{byServers, inPieces, byRing}
 )
@@ -368,6 +368,7 @@ func output(ctx context.Context, program string, arguments ...string) ([]byte, e
 // A starResult is what a case's contenders gave.
 type starResult struct {
 	Case reductionCase        `json:"-"`
+	Size int                  // of the vector, bytes
 	Runs map[string][]reduced // by contender
 	// Timeline is a drawing of one all-reduce, if one was made.
 	Timeline string
@@ -389,7 +390,7 @@ func (b reductionBencher) star(ctx context.Context, c reductionCase) (_ starResu
 		size, iterations = size/4, 3
 	}
 	drawing := filepath.Join(b.folder, "timeline.svg")
-	result := starResult{Case: c, Runs: map[string][]reduced{}}
+	result := starResult{Case: c, Size: size, Runs: map[string][]reduced{}}
 	for round := range b.options.runs {
 		for i := range reducers {
 			// Whoever was first is last in the next round.

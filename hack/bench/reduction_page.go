@@ -104,17 +104,17 @@ func (r starResult) rows() []reductionRow {
 }
 
 func (r reductionResult) small() reductionRow {
-	var all, two, ratio, use []float64
+	var all, two, ratio []float64
 	for _, round := range r.Small {
 		all, two = append(all, round.AllReduce), append(two, round.TwoMessages)
-		ratio, use = append(ratio, round.AllReduce/round.TwoMessages), append(use, round.Busy)
+		ratio = append(ratio, round.AllReduce/round.TwoMessages)
 	}
 	return reductionRow{
 		what:      "all-reduce of 1 KiB, 2 clients, 2 servers, links without a limit: p50",
 		reference: fmt.Sprintf("two messages, %.1f us", medianOf(two)*1e6),
 		seen:      fmt.Sprintf("%.1f us, %.2f", medianOf(all)*1e6, medianOf(ratio)),
 		goal:      fmt.Sprintf("%.1f", ofTwoMessages), reached: medianOf(ratio) <= ofTwoMessages,
-		limit: fmt.Sprintf("waking a server: 4 programs share %d cores, %.0f %% in use", r.Machine.Cores, 100*medianOf(use)),
+		limit: fmt.Sprintf("a server sleeps until bytes come, and 4 programs share %d cores", r.Machine.Cores),
 	}
 }
 
@@ -216,7 +216,7 @@ func (r reductionResult) details(b *bytes.Buffer) {
 func (r starResult) details(b *bytes.Buffer, from string) {
 	c := r.Case
 	fmt.Fprintf(b, "\n## %s\n\nVectors of %d MiB. %s\n\n| contender | algbw | worst | best | of the link | of the ring | clients' CPU s/GB | processors in use |\n%s|\n",
-		capital(c.title()), c.Size>>20, from, strings.Repeat("| --- ", 8))
+		capital(c.title()), r.Size>>20, from, strings.Repeat("| --- ", 8))
 	ring, bound := r.of(byRing, algbw), false
 	for _, who := range reducers {
 		var all []float64
