@@ -237,6 +237,7 @@ func TestCasesCanBeMeasuredOneAtATime(t *testing.T) {
 		r := result(nil, []float64{0.4}, []float64{0.35}, 1)
 		r.Case.name, r.Commit, r.Machine = name, commit, m
 		r.Case.lab.Links = netlab.Links(netlab.Gbit)
+		r.Name, r.Lab = name, r.Case.lab
 		r.Contenders[1].Outcomes[0].Trace = traceOf(0.4, 0.3)
 		return r
 	}
@@ -246,7 +247,7 @@ func TestCasesCanBeMeasuredOneAtATime(t *testing.T) {
 		measured("ping-pong", "old", here), measured("slow-link", "elsewhere", elsewhere),
 		measured("four-links", "new", here), measured("ping-pong", "new", here),
 	} {
-		e, err := readEarlier(here, o)
+		e, err := readEarlierTCP(here, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -255,7 +256,7 @@ func TestCasesCanBeMeasuredOneAtATime(t *testing.T) {
 		}
 	}
 	here.Load = 3
-	e, err := readEarlier(here, o)
+	e, err := readEarlierTCP(here, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +267,7 @@ func TestCasesCanBeMeasuredOneAtATime(t *testing.T) {
 	if got := e.cases[0]; !slices.Equal(got.Contenders[1].Outcomes[0].Trace, want.Contenders[1].Outcomes[0].Trace) || got.Case.limit() != want.Case.limit() {
 		t.Errorf("read %+v", got)
 	}
-	if e, err := readEarlier(here, options{}); err != nil || len(e.cases) != 0 {
+	if e, err := readEarlierTCP(here, options{}); err != nil || len(e.cases) != 0 {
 		t.Errorf("full runs have quick ones beside them: %+v, %v", e, err)
 	}
 }
@@ -281,28 +282,80 @@ func TestReductionPageJudgesByTheLinkAndByTheRing(t *testing.T) {
 		}
 		return all
 	}
-	page := reductionPage{
-		Stars: []starResult{{Case: c, Runs: map[string][]reduced{
-			byServers.Name: runs(0.5, 0.92, 0.95), inPieces.Name: runs(0.8), byRing.Name: runs(0.6, 0.75, 0.8),
-		}}},
-		Small: []float64{50e-6}, PingPong: []float64{30e-6},
-		Memory: &memoryResult{Jobs: memoryJobs, Most: memoryBound + 1, Peak: 2 * memoryBound},
-	}
+	star := starResult{Case: c, Timeline: "<svg/>", Runs: map[string][]reduced{
+		byServers.Name: runs(0.5, 0.92, 0.95), inPieces.Name: runs(0.8), byRing.Name: runs(0.6, 0.75, 0.8),
+	}}
+	page := reductionPage{Results: []reductionResult{
+		{Name: c.Name, Star: &star},
+		{Name: "small", Small: []smallRound{{AllReduce: 50e-6, TwoMessages: 30e-6}}},
+		{Name: "memory", Memory: &memoryResult{Jobs: memoryJobs, Most: memoryBound + 1, Peak: 2 * memoryBound}},
+		{Name: "kernels", Kernels: []kernelRow{
+			{Total: "24 KiB", Sources: 2, Add: 100, Float32: 95, Float16: 90, Bfloat16: 90},
+			{Total: "24 KiB", Sources: 16, Add: 100, Float32: 89, Float16: 88, Bfloat16: 80},
+			{Total: "256 MiB", Sources: 2, Add: 10, Float32: 10, Float16: 9, Bfloat16: 7},
+		}},
+	}}
 	var reached []string
 	for _, row := range page.rows() {
-		reached = append(reached, row[len(row)-1])
+		reached = append(reached, row.cells()[4])
 	}
-	// 0.92 of the link, 1.23 of the ring, 1.7 of two messages, and a byte too much.
-	if want := []string{"yes", "no", "yes", "no"}; !slices.Equal(reached, want) {
+	// 0.92 of the link, 1.23 of the ring, 1.7 of two messages, a byte too much; 0.89 of an add, 0.9 of float32; 1 and 0.7.
+	if want := []string{"yes", "no", "yes", "no", "no", "yes", "yes", "no"}; !slices.Equal(reached, want) {
 		t.Errorf("reached: %v, want %v of\n%s", reached, want, page.markdown())
 	}
 	text := string(page.markdown())
-	for _, part := range []string{"0.92", timelineFile, "1.23"} {
+	for _, part := range []string{"0.92", "1.23", "0.89 at least (16 sources)", "0.70 at least (bfloat16, 2 sources)", star.plotFile(), star.timelineFile()} {
 		if !strings.Contains(text, part) {
 			t.Errorf("no %q in\n%s", part, text)
 		}
 	}
 	if strings.Contains(text, "processors were all in use") {
 		t.Error("half of the processors counts as all")
+	}
+}
+
+func TestReductionPageShowsEveryFileThatItWrites(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	here, folder := machine{Cores: 2}, t.TempDir()
+	for _, c := range reductionCases() {
+		all := map[string][]reduced{}
+		for _, who := range reducers {
+			all[who.Name] = []reduced{{Algbw: c.limit(), Busy: 0.95}}
+		}
+		results, err := readEarlierReduction(here, options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		star := starResult{Case: c, Runs: all}
+		if c.Drawn {
+			star.Timeline = "<svg/>"
+		}
+		if err := results.add(reductionResult{Name: c.Name, Machine: here, Star: &star}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	results, err := readEarlierReduction(here, options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := (reductionPage{Results: results.cases}).write(&out, folder); err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(folder, "reduction.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(folder, "*.svg"))
+	if err != nil || len(files) != 6 {
+		t.Errorf("%d drawings, %v: one of each case, and two timelines", len(files), err)
+	}
+	for _, file := range files {
+		if !bytes.Contains(page, []byte("("+filepath.Base(file)+")")) {
+			t.Errorf("the page does not show %s", file)
+		}
+	}
+	if !strings.Contains(out.String(), "4 clients, 4 servers") || !bytes.Contains(page, []byte("processors were all in use")) {
+		t.Errorf("%s\n%s", out.String(), page)
 	}
 }

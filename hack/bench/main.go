@@ -135,7 +135,7 @@ func bench(ctx context.Context, out io.Writer, o options) error {
 	if err != nil {
 		return err
 	}
-	results, err := readEarlier(machine, o)
+	results, err := readEarlierTCP(machine, o)
 	if err != nil {
 		return err
 	}

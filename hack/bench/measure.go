@@ -122,7 +122,7 @@ func (b *bencher) measure(ctx context.Context, c benchCase) (_ caseResult, err e
 	} else {
 		fmt.Fprintf(b.out, "  %s is not measured: %s\n", ourName, c.missing)
 	}
-	result := caseResult{Case: c, Contenders: make([]series, len(contenders))}
+	result := caseResult{Name: c.name, Case: c, Lab: c.lab, Contenders: make([]series, len(contenders))}
 	for round := range b.options.runs {
 		for i, contender := range contenders {
 			got := b.once(ctx, lab, c, contender)

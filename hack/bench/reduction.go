@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -38,9 +40,13 @@ type reductionCase struct {
 	Name             string
 	Clients, Servers int
 	Rate             netlab.Rate
+	// Size is the vector's, in bytes.
+	Size int
 	// OfLink and OfRing are what is to be reached: shares of the link's rate and
 	// of the ring's.
 	OfLink, OfRing float64
+	// Drawn has one all-reduce drawn piece by piece.
+	Drawn bool
 }
 
 func (c reductionCase) title() string {
@@ -51,11 +57,16 @@ func (c reductionCase) title() string {
 // client's link once in each direction.
 func (c reductionCase) limit() float64 { return wireLimit(c.Rate) }
 
+// reductionCases are the cases with links. Slower ones show the network where the
+// processors, which all hosts share, are too few for the faster ones.
 func reductionCases() []reductionCase {
 	var all []reductionCase
 	for _, rate := range []netlab.Rate{netlab.Gbit, 250 * netlab.Mbit} {
 		for _, n := range []int{4, 2} {
-			c := reductionCase{Name: fmt.Sprintf("%d+%d-%s", n, n, rate), Clients: n, Servers: n, Rate: rate, OfLink: 0.9}
+			c := reductionCase{Name: fmt.Sprintf("%d+%d-%s", n, n, rate), Clients: n, Servers: n, Rate: rate, Size: 64 << 20, OfLink: 0.9, Drawn: n == 4}
+			if rate < netlab.Gbit {
+				c.Size = 32 << 20
+			}
 			if n == 4 {
 				c.OfRing = 1.3
 			}
@@ -73,7 +84,7 @@ type reducer struct {
 
 var (
 	byServers = reducer{"reduction servers", []string{"--run-type", "servers"}}
-	inPieces  = reducer{"reduction servers, operations of 512 KiB", []string{"--run-type", "servers", "--chunksize", "512K"}}
+	inPieces  = reducer{"servers, operations of 512 KiB", []string{"--run-type", "servers", "--chunksize", "512K"}}
 	byRing    = reducer{"ring", []string{"--run-type", "ring"}}
 	reducers  = []reducer{byServers, inPieces, byRing}
 )
@@ -86,6 +97,34 @@ type reduced struct {
 	Busy  float64 // share of all processors' time that any program used
 }
 
+// A reductionResult is one case as it was measured; it has what the case gives.
+type reductionResult struct {
+	Name    string
+	Commit  string
+	Machine machine
+	Runs    int
+	Star    *starResult
+	Small   []smallRound
+	Memory  *memoryResult
+	Kernels []kernelRow
+}
+
+// readEarlierReduction reads the cases of docs/results/reduction.md.
+func readEarlierReduction(m machine, o options) (*earlier[reductionResult], error) {
+	name := func(r reductionResult) string { return r.Name }
+	return readEarlier("reduction", o, reductionNames(), name, func(r *reductionResult) bool {
+		if !r.Machine.is(m) || !slices.Contains(reductionNames(), r.Name) {
+			return false
+		}
+		for _, c := range reductionCases() {
+			if c.Name == r.Name && r.Star != nil {
+				r.Star.Case = c
+			}
+		}
+		return true
+	})
+}
+
 func reductionCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
@@ -94,9 +133,13 @@ func reductionCommand() *cobra.Command {
 		Long: `Measure reduction servers beside a ring over the same plugin and links, and write the result.
 
 Clients and servers are hosts around a switch, each with a link of its own. In each of several rounds
-all contenders run one after the other. Needs root, and a machine that does nothing else.`,
+all contenders run one after the other. Needs root, and a machine that does nothing else, for about 10 minutes.
+
+Results are kept in the cache: with --only, the page has the other cases as they were last measured on
+this machine, each with its commit.`,
 		Example: `  go run ./hack/bench reduction
-  go run ./hack/bench reduction --quick --only 2+2`,
+  go run ./hack/bench reduction --only small
+  go run ./hack/bench reduction --quick --only '2\+2'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return benchReduction(cmd.Context(), cmd.OutOrStdout(), o)
@@ -108,7 +151,7 @@ all contenders run one after the other. Needs root, and a machine that does noth
 	cmd.Flags().StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")
 	cmd.Flags().StringVar(&o.driver, "driver", "", "the evenkeel-bench to measure it with, beside evenkeel-reduction-server (default: built from this checkout)")
 	cmd.Flags().StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
-	cmd.Flags().StringVar(&o.output, "output", "", "folder for reduction.md and its drawing (default docs/results)")
+	cmd.Flags().StringVar(&o.output, "output", "", "folder for reduction.md and its drawings (default docs/results)")
 	cmd.AddCommand(enterCommand())
 	return cmd
 }
@@ -170,7 +213,7 @@ func benchReduction(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	// Before the build, which is what would make the machine look busy.
-	page := reductionPage{Machine: describeMachine(), Commit: toolbox.Commit(ctx, root, "plugin", "hack"), Runs: o.runs, Quick: o.quick}
+	machine, commit := describeMachine(), toolbox.Commit(ctx, root, "plugin", "hack")
 	if o.library == "" || o.driver == "" {
 		library, driver, err := build(ctx, root)
 		if err != nil {
@@ -191,46 +234,57 @@ func benchReduction(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	defer os.RemoveAll(folder)
-	b := reductionBencher{options: o, out: out, root: root, folder: folder}
-	measured := 0
-	for _, c := range reductionCases() {
-		if !only.MatchString(c.Name) {
-			continue
-		}
-		result, err := b.star(ctx, c)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.Name, err)
-		}
-		page.Stars = append(page.Stars, result)
-		measured++
+	results, err := readEarlierReduction(machine, o)
+	if err != nil {
+		return err
 	}
-	for _, more := range []struct {
-		name    string
-		measure func(context.Context, *reductionPage) error
-	}{{"small", b.small}, {"memory", b.memory}, {"kernels", b.kernels}} {
-		if !only.MatchString(more.name) {
+	b := reductionBencher{options: o, out: out, root: root, folder: folder}
+	measured, begin := 0, time.Now()
+	for _, part := range b.parts() {
+		if !only.MatchString(part.name) {
 			continue
 		}
-		if err := more.measure(ctx, &page); err != nil {
-			return fmt.Errorf("%s: %w", more.name, err)
+		result := reductionResult{Name: part.name, Commit: commit, Machine: machine, Runs: o.runs}
+		if err := part.measure(ctx, &result); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+		if err := results.add(result); err != nil {
+			return err
 		}
 		measured++
+		fmt.Fprintf(out, "  %s since the begin\n", time.Since(begin).Round(time.Second))
 	}
 	if measured == 0 {
 		return fmt.Errorf("--only %q matches none of the cases: %s", o.only, strings.Join(reductionNames(), ", "))
 	}
-	if o.output == "" && (o.quick || o.only != "") {
+	page := reductionPage{Machine: machine, Quick: o.quick, Results: results.cases}
+	if o.output == "" && o.quick {
 		_, err := out.Write(page.markdown())
 		return err
 	}
 	if o.output == "" {
 		o.output = filepath.Join(root, "docs", "results")
 	}
-	return page.write(out, o.output, b.drawing())
+	return page.write(out, o.output)
 }
 
-// drawing is where the timeline of the first case is drawn.
-func (b reductionBencher) drawing() string { return filepath.Join(b.folder, "timeline.svg") }
+// A reductionPart measures one case.
+type reductionPart struct {
+	name    string
+	measure func(context.Context, *reductionResult) error
+}
+
+func (b reductionBencher) parts() []reductionPart {
+	var all []reductionPart
+	for _, c := range reductionCases() {
+		all = append(all, reductionPart{c.Name, func(ctx context.Context, result *reductionResult) error {
+			star, err := b.star(ctx, c)
+			result.Star = &star
+			return err
+		}})
+	}
+	return append(all, reductionPart{"small", b.small}, reductionPart{"memory", b.memory}, reductionPart{"kernels", b.kernels})
+}
 
 // up makes a star for so many clients and servers, and writes the file that says
 // who is where.
@@ -313,8 +367,11 @@ func output(ctx context.Context, program string, arguments ...string) ([]byte, e
 
 // A starResult is what a case's contenders gave.
 type starResult struct {
-	Case reductionCase
+	Case reductionCase        `json:"-"`
+	Size int                  // of the vector, bytes
 	Runs map[string][]reduced // by contender
+	// Timeline is a drawing of one all-reduce, if one was made.
+	Timeline string
 }
 
 // star measures a case: contenders take turns.
@@ -325,25 +382,34 @@ func (b reductionBencher) star(ctx context.Context, c reductionCase) (_ starResu
 	}
 	defer func() { err = errors.Join(err, lab.Down(ctx)) }()
 	fmt.Fprintf(b.out, "\n%s: %s (%s)\n", c.Name, c.title(), lab.Config())
-	size, iterations := "64M", 5
+	size, iterations := c.Size, 5
 	if c.Rate < netlab.Gbit {
 		iterations = 2
 	}
 	if b.options.quick {
-		size, iterations = "16M", 3
+		size, iterations = size/4, 3
 	}
-	result := starResult{Case: c, Runs: map[string][]reduced{}}
+	drawing := filepath.Join(b.folder, "timeline.svg")
+	result := starResult{Case: c, Size: size, Runs: map[string][]reduced{}}
 	for round := range b.options.runs {
 		for i := range reducers {
 			// Whoever was first is last in the next round.
 			r := reducers[(i+round)%len(reducers)]
-			flags := append([]string{"--size", size, "-n", strconv.Itoa(iterations), "-w", "1", "-c", "1"}, r.flags...)
-			if r.Name == byServers.Name && round == 0 && !exists(b.drawing()) {
-				flags = append(flags, "--plot", b.drawing())
+			flags := append([]string{"--size", strconv.Itoa(size), "-n", strconv.Itoa(iterations), "-w", "1", "-c", "1"}, r.flags...)
+			drawn := c.Drawn && r.Name == byServers.Name && result.Timeline == ""
+			if drawn {
+				flags = append(flags, "--plot", drawing)
 			}
 			got, err := b.once(ctx, hosts, flags...)
 			if err != nil {
 				return starResult{}, fmt.Errorf("%s: %w", r.Name, err)
+			}
+			if drawn {
+				svg, err := os.ReadFile(drawing)
+				if err != nil {
+					return starResult{}, err
+				}
+				result.Timeline = string(svg)
 			}
 			result.Runs[r.Name] = append(result.Runs[r.Name], got)
 			fmt.Fprintf(b.out, "  %d of %d  %-42s %.4f GB/s, %.2f of the link, clients %.2f CPU s/GB, processors %.0f %%\n",
@@ -353,14 +419,9 @@ func (b reductionBencher) star(ctx context.Context, c reductionCase) (_ starResu
 	return result, nil
 }
 
-func exists(file string) bool {
-	_, err := os.Stat(file)
-	return err == nil
-}
-
 // small measures a small all-reduce beside two messages of its size, one there
 // and one back, between the same hosts.
-func (b reductionBencher) small(ctx context.Context, page *reductionPage) (err error) {
+func (b reductionBencher) small(ctx context.Context, result *reductionResult) (err error) {
 	c := reductionCase{Name: "small", Clients: 2, Servers: 2}
 	lab, hosts, err := b.up(ctx, c)
 	if err != nil {
@@ -381,11 +442,16 @@ func (b reductionBencher) small(ctx context.Context, page *reductionPage) (err e
 		if err != nil {
 			return err
 		}
-		page.Small = append(page.Small, got.E2E)
-		page.PingPong = append(page.PingPong, there)
+		result.Small = append(result.Small, smallRound{AllReduce: got.E2E, TwoMessages: there, Busy: got.Busy})
 		fmt.Fprintf(b.out, "  %d of %d  all-reduce %.1f us, two messages %.1f us\n", round+1, b.options.runs, got.E2E*1e6, there*1e6)
 	}
 	return nil
+}
+
+// A smallRound is the medians of one round, in seconds.
+type smallRound struct {
+	AllReduce, TwoMessages float64
+	Busy                   float64 // share of all processors' time during the all-reduces
 }
 
 // pingPong is the median of a message's way to another host and back, in seconds.
@@ -430,7 +496,7 @@ var (
 )
 
 // memory has many jobs use one server at a time, and asks that how much it took.
-func (b reductionBencher) memory(ctx context.Context, page *reductionPage) error {
+func (b reductionBencher) memory(ctx context.Context, result *reductionResult) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within %s", patience))
 	defer cancel()
 	program := filepath.Join(filepath.Dir(b.options.driver), "evenkeel-reduction-server")
@@ -494,7 +560,7 @@ func (b reductionBencher) memory(ctx context.Context, page *reductionPage) error
 	m.Most, _ = strconv.ParseFloat(string(most[1]), 64)
 	m.Peak, _ = strconv.ParseFloat(string(peak[1]), 64)
 	m.Peak *= 1 << 10
-	page.Memory = &m
+	result.Memory = &m
 	fmt.Fprintf(b.out, "  %d jobs: buffers %.1f MiB at most, the process %.1f MiB\n", m.Jobs, m.Most/(1<<20), m.Peak/(1<<20))
 	return nil
 }
@@ -505,15 +571,38 @@ type memoryResult struct {
 	Most, Peak float64 // bytes of buffers, and of the process
 }
 
+// A kernelRow is how fast sums are of so many sources whose buffers all together
+// have Total bytes: GB/s that are read and written. Add is that of adding two
+// arrays to a third, over as much memory.
+type kernelRow struct {
+	Instructions string
+	Total        string
+	Sources      int
+	Add          float64
+	Float32      float64
+	Float16      float64
+	Bfloat16     float64
+	Float8       float64 `json:"fp8 e4m3"`
+	Int32        float64
+}
+
 // kernels measures the sums beside adding two arrays.
-func (b reductionBencher) kernels(ctx context.Context, page *reductionPage) error {
-	fmt.Fprintf(b.out, "\nkernels\n")
-	cmd := exec.CommandContext(ctx, "cargo", "run", "--release", "--locked", "-q", "-p", "evenkeel-reduce", "--example", "speed")
+func (b reductionBencher) kernels(ctx context.Context, result *reductionResult) error {
+	fmt.Fprintf(b.out, "\nkernels: sums of 2 to 16 sources\n")
+	cmd := exec.CommandContext(ctx, "cargo", "run", "--release", "--locked", "-q", "-p", "evenkeel-reduce", "--example", "speed", "--", "--json")
 	cmd.Dir, cmd.Stderr = filepath.Join(b.root, "plugin"), os.Stderr
 	text, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("the kernels' own measurement: %w", err)
 	}
-	page.Kernels = string(text)
+	for line := range bytes.Lines(text) {
+		var row kernelRow
+		if err := json.Unmarshal(line, &row); err != nil || row.Add == 0 {
+			return fmt.Errorf("what the kernels' measurement said: %q", line)
+		}
+		result.Kernels = append(result.Kernels, row)
+		fmt.Fprintf(b.out, "  %s, %2d sources: float32 %.2f of an add, float16 %.2f and bfloat16 %.2f of float32\n",
+			row.Total, row.Sources, row.Float32/row.Add, row.Float16/row.Float32, row.Bfloat16/row.Float32)
+	}
 	return nil
 }

@@ -9,22 +9,44 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"evenkeel.dev/evenkeel/hack/bench/plot"
 )
 
 // A reductionPage is all that was measured of reduction servers.
 type reductionPage struct {
 	Machine machine
-	Commit  string
-	Runs    int
 	Quick   bool
-	Stars   []starResult
-	// Seconds, of each round.
-	Small, PingPong []float64
-	Memory          *memoryResult
-	Kernels         string
+	Results []reductionResult
 }
 
-const timelineFile = "reduction-timeline.svg"
+const (
+	// ofAdd and ofFloat32 are what sums of float32, and of half types, are to
+	// reach: shares of an add's rate and of float32's.
+	ofAdd, ofFloat32 = 0.9, 0.8
+	// ofTwoMessages is what a small all-reduce may take at most.
+	ofTwoMessages = 2.0
+)
+
+// A reductionRow is a line of the table of goals.
+type reductionRow struct {
+	what, reference, seen, goal string
+	reached                     bool
+	// limit is what keeps it from more, where that is known.
+	limit string
+}
+
+func (r reductionRow) cells() []string {
+	verdict, limit := no, r.limit
+	if r.reached {
+		verdict, limit = yes, ""
+	}
+	return []string{r.what, r.reference, r.seen, r.goal, string(verdict), limit}
+}
+
+var reductionHeading = []string{"case", "reference", "seen", "goal", "reached", "what limits it"}
 
 // of is the median of a quantity over a contender's runs.
 func (r starResult) of(who reducer, quantity func(reduced) float64) float64 {
@@ -36,106 +58,230 @@ func (r starResult) of(who reducer, quantity func(reduced) float64) float64 {
 }
 
 func algbw(r reduced) float64 { return r.Algbw }
+func busy(r reduced) float64  { return r.Busy }
 
 // rows are the lines of the table of goals.
-func (p reductionPage) rows() [][]string {
-	var rows [][]string
-	judge := func(what, reference, seen, goal string, reached bool) {
-		verdict := no
-		if reached {
-			verdict = yes
+func (p reductionPage) rows() []reductionRow {
+	var rows []reductionRow
+	for _, r := range p.Results {
+		switch {
+		case r.Star != nil:
+			rows = append(rows, r.Star.rows()...)
+		case len(r.Small) > 0:
+			rows = append(rows, r.small())
+		case r.Memory != nil:
+			const mib = 1 << 20
+			rows = append(rows, reductionRow{
+				what: fmt.Sprintf("buffers of a server with %d jobs at a time", r.Memory.Jobs), reference: fmt.Sprintf("bound, %d MiB", memoryBound/mib),
+				seen: fmt.Sprintf("%.1f MiB (the process: %.1f MiB)", r.Memory.Most/mib, r.Memory.Peak/mib), goal: "never above",
+				reached: r.Memory.Jobs == memoryJobs && r.Memory.Most <= memoryBound,
+			})
+		case len(r.Kernels) > 0:
+			rows = append(rows, r.kernels()...)
 		}
-		rows = append(rows, []string{what, reference, seen, goal, string(verdict)})
-	}
-	for _, r := range p.Stars {
-		c := r.Case
-		got, limit, ring := r.of(byServers, algbw), c.limit(), r.of(byRing, algbw)
-		judge(c.title()+": algbw", fmt.Sprintf("link, %.4f GB/s", limit), fmt.Sprintf("%.4f GB/s, %.2f", got, got/limit), fmt.Sprint(c.OfLink), got >= c.OfLink*limit)
-		if c.OfRing > 0 {
-			judge(c.title()+": algbw", fmt.Sprintf("ring, %.4f GB/s", ring), fmt.Sprintf("%.4f GB/s, %.2f", got, got/ring), fmt.Sprint(c.OfRing), got >= c.OfRing*ring)
-		}
-	}
-	if len(p.Small) > 0 {
-		got, two := medianOf(p.Small), medianOf(p.PingPong)
-		judge("all-reduce of 1 KiB, 2 clients, 2 servers, links without a limit: p50", fmt.Sprintf("two messages, %.1f us", two*1e6),
-			fmt.Sprintf("%.1f us, %.2f", got*1e6, got/two), "2.0", got <= 2*two)
-	}
-	if m := p.Memory; m != nil {
-		const mib = 1 << 20
-		judge(fmt.Sprintf("buffers of a server with %d jobs at a time", m.Jobs), fmt.Sprintf("bound, %d MiB", memoryBound/mib),
-			fmt.Sprintf("%.1f MiB (the process: %.1f MiB)", m.Most/mib, m.Peak/mib), "never above", m.Jobs == memoryJobs && m.Most <= memoryBound)
 	}
 	return rows
+}
+
+func (r starResult) rows() []reductionRow {
+	c := r.Case
+	got, limit, ring := r.of(byServers, algbw), c.limit(), r.of(byRing, algbw)
+	use := fmt.Sprintf("%.0f %% of the processors in use", 100*r.of(byServers, busy))
+	if r.of(byServers, busy) >= boundBy {
+		use = "the processors: " + use
+	}
+	rows := []reductionRow{{
+		what: c.title() + ": algbw", reference: fmt.Sprintf("link, %.4f GB/s", limit),
+		seen: fmt.Sprintf("%.4f GB/s, %.2f", got, got/limit), goal: fmt.Sprint(c.OfLink), reached: got >= c.OfLink*limit, limit: use,
+	}}
+	if c.OfRing > 0 {
+		rows = append(rows, reductionRow{
+			what: c.title() + ": algbw", reference: fmt.Sprintf("ring, %.4f GB/s", ring),
+			seen: fmt.Sprintf("%.4f GB/s, %.2f", got, got/ring), goal: fmt.Sprint(c.OfRing), reached: got >= c.OfRing*ring, limit: use,
+		})
+	}
+	return rows
+}
+
+func (r reductionResult) small() reductionRow {
+	var all, two, ratio []float64
+	for _, round := range r.Small {
+		all, two = append(all, round.AllReduce), append(two, round.TwoMessages)
+		ratio = append(ratio, round.AllReduce/round.TwoMessages)
+	}
+	return reductionRow{
+		what:      "all-reduce of 1 KiB, 2 clients, 2 servers, links without a limit: p50",
+		reference: fmt.Sprintf("two messages, %.1f us", medianOf(two)*1e6),
+		seen:      fmt.Sprintf("%.1f us, %.2f", medianOf(all)*1e6, medianOf(ratio)),
+		goal:      fmt.Sprintf("%.1f", ofTwoMessages), reached: medianOf(ratio) <= ofTwoMessages,
+		limit: fmt.Sprintf("a server sleeps until bytes come, and 4 programs share %d cores", r.Machine.Cores),
+	}
+}
+
+// kernels has two lines for each place of the buffers: the worst of all numbers
+// of sources.
+func (r reductionResult) kernels() []reductionRow {
+	var totals []string
+	for _, row := range r.Kernels {
+		if !slices.Contains(totals, row.Total) {
+			totals = append(totals, row.Total)
+		}
+	}
+	var rows []reductionRow
+	for _, total := range totals {
+		var add, single []float64
+		ofAdds, ofSingles := worst{least: 1e9}, worst{least: 1e9}
+		for _, row := range r.Kernels {
+			if row.Total != total {
+				continue
+			}
+			add, single = append(add, row.Add), append(single, row.Float32)
+			ofAdds.see(row.Float32/row.Add, fmt.Sprintf("%d sources", row.Sources))
+			ofSingles.see(row.Float16/row.Float32, fmt.Sprintf("float16, %d sources", row.Sources))
+			ofSingles.see(row.Bfloat16/row.Float32, fmt.Sprintf("bfloat16, %d sources", row.Sources))
+		}
+		line := func(what, reference string, w worst, goal float64) {
+			rows = append(rows, reductionRow{
+				what: fmt.Sprintf("sums of 2 to 16 buffers of %s, %s in all", what, total), reference: reference,
+				seen: fmt.Sprintf("%.2f at least (%s)", w.least, w.which), goal: fmt.Sprint(goal), reached: w.least >= goal,
+				limit: r.Kernels[0].Instructions + " on one core",
+			})
+		}
+		line("float32", fmt.Sprintf("add of two arrays, %.1f GB/s", medianOf(add)), ofAdds, ofAdd)
+		line("float16 and bfloat16", fmt.Sprintf("float32, %.1f GB/s", medianOf(single)), ofSingles, ofFloat32)
+	}
+	return rows
+}
+
+// worst is the least of several figures, and whose it is.
+type worst struct {
+	least float64
+	which string
+}
+
+func (w *worst) see(figure float64, which string) {
+	if figure < w.least {
+		*w = worst{figure, which}
+	}
 }
 
 func (p reductionPage) markdown() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Reduction servers' results\n\nWritten by `make bench-reduction`; do not edit.\n\n")
-	fmt.Fprintf(&b, "One machine plays all hosts: %d cores (%s), %s. Commit %s, %d rounds", p.Machine.Cores, p.Machine.Processor, p.Machine.Kernel, p.Commit, p.Runs)
+	fmt.Fprintf(&b, "One machine plays all hosts: %d cores (%s), %s", p.Machine.Cores, p.Machine.Processor, p.Machine.Kernel)
 	if p.Quick {
 		b.WriteString("; quick runs")
 	}
 	b.WriteString(".\nEach client and server is a network namespace with a link of its own to a switch (`go run ./hack/netlab --help`). In each round all contenders\n" +
-		"run one after the other: ranks all-reduce 64 MiB of float32 through the plugin, and check every element once. algbw is bytes of the vector per time,\n" +
-		"10^9 bytes a second; figures are medians. The ring is `evenkeel-bench`'s own, over the same plugin and links.\n")
-	if p.Machine.Load > busyLoad {
-		fmt.Fprintf(&b, "\n**The machine was not quiet: its load was %.1f when the run began.** Other programs are part of these figures.\n", p.Machine.Load)
-	}
-	b.WriteString("\n| case | reference | seen | goal | reached |\n| --- | --- | --- | --- | --- |\n")
+		"run one after the other: ranks all-reduce a vector of float32 through the plugin, and check every element once. algbw is bytes of the vector per time,\n" +
+		"10^9 bytes a second; figures are medians. The ring is `evenkeel-bench`'s own, over the same plugin and links. Processors in use are those of the\n" +
+		"whole run, its start and its checks included.\n\n")
+	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	line(reductionHeading)
+	line(slices.Repeat([]string{"---"}, len(reductionHeading)))
 	for _, row := range p.rows() {
-		for _, cell := range row {
-			fmt.Fprintf(&b, "| %s ", cell)
-		}
-		b.WriteString("|\n")
+		line(row.cells())
 	}
-	for _, r := range p.Stars {
-		fmt.Fprintf(&b, "\n## %s\n\n| contender | algbw | worst | best | of the link | of the ring | clients' CPU s/GB | processors in use |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", capital(r.Case.title()))
-		ring := r.of(byRing, algbw)
-		bound := false
-		for _, who := range reducers {
-			var all []float64
-			for _, run := range r.Runs[who.Name] {
-				all = append(all, run.Algbw)
-			}
-			got, busy := medianOf(all), r.of(who, func(r reduced) float64 { return r.Busy })
-			bound = bound || busy >= boundBy
-			fmt.Fprintf(&b, "| %s | %.4f GB/s | %.4f | %.4f | %.2f | %.2f | %.2f | %.0f %% |\n", who.Name, got, slices.Min(all), slices.Max(all),
-				got/r.Case.limit(), got/ring, r.of(who, func(r reduced) float64 { return r.CPU }), 100*busy)
-		}
-		if bound {
-			b.WriteString("\n**The processors were all in use: these figures say more of them than of the links.**\n")
-		}
-	}
-	if len(p.Stars) > 0 {
-		c := p.Stars[0].Case
-		fmt.Fprintf(&b, "\n## A reduction, piece by piece\n\n%s: where each piece of one all-reduce was.\n\n![pieces at servers and ranks](%s)\n", capital(c.title()), timelineFile)
-	}
-	if p.Kernels != "" {
-		fmt.Fprintf(&b, "\n## Sums\n\nOf 2 to 16 sources beside adding two arrays to a third, on one core, in caches and in memory. Goals: float32 0.9 of the add; float16 and\n"+
-			"bfloat16 0.8 of float32's bytes.\n\n```\n%s```\n", p.Kernels)
+	for _, r := range p.Results {
+		r.details(&b)
 	}
 	return b.Bytes()
 }
 
-// write writes the page and its drawing.
-func (p reductionPage) write(out io.Writer, folder, drawing string) error {
+// details writes all of a case.
+func (r reductionResult) details(b *bytes.Buffer) {
+	from := fmt.Sprintf("%d rounds at commit %s.", r.Runs, r.Commit)
+	if r.Machine.Load > busyLoad {
+		from += fmt.Sprintf("\n\n**The machine was not quiet: its load was %.1f when the run began.** Other programs are part of these figures.", r.Machine.Load)
+	}
+	switch {
+	case r.Star != nil:
+		r.Star.details(b, from)
+	case len(r.Small) > 0:
+		fmt.Fprintf(b, "\n## All-reduce of 1 KiB\n\n%s In each round, the medians of operations one after the other, of %d bytes, and of messages of as many bytes there and back.\n\n"+
+			"| all-reduce | two messages | ratio | processors in use |\n| --- | --- | --- | --- |\n", from, smallBytes)
+		for _, round := range r.Small {
+			fmt.Fprintf(b, "| %.1f us | %.1f us | %.2f | %.0f %% |\n", round.AllReduce*1e6, round.TwoMessages*1e6, round.AllReduce/round.TwoMessages, 100*round.Busy)
+		}
+	case len(r.Kernels) > 0:
+		fmt.Fprintf(b, "\n## Sums\n\nAt commit %s, with %s on one core. GB/s that are read and written; the add is of two arrays of float32 to a third, over as much memory.\n\n"+
+			"| all buffers | sources | add | float32 | of the add | float16 | of float32 | bfloat16 | of float32 | fp8 e4m3 | int32 |\n%s|\n", r.Commit, r.Kernels[0].Instructions, strings.Repeat("| --- ", 11))
+		for _, k := range r.Kernels {
+			fmt.Fprintf(b, "| %s | %d | %.1f | %.1f | %.2f | %.1f | %.2f | %.1f | %.2f | %.1f | %.1f |\n", k.Total, k.Sources, k.Add, k.Float32, k.Float32/k.Add,
+				k.Float16, k.Float16/k.Float32, k.Bfloat16, k.Bfloat16/k.Float32, k.Float8, k.Int32)
+		}
+	}
+}
+
+func (r starResult) details(b *bytes.Buffer, from string) {
+	c := r.Case
+	fmt.Fprintf(b, "\n## %s\n\nVectors of %d MiB. %s\n\n| contender | algbw | worst | best | of the link | of the ring | clients' CPU s/GB | processors in use |\n%s|\n",
+		capital(c.title()), r.Size>>20, from, strings.Repeat("| --- ", 8))
+	ring, bound := r.of(byRing, algbw), false
+	for _, who := range reducers {
+		var all []float64
+		for _, run := range r.Runs[who.Name] {
+			all = append(all, run.Algbw)
+		}
+		got, use := medianOf(all), r.of(who, busy)
+		bound = bound || use >= boundBy
+		fmt.Fprintf(b, "| %s | %.4f GB/s | %.4f | %.4f | %.2f | %.2f | %.2f | %.0f %% |\n", who.Name, got, slices.Min(all), slices.Max(all),
+			got/c.limit(), got/ring, r.of(who, func(r reduced) float64 { return r.CPU }), 100*use)
+	}
+	if bound {
+		b.WriteString("\n**The processors were all in use: these figures say more of them than of the links.**\n")
+	}
+	fmt.Fprintf(b, "\n![%s](%s)\n", c.title(), r.plotFile())
+	if r.Timeline != "" {
+		fmt.Fprintf(b, "\nWhere each piece of one all-reduce was, at the servers and at the clients:\n\n![pieces at servers and ranks](%s)\n", r.timelineFile())
+	}
+}
+
+func (r starResult) plotFile() string     { return "reduction-" + r.Case.Name + ".svg" }
+func (r starResult) timelineFile() string { return "reduction-" + r.Case.Name + "-timeline.svg" }
+
+// plot draws all runs.
+func (r starResult) plot() []byte {
+	chart := plot.Dots{Title: capital(r.Case.title()), X: "algbw, GB/s", Marks: []plot.Mark{{At: r.Case.limit(), Label: "link"}}}
+	for _, who := range reducers {
+		var values []float64
+		for _, run := range r.Runs[who.Name] {
+			values = append(values, run.Algbw)
+		}
+		chart.Add(who.Name, slices.Sorted(slices.Values(values)))
+	}
+	return chart.SVG()
+}
+
+// write writes the page and its drawings, and prints the table of goals.
+func (p reductionPage) write(out io.Writer, folder string) error {
+	files := map[string][]byte{"reduction.md": p.markdown()}
+	for _, r := range p.Results {
+		if r.Star == nil {
+			continue
+		}
+		files[r.Star.plotFile()] = r.Star.plot()
+		if r.Star.Timeline != "" {
+			files[r.Star.timelineFile()] = []byte(r.Star.Timeline)
+		}
+	}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return fmt.Errorf("results: %w", err)
 	}
-	if len(p.Stars) > 0 {
-		svg, err := os.ReadFile(drawing)
-		if err != nil {
-			return fmt.Errorf("results: %w", err)
-		}
-		if err := os.WriteFile(filepath.Join(folder, timelineFile), svg, 0o644); err != nil {
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), content, 0o644); err != nil {
 			return fmt.Errorf("results: %w", err)
 		}
 	}
-	page := filepath.Join(folder, "reduction.md")
-	if err := os.WriteFile(page, p.markdown(), 0o644); err != nil {
-		return fmt.Errorf("results: %w", err)
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "\n%s\n", strings.Join(reductionHeading, "\t"))
+	for _, row := range p.rows() {
+		fmt.Fprintln(table, strings.Join(row.cells(), "\t"))
 	}
-	_, err := fmt.Fprintf(out, "\n%s has all of it\n", page)
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\n%s has all of it\n", filepath.Join(folder, "reduction.md"))
 	return err
 }
 

@@ -23,6 +23,9 @@ use launch::Launch;
 use logs::Logs;
 use sweep::Sweep;
 
+/// Most ranks of all jobs together: each is a process.
+const MOST_RANKS: usize = 256;
+
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
@@ -39,6 +42,8 @@ Examples:
     evenkeel-bench reduction --analyze log --plot begin.svg --xlim 0,20
   Which settings are best:
     evenkeel-bench reduction --ranks 2 --servers 2 --sweep piece=64K,256K,1M --sweep EVENKEEL_FLOWS=1,2,4
+  Eight jobs at a time at two servers:
+    evenkeel-bench reduction --jobs 8 --ranks 2 --servers 2 --size 16M
   On other machines, which ssh reaches:
     evenkeel-bench reduction --hosts hosts.yaml --plugin /opt/libnccl-net-evenkeel.so
   One rank, with servers that run elsewhere:
@@ -72,6 +77,9 @@ pub(crate) struct Options {
     run_type: RunType,
     #[command(flatten)]
     run: RunOptions,
+    /// Jobs at a time, of so many ranks each, at the same servers
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
+    jobs: u16,
     /// Start this many reduction servers on this machine
     #[arg(long, value_name = "N", requires = "spawn")]
     servers: Option<usize>,
@@ -105,8 +113,8 @@ pub(crate) struct Options {
     /// Measure nothing: statistics and drawing of a folder that --log-dir left
     #[arg(long, value_name = "DIR", conflicts_with_all = ["spawn", "hosts", "log_dir", "sweep"])]
     analyze: Option<PathBuf>,
-    /// Run with each of these values, and all combinations if there are several: of chunksize, depth, piece, servers,
-    /// server-threads, or of a variable in the environment of servers and ranks
+    /// Run with each of these values, and all combinations if there are several: of chunksize, depth, jobs, piece,
+    /// servers, server-threads, or of a variable in the environment of servers and ranks
     #[arg(long, value_name = "NAME=VALUE,...")]
     sweep: Vec<Sweep>,
     /// Print JSON instead of text
@@ -167,9 +175,18 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let hosts = match (&options.hosts, options.ranks.spawn) {
         (Some(file), _) => Hosts::read(file, &options.rsh)?,
         (None, Some(ranks)) => Hosts::local(options.servers.unwrap_or(0), ranks)?,
-        (None, None) if options.sweep.is_empty() => return rank::run(options),
-        (None, None) => return Err("--sweep starts ranks: --ranks N, or --hosts FILE".to_owned()),
+        (None, None) if options.sweep.is_empty() && options.jobs == 1 => return rank::run(options),
+        (None, None) => {
+            return Err("--sweep and --jobs start ranks: --ranks N, or --hosts FILE".to_owned());
+        }
     };
+    if usize::from(options.jobs) * hosts.clients.len() > MOST_RANKS {
+        return Err(format!(
+            "{} jobs of {} ranks: at most {MOST_RANKS} ranks in all",
+            options.jobs,
+            hosts.clients.len()
+        ));
+    }
     if options.run_type == RunType::Servers && options.hosts.is_some() && hosts.servers.is_empty() {
         return Err("the hosts' file has no servers: give some, or another --run-type".to_owned());
     }

@@ -4,7 +4,7 @@
 //!
 //! The measure is bytes that the caller asked to be read and written, per second: the add moves three
 //! arrays, a reduction of n sources n + 1. Time is the thread's own. Both run in turns; each number is the median of the runs,
-//! then half of the range between the 10th and 90th percentile.
+//! then half of the range between the 10th and 90th percentile. With `--json`, only the medians, an object a line.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -35,11 +35,13 @@ fn main() -> ExitCode {
 }
 
 fn measure() -> Result<(), ReduceError> {
-    println!("{}; GB/s and, in brackets, of the add over as much memory", instructions());
+    let json = std::env::args().nth(1).is_some_and(|argument| argument == "--json");
+    let out = Text { json };
+    out.line(&format!("{}; GB/s and, in brackets, of the add over as much memory", instructions()));
     // All buffers of a case together: within the first, second and last cache of most servers, and
     // well outside of all.
     for (place, total) in [("24 KiB", 24 << 10), ("512 KiB", 512 << 10), ("256 MiB", 256 << 20)] {
-        println!("\n{place}");
+        out.line(&format!("\n{place}"));
         for n in SOURCES {
             let bytes = total / (n + 1) / 256 * 256;
             let mut buffers: Vec<_> = (0..=n).map(|rank| vec![rank as u8; bytes + 64]).collect();
@@ -63,15 +65,40 @@ fn measure() -> Result<(), ReduceError> {
                 }
             }
             let (reference, spread) = median(&mut rates[0]);
-            print!("{n:>2} sources  add {reference:6.1} ±{spread:4.1}");
+            let mut line = format!("{n:>2} sources  add {reference:6.1} ±{spread:4.1}");
+            let mut object = format!(
+                "{{\"instructions\":\"{}\",\"total\":\"{place}\",\"sources\":{n},\"add\":{reference}",
+                instructions()
+            );
             for ((_, name), rates) in KINDS.iter().zip(&mut rates[1..]) {
                 let (rate, spread) = median(rates);
-                print!("  {name} {rate:6.1} ±{spread:4.1} ({:4.2})", rate / reference);
+                line += &format!("  {name} {rate:6.1} ±{spread:4.1} ({:4.2})", rate / reference);
+                object += &format!(",\"{name}\":{rate}");
             }
-            println!();
+            out.line(&line);
+            out.object(&format!("{object}}}"));
         }
     }
     Ok(())
+}
+
+/// Lines for people, or for programs.
+struct Text {
+    json: bool,
+}
+
+impl Text {
+    fn line(&self, text: &str) {
+        if !self.json {
+            println!("{text}");
+        }
+    }
+
+    fn object(&self, text: &str) {
+        if self.json {
+            println!("{text}");
+        }
+    }
 }
 
 /// From the first whole line of the cache on, for all alike.

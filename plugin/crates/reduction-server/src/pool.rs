@@ -29,9 +29,15 @@ struct Tasks {
 }
 
 impl Pool {
-    /// Has a task done soon.
+    /// Has a task done soon; once stopped, never.
     pub(crate) fn push(&self, task: Task) {
-        lock(&self.tasks).queue.push_back(task);
+        {
+            let mut tasks = lock(&self.tasks);
+            if tasks.stopped {
+                return;
+            }
+            tasks.queue.push_back(task);
+        }
         self.more.notify_one();
     }
 

@@ -19,7 +19,7 @@ use crate::metrics::{Metrics, Site};
 use crate::packet::{Member, NONCE};
 use crate::pool::Pool;
 use crate::reception::{Bell, Reception};
-use crate::session::{Session, base_bytes, chunk_bytes};
+use crate::session::{COPIES_BYTES, Session, base_bytes, chunk_bytes};
 use crate::timeline::Timeline;
 
 /// How long a communicator that failed is kept for its ranks to hear why.
@@ -78,10 +78,11 @@ impl Server {
     /// # Errors
     /// When a socket cannot be opened, the memory is too little, or a thread cannot be started.
     pub fn start(
-        settings: Settings,
+        mut settings: Settings,
         options: &Options,
         log: Arc<dyn Log>,
     ) -> Result<Self, ServerError> {
+        settings.bound_copies(COPIES_BYTES);
         let least = base_bytes(chunk_bytes(options.memory, options.piece, 2), 2);
         if options.memory < least {
             return Err(ServerError::Memory { given: options.memory, least });

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use evenkeel_reduce::reduce_in_place;
-use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending};
+use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending, soon};
 
 use crate::budget::Grant;
 use crate::group::{Group, Place};
@@ -23,8 +23,12 @@ pub(crate) const MOST_OPEN: usize = 12;
 pub const PIECE_BYTES: u64 = 256 << 10;
 /// Smallest largest piece. It is larger than what comes with its header.
 pub const LEAST_PIECE_BYTES: u64 = 16 << 10;
-/// So many communicators shall fit into memory with one piece each, if pieces can be made small enough.
+/// So many communicators' parts of one piece each shall fit into memory, if pieces can be made small enough.
 const COMMUNICATORS: u64 = 128;
+/// Most bytes of a connection's copies of small results and headers that its rank has not acknowledged.
+pub(crate) const COPIES_BYTES: usize = 32 << 10;
+/// A piece with this many bytes of parts is reduced by whoever finds it complete: to wake another thread takes longer.
+const AT_ONCE_BYTES: usize = 64 << 10;
 
 /// Bytes of the largest piece where so many ranks send it, at most `most`: a multiple of 128.
 pub(crate) fn chunk_bytes(memory: u64, most: u64, ranks: u32) -> u64 {
@@ -37,9 +41,9 @@ pub(crate) fn slot_bytes(chunk: u64, ranks: u32) -> u64 {
     chunk * u64::from(ranks) + MESSAGE_BYTES as u64
 }
 
-/// Bytes that a communicator has for as long as it lives: the ranks' messages and one slot.
+/// Bytes that a communicator has for as long as it lives: the ranks' messages, what is kept for them, and one slot.
 pub(crate) fn base_bytes(chunk: u64, ranks: u32) -> u64 {
-    slot_bytes(chunk, ranks) + u64::from(ranks) * MESSAGE_BYTES as u64
+    slot_bytes(chunk, ranks) + u64::from(ranks) * (MESSAGE_BYTES + COPIES_BYTES) as u64
 }
 
 /// A communicator.
@@ -50,8 +54,8 @@ pub(crate) struct Session {
     metrics: JobMetrics,
     /// By rank: something is new.
     stirred: Vec<AtomicBool>,
-    /// Whether a thread is asked to look.
-    queued: AtomicBool,
+    /// Whether a thread looks, or is asked to.
+    driven: AtomicBool,
     state: Mutex<State>,
     /// For as long as it lives.
     _base: Grant,
@@ -123,7 +127,7 @@ impl Session {
             shared,
             metrics,
             stirred: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
-            queued: AtomicBool::new(false),
+            driven: AtomicBool::new(false),
             state: Mutex::new(State {
                 group: Group::new(ranks, MOST_OPEN),
                 lines: (0..ranks).map(|_| None).collect(),
@@ -192,38 +196,96 @@ impl Session {
         Ok(())
     }
 
-    /// Has a thread look at a rank's connections.
+    /// Has a thread look at a rank's connections: this one, if it is one of those that bring the bytes.
     fn stir(self: &Arc<Self>, rank: usize) {
         self.stirred[rank].store(true, Ordering::SeqCst);
-        if !self.queued.swap(true, Ordering::SeqCst) {
+        if self.driven.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let session = Arc::clone(self);
+        if !soon(move || session.drive_in_passing()) {
             self.shared.pool.push(Task::Drive(Arc::clone(self)));
         }
     }
 
-    /// Looks at all connections that have something new.
+    /// Looks at all connections that have something new, and reduces what is complete. For who finds `driven` set.
     pub(crate) fn drive(self: Arc<Self>) {
-        self.queued.store(false, Ordering::SeqCst);
-        let mut complete = Vec::new();
+        let mut large = Vec::new();
         let over = {
             let mut state = lock(&self.state);
-            self.attend(&mut state, &mut complete);
+            self.attend(&mut state, &mut large);
             state.is_over()
         };
         if over {
             self.shared.end(&self);
             return;
         }
+        self.rest();
         // One is this thread's own.
-        let own = complete.pop();
-        for number in complete {
-            self.shared.pool.push(Task::Reduce(Arc::clone(&self), number));
-        }
+        let own = large.pop();
+        self.hand_on(large);
         if let Some(number) = own {
             self.reduce(number);
         }
     }
 
-    fn attend(&self, state: &mut State, complete: &mut Vec<u64>) {
+    /// As [`Session::drive`], by a thread that has others' bytes to move: what takes time is left to the pool.
+    fn drive_in_passing(self: Arc<Self>) {
+        let mut large = Vec::new();
+        let to_pool = match self.state.try_lock() {
+            Ok(mut state) => {
+                self.attend(&mut state, &mut large);
+                state.is_over()
+            }
+            // A thread of the pool has it, and may for a while.
+            Err(_) => true,
+        };
+        if to_pool {
+            self.shared.pool.push(Task::Drive(Arc::clone(&self)));
+        } else {
+            self.rest();
+        }
+        self.hand_on(large);
+    }
+
+    /// Ends a drive; has a thread begin another one if there was word meanwhile.
+    fn rest(self: &Arc<Self>) {
+        self.driven.store(false, Ordering::SeqCst);
+        if let Some(rank) = self.stirred.iter().position(|one| one.load(Ordering::SeqCst)) {
+            self.stir(rank);
+        }
+    }
+
+    /// Has the pool reduce these pieces.
+    fn hand_on(self: &Arc<Self>, pieces: Vec<u64>) {
+        for number in pieces {
+            self.shared.pool.push(Task::Reduce(Arc::clone(self), number));
+        }
+    }
+
+    /// Does what is to be done at all connections that have something new; gives the pieces that are complete and large.
+    fn attend(&self, state: &mut State, large: &mut Vec<u64>) {
+        let mut complete = Vec::new();
+        loop {
+            self.look(state, &mut complete);
+            if complete.is_empty() {
+                return;
+            }
+            for number in complete.drain(..) {
+                let piece = state.group.piece(number);
+                let length = piece.map_or(0, |piece| piece.length as usize);
+                if length * state.lines.len() > AT_ONCE_BYTES {
+                    large.push(number);
+                } else if let Some(mut sum) = Sum::take(state, number) {
+                    sum.add_up();
+                    // What is sent may give slots back at once.
+                    self.finish(state, number, sum);
+                }
+            }
+        }
+    }
+
+    fn look(&self, state: &mut State, complete: &mut Vec<u64>) {
         let mut again = false;
         for (rank, stirred) in self.stirred.iter().enumerate() {
             if stirred.swap(false, Ordering::SeqCst) {
@@ -404,50 +466,34 @@ impl Session {
 
     /// Reduces a piece of which all parts are there, and sends what can be sent.
     pub(crate) fn reduce(self: Arc<Self>, number: u64) {
-        let taken = {
-            let mut state = lock(&self.state);
-            let piece = state.group.piece(number).copied();
-            let slot = state.group.slot_mut(number);
-            let parts: Option<Vec<Block>> =
-                slot.and_then(|slot| slot.parts.iter_mut().map(Option::take).collect());
-            piece.zip(parts)
-        };
         // All ranks may have left.
-        let Some((piece, mut parts)) = taken else { return };
-        let length = piece.length as usize;
-        let reducing = Instant::now();
-        let Some((first, rest)) = parts.split_first_mut() else { return };
-        let others: Vec<&[u8]> = rest.iter().map(|part| &part.bytes()[..length]).collect();
-        let result =
-            reduce_in_place(piece.kind, piece.op, &mut first.bytes_mut()[..length], &others);
-        let reduced = Instant::now();
-        let mut complete = Vec::new();
+        let Some(mut sum) = Sum::take(&mut lock(&self.state), number) else { return };
+        sum.add_up();
+        // Word of what is sent here need not wake anybody.
+        let driving = !self.driven.swap(true, Ordering::SeqCst);
+        let mut large = Vec::new();
         let over = {
             let mut state = lock(&self.state);
-            if let Err(error) = result {
-                self.fail(&mut state, &format!("defect: {error}"));
-            }
-            self.finish(&mut state, number, piece, parts, [reducing, reduced]);
+            self.finish(&mut state, number, sum);
             // What was sent at once may have given a slot back.
-            self.attend(&mut state, &mut complete);
+            self.attend(&mut state, &mut large);
             state.is_over()
         };
-        for number in complete {
-            self.shared.pool.push(Task::Reduce(Arc::clone(&self), number));
-        }
         if over {
             self.shared.end(&self);
+            return;
         }
+        if driving {
+            self.rest();
+        }
+        self.hand_on(large);
     }
 
-    fn finish(
-        &self,
-        state: &mut State,
-        number: u64,
-        piece: Piece,
-        parts: Vec<Block>,
-        [reducing, reduced]: [Instant; 2],
-    ) {
+    fn finish(&self, state: &mut State, number: u64, sum: Sum) {
+        let Sum { piece, parts, failure, reducing, reduced } = sum;
+        if let Some(failure) = failure {
+            self.fail(state, &failure);
+        }
         self.metrics.pieces.inc();
         self.metrics.reduce.observe((reduced - reducing).as_secs_f64());
         if let Some(slot) = state.group.slot_mut(number) {
@@ -611,6 +657,39 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.metrics.communicators.dec();
+    }
+}
+
+/// A piece that is being reduced, outside of its slot.
+struct Sum {
+    piece: Piece,
+    /// By rank. The first one holds the result in the end.
+    parts: Vec<Block>,
+    failure: Option<String>,
+    reducing: Instant,
+    reduced: Instant,
+}
+
+impl Sum {
+    /// Takes a piece's parts, if all are there.
+    fn take(state: &mut State, number: u64) -> Option<Self> {
+        let piece = *state.group.piece(number)?;
+        let slot = state.group.slot_mut(number)?;
+        let parts = slot.parts.iter_mut().map(Option::take).collect::<Option<Vec<_>>>()?;
+        let now = Instant::now();
+        Some(Self { piece, parts, failure: None, reducing: now, reduced: now })
+    }
+
+    fn add_up(&mut self) {
+        let Piece { kind, op, length, .. } = self.piece;
+        let length = length as usize;
+        self.reducing = Instant::now();
+        if let Some((first, rest)) = self.parts.split_first_mut() {
+            let others: Vec<&[u8]> = rest.iter().map(|part| &part.bytes()[..length]).collect();
+            let done = reduce_in_place(kind, op, &mut first.bytes_mut()[..length], &others);
+            self.failure = done.err().map(|error| format!("defect: {error}"));
+        }
+        self.reduced = Instant::now();
     }
 }
 

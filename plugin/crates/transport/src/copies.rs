@@ -4,9 +4,7 @@ use std::collections::VecDeque;
 
 use crate::sys::{Memory, SendBuffer};
 
-/// Least room, in bytes. More than a receiver leaves unacknowledged, so that room comes back.
-const LEAST_BYTES: usize = 1 << 20;
-/// Most messages kept. As above.
+/// Most messages kept. More than a receiver leaves unacknowledged, so that room comes back.
 const MOST_MESSAGES: usize = 256;
 
 /// A ring of messages. Room comes back when the oldest ones are released.
@@ -18,12 +16,15 @@ pub(crate) struct Copies {
     next: usize,
     /// Oldest first.
     stored: VecDeque<Stored>,
+    /// Bytes of those.
+    used: usize,
     /// Number of the oldest.
     first: u64,
 }
 
 struct Stored {
     start: usize,
+    length: usize,
     released: bool,
 }
 
@@ -32,10 +33,14 @@ struct Stored {
 pub(crate) struct Copy(u64);
 
 impl Copies {
-    /// For messages of up to `longest` bytes.
-    pub(crate) fn new(longest: u64) -> Self {
-        let bytes = LEAST_BYTES.max(4 * longest as usize);
-        Self { bytes, memory: None, next: 0, stored: VecDeque::new(), first: 0 }
+    /// In a memory of so many bytes.
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self { bytes, memory: None, next: 0, stored: VecDeque::new(), used: 0, first: 0 }
+    }
+
+    /// Whether the peer is to say soon what it has: room for a message of this length is, or will be, short.
+    pub(crate) fn is_short(&self, length: u64) -> bool {
+        self.used as u64 + length > self.bytes as u64 / 2 || self.stored.len() >= MOST_MESSAGES / 2
     }
 
     /// Copies a message, if there is room: the copy, which stays until it is released.
@@ -45,7 +50,8 @@ impl Copies {
         let memory = self.memory.get_or_insert_with(|| Memory::new(self.bytes));
         let buffer = memory.store(start, message);
         self.next = start + length;
-        self.stored.push_back(Stored { start, released: false });
+        self.used += length;
+        self.stored.push_back(Stored { start, length, released: false });
         Some((buffer, Copy(self.first + self.stored.len() as u64 - 1)))
     }
 
@@ -71,7 +77,8 @@ impl Copies {
         if let Some(stored) = index.and_then(|index| self.stored.get_mut(index)) {
             stored.released = true;
         }
-        while self.stored.front().is_some_and(|stored| stored.released) {
+        while let Some(oldest) = self.stored.front().filter(|stored| stored.released) {
+            self.used -= oldest.length;
             self.stored.pop_front();
             self.first += 1;
         }
@@ -84,7 +91,7 @@ mod tests {
 
     #[test]
     fn room_is_used_again_and_never_twice() {
-        let mut copies = Copies::new(0);
+        let mut copies = Copies::new(1 << 20);
         let message = SendBuffer::from_static(&[7; 10_000]);
         let mut kept: VecDeque<(usize, Copy)> = VecDeque::new();
         for round in 0..1000 {
@@ -101,11 +108,28 @@ mod tests {
                 copies.release(kept.remove(index).unwrap().1);
             }
         }
+        kept.into_iter().for_each(|(_, copy)| copies.release(copy));
+        assert_eq!(copies.used, 0);
+    }
+
+    #[test]
+    fn room_is_short_before_there_is_none() {
+        for (room, length) in [(1 << 20, 1), (1 << 15, 64), (1 << 15, 8256)] {
+            let mut copies = Copies::new(room);
+            let message = SendBuffer::from_static(&[7; 8256]).part(0, length);
+            assert!(!copies.is_short(length as u64));
+            let mut short = 0;
+            while copies.store(message).is_some() {
+                short += usize::from(copies.is_short(length as u64));
+            }
+            assert!(short > 0, "{length} bytes in {room}");
+        }
+        assert!(Copies::new(1000).is_short(501), "there may never be room for it");
     }
 
     #[test]
     fn the_number_is_bounded_too() {
-        let mut copies = Copies::new(0);
+        let mut copies = Copies::new(1 << 20);
         let stored = (0..1000).filter(|_| copies.store(SendBuffer::from_static(b"x")).is_some());
         assert_eq!(stored.count(), MOST_MESSAGES);
     }

@@ -1,7 +1,7 @@
 //! The threads that move bytes, and how sockets are assigned to them.
 
-use std::cell::Cell;
-use std::collections::HashMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,6 +27,19 @@ const WAKE: u64 = 0;
 thread_local! {
     /// Address of the worker that runs on this thread; 0 on other threads.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// What the worker that runs on this thread is to do when it is through with a source.
+    static SOON: RefCell<VecDeque<Box<dyn FnOnce()>>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Has the calling thread do something as soon as it holds no lock of a connection, if it is one of those that move bytes;
+/// says whether it is. For who is [notified](crate::Notify) and has little to do: no other thread is woken for it. It must
+/// not wait, since bytes wait for it.
+pub fn soon(work: impl FnOnce() + 'static) -> bool {
+    let here = CURRENT.get() != 0;
+    if here {
+        SOON.with_borrow_mut(|soon| soon.push_back(Box::new(work)));
+    }
+    here
 }
 
 /// What a socket has become since it was last looked at.
@@ -56,8 +69,8 @@ pub(crate) trait Source: Send + Sync {
     fn abandoned(&self, why: &str);
 }
 
-/// The workers, running. Dropping it stops and joins them, so it must never be dropped by a
-/// worker: sources keep [`Workers`], only what callers hold keeps an `Engine`.
+/// The workers, running. Dropping it stops and joins them, but for a worker that drops it: sources keep [`Workers`],
+/// only what callers hold keeps an `Engine`, and a caller may have let go in what [`soon`] took.
 pub(crate) struct Engine {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
@@ -128,8 +141,9 @@ impl Drop for Engine {
             worker.stop.store(true, Ordering::Release);
             worker.wake();
         }
-        if self.workers.lingering.load(Ordering::Acquire) > 0 {
-            // The threads end by themselves; nobody may wait for a peer here.
+        let by_worker = self.workers.all.iter().any(|worker| worker.is_current());
+        if by_worker || self.workers.lingering.load(Ordering::Acquire) > 0 {
+            // The threads end by themselves; nobody may wait for a peer here, nor for itself.
             return;
         }
         for thread in self.threads.drain(..) {
@@ -374,6 +388,10 @@ impl Worker {
     fn guard(source: &dyn Source, call: impl Fn(&dyn Source)) {
         if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
             source.abandoned("defect: an I/O thread panicked");
+        }
+        while let Some(work) = SOON.with_borrow_mut(VecDeque::pop_front) {
+            // Whose it is says so itself where it can; others go on.
+            let _ = catch_unwind(AssertUnwindSafe(work));
         }
     }
 }

@@ -108,12 +108,14 @@ fn poll(request: &Request, diligent: bool) -> Result<Option<u64>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{self, Sender};
     use std::thread;
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::{Handle, Log, Nonce, Notify, Settings, Transport};
+    use crate::{Handle, Log, Nonce, Notify, Settings, Transport, soon};
 
     struct Silence;
 
@@ -147,13 +149,24 @@ mod tests {
         }
     }
 
-    fn transport() -> Transport {
+    fn settings() -> Settings {
         let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
-        Transport::new(Settings::from_lookup(lo).unwrap(), Arc::new(Silence)).unwrap()
+        Settings::from_lookup(lo).unwrap()
+    }
+
+    fn transport() -> Transport {
+        Transport::new(settings(), Arc::new(Silence)).unwrap()
     }
 
     /// Both ends of a connection to a known address, and who hears of the receiving one.
     fn pair(transport: &Transport) -> (SendConnection, RecvConnection, Arc<Count>) {
+        let (send, recv) = unheard_pair(transport);
+        let count = Arc::new(Count::default());
+        recv.notify(Arc::<Count>::clone(&count));
+        (send, recv, count)
+    }
+
+    fn unheard_pair(transport: &Transport) -> (SendConnection, RecvConnection) {
         let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
         let door = Arc::new(Count::default());
         let notified: Arc<Count> = Arc::clone(&door);
@@ -163,9 +176,7 @@ mod tests {
         let call = transport.try_connect(0, &handle, "", 1).unwrap();
         heard(&door, 1);
         let recv = listener.poll_accept().unwrap().unwrap();
-        let count = Arc::new(Count::default());
-        recv.notify(Arc::<Count>::clone(&count));
-        (until(|| call.poll().unwrap()), recv, count)
+        (until(|| call.poll().unwrap()), recv)
     }
 
     #[test]
@@ -215,5 +226,64 @@ mod tests {
         heard(&count, 1);
         drop((send, recv));
         until(|| (Arc::strong_count(&block) == 1).then_some(()));
+    }
+
+    /// Where bounded copies have no room, memory is the message's until the peer has it.
+    #[test]
+    fn copies_of_small_messages_can_be_bounded() {
+        for (bound, room) in [(1 << 20, true), (999, false)] {
+            let mut settings = settings();
+            settings.bound_copies(bound);
+            let transport = Transport::new(settings, Arc::new(Silence)).unwrap();
+            let (send, recv, _) = pair(&transport);
+            let block = Arc::new(Block::new(1000));
+            let mut sending = send.send_block(&block, 1000).unwrap().unwrap();
+            // There is room for this one, which comes after it.
+            let mut next = send.send_block(&block, 100).unwrap().unwrap();
+            until(|| next.poll(true).unwrap().then_some(()));
+            assert_eq!(sending.poll(true).unwrap(), room, "{bound} bytes of copies");
+            let mut receiving = recv.recv_block(Block::new(1000), 1000).unwrap().ok().unwrap();
+            until(|| receiving.poll(true).unwrap());
+            until(|| sending.poll(true).unwrap().then_some(()));
+        }
+    }
+
+    /// Both ends of a connection, used where their bytes come.
+    struct There {
+        both: Mutex<Option<(SendConnection, RecvConnection)>>,
+        done: Sender<bool>,
+    }
+
+    impl Notify for There {
+        fn notify(&self) {
+            let (both, done) = (self.both.lock().unwrap().take(), self.done.clone());
+            let Some((send, recv)) = both else { return };
+            let here = soon(move || {
+                // It can be used, so that no lock is held, and be dropped.
+                let posted = recv.recv_block(Block::new(8), 8).unwrap().is_ok();
+                drop((send, recv));
+                done.send(posted).unwrap();
+            });
+            assert!(here, "the caller has moved the bytes");
+        }
+    }
+
+    #[test]
+    fn who_is_notified_can_go_on_at_once_where_the_bytes_came() {
+        // Nothing is promised to the peer when it is closed.
+        const LARGE: usize = 100_000;
+        assert!(!soon(|| unreachable!("no thread that moves bytes")));
+        let transport = transport();
+        let (send, recv) = unheard_pair(&transport);
+        let _receiving = recv.recv_block(Block::new(LARGE), LARGE).unwrap().ok().unwrap();
+        let (done, is_done) = mpsc::channel();
+        let there = Arc::new(There { both: Mutex::default(), done });
+        recv.notify(Arc::<There>::clone(&there));
+        let mut both = there.both.lock().unwrap();
+        let (send, _) = both.insert((send, recv));
+        let _sending = send.send_block(&Arc::new(Block::new(LARGE)), LARGE).unwrap().unwrap();
+        drop(both);
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(true));
+        until(|| (!transport.in_use()).then_some(()));
     }
 }

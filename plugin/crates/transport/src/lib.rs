@@ -62,6 +62,7 @@ use std::sync::{Arc, Mutex, Weak};
 pub use bell::wait_for;
 pub use connect::Connecting;
 pub use device::Device;
+pub use engine::soon;
 pub use error::{Answer, Error, ErrorKind};
 pub use evenkeel_wire::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
 pub use exporter::{Exporter, Page, Pages};

@@ -325,7 +325,7 @@ impl Sender {
         sockets: Vec<Socket>,
     ) -> io::Result<Arc<Self>> {
         let context = destination.context.clone();
-        let inline = context.settings.inline_bytes;
+        let copies = Copies::new(context.settings.copies_bytes);
         let schedule = context.settings.schedule;
         let breadth = destination.workers.breadths.of(destination.peer.ip(), sockets.len());
         let sender = Arc::new(Self {
@@ -341,7 +341,7 @@ impl Sender {
                 wide_until: None,
                 carried: 0,
                 requests: 0,
-                copies: Copies::new(inline),
+                copies,
                 unkept: VecDeque::new(),
                 closed: false,
                 lingering: None,
@@ -431,7 +431,8 @@ impl Sender {
         }
         let operation = Operation::new();
         let request = Promise::Pending(Arc::clone(&operation));
-        queue.scheduler.push(length, !inline, Outgoing { buffer, request });
+        let ack_wanted = !inline || queue.copies.is_short(length);
+        queue.scheduler.push(length, ack_wanted, Outgoing { buffer, request });
         queue.requests += 1;
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
         // What is dealt may be any flow's.

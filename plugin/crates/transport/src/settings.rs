@@ -77,6 +77,8 @@ pub struct Settings {
     pub(crate) flows: u16,
     pub(crate) chunk_bytes: u64,
     pub(crate) inline_bytes: u64,
+    /// Most bytes of copies of small messages that a connection keeps.
+    pub(crate) copies_bytes: usize,
     pub(crate) workers: usize,
     pub(crate) connect_timeout: Duration,
     pub(crate) accept_timeout: Duration,
@@ -103,6 +105,10 @@ pub struct Settings {
     reduction_timeline: Option<String>,
     job: String,
 }
+
+/// Least bytes of copies of small messages, unless they are bounded otherwise: more than a receiver leaves
+/// unacknowledged, so that room comes back by itself.
+const COPIES_BYTES: usize = 1 << 20;
 
 /// All settings.
 pub const SETTINGS: &[Setting] = &[
@@ -203,6 +209,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "16384",
         apply: |settings, value| {
             settings.inline_bytes = ranged(value, 0, 1 << 20)?;
+            settings.copies_bytes = COPIES_BYTES.max(4 * settings.inline_bytes as usize);
             Some(())
         },
     },
@@ -488,6 +495,7 @@ impl Settings {
             flows: 0,
             chunk_bytes: 0,
             inline_bytes: 0,
+            copies_bytes: 0,
             workers: 0,
             connect_timeout: Duration::ZERO,
             accept_timeout: Duration::ZERO,
@@ -538,6 +546,12 @@ impl Settings {
     /// Where to say that the plugin was started; `None`: nowhere.
     pub fn status_folder(&self) -> Option<&Path> {
         self.status_folder.as_deref()
+    }
+
+    /// Bounds the memory that each connection to send on keeps copies of small messages in, until its peer has them: for who
+    /// has many connections. Where a message finds no room, its request is done once the peer has it.
+    pub fn bound_copies(&mut self, bytes: usize) {
+        self.copies_bytes = bytes;
     }
 
     /// Flows of a connection.

@@ -55,55 +55,62 @@ impl Launch<'_> {
         Ok(Ended { code, logs: Logs::new(clients, servers)? })
     }
 
-    /// Runs all ranks; gives what each wrote.
+    /// Runs all ranks of all jobs; gives what each wrote, the jobs one after the other.
     fn ranks(&self, environment: &[(String, String)]) -> Result<(ExitCode, Vec<String>)> {
         let Self { options, hosts, .. } = self;
         let own = env::current_exe().map_err(|error| format!("this program's path: {error}"))?;
         let program = options.bench_program.as_ref().unwrap_or(&own);
-        let meeting = if hosts.are_here() { Some(local_listener()?) } else { None };
-        let port = match &meeting {
-            Some(listener) => port_of(listener)?,
-            None => options.ranks.master_port.unwrap_or(MASTER_PORT),
-        };
         let mut running = Running::default();
         let mut written = vec![];
-        for (rank, host) in hosts.clients.iter().enumerate() {
-            let fail = |error: std::io::Error| format!("rank {rank}: {error}");
-            let mut more = environment.to_vec();
-            let timeline =
-                env::temp_dir().join(format!("evenkeel-bench-{}-{rank}", std::process::id()));
-            for (name, value) in [
-                ("EVENKEEL_REDUCTION_TIMELINE", timeline.to_string_lossy().into_owned()),
-                ("RANK", rank.to_string()),
-                ("WORLD_SIZE", hosts.clients.len().to_string()),
-                ("MASTER_ADDR", hosts.clients[0].address.clone()),
-                ("MASTER_PORT", port.to_string()),
-            ] {
-                more.push((name.to_owned(), value));
-            }
-            let mut arguments = arguments(options);
-            let input = match &meeting {
-                Some(listener) => {
-                    arguments.extend(["--spawned-by".to_owned(), std::process::id().to_string()]);
-                    match rank {
-                        0 => Stdio::from(OwnedFd::from(listener.try_clone().map_err(fail)?)),
-                        _ => Stdio::null(),
-                    }
-                }
-                None => Stdio::piped(),
+        for job in 0..options.jobs {
+            let meeting = if hosts.are_here() { Some(local_listener()?) } else { None };
+            let port = match &meeting {
+                Some(listener) => port_of(listener)?,
+                None => options.ranks.master_port.unwrap_or(MASTER_PORT).saturating_add(job),
             };
-            let mut command = host.command(program, &arguments, &more);
-            let mut child = command.stdin(input).stdout(Stdio::piped()).spawn().map_err(fail)?;
-            let out = child.stdout.take();
-            running.add(child);
-            written.push(thread::spawn(move || {
-                let mut text = String::new();
-                // What has come until the connection broke is still of use.
-                let _ = out.map(|mut out| out.read_to_string(&mut text));
-                text
-            }));
+            for (rank, host) in hosts.clients.iter().enumerate() {
+                let fail = |error: std::io::Error| format!("rank {rank}: {error}");
+                let mut more = environment.to_vec();
+                if options.jobs > 1 {
+                    // So that the servers' metrics tell them apart.
+                    more.push(("EVENKEEL_JOB".to_owned(), format!("bench-{job}")));
+                }
+                let name = format!("evenkeel-bench-{}-{job}-{rank}", std::process::id());
+                let timeline = env::temp_dir().join(name);
+                for (name, value) in [
+                    ("EVENKEEL_REDUCTION_TIMELINE", timeline.to_string_lossy().into_owned()),
+                    ("RANK", rank.to_string()),
+                    ("WORLD_SIZE", hosts.clients.len().to_string()),
+                    ("MASTER_ADDR", hosts.clients[0].address.clone()),
+                    ("MASTER_PORT", port.to_string()),
+                ] {
+                    more.push((name.to_owned(), value));
+                }
+                let mut arguments = arguments(options);
+                let input = match &meeting {
+                    Some(listener) => {
+                        arguments
+                            .extend(["--spawned-by".to_owned(), std::process::id().to_string()]);
+                        match rank {
+                            0 => Stdio::from(OwnedFd::from(listener.try_clone().map_err(fail)?)),
+                            _ => Stdio::null(),
+                        }
+                    }
+                    None => Stdio::piped(),
+                };
+                let mut command = host.command(program, &arguments, &more);
+                let mut child =
+                    command.stdin(input).stdout(Stdio::piped()).spawn().map_err(fail)?;
+                let out = child.stdout.take();
+                running.add(child);
+                written.push(thread::spawn(move || {
+                    let mut text = String::new();
+                    // What has come until the connection broke is still of use.
+                    let _ = out.map(|mut out| out.read_to_string(&mut text));
+                    text
+                }));
+            }
         }
-        drop(meeting);
         let code = running.wait()?;
         let written = written.into_iter().map(|text| text.join().unwrap_or_default());
         Ok((code, written.collect()))

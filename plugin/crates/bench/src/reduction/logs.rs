@@ -97,6 +97,8 @@ pub(super) struct Logs {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct OfClients {
     pub(super) network: String,
+    pub(super) jobs: usize,
+    /// Of each job.
     pub(super) ranks: usize,
     pub(super) size: u64,
     pub(super) chunksize: u64,
@@ -105,9 +107,9 @@ pub(super) struct OfClients {
     pub(super) redop: String,
     /// Microseconds of one reduction: mean over reductions and ranks.
     pub(super) time_us: f64,
-    /// Bytes of the vector per time, GB/s (10^9).
+    /// Bytes of the vectors of all jobs per time, GB/s (10^9).
     pub(super) algbw: f64,
-    /// Processor seconds of all ranks for each reduction.
+    /// Processor seconds of all ranks of all jobs for each reduction.
     pub(super) cpu: f64,
     pub(super) wrong: u64,
     pub(super) e2e: Statistics,
@@ -206,6 +208,12 @@ impl Logs {
         self.clients.iter().any(|client| client.run.is_some())
     }
 
+    /// How many jobs there were at a time.
+    pub(super) fn jobs(&self) -> usize {
+        let ranks = self.clients.iter().find_map(|client| client.run.as_ref()).map(|run| run.ranks);
+        self.clients.len().div_ceil(ranks.unwrap_or(1).max(1))
+    }
+
     /// From the first timed operation's begin to the last one's end.
     fn timed(&self) -> Option<Span> {
         let all = || self.clients.iter().flat_map(|client| &client.operations);
@@ -223,6 +231,7 @@ impl Logs {
             self.clients.iter().filter_map(|client| client.run.as_ref()).collect();
         let first = runs.first().ok_or("no rank got to its end")?;
         let seconds = runs.iter().map(|run| run.seconds).sum::<f64>() / runs.len() as f64;
+        let jobs = self.jobs();
         let operations = |span: fn(&Operation) -> Span| {
             statistics(self.clients.iter().flat_map(|client| &client.operations).map(span))
         };
@@ -231,13 +240,14 @@ impl Logs {
         };
         Ok(OfClients {
             network: first.network.clone(),
+            jobs,
             ranks: first.ranks,
             size: first.size,
             chunksize: first.chunksize,
             kind: first.kind.clone(),
             redop: first.redop.clone(),
             time_us: seconds * 1e6,
-            algbw: first.size as f64 / seconds / 1e9,
+            algbw: jobs as f64 * first.size as f64 / seconds / 1e9,
             cpu: runs.iter().map(|run| run.cpu).sum(),
             wrong: runs.iter().map(|run| run.wrong).sum(),
             e2e: operations(|operation| operation.e2e).ok_or("nothing was measured")?,
@@ -264,8 +274,9 @@ impl Logs {
     pub(super) fn text(&self) -> Result<String> {
         let clients = self.of_clients()?;
         let mut text = format!(
-            "# {}: {} ranks reduce {} bytes of {} in operations of {}: {:.1} us, {:.3} GB/s, {} wrong\n",
+            "# {}: {}{} ranks reduce {} bytes of {} in operations of {}: {:.1} us, {:.3} GB/s, {} wrong\n",
             clients.network,
+            if clients.jobs > 1 { format!("{} jobs of ", clients.jobs) } else { String::new() },
             clients.ranks,
             clients.size,
             clients.kind,

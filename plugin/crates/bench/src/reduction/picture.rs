@@ -42,7 +42,15 @@ pub(super) fn draw(logs: &Logs, window: Option<[f64; 2]>) -> Result<String> {
         let operations = client.operations.iter().map(|o| vec![(o.e2e, SEND)]);
         let bars: Vec<Bar> =
             if client.pieces.is_empty() { operations.collect() } else { pieces.collect() };
-        (format!("rank {rank}"), bars)
+        // Of several jobs, each counts its own.
+        let name = match logs.jobs() {
+            0 | 1 => format!("rank {rank}"),
+            jobs => {
+                let ranks = logs.clients.len() / jobs;
+                format!("job {} rank {}", rank / ranks, rank % ranks)
+            }
+        };
+        (name, bars)
     });
     let bands: Vec<(String, Vec<Bar>)> = servers.chain(clients).collect();
     let begins = bands.iter().flat_map(|(_, bars)| bars).map(|bar| bar[0].0[0]);

@@ -25,6 +25,8 @@ pub(super) enum Setting {
     Chunksize(Size),
     /// Operations in flight.
     Depth(u16),
+    /// Jobs at a time.
+    Jobs(u16),
     /// Bytes that a server takes at once.
     Piece(Size),
     /// Servers on this machine.
@@ -56,6 +58,7 @@ impl Setting {
         match name {
             "chunksize" => value.parse().map(Self::Chunksize),
             "depth" => number(32).map(Self::Depth),
+            "jobs" => number(64).map(Self::Jobs),
             "piece" => value.parse().map(Self::Piece),
             "servers" => number(64).map(|number| Self::Servers(number.into())),
             "server-threads" => number(1024).map(Self::ServerThreads),
@@ -63,7 +66,7 @@ impl Setting {
                 Ok(Self::Variable(name.to_owned(), value.to_owned()))
             }
             _ => Err(format!(
-                "{name:?}: chunksize, depth, piece, servers, server-threads or a variable's name in capitals"
+                "{name:?}: chunksize, depth, jobs, piece, servers, server-threads or a variable's name in capitals"
             )),
         }
     }
@@ -72,6 +75,7 @@ impl Setting {
         match self.clone() {
             Self::Chunksize(size) => options.chunksize = Some(size),
             Self::Depth(depth) => options.depth = depth,
+            Self::Jobs(jobs) => options.jobs = jobs,
             Self::Piece(size) => options.piece = Some(size),
             Self::Servers(servers) => options.servers = Some(servers),
             Self::ServerThreads(threads) => options.server_threads = Some(threads),
@@ -89,6 +93,7 @@ impl Setting {
         match self {
             Self::Chunksize(bytes) => format!("chunksize={}", size(bytes.0)),
             Self::Depth(depth) => format!("depth={depth}"),
+            Self::Jobs(jobs) => format!("jobs={jobs}"),
             Self::Piece(bytes) => format!("piece={}", size(bytes.0)),
             Self::Servers(servers) => format!("servers={servers}"),
             Self::ServerThreads(threads) => format!("server-threads={threads}"),

@@ -61,6 +61,20 @@ fn a_run_says_how_long_each_step_took_and_its_log_says_it_again() {
 }
 
 #[test]
+fn jobs_share_servers() {
+    built();
+    let ended = run(&[&SMALL[..], &["--servers", "1", "--jobs", "3", "--json"]].concat());
+    assert!(ended.status.success(), "{ended:?}");
+    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let clients = &json["clients"];
+    // Two reductions on two ranks of each job.
+    assert_eq!((clients["jobs"].as_u64(), clients["e2e"]["len"].as_u64()), (Some(3), Some(12)));
+    assert_eq!(clients["wrong"], 0);
+    let ended = run(&["reduction", "--rank", "0", "--world-size", "1", "--jobs", "2"]);
+    assert!(ended.err.contains("--jobs start ranks"), "{ended:?}");
+}
+
+#[test]
 fn hosts_of_a_file_are_reached_by_a_command() {
     built();
     let folder = Folder::new("hosts");

@@ -94,9 +94,9 @@ pub(super) fn join(
 ) -> Result<Vec<Link>, ClientError> {
     let start = Instant::now();
     let names = Names::resolve(servers);
-    // A rank's flows are spread over as many paths whether they go to one host or to several, and each has its price. But
-    // a flow alone has none beside it that shows it to be slow.
-    let flows = (transport.settings().flows() / servers.len().max(1)).max(2);
+    // A rank's flows are spread over as many paths whether they go to one host or to several, and each has its price: pieces
+    // go in order, so that one on a slow flow holds up those that came on others.
+    let flows = (transport.settings().flows() / servers.len().max(1)).max(1);
     let mut attempts: Vec<Attempt> = servers
         .iter()
         .map(|name| Attempt {
