@@ -41,18 +41,28 @@ func TestDriverResult(t *testing.T) {
 }
 
 func TestMarkdown(t *testing.T) {
-	results := []result{
-		{Case: cases[0], Perftest: []float64{60, 50, 70}, Evenkeel: []float64{57, 66, 48}},
-		{Case: cases[2], Perftest: []float64{40, 50}, Evenkeel: []float64{60, 75}},
+	slow := cases[2]
+	slow.Limits = "the moon"
+	m := measured{
+		Results: []result{
+			{Case: cases[0], Perftest: []float64{60, 50, 70}, Evenkeel: []float64{57, 66, 48}},
+			{Case: slow, Perftest: []float64{40, 50}, Evenkeel: []float64{60, 78}},
+		},
+		Passed: []bool{true, false, true},
 	}
-	page := string(markdown(results, 3, "abc", "1.5"))
+	page := string(markdown(m, 3, "abc", "1.5"))
 	for _, want := range []string{
-		"| 60.0 (50.0 to 70.0) MB/s | 57.0 (48.0 to 66.0) MB/s | 0.95 | at least 0.9 |",
-		"| 45.0 (40.0 to 50.0) us | 67.5 (60.0 to 75.0) us | 1.50 | at most 1.5 |",
+		"| 60.0 (50.0 to 70.0) MB/s | 57.0 (48.0 to 66.0) MB/s | 0.95 | at least 0.9 | yes |",
+		"| 45.0 (40.0 to 50.0) us | 69.0 (60.0 to 78.0) us | 1.53 | at most 1.5 | **no** |",
+		"* " + slow.Name + ": the moon",
 		"commit abc",
+		"| no verbs call | yes |", "every byte right | **no** |",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %q in %s", want, page)
 		}
+	}
+	if strings.Contains(page, "* "+cases[0].Name) {
+		t.Errorf("what was reached is explained: %s", page)
 	}
 }

@@ -44,7 +44,8 @@ func rootCommand() *cobra.Command {
 
 Both run in the RDMA lab's virtual machine (see "go run ./hack/rdmalab --help"), one after the other in each
 round, over the same two ports. What counts are the ratios: the processor is emulated and so is the network
-card. Wants a machine that does nothing else.`,
+card. Wants a machine that does nothing else. What is not about speed is checked by the plugin's own tests there,
+once.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -70,15 +71,16 @@ func measureCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			results, err := c.measure(cmd.Context(), cmd.ErrOrStderr(), rounds)
+			m, err := c.measure(cmd.Context(), cmd.ErrOrStderr(), rounds)
 			if err != nil {
 				return err
 			}
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(results)
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(m)
 		},
 	}
 	cmd.Flags().StringVar(&c.Library, "library", "", "the plugin")
 	cmd.Flags().StringVar(&c.Driver, "driver", "", "evenkeel-bench")
+	cmd.Flags().StringToStringVar(&c.Tests, "tests", nil, "test binaries, by package")
 	cmd.Flags().IntVar(&rounds, "rounds", 1, "times that each case is measured")
 	return cmd
 }
@@ -100,8 +102,12 @@ func bench(ctx context.Context, out io.Writer, rounds int, output string) error 
 		return err
 	}
 	limit := time.Duration(5+4*rounds) * time.Minute
-	cmd := exec.CommandContext(ctx, "go", "run", "./hack/rdmalab", "--timeout", limit.String(), "--",
-		self, "measure", "--library", c.Library, "--driver", c.Driver, "--rounds", fmt.Sprint(rounds))
+	args := []string{"run", "./hack/rdmalab", "--timeout", limit.String(), "--",
+		self, "measure", "--library", c.Library, "--driver", c.Driver, "--rounds", fmt.Sprint(rounds)}
+	for name, binary := range c.Tests {
+		args = append(args, "--tests", name+"="+binary)
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir, cmd.Stderr = root, os.Stderr
 	// A virtual machine ends with the program that runs it: interrupt it rather than kill it.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -110,12 +116,12 @@ func bench(ctx context.Context, out io.Writer, rounds int, output string) error 
 	if err != nil {
 		return fmt.Errorf("measuring in the RDMA lab: %w", err)
 	}
-	var results []result
-	if err := json.Unmarshal(text, &results); err != nil {
+	var m measured
+	if err := json.Unmarshal(text, &m); err != nil {
 		return fmt.Errorf("what was measured in the RDMA lab: %w", err)
 	}
 	commit := toolbox.Commit(ctx, root, "plugin", "hack/rdmabench")
-	page := markdown(results, rounds, commit, loadAverage())
+	page := markdown(m, rounds, commit, loadAverage())
 	if err := os.WriteFile(output, page, 0o644); err != nil {
 		return err
 	}
@@ -123,31 +129,51 @@ func bench(ctx context.Context, out io.Writer, rounds int, output string) error 
 	return err
 }
 
-// build builds the plugin and what drives it, optimised.
+// build builds the plugin and what drives it, optimised, and the tests.
 func build(ctx context.Context, root string) (contestants, error) {
-	dir := filepath.Join(root, "plugin")
-	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench")
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, os.Stderr, os.Stderr
-	if err := cmd.Run(); err != nil {
-		return contestants{}, fmt.Errorf("cargo build: %w", err)
+	c := contestants{Tests: map[string]string{}}
+	executables, err := cargo(ctx, root, "build", "--release", "-p", "evenkeel-nccl", "-p", "evenkeel-bench")
+	if err != nil {
+		return c, err
 	}
-	cmd = exec.CommandContext(ctx, "cargo", "metadata", "--locked", "--no-deps", "--format-version", "1")
-	cmd.Dir = dir
+	c.Driver = executables["evenkeel-bench"]
+	c.Library = filepath.Join(filepath.Dir(c.Driver), "libnccl_net_evenkeel.so")
+	// The plugin's tests load the library that lies beside them.
+	if _, err := cargo(ctx, root, "build", "-p", "evenkeel-nccl"); err != nil {
+		return c, err
+	}
+	for _, of := range checks {
+		executables, err := cargo(ctx, root, append([]string{"test", "--no-run"}, of.Build...)...)
+		if err != nil {
+			return c, err
+		}
+		c.Tests[of.Target] = executables[of.Target]
+	}
+	return c, nil
+}
+
+// cargo builds something, and gives the programs among it by the names of their targets.
+func cargo(ctx context.Context, root string, args ...string) (map[string]string, error) {
+	cmd := exec.CommandContext(ctx, "cargo", append(args, "--locked", "--message-format", "json-render-diagnostics")...)
+	cmd.Dir, cmd.Stderr = filepath.Join(root, "plugin"), os.Stderr
 	text, err := cmd.Output()
 	if err != nil {
-		return contestants{}, fmt.Errorf("cargo metadata: %w", err)
+		return nil, fmt.Errorf("cargo %s: %w", args[0], err)
 	}
-	var metadata struct {
-		TargetDirectory string `json:"target_directory"`
+	executables := map[string]string{}
+	for line := range bytes.Lines(text) {
+		var message struct {
+			Target     struct{ Name string }
+			Executable string
+		}
+		if err := json.Unmarshal(line, &message); err != nil {
+			return nil, fmt.Errorf("cargo %s: %w in what it says", args[0], err)
+		}
+		if message.Executable != "" {
+			executables[message.Target.Name] = message.Executable
+		}
 	}
-	if err := json.Unmarshal(bytes.TrimSpace(text), &metadata); err != nil {
-		return contestants{}, fmt.Errorf("cargo metadata: %w", err)
-	}
-	release := filepath.Join(metadata.TargetDirectory, "release")
-	return contestants{
-		Library: filepath.Join(release, "libnccl_net_evenkeel.so"),
-		Driver:  filepath.Join(release, "evenkeel-bench"),
-	}, nil
+	return executables, nil
 }
 
 // loadAverage is that of the last minute; empty where nobody knows.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,8 +25,12 @@ const (
 // caseTimeout is for one measurement of one contestant.
 const caseTimeout = 2 * time.Minute
 
-// contestants are the programs that are measured beside perftest.
-type contestants struct{ Library, Driver string }
+// contestants are what is measured beside perftest: the plugin and what drives it; and its test binaries, by the names of
+// their targets.
+type contestants struct {
+	Library, Driver string
+	Tests           map[string]string
+}
 
 // A benchCase is measured with both.
 type benchCase struct {
@@ -36,12 +41,45 @@ type benchCase struct {
 	Latency    bool    // half of a round trip, microseconds; else MB/s
 	Least      float64 // bandwidth over perftest's
 	Most       float64 // latency over perftest's
+	Limits     string  // what is known to keep it from better
 }
 
+// What is known of what limits cases.
+const (
+	limitsBandwidth = "not known for certain. Both ranks poll, on two emulated processors that also run soft-RoCE; perftest's receiver sleeps"
+	limitsLatency   = "not known for certain. Polling takes processors from soft-RoCE's threads (with ranks that do not yield it takes longer still), and each message runs more emulated instructions than in perftest's loop"
+)
+
 var cases = []benchCase{
-	{Name: "1 MiB messages, 1 queue pair", Bytes: 1 << 20, QueuePairs: 1, Messages: 200, Least: 0.9},
-	{Name: "1 MiB messages, 4 queue pairs", Bytes: 1 << 20, QueuePairs: 4, Messages: 200, Least: 0.9},
-	{Name: "8 bytes there and back, half of it, p50", Bytes: 8, QueuePairs: 1, Messages: 2000, Latency: true, Most: 1.5},
+	{Name: "1 MiB messages, 1 queue pair", Bytes: 1 << 20, QueuePairs: 1, Messages: 200, Least: 0.9, Limits: limitsBandwidth},
+	{Name: "1 MiB messages, 4 queue pairs", Bytes: 1 << 20, QueuePairs: 4, Messages: 200, Least: 0.9, Limits: limitsBandwidth},
+	{Name: "8 bytes there and back, half of it, p50", Bytes: 8, QueuePairs: 1, Messages: 2000, Latency: true, Most: 1.5, Limits: limitsLatency},
+}
+
+// A check is of what has no figure: tests of the plugin's that pass or fail.
+type check struct {
+	Name, Goal string
+	Build      []string // what to build, in cargo's words
+	Target     string   // the name of what is built
+	Tests      []string
+}
+
+var checks = []check{
+	{
+		Name: "registration of a cached buffer", Goal: "no verbs call",
+		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
+		Tests: []string{"rdma::tests::memory_that_is_registered_needs_no_call_of_the_device"},
+	},
+	{
+		Name: "one queue pair forced into error in the middle of a transfer, at either side, of two and of one", Goal: "the transfer finishes, every byte right",
+		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
+		Tests: []string{"rdma::tests::a_queue_pair_that_fails_at_the_sender_costs_no_byte", "rdma::tests::a_queue_pair_that_fails_at_the_receiver_costs_no_byte"},
+	},
+	{
+		Name: "receiver killed, or sender", Goal: "an error of all requests that names it, within the time set for verbs (here within 1 s)",
+		Build: []string{"-p", "evenkeel-nccl", "--test", "abi"}, Target: "abi",
+		Tests: []string{"peers::a_killed_receiver_fails_every_request_of_the_sender", "peers::a_killed_sender_fails_every_request_of_the_receiver"},
+	},
 }
 
 // A result holds what both gave, a number for each round.
@@ -51,7 +89,45 @@ type result struct {
 	Evenkeel []float64
 }
 
-func (c contestants) measure(ctx context.Context, progress io.Writer, rounds int) ([]result, error) {
+// What was measured, and whether each of the checks passed.
+type measured struct {
+	Results []result
+	Passed  []bool
+}
+
+func (c contestants) measure(ctx context.Context, progress io.Writer, rounds int) (measured, error) {
+	results, err := c.compare(ctx, progress, rounds)
+	if err != nil {
+		return measured{}, err
+	}
+	m := measured{Results: results}
+	for _, of := range checks {
+		passed := true
+		for _, test := range of.Tests {
+			said, err := c.test(ctx, of.Target, test)
+			if err != nil {
+				passed = false
+				fmt.Fprintf(progress, "%s: %v\n%s", test, err, said)
+			}
+		}
+		m.Passed = append(m.Passed, passed)
+	}
+	return m, nil
+}
+
+// test runs one test, and gives what it printed.
+func (c contestants) test(ctx context.Context, target, name string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, caseTimeout)
+	defer cancel()
+	said, err := exec.CommandContext(ctx, c.Tests[target], "--exact", "--include-ignored", name).CombinedOutput()
+	if err == nil && !bytes.Contains(said, []byte("1 passed")) {
+		err = errors.New("no such test")
+	}
+	return said, err
+}
+
+// compare measures each case with both, in turn.
+func (c contestants) compare(ctx context.Context, progress io.Writer, rounds int) ([]result, error) {
 	results := make([]result, len(cases))
 	for round := range rounds {
 		for i, of := range cases {

@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // markdown is the page of results.
-func markdown(results []result, rounds int, commit, load string) []byte {
+func markdown(m measured, rounds int, commit, load string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `# RDMA: the plugin beside perftest
 
@@ -19,21 +20,45 @@ in brackets the least and the greatest of the rounds.
 	if load != "" {
 		fmt.Fprintf(&b, "Load of the machine around it at the end, its own included: %s.\n", load)
 	}
-	b.WriteString("\n| case | perftest | Evenkeel | ratio | aim |\n|---|---|---|---|---|\n")
-	for _, r := range results {
-		unit, aim := "MB/s", fmt.Sprintf("at least %.1f", r.Case.Least)
+	b.WriteString("\n| case | perftest | Evenkeel | ratio | goal | reached |\n|---|---|---|---|---|---|\n")
+	var limits []string
+	for _, r := range m.Results {
+		ratio := median(r.Evenkeel) / median(r.Perftest)
+		unit, goal, reached := "MB/s", fmt.Sprintf("at least %.1f", r.Case.Least), ratio >= r.Case.Least
 		if r.Case.Latency {
-			unit, aim = "us", fmt.Sprintf("at most %.1f", r.Case.Most)
+			unit, goal, reached = "us", fmt.Sprintf("at most %.1f", r.Case.Most), ratio <= r.Case.Most
 		}
-		fmt.Fprintf(&b, "| %s | %s %s | %s %s | %.2f | %s |\n", r.Case.Name,
-			spread(r.Perftest), unit, spread(r.Evenkeel), unit, median(r.Evenkeel)/median(r.Perftest), aim)
+		fmt.Fprintf(&b, "| %s | %s %s | %s %s | %.2f | %s | %s |\n", r.Case.Name,
+			spread(r.Perftest), unit, spread(r.Evenkeel), unit, ratio, goal, yes(reached))
+		if !reached {
+			limits = append(limits, fmt.Sprintf("* %s: %s\n", r.Case.Name, r.Case.Limits))
+		}
+	}
+	if len(limits) > 0 {
+		b.WriteString("\nWhat limits those that are not reached:\n\n" + strings.Join(limits, ""))
+	}
+	b.WriteString("\n| case | goal | reached |\n|---|---|---|\n")
+	for i, of := range checks {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", of.Name, of.Goal, yes(m.Passed[i]))
 	}
 	b.WriteString(`
 perftest: ` + "`ib_write_bw` and `ib_write_lat`" + `, the average and the typical value that they print. Evenkeel: ` +
 		"`evenkeel-bench net --transport rdma`" + `, through NCCL's interface: the receiver posts each buffer, every message says
-which one it is, and that is checked.
+which one it is, and that is checked. The cases without figures are tests of the plugin's, run in the same machine:
 `)
+	for _, of := range checks {
+		for _, test := range of.Tests {
+			fmt.Fprintf(&b, "`%s`\n", test)
+		}
+	}
 	return b.Bytes()
+}
+
+func yes(reached bool) string {
+	if reached {
+		return "yes"
+	}
+	return "**no**"
 }
 
 func spread(values []float64) string {

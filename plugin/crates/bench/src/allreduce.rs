@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::group::Group;
 use crate::host::{Region, Result};
+use crate::log;
 use crate::options::{NetworkOptions, RankOptions, RunOptions};
 use crate::report::{Measured, Network, Printer, RankLine, Row};
 use crate::ring::{Buffers, Ring};
@@ -98,9 +99,9 @@ fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
         cycle = cycle.wrapping_add(1);
     }
     // Nobody leaves, and closes its connections, before all are done.
-    group.barrier()?;
+    let transports = group.share(&log::transport())?;
     if let Some(printer) = printer {
-        printer.finish(ring.sent()).map_err(output)?;
+        printer.finish(ring.sent(), transports).map_err(output)?;
     }
     Ok(wrong)
 }

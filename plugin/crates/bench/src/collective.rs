@@ -42,6 +42,8 @@ enum Transport {
     Shm,
     /// Shared memory within a host, TCP between hosts
     Auto,
+    /// RDMA; NCCL_IB_HCA chooses the port
+    Rdma,
 }
 
 /// Times, and what was wrong with results.
@@ -234,13 +236,17 @@ impl Options {
 
     fn way(&self) -> Result<Way> {
         let text = |error: evenkeel_collectives::Error| error.to_string();
-        let tcp = match (&self.tcp_device, self.spawned_by) {
-            (Some(device), _) => Tcp::on(device),
-            (None, Some(_)) => Tcp::on("lo"),
-            (None, None) => Tcp::from_env(),
+        let tcp = match (self.transport, &self.tcp_device, self.spawned_by) {
+            (Transport::Rdma, Some(_), _) => {
+                return Err("--tcp-device is no RDMA port: NCCL_IB_HCA chooses one".to_owned());
+            }
+            (Transport::Rdma, None, _) => Tcp::by_rdma(),
+            (_, Some(device), _) => Tcp::on(device),
+            (_, None, Some(_)) => Tcp::on("lo"),
+            (_, None, None) => Tcp::from_env(),
         };
         match self.transport {
-            Transport::Tcp => tcp.map(Way::Tcp).map_err(text),
+            Transport::Tcp | Transport::Rdma => tcp.map(Way::Tcp).map_err(text),
             Transport::Auto => tcp.map(|tcp| Way::Auto(Auto::new(tcp))).map_err(text),
             Transport::Shm => Ok(Way::SharedMemory),
             Transport::Tls => {
@@ -444,6 +450,7 @@ struct Printer<'a> {
 impl<'a> Printer<'a> {
     fn start(options: &'a Options, way: &'a Way, group: &Group) -> Result<Self> {
         let (transport, device) = match way {
+            Way::Tcp(tcp) if matches!(options.transport, Transport::Rdma) => ("rdma", tcp.device()),
             Way::Tcp(tcp) => ("tcp", tcp.device()),
             Way::Tls(tls) => ("tls", tls.device()),
             Way::SharedMemory => ("shm", ""),

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::group::Group;
 use crate::host::{Connecting, Listener, Plugin, Receiver, Region, Request, Result, Sender};
+use crate::log;
 use crate::options::{NetworkOptions, RankOptions};
 use crate::report::Network;
 use crate::size::{Size, sweep};
@@ -130,13 +131,14 @@ const RECEIVES: usize = 0;
 const SENDS: usize = 1;
 
 fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
-    let (plugin, network) = options.network.open()?;
+    let (plugin, mut network) = options.network.open()?;
     group.share(&network.name)?;
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
     let mut lanes = connect(options, &plugin, group, most, RECEIVES)?;
     if options.ping_pong {
         lanes.extend(connect(options, &plugin, group, most, SENDS)?);
     }
+    network.transport = log::transport();
     let output = |error: io::Error| format!("cannot write the results: {error}");
     let print = group.rank() == 0;
     if print && !options.json {
@@ -167,9 +169,10 @@ fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
 
 fn heading(options: &Options, network: &Network) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let Network { name, version, library, sha256, device, speed_mbps } = network;
+    let Network { name, version, library, sha256, device, speed_mbps, transport } = network;
     writeln!(out, "# Network: {name} (ncclNet v{version}), {library}, sha256 {sha256}")?;
-    writeln!(out, "# Device: {device}, {} Gbit/s", *speed_mbps as f64 / 1e3)?;
+    let over = transport.as_deref().map_or_else(String::new, |name| format!(", over {name}"));
+    writeln!(out, "# Device: {device}, {} Gbit/s{over}", *speed_mbps as f64 / 1e3)?;
     if options.ping_pong {
         writeln!(out, "# One message at a time, there and back")?;
     } else {

@@ -91,6 +91,7 @@ impl NetworkOptions {
             sha256: digest(plugin.path().to_path_buf())?,
             device: device.name.clone(),
             speed_mbps: device.speed,
+            transport: None,
         };
         Ok((plugin, network))
     }

@@ -56,6 +56,10 @@ pub(crate) struct Network {
     pub(crate) device: String,
     /// The device's speed as the plugin has it, Mbit/s.
     pub(crate) speed_mbps: i64,
+    /// What carried the messages of its connections, `tcp` or `rdma`, or `mixed`; none where there are none, or the plugin
+    /// does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transport: Option<String>,
 }
 
 /// A rank's machine and network.
@@ -165,8 +169,15 @@ impl Printer {
         Ok(())
     }
 
-    /// Writes what is left and gives the number of wrong elements.
-    pub(crate) fn finish(mut self, sent_bytes: u64) -> io::Result<u64> {
+    /// Writes what is left and gives the number of wrong elements. `transports` are what carried each rank's messages.
+    pub(crate) fn finish(
+        mut self,
+        sent_bytes: u64,
+        transports: Vec<Option<String>>,
+    ) -> io::Result<u64> {
+        for (rank, transport) in self.report.ranks.iter_mut().zip(transports) {
+            rank.network.transport = transport;
+        }
         let all: Vec<_> =
             self.report.rows.iter().flat_map(|row| [row.out_of_place, row.in_place]).collect();
         let sum: f64 = all.iter().map(|measured| measured.busbw).sum();
@@ -177,9 +188,12 @@ impl Printer {
             serde_json::to_writer(&mut out, &self.report)?;
             writeln!(out)?;
         } else {
-            let network = self.report.ranks.first().map_or("", |rank| &rank.network.name);
+            let network = self.report.ranks.first().map(|rank| &rank.network);
+            let name = network.map_or("", |network| &network.name);
+            let over = network.and_then(|network| network.transport.as_deref());
+            let over = over.map_or_else(String::new, |transport| format!(" over {transport}"));
             let verdict = if self.report.wrong == 0 { "OK" } else { "FAILED" };
-            writeln!(out, "# Network: {network} carried {sent_bytes} bytes from rank 0")?;
+            writeln!(out, "# Network: {name} carried {sent_bytes} bytes from rank 0{over}")?;
             writeln!(out, "# Out of bounds values : {} {verdict}", self.report.wrong)?;
             writeln!(out, "# Avg bus bandwidth    : {:.4}", self.report.average_busbw)?;
         }

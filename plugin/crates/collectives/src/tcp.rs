@@ -49,7 +49,15 @@ impl Tcp {
     /// # Errors
     /// Names the variable that has no valid value, or says that there is no interface to use.
     pub fn from_env() -> Result<Self> {
-        Self::open(None)
+        Self::open(None, None)
+    }
+
+    /// Opens the network as the environment says, but over RDMA ports, and nothing else.
+    ///
+    /// # Errors
+    /// As [`Tcp::from_env`]; also says why there is no RDMA port to use.
+    pub fn by_rdma() -> Result<Self> {
+        Self::open(None, Some("rdma"))
     }
 
     /// Opens the network as the environment says, but over this interface, such as `lo`.
@@ -57,18 +65,18 @@ impl Tcp {
     /// # Errors
     /// As [`Tcp::from_env`].
     pub fn on(interface: &str) -> Result<Self> {
-        Self::open(Some(interface))
+        // Who names an interface does not mean an RDMA port.
+        Self::open(Some(interface), Some("tcp"))
     }
 
-    fn open(interface: Option<&str>) -> Result<Self> {
+    fn open(interface: Option<&str>, transport: Option<&str>) -> Result<Self> {
         let settings = Settings::from_lookup(|name| {
             let said = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
             match (name, interface) {
                 ("NCCL_SOCKET_IFNAME", Some(interface)) => Some(format!("={interface}")),
                 // There is one path only, and nothing to be fair to: more flows would only cost more.
                 ("EVENKEEL_FLOWS", Some(LOOPBACK)) => said.or_else(|| Some("1".to_owned())),
-                // Who names an interface does not mean an RDMA port.
-                ("EVENKEEL_TRANSPORT", Some(_)) => Some("tcp".to_owned()),
+                ("EVENKEEL_TRANSPORT", _) => transport.map(str::to_owned).or(said),
                 _ => said,
             }
         })

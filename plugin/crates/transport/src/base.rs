@@ -31,6 +31,23 @@ pub(crate) enum Direction {
     Recv,
 }
 
+/// What carries the messages of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Medium {
+    Tcp,
+    Rdma,
+}
+
+impl Medium {
+    /// As [`crate::Settings`] names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
 /// How much of a connection's work is not done.
 pub(crate) struct InFlight {
     pub(crate) requests: usize,
@@ -42,6 +59,7 @@ pub(crate) struct Base {
     pub(crate) context: Context,
     pub(crate) counters: Counters,
     direction: Direction,
+    medium: Medium,
     peer: SocketAddr,
     failure: OnceLock<Error>,
     /// Whether the failure has been written to the log.
@@ -55,11 +73,17 @@ pub(crate) struct Base {
 }
 
 impl Base {
-    pub(crate) fn new(context: Context, direction: Direction, peer: SocketAddr) -> Self {
+    pub(crate) fn new(
+        context: Context,
+        direction: Direction,
+        medium: Medium,
+        peer: SocketAddr,
+    ) -> Self {
         Self {
             context,
             counters: Counters::default(),
             direction,
+            medium,
             peer,
             failure: OnceLock::new(),
             reported: AtomicBool::new(false),
@@ -156,6 +180,18 @@ impl Base {
         ended.push(carried);
         ended.sort_unstable_by(|a, b| b.cmp(a));
         ended.truncate(MOST_SHOWN);
+    }
+
+    /// Says that the connection is there, and what carries its messages.
+    pub(crate) fn first_words(&self) {
+        self.context.log.info(&format!(
+            "evenkeel: connection opened peer={} direction={} transport={} device={}{}",
+            self.peer,
+            self.direction(),
+            self.medium.name(),
+            self.context.device.name(),
+            self.label(),
+        ));
     }
 
     /// Says what the connection carried, now that it is closed and all its flows have ended.

@@ -1,5 +1,6 @@
 //! Callers who sleep until a request may be done.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -8,6 +9,11 @@ use crate::sys::lock;
 
 /// One for the process: who sleeps is rare, and who is woken in vain looks and sleeps on.
 static BELL: Bell = Bell::new();
+
+thread_local! {
+    /// Whether this thread falls asleep if what it looks for now is not there.
+    static LAST_LOOK: Cell<bool> = const { Cell::new(false) };
+}
 
 struct Bell {
     sleepers: AtomicUsize,
@@ -19,6 +25,11 @@ struct Bell {
 /// request or connection of this process; it must not wait itself.
 pub fn wait_for<T>(time: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     BELL.wait_for(time, &mut look)
+}
+
+/// Whether the calling thread falls asleep if it finds nothing: then somebody else has to move what it waits for.
+pub(crate) fn falls_asleep() -> bool {
+    LAST_LOOK.get()
 }
 
 /// Something has changed that a sleeper may wait for.
@@ -46,7 +57,7 @@ impl Bell {
         loop {
             let heard = *lock(&self.rung);
             fence(Ordering::SeqCst);
-            if let Some(found) = look() {
+            if let Some(found) = LastLook::with(&mut *look) {
                 return Some(found);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -57,6 +68,23 @@ impl Bell {
             // Poisoned or not, the counter is whole.
             let _ = self.changed.wait_timeout_while(rung, left, |rung| *rung == heard);
         }
+    }
+}
+
+/// Marks a look as the last one before sleep, also when it panics.
+struct LastLook;
+
+impl LastLook {
+    fn with<T>(look: impl FnOnce() -> T) -> T {
+        LAST_LOOK.set(true);
+        let _marked = Self;
+        look()
+    }
+}
+
+impl Drop for LastLook {
+    fn drop(&mut self) {
+        LAST_LOOK.set(false);
     }
 }
 
@@ -108,8 +136,10 @@ mod tests {
         let mut looks = 0;
         let found: Option<()> = Bell::new().wait_for(Duration::from_millis(1), &mut || {
             looks += 1;
+            assert!(falls_asleep());
             None
         });
         assert!(found.is_none() && looks > 0);
+        assert!(!falls_asleep());
     }
 }

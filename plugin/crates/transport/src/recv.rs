@@ -16,7 +16,7 @@ use socket2::Socket;
 
 use crate::Context;
 use crate::attendance::{Attendance, Focus};
-use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
+use crate::base::{Base, Direction, InFlight, Medium, TURN_BYTES, not_now};
 use crate::check::Check;
 use crate::counters::FlowCounters;
 use crate::engine::{Engine, Readiness, Registration, Source, Workers};
@@ -63,6 +63,7 @@ pub(crate) trait Inbound: Send + Sync {
 
 impl RecvConnection {
     pub(crate) fn new(receiver: Arc<dyn Inbound>, door: OpenDoor, engine: Arc<Engine>) -> Self {
+        receiver.base().first_words();
         Self { receiver, _door: door, _engine: engine }
     }
 
@@ -235,7 +236,7 @@ impl Receiver {
         sockets: Vec<Socket>,
     ) -> io::Result<Arc<Self>> {
         let receiver = Arc::new(Self {
-            base: Base::new(context, Direction::Recv, peer),
+            base: Base::new(context, Direction::Recv, Medium::Tcp, peer),
             workers: Arc::clone(workers),
             queue: Mutex::new(Queue {
                 reassembly: Reassembly::default(),

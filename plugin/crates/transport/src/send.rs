@@ -15,7 +15,7 @@ use evenkeel_wire::{
 use socket2::Socket;
 
 use crate::attendance::{Attendance, Focus};
-use crate::base::{Base, Direction, InFlight, TURN_BYTES, not_now};
+use crate::base::{Base, Direction, InFlight, Medium, TURN_BYTES, not_now};
 use crate::breadth::Breadth;
 use crate::call::Destination;
 use crate::copies::{Copies, Copy};
@@ -77,6 +77,7 @@ pub(crate) trait Outbound: Send + Sync {
 
 impl SendConnection {
     pub(crate) fn new(sender: Arc<dyn Outbound>, engine: Arc<Engine>) -> Self {
+        sender.base().first_words();
         Self { sender, _engine: engine }
     }
 
@@ -329,7 +330,7 @@ impl Sender {
         let schedule = context.settings.schedule;
         let breadth = destination.workers.breadths.of(destination.peer.ip(), sockets.len());
         let sender = Arc::new(Self {
-            base: Base::new(context, Direction::Send, destination.peer),
+            base: Base::new(context, Direction::Send, Medium::Tcp, destination.peer),
             clock: destination.workers.registration(),
             queue: Mutex::new(Queue {
                 scheduler: Scheduler::new(schedule),

@@ -52,7 +52,10 @@ fn json_has_what_the_table_has() {
         run(&["allreduce", "--spawn", "2", "-b", "1K", "-e", "4K", "-f", "4", "-n", "2", "--json"]);
     assert!(ended.status.success(), "{ended:?}");
     let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
-    assert_eq!(report["ranks"][1]["network"]["name"], "Evenkeel");
+    for rank in 0..2 {
+        assert_eq!(report["ranks"][rank]["network"]["name"], "Evenkeel");
+        assert_eq!(report["ranks"][rank]["network"]["transport"], "tcp");
+    }
     assert_eq!(report["rows"][1]["size"], 4096);
     assert_eq!(report["rows"][1]["in_place"]["wrong"], 0);
     // In each operation on two ranks, each sends half of the buffer twice: 2 warm-up, 2 timed and 1 checked, both ways.

@@ -11,5 +11,6 @@ mod lost;
 mod metrics;
 mod net;
 mod process;
+mod rdma;
 mod reduction;
 mod security;

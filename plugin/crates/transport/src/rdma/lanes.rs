@@ -50,7 +50,7 @@ pub(super) struct Lane<W> {
     /// Writes of the peer that there is room for.
     expected: usize,
     /// Since when it does not work, and why.
-    pub(super) down: Option<(Instant, String)>,
+    down: Option<(Instant, String)>,
     pub(super) carried: FlowCounters,
 }
 
@@ -70,7 +70,7 @@ pub(super) enum Stage {
 }
 
 /// Something that a lane tells.
-pub(super) enum Told<W> {
+pub(crate) enum Told<W> {
     /// A write of so many bytes is where it was to go.
     Sent(usize, W, u64),
     /// A write of the peer has come: bytes and number.
@@ -330,6 +330,12 @@ impl<W> Lanes<W> {
     /// The same, now that somebody knows.
     pub(super) fn take_unknown(&mut self, lane: usize) -> Vec<W> {
         std::mem::take(&mut self.all[lane].unknown)
+    }
+
+    /// Since when the one that has not worked for longest does not, and why.
+    pub(super) fn longest_down(&self) -> Option<(Instant, &str)> {
+        let down = self.all.iter().filter_map(|lane| lane.down.as_ref());
+        down.min_by_key(|(since, _)| *since).map(|(since, why)| (*since, why.as_str()))
     }
 
     /// What each has carried, for the metrics.

@@ -18,6 +18,7 @@ mod lanes;
 mod lifeline;
 mod recv;
 mod send;
+mod side;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +27,7 @@ pub use cache::{Registrar, Registration};
 pub(crate) use recv::Receiver;
 pub(crate) use send::Sender;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use evenkeel_wire::ArrivalError;
 
@@ -34,20 +35,26 @@ use crate::error::{Error, ErrorKind};
 
 /// Longest message that goes to the receiver's ring, in bytes.
 const EAGER_BYTES: usize = 4096;
-/// How long a worker leaves completions to callers who come by themselves.
-const LEASE: Duration = Duration::from_millis(1);
 /// How long a failed queue pair may take to tell of all its work.
 const DRAIN: Duration = Duration::from_millis(500);
-/// Most rounds of completions that are taken at a time.
-const ROUNDS: usize = 16;
 /// Marks a number as that of the messages that have left the ring.
 const ROOM: u32 = 1 << 31;
 
 /// Hears whether a connection could be opened.
 pub(crate) type Opened = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
+/// Calls `with` with room for a small message. Most are short, and to clear room for the longest costs more than to copy them.
+fn with_room<T>(length: usize, with: impl FnOnce(&mut [u8]) -> T) -> T {
+    const SHORT: usize = 256;
+    if length <= SHORT {
+        with(&mut [0; SHORT][..length])
+    } else {
+        with(&mut [0; EAGER_BYTES][..length])
+    }
+}
+
 /// Why a connection cannot go on.
-struct Problem(ErrorKind, String);
+pub(crate) struct Problem(ErrorKind, String);
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
@@ -63,11 +70,4 @@ impl From<ArrivalError> for Problem {
         };
         Self(kind, error.to_string())
     }
-}
-
-/// When to ask for word of completions: not while callers come by themselves. The time to look again.
-fn leave_to_callers(visited: Option<Instant>) -> Option<Instant> {
-    let now = Instant::now();
-    let last = visited.filter(|last| now.saturating_duration_since(*last) < LEASE)?;
-    Some(last + LEASE)
 }

@@ -1,28 +1,26 @@
 //! The receiving side.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_verbs::{Access, Mailbox, Payload, Region};
 use evenkeel_wire::{
-    ArrivalError, Arrivals, Arrived, MAX_MESSAGE_BYTES, PairWord, Part, PortWord, WINDOW, Word,
+    ArrivalError, Arrivals, Arrived, MAX_MESSAGE_BYTES, PairWord, Part, WINDOW, Word,
 };
 use socket2::Socket;
 
 use super::lanes::{Lanes, Stage, Told, system};
-use super::lifeline::Lifeline;
-use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, ROUNDS, leave_to_callers};
+use super::side::{Core, Side, State};
+use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
 use crate::Context;
 use crate::base::{Base, Direction, InFlight};
-use crate::engine::{Readiness, Registration, Source, Workers};
+use crate::engine::Workers;
 use crate::error::{Error, ErrorKind};
-use crate::metrics::{FlowObservation, Observed};
 use crate::recv::Inbound;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
-use crate::sys::{RecvBuffer, lock};
+use crate::sys::RecvBuffer;
 
 /// Places for credits in the sender's memory; a message's is that of its number modulo this.
 pub(super) const CREDITS: usize = 2 * WINDOW as usize;
@@ -79,19 +77,12 @@ impl Credit {
     }
 }
 
-pub(crate) struct Receiver {
-    base: Base,
-    state: Mutex<State>,
-    /// For the lifeline and for deadlines.
-    ear: Registration,
-    /// For completions.
-    bell: Registration,
-}
+/// The side that receives.
+pub(crate) type Receiver = Side<Awaiting>;
 
-struct State {
-    lanes: Lanes<()>,
-    lifeline: Lifeline,
-    port: Option<PortWord>,
+/// What it works on.
+pub(crate) struct Awaiting {
+    core: Core<()>,
     /// Where small messages come.
     ring: Mailbox,
     /// Copies of credits on their way.
@@ -103,16 +94,12 @@ struct State {
     told_room: u64,
     /// What the sender has offered for lanes that are not ready for it.
     offered: Vec<Option<(PairWord, Vec<Part>)>>,
-    opening: Option<(Opened, Instant)>,
-    visited: Option<Instant>,
     /// A message that the sender waits with, and its length.
     wanted: Option<(u64, u64)>,
     /// The sender has sent all messages below this one, and nothing else.
     bye: Option<u64>,
     /// Since when nothing more is heard, and why.
     gone: Option<(Instant, String)>,
-    bye_said: bool,
-    closed: bool,
 }
 
 struct Posted {
@@ -135,48 +122,22 @@ impl Receiver {
     ) -> Result<Arc<Self>, Error> {
         let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
         let deadline = Instant::now() + context.settings.connect_timeout;
-        let mut state = State {
-            // Credits are short: no lane has enough of them.
-            lanes: Lanes::new(adapter, lanes, u64::MAX)?,
-            lifeline: Lifeline::new(socket),
-            port: None,
+        // Credits are short: no lane has enough of them.
+        let all = Lanes::new(adapter, lanes, u64::MAX)?;
+        let mut state = Awaiting {
+            core: Core::new(all, socket, opened, deadline),
             ring: mailbox(WINDOW as usize * EAGER_BYTES)?,
             outbox: mailbox(CREDITS * CREDIT_BYTES)?,
             arrivals: Arrivals::default(),
             uncredited: VecDeque::new(),
             told_room: 0,
             offered: (0..lanes).map(|_| None).collect(),
-            opening: Some((opened, deadline)),
-            visited: None,
             wanted: None,
             bye: None,
             gone: None,
-            bye_said: false,
-            closed: false,
         };
-        state.lanes.completions.arm().map_err(system)?;
-        state.lifeline.say(&Word::Port(adapter.word(state.ring.region())));
-        let receiver = Arc::new(Self {
-            base: Base::new(context, Direction::Recv, peer),
-            state: Mutex::new(state),
-            ear: workers.registration(),
-            bell: workers.registration(),
-        });
-        let observed: Weak<Self> = Arc::downgrade(&receiver);
-        receiver.base.context.metrics.watch(observed);
-        let watched = {
-            let state = lock(&receiver.state);
-            let completions = &*state.lanes.completions;
-            let (ear, bell) = (Ear(Arc::clone(&receiver)), Bell(Arc::clone(&receiver)));
-            let socket = state.lifeline.socket();
-            let watched = receiver.ear.watch(socket, Arc::new(ear));
-            watched.and_then(|()| receiver.bell.watch(completions, Arc::new(bell)))
-        };
-        if let Err(error) = watched {
-            receiver.close();
-            return Err(Error::system("cannot watch a connection", &error));
-        }
-        Ok(receiver)
+        state.core.lifeline.say(&Word::Port(adapter.word(state.ring.region())));
+        Self::start(context, Direction::Recv, peer, workers, state)
     }
 
     fn recv(this: &Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
@@ -185,7 +146,7 @@ impl Receiver {
         }
         let operation = Operation::new();
         let mut refused = Ok(false);
-        this.act(|receiver, state| {
+        this.act(|side, state| {
             if state.arrivals.outstanding() >= MAX_REQUESTS || !state.arrivals.has_room() {
                 refused = Ok(true);
                 return Ok(());
@@ -193,7 +154,7 @@ impl Receiver {
             let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
             let mut region = None;
             if capacity > EAGER_BYTES as u64 || !state.is_eager() {
-                let cache = &state.lanes.adapter.memory;
+                let cache = &state.core.lanes.adapter.memory;
                 let made = |context: &_| buffer.register(context);
                 match cache.region(buffer.address(), buffer.length(), Access::All, made) {
                     Ok(made) => region = Some(made),
@@ -207,144 +168,52 @@ impl Receiver {
             let posted = Posted { buffer, operation: Arc::clone(&operation), region };
             let (message, arrived) = state.arrivals.post(capacity, posted)?;
             match arrived {
-                Some(arrived) => state.complete(arrived, &receiver.base),
+                Some(arrived) => state.complete(arrived, side.base()),
                 None if needs_credit => state.uncredited.push_back(message),
                 None => {}
             }
             state.check_wanted()?;
-            state.pump()?;
-            state.judge(Instant::now())
+            state.begin()?;
+            state.judge()
         });
         if refused? {
             return Ok(None);
         }
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
-
-    /// Does something to the state, and deals with what comes of it.
-    fn act(self: &Arc<Self>, act: impl FnOnce(&Self, &mut State) -> Result<(), Problem>) {
-        let mut state = lock(&self.state);
-        if state.closed || self.base.failed() {
-            return;
-        }
-        let result = act(self, &mut state);
-        self.conclude(state, result);
-    }
-
-    fn conclude(&self, mut state: MutexGuard<'_, State>, result: Result<(), Problem>) {
-        let opened = match &result {
-            Ok(()) if !state.lanes.are_live() => None,
-            _ => state.opening.take(),
-        };
-        drop(state);
-        match (result, opened) {
-            (Ok(()), None) => {}
-            (Ok(()), Some((opened, _))) => opened(Ok(())),
-            (Err(Problem(kind, what)), None) => self.fail(kind, &what),
-            (Err(Problem(kind, what)), Some((opened, _))) => opened(Err(Error::new(kind, what))),
-        }
-    }
-
-    fn fail(&self, kind: ErrorKind, what: &str) {
-        if self.base.fail(kind, what, &self.in_flight()) {
-            // The peer must hear of it now, not when this side closes.
-            self.come_to_rest();
-        }
-    }
-
-    /// Returns when no buffer is being written and none will be again.
-    fn come_to_rest(&self) {
-        let mut state = lock(&self.state);
-        if !std::mem::replace(&mut state.bye_said, true) {
-            state.lifeline.say(&Word::Bye(0));
-            state.lifeline.shutdown();
-        }
-        state.lanes.close();
-        // Registrations end before requests are reported.
-        state.arrivals.clear();
-    }
-
-    /// Ends everything.
-    pub(crate) fn close(&self) {
-        self.come_to_rest();
-        let mut state = lock(&self.state);
-        if std::mem::replace(&mut state.closed, true) {
-            return;
-        }
-        self.ear.end(state.lifeline.socket());
-        self.bell.end(&*state.lanes.completions);
-        let opening = state.opening.take();
-        state.lanes.all().iter().for_each(|lane| self.base.ended(lane.carried.bytes()));
-        drop(state);
-        // Nobody waits for it any more.
-        drop(opening);
-        self.base.last_words();
-    }
 }
 
-impl State {
-    /// Whether small messages come to the ring.
-    fn is_eager(&self) -> bool {
-        self.port.is_some_and(|port| port.eager)
-    }
+impl State for Awaiting {
+    type Note = ();
 
-    /// Takes what has come.
-    fn work(&mut self, base: &Base) -> Result<(), Problem> {
-        let mut told = Vec::new();
-        for _ in 0..ROUNDS {
-            let more = self.lanes.poll(&mut told)?;
-            for told in told.drain(..) {
-                self.take(told, base)?;
-            }
-            if !more {
-                break;
-            }
-        }
-        self.settle()?;
-        self.pump()
+    fn core(&mut self) -> &mut Core<()> {
+        &mut self.core
     }
 
     fn take(&mut self, told: Told<()>, base: &Base) -> Result<(), Problem> {
         match told {
             Told::Sent(..) => {}
             Told::Came(lane, bytes, immediate) => {
-                self.lanes.all()[lane].carried.chunk(&base.counters, bytes.into());
+                self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes.into());
                 if let Some(arrived) = self.arrivals.arrived(bytes, immediate)? {
                     self.complete(arrived, base);
                 }
             }
             Told::Failed(lane, why) => {
-                if self.lanes.stop(lane, &why) {
+                if self.core.lanes.stop(lane, &why) {
                     base.counters.lost.add(1);
-                    self.lifeline.say(&Word::Dead(lane as u8));
+                    self.core.lifeline.say(&Word::Dead(lane as u8));
                 }
             }
         }
         Ok(())
     }
 
-    fn complete(&mut self, arrived: Arrived<Posted>, base: &Base) {
-        let Arrived { posted, message, length, in_ring } = arrived;
-        if in_ring {
-            let place = (message % WINDOW) as usize * EAGER_BYTES;
-            let mut bytes = [0; EAGER_BYTES];
-            // What is longer than a place of the ring did not fit into it.
-            let bytes = &mut bytes[..(length as usize).min(EAGER_BYTES)];
-            self.ring.read(place, bytes);
-            posted.buffer.part(0, bytes.len()).copy_from(bytes);
-        }
-        // The registration ends, unless others hold it, before the caller has the memory back.
-        drop(posted.region);
-        base.counters.message(length);
-        posted.operation.complete(length);
-        base.notify();
-    }
-
-    /// Writes what the sender needs to know.
-    fn pump(&mut self) -> Result<(), Problem> {
-        let Some(port) = self.port else { return Ok(()) };
+    fn begin(&mut self) -> Result<(), Problem> {
+        self.settle()?;
+        let Some(port) = self.core.port else { return Ok(()) };
         while let Some(message) = self.uncredited.front().copied()
-            && let Some(lane) = self.lanes.best()
+            && let Some(lane) = self.core.lanes.best()
         {
             self.uncredited.pop_front();
             let posted = self.arrivals.posted().find(|(number, ..)| *number == message);
@@ -360,35 +229,34 @@ impl State {
             let to = (port.address + place as u64, port.key);
             let bytes = credit.encode(message);
             let number = Credit::number(message);
-            self.lanes.write_copy(lane, &bytes, (&self.outbox, place), to, number, ())?;
+            self.core.lanes.write_copy(lane, &bytes, (&self.outbox, place), to, number, ())?;
         }
         let taken = self.arrivals.first();
         if taken >= self.told_room + ROOM_STEP
-            && let Some(lane) = self.lanes.best()
+            && let Some(lane) = self.core.lanes.best()
         {
             let number = ROOM | taken as u32 & !ROOM;
-            self.lanes.write(lane, Payload::Nothing, (port.address, port.key), number, ())?;
+            self.core.lanes.write(lane, Payload::Nothing, (port.address, port.key), number, ())?;
             self.told_room = taken;
         }
         Ok(())
     }
 
-    /// Hears what the peer says.
     fn hear(&mut self, base: &Base) -> Result<(), Problem> {
-        while let Some(word) = self.lifeline.hear() {
+        while let Some(word) = self.core.lifeline.hear() {
             match word {
-                Word::Port(port) if self.port.is_none() => self.port = Some(port),
+                Word::Port(port) if self.core.port.is_none() => self.core.port = Some(port),
                 Word::Offer(lane, pair, parts) => {
-                    let lane = self.known(lane)?;
-                    if self.lanes.stop(lane, "the peer's has failed") {
+                    let lane = self.core.known(lane)?;
+                    if self.core.lanes.stop(lane, "the peer's has failed") {
                         base.counters.lost.add(1);
                     }
                     self.offered[lane] = Some((pair, parts));
                 }
                 Word::Go(lane) => {
-                    let lane = self.known(lane)?;
-                    self.lanes.go(lane);
-                    if self.opening.is_none() {
+                    let lane = self.core.known(lane)?;
+                    self.core.lanes.go(lane);
+                    if !self.core.is_opening() {
                         base.counters.replaced.add(1);
                         self.tell_again();
                     }
@@ -404,13 +272,69 @@ impl State {
                 }
             }
         }
-        self.lifeline.flush();
-        if let Some(why) = self.lifeline.ended() {
+        self.core.lifeline.flush();
+        if let Some(why) = self.core.lifeline.ended() {
             let why = why.to_owned();
             self.gone.get_or_insert_with(|| (Instant::now(), why));
         }
         self.work(base)?;
-        self.judge(Instant::now())
+        self.judge()
+    }
+
+    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
+        self.core.check_opening(now)?;
+        for lane in self.core.lanes.look_after(now) {
+            base.counters.lost.add(1);
+            self.core.lifeline.say(&Word::Dead(lane as u8));
+        }
+        let patience = base.context.settings.recovery_timeout;
+        if self.arrivals.outstanding() > 0
+            && let Some((since, why)) = self.core.lanes.longest_down()
+            && now.saturating_duration_since(since) >= patience
+        {
+            let what = format!("{why}, and no other one for {} s", patience.as_secs());
+            return Err(Problem(ErrorKind::Remote, what));
+        }
+        self.hear(base)
+    }
+
+    fn in_flight(&self) -> InFlight {
+        InFlight {
+            requests: self.arrivals.outstanding(),
+            bytes: self.arrivals.posted().map(|(_, capacity, _)| capacity).sum(),
+        }
+    }
+
+    fn last_word(&self) -> Word {
+        Word::Bye(0)
+    }
+
+    fn let_go(&mut self) {
+        self.arrivals.clear();
+    }
+}
+
+impl Awaiting {
+    /// Whether small messages come to the ring.
+    fn is_eager(&self) -> bool {
+        self.core.port.is_some_and(|port| port.eager)
+    }
+
+    fn complete(&mut self, arrived: Arrived<Posted>, base: &Base) {
+        let Arrived { posted, message, length, in_ring } = arrived;
+        if in_ring {
+            let place = (message % WINDOW) as usize * EAGER_BYTES;
+            // What is longer than a place of the ring did not fit into it.
+            with_room((length as usize).min(EAGER_BYTES), |bytes| {
+                self.ring.read(place, bytes);
+                posted.buffer.part(0, bytes.len()).copy_from(bytes);
+            });
+        }
+        // The registration ends, unless others hold it, before the caller has the memory back.
+        drop(posted.region);
+        base.counters.message(length);
+        posted.operation.complete(length);
+        base.notify();
     }
 
     /// Whether what the sender waits with fits into its buffer, once there is one.
@@ -425,19 +349,11 @@ impl State {
         Err(ArrivalError::TooLong { length, capacity }.into())
     }
 
-    fn known(&self, lane: u8) -> Result<usize, Problem> {
-        let lane = usize::from(lane);
-        if lane < self.lanes.count() {
-            return Ok(lane);
-        }
-        Err(Problem(ErrorKind::Remote, format!("protocol error: no lane {lane}")))
-    }
-
     /// Takes offers for lanes by which nothing comes any more.
     fn settle(&mut self) -> Result<(), Problem> {
-        let Some(port) = self.port else { return Ok(()) };
-        for lane in 0..self.lanes.count() {
-            if !matches!(self.lanes.stage(lane), Stage::New | Stage::Drained) {
+        let Some(port) = self.core.port else { return Ok(()) };
+        for lane in 0..self.core.lanes.count() {
+            if !matches!(self.core.lanes.stage(lane), Stage::New | Stage::Drained) {
                 continue;
             }
             let Some((pair, parts)) = self.offered[lane].take() else { continue };
@@ -446,10 +362,10 @@ impl State {
                 let came = self.arrivals.has(part.message, part.index);
                 have |= u64::from(came) << at;
             }
-            let own = self.lanes.renew(lane)?;
-            self.lanes.take_unknown(lane);
-            self.lanes.connect(lane, &port, pair)?;
-            self.lifeline.say(&Word::Answer(lane as u8, own, have));
+            let own = self.core.lanes.renew(lane)?;
+            self.core.lanes.take_unknown(lane);
+            self.core.lanes.connect(lane, &port, pair)?;
+            self.core.lifeline.say(&Word::Answer(lane as u8, own, have));
         }
         Ok(())
     }
@@ -463,7 +379,7 @@ impl State {
     }
 
     /// Fails when what is posted can never come.
-    fn judge(&self, now: Instant) -> Result<(), Problem> {
+    fn judge(&self) -> Result<(), Problem> {
         if self.arrivals.outstanding() == 0 {
             return Ok(());
         }
@@ -472,41 +388,17 @@ impl State {
             _ if all_came => {
                 Err(Problem(ErrorKind::Remote, "the peer closed the connection".to_owned()))
             }
-            Some((since, why)) if now.saturating_duration_since(*since) >= LATE => {
+            Some((since, why)) if since.elapsed() >= LATE => {
                 Err(Problem(ErrorKind::Remote, why.clone()))
             }
             _ => Ok(()),
         }
     }
-
-    /// Looks at deadlines.
-    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
-        if let Some((_, deadline)) = &self.opening
-            && now >= *deadline
-        {
-            let what = "no queue pairs agreed on in time".to_owned();
-            return Err(Problem(ErrorKind::Remote, what));
-        }
-        for lane in self.lanes.look_after(now) {
-            base.counters.lost.add(1);
-            self.lifeline.say(&Word::Dead(lane as u8));
-        }
-        let patience = base.context.settings.recovery_timeout;
-        let down = self.lanes.all().iter().filter_map(|lane| lane.down.as_ref());
-        if self.arrivals.outstanding() > 0
-            && let Some((since, why)) = down.min_by_key(|(since, _)| *since)
-            && now.saturating_duration_since(*since) >= patience
-        {
-            let what = format!("{why}, and no other one for {} s", patience.as_secs());
-            return Err(Problem(ErrorKind::Remote, what));
-        }
-        self.hear(base)
-    }
 }
 
 impl Inbound for Receiver {
     fn base(&self) -> &Base {
-        &self.base
+        self.base()
     }
 
     fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
@@ -514,7 +406,7 @@ impl Inbound for Receiver {
     }
 
     fn flows(&self) -> usize {
-        self.base.context.settings.flows.into()
+        self.base().context.settings.flows.into()
     }
 
     fn close(&self) {
@@ -523,95 +415,7 @@ impl Inbound for Receiver {
 
     #[cfg(test)]
     fn break_lane(&self, lane: usize) {
-        lock(&self.state).lanes.break_pair(lane);
-    }
-}
-
-impl Owner for Receiver {
-    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
-        self.base.keep(lent);
-    }
-
-    fn failure(&self) -> Option<Error> {
-        let error = self.base.failure()?;
-        self.come_to_rest();
-        Some(error)
-    }
-
-    fn progress(&self) {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        if state.closed || self.base.failed() {
-            return;
-        }
-        state.visited = Some(Instant::now());
-        let result = state.work(&self.base);
-        self.conclude(state, result);
-    }
-}
-
-impl Observed for Receiver {
-    fn base(&self) -> &Base {
-        &self.base
-    }
-
-    fn in_flight(&self) -> InFlight {
-        let state = lock(&self.state);
-        InFlight {
-            requests: state.arrivals.outstanding(),
-            bytes: state.arrivals.posted().map(|(_, capacity, _)| capacity).sum(),
-        }
-    }
-
-    fn flows(&self) -> Vec<FlowObservation> {
-        lock(&self.state).lanes.observe()
-    }
-}
-
-/// The lifeline, as its worker sees it.
-struct Ear(Arc<Receiver>);
-
-impl Source for Ear {
-    fn ready(&self, _readiness: Readiness) {
-        self.0.act(|receiver, state| state.hear(&receiver.base));
-    }
-
-    fn tick(&self, now: Instant) {
-        self.0.act(|receiver, state| state.tick(now, &receiver.base));
-    }
-
-    fn abandoned(&self, why: &str) {
-        self.0.fail(ErrorKind::Internal, why);
-    }
-}
-
-/// The queue of completions, as its worker sees it.
-struct Bell(Arc<Receiver>);
-
-impl Source for Bell {
-    fn ready(&self, _readiness: Readiness) {
-        self.0.act(|receiver, state| {
-            state.lanes.completions.disarm();
-            state.work(&receiver.base)?;
-            if let Some(later) = leave_to_callers(state.visited) {
-                receiver.bell.alarm(later);
-                return Ok(());
-            }
-            state.lanes.completions.arm().map_err(system)?;
-            // What came in between makes no event.
-            state.work(&receiver.base)
-        });
-    }
-
-    fn has_deadlines(&self) -> bool {
-        false
-    }
-
-    fn abandoned(&self, why: &str) {
-        self.0.fail(ErrorKind::Internal, why);
+        self.state().core.lanes.break_pair(lane);
     }
 }
 

@@ -1,45 +1,35 @@
 //! The sending side.
 
-use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_verbs::{Mailbox, Payload, Region};
+use evenkeel_verbs::{Access, Mailbox, Payload, Region};
 use evenkeel_wire::{Immediate, MAX_MESSAGE_BYTES, PairWord, Part, PortWord, WINDOW, Word};
 use socket2::Socket;
 
 use super::lanes::{Lanes, Stage, Told, system};
-use super::lifeline::Lifeline;
 use super::recv::{CREDIT_BYTES, CREDITS, Credit};
-use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, ROUNDS, leave_to_callers};
+use super::side::{Core, Side, State};
+use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
 use crate::base::{Base, Direction, InFlight};
 use crate::call::Destination;
-use crate::engine::{Readiness, Registration, Source};
 use crate::error::{Error, ErrorKind};
-use crate::metrics::{FlowObservation, Observed};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::send::Outbound;
-use crate::sys::{SendBuffer, lock};
+use crate::sys::SendBuffer;
 
 /// Parts on a lane before another lane takes what is left.
 const PARTS_AHEAD: u64 = 4;
 /// Times in a row that lanes may fail before anything has come through.
 const MOST_FAILURES: u32 = 64;
 
-pub(crate) struct Sender {
-    base: Base,
-    state: Mutex<State>,
-    /// For the lifeline and for deadlines.
-    ear: Registration,
-    /// For completions.
-    bell: Registration,
-}
+/// The side that sends.
+pub(crate) type Sender = Side<Sending>;
 
-struct State {
-    lanes: Lanes<Part>,
-    lifeline: Lifeline,
-    port: Option<PortWord>,
+/// What it works on.
+pub(crate) struct Sending {
+    core: Core<Part>,
     /// Where the receiver writes credits.
     credits: Mailbox,
     /// Those that have come, each in the place of its message's number: what lies there may be half of the next one.
@@ -63,12 +53,8 @@ struct State {
     /// Lanes that have failed since anything has come through; when the first of them did, and the last.
     failures: u32,
     failing: Option<(Instant, Instant)>,
-    opening: Option<(Opened, Instant)>,
-    visited: Option<Instant>,
     /// The message whose buffer the receiver was last told to be waited for.
     wanted: Option<u64>,
-    bye: bool,
-    closed: bool,
 }
 
 struct Outgoing {
@@ -97,10 +83,9 @@ impl Sender {
         let settings = Arc::clone(&context.settings);
         let part_bytes = settings.chunk_bytes;
         let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
-        let mut state = State {
-            lanes: Lanes::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?,
-            lifeline: Lifeline::new(socket),
-            port: None,
+        let lanes = Lanes::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
+        let mut state = Sending {
+            core: Core::new(lanes, socket, opened, deadline),
             credits: mailbox(CREDITS * CREDIT_BYTES)?,
             granted: vec![None; CREDITS],
             outbox: mailbox(WINDOW as usize * EAGER_BYTES)?,
@@ -113,40 +98,14 @@ impl Sender {
             requests: 0,
             failures: 0,
             failing: None,
-            opening: None,
-            visited: None,
             wanted: None,
-            bye: false,
-            closed: false,
         };
-        state.lanes.completions.arm().map_err(system)?;
-        state.lifeline.say(&Word::Port(adapter.word(state.credits.region())));
-        for lane in 0..state.lanes.count() {
-            let pair = state.lanes.renew(lane)?;
-            state.lifeline.say(&Word::Offer(lane as u8, pair, Vec::new()));
+        state.core.lifeline.say(&Word::Port(adapter.word(state.credits.region())));
+        for lane in 0..state.core.lanes.count() {
+            let pair = state.core.lanes.renew(lane)?;
+            state.core.lifeline.say(&Word::Offer(lane as u8, pair, Vec::new()));
         }
-        state.opening = Some((opened, deadline));
-        let sender = Arc::new(Self {
-            base: Base::new(context, Direction::Send, destination.peer),
-            state: Mutex::new(state),
-            ear: destination.workers.registration(),
-            bell: destination.workers.registration(),
-        });
-        let observed: Weak<Self> = Arc::downgrade(&sender);
-        sender.base.context.metrics.watch(observed);
-        let watched = {
-            let state = lock(&sender.state);
-            let completions = &*state.lanes.completions;
-            sender
-                .ear
-                .watch(state.lifeline.socket(), Arc::new(Ear(Arc::clone(&sender))))
-                .and_then(|()| sender.bell.watch(completions, Arc::new(Bell(Arc::clone(&sender)))))
-        };
-        if let Err(error) = watched {
-            sender.close();
-            return Err(Error::system("cannot watch a connection", &error));
-        }
-        Ok(sender)
+        Self::start(context, Direction::Send, destination.peer, &destination.workers, state)
     }
 
     fn send(this: &Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
@@ -176,98 +135,27 @@ impl Sender {
                 done: false,
             });
             state.requests += 1;
-            state.pump()
+            state.begin()
         });
         if full {
             return Ok(None);
         }
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
-
-    /// Does something to the state, and deals with what comes of it.
-    fn act(self: &Arc<Self>, act: impl FnOnce(&Self, &mut State) -> Result<(), Problem>) {
-        let mut state = lock(&self.state);
-        if state.closed || self.base.failed() {
-            return;
-        }
-        let result = act(self, &mut state);
-        self.conclude(state, result);
-    }
-
-    fn conclude(&self, mut state: std::sync::MutexGuard<'_, State>, result: Result<(), Problem>) {
-        let opened = match &result {
-            Ok(()) if !state.lanes.are_live() => None,
-            _ => state.opening.take(),
-        };
-        drop(state);
-        match (result, opened) {
-            (Ok(()), None) => {}
-            (Ok(()), Some((opened, _))) => opened(Ok(())),
-            (Err(Problem(kind, what)), None) => self.fail(kind, &what),
-            (Err(Problem(kind, what)), Some((opened, _))) => opened(Err(Error::new(kind, what))),
-        }
-    }
-
-    fn fail(&self, kind: ErrorKind, what: &str) {
-        if self.base.fail(kind, what, &self.in_flight()) {
-            // The peer must hear of it now, not when this side closes.
-            self.come_to_rest();
-        }
-    }
-
-    /// Returns when no buffer is being read and none will be again.
-    fn come_to_rest(&self) {
-        let mut state = lock(&self.state);
-        if !std::mem::replace(&mut state.bye, true) {
-            let all = state.first;
-            state.lifeline.say(&Word::Bye(all));
-            state.lifeline.shutdown();
-        }
-        state.lanes.close();
-        // Registrations end before requests are reported.
-        state.messages.iter_mut().for_each(|message| message.region = None);
-    }
-
-    /// Ends everything.
-    pub(crate) fn close(&self) {
-        self.come_to_rest();
-        let mut state = lock(&self.state);
-        if std::mem::replace(&mut state.closed, true) {
-            return;
-        }
-        self.ear.end(state.lifeline.socket());
-        self.bell.end(&*state.lanes.completions);
-        let opening = state.opening.take();
-        state.lanes.all().iter().for_each(|lane| self.base.ended(lane.carried.bytes()));
-        drop(state);
-        // Nobody waits for it any more.
-        drop(opening);
-        self.base.last_words();
-    }
 }
 
-impl State {
-    /// Takes what has been done and begins what can be begun.
-    fn work(&mut self, base: &Base) -> Result<(), Problem> {
-        let mut told = Vec::new();
-        for _ in 0..ROUNDS {
-            let more = self.lanes.poll(&mut told)?;
-            for told in told.drain(..) {
-                self.take(told, base)?;
-            }
-            if !more {
-                break;
-            }
-        }
-        self.offer_anew();
-        self.pump()
+impl State for Sending {
+    type Note = Part;
+
+    fn core(&mut self) -> &mut Core<Part> {
+        &mut self.core
     }
 
     fn take(&mut self, told: Told<Part>, base: &Base) -> Result<(), Problem> {
         match told {
             Told::Sent(lane, part, bytes) => {
                 (self.failures, self.failing) = (0, None);
-                self.lanes.all()[lane].carried.chunk(&base.counters, bytes);
+                self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes);
                 self.came(part, base);
             }
             Told::Came(_, _, immediate) => {
@@ -285,7 +173,7 @@ impl State {
                 }
             }
             Told::Failed(lane, why) => {
-                if self.lanes.stop(lane, &why) {
+                if self.core.lanes.stop(lane, &why) {
                     self.lost(base);
                 }
             }
@@ -293,6 +181,128 @@ impl State {
         Ok(())
     }
 
+    fn begin(&mut self) -> Result<(), Problem> {
+        self.offer_anew();
+        let Some(port) = self.core.port else { return Ok(()) };
+        while let Some(lane) = self.core.lanes.best() {
+            if let Some(part) = self.again.pop_front() {
+                self.write(lane, part, &port)?;
+                continue;
+            }
+            let Some(message) = self.messages.get_mut((self.next - self.first) as usize) else {
+                break;
+            };
+            let length = message.buffer.length() as u64;
+            let number = self.next;
+            if length > EAGER_BYTES as u64 || !port.eager {
+                if message.credit.is_none() {
+                    let granted = self.granted[number as usize % CREDITS];
+                    message.credit =
+                        granted.filter(|(of, _)| *of == number).map(|(_, credit)| credit);
+                    let Some(credit) = &message.credit else { break };
+                    self.ring_end = self.ring_end.max(number + 1);
+                    if length > u64::from(credit.capacity) {
+                        let capacity = credit.capacity;
+                        self.core.lifeline.say(&Word::Wants(number, length));
+                        let what = format!(
+                            "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
+                        );
+                        return Err(Problem(ErrorKind::Remote, what));
+                    }
+                    if length > 0 {
+                        let (cache, buffer) = (&self.core.lanes.adapter.memory, message.buffer);
+                        let region = cache.region(
+                            buffer.address(),
+                            buffer.length(),
+                            Access::Send,
+                            |context| buffer.register(context),
+                        )?;
+                        message.region = Some(region);
+                    }
+                }
+            } else if number >= self.ring_end {
+                break;
+            }
+            let part = Part { message: number, index: message.begun };
+            message.begun += 1;
+            if message.begun == parts(length, self.part_bytes) {
+                self.next += 1;
+            }
+            self.write(lane, part, &port)?;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, base: &Base) -> Result<(), Problem> {
+        while let Some(word) = self.core.lifeline.hear() {
+            match word {
+                Word::Port(port) if self.core.port.is_none() => self.core.port = Some(port),
+                Word::Answer(lane, pair, have) => self.answered(lane, pair, have, base)?,
+                Word::Dead(lane) => {
+                    if self.core.lanes.stop(self.core.known(lane)?, "the peer's has failed") {
+                        self.lost(base);
+                    }
+                }
+                Word::Bye(_) => {
+                    // What was acknowledged before the peer went is done.
+                    self.drain(usize::MAX, base)?;
+                    let what = "the peer closed the connection".to_owned();
+                    return Err(Problem(ErrorKind::Remote, what));
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+        self.core.lifeline.flush();
+        match self.core.lifeline.ended().map(str::to_owned) {
+            None => self.work(base),
+            Some(why) => {
+                self.drain(usize::MAX, base)?;
+                Err(Problem(ErrorKind::Remote, why))
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
+        self.core.check_opening(now)?;
+        for _ in self.core.lanes.look_after(now) {
+            self.lost(base);
+        }
+        let patience = base.context.settings.recovery_timeout;
+        if let Some((since, why)) = self.core.lanes.longest_down() {
+            let since = self.failing.map_or(since, |(first, _)| first);
+            let late = now.saturating_duration_since(since) >= patience;
+            if late || self.failures > MOST_FAILURES {
+                let seconds = patience.as_secs();
+                let how = if late {
+                    format!("and no other one for {seconds} s")
+                } else {
+                    format!("{} of them in a row", self.failures)
+                };
+                return Err(Problem(ErrorKind::Remote, format!("{why}, {how}")));
+            }
+        }
+        self.want();
+        self.hear(base)
+    }
+
+    fn in_flight(&self) -> InFlight {
+        let pending = self.messages.iter().filter(|message| !message.done);
+        InFlight {
+            requests: self.requests,
+            bytes: pending.map(|message| message.buffer.length() as u64).sum(),
+        }
+    }
+
+    fn last_word(&self) -> Word {
+        Word::Bye(self.first)
+    }
+
+    fn let_go(&mut self) {
+        self.messages.iter_mut().for_each(|message| message.region = None);
+    }
+}
+
+impl Sending {
     fn lost(&mut self, base: &Base) {
         let (now, patience) = (Instant::now(), base.context.settings.recovery_timeout);
         self.failing = match self.failing {
@@ -333,72 +343,20 @@ impl State {
 
     /// Offers new queue pairs for lanes that have failed.
     fn offer_anew(&mut self) {
-        for lane in 0..self.lanes.count() {
-            if self.lanes.stage(lane) != Stage::Drained {
+        for lane in 0..self.core.lanes.count() {
+            if self.core.lanes.stage(lane) != Stage::Drained {
                 continue;
             }
             // A device that has no queue pair now may have one later: the next tick asks again.
-            if let Ok(pair) = self.lanes.renew(lane) {
-                let parts = self.lanes.unknown(lane).to_vec();
-                self.lifeline.say(&Word::Offer(lane as u8, pair, parts));
+            if let Ok(pair) = self.core.lanes.renew(lane) {
+                let parts = self.core.lanes.unknown(lane).to_vec();
+                self.core.lifeline.say(&Word::Offer(lane as u8, pair, parts));
             }
         }
-    }
-
-    /// Begins what can be begun.
-    fn pump(&mut self) -> Result<(), Problem> {
-        let Some(port) = self.port else { return Ok(()) };
-        while let Some(lane) = self.lanes.best() {
-            if let Some(part) = self.again.pop_front() {
-                self.begin(lane, part, &port)?;
-                continue;
-            }
-            let Some(message) = self.messages.get_mut((self.next - self.first) as usize) else {
-                break;
-            };
-            let length = message.buffer.length() as u64;
-            let number = self.next;
-            if length > EAGER_BYTES as u64 || !port.eager {
-                if message.credit.is_none() {
-                    let granted = self.granted[number as usize % CREDITS];
-                    message.credit =
-                        granted.filter(|(of, _)| *of == number).map(|(_, credit)| credit);
-                    let Some(credit) = &message.credit else { break };
-                    self.ring_end = self.ring_end.max(number + 1);
-                    if length > u64::from(credit.capacity) {
-                        let capacity = credit.capacity;
-                        self.lifeline.say(&Word::Wants(number, length));
-                        let what = format!(
-                            "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
-                        );
-                        return Err(Problem(ErrorKind::Remote, what));
-                    }
-                    if length > 0 {
-                        let (cache, buffer) = (&self.lanes.adapter.memory, message.buffer);
-                        let region = cache.region(
-                            buffer.address(),
-                            buffer.length(),
-                            evenkeel_verbs::Access::Send,
-                            |context| buffer.register(context),
-                        )?;
-                        message.region = Some(region);
-                    }
-                }
-            } else if number >= self.ring_end {
-                break;
-            }
-            let part = Part { message: number, index: message.begun };
-            message.begun += 1;
-            if message.begun == parts(length, self.part_bytes) {
-                self.next += 1;
-            }
-            self.begin(lane, part, &port)?;
-        }
-        Ok(())
     }
 
     /// Begins a part on a lane.
-    fn begin(&mut self, lane: usize, part: Part, port: &PortWord) -> Result<(), Problem> {
+    fn write(&mut self, lane: usize, part: Part, port: &PortWord) -> Result<(), Problem> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get(at as usize) else { return Ok(()) };
         let length = message.buffer.length();
@@ -406,11 +364,11 @@ impl State {
             let slot = (part.message % WINDOW) as usize * EAGER_BYTES;
             let to = (port.address + slot as u64, port.key);
             let number = Immediate::eager(part.message).encode();
-            let mut bytes = [0; EAGER_BYTES];
-            let bytes = &mut bytes[..length];
-            message.buffer.copy_to(bytes);
-            let from = (&self.outbox, slot);
-            return Ok(self.lanes.write_copy(lane, bytes, from, to, number, part)?);
+            let (lanes, from) = (&mut self.core.lanes, (&self.outbox, slot));
+            return with_room(length, |bytes| {
+                message.buffer.copy_to(bytes);
+                Ok(lanes.write_copy(lane, bytes, from, to, number, part)?)
+            });
         };
         let offset = u64::from(part.index) * self.part_bytes;
         let bytes = (length as u64 - offset).min(self.part_bytes);
@@ -423,55 +381,7 @@ impl State {
             None => Payload::Nothing,
         };
         let to = (credit.address + offset, credit.key);
-        Ok(self.lanes.write(lane, from, to, number, part)?)
-    }
-
-    /// Hears what the peer says.
-    fn hear(&mut self, base: &Base) -> Result<(), Problem> {
-        while let Some(word) = self.lifeline.hear() {
-            match word {
-                Word::Port(port) if self.port.is_none() => self.port = Some(port),
-                Word::Answer(lane, pair, have) => self.answered(lane, pair, have, base)?,
-                Word::Dead(lane) => {
-                    if self.lanes.stop(self.known(lane)?, "the peer's has failed") {
-                        self.lost(base);
-                    }
-                }
-                Word::Bye(_) => {
-                    self.work_after_the_end(base)?;
-                    let what = "the peer closed the connection".to_owned();
-                    return Err(Problem(ErrorKind::Remote, what));
-                }
-                other => return Err(unexpected(&other)),
-            }
-        }
-        self.lifeline.flush();
-        match self.lifeline.ended().map(str::to_owned) {
-            None => self.work(base),
-            Some(why) => {
-                self.work_after_the_end(base)?;
-                Err(Problem(ErrorKind::Remote, why))
-            }
-        }
-    }
-
-    /// What was acknowledged before the peer went is done.
-    fn work_after_the_end(&mut self, base: &Base) -> Result<(), Problem> {
-        let mut told = Vec::new();
-        while self.lanes.poll(&mut told)? {
-            for told in told.drain(..) {
-                self.take(told, base)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn known(&self, lane: u8) -> Result<usize, Problem> {
-        let lane = usize::from(lane);
-        if lane < self.lanes.count() {
-            return Ok(lane);
-        }
-        Err(Problem(ErrorKind::Remote, format!("protocol error: no lane {lane}")))
+        Ok(self.core.lanes.write(lane, from, to, number, part)?)
     }
 
     /// The peer has a queue pair for the one that was offered.
@@ -482,18 +392,18 @@ impl State {
         have: u64,
         base: &Base,
     ) -> Result<(), Problem> {
-        let lane = self.known(lane)?;
-        let Some(port) = self.port else {
+        let lane = self.core.known(lane)?;
+        let Some(port) = self.core.port else {
             return Err(Problem(ErrorKind::Remote, "protocol error: no port".to_owned()));
         };
-        if self.lanes.stage(lane) != Stage::New {
+        if self.core.lanes.stage(lane) != Stage::New {
             return Err(Problem(ErrorKind::Remote, "protocol error: nothing offered".to_owned()));
         }
-        let unknown = self.lanes.take_unknown(lane);
-        self.lanes.connect(lane, &port, pair)?;
-        self.lanes.go(lane);
-        self.lifeline.say(&Word::Go(lane as u8));
-        if self.opening.is_none() {
+        let unknown = self.core.lanes.take_unknown(lane);
+        self.core.lanes.connect(lane, &port, pair)?;
+        self.core.lanes.go(lane);
+        self.core.lifeline.say(&Word::Go(lane as u8));
+        if !self.core.is_opening() {
             base.counters.replaced.add(1);
         }
         for (at, part) in unknown.into_iter().enumerate() {
@@ -513,36 +423,6 @@ impl State {
         length.saturating_sub(u64::from(part.index) * self.part_bytes).min(self.part_bytes)
     }
 
-    /// Looks at deadlines.
-    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
-        if let Some((_, deadline)) = &self.opening
-            && now >= *deadline
-        {
-            let what = "no queue pairs agreed on in time".to_owned();
-            return Err(Problem(ErrorKind::Remote, what));
-        }
-        for _ in self.lanes.look_after(now) {
-            self.lost(base);
-        }
-        let patience = base.context.settings.recovery_timeout;
-        let down = self.lanes.all().iter().filter_map(|lane| lane.down.as_ref());
-        if let Some((since, why)) = down.min_by_key(|(since, _)| *since) {
-            let since = self.failing.map_or(*since, |(first, _)| first);
-            let late = now.saturating_duration_since(since) >= patience;
-            if late || self.failures > MOST_FAILURES {
-                let seconds = patience.as_secs();
-                let how = if late {
-                    format!("and no other one for {seconds} s")
-                } else {
-                    format!("{} of them in a row", self.failures)
-                };
-                return Err(Problem(ErrorKind::Remote, format!("{why}, {how}")));
-            }
-        }
-        self.want();
-        self.hear(base)
-    }
-
     /// Says what is waited for, once: a small buffer brings no credit, and no message that is longer.
     fn want(&mut self) {
         let waits = self.messages.get((self.next - self.first) as usize);
@@ -551,7 +431,7 @@ impl State {
             && self.wanted != Some(self.next)
         {
             self.wanted = Some(self.next);
-            self.lifeline.say(&Word::Wants(self.next, message.buffer.length() as u64));
+            self.core.lifeline.say(&Word::Wants(self.next, message.buffer.length() as u64));
         }
     }
 }
@@ -567,7 +447,7 @@ fn unexpected(word: &Word) -> Problem {
 
 impl Outbound for Sender {
     fn base(&self) -> &Base {
-        &self.base
+        self.base()
     }
 
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
@@ -585,100 +465,11 @@ impl Outbound for Sender {
 
     #[cfg(test)]
     fn break_lane(&self, lane: usize) {
-        lock(&self.state).lanes.break_pair(lane);
+        self.state().core.lanes.break_pair(lane);
     }
 
     #[cfg(test)]
     fn lanes(&self) -> usize {
-        lock(&self.state).lanes.count()
-    }
-}
-
-impl Owner for Sender {
-    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
-        self.base.keep(lent);
-    }
-
-    fn failure(&self) -> Option<Error> {
-        let error = self.base.failure()?;
-        self.come_to_rest();
-        Some(error)
-    }
-
-    fn progress(&self) {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        if state.closed || self.base.failed() {
-            return;
-        }
-        state.visited = Some(Instant::now());
-        let result = state.work(&self.base);
-        self.conclude(state, result);
-    }
-}
-
-impl Observed for Sender {
-    fn base(&self) -> &Base {
-        &self.base
-    }
-
-    fn in_flight(&self) -> InFlight {
-        let state = lock(&self.state);
-        let pending = state.messages.iter().filter(|message| !message.done);
-        InFlight {
-            requests: state.requests,
-            bytes: pending.map(|message| message.buffer.length() as u64).sum(),
-        }
-    }
-
-    fn flows(&self) -> Vec<FlowObservation> {
-        lock(&self.state).lanes.observe()
-    }
-}
-
-/// The lifeline, as its worker sees it.
-struct Ear(Arc<Sender>);
-
-impl Source for Ear {
-    fn ready(&self, _readiness: Readiness) {
-        self.0.act(|sender, state| state.hear(&sender.base));
-    }
-
-    fn tick(&self, now: Instant) {
-        self.0.act(|sender, state| state.tick(now, &sender.base));
-    }
-
-    fn abandoned(&self, why: &str) {
-        self.0.fail(ErrorKind::Internal, why);
-    }
-}
-
-/// The queue of completions, as its worker sees it.
-struct Bell(Arc<Sender>);
-
-impl Source for Bell {
-    fn ready(&self, _readiness: Readiness) {
-        self.0.act(|sender, state| {
-            state.lanes.completions.disarm();
-            state.work(&sender.base)?;
-            if let Some(later) = leave_to_callers(state.visited) {
-                sender.bell.alarm(later);
-                return Ok(());
-            }
-            state.lanes.completions.arm().map_err(system)?;
-            // What came in between makes no event.
-            state.work(&sender.base)
-        });
-    }
-
-    fn has_deadlines(&self) -> bool {
-        false
-    }
-
-    fn abandoned(&self, why: &str) {
-        self.0.fail(ErrorKind::Internal, why);
+        self.state().core.lanes.count()
     }
 }

@@ -1,0 +1,405 @@
+//! What the two sides of a connection have in common: who works on its state, how it opens, fails and ends.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use evenkeel_wire::{PortWord, Word};
+use socket2::Socket;
+
+use super::lanes::{Lanes, Told, system};
+use super::lifeline::Lifeline;
+use super::{Opened, Problem};
+use crate::Context;
+use crate::base::{Base, Direction, InFlight, Medium};
+use crate::bell;
+use crate::engine::{Readiness, Registration, Source, Workers};
+use crate::error::{Error, ErrorKind};
+use crate::metrics::{FlowObservation, Observed};
+use crate::request::Owner;
+use crate::sys::lock;
+
+/// Most rounds of completions that are taken at a time.
+const ROUNDS: usize = 16;
+/// So many visits between two looks of the worker, and completions are left to callers.
+const DILIGENT: u32 = 8;
+/// How long they are, at first.
+const LEASE: Duration = Duration::from_millis(1);
+/// And at most, while callers go on to come.
+const LONGEST_LEASE: Duration = Duration::from_millis(8);
+
+/// One side of a connection.
+pub(crate) struct Side<S> {
+    base: Base,
+    state: Mutex<S>,
+    /// For the lifeline and for deadlines.
+    ear: Registration,
+    /// For completions.
+    bell: Registration,
+}
+
+/// What a side does that the other one does not.
+pub(crate) trait State: Send + Sized + 'static {
+    /// What is noted of a write.
+    type Note: Send;
+
+    fn core(&mut self) -> &mut Core<Self::Note>;
+    /// A lane tells something.
+    fn take(&mut self, told: Told<Self::Note>, base: &Base) -> Result<(), Problem>;
+    /// Begins what can be begun.
+    fn begin(&mut self) -> Result<(), Problem>;
+    /// Hears what the peer says, and works.
+    fn hear(&mut self, base: &Base) -> Result<(), Problem>;
+    /// Looks at deadlines, hears and works.
+    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem>;
+    fn in_flight(&self) -> InFlight;
+    /// What the peer is told last.
+    fn last_word(&self) -> Word;
+    /// Ends the registrations of messages: no lane uses them any more.
+    fn let_go(&mut self);
+
+    /// Takes what lanes tell, this many times some, or until there is no more.
+    fn drain(&mut self, rounds: usize, base: &Base) -> Result<(), Problem> {
+        let mut told = Vec::new();
+        for _ in 0..rounds {
+            let more = self.core().lanes.poll(&mut told)?;
+            for told in told.drain(..) {
+                self.take(told, base)?;
+            }
+            if !more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has been done and begins what can be begun.
+    fn work(&mut self, base: &Base) -> Result<(), Problem> {
+        self.drain(ROUNDS, base)?;
+        self.begin()
+    }
+}
+
+/// What the state of each side has.
+pub(crate) struct Core<W> {
+    pub(super) lanes: Lanes<W>,
+    pub(super) lifeline: Lifeline,
+    /// The peer's.
+    pub(super) port: Option<PortWord>,
+    opening: Option<(Opened, Instant)>,
+    callers: Callers,
+    said_bye: bool,
+    closed: bool,
+}
+
+impl<W> Core<W> {
+    /// `opened` hears when all lanes are live, or why they will not be by the deadline.
+    pub(super) fn new(lanes: Lanes<W>, socket: Socket, opened: Opened, deadline: Instant) -> Self {
+        Self {
+            lanes,
+            lifeline: Lifeline::new(socket),
+            port: None,
+            opening: Some((opened, deadline)),
+            callers: Callers::default(),
+            said_bye: false,
+            closed: false,
+        }
+    }
+
+    /// Whether the connection is not there yet.
+    pub(super) fn is_opening(&self) -> bool {
+        self.opening.is_some()
+    }
+
+    /// Fails when the connection should be there by now.
+    pub(super) fn check_opening(&self, now: Instant) -> Result<(), Problem> {
+        match &self.opening {
+            Some((_, deadline)) if now >= *deadline => {
+                let what = "no queue pairs agreed on in time".to_owned();
+                Err(Problem(ErrorKind::Remote, what))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The lane that the peer speaks of.
+    pub(super) fn known(&self, lane: u8) -> Result<usize, Problem> {
+        let lane = usize::from(lane);
+        if lane < self.lanes.count() {
+            return Ok(lane);
+        }
+        Err(Problem(ErrorKind::Remote, format!("protocol error: no lane {lane}")))
+    }
+}
+
+impl<S: State> Side<S> {
+    /// Begins to work on a state, whose lifeline has been welcomed.
+    pub(super) fn start(
+        context: Context,
+        direction: Direction,
+        peer: SocketAddr,
+        workers: &Arc<Workers>,
+        mut state: S,
+    ) -> Result<Arc<Self>, Error> {
+        state.core().lanes.completions.arm().map_err(system)?;
+        let side = Arc::new(Self {
+            base: Base::new(context, direction, Medium::Rdma, peer),
+            state: Mutex::new(state),
+            ear: workers.registration(),
+            bell: workers.registration(),
+        });
+        let observed: Weak<Self> = Arc::downgrade(&side);
+        side.base.context.metrics.watch(observed);
+        let watched = {
+            let mut state = lock(&side.state);
+            let core = state.core();
+            let watched = side.ear.watch(core.lifeline.socket(), Arc::new(Ear(Arc::clone(&side))));
+            let bell = || Arc::new(Bell(Arc::clone(&side)));
+            watched.and_then(|()| side.bell.watch(&*core.lanes.completions, bell()))
+        };
+        if let Err(error) = watched {
+            side.close();
+            return Err(Error::system("cannot watch a connection", &error));
+        }
+        Ok(side)
+    }
+
+    pub(super) fn base(&self) -> &Base {
+        &self.base
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, S> {
+        lock(&self.state)
+    }
+
+    /// Does something to the state, and deals with what comes of it.
+    pub(super) fn act(&self, act: impl FnOnce(&Self, &mut S) -> Result<(), Problem>) {
+        let mut state = self.state();
+        if state.core().closed || self.base.failed() {
+            return;
+        }
+        let result = act(self, &mut state);
+        self.conclude(state, result);
+    }
+
+    fn conclude(&self, mut state: MutexGuard<'_, S>, result: Result<(), Problem>) {
+        let core = state.core();
+        let opened = match &result {
+            Ok(()) if core.opening.is_none() || !core.lanes.are_live() => None,
+            _ => core.opening.take(),
+        };
+        drop(state);
+        match (result, opened) {
+            (Ok(()), None) => {}
+            (Ok(()), Some((opened, _))) => opened(Ok(())),
+            (Err(Problem(kind, what)), None) => self.fail(kind, &what),
+            (Err(Problem(kind, what)), Some((opened, _))) => opened(Err(Error::new(kind, what))),
+        }
+    }
+
+    fn fail(&self, kind: ErrorKind, what: &str) {
+        if self.base.fail(kind, what, &self.in_flight()) {
+            // The peer must hear of it now, not when this side closes.
+            self.come_to_rest();
+        }
+    }
+
+    /// Returns when no buffer is being touched and none will be again.
+    fn come_to_rest(&self) {
+        let mut state = self.state();
+        let word = state.last_word();
+        let core = state.core();
+        if !std::mem::replace(&mut core.said_bye, true) {
+            core.lifeline.say(&word);
+            core.lifeline.shutdown();
+        }
+        core.lanes.close();
+        // Registrations end before requests are reported.
+        state.let_go();
+    }
+
+    /// Ends everything.
+    pub(crate) fn close(&self) {
+        self.come_to_rest();
+        let mut state = self.state();
+        let core = state.core();
+        if std::mem::replace(&mut core.closed, true) {
+            return;
+        }
+        self.ear.end(core.lifeline.socket());
+        self.bell.end(&*core.lanes.completions);
+        let opening = core.opening.take();
+        core.lanes.all().iter().for_each(|lane| self.base.ended(lane.carried.bytes()));
+        drop(state);
+        // Nobody waits for it any more.
+        drop(opening);
+        self.base.last_words();
+    }
+}
+
+impl<S: State> Owner for Side<S> {
+    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
+        self.base.keep(lent);
+    }
+
+    fn failure(&self) -> Option<Error> {
+        let error = self.base.failure()?;
+        self.come_to_rest();
+        Some(error)
+    }
+
+    fn progress(&self) {
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if state.core().closed || self.base.failed() {
+            return;
+        }
+        let core = state.core();
+        let armed = match core.callers.visit(bell::falls_asleep()) {
+            true => core.lanes.completions.arm().map_err(|error| system(error).into()),
+            false => Ok(()),
+        };
+        // After arming: what came before makes no event.
+        let result = armed.and_then(|()| state.work(&self.base));
+        self.conclude(state, result);
+    }
+}
+
+impl<S: State> Observed for Side<S> {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn in_flight(&self) -> InFlight {
+        self.state().in_flight()
+    }
+
+    fn flows(&self) -> Vec<FlowObservation> {
+        self.state().core().lanes.observe()
+    }
+}
+
+/// The lifeline, as its worker sees it.
+struct Ear<S>(Arc<Side<S>>);
+
+impl<S: State> Source for Ear<S> {
+    fn ready(&self, _readiness: Readiness) {
+        self.0.act(|side, state| state.hear(&side.base));
+    }
+
+    fn tick(&self, now: Instant) {
+        self.0.act(|side, state| state.tick(now, &side.base));
+    }
+
+    fn abandoned(&self, why: &str) {
+        self.0.fail(ErrorKind::Internal, why);
+    }
+}
+
+/// The queue of completions, as its worker sees it.
+struct Bell<S>(Arc<Side<S>>);
+
+impl<S: State> Source for Bell<S> {
+    fn ready(&self, readiness: Readiness) {
+        self.0.act(|side, state| {
+            if readiness.readable {
+                state.core().lanes.completions.disarm();
+            }
+            state.work(&side.base)?;
+            let core = state.core();
+            if let Some(lease) = core.callers.leave_to_them() {
+                side.bell.alarm(Instant::now() + lease);
+                return Ok(());
+            }
+            core.lanes.completions.arm().map_err(system)?;
+            // What came in between makes no event.
+            state.work(&side.base)
+        });
+    }
+
+    fn has_deadlines(&self) -> bool {
+        false
+    }
+
+    fn abandoned(&self, why: &str) {
+        self.0.fail(ErrorKind::Internal, why);
+    }
+}
+
+/// Who takes completions: the worker, whom each of them wakes, or callers who come so often that this would only take the
+/// processor from them.
+#[derive(Default)]
+struct Callers {
+    /// Since the worker looked.
+    visits: u32,
+    /// How long completions are left to callers, if they are.
+    lease: Option<Duration>,
+}
+
+impl Callers {
+    /// A caller is here. If it then falls asleep, the worker has to be woken again: whether that is to be seen to.
+    fn visit(&mut self, falls_asleep: bool) -> bool {
+        if falls_asleep {
+            self.visits = 0;
+            return self.lease.take().is_some();
+        }
+        self.visits = self.visits.saturating_add(1);
+        false
+    }
+
+    /// The worker is here. For how long completions are left to callers; `None` when it is to be woken by the next one.
+    fn leave_to_them(&mut self) -> Option<Duration> {
+        let visits = std::mem::take(&mut self.visits);
+        self.lease = (visits >= DILIGENT)
+            .then(|| self.lease.map_or(LEASE, |lease| (2 * lease).min(LONGEST_LEASE)));
+        self.lease
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn come(callers: &mut Callers, times: u32) {
+        (0..times).for_each(|_| assert!(!callers.visit(false)));
+    }
+
+    #[test]
+    fn completions_are_left_to_callers_as_long_as_they_come_often() {
+        let mut callers = Callers::default();
+        assert_eq!(callers.leave_to_them(), None, "nobody came");
+        come(&mut callers, DILIGENT - 1);
+        assert_eq!(
+            callers.leave_to_them(),
+            None,
+            "who comes once for each message sleeps in between"
+        );
+        let mut lease = LEASE;
+        while lease <= LONGEST_LEASE {
+            come(&mut callers, DILIGENT);
+            assert_eq!(callers.leave_to_them(), Some(lease));
+            lease *= 2;
+        }
+        come(&mut callers, DILIGENT);
+        assert_eq!(callers.leave_to_them(), Some(LONGEST_LEASE));
+        assert_eq!(callers.leave_to_them(), None, "they have gone");
+        come(&mut callers, DILIGENT);
+        assert_eq!(callers.leave_to_them(), Some(LEASE));
+    }
+
+    #[test]
+    fn a_caller_who_falls_asleep_leaves_completions_to_the_worker() {
+        let mut callers = Callers::default();
+        assert!(!callers.visit(true), "it is the worker's");
+        come(&mut callers, DILIGENT);
+        assert!(callers.leave_to_them().is_some());
+        come(&mut callers, DILIGENT);
+        assert!(callers.visit(true));
+        assert!(!callers.visit(true), "once");
+        assert_eq!(callers.leave_to_them(), None);
+    }
+}
