@@ -89,7 +89,7 @@ impl Algorithm {
 }
 
 /// Microseconds of a message, from calling to being called.
-const STEP: f64 = 9.0;
+const STEP: f64 = 15.0;
 /// Microseconds of a byte that is sent and received: 2.5 GB/s.
 const BYTE: f64 = 1.0 / 2500.0;
 /// Microseconds of a byte that is combined: 10 GB/s.
