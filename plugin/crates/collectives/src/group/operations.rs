@@ -37,7 +37,7 @@ impl Group {
             Algorithm::Hierarchical => {
                 plan::allreduce_hierarchical(self.place(), count, hosts, |place, part| {
                     let bytes = part * reduction.element();
-                    flat(choose::allreduce(place.size, bytes, 1), place, part)
+                    flat(choose::allreduce(place.size, bytes, place.size), place, part)
                 })
             }
             Algorithm::Bcube { base } if base < 2 => {
