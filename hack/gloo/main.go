@@ -121,7 +121,10 @@ func compare(ctx context.Context, quick bool, rounds int, output string) error {
 		})
 	}
 	cases = append(cases,
-		func() error { return star(ctx, &r.Star, overTCP, r.Rounds, r.StarLength) },
+		func() error {
+			single := contender{oneFlow, ours(bench, folder, "tcp", "EVENKEEL_FLOWS=1")}
+			return star(ctx, &r.Star, append([]contender{single}, overTCP...), r.Rounds, r.StarLength)
+		},
 		func() error { return r.Threads.turns(ctx, bench, r.Rounds, r.Length) },
 	)
 	begun := time.Now()

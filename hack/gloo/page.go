@@ -15,8 +15,9 @@ import (
 
 // Contenders' names.
 const (
-	tcp = "Evenkeel, TCP"
-	shm = "Evenkeel, shared memory"
+	tcp     = "Evenkeel, TCP"
+	oneFlow = "Evenkeel, TCP, one flow"
+	shm     = "Evenkeel, shared memory"
 )
 
 func gloo(algorithm string) string { return "Gloo, " + algorithm }
@@ -128,8 +129,8 @@ them than cores, the medians are mostly those of the scheduler.
 
 const limits = `
 Where a goal is missed: with more processes than cores, those that call and the threads that move what is larger than 256 KiB take turns on the cores,
-and the least time is one without a change of turns in it. Between hosts, an algorithm that goes to another host in each step begins each step on
-connections that have rested.
+and the least time is one without a change of turns in it. Between hosts, the four flows of a connection share one link, where a single one would do
+(` + "`EVENKEEL_FLOWS=1`" + `, also shown): they are for networks with several paths.
 `
 
 // page is the page's text.
@@ -263,7 +264,7 @@ func (m *measured) table(b *bytes.Buffer, elements []int) {
 
 // names are those who are measured between hosts.
 func names() []string {
-	all := []string{tcp}
+	all := []string{tcp, oneFlow}
 	for _, algorithm := range algorithms {
 		all = append(all, gloo(algorithm))
 	}

@@ -10,7 +10,7 @@ import (
 
 // made has Gloo take 100 us and 200 us at each size, and Evenkeel a share of that by number of elements.
 func made(elements []int, overTCP, throughMemory func(n int) float64) map[string]map[int]figure {
-	all := map[string]map[int]figure{tcp: {}, shm: {}}
+	all := map[string]map[int]figure{tcp: {}, oneFlow: {}, shm: {}}
 	for _, n := range elements {
 		all[tcp][n] = figure{100 * overTCP(n), 200 * overTCP(n)}
 		all[shm][n] = figure{100 * throughMemory(n), 200 * throughMemory(n)}

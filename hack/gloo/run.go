@@ -50,14 +50,15 @@ type contender struct {
 // mostTime is longer than any run takes.
 const mostTime = 5 * time.Minute
 
-// ours is Evenkeel over a transport.
-func ours(bench, folder, transport string) func(context.Context, task) (map[int]figure, error) {
+// ours is Evenkeel over a transport, with variables of the environment.
+func ours(bench, folder, transport string, settings ...string) func(context.Context, task) (map[int]figure, error) {
 	return func(ctx context.Context, t task) (map[int]figure, error) {
 		list := strings.ReplaceAll(strings.Trim(fmt.Sprint(t.elements), "[]"), " ", ",")
 		out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
-			return []string{bench, "collective", "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store,
+			argv := append([]string{"env"}, settings...)
+			return append(argv, bench, "collective", "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store,
 				"--transport", transport, "--tcp-device", t.network.device, "--elements", list,
-				"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), "--json"}
+				"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), "--json")
 		})
 		if err != nil {
 			return nil, err
