@@ -1,16 +1,18 @@
 // Command gloo measures Evenkeel's all-reduce beside Gloo's, on this machine, in turns, and writes the results page.
 //
-//	go run ./hack/gloo            # Debian's libgloo-dev and g++ are needed, and root for the network of the last part
-//	go run ./hack/gloo --quick    # less of everything
+//	go run ./hack/gloo            # Debian's libgloo-dev and g++ are needed, and root for the network of one part
+//	go run ./hack/gloo --quick    # less of everything, onto the terminal
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"syscall"
@@ -23,7 +25,7 @@ import (
 var sweep = []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000}
 
 // Gloo's algorithms; the best of them at each size is the measure.
-var algorithms = []string{"ring", "ring_chunked", "halving_doubling", "new_ring"}
+var algorithms = []string{"ring", "ring_chunked", "halving_doubling", "bcube", "new_ring", "new_bcube"}
 
 // Numbers of processes on one machine.
 var sizes = []int{2, 4}
@@ -33,42 +35,64 @@ const (
 	hosts        = 4
 	linkRate     = netlab.Gbit
 	starElements = 5_000_000
-	starLength   = 2 * time.Second
+	starLength   = time.Second
 )
+
+// Ranks as threads of one process.
+const threads = 64
 
 func main() {
 	// Children are killed when the thread that started them ends: it is to be this one.
 	runtime.LockOSThread()
-	quick := flag.Bool("quick", false, "two rounds, few sizes; the page is not written")
-	rounds := flag.Int("rounds", 5, "rounds, in each of which everybody is measured once")
+	quick := flag.Bool("quick", false, "two rounds, few sizes")
+	rounds := flag.Int("rounds", 0, "rounds, in each of which everybody is measured once (default 5)")
+	output := flag.String("output", "", "folder for collectives.md and its drawings (default docs/results; with --quick, the page goes to the terminal)")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "error: %q: there are only flags, see --help\n", flag.Arg(0))
 		os.Exit(1)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	if err := compare(ctx, *quick, *rounds); err != nil {
+	if err := compare(ctx, *quick, *rounds, *output); err != nil {
 		fmt.Fprintf(os.Stderr, "error: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func compare(ctx context.Context, quick bool, rounds int) error {
-	if rounds < 1 {
-		return fmt.Errorf("--rounds %d: 1 or more", rounds)
-	}
-	r := results{Rounds: rounds, Length: 100 * time.Millisecond, Elements: sweep, Machine: machine()}
+func compare(ctx context.Context, quick bool, rounds int, output string) error {
+	r := results{Rounds: 5, Length: 100 * time.Millisecond, StarLength: starLength, Elements: sweep, Quick: quick}
 	if quick {
-		r.Rounds, r.Length, r.Elements = 2, 30*time.Millisecond, []int{1, 100, 1000, 10_000, 100_000, 1_000_000, 5_000_000}
+		r.Rounds, r.Length, r.StarLength = 2, 30*time.Millisecond, 300*time.Millisecond
+		r.Elements = []int{1, 100, 1000, 10_000, 100_000, 1_000_000, 5_000_000}
+	}
+	if rounds < 0 {
+		return fmt.Errorf("--rounds %d: 1 or more", rounds)
+	} else if rounds > 0 {
+		r.Rounds = rounds
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("making the network of several hosts needs root")
 	}
 	root, err := toolbox.Root()
 	if err != nil {
 		return err
 	}
+	if output == "" && !quick {
+		output = filepath.Join(root, "docs", "results")
+	}
+	if output != "" {
+		if output, err = filepath.Abs(output); err != nil {
+			return err
+		}
+		if err := os.MkdirAll(output, 0o755); err != nil {
+			return err
+		}
+	}
 	if err := os.Chdir(root); err != nil { // the paths below are the checkout's
 		return err
 	}
+	r.Machine, r.Commit = machine(), toolbox.Commit(ctx, root, "plugin", "hack")
 	folder, err := os.MkdirTemp("", "evenkeel-gloo-")
 	if err != nil {
 		return err
@@ -88,62 +112,81 @@ func compare(ctx context.Context, quick bool, rounds int) error {
 	}
 	everybody := append([]contender{{shm, ours(bench, folder, "shm")}}, overTCP...)
 	for _, n := range sizes {
-		figures, err := turns(ctx, everybody, r.Rounds, task{n, r.Length, r.Elements, loopback})
-		if err != nil {
+		r.Local = append(r.Local, &measured{ranks: n})
+	}
+	cases := []func() error{}
+	for _, m := range r.Local {
+		cases = append(cases, func() error {
+			return m.turns(ctx, everybody, r.Rounds, task{m.ranks, r.Length, r.Elements, loopback})
+		})
+	}
+	cases = append(cases,
+		func() error {
+			single := contender{oneFlow, ours(bench, folder, "tcp", "EVENKEEL_FLOWS=1")}
+			return star(ctx, &r.Star, append([]contender{single}, overTCP...), r.Rounds, r.StarLength)
+		},
+		func() error { return r.Threads.turns(ctx, bench, r.Rounds, r.Length) },
+	)
+	begun := time.Now()
+	for _, measure := range cases {
+		failed := measure()
+		// What there is, is kept, whatever comes next.
+		r.Took = time.Since(begun)
+		if err := errors.Join(failed, r.write(output)); err != nil {
 			return err
 		}
-		r.Local = append(r.Local, local{n, figures})
 	}
-	if r.Star, err = star(ctx, overTCP, r.Rounds); err != nil {
-		return err
+	if output == "" {
+		_, err = os.Stdout.Write(r.page())
 	}
-	return r.write(quick)
+	return err
 }
 
-// turns measures everybody in each round; whoever was first is last in the next one.
-func turns(ctx context.Context, contenders []contender, rounds int, t task) (map[string]map[int]figure, error) {
-	best := map[string]map[int]figure{}
+// turns measures everybody in each round; whoever was first is last in the next one. Rounds that are whole are kept.
+func (m *measured) turns(ctx context.Context, contenders []contender, rounds int, t task) error {
 	for round := range rounds {
+		all := map[string]map[int]figure{}
 		for i := range contenders {
 			c := contenders[(i+round)%len(contenders)]
-			fmt.Fprintf(os.Stderr, "%d processes over %s, round %d of %d: %s\n", t.ranks, t.network.device, round+1, rounds, c.name)
+			begun := time.Now()
 			figures, err := c.run(ctx, t)
 			if err != nil {
-				return nil, fmt.Errorf("%s, %d processes over %s: %w", c.name, t.ranks, t.network.device, err)
+				return fmt.Errorf("%s, %d processes over %s: %w", c.name, t.ranks, t.network.device, err)
 			}
-			best[c.name] = better(best[c.name], figures)
+			all[c.name] = figures
+			fmt.Fprintf(os.Stderr, "%d processes over %s, round %d of %d, %d of %d: %s, %.1f s\n",
+				t.ranks, t.network.device, round+1, rounds, i+1, len(contenders), c.name, time.Since(begun).Seconds())
 		}
+		m.rounds = append(m.rounds, all)
 	}
-	return best, nil
-}
-
-// better keeps the least times of both.
-func better(before, now map[int]figure) map[int]figure {
-	if before == nil {
-		return now
-	}
-	for elements, f := range now {
-		b := before[elements]
-		before[elements] = figure{min(b.least, f.least), min(b.median, f.median)}
-	}
-	return before
+	return nil
 }
 
 // star measures between hosts, each in a network namespace of its own.
-func star(ctx context.Context, contenders []contender, rounds int) (_ map[string]map[int]figure, err error) {
+func star(ctx context.Context, m *measured, contenders []contender, rounds int, length time.Duration) (err error) {
 	lab, err := netlab.Up(ctx, netlab.Config{Name: "gloo", Star: slices.Repeat([]netlab.Rate{linkRate}, hosts)})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() {
-		if down := lab.Down(ctx); err == nil {
-			err = down
-		}
-	}()
+	defer func() { err = errors.Join(err, lab.Down(ctx)) }()
 	between := network{netlab.DataInterface, func(ctx context.Context, rank int, argv ...string) (*exec.Cmd, error) {
 		return lab.Command(ctx, netlab.StarHost(rank), argv...)
 	}}
-	return turns(ctx, contenders, rounds, task{hosts, starLength, []int{starElements}, between})
+	return m.turns(ctx, contenders, rounds, task{hosts, length, []int{starElements}, between})
+}
+
+// turns measures ranks that are threads of one process, one element each.
+func (t *threaded) turns(ctx context.Context, bench string, rounds int, length time.Duration) error {
+	for round := range rounds {
+		begun := time.Now()
+		report, err := inProcess(ctx, bench, threads, length)
+		if err != nil {
+			return fmt.Errorf("%d threads: %w", threads, err)
+		}
+		t.rounds = append(t.rounds, report)
+		fmt.Fprintf(os.Stderr, "%d ranks as threads of one process, round %d of %d: %.1f s\n", threads, round+1, rounds, time.Since(begun).Seconds())
+	}
+	return nil
 }
 
 // wireBound is the least time in which a ring can do it, in microseconds:

@@ -1,163 +1,335 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/plot"
 )
 
-const folder = "docs/results"
-
 // Contenders' names.
 const (
-	tcp = "Evenkeel, TCP"
-	shm = "Evenkeel, shared memory"
+	tcp     = "Evenkeel, TCP"
+	oneFlow = "Evenkeel, TCP, one flow"
+	shm     = "Evenkeel, shared memory"
 )
 
 func gloo(algorithm string) string { return "Gloo, " + algorithm }
 
+// Drawings beside the page.
+const (
+	leastDrawing  = "collectives-least.svg"
+	medianDrawing = "collectives-median.svg"
+	starDrawing   = "collectives-hosts.svg"
+)
+
 // results are all that was measured.
 type results struct {
-	Rounds   int
-	Length   time.Duration
-	Elements []int
-	Machine  string
-	Local    []local
-	Star     map[string]map[int]figure
+	Rounds             int
+	Length, StarLength time.Duration
+	Elements           []int
+	Quick              bool
+	Machine, Commit    string
+	Took               time.Duration
+	Local              []*measured
+	Star               measured
+	Threads            threaded
 }
 
-// local is what was measured with that many processes on one machine.
-type local struct {
-	ranks   int
-	figures map[string]map[int]figure
+// measured is what everybody took, by name and number of elements, in each round.
+type measured struct {
+	ranks  int
+	rounds []map[string]map[int]figure
 }
 
-const heading = `# Collectives beside Gloo
+// threaded is what ranks took that are threads of one process.
+type threaded struct{ rounds []threadsReport }
 
-` + "`make bench-collectives`" + ` measures this: an all-reduce (sum of float32) by Evenkeel, which chooses the algorithm, and by Debian's libgloo over TCP with
-each of its algorithms that suits, of which the best one at each size is shown. Everybody takes a turn in each round, with the other order in the next.
-Figures are the least time of all rounds, and the median of the round with the least median, in microseconds, on rank 0. Everything is on one machine:
-processes share its cores, so that with more processes than cores the medians are mostly those of the scheduler.
+// threadsReport is what one run of them gave.
+type threadsReport struct {
+	figure
+	movers int // threads that wait for the network
+}
 
-%s; %d rounds, %s for each figure.
-
-![ratios of the least times](collectives.svg)
-`
-
-// write writes the page and its drawing; if quick, the page's text only, for people.
-func (r results) write(quick bool) error {
-	var text strings.Builder
-	fmt.Fprintf(&text, heading, r.Machine, r.Rounds, r.Length)
-	for _, l := range r.Local {
-		l.table(&text, r.Elements)
+// of is the least time of all rounds, and the median of the round with the least median.
+func (m *measured) of(name string, elements int) figure {
+	best := m.rounds[0][name][elements]
+	for _, round := range m.rounds[1:] {
+		f := round[name][elements]
+		best = figure{min(best.least, f.least), min(best.median, f.median)}
 	}
-	r.between(&text)
-	if quick {
-		_, err := os.Stdout.WriteString(text.String())
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(folder, "collectives.svg"), r.drawing(), 0o644); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(folder, "collectives.md"), []byte(text.String()), 0o644)
+	return best
 }
 
 // best is Gloo's best at a size: the least time of all algorithms, and the
 // least median with the algorithm that it is of.
-func best(figures map[string]map[int]figure, n int) (figure, string) {
-	var f figure
+func (m *measured) best(elements int) (figure, string) {
+	var best figure
 	var name string
 	for _, algorithm := range algorithms {
-		its := figures[gloo(algorithm)][n]
-		if name == "" || its.median < f.median {
-			f.median, name = its.median, algorithm
+		f := m.of(gloo(algorithm), elements)
+		if name == "" || f.median < best.median {
+			best.median, name = f.median, algorithm
 		}
-		if f.least == 0 || its.least < f.least {
-			f.least = its.least
+		if best.least == 0 || f.least < best.least {
+			best.least = f.least
 		}
 	}
-	return f, name
+	return best, name
 }
 
-// within reports whether both figures are at most that share of another's.
-func (f figure) within(share float64, other figure) bool {
-	return f.least <= share*other.least && f.median <= share*other.median
+// ratio is how much of Gloo's best somebody took.
+func (m *measured) ratio(name string, elements int) figure {
+	its, _ := m.best(elements)
+	own := m.of(name, elements)
+	return figure{own.least / its.least, own.median / its.median}
 }
 
-func (l local) table(text *strings.Builder, elements []int) {
-	fmt.Fprintf(text, "\n## %d processes\n\n", l.ranks)
-	fmt.Fprintln(text, "| elements | Gloo, least / median (algorithm) | Evenkeel, TCP | ratio | Evenkeel, shared memory | ratio |")
-	fmt.Fprintln(text, "|--:|--:|--:|--:|--:|--:|")
-	reached, most, shared := 0, 0, 0
+// write writes the page and its drawings into a folder; without one, nothing.
+func (r *results) write(folder string) error {
+	if folder == "" {
+		return nil
+	}
+	files := map[string][]byte{"collectives.md": r.page()}
+	if r.Local[0].rounds != nil {
+		files[leastDrawing] = r.drawing("least times", func(f figure) float64 { return f.least })
+		files[medianDrawing] = r.drawing("medians", func(f figure) float64 { return f.median })
+	}
+	if r.Star.rounds != nil {
+		files[starDrawing] = r.starDrawing()
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const heading = `# Collectives beside Gloo
+
+Written by ` + "`make bench-collectives`" + `; do not edit.
+
+Commit %s. %s. %d rounds, %s for each figure, %.1f minutes in all%s.
+
+An all-reduce (sum of float32) by Evenkeel, which chooses the algorithm, and by Debian's libgloo over TCP with each of its algorithms (%s), of which the best
+one at each size is the measure. In each round everybody is measured once, one after the other, in another order than in the last one. Figures are the
+least time of all rounds, and the median of the round with the least median, in microseconds, on rank 0. All processes share one machine: with more of
+them than cores, the medians are mostly those of the scheduler.
+
+| case | goal | reached | |
+| --- | --- | --- | --- |
+`
+
+const limits = `
+Where a goal is missed: with more processes than cores, those that call and the threads that move what is larger than 256 KiB take turns on the cores,
+and the least time is one without a change of turns in it. Between hosts, the four flows of a connection share one link, where a single one would do
+(` + "`EVENKEEL_FLOWS=1`" + `, also shown): they are for networks with several paths.
+`
+
+// page is the page's text.
+func (r *results) page() []byte {
+	var b bytes.Buffer
+	quick := ""
+	if r.Quick {
+		quick = "; a quick run"
+	}
+	fmt.Fprintf(&b, heading, r.Commit, r.Machine, r.Rounds, r.Length, r.Took.Minutes(), quick, strings.Join(algorithms, ", "))
+	for _, row := range r.goals() {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", row.what, row.goal, row.verdict, row.seen)
+	}
+	b.WriteString(limits)
+	if r.Local[0].rounds != nil {
+		fmt.Fprintf(&b, "\n![ratios of the least times](%s)\n\n![ratios of the medians](%s)\n", leastDrawing, medianDrawing)
+	}
+	for _, m := range r.Local {
+		m.table(&b, r.Elements)
+	}
+	r.between(&b)
+	return b.Bytes()
+}
+
+// A goal is a line of the table of goals.
+type goal struct{ what, goal, verdict, seen string }
+
+// goals are those that were set, and what became of them.
+func (r *results) goals() []goal {
+	var rows []goal
+	add := func(done bool, what, aim string, judge func() (bool, string)) {
+		row := goal{what, aim, "not measured", ""}
+		if done {
+			var reached bool
+			reached, row.seen = judge()
+			row.verdict = "no"
+			if reached {
+				row.verdict = "yes"
+			}
+		}
+		rows = append(rows, row)
+	}
+	least := func(f figure) float64 { return f.least }
+	median := func(f figure) float64 { return f.median }
+	for _, m := range r.Local {
+		done, where := m.rounds != nil, fmt.Sprintf("%d processes", m.ranks)
+		for _, which := range []struct {
+			name string
+			of   func(figure) float64
+		}{{"least", least}, {"median", median}} {
+			if m.ranks > 2 && which.name == "median" {
+				continue // the scheduler's
+			}
+			ratio := func(name string) func(int) float64 {
+				return func(n int) float64 { return which.of(m.ratio(name, n)) }
+			}
+			add(done, where+" over TCP, "+which.name, "at most Gloo's best at every size", func() (bool, string) {
+				return r.everywhere(ratio(tcp), func(int) float64 { return 1 })
+			})
+			add(done, where+" over TCP, "+which.name, "at most 0.7 of it at half of the sizes", func() (bool, string) {
+				reached := 0
+				for _, n := range r.Elements {
+					if ratio(tcp)(n) <= 0.7 {
+						reached++
+					}
+				}
+				return 2*reached >= len(r.Elements), fmt.Sprintf("at %d of %d", reached, len(r.Elements))
+			})
+			add(done, where+" through shared memory, "+which.name, "at most 0.3 of Gloo's best over TCP up to 1,000 elements, 0.5 above", func() (bool, string) {
+				return r.everywhere(ratio(shm), shmShare)
+			})
+		}
+	}
+	add(r.Star.rounds != nil, fmt.Sprintf("%d hosts with links of %s, %d elements", hosts, linkRate, starElements), "0.95 of the wire's bound for a ring", func() (bool, string) {
+		f, bound := r.Star.of(tcp, starElements), wireBound(starElements)
+		return bound/f.median >= 0.95, fmt.Sprintf("least %.3f, median %.3f", bound/f.least, bound/f.median)
+	})
+	add(r.Threads.rounds != nil, fmt.Sprintf("%d ranks as threads of one process, 1 element", threads), "completes, with no more than one thread that waits for the network per core", func() (bool, string) {
+		best := r.Threads.rounds[0]
+		for _, f := range r.Threads.rounds[1:] {
+			best.figure = figure{min(best.least, f.least), min(best.median, f.median)}
+			best.movers = max(best.movers, f.movers)
+		}
+		cores := runtime.NumCPU()
+		return best.movers <= cores, fmt.Sprintf("%d such threads, %d cores; least %.0f us, median %.0f us", best.movers, cores, best.least, best.median)
+	})
+	return rows
+}
+
+// shmShare is what shared memory may take of Gloo's time over TCP.
+func shmShare(elements int) float64 {
+	if elements <= 1000 {
+		return 0.3
+	}
+	return 0.5
+}
+
+// everywhere reports whether a ratio is at most its limit at every size, and where it is not.
+func (r *results) everywhere(ratio, limit func(elements int) float64) (bool, string) {
+	var missed []string
+	for _, n := range r.Elements {
+		if f := ratio(n); f > limit(n) {
+			missed = append(missed, fmt.Sprintf("%d (%.2f)", n, f))
+		}
+	}
+	seen := fmt.Sprintf("at %d of %d", len(r.Elements)-len(missed), len(r.Elements))
+	if missed != nil {
+		seen += "; not at " + strings.Join(missed, ", ")
+	}
+	return missed == nil, seen
+}
+
+func (m *measured) table(b *bytes.Buffer, elements []int) {
+	fmt.Fprintf(b, "\n## %d processes\n\n", m.ranks)
+	if m.rounds == nil {
+		fmt.Fprintln(b, "Not measured.")
+		return
+	}
+	fmt.Fprintln(b, "Least / median.")
+	fmt.Fprintln(b)
+	fmt.Fprintln(b, "| elements | Gloo's best (of the median) | Evenkeel, TCP | ratio | Evenkeel, shared memory | ratio |")
+	fmt.Fprintln(b, "| --: | --: | --: | --: | --: | --: |")
 	for _, n := range elements {
-		its, name := best(l.figures, n)
-		over, through := l.figures[tcp][n], l.figures[shm][n]
-		if over.within(1, its) {
-			reached++
-		}
-		if over.within(0.7, its) {
-			most++
-		}
-		share := 0.5
-		if n <= 1000 {
-			share = 0.3
-		}
-		if through.within(share, its) {
-			shared++
-		}
-		fmt.Fprintf(text, "| %d | %.0f / %.0f (%s) | %.0f / %.0f | %.2f / %.2f | %.0f / %.0f | %.2f / %.2f |\n", n,
-			its.least, its.median, name, over.least, over.median, over.least/its.least, over.median/its.median,
-			through.least, through.median, through.least/its.least, through.median/its.median)
+		its, name := m.best(n)
+		over, through := m.of(tcp, n), m.of(shm, n)
+		a, c := m.ratio(tcp, n), m.ratio(shm, n)
+		fmt.Fprintf(b, "| %d | %.0f / %.0f (%s) | %.0f / %.0f | %.2f / %.2f | %.0f / %.0f | %.2f / %.2f |\n", n,
+			its.least, its.median, name, over.least, over.median, a.least, a.median, through.least, through.median, c.least, c.median)
 	}
-	fmt.Fprintf(text, `
-Over TCP, least and median are no more than Gloo's best at %d of %d sizes, and no more than 0.7 of it at %d. Through shared memory they are no more than
-0.3 of Gloo's best over TCP up to 1,000 elements, and 0.5 above, at %d of %d sizes.
-`, reached, len(elements), most, shared, len(elements))
+}
+
+// names are those who are measured between hosts.
+func names() []string {
+	all := []string{tcp, oneFlow}
+	for _, algorithm := range algorithms {
+		all = append(all, gloo(algorithm))
+	}
+	return all
 }
 
 // between is the part of the page about several hosts.
-func (r results) between(text *strings.Builder) {
+func (r *results) between(b *bytes.Buffer) {
 	bound := wireBound(starElements)
-	fmt.Fprintf(text, `
+	fmt.Fprintf(b, `
 ## Between hosts
 
-%d processes, each in a network namespace of its own, with a link of %s to a switch; %d elements. A ring cannot take less than %.0f ms
-on these links: each host sends %.1f times the elements, in packets of %d bytes.
+%d processes, each in a network namespace of its own, with a link of %s to a switch; %d elements, %s for each figure. A ring cannot take
+less than %.0f ms on these links: each host sends %.1f times the elements, in packets of %d bytes, whose headers count.
 
-| who | least | median | share of the bound |
-|---|--:|--:|--:|
-`, hosts, linkRate, starElements, bound/1e3, 2*float64(hosts-1)/float64(hosts), 1500)
-	names := []string{tcp}
-	for _, algorithm := range algorithms {
-		names = append(names, gloo(algorithm))
+`, hosts, linkRate, starElements, r.StarLength, bound/1e3, 2*float64(hosts-1)/float64(hosts), 1500)
+	if r.Star.rounds == nil {
+		fmt.Fprintln(b, "Not measured.")
+		return
 	}
-	for _, name := range names {
-		f := r.Star[name][starElements]
-		fmt.Fprintf(text, "| %s | %.0f ms | %.0f ms | %.2f / %.2f |\n", name, f.least/1e3, f.median/1e3, bound/f.least, bound/f.median)
+	fmt.Fprintln(b, "| who | least | median | share of the bound |")
+	fmt.Fprintln(b, "| --- | --: | --: | --: |")
+	for _, name := range names() {
+		f := r.Star.of(name, starElements)
+		fmt.Fprintf(b, "| %s | %.0f ms | %.0f ms | %.3f / %.3f |\n", name, f.least/1e3, f.median/1e3, bound/f.least, bound/f.median)
 	}
+	fmt.Fprintf(b, "\n![medians of the rounds between hosts](%s)\n", starDrawing)
 }
 
-func (r results) drawing() []byte {
+func (r *results) drawing(what string, of func(figure) float64) []byte {
 	drawing := plot.Lines{
-		Title: "All-reduce: least time beside Gloo's best over TCP",
+		Title: "All-reduce: " + what + " beside Gloo's best over TCP",
 		X:     "elements (float32)",
 		Y:     "ratio",
 		Marks: []plot.Mark{{At: 1, Label: "as Gloo"}},
 		LogX:  true,
 	}
-	for _, l := range r.Local {
+	for _, m := range r.Local {
+		if m.rounds == nil {
+			continue
+		}
 		for _, name := range []string{tcp, shm} {
 			var points [][2]float64
 			for _, n := range r.Elements {
-				its, _ := best(l.figures, n)
-				points = append(points, [2]float64{float64(n), l.figures[name][n].least / its.least})
+				points = append(points, [2]float64{float64(n), of(m.ratio(name, n))})
 			}
-			drawing.Add(fmt.Sprintf("%s, %d processes", name, l.ranks), points)
+			drawing.Add(fmt.Sprintf("%s, %d processes", name, m.ranks), points)
 		}
+	}
+	return drawing.SVG()
+}
+
+func (r *results) starDrawing() []byte {
+	drawing := plot.Dots{
+		Title: fmt.Sprintf("All-reduce of %d elements between %d hosts with links of %s", starElements, hosts, linkRate),
+		X:     "median of each round, ms",
+		Marks: []plot.Mark{{At: wireBound(starElements) / 1e3, Label: "a ring's bound"}},
+	}
+	for _, name := range names() {
+		var values []float64
+		for _, round := range r.Star.rounds {
+			values = append(values, round[name][starElements].median/1e3)
+		}
+		slices.Sort(values)
+		drawing.Add(name, values)
 	}
 	return drawing.SVG()
 }

@@ -50,32 +50,24 @@ type contender struct {
 // mostTime is longer than any run takes.
 const mostTime = 5 * time.Minute
 
-// ours is Evenkeel over a transport.
-func ours(bench, folder, transport string) func(context.Context, task) (map[int]figure, error) {
+// ours is Evenkeel over a transport, with variables of the environment.
+func ours(bench, folder, transport string, settings ...string) func(context.Context, task) (map[int]figure, error) {
 	return func(ctx context.Context, t task) (map[int]figure, error) {
 		list := strings.ReplaceAll(strings.Trim(fmt.Sprint(t.elements), "[]"), " ", ",")
 		out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
-			return []string{bench, "collective", "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store,
+			argv := append([]string{"env"}, settings...)
+			return append(argv, bench, "collective", "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store,
 				"--transport", transport, "--tcp-device", t.network.device, "--elements", list,
-				"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), "--json"}
+				"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), "--json")
 		})
 		if err != nil {
 			return nil, err
 		}
-		var report struct {
-			Rows []struct {
-				Elements int
-				Min      float64 `json:"min_us"`
-				Median   float64 `json:"p50_us"`
-			}
+		report, err := readReport(out)
+		if err != nil {
+			return nil, err
 		}
-		if err := json.Unmarshal(out, &report); err != nil {
-			return nil, fmt.Errorf("evenkeel-bench's report: %w", err)
-		}
-		figures := map[int]figure{}
-		for _, row := range report.Rows {
-			figures[row.Elements] = figure{row.Min, row.Median}
-		}
+		figures := report.figures()
 		return figures, complete(figures, t.elements)
 	}
 }
@@ -145,6 +137,55 @@ func ranks(ctx context.Context, folder string, t task, argv func(rank int, store
 	return out, nil
 }
 
+// inProcess runs ranks as threads of one process, which all-reduce one element.
+func inProcess(ctx context.Context, bench string, ranks int, length time.Duration) (threadsReport, error) {
+	ctx, cancel := context.WithTimeout(ctx, mostTime)
+	defer cancel()
+	cmd, err := loopback.command(ctx, 0, bench, "collective", "--spawn", strconv.Itoa(ranks), "--in-process", "--elements", "1",
+		"--iteration-time", fmt.Sprintf("%dms", length.Milliseconds()), "--json")
+	if err != nil {
+		return threadsReport{}, err
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return threadsReport{}, fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	report, err := readReport(out)
+	if err != nil {
+		return threadsReport{}, err
+	}
+	figures := report.figures()
+	return threadsReport{figures[1], report.IOThreads}, complete(figures, []int{1})
+}
+
+// A report is what evenkeel-bench prints.
+type report struct {
+	IOThreads int `json:"io_threads"`
+	Rows      []struct {
+		Elements int
+		Min      float64 `json:"min_us"`
+		Median   float64 `json:"p50_us"`
+	}
+}
+
+func readReport(text []byte) (report, error) {
+	var r report
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("evenkeel-bench's report: %w", err)
+	}
+	return r, nil
+}
+
+func (r report) figures() map[int]figure {
+	figures := map[int]figure{}
+	for _, row := range r.Rows {
+		figures[row.Elements] = figure{row.Min, row.Median}
+	}
+	return figures
+}
+
 func complete(figures map[int]figure, elements []int) error {
 	for _, n := range elements {
 		if _, ok := figures[n]; !ok {
@@ -170,10 +211,16 @@ func build(ctx context.Context, folder string) (string, error) {
 
 // benchmark builds evenkeel-bench.
 func benchmark(ctx context.Context) (string, error) {
+	target, err := filepath.Abs("plugin/target")
+	if err != nil {
+		return "", err
+	}
 	cmd := exec.CommandContext(ctx, "cargo", "build", "--locked", "--release", "-p", "evenkeel-bench")
+	// Wherever else the user has Cargo build.
+	cmd.Env = append(os.Environ(), "CARGO_TARGET_DIR="+target)
 	cmd.Dir, cmd.Stderr = "plugin", os.Stderr
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("cargo build: %w", err)
 	}
-	return filepath.Abs("plugin/target/release/evenkeel-bench")
+	return filepath.Join(target, "release", "evenkeel-bench"), nil
 }

@@ -43,8 +43,10 @@ static std::function<void()> operation(const std::string& name, std::shared_ptr<
     algorithm = std::make_shared<gloo::AllreduceHalvingDoubling<float>>(context, pointers, count);
   } else if (name == "bcube") {
     algorithm = std::make_shared<gloo::AllreduceBcube<float>>(context, pointers, count);
-  } else if (name == "new_ring") {
+  } else if (name == "new_ring" || name == "new_bcube") {
     auto options = std::make_shared<gloo::AllreduceOptions>(context);
+    options->setAlgorithm(name == "new_ring" ? gloo::AllreduceOptions::Algorithm::RING
+                                             : gloo::AllreduceOptions::Algorithm::BCUBE);
     options->setOutput(data.data(), data.size());
     options->setReduceFunction([](void* into, const void* a, const void* b, size_t n) {
       gloo::sum<float>(into, a, b, n);

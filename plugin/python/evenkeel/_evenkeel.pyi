@@ -44,7 +44,8 @@ def init(
     store: ``"tcp://host:port"``, ``"file:/shared/folder"``, ``"redis://host:port"``, or a MemoryStore for ranks that are threads.
     rank, size: this rank's number, from 0, and the number of ranks.
     name: groups that live at the same time have different names.
-    transport: ``"tcp"``, ``"tcp:eth0"`` (over this interface), or ``"shm"``: shared memory, for ranks of one host.
+    transport: ``"tcp"``, ``"tcp:eth0"`` (over this interface), ``"shm"`` (shared memory, for ranks of one host), or ``"auto"`` or
+        ``"auto:eth0"`` (shared memory within hosts, TCP between them).
     timeout: seconds to wait for the others, and for which nothing may move in an operation from then on.
 
     Raises TimeoutError naming the ranks that have not come.

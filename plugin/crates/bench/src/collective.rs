@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgAction, Args, ValueEnum};
 use evenkeel_collectives::{
-    Auto, Call, Group, Launch, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer, Tls, Way,
-    store,
+    Auto, Call, Group, Launch, MemoryStore, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer,
+    Tls, Way, store,
 };
 use half::f16;
 use serde::Serialize;
@@ -20,7 +20,7 @@ use crate::exercise::{Benchmark, Details, Exercise, Number};
 use crate::host::Result;
 use crate::options::RankOptions;
 use crate::plot::{Chart, Line};
-use crate::spawn::spawn;
+use crate::spawn::{check, spawn};
 
 /// Elements of the sweep where no number is given.
 const SWEEP: [usize; 21] = [
@@ -42,7 +42,7 @@ enum Transport {
     Shm,
     /// Shared memory within a host, TCP between hosts
     Auto,
-    /// RDMA; NCCL_IB_HCA chooses the port
+    /// RDMA, or an error; NCCL_IB_HCA chooses the port
     Rdma,
 }
 
@@ -59,6 +59,7 @@ Bandwidth is bytes of the buffer times iterations over the sum of the latencies,
 Examples:
   evenkeel-bench collective --spawn 2
   evenkeel-bench collective --spawn 4 --transport shm --elements 1000 allreduce_ring_chunked
+  evenkeel-bench collective --spawn 64 --in-process --elements 1
   evenkeel-bench collective --size 2 --rank 0 --redis-host 10.0.0.1 --prefix run-7 allreduce
   mpirun -np 4 evenkeel-bench collective --shared-path /shared/run-7 allgather"
 )]
@@ -75,6 +76,9 @@ pub(crate) struct Options {
     /// Start this many ranks on this machine
     #[arg(long, value_name = "N", conflicts_with_all = ["rank", "size"])]
     spawn: Option<usize>,
+    /// Start them as threads of this process
+    #[arg(long, requires = "spawn", conflicts_with = "place")]
+    in_process: bool,
     /// Meet in this Redis server
     #[arg(short = 'h', long, value_name = "HOST", group = "place")]
     redis_host: Option<String>,
@@ -200,6 +204,8 @@ struct Report<'a> {
     inputs: u16,
     element: &'static str,
     verified: bool,
+    /// Threads of this process that move bytes for all its ranks.
+    io_threads: usize,
     rows: Vec<Row>,
     errors: Vec<String>,
 }
@@ -209,41 +215,67 @@ struct Report<'a> {
 /// # Errors
 /// One line: which option makes no sense, which rank did not come or was lost.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    if let Some(ranks) = options.spawn {
-        return spawn(ranks);
-    }
-    let way = options.way()?;
-    let (group, _server) = options.join(&way)?;
-    let mut printer = Printer::start(options, &way, &group)?;
-    let sweep = if options.elements.is_empty() { &SWEEP[..] } else { &options.elements };
-    for elements in sweep {
-        let (samples, errors) = if options.halfprecision {
-            options.measure::<f16>(&group, *elements)?
-        } else {
-            options.measure::<f32>(&group, *elements)?
-        };
-        printer.row(&samples, *elements, errors)?;
-    }
-    // Nobody leaves before all have their figures.
-    group.barrier(&Call::default()).map_err(|error| error.to_string())?;
-    printer.finish()
+    let right = match options.spawn {
+        Some(ranks) if options.in_process => options.run_threads(ranks)?,
+        Some(ranks) => return spawn(ranks),
+        None => {
+            let way = options.way()?;
+            let (group, _server) = options.join(&way)?;
+            options.sweep(&way, &group)?
+        }
+    };
+    Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Options {
+    /// All ranks as threads of this process. Whether all results were right.
+    fn run_threads(&self, ranks: usize) -> Result<bool> {
+        check(ranks)?;
+        let (way, store) = (self.way()?, MemoryStore::new());
+        let rank = |rank| {
+            let group = Group::join(&store, rank, ranks, &way, self.timeout());
+            self.sweep(&way, &group.map_err(|error| error.to_string())?)
+        };
+        let ended: Vec<Result<bool>> = thread::scope(|scope| {
+            let all: Vec<_> = (0..ranks).map(|number| scope.spawn(move || rank(number))).collect();
+            all.into_iter().map(joined).collect()
+        });
+        ended.into_iter().try_fold(true, |all, right| Ok(all & right?))
+    }
+
+    /// Measures on one rank. Whether all results were right.
+    fn sweep(&self, way: &Way, group: &Group) -> Result<bool> {
+        let mut printer = Printer::start(self, way, group)?;
+        let sweep = if self.elements.is_empty() { &SWEEP[..] } else { &self.elements };
+        for elements in sweep {
+            let (samples, errors) = if self.halfprecision {
+                self.measure::<f16>(group, *elements)?
+            } else {
+                self.measure::<f32>(group, *elements)?
+            };
+            printer.row(&samples, *elements, errors)?;
+        }
+        printer.report.io_threads = io_threads();
+        // Nobody leaves before all have their figures.
+        group.barrier(&Call::default()).map_err(|error| error.to_string())?;
+        printer.finish()
+    }
+
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 
     fn way(&self) -> Result<Way> {
         let text = |error: evenkeel_collectives::Error| error.to_string();
-        let tcp = match (self.transport, &self.tcp_device, self.spawned_by) {
-            (Transport::Rdma, Some(_), _) => {
+        let here = self.spawned_by.is_some() || self.in_process;
+        let tcp = match &self.tcp_device {
+            Some(_) if self.transport == Transport::Rdma => {
                 return Err("--tcp-device is no RDMA port: NCCL_IB_HCA chooses one".to_owned());
             }
-            (Transport::Rdma, None, _) => Tcp::by_rdma(),
-            (_, Some(device), _) => Tcp::on(device),
-            (_, None, Some(_)) => Tcp::on("lo"),
-            (_, None, None) => Tcp::from_env(),
+            None if self.transport == Transport::Rdma => Tcp::over_rdma(),
+            Some(device) => Tcp::on(device),
+            None if here => Tcp::on("lo"),
+            None => Tcp::from_env(),
         };
         match self.transport {
             Transport::Tcp | Transport::Rdma => tcp.map(Way::Tcp).map_err(text),
@@ -330,10 +362,7 @@ impl Options {
             let threads: Vec<_> = (0..u32::from(self.threads))
                 .map(|tag| scope.spawn(move || self.measure_one::<N>(group, elements, tag)))
                 .collect();
-            let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
-            ended
-                .map(|result| result.unwrap_or_else(|_| Err("a thread panicked".to_owned())))
-                .collect()
+            threads.into_iter().map(joined).collect()
         });
         let (mut samples, mut errors) = (vec![], vec![]);
         for result in results {
@@ -382,6 +411,19 @@ impl Options {
         }
         Ok((samples, errors))
     }
+}
+
+/// What a thread gave.
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+}
+
+/// How many threads of this process wait for the network.
+fn io_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    // One that ends meanwhile has no name.
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    tasks.filter_map(name).filter(|name| name.starts_with("evenkeel-io")).count()
 }
 
 /// A time such as 2s or 500ms.
@@ -450,7 +492,7 @@ struct Printer<'a> {
 impl<'a> Printer<'a> {
     fn start(options: &'a Options, way: &'a Way, group: &Group) -> Result<Self> {
         let (transport, device) = match way {
-            Way::Tcp(tcp) if matches!(options.transport, Transport::Rdma) => ("rdma", tcp.device()),
+            Way::Tcp(tcp) if options.transport == Transport::Rdma => ("rdma", tcp.device()),
             Way::Tcp(tcp) => ("tcp", tcp.device()),
             Way::Tls(tls) => ("tls", tls.device()),
             Way::SharedMemory => ("shm", ""),
@@ -465,6 +507,7 @@ impl<'a> Printer<'a> {
             inputs: options.inputs,
             element: if options.halfprecision { "float16" } else { "float32" },
             verified: !options.no_verify,
+            io_threads: 0,
             rows: vec![],
             errors: vec![],
         };
@@ -530,7 +573,8 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    fn finish(self) -> Result<ExitCode> {
+    /// Whether all results were right.
+    fn finish(self) -> Result<bool> {
         if self.options.json && self.speaks {
             let json = serde_json::to_string(&self.report);
             print(&format!("{}\n", json.map_err(|error| format!("cannot write JSON: {error}"))?))?;
@@ -540,12 +584,12 @@ impl<'a> Printer<'a> {
             std::fs::write(file, drawn).map_err(|error| format!("{}: {error}", file.display()))?;
         }
         if self.report.errors.is_empty() {
-            return Ok(ExitCode::SUCCESS);
+            return Ok(true);
         }
         // Every rank says its own.
         eprintln!("VERIFY ERRORS");
         self.report.errors.iter().for_each(|error| eprintln!("{error}"));
-        Ok(ExitCode::FAILURE)
+        Ok(false)
     }
 }
 

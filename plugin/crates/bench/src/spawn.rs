@@ -19,9 +19,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// # Errors
 /// Says why a rank could not be started.
 pub(crate) fn spawn(ranks: usize) -> Result<ExitCode> {
-    if !(1..=MOST).contains(&ranks) {
-        return Err(format!("--spawn {ranks}: 1 to {MOST}"));
-    }
+    check(ranks)?;
     let listener = local_listener()?;
     let mut running = Running::default();
     for rank in 0..ranks {
@@ -30,6 +28,15 @@ pub(crate) fn spawn(ranks: usize) -> Result<ExitCode> {
     }
     drop(listener);
     running.wait()
+}
+
+/// # Errors
+/// When one machine does not have so many ranks.
+pub(crate) fn check(ranks: usize) -> Result<()> {
+    if !(1..=MOST).contains(&ranks) {
+        return Err(format!("--spawn {ranks}: 1 to {MOST}"));
+    }
+    Ok(())
 }
 
 fn start(rank: usize, ranks: usize, listener: &TcpListener) -> std::io::Result<Child> {

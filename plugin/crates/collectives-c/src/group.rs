@@ -27,10 +27,10 @@ pub struct Call {
 
 /// Joins the group of all `size` ranks that meet in this store, as rank `rank`. Returns once all have.
 ///
-/// `transport` is how the ranks reach each other, the same for all: "tcp", "tcp:INTERFACE" (such as "tcp:eth0"), or "shm", shared
-/// memory of one host; NULL is "tcp". Environment variables set TCP, the same as for the NCCL plugin. `timeout` is how many seconds
-/// to wait for the others, and the group's timeout from then on. A store may be used for one group at a time and under one
-/// prefix.
+/// `transport` is how the ranks reach each other, the same for all: "tcp", "tcp:INTERFACE" (such as "tcp:eth0"), "shm", shared
+/// memory of one host, or "auto" or "auto:INTERFACE", shared memory within hosts and TCP between them; NULL is "tcp". Environment
+/// variables set TCP, the same as for the NCCL plugin. `timeout` is how many seconds to wait for the others, and the group's
+/// timeout from then on. A store may be used for one group at a time and under one prefix.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_group_join(
     store: *const Store,

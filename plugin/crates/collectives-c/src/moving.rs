@@ -2,6 +2,8 @@
 
 use std::ffi::c_void;
 
+use evenkeel_collectives as collectives;
+
 use crate::group::{Call, Group, options, with};
 use crate::pointers;
 use crate::reducing::parts;
@@ -58,18 +60,18 @@ pub unsafe extern "C" fn evenkeel_gather(
     root: usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, buffers, a number for each rank, and a call or NULL.
+    let (input, output) = ((input, input_bytes), (output, output_bytes));
+    // SAFETY: as the header asks.
     unsafe {
-        with(group, |group| {
-            let input = pointers::bytes("input", input, input_bytes)?;
-            let output = pointers::bytes_mut("output", output, output_bytes)?;
-            let call = options(call)?;
-            if lengths.is_null() {
-                return Ok(group.gather(input, output, root, &call)?);
-            }
-            let lengths = pointers::slice("list of lengths", lengths, group.size())?;
-            Ok(group.gatherv(input, output, lengths, root, &call)?)
-        })
+        rooted(
+            group,
+            input,
+            output,
+            (lengths, input_bytes),
+            root,
+            call,
+            collectives::Group::gatherv,
+        )
     }
 }
 
@@ -86,17 +88,52 @@ pub unsafe extern "C" fn evenkeel_scatter(
     root: usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, buffers, a number for each rank, and a call or NULL.
+    let (input, output) = ((input, input_bytes), (output, output_bytes));
+    // SAFETY: as the header asks.
+    unsafe {
+        rooted(
+            group,
+            input,
+            output,
+            (lengths, output_bytes),
+            root,
+            call,
+            collectives::Group::scatterv,
+        )
+    }
+}
+
+/// To or from one rank. The lengths are given, or all are the same.
+///
+/// # Safety
+/// A group, buffers, a number for each rank or null, and a call or null.
+unsafe fn rooted(
+    group: *const Group,
+    (input, input_bytes): (*const c_void, usize),
+    (output, output_bytes): (*mut c_void, usize),
+    (lengths, equal): (*const usize, usize),
+    root: usize,
+    call: *const Call,
+    operation: impl FnOnce(
+        &collectives::Group,
+        &[u8],
+        &mut [u8],
+        &[usize],
+        usize,
+        &collectives::Call,
+    ) -> collectives::Result<()>,
+) -> Status {
+    // SAFETY: the caller sees to it.
     unsafe {
         with(group, |group| {
             let input = pointers::bytes("input", input, input_bytes)?;
             let output = pointers::bytes_mut("output", output, output_bytes)?;
             let call = options(call)?;
-            if lengths.is_null() {
-                return Ok(group.scatter(input, output, root, &call)?);
-            }
-            let lengths = pointers::slice("list of lengths", lengths, group.size())?;
-            Ok(group.scatterv(input, output, lengths, root, &call)?)
+            let lengths: &[usize] = match lengths.is_null() {
+                true => &vec![equal; group.size()],
+                false => pointers::slice("list of lengths", lengths, group.size())?,
+            };
+            Ok(operation(group, input, output, lengths, root, &call)?)
         })
     }
 }

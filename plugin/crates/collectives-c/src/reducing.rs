@@ -64,11 +64,10 @@ pub unsafe extern "C" fn evenkeel_allreduce(
     op: i32,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer of its elements, and a call or NULL.
+    // SAFETY: as the header asks.
     unsafe {
-        with(group, |group| {
-            let reduction = reduction(datatype, op)?;
-            allreduce(group, data, count, &reduction, call)
+        reducing(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
+            Ok(group.allreduce(data, reduction, call)?)
         })
     }
 }
@@ -89,7 +88,9 @@ pub unsafe extern "C" fn evenkeel_allreduce_custom(
         with(group, |group| {
             let combine = Custom::new(element, combine, context)?;
             let combine = |into: &mut [u8], other: &[u8]| combine.call(into, other);
-            allreduce(group, data, count, &Reduction::custom(element, &combine), call)
+            let reduction = Reduction::custom(element, &combine);
+            let data = elements(data, count, &reduction)?;
+            Ok(group.allreduce(data, &reduction, &options(call)?)?)
         })
     }
 }
@@ -105,12 +106,10 @@ pub unsafe extern "C" fn evenkeel_reduce(
     root: usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer of its elements, and a call or NULL.
+    // SAFETY: as the header asks.
     unsafe {
-        with(group, |group| {
-            let reduction = reduction(datatype, op)?;
-            let data = elements(data, count, &reduction)?;
-            Ok(group.reduce(data, root, &reduction, &options(call)?)?)
+        reducing(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
+            Ok(group.reduce(data, root, reduction, call)?)
         })
     }
 }
@@ -127,14 +126,38 @@ pub unsafe extern "C" fn evenkeel_reduce_scatter(
     op: i32,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer of its elements, a number for each rank, and a call or NULL.
+    // SAFETY: as the header asks, which also asks for a number for each rank.
+    unsafe {
+        reducing(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
+            let parts = parts(group, counts, count, "elements")?;
+            group.reduce_scatter(data, &parts, reduction, call)?;
+            Ok(())
+        })
+    }
+}
+
+/// Does something with a buffer of elements and a reduction of their type.
+///
+/// # Safety
+/// A group, a buffer of so many elements, and a call or null.
+unsafe fn reducing(
+    group: *const Group,
+    (data, count): (*mut c_void, usize),
+    (datatype, op): (i32, i32),
+    call: *const Call,
+    operation: impl FnOnce(
+        &collectives::Group,
+        &mut [u8],
+        &Reduction<'_>,
+        &collectives::Call,
+    ) -> Result<(), Failure>,
+) -> Status {
+    // SAFETY: the caller sees to it.
     unsafe {
         with(group, |group| {
             let reduction = reduction(datatype, op)?;
             let data = elements(data, count, &reduction)?;
-            let parts = parts(group, counts, count, "elements")?;
-            group.reduce_scatter(data, &parts, &reduction, &options(call)?)?;
-            Ok(())
+            operation(group, data, &reduction, &options(call)?)
         })
     }
 }
@@ -159,19 +182,6 @@ pub(crate) unsafe fn parts(
         return Err(Failure::argument(text));
     }
     Ok(vec![all / size; size])
-}
-
-/// # Safety
-/// As the header asks of evenkeel_allreduce.
-unsafe fn allreduce(
-    group: &collectives::Group,
-    data: *mut c_void,
-    count: usize,
-    reduction: &Reduction<'_>,
-    call: *const Call,
-) -> Result<(), Failure> {
-    // SAFETY: the caller sees to it.
-    unsafe { Ok(group.allreduce(elements(data, count, reduction)?, reduction, &options(call)?)?) }
 }
 
 fn reduction(datatype: i32, op: i32) -> Result<Reduction<'static>, Failure> {

@@ -55,8 +55,8 @@ impl Algorithm {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
 
-    /// Microseconds that it takes for so many bytes, by the model.
-    fn cost(self, size: usize, bytes: usize) -> f64 {
+    /// Microseconds that it takes for so many bytes, by the model; `apart`: between hosts.
+    fn cost(self, size: usize, bytes: usize, apart: bool) -> f64 {
         let (n, s) = (size as f64, bytes as f64);
         // All but one n-th, once to be combined and once to be told.
         let least = s * (n - 1.0) / n;
@@ -84,16 +84,22 @@ impl Algorithm {
                 )
             }
         };
+        let around = matches!(self, Self::Ring | Self::RingChunked);
+        let sent = if apart && !around { RESTED * sent } else { sent };
         steps * STEP + sent * BYTE + combined * COMBINE
     }
 }
 
 /// Microseconds of a message, from calling to being called.
-const STEP: f64 = 9.0;
+const STEP: f64 = 15.0;
 /// Microseconds of a byte that is sent and received: 2.5 GB/s.
 const BYTE: f64 = 1.0 / 2500.0;
 /// Microseconds of a byte that is combined: 10 GB/s.
 const COMBINE: f64 = 1.0 / 10_000.0;
+
+/// How much longer bytes take between hosts where each step goes to another rank than the last one: over connections that have
+/// rested. A ring has one.
+const RESTED: f64 = 1.12;
 
 /// The algorithm for so many bytes among so many ranks on so many hosts.
 pub(crate) fn allreduce(size: usize, bytes: usize, hosts: usize) -> Algorithm {
@@ -106,7 +112,7 @@ pub(crate) fn allreduce(size: usize, bytes: usize, hosts: usize) -> Algorithm {
         Algorithm::RingChunked,
         Algorithm::Bcube { base: 4 },
     ];
-    let cost = |algorithm: &Algorithm| algorithm.cost(size.max(1), bytes);
+    let cost = |algorithm: &Algorithm| algorithm.cost(size.max(1), bytes, hosts > 1);
     let best = candidates.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b)));
     best.unwrap_or(Algorithm::RecursiveDoubling)
 }
@@ -142,7 +148,7 @@ mod tests {
         for size in 2..=64 {
             let small = allreduce(size, 4, 1);
             let most = 2.0 * f64::from(size.ilog2()) + 4.0;
-            assert!(small.cost(size, 0) <= most * STEP, "{size}: {small:?}");
+            assert!(small.cost(size, 0, false) <= most * STEP, "{size}: {small:?}");
             assert_ne!(small, Algorithm::RingChunked);
             let large = allreduce(size, 1 << 30, 1);
             if size > 2 {
@@ -151,6 +157,7 @@ mod tests {
         }
         assert_eq!(allreduce(8, 4, 2), Algorithm::Hierarchical);
         assert_ne!(allreduce(8, 4, 8), Algorithm::Hierarchical, "one rank on each host");
+        assert_eq!(allreduce(4, 20 << 20, 4), Algorithm::RingChunked, "links of their own");
         assert!(!prefers_chain(4, 4, 1 << 18) && prefers_chain(16, 64 << 20, 1 << 18));
     }
 }

@@ -41,6 +41,7 @@
 //!   have what it sent; they go on as long as they need nothing more from it.
 //! * **Waiting** costs a processor for two milliseconds, which it yields to whoever wants it, and then nothing.
 
+mod accept;
 mod bytes;
 mod choose;
 mod cuda;

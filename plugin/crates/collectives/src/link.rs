@@ -95,8 +95,8 @@ pub(crate) trait Transport: Send + Sync {
     fn address(&self) -> Vec<u8>;
     /// Where this rank's process can be reached by TCP.
     fn host(&self) -> IpAddr;
-    /// Begins to connect to another rank.
-    fn connect(&self, address: &[u8]) -> Result<Box<dyn Outgoing>>;
+    /// Begins to connect to another rank; `None` when that rank cannot take another link now: ask again.
+    fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>>;
     /// The next link from another rank, if one has come.
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>>;
     /// Sleeps until `look` says that there is something, or for the time at most. `look` is asked after everything that may
@@ -110,6 +110,8 @@ pub(crate) trait Outgoing: Send {
     fn send(&mut self, head: &Head, payload: Source) -> std::result::Result<Option<Given>, Broken>;
     /// Moves on what can move; the number of loans finished so far.
     fn finished(&mut self) -> std::result::Result<u64, Broken>;
+    /// Bytes carried so far, as exactly as it takes to see that a long message moves.
+    fn carried(&self) -> u64;
     /// Nothing more is sent. Whether this process may end: all that was sent comes without it, or never will.
     fn leave(&mut self) -> bool;
 }
@@ -122,6 +124,8 @@ pub(crate) trait Incoming: Send {
     fn take(&mut self, into: Target) -> std::result::Result<Given, Broken>;
     /// Moves on what can move; the number of loans finished so far. The link's end is told after what came before it.
     fn finished(&mut self) -> std::result::Result<u64, Broken>;
+    /// As [`Outgoing::carried`].
+    fn carried(&self) -> u64;
 }
 
 #[cfg(test)]

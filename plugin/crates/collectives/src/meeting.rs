@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::launch::Launch;
 use crate::store::{PrefixStore, Store, TcpStore, TcpStoreServer, open};
-use crate::{Algorithm, Call, Group, Tcp, Way, lock};
+use crate::{Algorithm, Auto, Call, Group, Tcp, Way, lock};
 
 /// The stores that this process serves at launchers' ports. They stay until it ends: whoever comes for the next group must not
 /// find one that is about to go.
@@ -42,34 +42,43 @@ impl Launch {
 }
 
 impl Way {
-    /// The way of this name: `tcp`, `tcp:INTERFACE` or `shm`. All that are named in a process share its networks.
+    /// The way of this name: `shm`, `tcp`, `tcp:INTERFACE`, or `auto` in the place of `tcp`. All that are named in a process share its
+    /// networks.
     ///
     /// # Errors
     /// Says which names there are, or why there is no network.
     pub fn from_name(name: &str) -> Result<Self> {
-        let interface = match name {
-            "shm" => return Ok(Self::SharedMemory),
-            "tcp" => None,
-            other => match other.strip_prefix("tcp:") {
-                Some(interface) if !interface.is_empty() => Some(interface.to_owned()),
-                _ => {
-                    return Err(Error::argument(format!(
-                        "{name:?} is no way for ranks to reach each other: tcp, tcp:INTERFACE or shm"
-                    )));
-                }
-            },
+        let (kind, interface) = match name.split_once(':') {
+            Some((kind, interface)) => (kind, Some(interface)),
+            None => (name, None),
         };
-        let process = std::process::id();
-        let mut networks = lock(&NETWORKS);
-        if let Some((.., tcp)) =
-            networks.iter().find(|(of, on, _)| *of == process && *on == interface)
-        {
-            return Ok(Self::Tcp(tcp.clone()));
+        match (kind, interface) {
+            ("shm", None) => Ok(Self::SharedMemory),
+            (_, Some("")) => Err(no_way(name)),
+            ("tcp", _) => network(interface).map(Self::Tcp),
+            ("auto", _) => network(interface).map(Auto::new).map(Self::Auto),
+            _ => Err(no_way(name)),
         }
-        let tcp = interface.as_deref().map_or_else(Tcp::from_env, Tcp::on)?;
-        networks.push((process, interface, tcp.clone()));
-        Ok(Self::Tcp(tcp))
     }
+}
+
+fn no_way(name: &str) -> Error {
+    Error::argument(format!(
+        "{name:?} is no way for ranks to reach each other: shm, tcp, tcp:INTERFACE, auto or auto:INTERFACE"
+    ))
+}
+
+/// This process's network over an interface, or as the environment says.
+fn network(interface: Option<&str>) -> Result<Tcp> {
+    let process = std::process::id();
+    let mut networks = lock(&NETWORKS);
+    let known = networks.iter().find(|(of, on, _)| *of == process && on.as_deref() == interface);
+    if let Some((.., tcp)) = known {
+        return Ok(tcp.clone());
+    }
+    let tcp = interface.map_or_else(Tcp::from_env, Tcp::on)?;
+    networks.push((process, interface.map(str::to_owned), tcp.clone()));
+    Ok(tcp)
 }
 
 impl Call {
@@ -176,7 +185,9 @@ mod tests {
         network("tcp:lo");
         assert_eq!(count(), before);
         assert!(matches!(Way::from_name("shm"), Ok(Way::SharedMemory)));
-        for wrong in ["", "tcp:", "rdma", "shm:lo"] {
+        assert!(matches!(Way::from_name("auto:lo"), Ok(Way::Auto(auto)) if auto.device() == "lo"));
+        assert_eq!(count(), before);
+        for wrong in ["", "tcp:", "auto:", "rdma", "shm:lo"] {
             let error = Way::from_name(wrong).map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
         }

@@ -30,6 +30,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_LOOK: Duration = Duration::from_millis(1);
 /// Rooms that are kept for the next operation.
 const MOST_ROOMS: usize = 32;
+/// Why a link was ended whose other side did nothing wrong.
+const HALF_WAY: &str = "an operation was given up half-way";
 
 /// A rank, as the others know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +57,34 @@ pub(crate) struct Trouble {
 impl Trouble {
     /// A message has not as many bytes as it should.
     pub(crate) fn counts(rank: usize, has: usize, wanted: usize) -> Self {
-        Self { rank, what: not_as_long(has, wanted), mismatch: true }
+        Fault::counts(has, wanted).with(rank)
+    }
+}
+
+/// What is wrong with a link.
+#[derive(Clone, Debug)]
+struct Fault {
+    what: Broken,
+    /// As [`Trouble::mismatch`].
+    mismatch: bool,
+}
+
+impl Fault {
+    fn counts(has: usize, room: usize) -> Self {
+        let what = format!(
+            "it sent {has} bytes where {room} were expected: do all ranks use the same counts?"
+        );
+        Self { what, mismatch: true }
+    }
+
+    fn with(self, rank: usize) -> Trouble {
+        Trouble { rank, what: self.what, mismatch: self.mismatch }
+    }
+}
+
+impl From<Broken> for Fault {
+    fn from(what: Broken) -> Self {
+        Self { what, mismatch: false }
     }
 }
 
@@ -89,7 +118,7 @@ struct Sending {
 #[derive(Default)]
 struct Receiving {
     link: Option<Box<dyn Incoming>>,
-    broken: Option<Broken>,
+    broken: Option<Fault>,
     /// What is asked for and has not begun to come.
     posted: Vec<Posted>,
     /// What is coming, in the order of its numbers.
@@ -256,8 +285,7 @@ impl Mesh {
         }
         let Member { address, contact, .. } = &self.members[to];
         if sending.link.is_none() {
-            let link = self.transport.connect(address).map_err(|error| error.to_string())?;
-            sending.link = Some(link);
+            sending.link = self.transport.connect(address).map_err(|error| error.to_string())?;
         }
         let Some(link) = &mut sending.link else { return Ok(None) };
         if !sending.greeted {
@@ -289,6 +317,19 @@ impl Mesh {
         })
     }
 
+    /// Bytes that the link to a rank has carried.
+    pub(crate) fn carried_to(&self, to: usize) -> u64 {
+        lock(&self.peers[to].outgoing).link.as_ref().map_or(0, |link| link.carried())
+    }
+
+    /// Bytes that the link from a rank has carried, if this receive has begun.
+    pub(crate) fn carried_from(&self, from: usize, receipt: &Arc<Receipt>) -> u64 {
+        let receiving = lock(&self.peers[from].incoming);
+        let coming = receiving.has_begun(receipt) || receiving.aside_for(receipt).is_some();
+        let link = receiving.link.as_ref().filter(|_| coming);
+        link.map_or(0, |link| link.carried())
+    }
+
     /// Whether a link still needs what was lent to it; if so it is ended.
     pub(crate) fn abandon_send(&self, to: usize, number: u64) -> bool {
         if self.finished(to).is_ok_and(|finished| finished >= number) {
@@ -296,7 +337,7 @@ impl Mesh {
         }
         let mut sending = lock(&self.peers[to].outgoing);
         sending.link = None;
-        sending.broken.get_or_insert_with(|| "an operation was given up half-way".to_owned());
+        sending.broken.get_or_insert_with(|| HALF_WAY.to_owned());
         true
     }
 
@@ -344,14 +385,14 @@ impl Mesh {
         let mut moved = false;
         match receiving.progress(probe, |key| self.is_stale(key), &mut moved) {
             Ok(found) => Ok((moved, found)),
-            Err((what, mismatch)) => {
+            Err(fault) => {
                 receiving.link = None;
-                let what = receiving.broken.insert(what).clone();
+                let fault = receiving.broken.insert(fault).clone();
                 // What came before the end may be all that anybody wants.
-                if moved && !mismatch {
+                if moved && !fault.mismatch {
                     return Ok((moved, false));
                 }
-                Err(Trouble { rank: from, what, mismatch })
+                Err(fault.with(from))
             }
         }
     }
@@ -373,26 +414,33 @@ impl Mesh {
     pub(crate) fn abandon_receive(&self, from: usize, receipt: &Arc<Receipt>) -> bool {
         let mut receiving = lock(&self.peers[from].incoming);
         receiving.posted.retain(|posted| !Arc::ptr_eq(&posted.receipt, receipt));
-        for aside in &mut receiving.aside {
-            if aside.wanted.as_ref().is_some_and(|(_, wanted)| Arc::ptr_eq(wanted, receipt)) {
-                aside.wanted = None;
-            }
+        if let Some(at) = receiving.aside_for(receipt) {
+            receiving.aside[at].wanted = None;
         }
-        let coming = receiving.coming.iter().any(
-            |coming| matches!(&coming.to, Destination::Caller(whose) if Arc::ptr_eq(whose, receipt)),
-        );
-        if coming {
+        let begun = receiving.has_begun(receipt);
+        if begun {
             // Before anything else: it has the caller's memory.
             receiving.link = None;
             receiving.coming.clear();
-            receiving.broken.get_or_insert_with(|| "an operation was given up half-way".to_owned());
+            receiving.broken.get_or_insert_with(|| HALF_WAY.to_owned().into());
         }
-        coming
+        begun
     }
 
     /// Operations of this group and tag before this one are over: what still comes for them is dropped.
     pub(crate) fn raise_floor(&self, group: u64, tag: u32, sequence: u32) {
         lock(&self.floors).insert((group, tag), sequence);
+    }
+
+    /// A group whose operations all succeeded is no more: nothing can come for it.
+    pub(crate) fn forget(&self, group: u64) {
+        lock(&self.floors).retain(|(of, _), _| *of != group);
+    }
+
+    /// How many groups and tags are remembered.
+    #[cfg(test)]
+    pub(crate) fn floors(&self) -> usize {
+        lock(&self.floors).len()
     }
 
     fn is_stale(&self, key: &Key) -> bool {
@@ -493,6 +541,21 @@ impl Receiving {
         self.link.is_none() && self.broken.is_none()
     }
 
+    /// Whether the link has the memory of a receive.
+    fn has_begun(&self, receipt: &Arc<Receipt>) -> bool {
+        self.coming.iter().any(
+            |coming| matches!(&coming.to, Destination::Caller(whose) if Arc::ptr_eq(whose, receipt)),
+        )
+    }
+
+    /// The message aside that a receive waits for until it is whole.
+    fn aside_for(&self, receipt: &Arc<Receipt>) -> Option<usize> {
+        let waits = |aside: &Aside| {
+            aside.wanted.as_ref().is_some_and(|(_, wanted)| Arc::ptr_eq(wanted, receipt))
+        };
+        self.aside.iter().position(waits)
+    }
+
     fn post(&mut self, posted: Posted) {
         let there = |aside: &Aside| aside.key == posted.key && aside.wanted.is_none();
         let Some(at) = self.aside.iter().position(there) else {
@@ -508,8 +571,8 @@ impl Receiving {
             posted.into.write(&aside.bytes);
             posted.receipt.complete(aside.bytes.len());
         } else {
-            let what = not_as_long(self.aside[at].bytes.len(), posted.into.length());
-            self.broken.get_or_insert(what);
+            let fault = Fault::counts(self.aside[at].bytes.len(), posted.into.length());
+            self.broken.get_or_insert(fault);
             self.posted.push(posted);
         }
     }
@@ -520,15 +583,14 @@ impl Receiving {
         probe: Option<Key>,
         is_stale: impl Fn(&Key) -> bool,
         moved: &mut bool,
-    ) -> std::result::Result<bool, (Broken, bool)> {
-        let link_error = |what: Broken| (what, false);
+    ) -> std::result::Result<bool, Fault> {
         if let Some(key) = probe
             && self.aside.iter().any(|aside| aside.key == key && aside.wanted.is_none())
         {
             return Ok(true);
         }
-        if let Some(what) = &self.broken {
-            return Err((what.clone(), what.contains(LONGER)));
+        if let Some(fault) = &self.broken {
+            return Err(fault.clone());
         }
         loop {
             self.settle(moved)?;
@@ -544,7 +606,7 @@ impl Receiving {
                 Err(what) => {
                     // Between the two looks the last bytes may have come, and the end after them.
                     self.settle(moved)?;
-                    return Err(link_error(what));
+                    return Err(what.into());
                 }
             };
             if probe == Some(head.key) {
@@ -552,12 +614,12 @@ impl Receiving {
             }
             let length = usize::try_from(head.length).unwrap_or(usize::MAX);
             if length > MOST_BYTES || head.key.kind == Kind::Hello {
-                return Err(link_error("it speaks something else".to_owned()));
+                return Err("it speaks something else".to_owned().into());
             }
             let wanted = self.posted.iter().position(|posted| posted.key == head.key);
             let (into, to) = if let Some(at) = wanted {
                 if length > self.posted[at].into.length() {
-                    return Err((not_as_long(length, self.posted[at].into.length()), true));
+                    return Err(Fault::counts(length, self.posted[at].into.length()));
                 }
                 let posted = self.posted.swap_remove(at);
                 (posted.into.part(0, length), Destination::Caller(posted.receipt))
@@ -576,7 +638,7 @@ impl Receiving {
                 return Ok(false);
             };
             *moved = true;
-            let given = link.take(into).map_err(link_error)?;
+            let given = link.take(into)?;
             let number = match given {
                 Given::Done => 0,
                 Given::Lent(number) => number,
@@ -591,11 +653,11 @@ impl Receiving {
     }
 
     /// Completes what is whole.
-    fn settle(&mut self, moved: &mut bool) -> std::result::Result<(), (Broken, bool)> {
+    fn settle(&mut self, moved: &mut bool) -> std::result::Result<(), Fault> {
         let Some(link) = self.link.as_mut().filter(|_| !self.coming.is_empty()) else {
             return Ok(());
         };
-        let finished = link.finished().map_err(|what| (what, false))?;
+        let finished = link.finished()?;
         while let Some(coming) = self.coming.pop_front_if(|next| next.number <= finished) {
             *moved = true;
             self.arrived(coming)?;
@@ -603,7 +665,7 @@ impl Receiving {
         Ok(())
     }
 
-    fn arrived(&mut self, coming: Coming) -> std::result::Result<(), (Broken, bool)> {
+    fn arrived(&mut self, coming: Coming) -> std::result::Result<(), Fault> {
         match coming.to {
             Destination::Caller(receipt) => receipt.complete(coming.length),
             Destination::Nowhere { .. } => {}
@@ -617,7 +679,7 @@ impl Receiving {
                 {
                     self.bytes_aside -= aside.bytes.len();
                     if aside.bytes.len() > into.length() {
-                        return Err((not_as_long(aside.bytes.len(), into.length()), true));
+                        return Err(Fault::counts(aside.bytes.len(), into.length()));
                     }
                     into.write(&aside.bytes);
                     receipt.complete(aside.bytes.len());
@@ -633,12 +695,6 @@ fn has_room_aside(aside: &VecDeque<Aside>, bytes: usize, length: usize) -> bool 
     aside.iter().all(|aside| aside.whole)
         && aside.len() < MOST_MESSAGES_ASIDE
         && (aside.is_empty() || bytes + length <= MOST_ASIDE)
-}
-
-const LONGER: &str = "do all ranks use the same counts";
-
-fn not_as_long(has: usize, room: usize) -> Broken {
-    format!("it sent {has} bytes where {room} were expected: {LONGER}?")
 }
 
 #[cfg(test)]

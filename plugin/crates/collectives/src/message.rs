@@ -53,7 +53,7 @@ impl Wanted<'_> {
         let receive = Receive { mesh, from: whom, receipt: mesh.receive(whom, key, into) };
         let result = wait.until(
             &mut (),
-            |()| vec![whom],
+            |()| (vec![whom], mesh.carried_from(whom, &receive.receipt)),
             |()| {
                 if let Some(bytes) = receive.receipt.done() {
                     return Ok(Look::Done(bytes));
@@ -75,10 +75,11 @@ impl Wanted<'_> {
     fn find(&self, wait: &mut Wait<'_>) -> Result<usize> {
         let Self { mesh, key, from, timeout } = *self;
         let mut there = vec![true; from.len()];
-        let ranks = |there: &Vec<bool>| {
-            from.iter().zip(there).filter(|(_, there)| **there).map(|(rank, _)| *rank).collect()
+        let waits = |there: &Vec<bool>| {
+            let ranks = from.iter().zip(there).filter(|(_, there)| **there);
+            (ranks.map(|(rank, _)| *rank).collect(), 0)
         };
-        wait.until(&mut there, ranks, |there| {
+        wait.until(&mut there, waits, |there| {
             let mut trouble = None;
             for (place, rank) in from.iter().enumerate() {
                 if !there[place] {
@@ -94,5 +95,45 @@ impl Wanted<'_> {
             there[place] = trouble.mismatch || !mesh.has_left(trouble.rank, timeout / 5);
             if there[place] || !there.contains(&true) { Err(trouble) } else { Ok(Look::Nothing) }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Given, Kind};
+    use crate::memory::Source;
+    use crate::rendezvous::meet;
+    use crate::testing::PATIENCE;
+    use crate::{MemoryStore, Way};
+    use std::thread;
+    use std::time::Instant;
+
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    /// More than a link through shared memory holds: the rest goes when its sender looks after it.
+    const BYTES: usize = 5 << 18;
+
+    #[test]
+    fn a_message_that_takes_longer_than_the_timeout_but_moves_arrives() {
+        let key = Key { kind: Kind::Message, group: 7, tag: 0, sequence: 0, part: 0 };
+        let store = MemoryStore::new();
+        let join = |rank| meet(&store, rank, 2, &Way::SharedMemory, PATIENCE).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mesh, bytes) = (join(1), vec![3; BYTES]);
+                // SAFETY: the bytes outlive the mesh's use of them: it is done with them at the end of the loop.
+                let given = mesh.send(0, key, unsafe { Source::lend(&bytes) }).unwrap();
+                let Some(Given::Lent(number)) = given else { panic!("{given:?}") };
+                while mesh.finished(0).unwrap() < number {
+                    // Not to wait for anything: this is how slow it is.
+                    thread::sleep(TIMEOUT * 2 / 5);
+                }
+            });
+            let (mesh, mut room) = (join(0), vec![0; BYTES]);
+            let wanted = Wanted { mesh: &mesh, from: &[1], key, timeout: TIMEOUT };
+            let begun = Instant::now();
+            assert_eq!(wanted.receive(&mut room).unwrap(), (0, BYTES));
+            assert!(room.iter().all(|byte| *byte == 3) && begun.elapsed() > TIMEOUT);
+        });
     }
 }

@@ -40,7 +40,7 @@ impl Transport for Mixed {
         self.tcp.host()
     }
 
-    fn connect(&self, address: &[u8]) -> Result<Box<dyn Outgoing>> {
+    fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
         let mut reader = Reader::new(address);
         let parts = (|| Some((reader.long()?, reader.bytes()?, reader.bytes()?)))();
         match parts {

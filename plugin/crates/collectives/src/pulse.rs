@@ -11,13 +11,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::accept::{REST, take_all};
 use crate::bytes::{Reader, put, put_list};
 use crate::error::{Error, ErrorKind};
 use crate::lock;
@@ -281,30 +282,33 @@ impl Caller {
 
 fn answer_all(listener: &TcpListener, answerer: &Weak<Answerer>) {
     let mut callers: VecDeque<Caller> = VecDeque::new();
+    let mut resting = false;
     while answerer.strong_count() > 0 {
         let mut waited: Vec<_> = callers
             .iter()
             .map(|caller| PollFd::new(&caller.stream, PollFlags::IN))
-            .chain([PollFd::new(listener, PollFlags::IN)])
+            .chain((!resting).then(|| PollFd::new(listener, PollFlags::IN)))
             .collect();
-        let time = Timespec::try_from(LOOK).unwrap_or_default();
+        let time = Timespec::try_from(if resting { REST } else { LOOK }).unwrap_or_default();
         if poll(&mut waited, Some(&time)).is_err() {
             thread::sleep(Duration::from_millis(1));
         }
         let Some(answerer) = answerer.upgrade() else { return };
-        while let Ok((stream, _)) = listener.accept() {
-            if stream.set_nonblocking(true).is_ok() {
-                let deadline = Instant::now() + CALLER_TIME;
-                callers.push_back(Caller { stream, heard: vec![], deadline });
-            }
+        resting = take_all(listener, |stream| {
+            let deadline = Instant::now() + CALLER_TIME;
+            callers.push_back(Caller { stream, heard: vec![], deadline });
             if callers.len() > MOST_CALLERS {
                 callers.pop_front();
             }
-        }
+        });
         let now = Instant::now();
         callers.retain_mut(|caller| now < caller.deadline && caller.hear(&answerer));
     }
 }
+
+const ENDED: &str = "its process has ended";
+const STILL: &str = "its process stands still";
+const FAR: &str = "its host cannot be reached";
 
 /// Where a member of a group answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -338,9 +342,6 @@ impl Contact {
     }
 
     fn exchange(&self, kind: u8, text: &[u8], time: Duration) -> Answer {
-        const ENDED: &str = "its process has ended";
-        const STILL: &str = "its process stands still";
-        const FAR: &str = "its host cannot be reached";
         let deadline = Instant::now() + time;
         let address = SocketAddr::new(self.host, self.port);
         let mut stream = match TcpStream::connect_timeout(&address, time) {
@@ -406,6 +407,28 @@ pub(crate) struct Findings {
     pub(crate) idle: Vec<usize>,
 }
 
+/// Asks these members, some at a time, each for no longer than the time. Who is not asked by the deadline cannot be reached.
+pub(crate) fn ask_all(contacts: &[&Contact], each: Duration, deadline: Instant) -> Vec<Answer> {
+    let next = AtomicUsize::new(0);
+    let ask = || {
+        let mut answers = vec![];
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(contact) = contacts.get(at) else { return answers };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let asked = !left.is_zero();
+            let answer = if asked { contact.ask(each.min(left)) } else { Answer::Lost(FAR) };
+            answers.push((at, answer));
+        }
+    };
+    let mut answers: Vec<(usize, Answer)> = thread::scope(|scope| {
+        let asking: Vec<_> = contacts.iter().take(AT_ONCE).map(|_| scope.spawn(ask)).collect();
+        asking.into_iter().filter_map(|answers| answers.join().ok()).flatten().collect()
+    });
+    answers.sort_unstable_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
 /// Asks ranks, and the ranks that they wait for in turn, until nothing new comes or the time is over.
 pub(crate) fn ask_around(
     contacts: &[Contact],
@@ -428,23 +451,12 @@ pub(crate) fn ask_around(
         if next.is_empty() || left.is_zero() {
             return findings;
         }
+        // What the first ones say comes before the others are asked.
         let later = next.split_off(next.len().min(AT_ONCE));
-        let answers: Vec<_> = thread::scope(|scope| {
-            let asking: Vec<_> = next
-                .iter()
-                .map(|rank| {
-                    let contact = &contacts[*rank];
-                    (*rank, scope.spawn(move || contact.ask(left)))
-                })
-                .collect();
-            asking
-                .into_iter()
-                .filter_map(|(rank, answer)| Some((rank, answer.join().ok()?)))
-                .collect()
-        });
         later.iter().for_each(|rank| asked[*rank] = false);
-        next = later;
-        for (rank, answer) in answers {
+        let now = std::mem::replace(&mut next, later);
+        let of: Vec<_> = now.iter().map(|rank| &contacts[*rank]).collect();
+        for (rank, answer) in now.into_iter().zip(ask_all(&of, left, deadline)) {
             match answer {
                 Answer::Lost(how) => findings.lost.push((rank, how)),
                 Answer::Left => findings.left.push(rank),

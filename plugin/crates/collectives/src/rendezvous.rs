@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::bytes::{Reader, put};
 use crate::error::{Error, ErrorKind, Result, list, span};
 use crate::mesh::{Member, Mesh};
-use crate::pulse::{Answer, Contact, Pulse};
+use crate::pulse::{Answer, Contact, Pulse, ask_all};
 use crate::store::{Patience, Store};
 use crate::way::Way;
 
@@ -100,6 +100,7 @@ fn gather(
     let mut patience = Patience::until(deadline);
     let mut said: Option<Instant> = None;
     loop {
+        let mut come = vec![];
         let mut complete = true;
         for (rank, place) in members.iter_mut().enumerate().skip(1) {
             // Also those that were there: one that was started again has another identity.
@@ -119,9 +120,17 @@ fn gather(
                 .of([rank]));
             }
             complete = false;
-            let comes = before.get(rank) != Some(&member)
-                && matches!(member.contact.ask(ANSWER), Answer::Alive { .. });
-            *place = comes.then_some(member);
+            *place = None;
+            if before.get(rank) != Some(&member) {
+                come.push((rank, member));
+            }
+        }
+        let contacts: Vec<_> = come.iter().map(|(_, member)| &member.contact).collect();
+        let answers = ask_all(&contacts, ANSWER, deadline);
+        for ((rank, member), answer) in come.into_iter().zip(answers) {
+            if matches!(answer, Answer::Alive { .. }) {
+                members[rank] = Some(member);
+            }
         }
         if complete {
             return Ok(members.into_iter().flatten().collect());
@@ -184,15 +193,20 @@ fn read_list(bytes: &[u8]) -> Option<Vec<Member>> {
 
 /// Who did not come, as far as another rank than 0 can see.
 fn nobody(store: &dyn Store, size: usize, timeout: Duration) -> Result<Error> {
-    let mut missing = vec![];
+    let mut found = vec![];
     for rank in 0..size {
-        let found = store.get(&name_of(rank))?.as_deref().and_then(decode);
-        let there = found
-            .is_some_and(|(member, _)| matches!(member.contact.ask(ANSWER), Answer::Alive { .. }));
-        if !there {
-            missing.push(rank);
+        if let Some((member, _)) = store.get(&name_of(rank))?.as_deref().and_then(decode) {
+            found.push((rank, member.contact));
         }
     }
+    let contacts: Vec<_> = found.iter().map(|(_, contact)| contact).collect();
+    let answers = ask_all(&contacts, ANSWER, Instant::now() + 2 * ANSWER);
+    let answered = found.iter().zip(answers);
+    let there: Vec<usize> = answered
+        .filter(|(_, answer)| matches!(answer, Answer::Alive { .. }))
+        .map(|((rank, _), _)| *rank)
+        .collect();
+    let missing: Vec<usize> = (0..size).filter(|rank| !there.contains(rank)).collect();
     let time = span(timeout);
     let text = if missing.is_empty() {
         let waiting = store.get(WAITING)?.unwrap_or_default();
@@ -245,6 +259,23 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Timeout);
             assert!(error.ranks().contains(&1) && error.ranks().contains(&3), "{error}");
         }
+    }
+
+    /// Hosts that are gone do not answer, and each is given a while: all at the same time.
+    #[test]
+    fn those_that_say_nothing_are_asked_together() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (host, port) = ("127.0.0.1".parse().unwrap(), silent.local_addr().unwrap().port());
+        let store = MemoryStore::new();
+        for rank in 1..=20 {
+            let contact = Contact { id: rank as u64, host, port };
+            let member = Member { contact, address: vec![], name: String::new(), machine: 0 };
+            store.set(&name_of(rank), &encode(&member, Way::SharedMemory.code())).unwrap();
+        }
+        let begun = Instant::now();
+        let error = meet_as(&store, 0, 21, Duration::from_millis(300)).err().unwrap();
+        assert_eq!(error.ranks(), (1..=20).collect::<Vec<_>>());
+        assert!(begun.elapsed() < 10 * ANSWER);
     }
 
     /// What an earlier run left in the store is nobody; a rank that comes late or comes again is waited for.

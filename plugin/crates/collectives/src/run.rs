@@ -146,7 +146,7 @@ impl Piece {
 
 impl Flight<'_> {
     fn fly(&mut self, job: &Job<'_>, wait: &mut Wait<'_>) -> Result<()> {
-        wait.until(self, Self::ranks, |flight| {
+        wait.until(self, Self::waits, |flight| {
             Ok(match flight.advance(job)? {
                 _ if flight.first == flight.pieces.len() => Look::Done(()),
                 true => Look::Moved,
@@ -160,8 +160,14 @@ impl Flight<'_> {
         self.pieces[self.first..end].iter().filter(|piece| !piece.is_done())
     }
 
-    /// Whom the operation waits for.
-    fn ranks(&self) -> Vec<usize> {
+    /// Whom the operation waits for, and how many bytes their links have carried.
+    fn waits(&self) -> (Vec<usize>, u64) {
+        let carried = self.in_window().map(|piece| match &piece.state {
+            State::Sending(_) => self.mesh.carried_to(piece.peer),
+            State::Receiving(receipt, _) => self.mesh.carried_from(piece.peer, receipt),
+            _ => 0,
+        });
+        let carried = carried.fold(0, u64::wrapping_add);
         let begun = |piece: &&Piece| !matches!(piece.state, State::Waiting | State::Arrived(_));
         let mut ranks: Vec<_> = self.in_window().filter(begun).map(|piece| piece.peer).collect();
         if ranks.is_empty() {
@@ -169,7 +175,7 @@ impl Flight<'_> {
         }
         ranks.sort_unstable();
         ranks.dedup();
-        ranks
+        (ranks, carried)
     }
 
     /// Does what can be done. Whether anything could.

@@ -19,9 +19,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, socket_with, sockopt,
 };
 
 use crate::error::{Error, Result};
@@ -139,19 +141,26 @@ impl Shm {
         Ok(end)
     }
 
-    fn offer(&self, name: &[u8]) -> io::Result<Arc<End>> {
+    /// `None` when the other rank's backlog is full.
+    fn offer(&self, name: &[u8]) -> io::Result<Option<Arc<End>>> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&stream, &SocketAddrUnix::new_abstract_name(name)?) {
+            Err(Errno::AGAIN) => return Ok(None),
+            connected => connected?,
+        }
+        let stream = UnixStream::from(stream);
         let file = memfd_create("evenkeel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, (FRONT + RING) as u64)?;
         // So that neither side can take the memory away under the other.
         fcntl_add_seals(&file, SEALS)?;
         let ring = Shared::map(&file, FRONT + RING)?;
-        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
         let files = [file.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&files));
         sendmsg(&stream, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::NOSIGNAL)?;
-        self.end(ring, stream, SENDER_SLEEPS, RECEIVER_SLEEPS)
+        self.end(ring, stream, SENDER_SLEEPS, RECEIVER_SLEEPS).map(Some)
     }
 
     /// Takes what a sender passes on; `None` if that is not a ring, or not from this user.
@@ -191,7 +200,7 @@ impl Transport for Shm {
         Ipv4Addr::LOCALHOST.into()
     }
 
-    fn connect(&self, address: &[u8]) -> Result<Box<dyn Outgoing>> {
+    fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
         let name = address.strip_prefix(&self.boot[..]).ok_or_else(|| {
             Error::argument(
                 "shared memory joins ranks of one host only, and that rank is on another",
@@ -203,7 +212,9 @@ impl Transport for Shm {
                 format!("shared memory: {error} (ranks must share a network namespace)"),
             )
         })?;
-        Ok(Box::new(Writer { end, written: 0, waiting: VecDeque::new(), lent: 0, finished: 0 }))
+        let Some(end) = end else { return Ok(None) };
+        let waiting = VecDeque::new();
+        Ok(Some(Box::new(Writer { end, written: 0, waiting, lent: 0, finished: 0 })))
     }
 
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
@@ -437,6 +448,10 @@ impl Outgoing for Writer {
         Ok(self.finished)
     }
 
+    fn carried(&self) -> u64 {
+        self.written
+    }
+
     fn leave(&mut self) -> bool {
         // What is in the ring stays there for the other side.
         true
@@ -529,5 +544,33 @@ impl Incoming for Reader {
     fn finished(&mut self) -> std::result::Result<u64, Broken> {
         self.pump()?;
         Ok(self.finished)
+    }
+
+    fn carried(&self) -> u64 {
+        self.read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{accept, bind, listen};
+
+    #[test]
+    fn a_rank_whose_backlog_is_full_is_asked_again_and_not_waited_for() {
+        let own = Shm::open(None).unwrap();
+        let name = format!("evenkeel-test-{:016x}", crate::random().unwrap()).into_bytes();
+        let flags = SocketFlags::CLOEXEC;
+        let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        bind(&other, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+        listen(&other, 1).unwrap();
+        let address = [&own.boot[..], &name].concat();
+        let mut links = vec![];
+        while let Some(link) = own.connect(&address).unwrap() {
+            links.push(link);
+            assert!(links.len() < 100, "the backlog has no end");
+        }
+        let _taken = accept(&other).unwrap();
+        assert!(own.connect(&address).unwrap().is_some());
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Wait<'a> {
     timeout: Duration,
     /// When the first look in vain was.
     since: Option<Instant>,
+    /// What was carried when that was last looked at, and since when it is that much.
+    carried: Option<(u64, Instant)>,
     /// How often others have been asked.
     asked: u32,
     findings: Findings,
@@ -58,10 +60,12 @@ impl<'a> Wait<'a> {
         }
         let operation = mesh.pulse().operation();
         let findings = Findings::default();
-        Ok(Self { mesh, operation, what, tag, timeout, since: None, asked: 0, findings })
+        let (since, carried, asked) = (None, None, 0);
+        Ok(Self { mesh, operation, what, tag, timeout, since, carried, asked, findings })
     }
 
-    /// Looks until it is done. `ranks` are those that it waits for.
+    /// Looks until it is done. `waits` says which ranks it waits for, and how many bytes their links have carried: a message that takes
+    /// longer than the timeout moves as well.
     ///
     /// # Errors
     /// When a look finds trouble, the group has failed, a rank that is waited for is lost, or nothing has moved for the whole
@@ -69,13 +73,13 @@ impl<'a> Wait<'a> {
     pub(crate) fn until<S, T>(
         &mut self,
         state: &mut S,
-        ranks: impl Fn(&S) -> Vec<usize>,
+        waits: impl Fn(&S) -> (Vec<usize>, u64),
         mut look: impl FnMut(&mut S) -> std::result::Result<Look<T>, Trouble>,
     ) -> Result<T> {
         loop {
             let mut seen = look(state);
             if matches!(seen, Ok(Look::Nothing)) {
-                let waited = self.idle(state, &ranks, &mut |state| {
+                let waited = self.idle(state, &waits, &mut |state| {
                     seen = look(state);
                     !matches!(seen, Ok(Look::Nothing))
                 });
@@ -88,8 +92,7 @@ impl<'a> Wait<'a> {
                 Err(trouble) => return Err(self.trouble(trouble)),
                 Ok(Look::Done(done)) => return Ok(done),
                 Ok(_) => {
-                    self.since = None;
-                    self.asked = 0;
+                    (self.since, self.carried, self.asked) = (None, None, 0);
                 }
             }
         }
@@ -99,15 +102,26 @@ impl<'a> Wait<'a> {
     fn idle<S>(
         &mut self,
         state: &mut S,
-        ranks: impl Fn(&S) -> Vec<usize>,
+        waits: impl Fn(&S) -> (Vec<usize>, u64),
         look: &mut dyn FnMut(&mut S) -> bool,
     ) -> Result<()> {
         let now = Instant::now();
-        let idle = now - *self.since.get_or_insert(now);
-        if idle < AWAKE {
+        let since = *self.since.get_or_insert(now);
+        if now - since < AWAKE {
             thread::yield_now();
             return Ok(());
         }
+        let (ranks, carried) = waits(state);
+        let still = match self.carried {
+            Some((before, still)) if before == carried => still,
+            Some(_) => {
+                self.asked = 0;
+                now
+            }
+            None => since,
+        };
+        self.carried = Some((carried, still));
+        let idle = now - still;
         if let Some(failure) = self.mesh.pulse().failure() {
             return Err(failure.error());
         }
@@ -115,17 +129,16 @@ impl<'a> Wait<'a> {
         let ask_at = [self.timeout * 2 / 5, self.timeout * 7 / 10];
         if self.asked < 2 && idle >= ask_at[self.asked as usize] {
             self.asked += 1;
-            self.ask(ranks(state))?;
+            self.ask(ranks.clone())?;
         }
         if idle >= self.timeout {
-            return Err(self.timed_out(&ranks(state)));
+            return Err(self.timed_out(&ranks));
         }
-        let waited = ranks(state);
         let mut sleep = LONGEST_SLEEP.min(self.timeout / 10);
-        if waited.iter().any(|rank| self.mesh.is_unlinked(*rank)) {
+        if ranks.iter().any(|rank| self.mesh.is_unlinked(*rank)) {
             sleep = sleep.min(UNLINKED_SLEEP);
         }
-        self.operation.waits_for(waited);
+        self.operation.waits_for(ranks);
         self.mesh.sleep(sleep, &mut || look(state));
         Ok(())
     }

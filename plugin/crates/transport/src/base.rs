@@ -106,6 +106,12 @@ impl Base {
         self.peer
     }
 
+    /// Bytes moved so far.
+    pub(crate) fn moved(&self) -> u64 {
+        // Over RDMA only whole messages are counted.
+        self.counters.carried().max(self.counters.bytes())
+    }
+
     pub(crate) fn failed(&self) -> bool {
         self.failure.get().is_some()
     }

@@ -86,6 +86,11 @@ impl RecvConnection {
         self.receiver.base().peer()
     }
 
+    /// Bytes received so far, over TCP also those of messages that are not whole yet.
+    pub fn carried(&self) -> u64 {
+        self.receiver.base().moved()
+    }
+
     /// Registers memory for messages.
     pub fn registrar(&self) -> Registrar {
         Registrar::new(&self.receiver.base().context.device)

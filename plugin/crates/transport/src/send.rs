@@ -109,6 +109,11 @@ impl SendConnection {
         self.sender.base().peer()
     }
 
+    /// Bytes sent so far, over TCP also those of messages that are not whole yet.
+    pub fn carried(&self) -> u64 {
+        self.sender.base().moved()
+    }
+
     /// Registers memory for messages.
     pub fn registrar(&self) -> Registrar {
         Registrar::new(&self.sender.base().context.device)

@@ -51,6 +51,11 @@ fn all_benchmarks_run_and_their_results_are_right() {
     let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!((&json["transport"], &json["verified"]), (&"tcp".into(), &true.into()));
     assert_eq!(json["rows"][1]["elements"], 50_001);
+    let ended = collective(&["--spawn", "9", "--in-process", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&json["ranks"], json["rows"].as_array().unwrap().len()), (&9.into(), 2));
+    let cores = std::thread::available_parallelism().unwrap().get() as u64;
+    assert!((1..=cores).contains(&json["io_threads"].as_u64().unwrap()), "{ended:?}");
 }
 
 /// With the files that Gloo's benchmark takes, made here.
@@ -113,6 +118,7 @@ fn what_makes_no_sense_is_one_line() {
             "TLS: c:",
         ),
         (&["--spawn", "2", "--inputs", "2", "broadcast"], "--inputs 2"),
+        (&["--in-process"], "--spawn"),
         (&["--size", "1", "--rank", "0", "--store", "http://h"], "no store"),
         (&["--size", "1", "--rank", "0", "--redis-host", "127.0.0.1", "-p", "1"], "127.0.0.1:1"),
     ] {

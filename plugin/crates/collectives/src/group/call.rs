@@ -13,7 +13,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Operations with different tags may be in progress at the same time.
+    /// Operations with different tags may be in progress at the same time. A group remembers every tag that was used: use some again
+    /// and again, not a new one for each operation.
     pub fn tag(self, tag: u32) -> Self {
         Self { tag, ..self }
     }

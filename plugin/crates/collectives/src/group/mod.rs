@@ -6,6 +6,7 @@ mod operations;
 mod window;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,8 @@ pub struct Group {
     sequences: Mutex<HashMap<u32, u32>>,
     /// How many groups have been made of the same members.
     made: Mutex<HashMap<Vec<usize>, u64>>,
+    /// An operation has failed: what was sent for it may still come.
+    unfinished: AtomicBool,
 }
 
 impl Group {
@@ -71,6 +74,7 @@ impl Group {
             timeout,
             sequences: Mutex::default(),
             made: Mutex::default(),
+            unfinished: AtomicBool::new(false),
         };
         // Whoever returns first may be the one that serves the store.
         let left = timeout.saturating_sub(begun.elapsed()).max(Duration::from_secs(1));
@@ -157,6 +161,7 @@ impl Group {
             timeout: self.timeout,
             sequences: Mutex::default(),
             made: Mutex::default(),
+            unfinished: AtomicBool::new(false),
         }))
     }
 
@@ -184,6 +189,14 @@ impl Group {
     }
 }
 
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.unfinished.load(Ordering::Relaxed) {
+            self.mesh.forget(self.id);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,6 +221,21 @@ mod tests {
             }
             assert!(group.split(None, &call).unwrap().is_none());
             assert!(group.sub_group(&[0, 0]).is_err() && group.sub_group(&[5]).is_err());
+        });
+    }
+
+    #[test]
+    fn groups_that_were_made_and_dropped_leave_nothing_behind() {
+        ranks(2, &Way::SharedMemory, |group| {
+            let call = Call::default();
+            group.barrier(&call).unwrap();
+            let before = group.mesh.floors();
+            for _ in 0..5 {
+                let again = group.sub_group(&[1, 0]).unwrap().unwrap();
+                again.barrier(&call).unwrap();
+                assert_eq!(group.mesh.floors(), before + 1);
+            }
+            assert_eq!(group.mesh.floors(), before);
         });
     }
 

@@ -1,6 +1,7 @@
 //! The collective operations of a group.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use crate::Op;
 use crate::choose::{self, Algorithm};
@@ -36,7 +37,7 @@ impl Group {
             Algorithm::Hierarchical => {
                 plan::allreduce_hierarchical(self.place(), count, hosts, |place, part| {
                     let bytes = part * reduction.element();
-                    flat(choose::allreduce(place.size, bytes, 1), place, part)
+                    flat(choose::allreduce(place.size, bytes, place.size), place, part)
                 })
             }
             Algorithm::Bcube { base } if base < 2 => {
@@ -337,7 +338,10 @@ impl Group {
             piece,
             combine,
         };
-        run(&job, plan, input, work).map_err(|error| self.renumbered(error))
+        run(&job, plan, input, work).map_err(|error| {
+            self.unfinished.store(true, Ordering::Relaxed);
+            self.renumbered(error)
+        })
     }
 }
 
@@ -377,7 +381,7 @@ mod tests {
     use super::*;
     use crate::testing::{ranks, ranks_by, ways};
     use crate::{Auto, DataType, ErrorKind, Tcp, Way};
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::thread;
 
     const SUM: fn() -> Reduction<'static> = || Reduction::of(DataType::Int64, Op::Sum);

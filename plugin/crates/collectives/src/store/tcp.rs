@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{MOST_NAME, MOST_VALUE, MemoryStore, Patience, Store, check};
+use crate::accept::{REST, take_all};
 use crate::bytes::{Reader, put};
 use crate::error::{Error, Result, span};
 use crate::lock;
@@ -96,6 +97,7 @@ struct Client {
 fn serve(listener: &TcpListener, ends: &AtomicBool) {
     let store = MemoryStore::new();
     let mut clients: Vec<Client> = vec![];
+    let mut resting = false;
     while !ends.load(Ordering::Relaxed) {
         let mut waited: Vec<_> = clients
             .iter()
@@ -103,9 +105,9 @@ fn serve(listener: &TcpListener, ends: &AtomicBool) {
                 let say = if client.to_say.is_empty() { PollFlags::IN } else { PollFlags::OUT };
                 PollFd::new(&client.stream, say)
             })
-            .chain([PollFd::new(listener, PollFlags::IN)])
+            .chain((!resting).then(|| PollFd::new(listener, PollFlags::IN)))
             .collect();
-        let time = Timespec::try_from(LOOK).unwrap_or_default();
+        let time = Timespec::try_from(if resting { REST } else { LOOK }).unwrap_or_default();
         if poll(&mut waited, Some(&time)).is_err() {
             thread::sleep(Duration::from_millis(1));
         }
@@ -115,13 +117,12 @@ fn serve(listener: &TcpListener, ends: &AtomicBool) {
             at += 1;
             !ready[at - 1] || client.serve(&store)
         });
-        while clients.len() < MOST_CLIENTS
-            && let Ok((stream, _)) = listener.accept()
-        {
-            if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
+        resting = take_all(listener, |stream| {
+            // Who is one too many hears that it is: its connection ends.
+            if clients.len() < MOST_CLIENTS && stream.set_nodelay(true).is_ok() {
                 clients.push(Client { stream, heard: vec![], to_say: vec![] });
             }
-        }
+        });
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustls::{Connection, ServerConfig, ServerConnection};
 
+use crate::accept::{REST, take_all};
 use crate::link::Broken;
 use crate::lock;
 use crate::memory::Source;
@@ -23,8 +24,6 @@ use super::stream::Stream;
 const HANDSHAKE: Duration = Duration::from_secs(30);
 /// Connections that are shaking hands; the oldest is dropped for another one.
 const MOST_STRANGERS: usize = 256;
-/// How long to rest when the system gives no more sockets.
-const REST: Duration = Duration::from_millis(100);
 /// What a connection is told that has been let in.
 pub(super) const WELCOME: &[u8; 1] = b"W";
 
@@ -99,7 +98,19 @@ impl Shared {
     fn attend(&self, listener: &TcpListener, config: &Arc<ServerConfig>) {
         let mut strangers: VecDeque<Stranger> = VecDeque::new();
         while !self.closed.load(Ordering::Acquire) {
-            let resting = take_in(listener, config, &mut strangers).is_err();
+            let resting = take_all(listener, |socket| {
+                // Who cannot be talked to has hung up, or memory is short.
+                let Ok(session) = ServerConnection::new(Arc::clone(config)) else { return };
+                if socket.set_nodelay(true).is_err() {
+                    return;
+                }
+                if strangers.len() >= MOST_STRANGERS {
+                    strangers.pop_front();
+                }
+                let stream = Stream::new(socket, Connection::Server(session));
+                let since = Instant::now();
+                strangers.push_back(Stranger { stream, since, welcomed: false });
+            });
             for _ in 0..strangers.len() {
                 let Some(mut stranger) = strangers.pop_front() else { break };
                 match stranger.go_on() {
@@ -144,31 +155,5 @@ impl Stranger {
             self.welcomed = self.stream.send(unsafe { Source::lend(WELCOME) })? > 0;
         }
         Ok(self.stream.flush()? && self.welcomed)
-    }
-}
-
-/// Takes the connections that are waiting.
-fn take_in(
-    listener: &TcpListener,
-    config: &Arc<ServerConfig>,
-    strangers: &mut VecDeque<Stranger>,
-) -> std::io::Result<()> {
-    loop {
-        let socket = match listener.accept() {
-            Ok((socket, _)) => socket,
-            Err(error) => match error.kind() {
-                std::io::ErrorKind::WouldBlock => return Ok(()),
-                std::io::ErrorKind::Interrupted | std::io::ErrorKind::ConnectionAborted => continue,
-                _ => return Err(error),
-            },
-        };
-        socket.set_nonblocking(true)?;
-        socket.set_nodelay(true)?;
-        let session = ServerConnection::new(Arc::clone(config)).map_err(std::io::Error::other)?;
-        if strangers.len() >= MOST_STRANGERS {
-            strangers.pop_front();
-        }
-        let stream = Stream::new(socket, Connection::Server(session));
-        strangers.push_back(Stranger { stream, since: Instant::now(), welcomed: false });
     }
 }

@@ -119,7 +119,7 @@ impl Transport for Endpoint {
         self.address.ip()
     }
 
-    fn connect(&self, address: &[u8]) -> Result<Box<dyn Outgoing>> {
+    fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
         let to: Option<SocketAddr> =
             std::str::from_utf8(address).ok().and_then(|text| text.parse().ok());
         let to = to.ok_or_else(|| Error::argument("the address is not that of a rank on TLS"))?;
@@ -129,13 +129,14 @@ impl Transport for Endpoint {
         let client = Arc::clone(&self.certificates.client);
         let session = ClientConnection::new(client, ServerName::from(to.ip()))
             .map_err(|error| Error::system("TLS", error))?;
-        Ok(Box::new(Writer {
+        Ok(Some(Box::new(Writer {
             stream: Stream::new(socket, Connection::Client(session)),
             open: false,
             waiting: VecDeque::new(),
             lent: 0,
+            carried: 0,
             left: false,
-        }))
+        })))
     }
 
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
@@ -148,6 +149,7 @@ impl Transport for Endpoint {
             taking: None,
             lent: 0,
             finished: 0,
+            carried: 0,
         })))
     }
 
@@ -174,6 +176,8 @@ struct Writer {
     /// What is not with the socket yet, and how much of head and payload the session has.
     waiting: VecDeque<Waiting>,
     lent: u64,
+    /// Bytes of payloads that the session has taken.
+    carried: u64,
     left: bool,
 }
 
@@ -211,8 +215,10 @@ impl Writer {
                 }
                 if next.at >= HEAD_BYTES {
                     let from = next.at - HEAD_BYTES;
-                    next.at +=
-                        self.stream.send(next.payload.part(from, next.payload.length() - from))?;
+                    let rest = next.payload.part(from, next.payload.length() - from);
+                    let taken = self.stream.send(rest)?;
+                    next.at += taken;
+                    self.carried += taken as u64;
                 }
                 if !next.is_given() {
                     break;
@@ -250,6 +256,10 @@ impl Outgoing for Writer {
         Ok(self.lent - self.waiting.len() as u64)
     }
 
+    fn carried(&self) -> u64 {
+        self.carried
+    }
+
     fn leave(&mut self) -> bool {
         if !std::mem::replace(&mut self.left, true) && self.waiting.is_empty() {
             self.stream.say_goodbye();
@@ -268,6 +278,8 @@ struct Reader {
     taking: Option<(Target, usize)>,
     lent: u64,
     finished: u64,
+    /// Bytes of payloads.
+    carried: u64,
 }
 
 impl Reader {
@@ -283,6 +295,7 @@ impl Reader {
                 break;
             }
             self.taking = Some((into, at + bytes));
+            self.carried += bytes as u64;
         }
         Ok(())
     }
@@ -316,6 +329,10 @@ impl Incoming for Reader {
     fn finished(&mut self) -> std::result::Result<u64, Broken> {
         self.pump()?;
         Ok(self.finished)
+    }
+
+    fn carried(&self) -> u64 {
+        self.carried
     }
 }
 
