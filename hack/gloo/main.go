@@ -106,11 +106,11 @@ func compare(ctx context.Context, quick bool, rounds int, output string) error {
 	if err != nil {
 		return err
 	}
-	overTCP := []contender{{tcp, ours(bench, folder, "tcp")}}
+	overTCP := []contender{{tcp, ours(bench, folder, "tcp"), 1}}
 	for _, algorithm := range algorithms {
-		overTCP = append(overTCP, contender{gloo(algorithm), theirs(driver, folder, algorithm)})
+		overTCP = append(overTCP, contender{gloo(algorithm), theirs(driver, folder, algorithm), glooTries})
 	}
-	everybody := append([]contender{{shm, ours(bench, folder, "shm")}}, overTCP...)
+	everybody := append([]contender{{shm, ours(bench, folder, "shm"), 1}}, overTCP...)
 	for _, n := range sizes {
 		r.Local = append(r.Local, &measured{ranks: n})
 	}
@@ -122,7 +122,7 @@ func compare(ctx context.Context, quick bool, rounds int, output string) error {
 	}
 	cases = append(cases,
 		func() error {
-			single := contender{oneFlow, ours(bench, folder, "tcp", "EVENKEEL_FLOWS=1")}
+			single := contender{oneFlow, ours(bench, folder, "tcp", "EVENKEEL_FLOWS=1"), 1}
 			return star(ctx, &r.Star, append([]contender{single}, overTCP...), r.Rounds, r.StarLength)
 		},
 		func() error { return r.Threads.turns(ctx, bench, r.Rounds, r.Length) },
@@ -150,6 +150,11 @@ func (m *measured) turns(ctx context.Context, contenders []contender, rounds int
 			c := contenders[(i+round)%len(contenders)]
 			begun := time.Now()
 			figures, err := c.run(ctx, t)
+			for try := 1; err != nil && try < c.tries && ctx.Err() == nil; try++ {
+				fmt.Fprintf(os.Stderr, "%s, %d processes over %s: %v; once more\n", c.name, t.ranks, t.network.device, err)
+				m.failed = append(m.failed, c.name)
+				figures, err = c.run(ctx, t)
+			}
 			if err != nil {
 				return fmt.Errorf("%s, %d processes over %s: %w", c.name, t.ranks, t.network.device, err)
 			}

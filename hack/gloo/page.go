@@ -46,6 +46,7 @@ type results struct {
 type measured struct {
 	ranks  int
 	rounds []map[string]map[int]figure
+	failed []string // whose runs ended with an error and were repeated
 }
 
 // threaded is what ranks took that are threads of one process.
@@ -145,6 +146,13 @@ func (r *results) page() []byte {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", row.what, row.goal, row.verdict, row.seen)
 	}
 	b.WriteString(limits)
+	failed := slices.Clone(r.Star.failed)
+	for _, m := range r.Local {
+		failed = append(failed, m.failed...)
+	}
+	if len(failed) > 0 {
+		fmt.Fprintf(&b, "\nEnded with an error and were done again: %s.\n", strings.Join(failed, "; "))
+	}
 	if r.Local[0].rounds != nil {
 		fmt.Fprintf(&b, "\n![ratios of the least times](%s)\n\n![ratios of the medians](%s)\n", leastDrawing, medianDrawing)
 	}

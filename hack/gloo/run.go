@@ -43,9 +43,13 @@ var loopback = network{"lo", func(ctx context.Context, _ int, argv ...string) (*
 
 // A contender runs all ranks once and gives its figures by number of elements.
 type contender struct {
-	name string
-	run  func(context.Context, task) (map[int]figure, error)
+	name  string
+	run   func(context.Context, task) (map[int]figure, error)
+	tries int // that a run may take; what fails before is told on the page
 }
+
+// glooTries is more than one because Gloo's ranks now and then fail when one of them leaves before the others.
+const glooTries = 3
 
 // mostTime is longer than any run takes.
 const mostTime = 5 * time.Minute

@@ -20,7 +20,7 @@ use crate::exporter::Exporter;
 use crate::sys::{self, lock};
 
 /// How often sources are asked about their deadlines. Events are never delayed by it.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(125);
 /// Marks the worker's own wake-up among its sources.
 const WAKE: u64 = 0;
 
