@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -86,6 +87,19 @@ func (t ticks) busySince() float64 {
 		return 0
 	}
 	return 1 - (now.idle-t.idle)/(now.all-t.all)
+}
+
+// buildMissing builds, from this checkout, the plugin and the driver that were not given.
+func (o *options) buildMissing(ctx context.Context, root string) error {
+	if o.library != "" && o.driver != "" {
+		return nil
+	}
+	library, driver, err := build(ctx, root)
+	if err != nil {
+		return err
+	}
+	o.library, o.driver = cmp.Or(o.library, library), cmp.Or(o.driver, driver)
+	return nil
 }
 
 // build builds the plugin and what drives it, optimised.

@@ -119,17 +119,8 @@ func bench(ctx context.Context, out io.Writer, o options) error {
 	}
 	// Before the build, which is what would make the machine look busy.
 	machine, commit := describeMachine(), toolbox.Commit(ctx, root, "plugin", "hack")
-	if o.library == "" || o.driver == "" {
-		library, driver, err := build(ctx, root)
-		if err != nil {
-			return err
-		}
-		if o.library == "" {
-			o.library = library
-		}
-		if o.driver == "" {
-			o.driver = driver
-		}
+	if err := o.buildMissing(ctx, root); err != nil {
+		return err
 	}
 	b, err := newBencher(o, out)
 	if err != nil {
