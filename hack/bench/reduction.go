@@ -575,6 +575,10 @@ type kernelRow struct {
 	Bfloat16     float64
 	Float8       float64 `json:"fp8 e4m3"`
 	Int32        float64
+	// The sources made float32, and nothing more.
+	LoadFloat32  float64 `json:"float32 loads"`
+	LoadFloat16  float64 `json:"float16 loads"`
+	LoadBfloat16 float64 `json:"bfloat16 loads"`
 }
 
 // kernels measures the sums beside adding two arrays.

@@ -5,6 +5,9 @@
 //! The measure is bytes that the caller asked to be read and written, per second: the add moves three
 //! arrays, a reduction of n sources n + 1. Time is the thread's own. Both run in turns; each number is the median of the runs,
 //! then half of the range between the 10th and 90th percentile. With `--json`, only the medians, an object a line.
+//!
+//! "Loads alone" is what no sum can exceed here: all sources are read and made float32, but neither added in order nor
+//! rounded nor stored. It counts the bytes that a sum would move.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -23,6 +26,11 @@ const KINDS: [(DataType, &str); 5] = [
     (DataType::Float8E4m3, "fp8 e4m3"),
     (DataType::Int32, "int32"),
 ];
+
+/// Reads a source and makes it float32; the result depends on all of it.
+type Load = fn(&[u8]) -> u32;
+const LOADS: [(&str, Load); 3] =
+    [("float32", load_float32), ("float16", load_float16), ("bfloat16", load_bfloat16)];
 
 fn main() -> ExitCode {
     match measure() {
@@ -53,6 +61,7 @@ fn measure() -> Result<(), ReduceError> {
             let mut arrays = [1, 2, 0].map(|value| vec![value as f32; elements + 16]);
             let [a, b, c] = arrays.each_mut().map(|array| &mut aligned(array)[..elements]);
             let mut rates = vec![Vec::new(); KINDS.len() + 1];
+            let mut loads = LOADS.map(|_| Vec::new());
             for _ in 0..RUNS {
                 rates[0].push(rate(12 * elements, || add(a, b, c)));
                 for (i, (kind, _)) in KINDS.iter().enumerate() {
@@ -61,6 +70,15 @@ fn measure() -> Result<(), ReduceError> {
                         let done =
                             reduce(*kind, Op::Sum, black_box(&sources), black_box(&mut *into));
                         debug_assert!(done.is_ok());
+                    }));
+                }
+            }
+            for _ in 0..RUNS {
+                for ((_, load), rates) in LOADS.iter().zip(&mut loads) {
+                    rates.push(rate((n + 1) * bytes, || {
+                        for source in black_box(&sources) {
+                            black_box(load(source));
+                        }
                     }));
                 }
             }
@@ -74,6 +92,12 @@ fn measure() -> Result<(), ReduceError> {
                 let (rate, spread) = median(rates);
                 line += &format!("  {name} {rate:6.1} ±{spread:4.1} ({:4.2})", rate / reference);
                 object += &format!(",\"{name}\":{rate}");
+            }
+            line += "  loads alone";
+            for ((name, _), rates) in LOADS.iter().zip(&mut loads) {
+                let (rate, _) = median(rates);
+                line += &format!("  {name} {rate:6.1} ({:4.2})", rate / reference);
+                object += &format!(",\"{name} loads\":{rate}");
             }
             out.line(&line);
             out.object(&format!("{object}}}"));
@@ -136,6 +160,101 @@ fn plain(a: &[f32], b: &[f32], c: &mut [f32]) {
     for ((a, b), c) in a.iter().zip(b).zip(c) {
         *c = a + b;
     }
+}
+
+/// A function over the words of a source, compiled for the widest instructions that the processor has.
+macro_rules! widest {
+    ($name:ident, $plain:ident) => {
+        fn $name(source: &[u8]) -> u32 {
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx512f") {
+                #[target_feature(enable = "avx512f")]
+                fn widest(source: &[u8]) -> u32 {
+                    $plain(source)
+                }
+                // SAFETY: the processor has what the function is compiled for.
+                return unsafe { widest(source) };
+            }
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") {
+                #[target_feature(enable = "avx2")]
+                fn wide(source: &[u8]) -> u32 {
+                    $plain(source)
+                }
+                // SAFETY: the processor has what the function is compiled for.
+                return unsafe { wide(source) };
+            }
+            $plain(source)
+        }
+    };
+}
+
+widest!(load_float32, words);
+widest!(load_bfloat16, pairs);
+
+#[inline(always)]
+fn words(source: &[u8]) -> u32 {
+    source.as_chunks().0.iter().fold(0, |all, word| all ^ u32::from_ne_bytes(*word))
+}
+
+#[inline(always)]
+fn pairs(source: &[u8]) -> u32 {
+    let (mut even, mut odd) = (0, 0);
+    for word in source.as_chunks().0 {
+        let word = u32::from_ne_bytes(*word);
+        even ^= word << 16;
+        odd ^= word & 0xffff_0000;
+    }
+    even ^ odd.rotate_left(7)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use load_bfloat16 as load_float16;
+
+/// By the processor's own conversion, where it has one.
+#[cfg(target_arch = "x86_64")]
+fn load_float16(source: &[u8]) -> u32 {
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx512f")]
+    fn widest(source: &[u8]) -> u32 {
+        let mut all = [_mm512_setzero_si512(); 4];
+        for vectors in source.as_chunks::<128>().0 {
+            for (all, halves) in all.iter_mut().zip(vectors.as_chunks::<32>().0) {
+                // SAFETY: reads the 32 bytes of `halves`; no alignment is needed.
+                let halves = unsafe { _mm256_loadu_si256(halves.as_ptr().cast()) };
+                *all = _mm512_xor_si512(*all, _mm512_castps_si512(_mm512_cvtph_ps(halves)));
+            }
+        }
+        let [a, b, c, d] = all;
+        let all = _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d));
+        _mm512_reduce_or_epi32(all).cast_unsigned()
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    fn wide(source: &[u8]) -> u32 {
+        let mut all = [_mm256_setzero_si256(); 4];
+        for vectors in source.as_chunks::<64>().0 {
+            for (all, halves) in all.iter_mut().zip(vectors.as_chunks::<16>().0) {
+                // SAFETY: reads the 16 bytes of `halves`; no alignment is needed.
+                let halves = unsafe { _mm_loadu_si128(halves.as_ptr().cast()) };
+                *all = _mm256_xor_si256(*all, _mm256_castps_si256(_mm256_cvtph_ps(halves)));
+            }
+        }
+        let [a, b, c, d] = all;
+        let all = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
+        _mm256_extract_epi32::<0>(all).cast_unsigned()
+    }
+
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has what the function is compiled for.
+        return unsafe { widest(source) };
+    }
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+        // SAFETY: the processor has what the function is compiled for.
+        return unsafe { wide(source) };
+    }
+    load_bfloat16(source)
 }
 
 /// GB/s of work that moves `bytes`, repeated for a while. Time is that of this thread, so that others

@@ -14,6 +14,9 @@ use crate::float::{BFLOAT16, E4M3, E5M2, FLOAT16, NAN32, NAN64};
 pub(crate) trait Kernel<const N: usize>: Copy {
     /// What is accumulated in.
     type Acc: Copy;
+    /// Bytes ahead of what it reads that it asks memory for; 0 leaves it to the processor. Where an element takes some
+    /// instructions to convert, the processor itself does not look far enough ahead.
+    const AHEAD: usize = 0;
     fn load(self, bytes: [u8; N]) -> Self::Acc;
     fn combine(self, a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn store(self, acc: Self::Acc) -> [u8; N];
@@ -27,6 +30,9 @@ pub(crate) struct Sources<'a> {
     pub(crate) rest: &'a [&'a [u8]],
 }
 
+/// Bytes of all buffers together that the second cache is trusted to hold.
+const SECOND_CACHE: usize = 1 << 20;
+
 /// Reduces all elements. Every source is read once and `into` is written once.
 ///
 /// A pass reads up to `FAN` sources: each is a stream that the processor has to foresee, and buffers
@@ -38,6 +44,7 @@ pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: u
     sources: Sources<'_>,
     into: &mut [u8],
 ) {
+    let far = into.len().saturating_mul(sources.rest.len() + 2) > SECOND_CACHE;
     let mut waiting =
         if sources.rest.len() > FAN { Some([kernel.load([0; N]); BLOCK]) } else { None };
     let waiting = waiting.as_mut_slice().as_flattened_mut();
@@ -59,10 +66,14 @@ pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: u
             let now: [_; FAN] = array::from_fn(|i| part(now[i]));
             match start {
                 Start::Source(first) => {
-                    pass(kernel, Start::Source(first), now, End::Waiting, waiting, block);
+                    pass(kernel, Start::Source(first), now, End::Waiting, waiting, block, far);
                 }
-                Start::Result => pass(kernel, Start::Result, now, End::Waiting, waiting, block),
-                Start::Waiting => pass(kernel, Start::Waiting, now, End::Waiting, waiting, block),
+                Start::Result => {
+                    pass(kernel, Start::Result, now, End::Waiting, waiting, block, far)
+                }
+                Start::Waiting => {
+                    pass(kernel, Start::Waiting, now, End::Waiting, waiting, block, far)
+                }
             }
             (start, left) = (Start::Waiting, later);
         }
@@ -74,10 +85,10 @@ pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: u
         macro_rules! last {
             ($start:expr, $($f:literal)+) => {
                 match left.len() {
-                    0 => pass(kernel, $start, [], End::Result, waiting, block),
+                    0 => pass(kernel, $start, [], End::Result, waiting, block, far),
                     $($f if $f <= FAN => {
                         let now: [_; $f] = array::from_fn(|i| part(left[i]));
-                        pass(kernel, $start, now, End::Result, waiting, block);
+                        pass(kernel, $start, now, End::Result, waiting, block, far);
                     })+
                     _ => unreachable!("at most {FAN} sources are left"),
                 }
@@ -126,12 +137,22 @@ fn part<const N: usize>(source: &[u8], at: usize, elements: usize) -> &[[u8; N]]
 fn prefetch(source: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..512).step_by(64) {
-        let address = source.as_ptr().wrapping_add(at + line);
-        // SAFETY: a hint that accesses nothing, for which any address will do.
-        unsafe { x86_64::_mm_prefetch::<{ x86_64::_MM_HINT_T0 }>(address.cast()) };
+        prefetch_line(source.as_ptr().wrapping_add(at + line));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (source, at);
+}
+
+/// Fetches the line of the cache that this is in, if there is one.
+#[inline(always)]
+fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that accesses nothing, for which any address will do.
+    unsafe {
+        x86_64::_mm_prefetch::<{ x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// Where a pass takes its accumulators from.
@@ -150,7 +171,7 @@ enum End {
     Result,
 }
 
-/// Once over a block.
+/// Once over a block; `far` if the buffers are not in a cache.
 #[inline(always)]
 fn pass<K: Kernel<N>, const N: usize, const F: usize>(
     kernel: K,
@@ -159,6 +180,7 @@ fn pass<K: Kernel<N>, const N: usize, const F: usize>(
     end: End,
     waiting: &mut [K::Acc],
     block: &mut [[u8; N]],
+    far: bool,
 ) {
     let n = block.len();
     let waiting = match (&start, &end) {
@@ -166,19 +188,38 @@ fn pass<K: Kernel<N>, const N: usize, const F: usize>(
         _ => waiting,
     };
     let sources = sources.map(|source| &source[..n]);
-    for i in 0..n {
-        let mut acc = match start {
-            Start::Source(source) => kernel.load(source[..n][i]),
-            Start::Result => kernel.load(block[i]),
-            Start::Waiting => waiting[i],
+    macro_rules! element {
+        ($i:expr) => {
+            let mut acc = match start {
+                Start::Source(source) => kernel.load(source[..n][$i]),
+                Start::Result => kernel.load(block[$i]),
+                Start::Waiting => waiting[$i],
+            };
+            for source in sources {
+                if K::AHEAD > 0 && far {
+                    prefetch_line(source[$i].as_ptr().wrapping_add(K::AHEAD));
+                }
+                acc = kernel.combine(acc, kernel.load(source[$i]));
+            }
+            match end {
+                End::Waiting => waiting[$i] = acc,
+                End::Result => block[$i] = kernel.store(acc),
+            }
         };
-        for source in sources {
-            acc = kernel.combine(acc, kernel.load(source[i]));
+    }
+    // Where there is little to do for a vector, several at a time; loops over numbers are the compiler's to widen.
+    let mut done = 0;
+    if N > 16 && F <= 2 {
+        while done + 4 <= n {
+            element!(done);
+            element!(done + 1);
+            element!(done + 2);
+            element!(done + 3);
+            done += 4;
         }
-        match end {
-            End::Waiting => waiting[i] = acc,
-            End::Result => block[i] = kernel.store(acc),
-        }
+    }
+    for i in done..n {
+        element!(i);
     }
 }
 

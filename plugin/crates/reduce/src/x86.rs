@@ -104,6 +104,7 @@ macro_rules! vectors {
 
         impl Kernel<$half> for Float16<$set, $op> {
             type Acc = $vector;
+            const AHEAD: usize = 1024;
 
             #[inline(always)]
             fn load(self, halves: [u8; $half]) -> $vector {
@@ -124,6 +125,7 @@ macro_rules! vectors {
 
         impl Kernel<$both> for Bfloat16<$set, $op> {
             type Acc = [$vector; 2];
+            const AHEAD: usize = 1024;
 
             #[inline(always)]
             fn load(self, halves: [u8; $both]) -> [$vector; 2] {
