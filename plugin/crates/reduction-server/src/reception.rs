@@ -189,7 +189,8 @@ impl Newcomer {
                 };
                 let label = format!("comm={:#x}", member.communicator);
                 // The client knows among how many servers its flows are shared out.
-                match shared.transport.try_connect(0, &handle, &label, up.flows()) {
+                let device = shared.transport.device_of(&up);
+                match shared.transport.try_connect(device, &handle, &label, up.flows()) {
                     Ok(call) => Step::Stay(Self { up, since, stage: Stage::Call(member, call) }),
                     Err(error) => Step::Drop(format!("it cannot be called back: {error}")),
                 }

@@ -16,6 +16,7 @@ use crate::bell;
 use crate::counters::Counters;
 use crate::error::{Error, ErrorKind};
 use crate::notify::Notify;
+use crate::rdma;
 use crate::sys::{self, SendBuffer, lock};
 
 /// Most bytes a worker moves on one flow before it looks at others.
@@ -104,6 +105,11 @@ impl Base {
     /// The peer's address.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// Whether the memory of messages of this length has to be registered.
+    pub(crate) fn needs_registration(&self, length: usize) -> bool {
+        self.medium == Medium::Rdma && length > rdma::EAGER_BYTES
     }
 
     /// Bytes moved so far.

@@ -37,6 +37,9 @@ impl RecvConnection {
         mut block: Block,
         length: usize,
     ) -> Result<Result<Receiving, Block>, Error> {
+        if self.receiver.base().needs_registration(length) {
+            block.register_with(&self.registrar());
+        }
         let buffer = block.lend_mut(length);
         Ok(match self.recv(buffer)? {
             Some(request) => Ok(Receiving { request, block: Some(block) }),
@@ -54,6 +57,9 @@ impl SendConnection {
     /// # Panics
     /// When the block is not as long.
     pub fn send_block(&self, block: &Arc<Block>, length: usize) -> Result<Option<Sending>, Error> {
+        if self.sender.base().needs_registration(length) {
+            block.register_with(&self.registrar());
+        }
         let request = self.send(block.lend(length))?;
         Ok(request.map(|request| Sending { request, block: Some(Arc::clone(block)) }))
     }

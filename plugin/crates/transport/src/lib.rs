@@ -142,11 +142,18 @@ impl Transport {
         label: &str,
         notified: Arc<dyn Notify>,
     ) -> Result<Listener, Error> {
-        // Where it listens at all addresses, the first device stands for all.
+        // Where it listens at all addresses, the first device stands for all until somebody comes.
         let at = |device: &Device| device.addresses().contains(&address.ip());
         let device = self.devices.iter().position(at).unwrap_or(0);
         let context = self.context(device, label)?;
-        Listener::open(self.engine()?, context, Port::Public(address, nonce, notified))
+        let port = Port::Public(address, nonce, notified, self.devices.clone());
+        Listener::open(self.engine()?, context, port)
+    }
+
+    /// Number of the device that a connection came to, and so of one by which its peer can be reached.
+    pub fn device_of(&self, connection: &RecvConnection) -> usize {
+        let name = connection.receiver.base().context.device.name();
+        self.devices.iter().position(|device| device.name() == name).unwrap_or(0)
     }
 
     /// The values that it was made with.

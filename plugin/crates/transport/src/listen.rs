@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::Context;
 use crate::base::{not_now, prepare};
+use crate::device::Device;
 use crate::engine::{Engine, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
 use crate::notify::Notify;
@@ -47,8 +48,9 @@ pub struct Listener {
 pub(crate) enum Port {
     /// At the device, for those who are given the handle; it gives up when nobody comes.
     Private,
-    /// At an address that peers know, for ever; who listens hears of what has come.
-    Public(SocketAddr, Nonce, Arc<dyn Notify>),
+    /// At an address that peers know, for ever; who listens hears of what has come. A connection is of that of the devices
+    /// at whose address it has come.
+    Public(SocketAddr, Nonce, Arc<dyn Notify>, Vec<Device>),
 }
 
 struct Shared {
@@ -58,6 +60,8 @@ struct Shared {
     /// Hears of what has come; who has one waits for ever.
     notified: Option<Arc<dyn Notify>>,
     context: Context,
+    /// Whose connections may come; none where all are the context's.
+    devices: Vec<Device>,
     workers: Arc<Workers>,
     state: Mutex<State>,
 }
@@ -102,16 +106,16 @@ impl Listener {
         let fail = |error| Error::system(&what, &error);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
-        let (nonce, notified) = match port {
+        let (nonce, notified, devices) = match port {
             Port::Private => {
                 bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
-                (Nonce(sys::random().map_err(fail)?), None)
+                (Nonce(sys::random().map_err(fail)?), None, Vec::new())
             }
-            Port::Public(_, nonce, notified) => {
+            Port::Public(_, nonce, notified, devices) => {
                 // Connections of the process that listened here before may not be over yet.
                 socket.set_reuse_address(true).map_err(fail)?;
                 socket.bind(&local.into()).map_err(fail)?;
-                (nonce, Some(notified))
+                (nonce, Some(notified), devices)
             }
         };
         socket.listen(BACKLOG).map_err(fail)?;
@@ -124,6 +128,7 @@ impl Listener {
             nonce,
             notified,
             context,
+            devices,
             workers,
             state: Mutex::default(),
         });
@@ -333,7 +338,8 @@ impl Shared {
         answer(&socket, hello.connection, place.as_ref().map(|_| ()).map_err(|refusal| *refusal));
         *place? = Some(socket);
         let Some(sockets) = state.take_if_complete(&hello.connection) else { return Ok(()) };
-        match Receiver::open(self.context.clone(), &self.workers, peer, sockets) {
+        let context = self.context_of(sockets.first());
+        match Receiver::open(context, &self.workers, peer, sockets) {
             Ok(receiver) => {
                 state.complete.retain(|_, receiver| receiver.strong_count() > 0);
                 state.complete.insert(hello.connection, Arc::downgrade(&receiver));
@@ -349,6 +355,19 @@ impl Shared {
         Ok(())
     }
 
+    /// What a connection is opened with whose first flow this is.
+    fn context_of(&self, flow: Option<&Socket>) -> Context {
+        let mut context = self.context.clone();
+        let local = flow.and_then(|flow| flow.local_addr().ok()?.as_socket());
+        let is_there = |ip: IpAddr| {
+            self.devices.iter().find(|device| device.addresses().contains(&ip.to_canonical()))
+        };
+        if let Some(device) = local.and_then(|local| is_there(local.ip())) {
+            context.device = device.clone();
+        }
+        context
+    }
+
     /// Answers a peer whose messages are to be carried by RDMA and, unless it is refused, agrees with it on queue pairs.
     /// Then the connection becomes ready.
     fn agree(
@@ -359,7 +378,9 @@ impl Shared {
     ) -> Result<(), Refusal> {
         let id = hello.connection;
         let by_rdma = self.context.settings.carrier != Carrier::Tcp;
-        let adapter = self.context.device.rdma().filter(|_| by_rdma);
+        let context = self.context_of(Some(&socket));
+        let device = context.device.clone();
+        let adapter = device.rdma().filter(|_| by_rdma);
         let mut state = lock(&self.state);
         let waiting = state.partial.len() + state.ready.len() + state.agreeing.len();
         let verdict = match adapter {
@@ -377,7 +398,7 @@ impl Shared {
                 listener.agreed(id, peer, opened);
             }
         });
-        let (context, workers) = (self.context.clone(), &self.workers);
+        let workers = &self.workers;
         let lanes = usize::from(hello.flows);
         // The lock keeps the outcome back until the connection is noted.
         match rdma::Receiver::open(context, adapter, workers, peer, socket, lanes, opened) {

@@ -31,7 +31,7 @@ use crate::sys::{self, MOST_FRAMES, SendBuffer, lock};
 use crate::turn::Turn;
 
 /// How long a closed connection goes on delivering messages that were reported as sent.
-const LINGER: Duration = Duration::from_secs(10);
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
 /// Most bytes that a caller writes at a time.
 const CALLER_BYTES: u64 = 128 << 10;
 /// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.

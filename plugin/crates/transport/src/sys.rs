@@ -7,11 +7,13 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use evenkeel_verbs::{Access, Context, Region};
 use socket2::Socket;
+
+use crate::rdma::{Registrar, Registration};
 
 /// Memory that the caller lends for one message to send.
 ///
@@ -232,6 +234,8 @@ impl Drop for Memory {
 pub struct Block {
     start: *mut u8,
     length: usize,
+    /// With the device of the first message that needs it.
+    registration: OnceLock<Registration>,
 }
 
 // SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent to, which has it alone.
@@ -243,7 +247,21 @@ impl Block {
     /// So many bytes, all zero.
     pub fn new(length: usize) -> Self {
         let memory = Box::into_raw(vec![0; length].into_boxed_slice());
-        Self { start: memory.cast(), length }
+        Self { start: memory.cast(), length, registration: OnceLock::new() }
+    }
+
+    /// Registers it for as long as it lives, unless it is registered already: who uses a block for one message after the
+    /// other is not to pay for each. Where that cannot be done, a message that needs it says so.
+    pub(crate) fn register_with(&self, registrar: &Registrar) {
+        // Of which the registration is dropped before the memory is given back; nobody is told to write there but for a
+        // message that has it alone.
+        let memory = RecvBuffer { start: self.start, length: self.length };
+        if self.registration.get().is_none()
+            && let Ok(Some(registration)) = registrar.register(memory)
+        {
+            // Somebody else may have been faster.
+            let _ = self.registration.set(registration);
+        }
     }
 
     /// What is in it.
@@ -281,6 +299,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        drop(self.registration.take());
         let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
         // SAFETY: it came from a box of this length in `new` and is given back once.
         drop(unsafe { Box::from_raw(memory) });

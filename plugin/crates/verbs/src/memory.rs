@@ -28,13 +28,34 @@ impl Access {
     }
 }
 
+/// Which bytes are registered, and for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    start: u64,
+    length: usize,
+    access: Access,
+}
+
+impl Span {
+    /// Whether this may be done with it.
+    pub fn allows(&self, access: Access) -> bool {
+        self.access == Access::All || access == Access::Send
+    }
+
+    /// Whether all of these bytes are in it.
+    pub fn covers(&self, start: u64, length: usize) -> bool {
+        let offset = start.checked_sub(self.start);
+        offset.is_some_and(|offset| {
+            offset <= self.length as u64 && length as u64 <= self.length as u64 - offset
+        })
+    }
+}
+
 /// Registered memory. Dropping it ends the registration.
 pub struct Region {
     context: Arc<Context>,
     raw: *mut ffi::Mr,
-    start: u64,
-    length: usize,
-    access: Access,
+    span: Span,
 }
 
 // SAFETY: the library may be called from any thread, and the keys never change.
@@ -72,7 +93,7 @@ impl Region {
             raw = unsafe { (functions.reg_mr)(domain, start.cast(), length, flags as i32) };
         }
         let start = start.expose_provenance() as u64;
-        Self::made(context, raw, start, length, access)
+        Self::made(context, raw, Span { start, length, access })
     }
 
     /// Registers memory of another device, a GPU say, that a DMA buffer stands for: `length` bytes from `offset` in the
@@ -96,18 +117,12 @@ impl Region {
         // memory is none of it.
         let raw =
             unsafe { register(context.domain, offset, length, start, buffer.as_raw_fd(), flags) };
-        Self::made(context, raw, start, length, Access::All)
+        Self::made(context, raw, Span { start, length, access: Access::All })
     }
 
-    fn made(
-        context: &Arc<Context>,
-        raw: *mut ffi::Mr,
-        start: u64,
-        length: usize,
-        access: Access,
-    ) -> Result<Self, Error> {
+    fn made(context: &Arc<Context>, raw: *mut ffi::Mr, span: Span) -> Result<Self, Error> {
         if raw.is_null() {
-            let what = format!("cannot register {length} bytes with {}", context.name());
+            let what = format!("cannot register {} bytes with {}", span.length, context.name());
             return Err(match Error::last(what) {
                 Error::Call { what, error } if error.raw_os_error() == Some(libc::ENOMEM) => {
                     let what =
@@ -117,30 +132,17 @@ impl Region {
                 other => other,
             });
         }
-        Ok(Self { context: Arc::clone(context), raw, start, length, access })
+        Ok(Self { context: Arc::clone(context), raw, span })
+    }
+
+    /// Which bytes, and for what.
+    pub fn span(&self) -> Span {
+        self.span
     }
 
     /// Where it begins.
     pub fn start(&self) -> u64 {
-        self.start
-    }
-
-    /// Number of bytes.
-    pub fn length(&self) -> usize {
-        self.length
-    }
-
-    /// Whether this may be done with it.
-    pub fn allows(&self, access: Access) -> bool {
-        self.access == Access::All || access == Access::Send
-    }
-
-    /// Whether all of these bytes are in it.
-    pub fn covers(&self, start: u64, length: usize) -> bool {
-        let offset = start.checked_sub(self.start);
-        offset.is_some_and(|offset| {
-            offset <= self.length as u64 && length as u64 <= self.length as u64 - offset
-        })
+        self.span.start
     }
 
     /// The key with which peers reach it.

@@ -388,7 +388,7 @@ impl QueuePair {
                 part.length = bytes.len() as u32;
             }
             Payload::Region(region, start, length) => {
-                assert!(region.covers(start, length as usize));
+                assert!(region.span().covers(start, length as usize));
                 part = ffi::Sge { addr: start, length, lkey: region.local_key() };
             }
         }
@@ -423,7 +423,7 @@ impl QueuePair {
         key: u32,
     ) -> Result<(), Error> {
         let (region, start, length) = into;
-        assert!(region.covers(start, length as usize));
+        assert!(region.span().covers(start, length as usize));
         let mut part = ffi::Sge { addr: start, length, lkey: region.local_key() };
         let mut request = ffi::SendWr {
             wr_id: id,

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use crate::process::{Running, bench, is_row};
 
-fn scrape(port: u16) -> Option<String> {
+pub(crate) fn scrape(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut text = String::new();
@@ -14,7 +14,7 @@ fn scrape(port: u16) -> Option<String> {
 }
 
 /// The values of all series of a metric.
-fn values(text: &str, name: &str) -> Vec<f64> {
+pub(crate) fn values(text: &str, name: &str) -> Vec<f64> {
     text.lines()
         .filter(|line| line.starts_with(&format!("{name}{{")))
         .map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap())

@@ -1,11 +1,15 @@
 //! The commands over RDMA, in the RDMA lab, whose two ports are joined by a link. There is no other network to fall back to:
 //! a peer that cannot use RDMA is refused.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use std::{fs, thread};
 
 use serde_json::Value;
 
-use crate::process::{Ended, Running, bench, ranks_with, run};
+use crate::metrics::{scrape, values};
+use crate::process::{Ended, Folder, PATIENCE, Running, bench, ranks_with, run};
 
 fn by_rdma(command: &mut Command, port: &str) {
     let port = format!("={port}");
@@ -94,6 +98,63 @@ fn collectives_take_it() {
     assert_eq!((&report["transport"], &report["verified"]), (&"rdma".into(), &true.into()));
     assert!(report["errors"].as_array().unwrap().is_empty(), "{report}");
     assert_eq!(report["rows"].as_array().unwrap().len(), 2, "{report}");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn reduction_servers_sum_each_element_over_it() {
+    let folder = Folder::new("rdma-reduction");
+    let (hosts, shell) = (folder.file("hosts.yaml"), folder.file("rsh"));
+    fs::write(&shell, "exec sh -c \"$2\"\n").unwrap();
+    let at = |name: &str, number: u32, port: &str| {
+        let env = format!("{{NCCL_IB_HCA: \"={port}\", EVENKEEL_TRANSPORT: rdma}}");
+        format!("  - {{name: {name}, address: 10.77.0.{number}, port: 0, env: {env}}}\n")
+    };
+    let (server, client) = (at("cpu", 2, "rxe1"), at("gpu", 1, "rxe0"));
+    fs::write(&hosts, format!("servers:\n{}clients:\n{}", server.repeat(2), client.repeat(3)))
+        .unwrap();
+    let rsh = format!("sh {shell}");
+    // What comes with its header, what does not, and several pieces for each server.
+    for (size, chunk) in [("4K", "1K"), ("1028K", "300K")] {
+        let of = ["reduction", "--hosts", &hosts, "--rsh", &rsh, "--size", size];
+        let how = ["--chunksize", chunk, "-n", "1", "-w", "0", "--json"];
+        let mut command = bench(&[&of[..], &how].concat());
+        command.env_remove("NCCL_SOCKET_IFNAME");
+        let ended = Running::start(command).end();
+        assert!(ended.status.success() && !ended.err.contains("lost"), "{ended:?}");
+        let report: Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!(report["clients"]["wrong"], 0, "{report}");
+        assert!(report["servers"]["send"]["len"].as_u64() > Some(0), "{report}");
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_reduction_server_that_is_killed_is_named() {
+    let program = Path::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
+    let mut serve = Command::new(program.with_file_name("evenkeel-reduction-server"));
+    serve.args(["serve", "--until-stdin-closes", "--timeline", "-"]);
+    serve.args(["--listen", "10.77.0.2:7470", "--metrics", "127.0.0.1:9470"]);
+    serve.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    by_rdma(&mut serve, "rxe1");
+    let mut server = Running::start(serve);
+    let forever = ["reduction", "--size", "1M", "--chunksize", "64K", "-n", "1000000"];
+    let ranks = ranks_with(2, &forever, |_, command| {
+        by_rdma(command, "rxe0");
+        command.env("EVENKEEL_REDUCTION_SERVERS", "10.77.0.2:7470");
+    });
+    let reduced = || values(&scrape(9470)?, "evenkeel_reduction_pieces_total").into_iter().next();
+    let deadline = Instant::now() + PATIENCE;
+    while reduced().is_none_or(|pieces| pieces < 20.0) {
+        assert!(Instant::now() < deadline, "nothing is reduced");
+        thread::yield_now();
+    }
+    server.kill();
+    for (rank, process) in ranks.into_iter().enumerate() {
+        let ended = process.end();
+        assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
+        assert!(ended.err.contains("reduction server 10.77.0.2:7470"), "rank {rank}: {ended:?}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use evenkeel_nccl_abi::{
 use evenkeel_reduction::{Options, Server};
 use evenkeel_transport::{Log, Settings};
 
-use crate::harness::{Net, Opaque, VERSIONS, log_lines, logger, until};
+use crate::harness::{Net, Opaque, VERSIONS, in_rdma_lab, log_lines, logger, until};
 use crate::lifecycle::run_alone;
 
 const FLOAT32: c_int = 7;
@@ -25,11 +25,20 @@ impl Log for Silence {
     fn info(&self, _line: &str) {}
 }
 
+/// At the RDMA lab's other port, if this is in it.
 fn server() -> Server {
-    let settings =
-        Settings::from_lookup(|name| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned()));
+    let tcp = [("NCCL_SOCKET_IFNAME", "lo")];
+    let rdma = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", "=rxe1")];
+    let (given, listen) = match in_rdma_lab() {
+        true => (&rdma[..], "10.77.0.2:0"),
+        false => (&tcp[..], "127.0.0.1:0"),
+    };
+    let settings = Settings::from_lookup(|name| {
+        let of_that_name = given.iter().find(|(other, _)| *other == name);
+        of_that_name.map(|(_, value)| (*value).to_owned())
+    });
     let options = Options {
-        listen: "127.0.0.1:0".parse().unwrap(),
+        listen: listen.parse().unwrap(),
         metrics: None,
         memory: 64 << 20,
         threads: 1,

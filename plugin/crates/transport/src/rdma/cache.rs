@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
 
-use evenkeel_verbs::{Access, Context, Region};
+use evenkeel_verbs::{Access, Context, Region, Span};
 
 use crate::counters::Counter;
 use crate::device::Device;
@@ -14,7 +14,8 @@ use crate::sys::{RecvBuffer, lock};
 /// The registrations of a device. Who uses one holds it; it ends with the last who does.
 pub(crate) struct Cache {
     context: Arc<Context>,
-    regions: Mutex<Vec<Weak<Region>>>,
+    /// Looked through for each message: spans are compared faster than references are taken.
+    regions: Mutex<Vec<(Span, Weak<Region>)>>,
     /// Calls of the device.
     pub(crate) registered: Counter,
     /// Times that none was needed.
@@ -40,9 +41,9 @@ impl Cache {
         register: impl FnOnce(&Arc<Context>) -> Result<Region, evenkeel_verbs::Error>,
     ) -> Result<Arc<Region>, Error> {
         let mut regions = lock(&self.regions);
-        let known = regions.iter().filter_map(Weak::upgrade);
-        let fits = |region: &Arc<Region>| region.covers(start, length) && region.allows(access);
-        if let Some(region) = { known }.find(fits) {
+        let fits = |span: &Span| span.covers(start, length) && span.allows(access);
+        let mut known = regions.iter().filter(|(span, _)| fits(span));
+        if let Some(region) = known.find_map(|(_, region)| region.upgrade()) {
             self.reused.add(1);
             return Ok(region);
         }
@@ -50,8 +51,8 @@ impl Cache {
             .map_err(|error| Error::new(ErrorKind::System, error.to_string()))?;
         let region = Arc::new(region);
         self.registered.add(1);
-        regions.retain(|region| region.strong_count() > 0);
-        regions.push(Arc::downgrade(&region));
+        regions.retain(|(_, region)| region.strong_count() > 0);
+        regions.push((region.span(), Arc::downgrade(&region)));
         Ok(region)
     }
 }

@@ -183,7 +183,7 @@ impl<W> Lanes<W> {
         lanes.min_by_key(|(_, lane)| (lane.outstanding, lane.writes.len())).map(|(at, _)| at)
     }
 
-    /// Begins a write of a few bytes, which are copied: into the request, or to a place of their own in an outbox.
+    /// Begins a write of a few bytes, which stay where they are in an outbox; into the request they are copied, if they fit.
     pub(super) fn write_copy(
         &mut self,
         at: usize,
@@ -199,7 +199,6 @@ impl<W> Lanes<W> {
         } else if bytes.len() <= inline {
             Payload::Inline(bytes)
         } else {
-            outbox.write(place, bytes);
             Payload::Region(outbox.region(), outbox.address(place), bytes.len() as u32)
         };
         self.write(at, from, to, immediate, note)

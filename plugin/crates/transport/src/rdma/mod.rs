@@ -34,7 +34,7 @@ use evenkeel_wire::ArrivalError;
 use crate::error::{Error, ErrorKind};
 
 /// Longest message that goes to the receiver's ring, in bytes.
-const EAGER_BYTES: usize = 4096;
+pub(crate) const EAGER_BYTES: usize = 4096;
 /// How long a failed queue pair may take to tell of all its work.
 const DRAIN: Duration = Duration::from_millis(500);
 /// Marks a number as that of the messages that have left the ring.

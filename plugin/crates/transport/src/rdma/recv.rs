@@ -172,6 +172,7 @@ impl Receiver {
                 None if needs_credit => state.uncredited.push_back(message),
                 None => {}
             }
+            state.core.tell_news(side.base());
             state.check_wanted()?;
             state.begin()?;
             state.judge()
@@ -228,6 +229,7 @@ impl State for Awaiting {
             let place = Credit::place(message);
             let to = (port.address + place as u64, port.key);
             let bytes = credit.encode(message);
+            self.outbox.write(place, &bytes);
             let number = Credit::number(message);
             self.core.lanes.write_copy(lane, &bytes, (&self.outbox, place), to, number, ())?;
         }
@@ -282,7 +284,7 @@ impl State for Awaiting {
     }
 
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
-        self.core.check_opening(now)?;
+        self.core.check_deadlines(now)?;
         for lane in self.core.lanes.look_after(now) {
             base.counters.lost.add(1);
             self.core.lifeline.say(&Word::Dead(lane as u8));
@@ -303,6 +305,10 @@ impl State for Awaiting {
             requests: self.arrivals.outstanding(),
             bytes: self.arrivals.posted().map(|(_, capacity, _)| capacity).sum(),
         }
+    }
+
+    fn is_delivered(&self) -> bool {
+        true
     }
 
     fn last_word(&self) -> Word {
@@ -334,7 +340,7 @@ impl Awaiting {
         drop(posted.region);
         base.counters.message(length);
         posted.operation.complete(length);
-        base.notify();
+        self.core.has_news = true;
     }
 
     /// Whether what the sender waits with fits into its buffer, once there is one.

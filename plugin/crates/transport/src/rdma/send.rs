@@ -16,7 +16,7 @@ use crate::base::{Base, Direction, InFlight};
 use crate::call::Destination;
 use crate::error::{Error, ErrorKind};
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
-use crate::send::Outbound;
+use crate::send::{LINGER, Outbound};
 use crate::sys::SendBuffer;
 
 /// Parts on a lane before another lane takes what is left.
@@ -34,7 +34,7 @@ pub(crate) struct Sending {
     credits: Mailbox,
     /// Those that have come, each in the place of its message's number: what lies there may be half of the next one.
     granted: Vec<Option<(u64, Credit)>>,
-    /// Copies of small messages on their way.
+    /// Copies of small messages, each in the place of its number until it has come.
     outbox: Mailbox,
     /// Most bytes of a part.
     part_bytes: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Sending {
     ring_end: u64,
     /// Parts that are to be sent again.
     again: VecDeque<Part>,
-    /// Messages whose requests are not done.
+    /// Messages whose requests are not done. Those of small messages are as soon as there is a copy.
     requests: usize,
     /// Lanes that have failed since anything has come through; when the first of them did, and the last.
     failures: u32,
@@ -58,7 +58,11 @@ pub(crate) struct Sending {
 }
 
 struct Outgoing {
+    /// Not touched any more once there is a copy.
     buffer: SendBuffer,
+    length: u64,
+    /// Whether there is a copy, in the outbox.
+    copied: bool,
     operation: Arc<Operation>,
     /// Where it goes, if it is not small.
     credit: Option<Credit>,
@@ -127,6 +131,8 @@ impl Sender {
             }
             state.messages.push_back(Outgoing {
                 buffer,
+                length,
+                copied: false,
                 operation: Arc::clone(&operation),
                 credit: None,
                 region: None,
@@ -135,7 +141,10 @@ impl Sender {
                 done: false,
             });
             state.requests += 1;
-            state.begin()
+            state.begin()?;
+            // What could begin before has begun: it is this message that is done, and who sends it sees that.
+            state.core.has_news = false;
+            Ok(())
         });
         if full {
             return Ok(None);
@@ -192,8 +201,7 @@ impl State for Sending {
             let Some(message) = self.messages.get_mut((self.next - self.first) as usize) else {
                 break;
             };
-            let length = message.buffer.length() as u64;
-            let number = self.next;
+            let (length, number) = (message.length, self.next);
             if length > EAGER_BYTES as u64 || !port.eager {
                 if message.credit.is_none() {
                     let granted = self.granted[number as usize % CREDITS];
@@ -263,7 +271,7 @@ impl State for Sending {
     }
 
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
-        self.core.check_opening(now)?;
+        self.core.check_deadlines(now)?;
         for _ in self.core.lanes.look_after(now) {
             self.lost(base);
         }
@@ -287,10 +295,11 @@ impl State for Sending {
 
     fn in_flight(&self) -> InFlight {
         let pending = self.messages.iter().filter(|message| !message.done);
-        InFlight {
-            requests: self.requests,
-            bytes: pending.map(|message| message.buffer.length() as u64).sum(),
-        }
+        InFlight { requests: self.requests, bytes: pending.map(|message| message.length).sum() }
+    }
+
+    fn is_delivered(&self) -> bool {
+        self.messages.is_empty()
     }
 
     fn last_word(&self) -> Word {
@@ -325,16 +334,17 @@ impl Sending {
         let part_bytes = self.part_bytes;
         let Some(message) = self.messages.get_mut(at as usize) else { return };
         message.came += 1;
-        let length = message.buffer.length() as u64;
-        if message.came < parts(length, part_bytes) {
+        if message.came < parts(message.length, part_bytes) {
             return;
         }
         message.done = true;
         message.region = None;
-        base.counters.message(length);
-        message.operation.complete(length);
-        self.requests -= 1;
-        base.notify();
+        base.counters.message(message.length);
+        if !message.copied {
+            message.operation.complete(message.length);
+            self.requests -= 1;
+            self.core.has_news = true;
+        }
         while self.messages.front().is_some_and(|message| message.done) {
             self.messages.pop_front();
             self.first += 1;
@@ -358,21 +368,30 @@ impl Sending {
     /// Begins a part on a lane.
     fn write(&mut self, lane: usize, part: Part, port: &PortWord) -> Result<(), Problem> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
-        let Some(message) = self.messages.get(at as usize) else { return Ok(()) };
-        let length = message.buffer.length();
+        let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
+        let length = message.length;
         let Some(credit) = message.credit else {
             let slot = (part.message % WINDOW) as usize * EAGER_BYTES;
             let to = (port.address + slot as u64, port.key);
             let number = Immediate::eager(part.message).encode();
-            let (lanes, from) = (&mut self.core.lanes, (&self.outbox, slot));
-            return with_room(length, |bytes| {
-                message.buffer.copy_to(bytes);
-                Ok(lanes.write_copy(lane, bytes, from, to, number, part)?)
+            let (lanes, outbox) = (&mut self.core.lanes, &self.outbox);
+            return with_room(length as usize, |bytes| {
+                if message.copied {
+                    outbox.read(slot, bytes);
+                } else {
+                    message.buffer.copy_to(bytes);
+                    outbox.write(slot, bytes);
+                    message.copied = true;
+                    message.operation.complete(length);
+                    self.requests -= 1;
+                    self.core.has_news = true;
+                }
+                Ok(lanes.write_copy(lane, bytes, (outbox, slot), to, number, part)?)
             });
         };
         let offset = u64::from(part.index) * self.part_bytes;
-        let bytes = (length as u64 - offset).min(self.part_bytes);
-        let last = offset + bytes == length as u64;
+        let bytes = (length - offset).min(self.part_bytes);
+        let last = offset + bytes == length;
         let number = Immediate::part(part.message, part.index, last).encode();
         let from = match &message.region {
             Some(region) => {
@@ -419,7 +438,7 @@ impl Sending {
 
     fn bytes_of(&self, part: Part) -> u64 {
         let at = part.message.saturating_sub(self.first) as usize;
-        let length = self.messages.get(at).map_or(0, |message| message.buffer.length() as u64);
+        let length = self.messages.get(at).map_or(0, |message| message.length);
         length.saturating_sub(u64::from(part.index) * self.part_bytes).min(self.part_bytes)
     }
 
@@ -431,7 +450,7 @@ impl Sending {
             && self.wanted != Some(self.next)
         {
             self.wanted = Some(self.next);
-            self.core.lifeline.say(&Word::Wants(self.next, message.buffer.length() as u64));
+            self.core.lifeline.say(&Word::Wants(self.next, message.length));
         }
     }
 }
@@ -455,12 +474,19 @@ impl Outbound for Sender {
     }
 
     fn leave(self: Arc<Self>) {
-        // What is done is in the peer's memory.
-        self.close();
+        let mut state = self.state();
+        let promised = state.requests == 0 && !state.messages.is_empty();
+        if promised && !self.base().failed() {
+            let until = Instant::now() + LINGER;
+            state.core.lingering = Some((self.workers().linger(), until));
+        } else {
+            drop(state);
+            self.close();
+        }
     }
 
     fn is_delivered(&self) -> bool {
-        true
+        self.base().failed() || self.state().messages.is_empty()
     }
 
     #[cfg(test)]

@@ -14,7 +14,7 @@ use super::{Opened, Problem};
 use crate::Context;
 use crate::base::{Base, Direction, InFlight, Medium};
 use crate::bell;
-use crate::engine::{Readiness, Registration, Source, Workers};
+use crate::engine::{Linger, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
 use crate::metrics::{FlowObservation, Observed};
 use crate::request::Owner;
@@ -32,6 +32,7 @@ const LONGEST_LEASE: Duration = Duration::from_millis(8);
 /// One side of a connection.
 pub(crate) struct Side<S> {
     base: Base,
+    workers: Arc<Workers>,
     state: Mutex<S>,
     /// For the lifeline and for deadlines.
     ear: Registration,
@@ -54,6 +55,8 @@ pub(crate) trait State: Send + Sized + 'static {
     /// Looks at deadlines, hears and works.
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem>;
     fn in_flight(&self) -> InFlight;
+    /// Whether there is nothing for which a connection lingers when its owner has left.
+    fn is_delivered(&self) -> bool;
     /// What the peer is told last.
     fn last_word(&self) -> Word;
     /// Ends the registrations of messages: no lane uses them any more.
@@ -77,7 +80,9 @@ pub(crate) trait State: Send + Sized + 'static {
     /// Takes what has been done and begins what can be begun.
     fn work(&mut self, base: &Base) -> Result<(), Problem> {
         self.drain(ROUNDS, base)?;
-        self.begin()
+        self.begin()?;
+        self.core().tell_news(base);
+        Ok(())
     }
 }
 
@@ -87,7 +92,11 @@ pub(crate) struct Core<W> {
     pub(super) lifeline: Lifeline,
     /// The peer's.
     pub(super) port: Option<PortWord>,
+    /// Whether requests are done of which the owner is not notified yet.
+    pub(super) has_news: bool,
     opening: Option<(Opened, Instant)>,
+    /// The owner has left, and what was promised is delivered until this time at most.
+    pub(super) lingering: Option<(Linger, Instant)>,
     callers: Callers,
     said_bye: bool,
     closed: bool,
@@ -100,10 +109,19 @@ impl<W> Core<W> {
             lanes,
             lifeline: Lifeline::new(socket),
             port: None,
+            has_news: false,
             opening: Some((opened, deadline)),
+            lingering: None,
             callers: Callers::default(),
             said_bye: false,
             closed: false,
+        }
+    }
+
+    /// Notifies the owner of what is done.
+    pub(super) fn tell_news(&mut self, base: &Base) {
+        if std::mem::take(&mut self.has_news) {
+            base.notify();
         }
     }
 
@@ -112,15 +130,16 @@ impl<W> Core<W> {
         self.opening.is_some()
     }
 
-    /// Fails when the connection should be there by now.
-    pub(super) fn check_opening(&self, now: Instant) -> Result<(), Problem> {
-        match &self.opening {
-            Some((_, deadline)) if now >= *deadline => {
-                let what = "no queue pairs agreed on in time".to_owned();
-                Err(Problem(ErrorKind::Remote, what))
-            }
-            _ => Ok(()),
-        }
+    /// Fails when the connection should be there by now, or gone.
+    pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), Problem> {
+        let what = if self.opening.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
+            "no queue pairs agreed on in time"
+        } else if self.lingering.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
+            "the last messages did not arrive in time"
+        } else {
+            return Ok(());
+        };
+        Err(Problem(ErrorKind::Remote, what.to_owned()))
     }
 
     /// The lane that the peer speaks of.
@@ -145,6 +164,7 @@ impl<S: State> Side<S> {
         state.core().lanes.completions.arm().map_err(system)?;
         let side = Arc::new(Self {
             base: Base::new(context, direction, Medium::Rdma, peer),
+            workers: Arc::clone(workers),
             state: Mutex::new(state),
             ear: workers.registration(),
             bell: workers.registration(),
@@ -169,6 +189,10 @@ impl<S: State> Side<S> {
         &self.base
     }
 
+    pub(super) fn workers(&self) -> &Arc<Workers> {
+        &self.workers
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, S> {
         lock(&self.state)
     }
@@ -184,11 +208,13 @@ impl<S: State> Side<S> {
     }
 
     fn conclude(&self, mut state: MutexGuard<'_, S>, result: Result<(), Problem>) {
+        let delivered = state.is_delivered();
         let core = state.core();
         let opened = match &result {
             Ok(()) if core.opening.is_none() || !core.lanes.are_live() => None,
             _ => core.opening.take(),
         };
+        let over = delivered && core.lingering.is_some();
         drop(state);
         match (result, opened) {
             (Ok(()), None) => {}
@@ -196,12 +222,19 @@ impl<S: State> Side<S> {
             (Err(Problem(kind, what)), None) => self.fail(kind, &what),
             (Err(Problem(kind, what)), Some((opened, _))) => opened(Err(Error::new(kind, what))),
         }
+        if over {
+            self.close();
+        }
     }
 
     fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
             // The peer must hear of it now, not when this side closes.
             self.come_to_rest();
+            let lingers = self.state().core().lingering.is_some();
+            if lingers {
+                self.close();
+            }
         }
     }
 
@@ -229,12 +262,13 @@ impl<S: State> Side<S> {
         }
         self.ear.end(core.lifeline.socket());
         self.bell.end(&*core.lanes.completions);
-        let opening = core.opening.take();
+        let (opening, lingering) = (core.opening.take(), core.lingering.take());
         core.lanes.all().iter().for_each(|lane| self.base.ended(lane.carried.bytes()));
         drop(state);
         // Nobody waits for it any more.
         drop(opening);
         self.base.last_words();
+        drop(lingering);
     }
 }
 

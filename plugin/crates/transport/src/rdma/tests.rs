@@ -191,22 +191,22 @@ fn memory_that_is_registered_needs_no_call_of_the_device() {
     let registrar = transport.registrar(last).unwrap();
     let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
     let before = memory.registered.get();
-    let mut block = Some(block);
-    for _ in 0..10 {
-        let receiving = recv.recv_block(block.take().unwrap(), 1 << 20).unwrap().ok().unwrap();
-        let mut receiving = receiving;
-        let mut sending = send.send_block(&Arc::new(message(1, 8)), 8).unwrap().unwrap();
-        block = Some(until(|| receiving.poll(true).unwrap()).0);
-        until(|| sending.poll(true).unwrap().then_some(()));
-    }
+    let use_ten_times = |mut block: Block| {
+        for _ in 0..10 {
+            let mut receiving = recv.recv_block(block, 1 << 20).unwrap().ok().unwrap();
+            let mut sending = send.send_block(&Arc::new(message(1, 8)), 8).unwrap().unwrap();
+            block = until(|| receiving.poll(true).unwrap()).0;
+            until(|| sending.poll(true).unwrap().then_some(()));
+        }
+    };
+    use_ten_times(block);
     assert_eq!(memory.registered.get(), before);
     assert!(memory.reused.get() >= 10);
     drop(held);
-    let mut receiving = recv.recv_block(block.take().unwrap(), 1 << 20).unwrap().ok().unwrap();
-    assert_eq!(memory.registered.get(), before + 1, "the registration has ended");
-    let mut sending = send.send_block(&Arc::new(message(1, 8)), 8).unwrap().unwrap();
-    until(|| receiving.poll(true).unwrap());
-    until(|| sending.poll(true).unwrap().then_some(()));
+    use_ten_times(Block::new(1 << 20));
+    assert_eq!(memory.registered.get(), before + 1, "once, for as long as there is the block");
+    use_ten_times(Block::new(1 << 20));
+    assert_eq!(memory.registered.get(), before + 2, "a registration ends with its block");
 }
 
 #[test]
@@ -243,6 +243,43 @@ fn a_peer_that_closes_is_told_of() {
     let error = until(|| sending.poll(false).err());
     let device = transport.devices()[0].name().to_owned();
     assert!(error.to_string().contains(&device), "{error}");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn who_listens_at_all_addresses_uses_the_port_of_the_one_that_was_called() {
+    let transport = transport();
+    let deaf = || Arc::new(Deaf);
+    let listener = transport.listen_at(([0; 8], 0).into(), Nonce([7; 16]), "", deaf()).unwrap();
+    let port = listener.address().port();
+    for (index, device) in transport.devices().iter().enumerate() {
+        let handle = Handle { addresses: device.addresses(), port, nonce: Nonce([7; 16]) };
+        let call = transport.connect(0, &handle, "").unwrap();
+        let send = until(|| call.poll().unwrap());
+        let recv = until(|| listener.poll_accept().unwrap());
+        assert_eq!(transport.device_of(&recv), index);
+        exchange((&send, &recv), &[100, 100_000], |_| {});
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn small_messages_are_done_at_once_and_arrive_though_the_sender_has_left() {
+    let transport = transport();
+    let (send, recv) = pair(&transport, &transport);
+    for number in 0..5 {
+        let mut sending = send.send_block(&Arc::new(message(number, 4096)), 4096).unwrap().unwrap();
+        assert!(sending.poll(false).unwrap(), "message {number}");
+    }
+    // The last of them have yet to arrive.
+    drop(send);
+    for number in 0..5 {
+        let mut receiving = recv.recv_block(Block::new(4096), 4096).unwrap().ok().unwrap();
+        let (block, _) = until(|| receiving.poll(true).unwrap());
+        assert!(block.bytes() == message(number, 4096).bytes(), "message {number}");
+    }
+    let error = until(|| recv.recv_block(Block::new(10), 10).err());
+    assert!(error.to_string().contains("the peer closed the connection"), "{error}");
 }
 
 #[test]
