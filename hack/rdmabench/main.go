@@ -138,8 +138,8 @@ func build(ctx context.Context, root string) (contestants, error) {
 	}
 	c.Driver = executables["evenkeel-bench"]
 	c.Library = filepath.Join(filepath.Dir(c.Driver), "libnccl_net_evenkeel.so")
-	// The plugin's tests load the library that lies beside them.
-	if _, err := cargo(ctx, root, "build", "-p", "evenkeel-nccl"); err != nil {
+	// Tests load the library and start the servers that lie beside them.
+	if _, err := cargo(ctx, root, "build", "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server"); err != nil {
 		return c, err
 	}
 	for _, of := range checks {

@@ -30,6 +30,9 @@ in brackets the least and the greatest of the rounds.
 		}
 		fmt.Fprintf(&b, "| %s | %s %s | %s %s | %.2f | %s | %s |\n", r.Case.Name,
 			spread(r.Perftest), unit, spread(r.Evenkeel), unit, ratio, goal, yes(reached))
+		if len(r.Sends) > 0 {
+			fmt.Fprintf(&b, "| beside it: `ib_send_lat` | %s %s | | %.2f of `ib_write_lat` | | |\n", spread(r.Sends), unit, median(r.Sends)/median(r.Perftest))
+		}
 		if !reached {
 			limits = append(limits, fmt.Sprintf("* %s: %s\n", r.Case.Name, r.Case.Limits))
 		}

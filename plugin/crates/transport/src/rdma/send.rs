@@ -21,6 +21,8 @@ use crate::sys::SendBuffer;
 
 /// Parts on a lane before another lane takes what is left.
 const PARTS_AHEAD: u64 = 4;
+/// Messages on their way before a caller who sends another one looks which of them have come.
+const UNSEEN: usize = 16;
 /// Times in a row that lanes may fail before anything has come through.
 const MOST_FAILURES: u32 = 64;
 
@@ -124,7 +126,12 @@ impl Sender {
         }
         let operation = Operation::new();
         let mut full = false;
-        this.act(|_, state| {
+        this.act(|side, state| {
+            if state.messages.len() >= UNSEEN {
+                state.drain(1, side.base())?;
+                state.begin()?;
+                state.core.tell_news(side.base());
+            }
             if state.requests >= MAX_REQUESTS || state.messages.len() as u64 >= WINDOW {
                 full = true;
                 return Ok(());
@@ -142,8 +149,12 @@ impl Sender {
             });
             state.requests += 1;
             state.begin()?;
-            // What could begin before has begun: it is this message that is done, and who sends it sees that.
-            state.core.has_news = false;
+            // What could begin before has begun: if one is done now it is this message, and who sends it sees that.
+            let news = std::mem::take(&mut state.core.has_news);
+            if state.core.callers.sends(!news) {
+                state.core.lanes.completions.arm().map_err(system)?;
+                state.work(side.base())?;
+            }
             Ok(())
         });
         if full {
@@ -296,6 +307,10 @@ impl State for Sending {
     fn in_flight(&self) -> InFlight {
         let pending = self.messages.iter().filter(|message| !message.done);
         InFlight { requests: self.requests, bytes: pending.map(|message| message.length).sum() }
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.requests > 0 || self.core.lingering.is_some()
     }
 
     fn is_delivered(&self) -> bool {

@@ -55,6 +55,10 @@ pub(crate) trait State: Send + Sized + 'static {
     /// Looks at deadlines, hears and works.
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem>;
     fn in_flight(&self) -> InFlight;
+    /// Whether somebody waits for completions, and not only memory to be used again.
+    fn is_waited_for(&self) -> bool {
+        true
+    }
     /// Whether there is nothing for which a connection lingers when its owner has left.
     fn is_delivered(&self) -> bool;
     /// What the peer is told last.
@@ -97,7 +101,7 @@ pub(crate) struct Core<W> {
     opening: Option<(Opened, Instant)>,
     /// The owner has left, and what was promised is delivered until this time at most.
     pub(super) lingering: Option<(Linger, Instant)>,
-    callers: Callers,
+    pub(super) callers: Callers,
     said_bye: bool,
     closed: bool,
 }
@@ -344,8 +348,9 @@ impl<S: State> Source for Bell<S> {
                 state.core().lanes.completions.disarm();
             }
             state.work(&side.base)?;
+            let waited_for = state.is_waited_for();
             let core = state.core();
-            if let Some(lease) = core.callers.leave_to_them() {
+            if let Some(lease) = core.callers.leave_to_them(waited_for) {
                 side.bell.alarm(Instant::now() + lease);
                 return Ok(());
             }
@@ -367,11 +372,15 @@ impl<S: State> Source for Bell<S> {
 /// Who takes completions: the worker, whom each of them wakes, or callers who come so often that this would only take the
 /// processor from them.
 #[derive(Default)]
-struct Callers {
+pub(super) struct Callers {
     /// Since the worker looked.
     visits: u32,
+    /// Whether, since then, something was sent for which nobody waits.
+    sent: bool,
     /// How long completions are left to callers, if they are.
     lease: Option<Duration>,
+    /// Whether they are because nobody waits for any.
+    in_passing: bool,
 }
 
 impl Callers {
@@ -385,11 +394,22 @@ impl Callers {
         false
     }
 
+    /// A caller has sent something, for which somebody `waits` or not. Whether it is to be seen to that the worker is woken.
+    pub(super) fn sends(&mut self, waits: bool) -> bool {
+        self.sent |= !waits;
+        waits && std::mem::take(&mut self.in_passing) && self.lease.take().is_some()
+    }
+
     /// The worker is here. For how long completions are left to callers; `None` when it is to be woken by the next one.
-    fn leave_to_them(&mut self) -> Option<Duration> {
-        let visits = std::mem::take(&mut self.visits);
-        self.lease = (visits >= DILIGENT)
-            .then(|| self.lease.map_or(LEASE, |lease| (2 * lease).min(LONGEST_LEASE)));
+    fn leave_to_them(&mut self, waited_for: bool) -> Option<Duration> {
+        let (visits, sent) = (std::mem::take(&mut self.visits), std::mem::take(&mut self.sent));
+        let diligent = visits >= DILIGENT;
+        self.in_passing = !diligent && !waited_for && sent;
+        self.lease = match self.lease {
+            _ if self.in_passing => Some(LONGEST_LEASE),
+            lease if diligent => Some(lease.map_or(LEASE, |lease| (2 * lease).min(LONGEST_LEASE))),
+            _ => None,
+        };
         self.lease
     }
 }
@@ -405,24 +425,24 @@ mod tests {
     #[test]
     fn completions_are_left_to_callers_as_long_as_they_come_often() {
         let mut callers = Callers::default();
-        assert_eq!(callers.leave_to_them(), None, "nobody came");
+        assert_eq!(callers.leave_to_them(true), None, "nobody came");
         come(&mut callers, DILIGENT - 1);
         assert_eq!(
-            callers.leave_to_them(),
+            callers.leave_to_them(true),
             None,
             "who comes once for each message sleeps in between"
         );
         let mut lease = LEASE;
         while lease <= LONGEST_LEASE {
             come(&mut callers, DILIGENT);
-            assert_eq!(callers.leave_to_them(), Some(lease));
+            assert_eq!(callers.leave_to_them(true), Some(lease));
             lease *= 2;
         }
         come(&mut callers, DILIGENT);
-        assert_eq!(callers.leave_to_them(), Some(LONGEST_LEASE));
-        assert_eq!(callers.leave_to_them(), None, "they have gone");
+        assert_eq!(callers.leave_to_them(true), Some(LONGEST_LEASE));
+        assert_eq!(callers.leave_to_them(true), None, "they have gone");
         come(&mut callers, DILIGENT);
-        assert_eq!(callers.leave_to_them(), Some(LEASE));
+        assert_eq!(callers.leave_to_them(true), Some(LEASE));
     }
 
     #[test]
@@ -430,10 +450,26 @@ mod tests {
         let mut callers = Callers::default();
         assert!(!callers.visit(true), "it is the worker's");
         come(&mut callers, DILIGENT);
-        assert!(callers.leave_to_them().is_some());
+        assert!(callers.leave_to_them(true).is_some());
         come(&mut callers, DILIGENT);
         assert!(callers.visit(true));
         assert!(!callers.visit(true), "once");
-        assert_eq!(callers.leave_to_them(), None);
+        assert_eq!(callers.leave_to_them(true), None);
+    }
+
+    #[test]
+    fn for_what_nobody_waits_the_worker_is_not_woken_each_time() {
+        let mut callers = Callers::default();
+        assert_eq!(callers.leave_to_them(false), None, "nothing was sent");
+        for _ in 0..3 {
+            assert!(!callers.sends(false));
+            assert_eq!(callers.leave_to_them(false), Some(LONGEST_LEASE));
+        }
+        assert!(callers.sends(true), "now somebody waits");
+        assert!(!callers.sends(true), "once");
+        assert_eq!(callers.leave_to_them(true), None);
+        come(&mut callers, DILIGENT);
+        assert!(callers.leave_to_them(true).is_some());
+        assert!(!callers.sends(true), "who is diligent looks");
     }
 }
