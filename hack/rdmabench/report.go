@@ -45,7 +45,8 @@ in brackets the least and the greatest of the rounds.
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", of.Name, of.Goal, yes(m.Passed[i]))
 	}
 	b.WriteString(`
-perftest: ` + "`ib_write_bw` and `ib_write_lat`" + `, the average and the typical value that they print. Evenkeel: ` +
+perftest: ` + "`ib_write_bw` and `ib_write_lat`" + `, the average and the typical value that they print. ` +
+		"`ib_write_lat` looks at memory and takes no completions at the receiver; `ib_send_lat` takes one for each message, as the plugin does." + ` Evenkeel: ` +
 		"`evenkeel-bench net --transport rdma`" + `, through NCCL's interface: the receiver posts each buffer, every message says
 which one it is, and that is checked. The cases without figures are tests of the plugin's, run in the same machine:
 `)
