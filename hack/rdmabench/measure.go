@@ -48,7 +48,7 @@ type benchCase struct {
 const (
 	limitsBandwidth = "not known for certain. Both ranks poll, on two emulated processors that also run soft-RoCE; perftest's receiver sleeps"
 	limitsLatency   = "not the verbs, which are perftest's: one write and one completion for each message, with one system call; `ib_send_lat` shows that completions at the receiver cost little. " +
-		"What is left is the program's own work, each instruction of which is emulated here, on two processors that it shares with soft-RoCE's threads"
+		"What is left is not known for certain: most likely the program's own work, each instruction of which is emulated here, on two processors that it shares with soft-RoCE's threads. Runs differ much"
 )
 
 var cases = []benchCase{
