@@ -2,6 +2,7 @@
 //
 //	go run ./hack/gloo            # Debian's libgloo-dev and g++ are needed, and root for the network of one part
 //	go run ./hack/gloo --quick    # less of everything, onto the terminal
+//	go run ./hack/gloo --gloo ~/gloo/build/gloo/benchmark/benchmark    # Gloo's own benchmark in the place of Debian's library
 package main
 
 import (
@@ -47,6 +48,7 @@ func main() {
 	quick := flag.Bool("quick", false, "two rounds, few sizes")
 	rounds := flag.Int("rounds", 0, "rounds, in each of which everybody is measured once (default 5)")
 	output := flag.String("output", "", "folder for collectives.md and its drawings (default docs/results; with --quick, the page goes to the terminal)")
+	other := flag.String("gloo", "", "Gloo's benchmark program, built elsewhere, to measure instead of Debian's libgloo")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "error: %q: there are only flags, see --help\n", flag.Arg(0))
@@ -54,13 +56,13 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	if err := compare(ctx, *quick, *rounds, *output); err != nil {
+	if err := compare(ctx, *quick, *rounds, *output, *other); err != nil {
 		fmt.Fprintf(os.Stderr, "error: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func compare(ctx context.Context, quick bool, rounds int, output string) error {
+func compare(ctx context.Context, quick bool, rounds int, output, other string) error {
 	r := results{Rounds: 5, Length: 100 * time.Millisecond, StarLength: starLength, Elements: sweep, Quick: quick}
 	if quick {
 		r.Rounds, r.Length, r.StarLength = 2, 30*time.Millisecond, 300*time.Millisecond
@@ -73,6 +75,10 @@ func compare(ctx context.Context, quick bool, rounds int, output string) error {
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("making the network of several hosts needs root")
+	}
+	theirs, err := whichGloo(other)
+	if err != nil {
+		return err
 	}
 	root, err := toolbox.Root()
 	if err != nil {
@@ -98,17 +104,17 @@ func compare(ctx context.Context, quick bool, rounds int, output string) error {
 		return err
 	}
 	defer os.RemoveAll(folder)
-	driver, err := build(ctx, folder)
-	if err != nil {
+	if err := theirs.prepare(ctx, folder); err != nil {
 		return err
 	}
+	r.Gloo = theirs.what
 	bench, err := benchmark(ctx)
 	if err != nil {
 		return err
 	}
 	overTCP := []contender{{tcp, ours(bench, folder, "tcp"), 1}}
-	for _, algorithm := range algorithms {
-		overTCP = append(overTCP, contender{gloo(algorithm), theirs(driver, folder, algorithm), glooTries})
+	for _, algorithm := range theirs.algorithms {
+		overTCP = append(overTCP, contender{gloo(algorithm), theirs.runs(folder, algorithm), glooTries})
 	}
 	everybody := append([]contender{{shm, ours(bench, folder, "shm"), 1}}, overTCP...)
 	for _, n := range sizes {

@@ -36,6 +36,7 @@ type results struct {
 	Elements           []int
 	Quick              bool
 	Machine, Commit    string
+	Gloo               string // which one
 	Took               time.Duration
 	Local              []*measured
 	Star               measured
@@ -68,12 +69,27 @@ func (m *measured) of(name string, elements int) figure {
 	return best
 }
 
+// algorithms are those of Gloo's that were measured.
+func (m *measured) algorithms() []string {
+	return slices.DeleteFunc(slices.Clone(algorithms), func(name string) bool { return m.rounds[0][gloo(name)] == nil })
+}
+
+// algorithms are those of Gloo's that were measured in any case.
+func (r *results) algorithms() []string {
+	for _, m := range append(slices.Clone(r.Local), &r.Star) {
+		if m.rounds != nil {
+			return m.algorithms()
+		}
+	}
+	return algorithms
+}
+
 // best is Gloo's best at a size: the least time of all algorithms, and the
 // least median with the algorithm that it is of.
 func (m *measured) best(elements int) (figure, string) {
 	var best figure
 	var name string
-	for _, algorithm := range algorithms {
+	for _, algorithm := range m.algorithms() {
 		f := m.of(gloo(algorithm), elements)
 		if name == "" || f.median < best.median {
 			best.median, name = f.median, algorithm
@@ -119,7 +135,7 @@ Written by ` + "`make bench-collectives`" + `; do not edit.
 
 Commit %s. %s. %d rounds, %s for each figure, %.1f minutes in all%s.
 
-An all-reduce (sum of float32) by Evenkeel, which chooses the algorithm, and by Debian's libgloo over TCP with each of its algorithms (%s), of which the best
+An all-reduce (sum of float32) by Evenkeel, which chooses the algorithm, and by %s over TCP with each of its algorithms (%s), of which the best
 one at each size is the measure. In each round everybody is measured once, one after the other, in another order than in the last one. Figures are the
 least time of all rounds, and the median of the round with the least median, in microseconds, on rank 0. All processes share one machine: with more of
 them than cores, the medians are mostly those of the scheduler.
@@ -129,9 +145,9 @@ them than cores, the medians are mostly those of the scheduler.
 `
 
 const limits = `
-Where a goal is missed: with more processes than cores, those that call and the threads that move what is larger than 256 KiB take turns on the cores,
-and the least time is one without a change of turns in it. Between hosts, the four flows of a connection share one link, where a single one would do
-(` + "`EVENKEEL_FLOWS=1`" + `, also shown): they are for networks with several paths.
+What to know when reading it: where there are more processes than cores they take turns on them, and the least time is the one with the fewest turns in
+it. Between hosts each connection of Evenkeel's has four flows, which are for networks with several paths; here they share one link, and ` + "`EVENKEEL_FLOWS=1`" + `
+is shown beside them.
 `
 
 // page is the page's text.
@@ -141,7 +157,7 @@ func (r *results) page() []byte {
 	if r.Quick {
 		quick = "; a quick run"
 	}
-	fmt.Fprintf(&b, heading, r.Commit, r.Machine, r.Rounds, r.Length, r.Took.Minutes(), quick, strings.Join(algorithms, ", "))
+	fmt.Fprintf(&b, heading, r.Commit, r.Machine, r.Rounds, r.Length, r.Took.Minutes(), quick, r.Gloo, strings.Join(r.algorithms(), ", "))
 	for _, row := range r.goals() {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", row.what, row.goal, row.verdict, row.seen)
 	}
@@ -270,10 +286,10 @@ func (m *measured) table(b *bytes.Buffer, elements []int) {
 	}
 }
 
-// names are those who are measured between hosts.
-func names() []string {
+// names are those who were measured between hosts.
+func (r *results) names() []string {
 	all := []string{tcp, oneFlow}
-	for _, algorithm := range algorithms {
+	for _, algorithm := range r.Star.algorithms() {
 		all = append(all, gloo(algorithm))
 	}
 	return all
@@ -295,7 +311,7 @@ less than %.0f ms on these links: each host sends %.1f times the elements, in pa
 	}
 	fmt.Fprintln(b, "| who | least | median | share of the bound |")
 	fmt.Fprintln(b, "| --- | --: | --: | --: |")
-	for _, name := range names() {
+	for _, name := range r.names() {
 		f := r.Star.of(name, starElements)
 		fmt.Fprintf(b, "| %s | %.0f ms | %.0f ms | %.3f / %.3f |\n", name, f.least/1e3, f.median/1e3, bound/f.least, bound/f.median)
 	}
@@ -331,7 +347,7 @@ func (r *results) starDrawing() []byte {
 		X:     "median of each round, ms",
 		Marks: []plot.Mark{{At: wireBound(starElements) / 1e3, Label: "a ring's bound"}},
 	}
-	for _, name := range names() {
+	for _, name := range r.names() {
 		var values []float64
 		for _, round := range r.Star.rounds {
 			values = append(values, round[name][starElements].median/1e3)

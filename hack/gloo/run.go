@@ -12,8 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
 // A figure is what a run gave for one number of elements, in microseconds.
@@ -72,32 +70,6 @@ func ours(bench, folder, transport string, settings ...string) func(context.Cont
 			return nil, err
 		}
 		figures := report.figures()
-		return figures, complete(figures, t.elements)
-	}
-}
-
-// theirs is Gloo with an algorithm.
-func theirs(driver, folder, algorithm string) func(context.Context, task) (map[int]figure, error) {
-	return func(ctx context.Context, t task) (map[int]figure, error) {
-		out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
-			argv := []string{driver, strconv.Itoa(rank), strconv.Itoa(t.ranks), store, t.network.device, algorithm, strconv.FormatInt(t.length.Milliseconds(), 10)}
-			for _, n := range t.elements {
-				argv = append(argv, strconv.Itoa(n))
-			}
-			return argv
-		})
-		if err != nil {
-			return nil, err
-		}
-		figures := map[int]figure{}
-		for line := range strings.Lines(string(out)) {
-			var n, samples int
-			var f figure
-			if _, err := fmt.Sscan(line, &n, &samples, &f.least, &f.median); err != nil {
-				return nil, fmt.Errorf("the driver's %q: %w", line, err)
-			}
-			figures[n] = f
-		}
 		return figures, complete(figures, t.elements)
 	}
 }
@@ -197,20 +169,6 @@ func complete(figures map[int]figure, elements []int) error {
 		}
 	}
 	return nil
-}
-
-// build compiles the driver.
-func build(ctx context.Context, folder string) (string, error) {
-	needed := []toolbox.Program{{Name: "g++", Package: "g++"}, {Name: "/usr/include/gloo/allreduce.h", Package: "libgloo-dev"}}
-	if err := toolbox.EnsurePrograms(ctx, os.Stderr, needed); err != nil {
-		return "", err
-	}
-	driver := filepath.Join(folder, "driver")
-	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, "hack/gloo/driver/driver.cc", "-lgloo", "-pthread")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("g++: %w\n%s", err, out)
-	}
-	return driver, nil
 }
 
 // benchmark builds evenkeel-bench.

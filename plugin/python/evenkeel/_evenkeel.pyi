@@ -45,7 +45,9 @@ def init(
     rank, size: this rank's number, from 0, and the number of ranks.
     name: groups that live at the same time have different names.
     transport: ``"tcp"``, ``"tcp:eth0"`` (over this interface), ``"shm"`` (shared memory, for ranks of one host), or ``"auto"`` or
-        ``"auto:eth0"`` (shared memory within hosts, TCP between them).
+        ``"auto:eth0"`` (shared memory within hosts, TCP between them), or ``"tls"`` or ``"tls:eth0"`` (encrypted TCP between ranks
+        that show certificates: the environment variables EVENKEEL_TLS_CERT, EVENKEEL_TLS_KEY and EVENKEEL_TLS_CA name the PEM files
+        with this rank's certificate, its key, and the certificates of the authority that has signed all ranks').
     timeout: seconds to wait for the others, and for which nothing may move in an operation from then on.
 
     Raises TimeoutError naming the ranks that have not come.

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -261,6 +262,18 @@ class Mistakes(unittest.TestCase):
             group.barrier()
 
         threads(2, work)
+
+    def test_tls_says_which_file_it_lacks(self):
+        def init():
+            return evenkeel.init(evenkeel.MemoryStore(), 0, 1, transport="tls:lo")
+
+        files = {"EVENKEEL_TLS_CERT": "/nowhere.pem", "EVENKEEL_TLS_KEY": "/nowhere.key"}
+        with mock.patch.dict(os.environ, files):
+            with self.assertRaisesRegex(ValueError, "EVENKEEL_TLS_CA is not set"):
+                init()
+            os.environ["EVENKEEL_TLS_CA"] = "/nowhere"
+            with self.assertRaisesRegex(ValueError, "/nowhere.pem"):
+                init()
 
     def test_a_closed_group_says_so(self):
         group = evenkeel.init(evenkeel.MemoryStore(), 0, 1)

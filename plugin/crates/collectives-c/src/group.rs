@@ -28,8 +28,10 @@ pub struct Call {
 /// Joins the group of all `size` ranks that meet in this store, as rank `rank`. Returns once all have.
 ///
 /// `transport` is how the ranks reach each other, the same for all: "tcp", "tcp:INTERFACE" (such as "tcp:eth0"), "shm", shared
-/// memory of one host, or "auto" or "auto:INTERFACE", shared memory within hosts and TCP between them; NULL is "tcp". Environment
-/// variables set TCP, the same as for the NCCL plugin. `timeout` is how many seconds to wait for the others, and the group's
+/// memory of one host, "auto" or "auto:INTERFACE", shared memory within hosts and TCP between them, or "tls" or "tls:INTERFACE",
+/// encrypted TCP between ranks that show certificates; NULL is "tcp". Environment variables set TCP, the same as for the NCCL
+/// plugin, and name the PEM files for TLS: EVENKEEL_TLS_CERT (this rank's certificate), EVENKEEL_TLS_KEY (its key) and
+/// EVENKEEL_TLS_CA (the certificates of the authority that has signed all ranks', or a folder of them). `timeout` is how many seconds to wait for the others, and the group's
 /// timeout from then on. A store may be used for one group at a time and under one prefix.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_group_join(

@@ -58,12 +58,40 @@ impl Drop for Folder {
     }
 }
 
+/// An authority, and a certificate for all ranks: the variables that name the files.
+fn tls_files(folder: &Path) -> [(&'static str, PathBuf); 3] {
+    let file = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority = file("ca.pem", params.self_signed(&key).unwrap().pem());
+    let issuer = rcgen::Issuer::new(params, key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["rank".to_owned()]).unwrap();
+    let certificate = file("rank.pem", params.signed_by(&key, &issuer).unwrap().pem());
+    [
+        ("EVENKEEL_TLS_CERT", certificate),
+        ("EVENKEEL_TLS_KEY", file("rank.key", key.serialize_pem())),
+        ("EVENKEEL_TLS_CA", authority),
+    ]
+}
+
 #[test]
 fn three_ranks_do_every_operation_and_name_who_leaves() {
     let program = compiled("tests/three_ranks.c");
-    for transport in ["tcp:lo", "shm"] {
+    for transport in ["tcp:lo", "shm", "tls:lo"] {
         let folder = Folder::new(&transport.replace(':', "-"));
-        let ran = Command::new(&program).arg(&folder.0).arg(transport).output().unwrap();
+        let certificates = Folder::new(&format!("{}-certificates", transport.replace(':', "-")));
+        let ran = Command::new(&program)
+            .arg(&folder.0)
+            .arg(transport)
+            .envs(tls_files(&certificates.0))
+            .output()
+            .unwrap();
         let (out, err) =
             (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
         assert!(ran.status.success() && out.contains("3 ranks: all as expected"), "{out}{err}");

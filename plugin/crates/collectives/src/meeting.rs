@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::launch::Launch;
 use crate::store::{PrefixStore, Store, TcpStore, TcpStoreServer, open};
-use crate::{Algorithm, Auto, Call, Group, Tcp, Way, lock};
+use crate::{Algorithm, Auto, Call, Group, Tcp, Tls, Way, lock};
 
 /// The stores that this process serves at launchers' ports. They stay until it ends: whoever comes for the next group must not
 /// find one that is about to go.
@@ -42,8 +42,8 @@ impl Launch {
 }
 
 impl Way {
-    /// The way of this name: `shm`, `tcp`, `tcp:INTERFACE`, or `auto` in the place of `tcp`. All that are named in a process share its
-    /// networks.
+    /// The way of this name: `shm`, `tcp`, `tcp:INTERFACE`, or `auto` or `tls` in the place of `tcp`. All that are named in a process
+    /// share its networks; for `tls` the environment names the certificates, see [`Tls::from_env`].
     ///
     /// # Errors
     /// Says which names there are, or why there is no network.
@@ -57,6 +57,7 @@ impl Way {
             (_, Some("")) => Err(no_way(name)),
             ("tcp", _) => network(interface).map(Self::Tcp),
             ("auto", _) => network(interface).map(Auto::new).map(Self::Auto),
+            ("tls", _) => network(interface).and_then(Tls::from_env).map(Self::Tls),
             _ => Err(no_way(name)),
         }
     }
@@ -64,7 +65,7 @@ impl Way {
 
 fn no_way(name: &str) -> Error {
     Error::argument(format!(
-        "{name:?} is no way for ranks to reach each other: shm, tcp, tcp:INTERFACE, auto or auto:INTERFACE"
+        "{name:?} is no way for ranks to reach each other: shm, or tcp, auto or tls, each also with :INTERFACE"
     ))
 }
 
@@ -187,7 +188,7 @@ mod tests {
         assert!(matches!(Way::from_name("shm"), Ok(Way::SharedMemory)));
         assert!(matches!(Way::from_name("auto:lo"), Ok(Way::Auto(auto)) if auto.device() == "lo"));
         assert_eq!(count(), before);
-        for wrong in ["", "tcp:", "auto:", "rdma", "shm:lo"] {
+        for wrong in ["", "tcp:", "auto:", "tls:", "rdma", "shm:lo"] {
             let error = Way::from_name(wrong).map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
         }

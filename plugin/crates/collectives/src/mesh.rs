@@ -204,6 +204,11 @@ impl Mesh {
         self.own
     }
 
+    /// Whether all links are TCP's, and not encrypted.
+    pub(crate) fn is_by_tcp(&self) -> bool {
+        matches!(self.way, Way::Tcp(_))
+    }
+
     pub(crate) fn pulse(&self) -> &Pulse {
         &self.pulse
     }

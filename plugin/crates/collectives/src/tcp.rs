@@ -25,9 +25,11 @@ const SMALL: usize = TOGETHER - HEAD_BYTES;
 
 /// The interface whose ranks are all on this host.
 const LOOPBACK: &str = "lo";
-/// What callers write and read themselves there. Measured: up to half a piece of an operation small ones take a third of the time
-/// among more ranks than cores; whole pieces are faster when the transport's thread moves them meanwhile.
-const LOOPBACK_INLINE: usize = 256 << 10;
+/// What the transport copies there, so that a sender need not wait until its peer says that it has it. Measured: longer ones
+/// take longer to be copied than that takes.
+const LOOPBACK_INLINE: usize = 128 << 10;
+/// What it takes at once there: a whole piece of an operation.
+const LOOPBACK_CHUNK: usize = 1 << 20;
 
 /// What goes wrong is told by the calls; what else happens to connections is in the transport's metrics.
 struct Silence;
@@ -53,7 +55,7 @@ impl Tcp {
     /// # Errors
     /// Names the variable that has no valid value, or says that there is no interface to use.
     pub fn from_env() -> Result<Self> {
-        Self::open(|_, said| said)
+        Self::open(|_, said| said, false)
     }
 
     /// Opens the network as the environment says, but over this interface, such as `lo`.
@@ -61,18 +63,21 @@ impl Tcp {
     /// # Errors
     /// As [`Tcp::from_env`].
     pub fn on(interface: &str) -> Result<Self> {
-        Self::open(|name, said| match name {
+        let value = |name: &str, said: Option<String>| match name {
             "NCCL_SOCKET_IFNAME" => Some(format!("={interface}")),
             // There is one path only, and nothing to be fair to: more flows would only cost more.
             "EVENKEEL_FLOWS" if interface == LOOPBACK => said.or_else(|| Some("1".to_owned())),
-            // Ranks share the processors: where a caller can move the bytes, no thread has to be woken for it.
             "EVENKEEL_INLINE_BYTES" if interface == LOOPBACK => {
                 said.or_else(|| Some(LOOPBACK_INLINE.to_string()))
+            }
+            "EVENKEEL_CHUNK_BYTES" if interface == LOOPBACK => {
+                said.or_else(|| Some(LOOPBACK_CHUNK.to_string()))
             }
             // Who names an interface does not mean an RDMA port.
             "EVENKEEL_TRANSPORT" => Some("tcp".to_owned()),
             _ => said,
-        })
+        };
+        Self::open(value, interface == LOOPBACK)
     }
 
     /// Opens the network as the environment says, but only if there is RDMA.
@@ -80,19 +85,27 @@ impl Tcp {
     /// # Errors
     /// As [`Tcp::from_env`]; when there is no RDMA port that can be used.
     pub fn over_rdma() -> Result<Self> {
-        Self::open(|name, said| match name {
+        let value = |name: &str, said| match name {
             "EVENKEEL_TRANSPORT" => Some("rdma".to_owned()),
             _ => said,
-        })
+        };
+        Self::open(value, false)
     }
 
-    /// Opens the network with these values of settings, given their names and what the environment says.
-    fn open(value: impl Fn(&str, Option<String>) -> Option<String>) -> Result<Self> {
-        let settings = Settings::from_lookup(|name| {
+    /// Opens the network with these values of settings, given their names and what the environment says. `together`: all ranks
+    /// share the processors of this host, and whoever waits for bytes moves them.
+    fn open(
+        value: impl Fn(&str, Option<String>) -> Option<String>,
+        together: bool,
+    ) -> Result<Self> {
+        let mut settings = Settings::from_lookup(|name| {
             let said = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
             value(name, said)
         })
         .map_err(|error| Error::argument(error.to_string()))?;
+        if together {
+            settings.callers_move(u64::MAX);
+        }
         let network = evenkeel_transport::Transport::new(settings, Arc::new(Silence))
             .map_err(|error| Error::system("network", error))?;
         Ok(Self { network: Arc::new(network), device: 0 })
@@ -213,20 +226,25 @@ impl TcpOutgoing {
         Ok(self.connection.is_some())
     }
 
-    fn give(&self, bytes: Source) -> std::result::Result<Request, Broken> {
+    /// `ahead`: another one follows at once.
+    fn give(&self, bytes: Source, ahead: bool) -> std::result::Result<Request, Broken> {
         let connection = self.connection.as_ref().ok_or("not connected")?;
-        let request = connection.send(bytes.to_send()).map_err(|error| error.to_string())?;
+        let send = if ahead { SendConnection::send_ahead } else { SendConnection::send };
+        let request = send(connection, bytes.to_send()).map_err(|error| error.to_string())?;
         // There was room when it was looked for.
         request.ok_or_else(|| "the transport takes no more messages".to_owned())
     }
 
     /// Sends bytes that are ours. They count as lent until the transport has copied them: a connection that is dropped before
     /// that does not deliver them.
-    fn give_copy(&mut self, copy: Vec<u8>) -> std::result::Result<Given, Broken> {
+    fn give_copy(&mut self, copy: Vec<u8>, ahead: bool) -> std::result::Result<Given, Broken> {
         // SAFETY: the bytes of a vector stay where they are when it moves; it is kept until the transport is done with
         // them, or the connection, which is dropped first, is gone.
-        let request = self.give(unsafe { Source::lend(&copy) })?;
-        if self.loans.is_empty() && request.test().map_err(|error| error.to_string())?.is_some() {
+        let request = self.give(unsafe { Source::lend(&copy) }, ahead)?;
+        if !ahead
+            && self.loans.is_empty()
+            && request.test().map_err(|error| error.to_string())?.is_some()
+        {
             self.spare.push(copy);
             return Ok(Given::Done);
         }
@@ -256,10 +274,10 @@ impl Outgoing for TcpOutgoing {
         copy.extend_from_slice(&head.encode());
         if payload.length() <= SMALL {
             payload.append_to(&mut copy);
-            return self.give_copy(copy).map(Some);
+            return self.give_copy(copy, false).map(Some);
         }
-        self.give_copy(copy)?;
-        let request = self.give(payload)?;
+        self.give_copy(copy, true)?;
+        let request = self.give(payload, false)?;
         Ok(Some(self.lend(Loan { request, copy: None })))
     }
 

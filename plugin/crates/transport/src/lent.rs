@@ -210,6 +210,28 @@ mod tests {
     }
 
     #[test]
+    fn what_goes_ahead_comes_before_the_next_one_whoever_moves_it() {
+        for (callers_move, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
+            let mut settings = settings();
+            settings.callers_move(callers_move);
+            let transport = Transport::new(settings, Arc::new(Silence)).unwrap();
+            let (send, recv) = unheard_pair(&transport);
+            let (head, body) = (Arc::new(Block::new(32)), Arc::new(Block::new(length)));
+            let receive = |room| {
+                let mut receiving = recv.recv_block(Block::new(room), room).unwrap().ok().unwrap();
+                until(|| receiving.poll(true).unwrap()).1
+            };
+            for _ in 0..40 {
+                let ahead = send.send_ahead(head.lend(32)).unwrap().unwrap();
+                let mut sending = send.send_block(&body, length).unwrap().unwrap();
+                assert_eq!((receive(32), receive(length)), (32, length));
+                until(|| sending.poll(true).unwrap().then_some(()));
+                until(|| ahead.test().unwrap());
+            }
+        }
+    }
+
+    #[test]
     fn a_lost_peer_is_told_without_being_asked_for() {
         let transport = transport();
         let (send, recv, count) = pair(&transport);

@@ -344,10 +344,10 @@ impl Receiver {
         let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
         let posted = Posted { buffer, operation: Arc::clone(&operation) };
         let message = guard.reassembly.post(capacity, posted);
-        let inline = this.base.context.settings.inline_bytes;
+        let most = this.base.context.settings.caller_bytes;
         while let Some(flow) = guard.take_waiting(message) {
             drop(guard);
-            flow.read(inline);
+            flow.read(most);
             guard = lock(&this.queue);
         }
         let open = guard.is_open();
@@ -554,13 +554,13 @@ impl Receiver {
             queue.flows.get(place).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
         };
         let Some(flow) = flow else { return };
-        let inline = self.base.context.settings.inline_bytes;
+        let most = self.base.context.settings.caller_bytes;
         flow.reading.take_if_free(|mut reading, _| {
             if !reading.closed {
                 reading.attendance.visit(&self.focus, &flow.registration, &flow.socket);
             }
             let attends = reading.attendance.is_callers();
-            flow.read_with(reading, if attends { CALLER_BYTES } else { inline });
+            flow.read_with(reading, if attends { CALLER_BYTES.max(most) } else { most });
         });
     }
 }

@@ -63,6 +63,10 @@ pub(crate) trait Outbound: Send + Sync {
     fn send_batched(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
         self.send(buffer)
     }
+    /// As [`SendConnection::send_ahead`].
+    fn send_ahead(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        self.send(buffer)
+    }
     /// The owner has closed the connection.
     fn leave(self: Arc<Self>);
     /// As [`Farewell::is_over`].
@@ -97,6 +101,15 @@ impl SendConnection {
     /// As [`SendConnection::send`].
     pub fn send_batched(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
         Arc::clone(&self.sender).send_batched(buffer)
+    }
+
+    /// As [`SendConnection::send`], of a message that may wait for the next one, which the caller sends at once: both go in one
+    /// system call where they can.
+    ///
+    /// # Errors
+    /// As [`SendConnection::send`].
+    pub fn send_ahead(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        Arc::clone(&self.sender).send_ahead(buffer)
     }
 
     /// Has this called from now on whenever a request is done and when the connection fails.
@@ -150,11 +163,15 @@ impl Outbound for Sender {
     }
 
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, false)
+        Self::send(&self, buffer, Manner::AtOnce)
     }
 
     fn send_batched(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, true)
+        Self::send(&self, buffer, Manner::Batched)
+    }
+
+    fn send_ahead(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        Self::send(&self, buffer, Manner::Ahead)
     }
 
     fn leave(self: Arc<Self>) {
@@ -222,6 +239,16 @@ pub(crate) struct Queue {
 pub(crate) struct Outgoing {
     buffer: SendBuffer,
     request: Promise,
+}
+
+/// When a message is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    AtOnce,
+    /// The caller comes soon to move bytes.
+    Batched,
+    /// With the next message, which the caller sends now.
+    Ahead,
 }
 
 /// Who waits for a message.
@@ -417,8 +444,11 @@ impl Sender {
         lock(&self.queue).flows.iter().flatten().cloned().collect()
     }
 
-    /// `batched`: the caller comes soon to move bytes.
-    fn send(this: &Arc<Self>, buffer: SendBuffer, batched: bool) -> Result<Option<Request>, Error> {
+    fn send(
+        this: &Arc<Self>,
+        buffer: SendBuffer,
+        manner: Manner,
+    ) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
         if length > MAX_MESSAGE_BYTES {
             return Err(Error::argument(format!(
@@ -441,10 +471,14 @@ impl Sender {
         queue.scheduler.push(length, ack_wanted, Outgoing { buffer, request });
         queue.requests += 1;
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
+        if manner == Manner::Ahead {
+            return Ok(Some(request));
+        }
+        let batched = manner == Manner::Batched;
         // What is dealt may be any flow's.
         let is_static = settings.is_static();
         let mut wanted = if is_static { u64::MAX } else { length.div_ceil(SPREAD) };
-        if inline && !is_static {
+        if length <= settings.caller_bytes && !is_static {
             let attended = this.focus.attended().filter(|_| batched);
             let flow = match attended.and_then(|place| queue.free(place)) {
                 Some((flow, is_idle)) => {
@@ -455,7 +489,7 @@ impl Sender {
             };
             drop(guard);
             if let Some(flow) = flow {
-                flow.write_small(settings.inline_bytes, batched);
+                flow.write_small(settings.caller_bytes, batched);
             }
             return Ok(Some(request));
         }
@@ -1013,7 +1047,8 @@ impl SendFlow {
     /// somebody will see to it that this is asked again.
     fn take_frames(&self, writing: &mut Writing) {
         let Some(first) = self.next_frame(writing) else { return };
-        let small = self.sender.base.context.settings.inline_bytes;
+        let settings = &self.sender.base.context.settings;
+        let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
         let mut bytes = first.1.length() as u64;
         writing.frames.push_back(PartlyWritten::new(first));
         if bytes <= small {
@@ -1021,10 +1056,10 @@ impl SendFlow {
             let mut queue = lock(&self.sender.queue);
             while writing.frames.len() < MOST_FRAMES
                 && bytes < BATCH_BYTES
-                && let Some(length) = queue.scheduler.next_whole().filter(|length| *length <= small)
-                && let Some(frame) = self.cut(&mut queue, small)
+                && queue.scheduler.next_whole().is_some_and(|length| length <= small)
+                && let Some(frame) = self.cut(&mut queue, small.min(most))
             {
-                bytes += length;
+                bytes += frame.1.length() as u64;
                 writing.frames.push_back(PartlyWritten::new(frame));
             }
             if writing.frames.len() == 1 && writing.at_once == 0 {

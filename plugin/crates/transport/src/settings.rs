@@ -77,6 +77,8 @@ pub struct Settings {
     pub(crate) flows: u16,
     pub(crate) chunk_bytes: u64,
     pub(crate) inline_bytes: u64,
+    /// Callers write and read themselves what is no longer than this, small or not.
+    pub(crate) caller_bytes: u64,
     /// Most bytes of copies of small messages that a connection keeps.
     pub(crate) copies_bytes: usize,
     pub(crate) workers: usize,
@@ -209,6 +211,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "16384",
         apply: |settings, value| {
             settings.inline_bytes = ranged(value, 0, 1 << 20)?;
+            settings.caller_bytes = settings.inline_bytes;
             settings.copies_bytes = COPIES_BYTES.max(4 * settings.inline_bytes as usize);
             Some(())
         },
@@ -495,6 +498,7 @@ impl Settings {
             flows: 0,
             chunk_bytes: 0,
             inline_bytes: 0,
+            caller_bytes: 0,
             copies_bytes: 0,
             workers: 0,
             connect_timeout: Duration::ZERO,
@@ -552,6 +556,12 @@ impl Settings {
     /// has many connections. Where a message finds no room, its request is done once the peer has it.
     pub fn bound_copies(&mut self, bytes: usize) {
         self.copies_bytes = bytes;
+    }
+
+    /// Has callers write and read messages up to this length themselves, also those that are too long to be copied: for who tests
+    /// its requests until they are done, where nobody else has a processor to move bytes with.
+    pub fn callers_move(&mut self, bytes: u64) {
+        self.caller_bytes = self.inline_bytes.max(bytes);
     }
 
     /// Flows of a connection.

@@ -17,6 +17,9 @@ use super::{Call, Group};
 
 /// Bytes that go on while the next are coming.
 const PIECE: usize = 512 << 10;
+/// The same by TCP within a host, where all ranks are as far as the processors let them: what matters is how often they wait for
+/// each other.
+const PIECE_WITHIN: usize = 1 << 20;
 /// The longest piece of an algorithm that does not cut: what a message can carry.
 const WHOLE: usize = MOST_BYTES;
 
@@ -32,7 +35,7 @@ impl Group {
         let algorithm = call
             .algorithm
             .unwrap_or_else(|| choose::allreduce(self.size(), data.len(), hosts.len()));
-        let piece = if algorithm == Algorithm::Ring { WHOLE } else { PIECE };
+        let piece = if algorithm == Algorithm::Ring { WHOLE } else { self.piece() };
         let plan = match algorithm {
             Algorithm::Hierarchical => {
                 plan::allreduce_hierarchical(self.place(), count, hosts, |place, part| {
@@ -69,9 +72,16 @@ impl Group {
     ) -> Result<()> {
         let count = elements(data.len(), reduction)?;
         self.check_root(root)?;
-        let chain = choose::prefers_chain(self.size(), data.len(), PIECE);
+        let chain = choose::prefers_chain(self.size(), data.len(), self.piece());
         let plan = if chain { plan::reduce_chain } else { plan::reduce_tree };
-        self.reducing("reduce", &plan(self.place(), count, root), PIECE, data, reduction, call)
+        self.reducing(
+            "reduce",
+            &plan(self.place(), count, root),
+            self.piece(),
+            data,
+            reduction,
+            call,
+        )
     }
 
     /// Combines what all ranks have: afterwards rank i has part i, at its place in the buffer; what is in the rest is undefined.
@@ -91,7 +101,7 @@ impl Group {
         let direct = choose::prefers_direct(self.size(), data.len());
         let plan = if direct { plan::reduce_scatter_direct } else { plan::reduce_scatter_ring };
         let plan = plan(self.place(), &parts);
-        self.reducing("reduce_scatter", &plan, PIECE, data, reduction, call)?;
+        self.reducing("reduce_scatter", &plan, self.piece(), data, reduction, call)?;
         let own = &parts[self.rank];
         Ok(own.start * reduction.element()..own.end * reduction.element())
     }
@@ -125,7 +135,7 @@ impl Group {
     /// As [`Group::allreduce`].
     pub fn broadcast(&self, data: &mut [u8], root: usize, call: &Call) -> Result<()> {
         self.check_root(root)?;
-        let chain = choose::prefers_chain(self.size(), data.len(), PIECE);
+        let chain = choose::prefers_chain(self.size(), data.len(), self.piece());
         let plan = if chain { plan::broadcast_chain } else { plan::broadcast_tree };
         self.moving("broadcast", &plan(self.place(), data.len(), root), &[], data, call)
     }
@@ -298,7 +308,20 @@ impl Group {
         work: &mut [u8],
         call: &Call,
     ) -> Result<()> {
-        self.run(what, self.operation(call), plan, (1, PIECE), input, work, (&|_, _| {}, call))
+        self.run(
+            what,
+            self.operation(call),
+            plan,
+            (1, self.piece()),
+            input,
+            work,
+            (&|_, _| {}, call),
+        )
+    }
+
+    /// Most bytes of a piece: all ranks come to the same.
+    fn piece(&self) -> usize {
+        if self.mesh.is_by_tcp() && self.hosts.len() == 1 { PIECE_WITHIN } else { PIECE }
     }
 
     /// The next operation of the call's tag.

@@ -10,7 +10,7 @@ mod stream;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -49,6 +49,29 @@ impl Tls {
     /// Names the file that cannot be used, and why.
     pub fn new(tcp: Tcp, certificate: &Path, key: &Path, authority: &Path) -> Result<Self> {
         Ok(Self { tcp, certificates: Certificates::read(certificate, key, authority)? })
+    }
+
+    /// Over the interface of `tcp`, with the files that the environment names: `EVENKEEL_TLS_CERT`, `EVENKEEL_TLS_KEY` and
+    /// `EVENKEEL_TLS_CA`.
+    ///
+    /// # Errors
+    /// Names the variable that is not set; as [`Tls::new`].
+    pub fn from_env(tcp: Tcp) -> Result<Self> {
+        Self::from_lookup(tcp, |name| std::env::var_os(name).map(PathBuf::from))
+    }
+
+    fn from_lookup(tcp: Tcp, lookup: impl Fn(&str) -> Option<PathBuf>) -> Result<Self> {
+        let file = |name: &str, what: &str| {
+            let found = lookup(name).filter(|path| !path.as_os_str().is_empty());
+            found.ok_or_else(|| Error::argument(format!("TLS: {name} is not set: {what}")))
+        };
+        let certificate = file("EVENKEEL_TLS_CERT", "the PEM file with this rank's certificate")?;
+        let key = file("EVENKEEL_TLS_KEY", "the PEM file with the certificate's key")?;
+        let authority = file(
+            "EVENKEEL_TLS_CA",
+            "the PEM file, or a folder of them, with the certificates of the authority that signs all ranks'",
+        )?;
+        Self::new(tcp, &certificate, &key, &authority)
     }
 
     /// The interface in use.
@@ -397,6 +420,29 @@ mod tests {
         std::fs::remove_file(folder.join("rank.pem")).unwrap();
         let (certificate, key) = others.sign("other");
         assert!(Tls::new(Tcp::on("lo").unwrap(), &certificate, &key, &folder).is_ok());
+    }
+
+    #[test]
+    fn the_environment_names_the_files() {
+        let ours = Authority::new("ours");
+        let (certificate, key) = ours.sign("rank");
+        let files = [
+            ("EVENKEEL_TLS_CERT", certificate),
+            ("EVENKEEL_TLS_KEY", key),
+            ("EVENKEEL_TLS_CA", ours.file()),
+        ];
+        let without = |missing: &str| {
+            let found = |name: &str| files.iter().find(|(known, _)| *known == name);
+            Tls::from_lookup(Tcp::on("lo").unwrap(), |name| {
+                Some(if name == missing { PathBuf::new() } else { found(name)?.1.clone() })
+            })
+        };
+        assert!(without("nothing").is_ok());
+        for (missing, _) in &files {
+            let error = without(missing).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
+            assert!(error.to_string().contains(&format!("{missing} is not set")), "{error}");
+        }
     }
 
     /// Who speaks no TLS is dropped, and keeps nobody from coming in.
