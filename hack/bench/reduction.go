@@ -361,6 +361,8 @@ type starResult struct {
 	Case reductionCase        `json:"-"`
 	Size int                  // of the vector, bytes
 	Runs map[string][]reduced // by contender
+	// Plain is what plain sockets got in the same rounds.
+	Plain []plainStar
 	// Timeline is a drawing of one all-reduce, if one was made.
 	Timeline string
 }
@@ -406,6 +408,13 @@ func (b reductionBencher) star(ctx context.Context, c reductionCase) (_ starResu
 			fmt.Fprintf(b.out, "  %d of %d  %-42s %.4f GB/s, %.2f of the link, clients %.2f CPU s/GB, processors %.0f %%\n",
 				round+1, b.options.runs, r.Name, got.Algbw, got.Algbw/c.limit(), got.CPU, got.Busy*100)
 		}
+		plain, err := plainExchange(ctx, lab, c)
+		if err != nil {
+			return starResult{}, err
+		}
+		result.Plain = append(result.Plain, plain)
+		fmt.Fprintf(b.out, "  %d of %d  %-42s %.4f GB/s, %.2f of the link, processors %.0f %%\n",
+			round+1, b.options.runs, plainName, plain.Rate, plain.Rate/c.limit(), plain.Busy*100)
 	}
 	return result, nil
 }
@@ -433,8 +442,12 @@ func (b reductionBencher) small(ctx context.Context, result *reductionResult) (e
 		if err != nil {
 			return err
 		}
-		result.Small = append(result.Small, smallRound{AllReduce: got.E2E, TwoMessages: there, Busy: got.Busy})
-		fmt.Fprintf(b.out, "  %d of %d  all-reduce %.1f us, two messages %.1f us\n", round+1, b.options.runs, got.E2E*1e6, there*1e6)
+		plain, err := plainRound(ctx, lab, c)
+		if err != nil {
+			return err
+		}
+		result.Small = append(result.Small, smallRound{AllReduce: got.E2E, TwoMessages: there, Plain: plain, Busy: got.Busy})
+		fmt.Fprintf(b.out, "  %d of %d  all-reduce %.1f us, two messages %.1f us, as much over plain sockets %.1f us\n", round+1, b.options.runs, got.E2E*1e6, there*1e6, plain*1e6)
 	}
 	return nil
 }
@@ -442,7 +455,9 @@ func (b reductionBencher) small(ctx context.Context, result *reductionResult) (e
 // A smallRound is the medians of one round, in seconds.
 type smallRound struct {
 	AllReduce, TwoMessages float64
-	Busy                   float64 // share of all processors' time during the all-reduces
+	// Plain is an all-reduce's messages over plain sockets, and no sum.
+	Plain float64
+	Busy  float64 // share of all processors' time during the all-reduces
 }
 
 // pingPong is the median of a message's way to another host and back, in seconds.
