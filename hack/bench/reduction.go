@@ -33,6 +33,9 @@ const (
 	// memoryJobs share a server whose buffers are bound to memoryBound.
 	memoryJobs  = 64
 	memoryBound = 256 << 20
+	// memoryPatience is how long the jobs may take: each is three programs, which
+	// all start at once, on however few processors.
+	memoryPatience = 5 * time.Minute
 )
 
 // A reductionCase is a star of clients and servers with links of one rate.
@@ -503,7 +506,7 @@ var (
 
 // memory has many jobs use one server at a time, and asks that how much it took.
 func (b reductionBencher) memory(ctx context.Context, result *reductionResult) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, memoryPatience, fmt.Errorf("not done within %s", memoryPatience))
 	defer cancel()
 	program := filepath.Join(filepath.Dir(b.options.driver), "evenkeel-reduction-server")
 	server := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--memory", strconv.Itoa(memoryBound))
@@ -532,10 +535,12 @@ func (b reductionBencher) memory(ctx context.Context, result *reductionResult) e
 	}
 	fmt.Fprintf(b.out, "\nmemory: %d jobs of 2 ranks at one server, %d MiB\n", memoryJobs, memoryBound>>20)
 	ends := make(chan error, memoryJobs)
+	limit := strconv.Itoa(int(memoryPatience.Seconds()))
 	for job := range memoryJobs {
 		go func() {
-			cmd := exec.CommandContext(ctx, b.options.driver, "reduction", "--ranks", "2", "--plugin", b.options.library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1")
-			cmd.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo", "EVENKEEL_REDUCTION_SERVERS="+address, fmt.Sprintf("EVENKEEL_JOB=bench-%d", job))
+			cmd := exec.CommandContext(ctx, b.options.driver, "reduction", "--ranks", "2", "--plugin", b.options.library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1", "--timeout", limit)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			cmd.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo", "EVENKEEL_REDUCTION_SERVERS="+address, "EVENKEEL_REDUCTION_TIMEOUT="+limit, fmt.Sprintf("EVENKEEL_JOB=bench-%d", job))
 			if said, err := cmd.CombinedOutput(); err != nil {
 				ends <- fmt.Errorf("job %d: %w: %s", job, err, strings.TrimSpace(string(said)))
 				return
