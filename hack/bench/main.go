@@ -76,7 +76,9 @@ this machine, each with its commit.`,
 	cmd.Flags().StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, NAME=PATH; may be given again")
 	cmd.Flags().StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
 	cmd.Flags().StringVar(&o.output, "output", "", "folder for tcp.md and its plots (default docs/results)")
-	cmd.AddCommand(reductionCommand(), rawCommand("raw-receive", raw.Receive), rawCommand("raw-send", raw.Send))
+	cmd.AddCommand(reductionCommand(),
+		rawCommand("raw-receive", raw.Receive), rawCommand("raw-send", raw.Send),
+		rawCommand("raw-hub", raw.Hub), rawCommand("raw-spoke", raw.Spoke))
 	return cmd
 }
 

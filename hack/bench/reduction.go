@@ -33,6 +33,9 @@ const (
 	// memoryJobs share a server whose buffers are bound to memoryBound.
 	memoryJobs  = 64
 	memoryBound = 256 << 20
+	// memoryPatience is how long the jobs may take: each is three programs, which
+	// all start at once, on however few processors.
+	memoryPatience = 5 * time.Minute
 )
 
 // A reductionCase is a star of clients and servers with links of one rate.
@@ -361,6 +364,8 @@ type starResult struct {
 	Case reductionCase        `json:"-"`
 	Size int                  // of the vector, bytes
 	Runs map[string][]reduced // by contender
+	// Plain is what plain sockets got in the same rounds.
+	Plain []plainStar
 	// Timeline is a drawing of one all-reduce, if one was made.
 	Timeline string
 }
@@ -406,6 +411,13 @@ func (b reductionBencher) star(ctx context.Context, c reductionCase) (_ starResu
 			fmt.Fprintf(b.out, "  %d of %d  %-42s %.4f GB/s, %.2f of the link, clients %.2f CPU s/GB, processors %.0f %%\n",
 				round+1, b.options.runs, r.Name, got.Algbw, got.Algbw/c.limit(), got.CPU, got.Busy*100)
 		}
+		plain, err := plainExchange(ctx, lab, c)
+		if err != nil {
+			return starResult{}, err
+		}
+		result.Plain = append(result.Plain, plain)
+		fmt.Fprintf(b.out, "  %d of %d  %-42s %.4f GB/s, %.2f of the link, processors %.0f %%\n",
+			round+1, b.options.runs, plainName, plain.Rate, plain.Rate/c.limit(), plain.Busy*100)
 	}
 	return result, nil
 }
@@ -433,8 +445,12 @@ func (b reductionBencher) small(ctx context.Context, result *reductionResult) (e
 		if err != nil {
 			return err
 		}
-		result.Small = append(result.Small, smallRound{AllReduce: got.E2E, TwoMessages: there, Busy: got.Busy})
-		fmt.Fprintf(b.out, "  %d of %d  all-reduce %.1f us, two messages %.1f us\n", round+1, b.options.runs, got.E2E*1e6, there*1e6)
+		plain, err := plainRound(ctx, lab, c)
+		if err != nil {
+			return err
+		}
+		result.Small = append(result.Small, smallRound{AllReduce: got.E2E, TwoMessages: there, Plain: plain, Busy: got.Busy})
+		fmt.Fprintf(b.out, "  %d of %d  all-reduce %.1f us, two messages %.1f us, as much over plain sockets %.1f us\n", round+1, b.options.runs, got.E2E*1e6, there*1e6, plain*1e6)
 	}
 	return nil
 }
@@ -442,7 +458,9 @@ func (b reductionBencher) small(ctx context.Context, result *reductionResult) (e
 // A smallRound is the medians of one round, in seconds.
 type smallRound struct {
 	AllReduce, TwoMessages float64
-	Busy                   float64 // share of all processors' time during the all-reduces
+	// Plain is an all-reduce's messages over plain sockets, and no sum.
+	Plain float64
+	Busy  float64 // share of all processors' time during the all-reduces
 }
 
 // pingPong is the median of a message's way to another host and back, in seconds.
@@ -488,7 +506,7 @@ var (
 
 // memory has many jobs use one server at a time, and asks that how much it took.
 func (b reductionBencher) memory(ctx context.Context, result *reductionResult) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, memoryPatience, fmt.Errorf("not done within %s", memoryPatience))
 	defer cancel()
 	program := filepath.Join(filepath.Dir(b.options.driver), "evenkeel-reduction-server")
 	server := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--memory", strconv.Itoa(memoryBound))
@@ -517,10 +535,12 @@ func (b reductionBencher) memory(ctx context.Context, result *reductionResult) e
 	}
 	fmt.Fprintf(b.out, "\nmemory: %d jobs of 2 ranks at one server, %d MiB\n", memoryJobs, memoryBound>>20)
 	ends := make(chan error, memoryJobs)
+	limit := strconv.Itoa(int(memoryPatience.Seconds()))
 	for job := range memoryJobs {
 		go func() {
-			cmd := exec.CommandContext(ctx, b.options.driver, "reduction", "--ranks", "2", "--plugin", b.options.library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1")
-			cmd.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo", "EVENKEEL_REDUCTION_SERVERS="+address, fmt.Sprintf("EVENKEEL_JOB=bench-%d", job))
+			cmd := exec.CommandContext(ctx, b.options.driver, "reduction", "--ranks", "2", "--plugin", b.options.library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1", "--timeout", limit)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			cmd.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo", "EVENKEEL_REDUCTION_SERVERS="+address, "EVENKEEL_REDUCTION_TIMEOUT="+limit, fmt.Sprintf("EVENKEEL_JOB=bench-%d", job))
 			if said, err := cmd.CombinedOutput(); err != nil {
 				ends <- fmt.Errorf("job %d: %w: %s", job, err, strings.TrimSpace(string(said)))
 				return

@@ -57,6 +57,21 @@ func (r starResult) of(who reducer, quantity func(reduced) float64) float64 {
 	return medianOf(all)
 }
 
+// plainName is what plain sockets are called where contenders are.
+const plainName = "plain sockets, no sums"
+
+// plain is the median of what plain sockets got; 0 where that was not measured.
+func (r starResult) plain() float64 {
+	if len(r.Plain) == 0 {
+		return 0
+	}
+	var all []float64
+	for _, run := range r.Plain {
+		all = append(all, run.Rate)
+	}
+	return medianOf(all)
+}
+
 func algbw(r reduced) float64 { return r.Algbw }
 func busy(r reduced) float64  { return r.Busy }
 
@@ -90,6 +105,9 @@ func (r starResult) rows() []reductionRow {
 	if r.of(byServers, busy) >= boundBy {
 		use = "the processors: " + use
 	}
+	if plain := r.plain(); plain > 0 {
+		use += fmt.Sprintf("; plain sockets that add nothing get %.2f of the link", plain/limit)
+	}
 	rows := []reductionRow{{
 		what: c.title() + ": algbw", reference: fmt.Sprintf("link, %.4f GB/s", limit),
 		seen: fmt.Sprintf("%.4f GB/s, %.2f", got, got/limit), goal: fmt.Sprint(c.OfLink), reached: got >= c.OfLink*limit, limit: use,
@@ -104,9 +122,9 @@ func (r starResult) rows() []reductionRow {
 }
 
 func (r reductionResult) small() reductionRow {
-	var all, two, ratio []float64
+	var all, two, plain, ratio []float64
 	for _, round := range r.Small {
-		all, two = append(all, round.AllReduce), append(two, round.TwoMessages)
+		all, two, plain = append(all, round.AllReduce), append(two, round.TwoMessages), append(plain, round.Plain)
 		ratio = append(ratio, round.AllReduce/round.TwoMessages)
 	}
 	return reductionRow{
@@ -114,7 +132,7 @@ func (r reductionResult) small() reductionRow {
 		reference: fmt.Sprintf("two messages, %.1f us", medianOf(two)*1e6),
 		seen:      fmt.Sprintf("%.1f us, %.2f", medianOf(all)*1e6, medianOf(ratio)),
 		goal:      fmt.Sprintf("%.1f", ofTwoMessages), reached: medianOf(ratio) <= ofTwoMessages,
-		limit: fmt.Sprintf("a server sleeps until bytes come, and 4 programs share %d cores", r.Machine.Cores),
+		limit: fmt.Sprintf("%d cores for 2 clients and a server at a time: the same messages over plain sockets take %.1f us", r.Machine.Cores, medianOf(plain)*1e6),
 	}
 }
 
@@ -175,7 +193,8 @@ func (p reductionPage) markdown() []byte {
 	b.WriteString(".\nEach client and server is a network namespace with a link of its own to a switch (`go run ./hack/netlab --help`). In each round all contenders\n" +
 		"run one after the other: ranks all-reduce a vector of float32 through the plugin, and check every element once. algbw is bytes of the vector per time,\n" +
 		"10^9 bytes a second; figures are medians. The ring is `evenkeel-bench`'s own, over the same plugin and links. Processors in use are those of the\n" +
-		"whole run, its start and its checks included.\n\n")
+		"whole run, its start and its checks included. Plain sockets are a blocking connection from each client to each server, which all send and take as much\n" +
+		"as they can in both directions, and nothing is added up: what the machine could do at best.\n\n")
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
 	line(reductionHeading)
 	line(slices.Repeat([]string{"---"}, len(reductionHeading)))
@@ -198,10 +217,12 @@ func (r reductionResult) details(b *bytes.Buffer) {
 	case r.Star != nil:
 		r.Star.details(b, from)
 	case len(r.Small) > 0:
-		fmt.Fprintf(b, "\n## All-reduce of 1 KiB\n\n%s In each round, the medians of operations one after the other, of %d bytes, and of messages of as many bytes there and back.\n\n"+
-			"| all-reduce | two messages | ratio | processors in use |\n| --- | --- | --- | --- |\n", from, smallBytes)
+		fmt.Fprintf(b, "\n## All-reduce of 1 KiB\n\n%s In each round, the medians of operations one after the other, of %d bytes, and of messages of as many bytes there and back;\n"+
+			"and over plain sockets, of what an all-reduce sends: a message from each client to a server, which answers when it has both.\n\n"+
+			"| all-reduce | two messages | ratio | over plain sockets | processors in use |\n| --- | --- | --- | --- | --- |\n", from, smallBytes)
 		for _, round := range r.Small {
-			fmt.Fprintf(b, "| %.1f us | %.1f us | %.2f | %.0f %% |\n", round.AllReduce*1e6, round.TwoMessages*1e6, round.AllReduce/round.TwoMessages, 100*round.Busy)
+			fmt.Fprintf(b, "| %.1f us | %.1f us | %.2f | %.1f us | %.0f %% |\n",
+				round.AllReduce*1e6, round.TwoMessages*1e6, round.AllReduce/round.TwoMessages, round.Plain*1e6, 100*round.Busy)
 		}
 	case len(r.Kernels) > 0:
 		fmt.Fprintf(b, "\n## Sums\n\nAt commit %s, with %s on one core. GB/s that are read and written; the add is of two arrays of float32 to a third, over as much memory. Loads are the sources made float32 and neither added in order nor stored, over the same bytes: what no sum can exceed.\n\n"+
@@ -227,6 +248,14 @@ func (r starResult) details(b *bytes.Buffer, from string) {
 		bound = bound || use >= boundBy
 		fmt.Fprintf(b, "| %s | %.4f GB/s | %.4f | %.4f | %.2f | %.2f | %.2f | %.0f %% |\n", who.Name, got, slices.Min(all), slices.Max(all),
 			got/c.limit(), got/ring, r.of(who, func(r reduced) float64 { return r.CPU }), 100*use)
+	}
+	if plain := r.plain(); plain > 0 {
+		var all, use []float64
+		for _, run := range r.Plain {
+			all, use = append(all, run.Rate), append(use, run.Busy)
+		}
+		fmt.Fprintf(b, "| %s | %.4f GB/s | %.4f | %.4f | %.2f | %.2f | | %.0f %% |\n", plainName, plain, slices.Min(all), slices.Max(all),
+			plain/c.limit(), plain/ring, 100*medianOf(use))
 	}
 	if bound {
 		b.WriteString("\n**The processors were all in use: these figures say more of them than of the links.**\n")

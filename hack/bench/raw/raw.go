@@ -11,7 +11,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +28,7 @@ type Options struct {
 	Length  time.Duration  // how long the receiver counts
 	// PingPong sends the next message only when the last one has come back.
 	PingPong bool
+	Hubs     []netip.AddrPort // of a spoke: where its hubs listen
 }
 
 // A Report is what the receiver, or the sender of a ping-pong, has measured.
@@ -60,10 +60,10 @@ func (o Options) check() error {
 }
 
 // prepare makes the process's threads behave like a C program's: each flow's
-// thread keeps a processor of the Go scheduler for itself, and no collection
-// ever waits for one.
+// thread, or two, keep a processor of the Go scheduler for themselves, and no
+// collection ever waits for one.
 func (o Options) prepare() {
-	runtime.GOMAXPROCS(o.Flows + 4)
+	runtime.GOMAXPROCS(2*o.Flows + 4)
 	debug.SetGCPercent(-1)
 }
 
@@ -165,7 +165,7 @@ func Send(o Options, out io.Writer) error {
 		flows = append(flows, fd)
 	}
 	if o.PingPong {
-		return ping(o, flows[0], out)
+		return ping(o, flows, out)
 	}
 	return each(flows, func(fd int) error {
 		buffers := o.buffers()
@@ -182,25 +182,6 @@ func Send(o Options, out io.Writer) error {
 			}
 		}
 	}, nil)
-}
-
-func ping(o Options, fd int, out io.Writer) error {
-	message := o.buffers()[0]
-	times := make([]time.Duration, 0, 1<<20)
-	for start := time.Now(); time.Since(start) < o.Length && len(times) < cap(times); {
-		sent := time.Now()
-		if _, err := transfer(unix.SYS_SENDTO, fd, message, unix.MSG_NOSIGNAL); err != nil {
-			return fmt.Errorf("send: %w", err)
-		}
-		if n, err := transfer(unix.SYS_RECVFROM, fd, message, unix.MSG_WAITALL); err != nil || n < o.Size {
-			return fmt.Errorf("receive: %d of %d bytes: %w", n, o.Size, err)
-		}
-		times = append(times, time.Since(sent))
-	}
-	slices.Sort(times)
-	return json.NewEncoder(out).Encode(Report{
-		Bytes: uint64(len(times) * o.Size), Seconds: o.Length.Seconds(), P50: times[len(times)/2].Seconds(),
-	})
 }
 
 func echo(o Options, fd int) error {

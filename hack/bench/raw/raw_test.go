@@ -24,10 +24,8 @@ func TestMain(m *testing.M) {
 	}
 	var s side
 	err := json.Unmarshal([]byte(text), &s)
-	if err == nil && s.Receives {
-		err = Receive(s.Options, os.Stdout)
-	} else if err == nil {
-		err = Send(s.Options, os.Stdout)
+	if err == nil {
+		err = s.work()(s.Options, os.Stdout)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -37,8 +35,21 @@ func TestMain(m *testing.M) {
 }
 
 type side struct {
-	Receives bool
+	Star     bool // a hub or a spoke
+	Receives bool // or is a hub
 	Options  Options
+}
+
+func (s side) work() func(Options, io.Writer) error {
+	switch {
+	case s.Star && s.Receives:
+		return Hub
+	case s.Star:
+		return Spoke
+	case s.Receives:
+		return Receive
+	}
+	return Send
 }
 
 func start(t *testing.T, s side) (*exec.Cmd, *bufio.Reader) {
@@ -118,6 +129,70 @@ func TestPingPong(t *testing.T) {
 	}
 }
 
+// star runs two spokes and two hubs, and returns what spokes and hubs report.
+func star(t *testing.T, o Options) []Report {
+	t.Helper()
+	o.Flows, o.Address = 2, netip.MustParseAddrPort("127.0.0.1:0")
+	var all []*exec.Cmd
+	var outs []*bufio.Reader
+	for range 2 {
+		cmd, out := start(t, side{Star: true, Receives: true, Options: o})
+		line, err := out.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		hub, err := netip.ParseAddrPort(strings.TrimSpace(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Hubs, all, outs = append(o.Hubs, hub), append(all, cmd), append(outs, out)
+	}
+	for range 2 {
+		cmd, out := start(t, side{Star: true, Options: o})
+		all, outs = append(all, cmd), append(outs, out)
+	}
+	var reports []Report
+	for i, out := range outs {
+		text, err := io.ReadAll(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := all[i].Wait(); err != nil {
+			t.Fatal(err)
+		}
+		var r Report
+		if len(text) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(text, &r); err != nil {
+			t.Fatal(err)
+		}
+		reports = append(reports, r)
+	}
+	return reports
+}
+
+func TestStar(t *testing.T) {
+	reports := star(t, Options{Size: 8 << 10, Depth: 2, Length: 200 * time.Millisecond})
+	if len(reports) != 4 {
+		t.Fatalf("%+v", reports)
+	}
+	for _, r := range reports {
+		if r.Bytes == 0 || r.Seconds < 0.1 || r.Seconds > 0.2 {
+			t.Errorf("%+v", r)
+		}
+	}
+	reports = star(t, Options{Size: 8, Depth: 1, Length: 200 * time.Millisecond, PingPong: true})
+	if len(reports) != 2 {
+		t.Fatalf("%+v: only spokes measure", reports)
+	}
+	for _, r := range reports {
+		if r.Bytes == 0 || r.P50 <= 0 || r.P50 > 0.2 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{
 		{Flows: 0, Size: 1, Depth: 1, Length: 1},
@@ -130,6 +205,9 @@ func TestOptions(t *testing.T) {
 		}
 		if err := Send(o, io.Discard); err == nil {
 			t.Errorf("Send accepted %+v", o)
+		}
+		if err := Hub(o, io.Discard); err == nil {
+			t.Errorf("Hub accepted %+v", o)
 		}
 	}
 }

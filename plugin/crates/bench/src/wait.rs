@@ -1,6 +1,7 @@
 //! Waiting for a plugin: as NCCL's progress thread does, by asking again and again and yielding the processor in between,
 //! but never longer than a deadline, and with an eye on the other ranks. Once nothing has moved for a while it naps
-//! between questions: what is measured is to be the plugin, not the waiting.
+//! between questions, the longer the longer nothing moves: what is measured is to be the plugin, not the waiting, and on
+//! one machine many ranks wait on the processors that others need.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +11,12 @@ use crate::host::Result;
 
 /// Polls without progress before the first nap: more time than a round trip takes.
 const BEFORE_NAPS: u32 = 400;
-/// The kernel adds its timers' slack, some 50 microseconds.
+/// The first nap. The kernel adds its timers' slack, some 50 microseconds.
 const NAP: Duration = Duration::from_micros(20);
+/// A nap is this part of the time for which nothing has moved: so much longer may a wait be for it.
+const PART: u32 = 32;
+/// The longest nap.
+const LONGEST_NAP: Duration = Duration::from_micros(500);
 /// Polls without progress between looks at the clock and at the other ranks.
 const BETWEEN_LOOKS: u32 = 1024;
 /// The longest time between two looks, should single polls be slow.
@@ -52,10 +57,11 @@ impl Wait {
                 return Err(format!("no progress for {:?} while {}", group.timeout(), what()));
             }
         }
-        if self.idle < BEFORE_NAPS {
-            thread::yield_now();
-        } else {
-            thread::sleep(NAP);
+        match self.since {
+            Some(since) if self.idle >= BEFORE_NAPS => {
+                thread::sleep((since.elapsed() / PART).clamp(NAP, LONGEST_NAP));
+            }
+            _ => thread::yield_now(),
         }
         Ok(())
     }

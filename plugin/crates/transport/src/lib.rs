@@ -184,8 +184,9 @@ impl Transport {
         Connecting::start(self.engine()?, context, handle, false)
     }
 
-    /// As [`Transport::connect`], but with this many flows, from 1 to what the settings say, and a failure is not in the
-    /// log: for who may try again.
+    /// As [`Transport::connect`], for one of many connections of which each goes at the pace of the slowest: with this many
+    /// flows, from 1 to what the settings say, that stay where they are until they die. What such a connection carries says
+    /// nothing about its paths, and trials of one of them hold up all. A failure is not in the log: who calls may try again.
     ///
     /// # Errors
     /// As [`Transport::connect`].
@@ -197,13 +198,10 @@ impl Transport {
         flows: usize,
     ) -> Result<Connecting, Error> {
         let mut context = self.context(device, label)?;
-        let all = self.settings.flows;
-        let flows = u16::try_from(flows).unwrap_or(all).clamp(1, all);
-        if flows != all {
-            let mut settings = Settings::clone(&self.settings);
-            settings.flows = flows;
-            context.settings = Arc::new(settings);
-        }
+        let mut settings = Settings::clone(&self.settings);
+        settings.flows = u16::try_from(flows).unwrap_or(u16::MAX).clamp(1, settings.flows);
+        settings.repath = false;
+        context.settings = Arc::new(settings);
         Connecting::start(self.engine()?, context, handle, true)
     }
 
