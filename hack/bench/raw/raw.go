@@ -78,6 +78,38 @@ func (o Options) buffers() [][]byte {
 	return all
 }
 
+// takeIn listens, writes the address to out as a line, and takes as many flows
+// as o says; who calls closes them, also those of an error.
+func takeIn(o Options, out io.Writer) ([]int, error) {
+	listener, err := listen(o)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(listener)
+	name, err := unix.Getsockname(listener)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := fmt.Fprintln(out, addressOf(name)); err != nil {
+		return nil, err
+	}
+	var flows []int
+	for range o.Flows {
+		fd, err := accept(listener)
+		if err != nil {
+			return flows, err
+		}
+		flows = append(flows, fd)
+	}
+	return flows, nil
+}
+
+func closeAll(flows []int) {
+	for _, fd := range flows {
+		unix.Close(fd)
+	}
+}
+
 // Receive listens, writes the address to out as a line, and then takes what
 // comes on all flows, from the first byte on for the length asked for; then
 // it closes them and writes a Report to out, as a line of JSON.
@@ -86,26 +118,10 @@ func Receive(o Options, out io.Writer) error {
 		return err
 	}
 	o.prepare()
-	listener, err := listen(o)
+	flows, err := takeIn(o, out)
+	defer closeAll(flows)
 	if err != nil {
 		return err
-	}
-	defer unix.Close(listener)
-	name, err := unix.Getsockname(listener)
-	if err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintln(out, addressOf(name)); err != nil {
-		return err
-	}
-	var flows []int
-	for range o.Flows {
-		fd, err := accept(listener)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		flows = append(flows, fd)
 	}
 	if o.PingPong {
 		return echo(o, flows[0])

@@ -24,26 +24,10 @@ func Hub(o Options, out io.Writer) error {
 		return err
 	}
 	o.prepare()
-	listener, err := listen(o)
+	flows, err := takeIn(o, out)
+	defer closeAll(flows)
 	if err != nil {
 		return err
-	}
-	defer unix.Close(listener)
-	name, err := unix.Getsockname(listener)
-	if err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintln(out, addressOf(name)); err != nil {
-		return err
-	}
-	var flows []int
-	for range o.Flows {
-		fd, err := accept(listener)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		flows = append(flows, fd)
 	}
 	if o.PingPong {
 		return gather(o, flows)
