@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -164,6 +165,37 @@ func Receive(o Options, out io.Writer) error {
 	return json.NewEncoder(out).Encode(Report{Bytes: total.Load(), Seconds: o.Length.Seconds()})
 }
 
+// connectAll opens a flow to each address; who calls closes them, also those of
+// an error.
+func connectAll(addresses []netip.AddrPort) ([]int, error) {
+	var flows []int
+	for _, address := range addresses {
+		fd, err := connect(address)
+		if err != nil {
+			return flows, err
+		}
+		flows = append(flows, fd)
+	}
+	return flows, nil
+}
+
+// sendOn sends on a flow until the other side, or this one, has ended it.
+func (o Options) sendOn(fd int) error {
+	buffers := o.buffers()
+	for i := 0; ; i++ {
+		for left := buffers[i%o.Depth]; len(left) > 0; {
+			n, err := transfer(unix.SYS_SENDTO, fd, left, unix.MSG_NOSIGNAL)
+			if gone(n, err) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+			left = left[n:]
+		}
+	}
+}
+
 // Send sends until the receiver closes the flows; for a ping-pong it writes
 // a Report to out.
 func Send(o Options, out io.Writer) error {
@@ -171,33 +203,15 @@ func Send(o Options, out io.Writer) error {
 		return err
 	}
 	o.prepare()
-	var flows []int
-	for range o.Flows {
-		fd, err := connect(o.Address)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		flows = append(flows, fd)
+	flows, err := connectAll(slices.Repeat([]netip.AddrPort{o.Address}, o.Flows))
+	defer closeAll(flows)
+	if err != nil {
+		return err
 	}
 	if o.PingPong {
 		return ping(o, flows, out)
 	}
-	return each(flows, func(fd int) error {
-		buffers := o.buffers()
-		for i := 0; ; i++ {
-			for left := buffers[i%o.Depth]; len(left) > 0; {
-				n, err := transfer(unix.SYS_SENDTO, fd, left, unix.MSG_NOSIGNAL)
-				if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
-					return nil
-				}
-				if err != nil {
-					return fmt.Errorf("send: %w", err)
-				}
-				left = left[n:]
-			}
-		}
-	}, nil)
+	return each(flows, o.sendOn, nil)
 }
 
 func echo(o Options, fd int) error {

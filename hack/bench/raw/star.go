@@ -44,14 +44,10 @@ func Spoke(o Options, out io.Writer) error {
 		return err
 	}
 	o.prepare()
-	var flows []int
-	for _, hub := range o.Hubs {
-		fd, err := connect(hub)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		flows = append(flows, fd)
+	flows, err := connectAll(o.Hubs)
+	defer closeAll(flows)
+	if err != nil {
+		return err
 	}
 	if o.PingPong {
 		return ping(o, flows, out)
@@ -93,24 +89,9 @@ func exchange(o Options, flows []int, ends bool, out io.Writer) error {
 			}
 		}
 	}
-	send := func(fd int) error {
-		buffers := o.buffers()
-		for i := 0; ; i++ {
-			for left := buffers[i%o.Depth]; len(left) > 0; {
-				n, err := transfer(unix.SYS_SENDTO, fd, left, unix.MSG_NOSIGNAL)
-				if gone(n, err) {
-					return nil
-				}
-				if err != nil {
-					return fmt.Errorf("send: %w", err)
-				}
-				left = left[n:]
-			}
-		}
-	}
 	failures := make(chan error, 2*len(flows))
 	for _, fd := range flows {
-		for _, work := range []func(int) error{receive, send} {
+		for _, work := range []func(int) error{receive, o.sendOn} {
 			go func() {
 				runtime.LockOSThread()
 				err := work(fd)

@@ -208,12 +208,18 @@ fn pairs(source: &[u8]) -> u32 {
     even ^ odd.rotate_left(7)
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-use load_bfloat16 as load_float16;
-
 /// By the processor's own conversion, where it has one.
-#[cfg(target_arch = "x86_64")]
 fn load_float16(source: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(all) = convert_float16(source) {
+        return all;
+    }
+    let halves = source.as_chunks().0.iter().map(|half| half::f16::from_ne_bytes(*half));
+    halves.fold(0, |all, half| all ^ half.to_f32_const().to_bits())
+}
+
+#[cfg(target_arch = "x86_64")]
+fn convert_float16(source: &[u8]) -> Option<u32> {
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f")]
@@ -248,13 +254,13 @@ fn load_float16(source: &[u8]) -> u32 {
 
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: the processor has what the function is compiled for.
-        return unsafe { widest(source) };
+        return Some(unsafe { widest(source) });
     }
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
         // SAFETY: the processor has what the function is compiled for.
-        return unsafe { wide(source) };
+        return Some(unsafe { wide(source) });
     }
-    load_bfloat16(source)
+    None
 }
 
 /// GB/s of work that moves `bytes`, repeated for a while. Time is that of this thread, so that others
