@@ -210,6 +210,14 @@ mod tests {
     }
 
     #[test]
+    fn connections_at_the_pace_of_others_keep_their_paths() {
+        let transport = transport();
+        assert!(transport.settings.repath);
+        let (send, _recv) = unheard_pair(&transport);
+        assert!(!send.sender.base().context.settings.repath);
+    }
+
+    #[test]
     fn what_goes_ahead_comes_before_the_next_one_whoever_moves_it() {
         for (callers_move, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
             let mut settings = settings();
