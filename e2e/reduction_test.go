@@ -4,6 +4,10 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -81,6 +86,51 @@ func TestReductionServersSumForTheirJobAndGoWithIt(t *testing.T) {
 			"-l", evenkeel.ReductionServerKey, "-o", "name")
 		return strings.TrimSpace(out) == "", err
 	})
+}
+
+// TestTheBenchmarkReachesPodsThroughKubectl is the example of docs/reduction.md.
+func TestTheBenchmarkReachesPodsThroughKubectl(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods, err := os.ReadFile(filepath.Join(root, "config", "samples", "reduction-bench.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	images := strings.NewReplacer("SERVER_IMAGE", env.Images.Server, "BENCH_IMAGE", env.Images.Bench, "PLUGIN_IMAGE", env.Images.Plugin)
+	if _, err := env.KubectlInput(ctx, images.Replace(string(pods)), "-n", ns, "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	var hosts strings.Builder
+	for _, role := range []string{"server", "client"} {
+		if _, err := env.Kubectl(ctx, "-n", ns, "rollout", "status", "statefulset/reduction-bench-"+role); err != nil {
+			t.Fatal(err)
+		}
+		list, err := env.Kubectl(ctx, "-n", ns, "get", "pods", "-l", "app=reduction-bench,role="+role, "-o",
+			`jsonpath={range .items[*]}- name: {.metadata.name}{"\n"}  address: {.status.podIP}{"\n"}{end}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&hosts, "%ss:\n%s", role, list)
+	}
+	file := filepath.Join(t.TempDir(), "pods.yaml")
+	if err := os.WriteFile(file, []byte(hosts.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bench := exec.CommandContext(ctx, filepath.Join(root, "dist", "evenkeel-bench"), "reduction", "--hosts", file,
+		"--rsh", env.KubectlPath()+" -n "+ns+" exec -i {} -- sh -c",
+		"--bench-program", "/usr/local/bin/evenkeel-bench", "--server-program", "/usr/local/bin/evenkeel-reduction-server",
+		"--plugin", "/evenkeel/plugin/libnccl-net-evenkeel.so", "--size", "4M", "-w", "1", "-n", "3")
+	bench.Env = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig)
+	out, err := bench.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "2 ranks reduce 4194304 bytes of float") || !strings.Contains(string(out), ", 0 wrong") {
+		t.Errorf("%v\n%s\nwith\n%s", err, out, hosts.String())
+	}
+	if !strings.Contains(string(out), "# 2 servers, each piece") {
+		t.Errorf("the servers' steps are missing:\n%s", out)
+	}
 }
 
 func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {

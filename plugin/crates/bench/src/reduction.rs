@@ -4,6 +4,7 @@
 mod hosts;
 mod launch;
 mod logs;
+mod nccl;
 mod picture;
 mod rank;
 mod servers;
@@ -36,16 +37,26 @@ Examples:
     evenkeel-bench reduction --ranks 4 --run-type ring --size 64M --plugin ./libnccl-net-evenkeel.so
   Another plugin that reduces:
     evenkeel-bench reduction --ranks 4 --run-type plugin --plugin ./libnccl-net-other.so
+  NCCL itself on two GPUs of this machine, over the network as between machines, through nccl-tests:
+    NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 evenkeel-bench reduction --ranks 2 --run-type nccl
+  The same on two machines with a GPU each:
+    evenkeel-bench reduction --ranks 1 --run-type nccl --nccl-tests 'mpirun -np 2 --host a,b all_reduce_perf'
   As NCCL cuts a vector, with a drawing, and the log kept:
     evenkeel-bench reduction --ranks 2 --servers 2 --chunksize 512K --plot run.svg --log-dir log
   The first 20 ms of it again, later:
     evenkeel-bench reduction --analyze log --plot begin.svg --xlim 0,20
+  Each operation at one of four servers, which take turns, and not over all of them:
+    evenkeel-bench reduction --ranks 4 --servers 4 --chunksize 512K --split 1
   Which settings are best:
-    evenkeel-bench reduction --ranks 2 --servers 2 --sweep piece=64K,256K,1M --sweep EVENKEEL_FLOWS=1,2,4
+    evenkeel-bench reduction --ranks 2 --servers 2 --sweep piece=64K,256K,1M --sweep split=1,2
   Eight jobs at a time at two servers:
     evenkeel-bench reduction --jobs 8 --ranks 2 --servers 2 --size 16M
   On other machines, which ssh reaches:
     evenkeel-bench reduction --hosts hosts.yaml --plugin /opt/libnccl-net-evenkeel.so
+  In pods, with the images of this project (docs/reduction.md has the pods):
+    evenkeel-bench reduction --hosts pods.yaml --rsh 'kubectl exec -i {} -- sh -c' \\
+      --bench-program /usr/local/bin/evenkeel-bench --server-program /usr/local/bin/evenkeel-reduction-server \\
+      --plugin /evenkeel/plugin/libnccl-net-evenkeel.so
   One rank, with servers that run elsewhere:
     EVENKEEL_REDUCTION_SERVERS=10.0.0.8:7470,10.0.0.9:7470 evenkeel-bench reduction \\
       --rank 0 --world-size 2 --master-addr 10.0.0.1 --master-port 29500
@@ -80,6 +91,13 @@ pub(crate) struct Options {
     /// Jobs at a time, of so many ranks each, at the same servers
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     jobs: u16,
+    /// Most servers that an operation is cut over, which then take turns: sets EVENKEEL_REDUCTION_SPLIT [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    split: Option<u16>,
+    /// NCCL's benchmark, for --run-type nccl: a program, with what starts it and its arguments before those added here.
+    /// Given --ranks N it drives N GPUs; the environment is its own, but for NCCL_COLLNET_ENABLE=0
+    #[arg(long, default_value = "all_reduce_perf", value_name = "COMMAND")]
+    nccl_tests: String,
     /// Start this many reduction servers on this machine
     #[arg(long, value_name = "N", requires = "spawn")]
     servers: Option<usize>,
@@ -95,7 +113,7 @@ pub(crate) struct Options {
     /// Start servers and ranks on the hosts of this YAML file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["spawn", "servers", "rank", "world_size", "master_addr"])]
     hosts: Option<PathBuf>,
-    /// What runs a line of shell on a host: it is given the host's name and the line
+    /// What runs a line of shell on a host: it is given the host's name, in place of {} if that is there, and the line
     #[arg(long, default_value = "ssh", value_name = "COMMAND", requires = "hosts")]
     rsh: String,
     /// This program on the hosts [default: where it is here]
@@ -114,7 +132,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["spawn", "hosts", "log_dir", "sweep"])]
     analyze: Option<PathBuf>,
     /// Run with each of these values, and all combinations if there are several: of chunksize, depth, jobs, piece,
-    /// servers, server-threads, or of a variable in the environment of servers and ranks
+    /// servers, server-threads, split, or of a variable in the environment of servers and ranks
     #[arg(long, value_name = "NAME=VALUE,...")]
     sweep: Vec<Sweep>,
     /// Print JSON instead of text
@@ -138,6 +156,8 @@ enum RunType {
     Ring,
     /// What the plugin's own CollNet table leads to
     Plugin,
+    /// NCCL as it is, on GPUs, through nccl-tests
+    Nccl,
 }
 
 /// A stretch of time, in milliseconds.
@@ -171,6 +191,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             "one {} has {element} bytes: nothing smaller can be reduced",
             options.run.kind.name()
         ));
+    }
+    if options.run_type == RunType::Nccl {
+        return if options.hosts.is_some() || !options.sweep.is_empty() || options.jobs > 1 {
+            Err("--run-type nccl takes no --hosts, --sweep or --jobs: --nccl-tests 'mpirun ...' reaches other machines".to_owned())
+        } else {
+            nccl::run(options)
+        };
     }
     let hosts = match (&options.hosts, options.ranks.spawn) {
         (Some(file), _) => Hosts::read(file, &options.rsh)?,

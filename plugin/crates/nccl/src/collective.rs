@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
 use evenkeel_reduce::{DataType, Op};
-use evenkeel_reduction::{Client, Member, Ticket};
+use evenkeel_reduction::{Client, MARK_BYTES, Member, Seat, Ticket, mark};
 use evenkeel_transport::{Log, RecvBuffer, Registrar, SendBuffer, Transport};
 
 use crate::failure::Failure;
@@ -14,6 +14,8 @@ use crate::plugin::{self, lock};
 
 /// Bytes of the handle that tell the communicator from others.
 const GROUP: std::ops::Range<usize> = 0..16;
+/// Bytes of the handle that tell the rank's servers from others'.
+const MARK: std::ops::Range<usize> = 16..16 + MARK_BYTES;
 
 /// What `init` makes: nothing, where no servers are given.
 pub(crate) struct Collectives {
@@ -27,7 +29,7 @@ impl Collectives {
         Ok(Self { communicator, transport: plugin::transport_for_collectives()? })
     }
 
-    /// What a rank tells the others, which is worth something only if it is rank 0.
+    /// What a rank tells the others: a name for the communicator, of which rank 0's is used, and which servers it has.
     pub(crate) fn listen(
         &self,
         device: usize,
@@ -40,6 +42,9 @@ impl Collectives {
             .map_err(|error| Failure::system(format!("no random bytes: {error}")))?;
         handle.fill(0);
         handle[GROUP].copy_from_slice(&group);
+        let settings = self.transport.settings();
+        let mark = mark(settings.reduction_servers(), settings.reduction_split());
+        handle[MARK].copy_from_slice(&mark);
         let transport = Arc::clone(&self.transport);
         Ok(ListenColl { device, communicator: self.communicator, transport })
     }
@@ -75,17 +80,27 @@ pub(crate) struct ListenColl {
 }
 
 impl ListenColl {
-    /// Joins the communicator that rank 0's handle names. Blocks.
+    /// Joins the communicator of the ranks that have these handles. Blocks.
     pub(crate) fn connect(
         &self,
-        first: &[u8; HANDLE_SIZE],
-        ranks: usize,
+        handles: &[&[u8; HANDLE_SIZE]],
         rank: usize,
     ) -> Result<CollComm, Failure> {
+        let ranks = handles.len();
         let settings = self.transport.settings();
         let servers = settings.reduction_servers();
         let mut group = [0; 16];
-        group.copy_from_slice(&first[GROUP]);
+        group.copy_from_slice(&handles[0][GROUP]);
+        let marks: Vec<[u8; MARK_BYTES]> = handles
+            .iter()
+            .map(|handle| {
+                let mut mark = [0; MARK_BYTES];
+                mark.copy_from_slice(&handle[MARK]);
+                mark
+            })
+            .collect();
+        let without = |error| Failure::from(error).with("; NCCL goes on without reduction servers");
+        let seat = Seat::find(rank, &marks).map_err(without)?;
         let number = |value: usize| {
             u32::try_from(value).map_err(|_| Failure::argument(format!("{value} ranks")))
         };
@@ -94,13 +109,13 @@ impl ListenColl {
             communicator: self.communicator,
             rank: number(rank)?,
             ranks: number(ranks)?,
+            seat,
+            is_leaf: false,
             job: settings.job().to_owned(),
         };
         let timeout = settings.reduction_timeout();
         let client = Client::join(&self.transport, self.device, servers, &member, timeout)
-            .map_err(|error| {
-                Failure::from(error).with("; NCCL goes on without reduction servers")
-            })?;
+            .map_err(without)?;
         LOG.info(&format!(
             "evenkeel: rank {rank} of {ranks} joined {} reduction servers: {} comm={:#x}",
             servers.len(),

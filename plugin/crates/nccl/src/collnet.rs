@@ -2,7 +2,7 @@
 //! tables, in the same order and with the same properties, as NCCL wants it.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::{ptr, slice};
 
 use evenkeel_nccl_abi::{
     CollNetV6, CollNetV7, CollNetV8, CollNetV9, CollNetV10, CollNetV11, CollNetV12, HANDLE_SIZE,
@@ -100,16 +100,22 @@ unsafe extern "C" fn connect(
         if rank >= ranks {
             return Err(Failure::argument(format!("rank {rank} of {ranks}")));
         }
-        // SAFETY: NCCL passes an array of one handle per rank, of which there is at least one.
-        let first = *unsafe { place(handles, "handles") }?;
-        // SAFETY: each handle is `HANDLE_SIZE` bytes.
-        let first = unsafe { object::<[u8; HANDLE_SIZE]>(first, "handle of rank 0") }?;
+        if handles.is_null() {
+            return Err(Failure::argument("handles is null"));
+        }
+        // SAFETY: NCCL passes an array of one handle per rank, which it leaves alone during the call.
+        let handles = unsafe { slice::from_raw_parts(handles.cast_const(), ranks) };
+        let handles = handles
+            .iter()
+            // SAFETY: each handle is `HANDLE_SIZE` bytes.
+            .map(|handle| unsafe { object::<[u8; HANDLE_SIZE]>(*handle, "a rank's handle") })
+            .collect::<Result<Vec<_>, _>>()?;
         // SAFETY: NCCL passes a listen comm that `listen` made and that is not closed.
         let listener = unsafe { object::<ListenColl>(listen_comm, "listenComm") }?;
         // SAFETY: NCCL passes a place for the result.
         let comm = unsafe { place(comm, "collComm") }?;
         *comm = ptr::null_mut();
-        *comm = Box::into_raw(Box::new(listener.connect(first, ranks, rank)?)).cast();
+        *comm = Box::into_raw(Box::new(listener.connect(&handles, rank)?)).cast();
         Ok(())
     })
 }

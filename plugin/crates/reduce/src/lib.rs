@@ -34,6 +34,7 @@ mod float;
 mod kernel;
 mod kind;
 pub mod reference;
+mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -42,6 +43,7 @@ use std::sync::OnceLock;
 use dispatch::Instructions;
 use kernel::Sources;
 pub use kind::{DataType, Op};
+pub use wide::{narrow, reduce_wide, wide};
 
 /// Buffers that cannot be reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,6 +5,7 @@
 //! several.
 
 mod link;
+mod pulse;
 mod split;
 mod way_in;
 
@@ -20,6 +21,8 @@ use crate::lock;
 use crate::packet::{Member, Piece};
 use crate::timeline::Timeline;
 use link::{Link, Range};
+pub(crate) use pulse::Pulse;
+pub(crate) use way_in::{Caller, Joined, join};
 
 /// Most operations that are not done.
 const MOST_OPERATIONS: usize = 64;
@@ -30,6 +33,12 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ClientError(String);
+
+impl ClientError {
+    pub(crate) fn new(text: String) -> Self {
+        Self(text)
+    }
+}
 
 /// An operation that was begun.
 #[derive(Debug)]
@@ -44,6 +53,8 @@ struct State {
     /// By server; none once it has failed.
     links: Vec<Link>,
     sequence: u64,
+    /// Most servers that an operation is cut over.
+    split: usize,
     /// Ranges that are not done, by operation.
     running: HashMap<u64, usize>,
     /// Why it is about to fail, and since when: other servers are being told.
@@ -73,10 +84,11 @@ impl Client {
                 Some(Arc::new(opened))
             }
         };
-        let mut links = way_in::join(transport, device, servers, member, timeout)?;
-        links.iter_mut().for_each(|link| link.note_in(timeline.clone()));
+        let joined = join(transport, device, servers, member, timeout)?;
+        let links = joined.into_iter().map(|joined| Link::new(joined, timeline.clone())).collect();
         let running = HashMap::new();
-        let state = State { links, sequence: 0, running, failing: None, failed: None };
+        let split = transport.settings().reduction_split();
+        let state = State { links, sequence: 0, split, running, failing: None, failed: None };
         Ok(Self { state: Mutex::new(state) })
     }
 
@@ -110,7 +122,7 @@ impl Client {
         }
         let sequence = state.sequence;
         state.sequence += 1;
-        let ranges = split::ranges(sequence, total, state.links.len());
+        let ranges = split::ranges(sequence, total, state.links.len(), state.split);
         state.running.insert(sequence, ranges.len());
         for (server, range) in ranges {
             let piece = Piece { sequence, offset: 0, total: total as u64, length: 0, kind, op };

@@ -9,15 +9,9 @@ use std::fmt;
 
 use crate::packet::Piece;
 
-/// A rank did what it must not do; the text says what.
+/// A rank did what it must not do; the text goes on after the rank's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation(pub(crate) String);
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// The state of one communicator; `S` is a piece's slot.
 #[derive(Debug)]
@@ -29,8 +23,10 @@ pub(crate) struct Group<S> {
     most: usize,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Rank {
+    /// For people.
+    name: String,
     /// Number of the piece that its next part is of.
     next: u64,
     /// Number of the piece whose result it gets next.
@@ -64,7 +60,18 @@ pub(crate) enum Place {
 impl<S> Group<S> {
     /// A communicator of so many ranks, of which `most` pieces may be open at a time.
     pub(crate) fn new(ranks: usize, most: usize) -> Self {
-        Self { ranks: vec![Rank::default(); ranks], first: 0, window: VecDeque::new(), most }
+        let rank = |rank| Rank { name: format!("rank {rank}"), next: 0, results: 0, left: false };
+        Self { ranks: (0..ranks).map(rank).collect(), first: 0, window: VecDeque::new(), most }
+    }
+
+    /// What a rank is called, its number here until it says otherwise.
+    pub(crate) fn name(&self, rank: usize) -> &str {
+        &self.ranks[rank].name
+    }
+
+    /// A rank is called so.
+    pub(crate) fn set_name(&mut self, rank: usize, name: String) {
+        self.ranks[rank].name = name;
     }
 
     /// Where a rank's next part belongs, which it says is of this piece.
@@ -75,15 +82,16 @@ impl<S> Group<S> {
                 return Ok(Place::Open(number));
             }
             return Err(Violation(format!(
-                "rank {rank} is at {}, others at {}: all ranks must call the same operations in the same order",
+                "is at {}, others at {}: all ranks must call the same operations in the same order",
                 Shown(piece),
                 Shown(&entry.piece)
             )));
         }
-        if let Some(left) = self.ranks.iter().position(|rank| rank.left) {
+        if let Some(left) = self.ranks.iter().find(|rank| rank.left) {
             return Err(Violation(format!(
-                "rank {left} has left and rank {rank} goes on with {}",
-                Shown(piece)
+                "goes on with {}, and {} has left",
+                Shown(piece),
+                left.name
             )));
         }
         Ok(if self.window.len() < self.most { Place::Unopened } else { Place::Full })
@@ -154,12 +162,17 @@ impl<S> Group<S> {
         if next < end {
             let what = self.entry(next).map(|entry| Shown(&entry.piece).to_string());
             return Err(Violation(format!(
-                "rank {rank} left before {}, which others have begun",
+                "left before {}, which others have begun",
                 what.unwrap_or_default()
             )));
         }
         self.ranks[rank].results = end;
         Ok((results..end).filter_map(|number| self.sent(number)).collect())
+    }
+
+    /// A piece's slot.
+    pub(crate) fn slot(&self, number: u64) -> Option<&S> {
+        self.entry(number)?.slot.as_ref()
     }
 
     /// A piece's slot.
@@ -290,11 +303,8 @@ mod tests {
         group.open(piece(1), ());
         group.begin(0);
         let wrong = Piece { op: Op::Max, ..piece(1) };
-        let error = group.place(1, &wrong).unwrap_err().to_string();
-        assert!(
-            error.contains("rank 1") && error.contains("Max") && error.contains("Sum"),
-            "{error}"
-        );
+        let error = group.place(1, &wrong).unwrap_err().0;
+        assert!(error.contains("Max") && error.contains("Sum"), "{error}");
     }
 
     #[test]
@@ -302,14 +312,8 @@ mod tests {
         let mut group: Group<u8> = Group::new(2, 4);
         group.open(piece(0), 7);
         group.begin(0);
-        assert!(
-            group
-                .clone_for_test()
-                .leave(1)
-                .unwrap_err()
-                .to_string()
-                .contains("rank 1 left before operation 0")
-        );
+        let error = group.clone_for_test().leave(1).unwrap_err().0;
+        assert!(error.starts_with("left before operation 0"), "{error}");
         group.begin(1);
         assert!(!group.arrived(0));
         assert!(group.arrived(0));
@@ -319,7 +323,7 @@ mod tests {
         // It does not wait for its result.
         assert_eq!(group.leave(1), Ok(vec![7]));
         assert!(group.window.is_empty());
-        let error = group.place(0, &piece(1)).unwrap_err().to_string();
+        let error = group.place(0, &piece(1)).unwrap_err().0;
         assert!(error.contains("rank 1 has left"), "{error}");
     }
 

@@ -5,8 +5,12 @@
 //! servers. Both go over [`evenkeel_transport`]: one connection each way between a client and a server.
 //!
 //! A result depends only on what the ranks sent: parts are reduced in the ranks' order, all at once, in at least float32.
-//! It is bit-identical whatever the sizes of pieces, the number of servers and threads, and the order of arrival.
+//! It is bit-identical whatever the sizes of pieces, the number of servers and threads, and the order of arrival. In a tree
+//! of servers each leaf reduces its own ranks' parts, and the server above what the leaves bring: the same tree gives the
+//! same bits.
 
+mod above;
+mod ascent;
 mod budget;
 mod client;
 mod group;
@@ -14,12 +18,14 @@ mod metrics;
 mod packet;
 mod pool;
 mod reception;
+mod seat;
 mod server;
 mod session;
 mod timeline;
 
 pub use client::{Client, ClientError, Ticket};
 pub use packet::{MOST_RANKS, Member};
+pub use seat::{MARK_BYTES, Seat, mark};
 pub use server::{Options, Server, ServerError};
 pub use session::{LEAST_PIECE_BYTES, PIECE_BYTES};
 

@@ -29,6 +29,8 @@ const MOST_PIECE_BYTES: u64 = 16 << 20;
 Examples:
   evenkeel-reduction-server serve
   EVENKEEL_JOB_KEY_FILE=/etc/evenkeel/key evenkeel-reduction-server serve --metrics 0.0.0.0:9470 --memory 4GiB
+  A leaf, one in each rack, whose sums another server brings together:
+    evenkeel-reduction-server serve --upstream 10.0.9.1:7470
 
 The jobs' ranks set EVENKEEL_REDUCTION_SERVERS=host:port,... and NCCL_COLLNET_ENABLE=1. The server calls each rank back,
 so that both must be able to connect to the other. `evenkeel-bench settings` lists the transport's settings."
@@ -49,6 +51,10 @@ struct Serve {
     /// Where to listen; [::] is all addresses, IPv4 as well
     #[arg(long, default_value = "[::]:7470", value_name = "ADDR:PORT")]
     listen: SocketAddr,
+    /// Servers, host:port, that add up what this one and others like it do: for jobs whose ranks are given different lists of
+    /// servers, such as that of their rack. All those others must be given the same, in the same order
+    #[arg(long, value_delimiter = ',', value_parser = server, value_name = "HOST:PORT,...")]
+    upstream: Vec<String>,
     /// Where to serve /metrics, /healthz and /readyz [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
@@ -117,6 +123,7 @@ fn serve(options: &Serve) -> Result<(), String> {
         &Options {
             listen: options.listen,
             metrics: options.metrics,
+            upstream: options.upstream.clone(),
             memory: options.memory,
             threads,
             piece: options.piece,
@@ -158,6 +165,12 @@ fn serve(options: &Serve) -> Result<(), String> {
         thread::sleep(LOOK);
     }
     Ok(())
+}
+
+fn server(text: &str) -> Result<String, String> {
+    let mut server = Settings::servers(text).unwrap_or_default();
+    let wrong = || "it takes host:port, with a name or an address".to_owned();
+    server.pop().ok_or_else(wrong)
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -204,6 +217,8 @@ mod tests {
         assert_eq!(piece("256KiB"), Ok(evenkeel_reduction::PIECE_BYTES), "the default");
         assert_eq!(piece("1MiB"), Ok(1 << 20));
         assert!(piece("8KiB").is_err() && piece("20000").is_err() && piece("1GiB").is_err());
+        assert_eq!(server("root:7470"), Ok("root:7470".to_owned()));
+        assert!(server("root").is_err() && server("http://root:1").is_err());
         assert_eq!(seconds("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(seconds("5"), Ok(Duration::from_secs(5)));
         assert!(seconds("soon").is_err() && seconds("1000000").is_err());

@@ -34,10 +34,13 @@ pub(crate) struct Metrics {
     sent: Family<Label, Counter>,
     pieces: Family<Label, Counter>,
     failures: Family<Label, Counter>,
+    climbed: Family<Label, Counter>,
+    descended: Family<Label, Counter>,
     communicators: Family<Label, Gauge>,
     ranks: Family<Label, Gauge>,
     receive: Times,
     reduce: Times,
+    climb: Times,
     send: Times,
     /// Jobs that have a label.
     jobs: Mutex<HashSet<String>>,
@@ -57,6 +60,10 @@ pub(crate) struct JobMetrics {
     pub(crate) pieces: Counter,
     /// Communicators that could not go on.
     pub(crate) failures: Counter,
+    /// Bytes of sums that have gone to servers above.
+    pub(crate) climbed: Counter,
+    /// Bytes of results that have come from there.
+    pub(crate) descended: Counter,
     /// Communicators there are.
     pub(crate) communicators: Gauge,
     /// Ranks that are connected.
@@ -65,6 +72,8 @@ pub(crate) struct JobMetrics {
     pub(crate) receive: Histogram,
     /// Seconds of reducing a piece.
     pub(crate) reduce: Histogram,
+    /// Seconds from then until it is back from the servers above.
+    pub(crate) climb: Histogram,
     /// Seconds from then until all ranks have it.
     pub(crate) send: Histogram,
 }
@@ -77,10 +86,13 @@ impl Metrics {
             sent: Family::default(),
             pieces: Family::default(),
             failures: Family::default(),
+            climbed: Family::default(),
+            descended: Family::default(),
             communicators: Family::default(),
             ranks: Family::default(),
             receive: histogram(),
             reduce: histogram(),
+            climb: histogram(),
             send: histogram(),
             jobs: Mutex::default(),
             refused: Counter::default(),
@@ -102,10 +114,13 @@ impl Metrics {
             sent: self.sent.get_or_create_owned(&label),
             pieces: self.pieces.get_or_create_owned(&label),
             failures: self.failures.get_or_create_owned(&label),
+            climbed: self.climbed.get_or_create_owned(&label),
+            descended: self.descended.get_or_create_owned(&label),
             communicators: self.communicators.get_or_create_owned(&label),
             ranks: self.ranks.get_or_create_owned(&label),
             receive: self.receive.get_or_create_owned(&label),
             reduce: self.reduce.get_or_create_owned(&label),
+            climb: self.climb.get_or_create_owned(&label),
             send: self.send.get_or_create_owned(&label),
         }
     }
@@ -118,13 +133,20 @@ impl Metrics {
         all.register_with_unit("sent", help, Unit::Bytes, self.sent.clone());
         all.register("pieces", "Pieces reduced", self.pieces.clone());
         all.register("failures", "Communicators that could not go on", self.failures.clone());
+        let help = "Bytes of sums that have gone to servers above";
+        all.register_with_unit("upstream_sent", help, Unit::Bytes, self.climbed.clone());
+        let help = "Bytes of results that have come from servers above";
+        all.register_with_unit("upstream_received", help, Unit::Bytes, self.descended.clone());
         all.register("communicators", "Communicators there are", self.communicators.clone());
         all.register("ranks", "Ranks that are connected", self.ranks.clone());
         let help = "From a piece's first part until the last is there";
         all.register_with_unit("receive", help, Unit::Seconds, self.receive.clone());
         let help = "Reducing a piece";
         all.register_with_unit("reduce", help, Unit::Seconds, self.reduce.clone());
-        let help = "From a piece's being reduced until all ranks have it";
+        let help = "From a piece's being reduced until it is back from the servers above";
+        all.register_with_unit("upstream", help, Unit::Seconds, self.climb.clone());
+        let help =
+            "From a piece's being reduced, by servers above as well, until all ranks have it";
         all.register_with_unit("send", help, Unit::Seconds, self.send.clone());
         all.register("joins_refused", "Clients that were not welcome", self.refused.clone());
         all.register_collector(Box::new(Memory(Arc::clone(budget))));

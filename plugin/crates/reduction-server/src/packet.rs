@@ -11,12 +11,14 @@ use evenkeel_reduce::{DataType, Op};
 use evenkeel_transport::{HANDLE_BYTES, Handle, Nonce};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::seat::Seat;
+
 /// What a server's listener takes for a handle's nonce: its address is known, so there is nothing to keep secret. Who must
 /// be kept out needs a job key.
 pub(crate) const NONCE: Nonce = Nonce(*b"evenkeel-reduce\x01");
 
 /// Version of this protocol. Peers of different versions refuse each other.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 /// Bytes of a header.
 pub(crate) const HEADER_BYTES: usize = 64;
 /// Largest payload that comes in the message of its header.
@@ -53,22 +55,54 @@ pub(crate) enum PacketError {
     },
 }
 
-/// Which rank of which communicator a client is.
+/// Which rank of which communicator a client is, or which leaf: a server that brings its ranks' sums to a server above it, as
+/// one rank brings its vector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Random bytes that all ranks of the communicator share, and nobody else.
     pub group: [u8; 16],
     /// NCCL's number for the communicator, for people.
     pub communicator: u64,
-    /// This rank, below `ranks`.
+    /// This rank, below `ranks`; of a leaf, its number.
     pub rank: u32,
-    /// The number of ranks, 1 to [`MOST_RANKS`].
+    /// The number of ranks, or of leaves, 1 to [`MOST_RANKS`].
     pub ranks: u32,
+    /// With which others it has its servers.
+    pub seat: Seat,
+    /// Whether it is a leaf.
+    pub is_leaf: bool,
     /// The job's name; may be empty.
     pub job: String,
 }
 
 impl Member {
+    /// What it goes by at the server of this number in its list: each of these sums other parts of the vectors, and they
+    /// may all go to one server above them.
+    pub(crate) fn at(&self, server: usize) -> Self {
+        let group = u128::from_le_bytes(self.group).rotate_left(16) ^ server as u128;
+        Self { group: group.to_le_bytes(), ..self.clone() }
+    }
+
+    /// The leaf that all with the same servers are together.
+    pub(crate) fn leaf(&self) -> Self {
+        let Seat { leaf, leaves, .. } = self.seat;
+        let seat = Seat::alone(leaf, leaves);
+        Self { rank: leaf, ranks: leaves, seat, is_leaf: true, ..self.clone() }
+    }
+
+    /// For people.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", if self.is_leaf { "leaf" } else { "rank" }, self.rank)
+    }
+
+    /// For people: what the one with this index and the same servers is called before it is known.
+    pub(crate) fn name_of(&self, index: u32) -> String {
+        match self.seat.leaves {
+            1 => Self { rank: index, ..self.clone() }.name(),
+            _ => format!("number {index} of the leaf's ranks"),
+        }
+    }
+
     /// Bytes for [`Member::group`], from the kernel.
     ///
     /// # Errors
@@ -148,6 +182,11 @@ impl Packet {
                 body[28..32].copy_from_slice(&member.ranks.to_le_bytes());
                 let job = &member.job.as_bytes()[..member.job.len().min(MOST_JOB_BYTES)];
                 body[32] = job.len() as u8;
+                body[33] = member.is_leaf.into();
+                let Seat { index, count, leaf, leaves } = member.seat;
+                for (at, field) in [(36, index), (40, count), (44, leaf), (48, leaves)] {
+                    body[at..at + 4].copy_from_slice(&field.to_le_bytes());
+                }
                 let rest = &mut into[HEADER_BYTES..];
                 rest[..HANDLE_BYTES].copy_from_slice(&handle.encode());
                 rest[HANDLE_BYTES..HANDLE_BYTES + job.len()].copy_from_slice(job);
@@ -237,6 +276,23 @@ fn join(body: &[u8], rest: &[u8]) -> Result<(Member, Handle), PacketError> {
     if rank >= ranks {
         return Err(out("the rank", rank.into(), "it must be below the number of ranks"));
     }
+    let is_leaf = body[33] != 0;
+    let seat = Seat {
+        index: u32_at(body, 36),
+        count: u32_at(body, 40),
+        leaf: u32_at(body, 44),
+        leaves: u32_at(body, 48),
+    };
+    let Seat { index, count, leaf, leaves } = seat;
+    if index >= count || count > ranks {
+        return Err(out("the seat", index.into(), "it must be below those of its servers' ranks"));
+    }
+    if leaf >= leaves || leaves > ranks - count + 1 || (leaves == 1) != (count == ranks) {
+        return Err(out("the leaf", leaf.into(), "all leaves together must have all ranks"));
+    }
+    if leaves == 1 && index != rank || is_leaf && leaves > 1 {
+        return Err(out("the seat", index.into(), "without a tree it is the rank"));
+    }
     let length = usize::from(body[32]);
     let Some((handle, job)) = rest.split_first_chunk::<HANDLE_BYTES>() else {
         return Err(out("the length of a join", rest.len() as u64, "a handle must be in it"));
@@ -256,7 +312,8 @@ fn join(body: &[u8], rest: &[u8]) -> Result<(Member, Handle), PacketError> {
     let name = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
     let job = String::from_utf8_lossy(job);
     let job = job.chars().map(|c| if name(c) { c } else { '?' }).collect();
-    Ok((Member { group, communicator: u64_at(body, 16), rank, ranks, job }, handle))
+    let communicator = u64_at(body, 16);
+    Ok((Member { group, communicator, rank, ranks, seat, is_leaf, job }, handle))
 }
 
 fn piece(body: &[u8], inline: usize) -> Result<Piece, PacketError> {
@@ -311,8 +368,11 @@ mod tests {
             communicator: 0xabc,
             rank: 2,
             ranks: 4,
+            seat: Seat { index: 0, count: 2, leaf: 1, leaves: 2 },
+            is_leaf: false,
             job: "team-a/llama".to_owned(),
         };
+        let leaf = member.leaf();
         let piece = Piece {
             sequence: 77,
             offset: 1 << 40,
@@ -322,7 +382,8 @@ mod tests {
             op: Op::Max,
         };
         vec![
-            Packet::Join(member, handle),
+            Packet::Join(member, handle.clone()),
+            Packet::Join(leaf, handle),
             Packet::Joined { chunk: 262_144, window: 8 },
             Packet::Part(piece),
             Packet::Result(Piece { length: 8 << 10, ..piece }),
@@ -346,6 +407,20 @@ mod tests {
         for packet in packets() {
             assert_eq!(Packet::decode(&encoded(&packet)), Ok(packet));
         }
+    }
+
+    #[test]
+    fn servers_of_one_list_and_of_one_above_another_are_told_apart() {
+        let Some(Packet::Join(member, _)) = packets().into_iter().next() else { panic!() };
+        let member = Member { group: Member::new_group().unwrap(), ..member };
+        let mut groups = vec![];
+        for server in 0..64 {
+            groups.push(member.at(server).group);
+            groups.extend((0..64).map(|above| member.at(server).leaf().at(above).group));
+        }
+        groups.sort_unstable();
+        groups.dedup();
+        assert_eq!(groups.len(), 64 + 64 * 64);
     }
 
     #[test]
@@ -390,6 +465,8 @@ mod tests {
                 Ok(Packet::Join(member, _)) => {
                     taken += 1;
                     assert!(member.rank < member.ranks && member.ranks <= MOST_RANKS);
+                    let Seat { index, count, leaf, leaves } = member.seat;
+                    assert!(index < count && count <= member.ranks && leaf < leaves);
                     assert!(member.job.len() <= MOST_JOB_BYTES);
                 }
                 Ok(_) => taken += 1,

@@ -1,6 +1,7 @@
 //! Clients on their way in: one thread accepts them, hears who they are, calls them back and lets them join.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use evenkeel_transport::{
     Block, Connecting, Listener, Notify, Receiving, RecvConnection, SendConnection,
 };
 
+use crate::client::Joined;
 use crate::lock;
 use crate::packet::{MESSAGE_BYTES, Member, Packet};
 use crate::server::Shared;
@@ -80,14 +82,18 @@ enum Stage {
     Hello(Receiving),
     /// It is being called back.
     Call(Member, Connecting),
+    /// Its communicator's way up is awaited.
+    Ascend(Member, SendConnection),
 }
 
 /// How far a newcomer is.
 enum Step {
     /// Not there yet.
     Stay(Newcomer),
-    /// It has told who it is and can be told something.
-    Known(Member, RecvConnection, SendConnection),
+    /// It can join, by this way up.
+    Ready(Member, Vec<Joined>, RecvConnection, SendConnection),
+    /// It is not welcome, and can be told why.
+    Refuse(Member, SendConnection, String),
     /// It is of no use.
     Drop(String),
     /// It went without a word: somebody wanted to know whether the server lives.
@@ -145,7 +151,10 @@ impl Reception {
     fn step(&mut self, newcomer: Newcomer) {
         let peer = newcomer.up.peer();
         match newcomer.step(&self.shared) {
-            Step::Stay(newcomer) if newcomer.since.elapsed() < PATIENCE => {
+            Step::Stay(newcomer)
+                if matches!(newcomer.stage, Stage::Ascend(..))
+                    || newcomer.since.elapsed() < PATIENCE =>
+            {
                 self.newcomers.push_back(newcomer);
             }
             Step::Stay(_) => {
@@ -157,17 +166,22 @@ impl Reception {
                 self.shared.metrics.refused.inc();
                 self.shared.log.info(&format!("{peer} does not join: {why}"));
             }
-            Step::Known(member, up, down) => {
-                if let Err((why, down)) = self.shared.admit(&member, up, down) {
-                    self.shared.metrics.refused.inc();
-                    let Member { rank, communicator, job, .. } = &member;
-                    self.shared.log.warn(&format!(
-                        "rank {rank} at {peer} of communicator {communicator:#x} of job {job:?} is refused: {why}"
-                    ));
-                    say(&down, &Packet::Failed(why));
+            Step::Refuse(member, down, why) => self.refuse(&member, peer, &down, why),
+            Step::Ready(member, above, up, down) => {
+                if let Err((why, down)) = self.shared.admit(&member, above, up, down) {
+                    self.refuse(&member, peer, &down, why);
                 }
             }
         }
+    }
+
+    fn refuse(&self, member: &Member, peer: SocketAddr, down: &SendConnection, why: String) {
+        self.shared.metrics.refused.inc();
+        let (name, Member { communicator, job, .. }) = (member.name(), member);
+        self.shared.log.warn(&format!(
+            "{name} at {peer} of communicator {communicator:#x} of job {job:?} is refused: {why}"
+        ));
+        say(down, &Packet::Failed(why));
     }
 }
 
@@ -197,9 +211,18 @@ impl Newcomer {
             }
             Stage::Call(member, call) => match call.poll() {
                 Ok(None) => Step::Stay(Self { up, since, stage: Stage::Call(member, call) }),
-                Ok(Some(down)) => Step::Known(member, up, down),
+                Ok(Some(down)) => {
+                    Self { up, since, stage: Stage::Ascend(member, down) }.step(shared)
+                }
                 Err(error) => Step::Drop(format!("it cannot be called back: {error}")),
             },
+            Stage::Ascend(member, down) => {
+                match shared.ascend(&member, shared.transport.device_of(&up)) {
+                    Ok(None) => Step::Stay(Self { up, since, stage: Stage::Ascend(member, down) }),
+                    Ok(Some(above)) => Step::Ready(member, above, up, down),
+                    Err(why) => Step::Refuse(member, down, why),
+                }
+            }
         }
     }
 }

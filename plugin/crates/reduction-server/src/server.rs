@@ -13,7 +13,9 @@ use evenkeel_transport::{
     Error, Exporter, Log, RecvConnection, SendConnection, Settings, Transport,
 };
 
+use crate::ascent::Ascents;
 use crate::budget::Budget;
+use crate::client::Joined;
 use crate::lock;
 use crate::metrics::{Metrics, Site};
 use crate::packet::{Member, NONCE};
@@ -23,7 +25,10 @@ use crate::session::{COPIES_BYTES, Session, base_bytes, chunk_bytes};
 use crate::timeline::Timeline;
 
 /// How long a communicator that failed is kept for its ranks to hear why.
-const FAREWELL: Duration = Duration::from_secs(10);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Why nobody new is taken.
+const DRAINING: &str = "the server is shutting down";
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -32,6 +37,9 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Where to serve metrics and probes, if anywhere.
     pub metrics: Option<SocketAddr>,
+    /// The servers, `host:port`, that bring communicators together whose ranks have several lists of servers: what this one
+    /// reduces goes there. Empty where there is nothing above it.
+    pub upstream: Vec<String>,
     /// Most bytes of buffers, over all jobs.
     pub memory: u64,
     /// Threads that reduce, at least 1.
@@ -53,7 +61,8 @@ pub struct Server {
 
 /// What all parts of the server use.
 pub(crate) struct Shared {
-    pub(crate) transport: Transport,
+    pub(crate) transport: Arc<Transport>,
+    ascents: Ascents,
     pub(crate) budget: Arc<Budget>,
     most_chunk: u64,
     pub(crate) pool: Pool,
@@ -66,9 +75,9 @@ pub(crate) struct Shared {
 }
 
 /// What tells communicators apart.
-type Key = (String, [u8; 16]);
+pub(crate) type Key = (String, [u8; 16]);
 
-fn key(member: &Member) -> Key {
+pub(crate) fn key(member: &Member) -> Key {
     (member.job.clone(), member.group)
 }
 
@@ -83,7 +92,7 @@ impl Server {
         log: Arc<dyn Log>,
     ) -> Result<Self, ServerError> {
         settings.bound_copies(COPIES_BYTES);
-        let least = base_bytes(chunk_bytes(options.memory, options.piece, 2), 2);
+        let least = base_bytes(chunk_bytes(options.memory, options.piece, 2), 2, 0);
         if options.memory < least {
             return Err(ServerError::Memory { given: options.memory, least });
         }
@@ -96,8 +105,10 @@ impl Server {
         };
         let budget = Budget::new(options.memory);
         let metrics = Arc::new(Metrics::new(&budget));
+        let transport = Arc::new(Transport::new(settings, Arc::clone(&log))?);
         let shared = Arc::new(Shared {
-            transport: Transport::new(settings, Arc::clone(&log))?,
+            ascents: Ascents::new(Arc::clone(&transport), options.upstream.clone()),
+            transport,
             budget,
             most_chunk: options.piece,
             pool: Pool::default(),
@@ -223,14 +234,43 @@ pub enum ServerError {
 }
 
 impl Shared {
-    /// Lets a rank join its communicator; else says why not and gives the way back to it.
+    /// The way up that a rank's communicator needs before the rank can be admitted, who came by the device; empty where the
+    /// communicator has it or needs none, `None` as long as it is not there.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn ascend(
+        &self,
+        member: &Member,
+        device: usize,
+    ) -> Result<Option<Vec<Joined>>, String> {
+        if member.is_leaf && !self.ascents.lead_nowhere() {
+            return Err("this server has an upstream itself: a tree has two levels".to_owned());
+        }
+        if member.seat.leaves == 1 || lock(&self.sessions).contains_key(&key(member)) {
+            return Ok(Some(vec![]));
+        }
+        if self.ascents.lead_nowhere() {
+            return Err(format!(
+                "the ranks have {} lists of reduction servers and this server has no upstream: one list for all, or --upstream",
+                member.seat.leaves
+            ));
+        }
+        if self.draining.load(Ordering::Acquire) {
+            return Err(DRAINING.to_owned());
+        }
+        self.ascents.of(member, device)
+    }
+
+    /// Lets a rank join its communicator, which goes up this way; else says why not and gives the way back to it.
     pub(crate) fn admit(
         self: &Arc<Self>,
         member: &Member,
+        above: Vec<Joined>,
         up: RecvConnection,
         down: SendConnection,
     ) -> Result<(), (String, SendConnection)> {
-        let session = match self.session(member) {
+        let session = match self.session(member, above) {
             Ok(session) => session,
             Err(why) => return Err((why, down)),
         };
@@ -242,20 +282,31 @@ impl Shared {
         joined
     }
 
-    fn session(self: &Arc<Self>, member: &Member) -> Result<Arc<Session>, String> {
+    fn session(
+        self: &Arc<Self>,
+        member: &Member,
+        above: Vec<Joined>,
+    ) -> Result<Arc<Session>, String> {
+        let ranks = member.seat.count;
         let others: Vec<Arc<Session>> = {
             let mut sessions = lock(&self.sessions);
             if let Some(session) = sessions.get(&key(member)) {
                 return Ok(Arc::clone(session));
             }
             if self.draining.load(Ordering::Acquire) {
-                return Err("the server is shutting down".to_owned());
+                return Err(DRAINING.to_owned());
             }
-            let chunk = chunk_bytes(self.budget.total(), self.most_chunk, member.ranks);
-            let bytes = base_bytes(chunk, member.ranks);
+            if member.seat.leaves > 1 && above.is_empty() {
+                return Err("the communicator is over".to_owned());
+            }
+            // All leaves must cut alike: the servers above say how.
+            let chunk = above.iter().map(|joined| joined.chunk as u64).min();
+            let own = || chunk_bytes(self.budget.total(), self.most_chunk, ranks);
+            let chunk = chunk.unwrap_or_else(own);
+            let bytes = base_bytes(chunk, ranks, above.len());
             self.budget.count_groups(true);
             if let Some(base) = self.budget.grant(bytes, 0) {
-                let session = Arc::new(Session::new(Arc::clone(self), member, chunk, base));
+                let session = Session::new(Arc::clone(self), member, chunk, base, above);
                 sessions.insert(key(member), Arc::clone(&session));
                 self.count.fetch_add(1, Ordering::AcqRel);
                 let others = sessions.values().cloned().collect::<Vec<_>>();
@@ -270,8 +321,7 @@ impl Shared {
         others.iter().for_each(|session| session.share());
         let (granted, _) = self.budget.granted();
         Err(format!(
-            "no memory for a communicator of {} ranks: {granted} of {} bytes are in use",
-            member.ranks,
+            "no memory for a communicator of {ranks} ranks: {granted} of {} bytes are in use",
             self.budget.total()
         ))
     }
@@ -295,13 +345,16 @@ impl Shared {
         }
     }
 
-    /// Ends communicators that have failed long ago.
+    /// Ends communicators that have failed long ago, and looks after the others.
     pub(crate) fn tidy(&self, now: Instant) {
+        self.ascents.tidy(now);
         let all: Vec<_> = lock(&self.sessions).values().cloned().collect();
         for session in all {
             let old = |at| now.saturating_duration_since(at) >= FAREWELL;
             if session.failed_at().is_some_and(old) {
                 self.end(&session);
+            } else {
+                session.look_after(now);
             }
         }
     }
@@ -316,6 +369,7 @@ impl Shared {
 mod tests {
     use super::*;
 
+    use crate::seat::Seat;
     use evenkeel_transport::Notify;
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -360,6 +414,7 @@ mod tests {
         let options = Options {
             listen: "127.0.0.1:0".parse().unwrap(),
             metrics: None,
+            upstream: vec![],
             memory: 64 << 20,
             threads: 1,
             piece: crate::PIECE_BYTES,
@@ -374,8 +429,10 @@ mod tests {
         drop(from_server);
         until(|| gone.0.load(Ordering::SeqCst).then_some(()));
         let group = Member::new_group().unwrap();
-        let member = Member { group, communicator: 1, rank: 0, ranks: 2, job: String::new() };
-        assert!(server.shared.admit(&member, up, down).is_err());
+        let (seat, job) = (Seat::alone(0, 2), String::new());
+        let member =
+            Member { group, communicator: 1, rank: 0, ranks: 2, seat, is_leaf: false, job };
+        assert!(server.shared.admit(&member, vec![], up, down).is_err());
         assert_eq!((server.communicators(), server.memory().0), (0, 0));
     }
 }

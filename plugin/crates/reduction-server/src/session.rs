@@ -8,7 +8,9 @@ use std::time::Instant;
 use evenkeel_reduce::reduce_in_place;
 use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending, soon};
 
+use crate::above::{Above, Climb, Landed, climbing_bytes, climbing_length};
 use crate::budget::Grant;
+use crate::client::Joined;
 use crate::group::{Group, Place};
 use crate::lock;
 use crate::metrics::JobMetrics;
@@ -36,14 +38,17 @@ pub(crate) fn chunk_bytes(memory: u64, most: u64, ranks: u32) -> u64 {
     fair.min(most).max(LEAST_PIECE_BYTES) / 128 * 128
 }
 
-/// Bytes of a piece's slot.
-pub(crate) fn slot_bytes(chunk: u64, ranks: u32) -> u64 {
-    chunk * u64::from(ranks) + MESSAGE_BYTES as u64
+/// Bytes of a piece's slot, where sums go to so many servers above.
+pub(crate) fn slot_bytes(chunk: u64, ranks: u32, above: usize) -> u64 {
+    let climbing = if above > 0 { climbing_bytes(chunk) } else { 0 };
+    chunk * u64::from(ranks) + climbing + MESSAGE_BYTES as u64
 }
 
-/// Bytes that a communicator has for as long as it lives: the ranks' messages, what is kept for them, and one slot.
-pub(crate) fn base_bytes(chunk: u64, ranks: u32) -> u64 {
-    slot_bytes(chunk, ranks) + u64::from(ranks) * (MESSAGE_BYTES + COPIES_BYTES) as u64
+/// Bytes that a communicator has for as long as it lives: the ranks' messages and those of the servers above, what is kept
+/// for them, and one slot.
+pub(crate) fn base_bytes(chunk: u64, ranks: u32, above: usize) -> u64 {
+    let lines = u64::from(ranks) + 2 * (MOST_OPEN * above) as u64;
+    slot_bytes(chunk, ranks, above) + lines * (MESSAGE_BYTES + COPIES_BYTES) as u64
 }
 
 /// A communicator.
@@ -52,17 +57,22 @@ pub(crate) struct Session {
     chunk: usize,
     shared: Arc<Shared>,
     metrics: JobMetrics,
-    /// By rank: something is new.
+    /// By rank, then by server above: something is new.
     stirred: Vec<AtomicBool>,
     /// Whether a thread looks, or is asked to.
     driven: AtomicBool,
     state: Mutex<State>,
+    /// How many servers above it has.
+    above: usize,
+    born: Instant,
     /// For as long as it lives.
     _base: Grant,
 }
 
 struct State {
     group: Group<Slot>,
+    /// Where sums go before they go to the ranks, if not all ranks are here.
+    above: Option<Above>,
     /// By rank; none before it joins and after it left.
     lines: Vec<Option<Line>>,
     /// By rank.
@@ -79,6 +89,8 @@ struct State {
 struct Slot {
     /// By rank.
     parts: Vec<Option<Block>>,
+    /// For sums on their way up, and what comes back.
+    spare: Vec<Block>,
     /// The header of the result, and the result if it is small.
     head: Arc<Block>,
     result: Option<Arc<Block>>,
@@ -101,7 +113,7 @@ struct Line {
     results: VecDeque<(u64, Sending, Option<Sending>)>,
 }
 
-/// Tells a session that a rank's connection has something new.
+/// Tells a session that a connection of a rank, or of a server above, has something new.
 struct Stir {
     session: Weak<Session>,
     rank: usize,
@@ -116,28 +128,48 @@ impl Notify for Stir {
 }
 
 impl Session {
-    /// A communicator that nobody has joined yet.
-    pub(crate) fn new(shared: Arc<Shared>, member: &Member, chunk: u64, base: Grant) -> Self {
-        let ranks = member.ranks as usize;
+    /// A communicator that nobody has joined yet, with these ways up.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        member: &Member,
+        chunk: u64,
+        base: Grant,
+        above: Vec<Joined>,
+    ) -> Arc<Self> {
+        let ranks = member.seat.count as usize;
         let metrics = shared.metrics.of(&member.job);
         metrics.communicators.inc();
-        Self {
+        let lines = above.len();
+        let mut group = Group::new(ranks, MOST_OPEN);
+        (0..member.seat.count)
+            .for_each(|index| group.set_name(index as usize, member.name_of(index)));
+        let above = (lines > 0).then(|| Above::new(above));
+        let session = Arc::new(Self {
             member: member.clone(),
             chunk: chunk as usize,
             shared,
             metrics,
-            stirred: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            stirred: (0..ranks + lines).map(|_| AtomicBool::new(false)).collect(),
             driven: AtomicBool::new(false),
             state: Mutex::new(State {
-                group: Group::new(ranks, MOST_OPEN),
+                group,
+                above: None,
                 lines: (0..ranks).map(|_| None).collect(),
                 joined: vec![false; ranks],
                 free: Vec::new(),
                 slots: 0,
                 failed: None,
             }),
+            above: lines,
+            born: Instant::now(),
             _base: base,
+        });
+        if let Some(above) = above {
+            let weak = Arc::downgrade(&session);
+            above.notify(|line| Arc::new(Stir { session: Weak::clone(&weak), rank: ranks + line }));
+            lock(&session.state).above = Some(above);
         }
+        session
     }
 
     /// What its ranks have in common.
@@ -152,17 +184,22 @@ impl Session {
         up: RecvConnection,
         down: SendConnection,
     ) -> Result<(), (String, SendConnection)> {
-        let rank = member.rank as usize;
+        let (rank, name) = (member.seat.index as usize, member.name());
         let mut state = lock(&self.state);
         let wrong = if member.ranks != self.member.ranks {
             Some(format!(
-                "rank {rank} says that there are {} ranks, others say {}",
+                "{name} says that there are {} ranks, others say {}",
                 member.ranks, self.member.ranks
             ))
+        } else if (member.seat.leaf, member.seat.leaves, member.seat.count)
+            != (self.member.seat.leaf, self.member.seat.leaves, self.member.seat.count)
+            || member.is_leaf != self.member.is_leaf
+        {
+            Some(format!("{name} has this server in another list of servers than others"))
         } else if let Some((why, _)) = &state.failed {
             Some(why.clone())
         } else if state.joined[rank] {
-            Some(format!("rank {rank} is there already"))
+            Some(format!("{name} is there already"))
         } else {
             None
         };
@@ -171,7 +208,7 @@ impl Session {
         }
         let welcome = Packet::Joined { chunk: self.chunk as u32, window: MOST_OPEN as u32 };
         if !say(&down, &welcome) {
-            return Err((format!("rank {rank} cannot be answered"), down));
+            return Err((format!("{name} cannot be answered"), down));
         }
         let stir: Arc<dyn Notify> = Arc::new(Stir { session: Arc::downgrade(self), rank });
         up.notify(Arc::clone(&stir));
@@ -182,6 +219,7 @@ impl Session {
             Err(error) => return Err((error.to_string(), down)),
         };
         state.joined[rank] = true;
+        state.group.set_name(rank, name);
         self.metrics.ranks.inc();
         state.lines[rank] = Some(Line {
             up,
@@ -277,7 +315,7 @@ impl Session {
                 if length * state.lines.len() > AT_ONCE_BYTES {
                     large.push(number);
                 } else if let Some(mut sum) = Sum::take(state, number) {
-                    sum.add_up();
+                    sum.add_up(self.chunk);
                     // What is sent may give slots back at once.
                     self.finish(state, number, sum);
                 }
@@ -287,7 +325,11 @@ impl Session {
 
     fn look(&self, state: &mut State, complete: &mut Vec<u64>) {
         let mut again = false;
-        for (rank, stirred) in self.stirred.iter().enumerate() {
+        let (ranks, above) = self.stirred.split_at(self.stirred.len() - self.above);
+        if above.iter().any(|stirred| stirred.swap(false, Ordering::SeqCst)) {
+            self.attend_above(state);
+        }
+        for (rank, stirred) in ranks.iter().enumerate() {
             if stirred.swap(false, Ordering::SeqCst) {
                 again |= self.attend_rank(state, rank, complete);
             }
@@ -311,12 +353,42 @@ impl Session {
         match self.serve(state, rank, complete) {
             Ok(others) => others,
             Err(why) => {
+                let why = format!("{} {why}", state.group.name(rank));
                 self.fail(state, &why);
                 false
             }
         }
     }
 
+    /// Does all that can be done with the servers above.
+    fn attend_above(&self, state: &mut State) {
+        let Some(above) = state.above.as_mut().filter(|_| state.failed.is_none()) else { return };
+        let came = match above.progress(Instant::now()) {
+            Ok(landed) if landed.is_empty() => return,
+            Ok(landed) => landed.into_iter().try_for_each(|landed| self.land(state, landed)),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = came.and_then(|()| self.deliver(state)) {
+            self.fail(state, &why);
+        }
+    }
+
+    /// A piece has come back from above.
+    fn land(&self, state: &mut State, mut landed: Landed) -> Result<(), String> {
+        // All ranks may have left.
+        let Some(piece) = state.group.piece(landed.number).copied() else { return Ok(()) };
+        let result = landed.settle(&piece, self.chunk)?;
+        let Some(slot) = state.group.slot_mut(landed.number) else { return Ok(()) };
+        slot.spare.append(&mut landed.spare);
+        slot.fill(piece, result);
+        slot.moments.settled = Instant::now();
+        self.metrics.climb.observe((slot.moments.settled - slot.moments.reduced).as_secs_f64());
+        self.metrics.descended.inc_by(climbing_length(&piece));
+        state.group.reduced(landed.number);
+        Ok(())
+    }
+
+    /// What a rank's connections bring; an error says what the rank did, without its name.
     fn serve(
         &self,
         state: &mut State,
@@ -328,7 +400,7 @@ impl Session {
             let mut moved = false;
             let State { group, lines, .. } = &mut *state;
             let Some(line) = &mut lines[rank] else { return Ok(others) };
-            let lost = |peer, error| format!("rank {rank} at {peer} was lost: {error}");
+            let lost = |peer, error| format!("at {peer} was lost: {error}");
             let mut freed = Vec::new();
             while let Some((number, head, body)) = line.results.front_mut() {
                 let done = |sending: &mut Sending| sending.poll(false);
@@ -360,24 +432,26 @@ impl Session {
                 line.head = None;
                 moved = true;
                 let message = block.bytes().get(..length).unwrap_or_default();
-                match Packet::decode(message).map_err(|error| format!("rank {rank}: {error}"))? {
+                match Packet::decode(message).map_err(|error| format!("sends {error}"))? {
                     Packet::Part(piece) if piece.length as usize <= self.chunk => {
                         line.waiting = Some((piece, block));
                     }
                     Packet::Part(piece) => {
                         return Err(format!(
-                            "rank {rank} sends {} bytes at once, at most {} are taken",
+                            "sends {} bytes at once, at most {} are taken",
                             piece.length, self.chunk
                         ));
                     }
                     Packet::Leave if !line.parts.is_empty() => {
-                        return Err(format!("rank {rank} left before its parts had come"));
+                        return Err("left before its parts had come".to_owned());
                     }
                     Packet::Leave => {
                         return self.leave(state, rank).map(|()| true);
                     }
-                    Packet::Failed(why) => return Err(format!("rank {rank} reports: {why}")),
-                    other => return Err(format!("rank {rank} sends {other:?} instead of a part")),
+                    Packet::Failed(why) => {
+                        return Err(format!("at {} reports: {why}", line.up.peer()));
+                    }
+                    other => return Err(format!("sends {other:?} instead of a part")),
                 }
             }
             for (slot, piece) in freed {
@@ -404,7 +478,7 @@ impl Session {
     ) -> Result<Placed, String> {
         let Some(line) = &state.lines[rank] else { return Ok(Placed::No) };
         let Some((piece, _)) = line.waiting else { return Ok(Placed::No) };
-        let place = state.group.place(rank, &piece).map_err(|violation| violation.to_string())?;
+        let place = state.group.place(rank, &piece).map_err(|violation| violation.0)?;
         let (number, placed) = match place {
             Place::Full => return Ok(Placed::No),
             Place::Open(number) => (number, Placed::Joined),
@@ -421,8 +495,8 @@ impl Session {
         let block = slot.and_then(|slot| slot.parts[rank].take());
         let mut block = block.unwrap_or_else(|| Block::new(self.chunk));
         let length = piece.length as usize;
-        let full = |_| format!("rank {rank} has more on its way than was agreed");
-        let lost = |error| format!("rank {rank} at {} was lost: {error}", line.up.peer());
+        let full = |_| "has more on its way than was agreed".to_owned();
+        let lost = |error| format!("at {} was lost: {error}", line.up.peer());
         if piece.is_inline() {
             let payload = &message.bytes()[HEADER_BYTES..HEADER_BYTES + length];
             block.bytes_mut()[..length].copy_from_slice(payload);
@@ -452,7 +526,7 @@ impl Session {
     ) -> Result<(), String> {
         let want = group.piece(number).map_or(0, |piece| piece.length);
         if length != want as usize {
-            return Err(format!("rank {rank} sent {length} bytes of a part of {want}"));
+            return Err(format!("sent {length} bytes of a part of {want}"));
         }
         self.metrics.received.inc_by(length as u64);
         let Some(slot) = group.slot_mut(number) else { return Ok(()) };
@@ -468,7 +542,7 @@ impl Session {
     pub(crate) fn reduce(self: Arc<Self>, number: u64) {
         // All ranks may have left.
         let Some(mut sum) = Sum::take(&mut lock(&self.state), number) else { return };
-        sum.add_up();
+        sum.add_up(self.chunk);
         // Word of what is sent here need not wake anybody.
         let driving = !self.driven.swap(true, Ordering::SeqCst);
         let mut large = Vec::new();
@@ -490,18 +564,30 @@ impl Session {
     }
 
     fn finish(&self, state: &mut State, number: u64, sum: Sum) {
-        let Sum { piece, parts, failure, reducing, reduced } = sum;
+        let Sum { piece, mut parts, spare, climbs, climb, failure, reducing, reduced } = sum;
         if let Some(failure) = failure {
             self.fail(state, &failure);
         }
         self.metrics.pieces.inc();
         self.metrics.reduce.observe((reduced - reducing).as_secs_f64());
-        if let Some(slot) = state.group.slot_mut(number) {
-            let received = slot.moments.complete.saturating_duration_since(slot.moments.opened);
-            self.metrics.receive.observe(received.as_secs_f64());
-            (slot.moments.reducing, slot.moments.reduced) = (reducing, reduced);
-            slot.fill(piece, parts);
+        let Some(slot) = state.group.slot_mut(number) else { return };
+        let received = slot.moments.complete.saturating_duration_since(slot.moments.opened);
+        self.metrics.receive.observe(received.as_secs_f64());
+        let Moments { opened, complete, .. } = slot.moments;
+        slot.moments = Moments { opened, complete, reducing, reduced, settled: reduced };
+        slot.spare = spare;
+        if climbs {
+            slot.keep(parts);
+            if let (Some(above), Some(climb)) = (&mut state.above, climb) {
+                self.metrics.climbed.inc_by(climbing_length(&piece));
+                above.send(number, climb, self.chunk);
+                self.attend_above(state);
+            }
+            return;
         }
+        let result = parts.remove(0);
+        slot.keep(parts);
+        slot.fill(piece, result);
         state.group.reduced(number);
         if state.failed.is_some() {
             return;
@@ -515,10 +601,11 @@ impl Session {
     fn deliver(&self, state: &mut State) -> Result<(), String> {
         for rank in 0..state.lines.len() {
             while let Some((number, piece)) = state.group.next_result(rank) {
+                let name = state.group.name(rank);
                 let Some(line) = &mut state.lines[rank] else { break };
-                let Some(slot) = state.group.slot_mut(number) else { break };
-                let lost = |error| format!("rank {rank} at {} was lost: {error}", line.down.peer());
-                let full = || format!("rank {rank} does not take results");
+                let Some(slot) = state.group.slot(number) else { break };
+                let lost = |error| format!("{name} at {} was lost: {error}", line.down.peer());
+                let full = || format!("{name} does not take results");
                 let length = piece.message_bytes();
                 let head = line.down.send_block(&slot.head, length).map_err(lost)?;
                 let head = head.ok_or_else(full)?;
@@ -542,11 +629,12 @@ impl Session {
     /// A slot for a new piece, if there is memory.
     fn slot(&self, state: &mut State) -> Option<Slot> {
         let now = Instant::now();
-        let moments = Moments { opened: now, complete: now, reducing: now, reduced: now };
+        let moments =
+            Moments { opened: now, complete: now, reducing: now, reduced: now, settled: now };
         if let Some(slot) = state.free.pop() {
             return Some(Slot { moments, ..slot });
         }
-        let bytes = slot_bytes(self.chunk as u64, self.member.ranks);
+        let bytes = slot_bytes(self.chunk as u64, self.member.seat.count, self.above);
         let budget = &self.shared.budget;
         let grant = if state.slots == 0 {
             None
@@ -558,7 +646,8 @@ impl Session {
         };
         state.slots += 1;
         Some(Slot {
-            parts: (0..self.member.ranks).map(|_| None).collect(),
+            parts: (0..self.member.seat.count).map(|_| None).collect(),
+            spare: Vec::new(),
             head: Arc::new(Block::new(MESSAGE_BYTES)),
             result: None,
             moments,
@@ -570,14 +659,18 @@ impl Session {
     fn release(&self, state: &mut State, mut slot: Slot, piece: Option<Piece>) {
         let now = Instant::now();
         if let Some(piece) = piece {
-            let sent = now.saturating_duration_since(slot.moments.reduced);
+            let sent = now.saturating_duration_since(slot.moments.settled);
             self.metrics.send.observe(sent.as_secs_f64());
             if let Some(timeline) = &self.shared.timeline {
                 timeline.passage(&piece, &slot.moments, now);
             }
         }
-        if let Some(result) = slot.result.take() {
-            slot.parts[0] = Arc::into_inner(result);
+        if let Some(result) = slot.result.take().and_then(Arc::into_inner) {
+            match &mut slot.parts[0] {
+                // A wide sum leaves all parts where they are.
+                Some(_) => slot.spare.push(result),
+                place => *place = Some(result),
+            }
         }
         state.free.push(slot);
         self.trim(state);
@@ -585,7 +678,7 @@ impl Session {
 
     /// Gives memory back that is more than a fair share and not in use.
     fn trim(&self, state: &mut State) {
-        let bytes = slot_bytes(self.chunk as u64, self.member.ranks);
+        let bytes = slot_bytes(self.chunk as u64, self.member.seat.count, self.above);
         while state.slots > 1 && state.slots * bytes > self.shared.budget.share() {
             let granted = state.free.iter().position(|slot| slot.grant.is_some());
             let Some(at) = granted else { return };
@@ -609,7 +702,7 @@ impl Session {
             }
         }
         drop(line);
-        let slots = state.group.leave(rank).map_err(|violation| violation.to_string())?;
+        let slots = state.group.leave(rank).map_err(|violation| violation.0)?;
         for slot in slots {
             self.release(state, slot, None);
         }
@@ -625,6 +718,9 @@ impl Session {
         self.shared.log.warn(&format!("communicator {communicator:#x} of job {job:?}: {why}"));
         self.metrics.failures.inc();
         state.failed = Some((why.to_owned(), Instant::now()));
+        if let Some(above) = &state.above {
+            above.tell(why);
+        }
         for line in state.lines.iter().flatten() {
             // Who cannot be told notices by itself.
             say(&line.down, &Packet::Failed(why.to_owned()));
@@ -636,6 +732,24 @@ impl Session {
         !lock(&self.state).joined.contains(&true)
     }
 
+    /// Looks after what brings no word by itself: servers above that stand still, and ranks that do not come.
+    pub(crate) fn look_after(&self, now: Instant) {
+        let mut state = lock(&self.state);
+        self.attend_above(&mut state);
+        let patience = 2 * self.shared.transport.settings().reduction_timeout();
+        let late = now.saturating_duration_since(self.born) >= patience;
+        if let Some(missing) = state.joined.iter().position(|joined| late && !joined) {
+            let why = format!(
+                "{} has not come within {} s; {} of {} have: are all given the same servers?",
+                state.group.name(missing),
+                patience.as_secs(),
+                state.joined.iter().filter(|joined| **joined).count(),
+                state.joined.len()
+            );
+            self.fail(&mut state, &why);
+        }
+    }
+
     /// When it failed, if it did.
     pub(crate) fn failed_at(&self) -> Option<Instant> {
         lock(&self.state).failed.as_ref().map(|(_, at)| *at)
@@ -643,14 +757,17 @@ impl Session {
 
     /// Ends all connections.
     pub(crate) fn close(&self) {
-        let lines = {
+        let (lines, above) = {
             let mut state = lock(&self.state);
             let left = state.lines.iter().flatten().count();
             self.metrics.ranks.dec_by(left as i64);
+            if let (true, None, Some(above)) = (left > 0, &state.failed, &state.above) {
+                above.tell("the server ended");
+            }
             state.failed.get_or_insert_with(|| ("the server ended".to_owned(), Instant::now()));
-            std::mem::take(&mut state.lines)
+            (std::mem::take(&mut state.lines), state.above.take())
         };
-        drop(lines);
+        drop((lines, above));
     }
 }
 
@@ -663,8 +780,12 @@ impl Drop for Session {
 /// A piece that is being reduced, outside of its slot.
 struct Sum {
     piece: Piece,
-    /// By rank. The first one holds the result in the end.
+    /// By rank. The first one holds the result in the end, where nothing goes up.
     parts: Vec<Block>,
+    spare: Vec<Block>,
+    /// Whether it goes up, and what does.
+    climbs: bool,
+    climb: Option<Climb>,
     failure: Option<String>,
     reducing: Instant,
     reduced: Instant,
@@ -673,18 +794,26 @@ struct Sum {
 impl Sum {
     /// Takes a piece's parts, if all are there.
     fn take(state: &mut State, number: u64) -> Option<Self> {
+        let climbs = state.above.is_some();
         let piece = *state.group.piece(number)?;
         let slot = state.group.slot_mut(number)?;
         let parts = slot.parts.iter_mut().map(Option::take).collect::<Option<Vec<_>>>()?;
+        let spare = std::mem::take(&mut slot.spare);
         let now = Instant::now();
-        Some(Self { piece, parts, failure: None, reducing: now, reduced: now })
+        let (climb, failure) = (None, None);
+        Some(Self { piece, parts, spare, climbs, climb, failure, reducing: now, reduced: now })
     }
 
-    fn add_up(&mut self) {
+    fn add_up(&mut self, chunk: usize) {
         let Piece { kind, op, length, .. } = self.piece;
         let length = length as usize;
         self.reducing = Instant::now();
-        if let Some((first, rest)) = self.parts.split_first_mut() {
+        if self.climbs {
+            match Climb::add_up(self.piece, chunk, &mut self.parts, &mut self.spare) {
+                Ok(climb) => self.climb = Some(climb),
+                Err(why) => self.failure = Some(why),
+            }
+        } else if let Some((first, rest)) = self.parts.split_first_mut() {
             let others: Vec<&[u8]> = rest.iter().map(|part| &part.bytes()[..length]).collect();
             let done = reduce_in_place(kind, op, &mut first.bytes_mut()[..length], &others);
             self.failure = done.err().map(|error| format!("defect: {error}"));
@@ -730,9 +859,16 @@ impl State {
 }
 
 impl Slot {
-    /// The reduced piece is in the first part.
-    fn fill(&mut self, piece: Piece, mut parts: Vec<Block>) {
-        let result = parts.remove(0);
+    /// Takes back the memory of the last ranks' parts.
+    fn keep(&mut self, parts: Vec<Block>) {
+        let first = self.parts.len() - parts.len();
+        for (place, part) in self.parts[first..].iter_mut().zip(parts) {
+            *place = Some(part);
+        }
+    }
+
+    /// The piece is reduced.
+    fn fill(&mut self, piece: Piece, result: Block) {
         // It is shared while a rank that has left still has it.
         if Arc::get_mut(&mut self.head).is_none() {
             self.head = Arc::new(Block::new(MESSAGE_BYTES));
@@ -743,9 +879,6 @@ impl Slot {
                 let length = piece.length as usize;
                 head.bytes_mut()[at..at + length].copy_from_slice(&result.bytes()[..length]);
             }
-        }
-        for (place, part) in self.parts[1..].iter_mut().zip(parts) {
-            *place = Some(part);
         }
         self.result = Some(Arc::new(result));
     }

@@ -27,6 +27,8 @@ pub(crate) struct Moments {
     pub(crate) reducing: Instant,
     /// It was reduced.
     pub(crate) reduced: Instant,
+    /// It was back from the servers above, if it goes there.
+    pub(crate) settled: Instant,
 }
 
 impl Timeline {
@@ -44,13 +46,14 @@ impl Timeline {
 
     /// Notes a piece that a server has sent to all.
     pub(crate) fn passage(&self, piece: &Piece, moments: &Moments, sent: Instant) {
-        let Moments { opened, complete, reducing, reduced } = *moments;
+        let Moments { opened, complete, reducing, reduced, settled } = *moments;
         self.note(
             piece,
             &[
                 ("recv", [opened, complete]),
                 ("reduce", [reducing, reduced]),
-                ("send", [reduced, sent]),
+                ("upstream", [reduced, settled]),
+                ("send", [settled, sent]),
             ],
         );
     }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,9 +25,12 @@ use crate::recv::{Inbound, Receiver, RecvConnection};
 use crate::settings::Carrier;
 use crate::sys::{self, lock};
 
-/// Most TCP connections that have not shown yet that they are peers; when more come, the oldest
-/// is dropped.
+/// Most TCP connections that have not shown yet that they are peers. When more come, those that had their time make room, and
+/// else the kernel holds the new ones.
 const MAX_STRANGERS: usize = 128;
+/// How long it may take a peer to show that it is one when many come at once. Who has said nothing for longer is dropped if
+/// others wait.
+const FAIR: Duration = Duration::from_millis(200);
 /// Most connections of which some flows have arrived, or that nobody has accepted yet.
 const MAX_UNACCEPTED: usize = 64;
 /// TCP connections that the kernel holds until a worker accepts them.
@@ -63,6 +67,8 @@ struct Shared {
     /// Whose connections may come; none where all are the context's.
     devices: Vec<Device>,
     workers: Arc<Workers>,
+    /// Whether some were left to the kernel.
+    crowded: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -130,6 +136,7 @@ impl Listener {
             context,
             devices,
             workers,
+            crowded: AtomicBool::new(false),
             state: Mutex::default(),
         });
         let source: Arc<dyn Source> = Arc::new(Door(Arc::clone(&shared)));
@@ -248,9 +255,15 @@ impl Drop for OpenDoor {
 }
 
 impl Shared {
-    /// Takes every TCP connection that waits at the door.
+    /// Takes every TCP connection that waits at the door, as long as there is room.
     fn accept_all(self: &Arc<Self>) {
+        self.crowded.store(false, Ordering::SeqCst);
         loop {
+            if !self.has_room() {
+                // The next who is heard or had its time makes room.
+                self.crowded.store(true, Ordering::SeqCst);
+                return;
+            }
             match sys::uninterrupted(|| self.socket.accept()) {
                 Ok((socket, peer)) => {
                     if let Some(peer) = peer.as_socket() {
@@ -273,6 +286,13 @@ impl Shared {
         }
     }
 
+    /// Whether one more stranger can be heard: there are few, or the oldest had its time and can be dropped.
+    fn has_room(&self) -> bool {
+        let state = lock(&self.state);
+        state.strangers.len() < MAX_STRANGERS
+            || state.strangers.front().is_some_and(|oldest| oldest.since.elapsed() >= FAIR)
+    }
+
     fn receive(self: &Arc<Self>, socket: Socket, peer: SocketAddr) {
         let prepared = socket.set_nonblocking(true).and_then(|()| prepare(&socket, &self.context));
         if let Err(error) = prepared {
@@ -283,7 +303,7 @@ impl Shared {
             listener: Arc::downgrade(self),
             peer,
             registration: self.workers.registration(),
-            deadline: Instant::now() + self.context.settings.handshake_timeout,
+            since: Instant::now(),
             hearing: Mutex::new(Hearing {
                 socket: None,
                 have: 0,
@@ -578,7 +598,7 @@ struct Stranger {
     listener: Weak<Shared>,
     peer: SocketAddr,
     registration: Registration,
-    deadline: Instant,
+    since: Instant,
     hearing: Mutex<Hearing>,
 }
 
@@ -732,26 +752,93 @@ impl Stranger {
 
 impl Source for Stranger {
     fn ready(&self, readiness: Readiness) {
-        if (readiness.readable || readiness.ended)
-            && let Err(why) = self.hear()
-        {
+        if !readiness.readable && !readiness.ended {
+            return;
+        }
+        if let Err(why) = self.hear() {
             self.turn_away(&why);
+        }
+        if let Some(listener) = self.listener.upgrade()
+            && listener.crowded.load(Ordering::SeqCst)
+        {
+            listener.accept_all();
         }
     }
 
     fn tick(&self, now: Instant) {
-        if now < self.deadline {
-            return;
-        }
-        let have = lock(&self.hearing).have;
         let limit = self
             .listener
             .upgrade()
             .map_or(Duration::ZERO, |listener| listener.context.settings.handshake_timeout);
+        if now.saturating_duration_since(self.since) < limit {
+            return;
+        }
+        let have = lock(&self.hearing).have;
         self.turn_away(&format!("no hello within {} s ({have} bytes)", limit.as_secs()));
     }
 
     fn abandoned(&self, why: &str) {
         self.turn_away(why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use evenkeel_wire::WELCOME_BYTES;
+
+    use super::*;
+    use crate::{Log, Settings, Transport};
+
+    struct Silence;
+
+    impl Log for Silence {
+        fn warn(&self, _line: &str) {}
+        fn info(&self, _line: &str) {}
+    }
+
+    struct Nobody;
+
+    impl Notify for Nobody {
+        fn notify(&self) {}
+    }
+
+    /// More peers than strangers are held come before the first is heard: all of them get an answer.
+    #[test]
+    fn peers_that_come_all_at_once_are_all_heard() {
+        const PEERS: u8 = 200;
+        assert!(usize::from(PEERS) > MAX_STRANGERS);
+        let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
+        let transport =
+            Transport::new(Settings::from_lookup(lo).unwrap(), Arc::new(Silence)).unwrap();
+        let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
+        let listener = transport.listen_at(any, nonce, "", Arc::new(Nobody)).unwrap();
+        let mut peers = vec![];
+        {
+            // Nobody is heard meanwhile, nor taken in but the first.
+            let _state = lock(&listener.shared.state);
+            for peer in 0..PEERS {
+                let mut stream = TcpStream::connect(listener.address()).unwrap();
+                let hello = Hello {
+                    nonce,
+                    connection: ConnectionId([peer; 16]),
+                    flow: 0,
+                    flows: 1,
+                    checksum: false,
+                    rdma: false,
+                    random: None,
+                };
+                stream.write_all(&hello.encode()).unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                peers.push(stream);
+            }
+        }
+        for (peer, stream) in peers.iter_mut().enumerate() {
+            // Welcome or busy.
+            let mut answer = [0; WELCOME_BYTES];
+            stream.read_exact(&mut answer).unwrap_or_else(|error| panic!("peer {peer}: {error}"));
+        }
     }
 }

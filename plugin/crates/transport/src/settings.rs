@@ -103,6 +103,7 @@ pub struct Settings {
     pub(crate) metrics: Vec<SocketAddr>,
     status_folder: Option<PathBuf>,
     reduction_servers: Vec<String>,
+    reduction_split: usize,
     reduction_timeout: Duration,
     reduction_timeline: Option<String>,
     job: String,
@@ -429,12 +430,22 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_REDUCTION_SERVERS",
-        meaning: "reduction servers that sum all-reduces, through NCCL's CollNet (NCCL_COLLNET_ENABLE=1); the same on all ranks",
+        meaning: "reduction servers that sum all-reduces, through NCCL's CollNet (NCCL_COLLNET_ENABLE=1); the same on all ranks, or a list for those of each leaf of a tree",
         accepts: "host:port,host:port,... with names or addresses, 64 at most",
         default: "",
         apply: |settings, value| {
             settings.reduction_servers =
                 if value.is_empty() { Vec::new() } else { servers(value)? };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REDUCTION_SPLIT",
+        meaning: "most reduction servers that an operation is cut over, which then take turns; the same on all ranks",
+        accepts: "1 to 64",
+        default: "64",
+        apply: |settings, value| {
+            settings.reduction_split = ranged(value, 1, 64)? as usize;
             Some(())
         },
     },
@@ -518,6 +529,7 @@ impl Settings {
             metrics: Vec::new(),
             status_folder: None,
             reduction_servers: Vec::new(),
+            reduction_split: 0,
             reduction_timeout: Duration::ZERO,
             reduction_timeline: None,
             job: String::new(),
@@ -567,6 +579,16 @@ impl Settings {
     /// Flows of a connection.
     pub fn flows(&self) -> usize {
         self.flows.into()
+    }
+
+    /// Most reduction servers that an operation is cut over.
+    pub fn reduction_split(&self) -> usize {
+        self.reduction_split
+    }
+
+    /// Reads a list of reduction servers, `host:port,host:port,...`; `None` where it is none.
+    pub fn servers(text: &str) -> Option<Vec<String>> {
+        servers(text)
     }
 
     /// `host:port` of each reduction server; none: there are none.

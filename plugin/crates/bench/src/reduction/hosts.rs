@@ -40,7 +40,8 @@ pub(super) struct Host {
 #[derive(Clone, Debug)]
 enum Place {
     Here,
-    /// A program with arguments that takes a host's name and a line of shell.
+    /// A program with arguments that takes a host's name, where one of them is or has `{}` or else after them, and a line of
+    /// shell.
     There {
         rsh: Vec<String>,
         name: String,
@@ -182,8 +183,13 @@ impl Host {
                 for argument in arguments {
                     line += &format!(" {}", quoted(argument));
                 }
-                let mut command = Command::new(&rsh[0]);
-                command.args(&rsh[1..]).arg(name).arg(line);
+                let mut words: Vec<String> =
+                    rsh.iter().map(|word| word.replace("{}", name)).collect();
+                if words == *rsh {
+                    words.push(name.clone());
+                }
+                let mut command = Command::new(&words[0]);
+                command.args(&words[1..]).arg(line);
                 command
             }
         }
@@ -222,6 +228,11 @@ clients:
         let arguments: Vec<_> = command.get_args().map(|part| part.to_string_lossy()).collect();
         assert_eq!(command.get_program(), "ssh");
         assert_eq!(arguments[..3], ["-p", "22", "gpu-0"]);
+        let pods = Hosts::parse(FILE, "kubectl exec -i pod/{} -- sh -c").unwrap();
+        let command = pods.clients[0].command(Path::new("/opt/x"), &[], &[]);
+        let words: Vec<_> = command.get_args().map(|part| part.to_string_lossy()).collect();
+        assert_eq!(words[..6], ["exec", "-i", "pod/gpu-0", "--", "sh", "-c"]);
+        assert!(words.len() == 7 && words[6].ends_with(" '/opt/x'"), "{words:?}");
         let line = &arguments[3];
         assert!(line.starts_with("exec env RANK='0' "), "{line}");
         assert!(line.contains(r"NCCL_SOCKET_IFNAME='it'\''s eth0'"), "{line}");

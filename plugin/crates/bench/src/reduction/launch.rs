@@ -43,6 +43,9 @@ impl Launch<'_> {
     pub(super) fn run(&self) -> Result<Ended> {
         let Self { options, hosts, environment } = self;
         let mut environment = environment.to_vec();
+        if let Some(split) = options.split {
+            environment.push(("EVENKEEL_REDUCTION_SPLIT".to_owned(), split.to_string()));
+        }
         let mut servers = None;
         if options.run_type == RunType::Servers && !hosts.servers.is_empty() {
             let started = Servers::start(options, &hosts.servers, &environment)?;

@@ -73,7 +73,7 @@ fn measure(options: &Options, group: &mut Group) -> Result<u64> {
             ring.register(&result)?;
             rank.all(group, &mut Way::Ring(&mut ring))?
         }
-        RunType::Servers | RunType::Plugin => {
+        _ => {
             let coll = connect(options, &plugin, group)?;
             let (from, to) = (coll.register(&own)?, coll.register(&result)?);
             rank.all(group, &mut Way::Collective { coll: &coll, from: &from, to: &to })?
@@ -82,7 +82,7 @@ fn measure(options: &Options, group: &mut Group) -> Result<u64> {
     let run = Run {
         network: match options.run_type {
             RunType::Ring => format!("{}, ring", network.name),
-            RunType::Servers | RunType::Plugin => network.name,
+            _ => network.name,
         },
         rank: group.rank(),
         ranks: group.members().len(),
@@ -91,7 +91,7 @@ fn measure(options: &Options, group: &mut Group) -> Result<u64> {
         kind: options.run.kind.name().to_owned(),
         redop: options.run.op.name().to_owned(),
         seconds,
-        cpu,
+        cpu: Some(cpu),
         wrong,
     };
     // Of very many, some do.

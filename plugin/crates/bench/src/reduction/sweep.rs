@@ -33,6 +33,8 @@ pub(super) enum Setting {
     Servers(usize),
     /// Threads of each server.
     ServerThreads(u16),
+    /// Servers that an operation is cut over.
+    Split(u16),
     /// A variable of the environment.
     Variable(String, String),
 }
@@ -62,11 +64,12 @@ impl Setting {
             "piece" => value.parse().map(Self::Piece),
             "servers" => number(64).map(|number| Self::Servers(number.into())),
             "server-threads" => number(1024).map(Self::ServerThreads),
+            "split" => number(64).map(Self::Split),
             _ if !name.is_empty() && name.chars().all(variable) => {
                 Ok(Self::Variable(name.to_owned(), value.to_owned()))
             }
             _ => Err(format!(
-                "{name:?}: chunksize, depth, jobs, piece, servers, server-threads or a variable's name in capitals"
+                "{name:?}: chunksize, depth, jobs, piece, servers, server-threads, split or a variable's name in capitals"
             )),
         }
     }
@@ -79,6 +82,7 @@ impl Setting {
             Self::Piece(size) => options.piece = Some(size),
             Self::Servers(servers) => options.servers = Some(servers),
             Self::ServerThreads(threads) => options.server_threads = Some(threads),
+            Self::Split(split) => options.split = Some(split),
             Self::Variable(name, value) => environment.push((name, value)),
         }
     }
@@ -97,6 +101,7 @@ impl Setting {
             Self::Piece(bytes) => format!("piece={}", size(bytes.0)),
             Self::Servers(servers) => format!("servers={servers}"),
             Self::ServerThreads(threads) => format!("server-threads={threads}"),
+            Self::Split(split) => format!("split={split}"),
             Self::Variable(name, value) => format!("{name}={value}"),
         }
     }
@@ -172,7 +177,7 @@ pub(super) fn run(options: &Options, hosts: &Hosts) -> Result<ExitCode> {
             settings: text,
             time_us: clients.time_us,
             algbw: clients.algbw,
-            e2e_us: clients.e2e.median,
+            e2e_us: clients.e2e.ok_or("nothing was measured")?.median,
             wrong: clients.wrong,
         };
         if !options.json {

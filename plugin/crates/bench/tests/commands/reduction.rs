@@ -97,6 +97,76 @@ fn the_same_vector_goes_round_a_ring() {
     assert!(ended.out.contains(", ring: 2 ranks") && ended.out.contains(" 0 wrong"), "{ended:?}");
 }
 
+/// A stand-in that says how it was called, then what NCCL's benchmark would.
+const STAND_IN: &str = "#!/bin/sh
+echo \"$@ NCCL_COLLNET_ENABLE=$NCCL_COLLNET_ENABLE\" > \"$0.called\"
+echo '#  Rank  0 Group  0 Pid 7 on gpu-0 device  0'
+echo '#  Rank  1 Group  0 Pid 7 on gpu-0 device  1'
+echo '#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong'
+echo '     1048576        262144     float     sum      -1    500.0    2.10    2.10      0    400.0    2.62    2.62      0'
+";
+
+#[test]
+fn nccls_own_benchmark_gives_the_same_report() {
+    let folder = Folder::new("nccl");
+    let (program, log) = (folder.file("all_reduce_perf"), folder.file("log"));
+    fs::write(&program, STAND_IN).unwrap();
+    let command = format!("sh {program} -f 2");
+    let nccl = ["--run-type", "nccl", "--nccl-tests", &command, "--log-dir", &log];
+    let ended = run(&[&SMALL[..], &nccl].concat());
+    assert!(ended.status.success(), "{ended:?}");
+    let line = "# NCCL, by nccl-tests: 2 ranks reduce 1048576 bytes of float";
+    assert!(
+        ended.out.starts_with(line) && ended.out.contains("500.0 us, 2.097 GB/s, 0 wrong"),
+        "{ended:?}"
+    );
+    let called = fs::read_to_string(format!("{program}.called")).unwrap();
+    assert!(called.starts_with("-f 2 -b 1048576 -e 1048576 -g 2 -n 2 -w 1 "), "{called}");
+    assert!(called.contains("-d float -o sum NCCL_COLLNET_ENABLE=0"), "{called}");
+    assert_eq!(run(&["reduction", "--analyze", &log]).out, ended.out);
+    let json: serde_json::Value =
+        serde_json::from_str(&run(&["reduction", "--analyze", &log, "--json"]).out).unwrap();
+    assert_eq!(
+        (json["clients"]["ranks"].as_u64(), &json["clients"]["e2e"]),
+        (Some(2), &serde_json::Value::Null)
+    );
+}
+
+#[test]
+fn nccls_benchmark_that_is_not_there_or_fails_is_one_line() {
+    let error_of = |command: &str| {
+        let ended = run(&[&SMALL[..], &["--run-type", "nccl", "--nccl-tests", command]].concat());
+        assert!(!ended.status.success() && ended.err.lines().count() == 1, "{ended:?}");
+        ended.err
+    };
+    let error = error_of("no_such_perf");
+    assert!(
+        error.contains("no_such_perf: no such program") && error.contains("--nccl-tests"),
+        "{error}"
+    );
+    let folder = Folder::new("nccl-fails");
+    let program = folder.file("fails");
+    fs::write(&program, "echo 'x: Test CUDA failure: no CUDA-capable device'; exit 3").unwrap();
+    let error = error_of(&format!("sh {program}"));
+    assert!(error.contains("no CUDA-capable device") && error.contains("3"), "{error}");
+    fs::write(&program, "echo nothing of use").unwrap();
+    assert!(error_of(&format!("sh {program}")).contains("no line that is a measurement"));
+}
+
+#[test]
+fn operations_are_cut_over_as_many_servers_as_asked_for() {
+    built();
+    let more = ["--servers", "3", "--chunksize", "256K", "--split", "1", "--server-threads", "1"];
+    let ended = run(&[&SMALL[..], &more, &["--piece", "1M", "--json"]].concat());
+    assert!(ended.status.success(), "{ended:?}");
+    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    // Two reductions of four operations, each whole at one of the servers; the checked one may be counted as well.
+    assert_eq!(
+        (json["clients"]["wrong"].as_u64(), json["clients"]["send"]["len"].as_u64()),
+        (Some(0), Some(16))
+    );
+}
+
 #[test]
 fn a_plugin_without_servers_is_told_from_one_with() {
     let ended = run(&["reduction", "--ranks", "2", "--size", "1M"]);

@@ -42,6 +42,7 @@ fn server() -> Server {
         metrics: None,
         memory: 64 << 20,
         threads: 1,
+        upstream: vec![],
         piece: evenkeel_reduction::PIECE_BYTES,
         timeline: None,
     };

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    Block, Connecting, Receiving, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
-    Sending,
+    Block, Receiving, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection, Sending,
 };
 
-use super::ClientError;
-use super::way_in::Caller;
+use super::{Caller, ClientError, Joined, Pulse};
 use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
 use crate::timeline::Timeline;
 
@@ -30,10 +28,7 @@ pub(super) struct Link {
     flying: VecDeque<Flying>,
     /// Memory for messages.
     spare: Vec<Block>,
-    /// When the server last showed a sign of life.
-    heard: Instant,
-    /// Asks for one.
-    probe: Option<Connecting>,
+    pulse: Pulse,
     /// It takes nothing any more, since when and why.
     deaf: Option<(Instant, String)>,
     /// Why this rank cannot go on, on its way.
@@ -75,13 +70,9 @@ struct Flying {
 }
 
 impl Link {
-    pub(super) fn new(
-        caller: Caller,
-        up: SendConnection,
-        down: RecvConnection,
-        chunk: usize,
-        window: usize,
-    ) -> Self {
+    /// Moments of all pieces are noted in the timeline, if there is one.
+    pub(super) fn new(joined: Joined, timeline: Option<Arc<Timeline>>) -> Self {
+        let Joined { caller, up, down, chunk, window } = joined;
         Self {
             caller,
             up,
@@ -91,17 +82,11 @@ impl Link {
             ranges: VecDeque::new(),
             flying: VecDeque::new(),
             spare: Vec::new(),
-            heard: Instant::now(),
-            probe: None,
+            pulse: Pulse::new(),
             deaf: None,
             last_word: None,
-            timeline: None,
+            timeline,
         }
-    }
-
-    /// Has the moments of all pieces noted.
-    pub(super) fn note_in(&mut self, timeline: Option<Arc<Timeline>>) {
-        self.timeline = timeline;
     }
 
     /// Takes a range to reduce.
@@ -119,7 +104,7 @@ impl Link {
         mut done: impl FnMut(u64),
     ) -> Result<(), ClientError> {
         if self.flying.is_empty() {
-            self.heard = now;
+            self.pulse.heard(now);
         }
         self.begin(now);
         if self.timeline.is_some() {
@@ -137,8 +122,7 @@ impl Link {
                 }
             }
             if was_waiting && flying.head_in.is_none() {
-                self.heard = now;
-                self.probe = None;
+                self.pulse.heard(now);
             }
             match flying.is_sent() {
                 Ok(true) if flying.is_received() => {}
@@ -168,7 +152,7 @@ impl Link {
             Some((since, why)) if now.saturating_duration_since(*since) >= LAST_WORD => {
                 Err(self.caller.error(why))
             }
-            _ => self.look_after(now),
+            _ => self.pulse.check(&self.caller, now),
         }
     }
 
@@ -254,27 +238,6 @@ impl Link {
 
     fn block(&mut self) -> Block {
         self.spare.pop().unwrap_or_else(|| Block::new(MESSAGE_BYTES))
-    }
-
-    /// Sees whether a server that has said nothing for long still lives: other ranks may only be late.
-    fn look_after(&mut self, now: Instant) -> Result<(), ClientError> {
-        let timeout = self.caller.timeout;
-        let silent = now.saturating_duration_since(self.heard);
-        if silent < timeout / 2 {
-            return Ok(());
-        }
-        match self.probe.as_ref().map(Connecting::poll) {
-            Some(Ok(Some(_))) => {
-                self.heard = now;
-                self.probe = None;
-            }
-            Some(Ok(None)) => {}
-            None | Some(Err(_)) => self.probe = self.caller.call().ok(),
-        }
-        if now.saturating_duration_since(self.heard) < timeout {
-            return Ok(());
-        }
-        Err(self.caller.error(&format!("no sign of life for {} s", timeout.as_secs())))
     }
 }
 

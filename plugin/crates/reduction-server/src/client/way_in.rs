@@ -12,7 +12,6 @@ use evenkeel_transport::{
 };
 
 use super::ClientError;
-use super::link::Link;
 use crate::lock;
 use crate::packet::{MESSAGE_BYTES, Member, NONCE, Packet};
 
@@ -27,31 +26,42 @@ const PAUSE: Duration = Duration::from_millis(200);
 const REACH: Duration = Duration::from_secs(3);
 
 /// Knows how to call one server.
-pub(super) struct Caller {
-    transport: Arc<Transport>,
-    device: usize,
+pub(crate) struct Caller {
+    pub(super) transport: Arc<Transport>,
+    pub(super) device: usize,
     /// `host:port`, for people.
-    name: String,
-    address: SocketAddr,
-    label: String,
+    pub(super) name: String,
+    pub(super) address: SocketAddr,
+    pub(super) label: String,
     /// Of the connection.
-    flows: usize,
+    pub(super) flows: usize,
     /// How long it may be out of reach.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl Caller {
     /// Begins to connect to the server.
-    pub(super) fn call(&self) -> Result<Connecting, Error> {
+    pub(crate) fn call(&self) -> Result<Connecting, Error> {
         let addresses = vec![self.address.ip()];
         let handle = Handle { addresses, port: self.address.port(), nonce: NONCE };
         self.transport.try_connect(self.device, &handle, &self.label, self.flows)
     }
 
     /// An error that names the server.
-    pub(super) fn error(&self, what: &str) -> ClientError {
-        ClientError(format!("reduction server {}: {what}", self.name))
+    pub(crate) fn error(&self, what: &str) -> ClientError {
+        ClientError::new(format!("reduction server {}: {what}", self.name))
     }
+}
+
+/// A server that was joined.
+pub(crate) struct Joined {
+    pub(crate) caller: Caller,
+    pub(crate) up: SendConnection,
+    pub(crate) down: RecvConnection,
+    /// Largest piece that it takes, in bytes: a multiple of 128.
+    pub(crate) chunk: usize,
+    /// Most pieces on their way.
+    pub(crate) window: usize,
 }
 
 /// A server on the way to being joined.
@@ -78,20 +88,20 @@ enum Stage {
     /// It is to say what it takes.
     Hear(Caller, SendConnection, RecvConnection, Receiving),
     /// It was joined.
-    Done(Link),
+    Done(Joined),
 }
 
 /// Joins at all servers.
 ///
 /// # Errors
 /// Names the first server that refused, or those that were not reached, or had not let the rank in, in time.
-pub(super) fn join(
+pub(crate) fn join(
     transport: &Arc<Transport>,
     device: usize,
     servers: &[String],
     member: &Member,
     timeout: Duration,
-) -> Result<Vec<Link>, ClientError> {
+) -> Result<Vec<Joined>, ClientError> {
     let start = Instant::now();
     let names = Names::resolve(servers);
     // A rank's flows are spread over as many paths whether they go to one host or to several, and each has its price: pieces
@@ -127,11 +137,11 @@ pub(super) fn join(
         thread::sleep(look);
         look = (2 * look).min(LAST_LOOK);
     }
-    let links = attempts.into_iter().filter_map(|attempt| match attempt.stage {
-        Stage::Done(link) => Some(link),
+    let joined = attempts.into_iter().filter_map(|attempt| match attempt.stage {
+        Stage::Done(joined) => Some(joined),
         _ => None,
     });
-    Ok(links.collect())
+    Ok(joined.collect())
 }
 
 /// Fails if there are such servers, naming them.
@@ -149,7 +159,7 @@ fn missing(
     if all.is_empty() {
         return Ok(());
     }
-    Err(ClientError(format!("{what} within {within:?}: reduction server {}", all.join(", "))))
+    Err(ClientError::new(format!("{what} within {within:?}: reduction server {}", all.join(", "))))
 }
 
 /// What an attempt needs.
@@ -252,7 +262,7 @@ impl Attempt {
                 }
                 Ok(None) => Stage::Call(caller, listener, call),
                 Ok(Some(up)) => {
-                    let join = Packet::Join(way.member.clone(), listener.handle().clone());
+                    let join = Packet::Join(way.member.at(way.index), listener.handle().clone());
                     let mut block = Block::new(MESSAGE_BYTES);
                     let length = join.encode(block.bytes_mut());
                     match up.send_block(&Arc::new(block), length)? {
@@ -280,7 +290,7 @@ impl Attempt {
                             // Whatever it says, messages fit and memory is no more than asked for.
                             let chunk = (chunk as usize / 128 * 128).clamp(128, 1 << 30);
                             let window = window.clamp(1, 15) as usize;
-                            Stage::Done(Link::new(caller, up, down, chunk, window))
+                            Stage::Done(Joined { caller, up, down, chunk, window })
                         }
                         Ok(Packet::Failed(why)) => {
                             return Err(Trouble::Final(caller.error(&format!("refused: {why}"))));
@@ -295,7 +305,7 @@ impl Attempt {
                     }
                 }
             },
-            Stage::Done(link) => Stage::Done(link),
+            Stage::Done(joined) => Stage::Done(joined),
         })
     }
 }

@@ -5,12 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_reduce::{DataType, Op};
-use evenkeel_reduction::{Client, MOST_RANKS, Member};
+use evenkeel_reduction::{Client, MOST_RANKS, Member, Seat};
 use evenkeel_transport::{Nonce, Notify};
 
 use crate::harness::{
     KEY, PATIENCE, Running, all_reduce, begin, data, expected, join, join_within, members, names,
-    server, server_with, transport,
+    options, server, server_with, transport,
 };
 
 const KIND: DataType = DataType::Float32;
@@ -134,7 +134,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     let _first = join(&transport, &names, &twice[0]);
     assert!(refused(&twice[0]).contains("rank 0 is there already"));
     let mut more = twice[1].clone();
-    more.ranks = 3;
+    (more.ranks, more.seat) = (3, Seat::alone(1, 3));
     assert!(refused(&more).contains("3 ranks, others say 2"));
 }
 
@@ -159,11 +159,7 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
         // It is there when the first attempts have failed, or before: both must do.
         let options = evenkeel_reduction::Options {
             listen: names[0].parse().unwrap(),
-            metrics: None,
-            memory: 64 << 20,
-            threads: 1,
-            piece: evenkeel_reduction::PIECE_BYTES,
-            timeline: None,
+            ..options(64 << 20, 1)
         };
         let late = crate::harness::server_at(&options);
         let client = joining.join().unwrap();

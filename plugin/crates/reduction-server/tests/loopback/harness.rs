@@ -1,5 +1,6 @@
 //! Servers, ranks and their data.
 
+use std::borrow::Borrow;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_chance::Chance;
 use evenkeel_reduce::{DataType, Op, reference};
-use evenkeel_reduction::{Client, ClientError, Member, Options, Server, Ticket};
+use evenkeel_reduction::{Client, ClientError, Member, Options, Seat, Server, Ticket, mark};
 use evenkeel_transport::{Log, RecvBuffer, SendBuffer, Settings, Transport};
 
 /// Long enough for a loaded machine; reached only when something is broken.
@@ -37,15 +38,26 @@ pub(crate) fn transport(more: &[(&str, &str)]) -> Arc<Transport> {
     Arc::new(Transport::new(settings(more), Arc::new(Silence)).unwrap())
 }
 
-pub(crate) fn server_with(memory: u64, threads: usize, more: &[(&str, &str)]) -> Server {
-    let options = Options {
+pub(crate) fn options(memory: u64, threads: usize) -> Options {
+    Options {
         listen: "127.0.0.1:0".parse().unwrap(),
         metrics: None,
+        upstream: vec![],
         memory,
         threads,
         piece: evenkeel_reduction::PIECE_BYTES,
         timeline: None,
-    };
+    }
+}
+
+pub(crate) fn server_with(memory: u64, threads: usize, more: &[(&str, &str)]) -> Server {
+    let options = options(memory, threads);
+    Server::start(settings(more), &options, Arc::new(Silence)).unwrap()
+}
+
+/// A leaf of a tree below these servers.
+pub(crate) fn leaf_with(upstream: &[String], threads: usize, more: &[(&str, &str)]) -> Server {
+    let options = Options { upstream: upstream.to_vec(), ..options(256 << 20, threads) };
     Server::start(settings(more), &options, Arc::new(Silence)).unwrap()
 }
 
@@ -57,8 +69,8 @@ pub(crate) fn server() -> Server {
     server_with(256 << 20, 2, &[])
 }
 
-pub(crate) fn names(servers: &[Server]) -> Vec<String> {
-    servers.iter().map(|server| server.address().to_string()).collect()
+pub(crate) fn names<S: Borrow<Server>>(servers: &[S]) -> Vec<String> {
+    servers.iter().map(|server| server.borrow().address().to_string()).collect()
 }
 
 /// A communicator that no other test has.
@@ -66,8 +78,21 @@ pub(crate) fn members(ranks: u32, job: &str) -> Vec<Member> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let communicator = NEXT.fetch_add(1, Ordering::Relaxed);
     let group = Member::new_group().unwrap();
-    let member = |rank| Member { group, communicator, rank, ranks, job: job.to_owned() };
+    let member = |rank| {
+        let (seat, job) = (Seat::alone(rank, ranks), job.to_owned());
+        Member { group, communicator, rank, ranks, seat, is_leaf: false, job }
+    };
     (0..ranks).map(member).collect()
+}
+
+/// A communicator of which each rank is given such a list of servers.
+pub(crate) fn members_with(lists: &[&[String]], job: &str) -> Vec<Member> {
+    let marks: Vec<_> = lists.iter().map(|list| mark(list, 64)).collect();
+    let mut members = members(lists.len() as u32, job);
+    for (rank, member) in members.iter_mut().enumerate() {
+        member.seat = Seat::find(rank, &marks).unwrap();
+    }
+    members
 }
 
 pub(crate) fn join_within(

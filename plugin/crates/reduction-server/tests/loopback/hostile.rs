@@ -50,7 +50,7 @@ fn strangers_and_nonsense_do_not_disturb_others() {
         // From nothing like the protocol to almost a join.
         let mut bytes = chance.bytes(64 + round % 3 * 100);
         if round % 2 == 0 {
-            bytes[..12].copy_from_slice(b"EVKL-RED\x01\0\x01\0");
+            bytes[..12].copy_from_slice(b"EVKL-RED\x02\0\x01\0");
         }
         say(&connection, &bytes);
         open.push(connection);
@@ -75,8 +75,11 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
         let up = call(&transport, address(&server));
         let home = transport.listen(0, "").unwrap();
         let mut hello = front(1);
-        hello[12..28].copy_from_slice(&members[1].group);
+        // At the first server of a list.
+        let group = u128::from_le_bytes(members[1].group).rotate_left(16);
+        hello[12..28].copy_from_slice(&group.to_le_bytes());
         hello[36..44].copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0]);
+        hello[48..64].copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
         hello.extend_from_slice(&home.handle().encode());
         say(&up, &hello);
         let deadline = Instant::now() + PATIENCE;
@@ -105,7 +108,7 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
 /// A header of this type with nothing in it.
 fn front(code: u8) -> Vec<u8> {
     let mut bytes = vec![0; 64];
-    bytes[..12].copy_from_slice(b"EVKL-RED\x01\0\0\0");
+    bytes[..12].copy_from_slice(b"EVKL-RED\x02\0\0\0");
     bytes[10] = code;
     bytes
 }

@@ -7,3 +7,4 @@ mod harness;
 mod hostile;
 mod program;
 mod sums;
+mod tree;

@@ -7,9 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_reduce::{DataType, Op};
+use evenkeel_reduction::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{PATIENCE, all_reduce, data, join, join_within, members, transport};
+use crate::harness::{
+    PATIENCE, all_reduce, data, join, join_within, members, members_with, transport,
+};
 
 /// A running server, killed when dropped.
 struct Program {
@@ -20,10 +23,15 @@ struct Program {
 }
 
 fn start(more: &[&str]) -> Program {
+    start_with(more, &[])
+}
+
+fn start_with(more: &[&str], environment: &[(&str, &str)]) -> Program {
     let mut child = Command::new(env!("CARGO_BIN_EXE_evenkeel-reduction-server"))
         .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--threads", "1"])
         .args(more)
         .env("NCCL_SOCKET_IFNAME", "lo")
+        .envs(environment.iter().copied())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -134,6 +142,74 @@ fn a_server_that_stands_still_is_named_within_the_timeout() {
     assert!(begin.elapsed() >= timeout);
 }
 
+/// Two leaves with a rank each below a server; a leaf has two seconds of patience.
+fn tree() -> (Program, [Program; 2], Vec<Client>) {
+    let root = start(&[]);
+    let leaf =
+        || start_with(&["--upstream", &root.address], &[("EVENKEEL_REDUCTION_TIMEOUT", "2")]);
+    let leaves = [leaf(), leaf()];
+    let lists = leaves.each_ref().map(|leaf| [leaf.address.clone()]);
+    let members = members_with(&[&lists[0], &lists[1]], "team-a/llama");
+    let transport = transport(&[]);
+    let clients = (0..2).map(|rank| join(&transport, &lists[rank], &members[rank])).collect();
+    (root, leaves, clients)
+}
+
+fn reduce_all(clients: &[Client]) -> Vec<Result<Vec<u8>, ClientError>> {
+    let reduce =
+        |client| all_reduce(client, &data(1, DataType::Int32, 300_000), DataType::Int32, Op::Max);
+    thread::scope(|scope| {
+        let all: Vec<_> =
+            clients.iter().map(|client| scope.spawn(move || reduce(client))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_tree_counts_what_goes_up_and_drains() {
+    let (mut root, mut leaves, clients) = tree();
+    for sum in reduce_all(&clients) {
+        assert_eq!(sum.unwrap(), data(1, DataType::Int32, 300_000));
+    }
+    let metrics = leaves[0].get("/metrics");
+    for line in [
+        "evenkeel_reduction_upstream_sent_bytes_total{job=\"team-a/llama\"} 300000",
+        "evenkeel_reduction_upstream_received_bytes_total{job=\"team-a/llama\"} 300000",
+        "evenkeel_reduction_upstream_seconds_count{job=\"team-a/llama\"} 2",
+    ] {
+        assert!(metrics.contains(line), "no {line} in {metrics}");
+    }
+    for server in [&root, &leaves[0]] {
+        server.signal(Signal::TERM);
+    }
+    for sum in reduce_all(&clients) {
+        assert_eq!(sum.unwrap(), data(1, DataType::Int32, 300_000));
+    }
+    drop(clients);
+    assert!(leaves[0].wait().success() && root.wait().success());
+}
+
+#[test]
+fn a_killed_leaf_is_named_to_the_ranks_of_others() {
+    let (_root, mut leaves, clients) = tree();
+    leaves[0].signal(Signal::KILL);
+    leaves[0].wait();
+    let error = reduce_all(&clients)[1].as_ref().unwrap_err().to_string();
+    assert!(error.contains("leaf 0 at 127.0.0.1") && error.contains("was lost"), "{error}");
+}
+
+#[test]
+fn a_root_that_stands_still_is_named_at_all_leaves() {
+    let (root, leaves, clients) = tree();
+    root.signal(Signal::STOP);
+    for (leaf, result) in leaves.iter().zip(reduce_all(&clients)) {
+        let error = result.unwrap_err().to_string();
+        let chain =
+            format!("{}: upstream reduction server {}: no sign", leaf.address, root.address);
+        assert!(error.contains(&chain) && error.contains("for 2 s"), "{error}");
+    }
+}
+
 #[test]
 fn a_straggler_is_no_lost_server() {
     let program = start(&[]);
@@ -169,4 +245,5 @@ fn wrong_options_are_told_what_would_be_right() {
     assert!(run(&["serve", "--memory", "1KiB"]).contains("too little"));
     assert!(run(&["serve", "--listen", "192.0.2.1:1"]).contains("192.0.2.1"));
     assert!(run(&["serve", "--drain-timeout", "soon"]).contains("30s"));
+    assert!(run(&["serve", "--upstream", "root"]).contains("host:port"));
 }

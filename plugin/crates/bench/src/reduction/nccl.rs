@@ -1,0 +1,177 @@
+//! NCCL itself, driven by nccl-tests on GPUs, and what that says as one of our own reports.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use super::Options;
+use super::logs::{Line, Logs, Run};
+use crate::host::Result;
+
+/// Runs NCCL's benchmark and reports what it measured, out of place.
+///
+/// # Errors
+/// One line: that it is not there, that it failed, or that it said nothing.
+pub(super) fn run(options: &Options) -> Result<ExitCode> {
+    let said = Benchmark::start(options)?.lines(Duration::from_secs(options.ranks.timeout))?;
+    let run = read(&said)?;
+    let wrong = run.wrong;
+    let line =
+        serde_json::to_string(&Line::Run(run)).map_err(|error| format!("the log: {error}"))?;
+    let logs = Logs::new(vec![line], vec![])?;
+    if let Some(folder) = &options.log_dir {
+        logs.write(folder)?;
+    }
+    super::report(options, &logs)?;
+    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The running program; killed if this is dropped before it ends.
+struct Benchmark {
+    child: Child,
+    /// For people.
+    name: String,
+}
+
+impl Benchmark {
+    fn start(options: &Options) -> Result<Self> {
+        let mut words = options.nccl_tests.split_whitespace();
+        let name =
+            words.next().ok_or("--nccl-tests is empty: a program such as all_reduce_perf")?;
+        let (size, run) = (options.size.0.to_string(), &options.run);
+        let mut command = Command::new(name);
+        command.args(words).args(["-b", &size, "-e", &size]);
+        for (option, value) in [
+            ("-g", options.ranks.spawn.unwrap_or(1).to_string()),
+            ("-n", run.iterations.to_string()),
+            ("-w", run.warmup.to_string()),
+            ("-c", run.check.to_string()),
+            ("-d", run.kind.name().to_owned()),
+            ("-o", run.op.name().to_owned()),
+        ] {
+            command.args([option, &value]);
+        }
+        if let Some(plugin) = &options.network.plugin {
+            command.env("NCCL_NET_PLUGIN", plugin);
+        }
+        let started = command
+            .env("NCCL_COLLNET_ENABLE", "0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        match started {
+            Ok(child) => Ok(Self { child, name: name.to_owned() }),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(format!(
+                "{name}: no such program; build NVIDIA's nccl-tests, and say where it is: --nccl-tests FILE"
+            )),
+            Err(error) => Err(format!("{name}: {error}")),
+        }
+    }
+
+    /// All that it says, once it has ended well; given up when it says nothing for so long.
+    fn lines(mut self, patience: Duration) -> Result<Vec<String>> {
+        let errors = self.child.stderr.take();
+        let errors = thread::spawn(move || {
+            let mut text = String::new();
+            // What has come until it broke is still of use.
+            let _ = errors.map(|mut errors| errors.read_to_string(&mut text));
+            text
+        });
+        let (tell, told) = mpsc::channel();
+        let out = self.child.stdout.take();
+        thread::spawn(move || {
+            let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
+            // Nobody listens any more once it is given up.
+            lines.map_while(std::result::Result::ok).all(|line| tell.send(line).is_ok())
+        });
+        let mut said = vec![];
+        loop {
+            match told.recv_timeout(patience) {
+                Ok(line) => said.push(line),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    return Err(format!("{} says nothing for {patience:?}", self.name));
+                }
+            }
+        }
+        let status = self.child.wait().map_err(|error| format!("{}: {error}", self.name))?;
+        if status.success() {
+            return Ok(said);
+        }
+        let errors = errors.join().unwrap_or_default();
+        let last = errors.lines().rev().chain(said.iter().rev().map(String::as_str));
+        let last = last.map(str::trim).find(|line| !line.is_empty()).unwrap_or("without a word");
+        let gpu = if Path::new("/dev/nvidia0").exists() { "" } else { "; this machine has no GPU" };
+        Err(format!("{}, {status}: {last}{gpu}", self.name))
+    }
+}
+
+impl Drop for Benchmark {
+    fn drop(&mut self) {
+        // One that has ended already is no error.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What nccl-tests printed: a line for each rank, a heading, and a line for the size.
+fn read(said: &[String]) -> Result<Run> {
+    let words = |line: &String| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let lines: Vec<Vec<String>> = said.iter().map(words).collect();
+    let none = || "nccl-tests printed no line that is a measurement".to_owned();
+    let starts =
+        |line: &[String], with: &[&str]| line.len() > with.len() && line[..with.len()] == *with;
+    let ranks = lines.iter().filter(|line| starts(line, &["#", "Rank"])).count();
+    let heading = lines.iter().find(|line| starts(line, &["#", "size"])).ok_or_else(none)?;
+    let is_row = |line: &&Vec<String>| line.first().is_some_and(|word| word.parse::<u64>().is_ok());
+    let row = lines.iter().find(is_row).ok_or_else(none)?;
+    let field = |name: &str| {
+        let at = heading[1..].iter().position(|word| word == name);
+        let value = at.and_then(|at| row.get(at));
+        value.ok_or_else(|| format!("nccl-tests printed no column {name}"))
+    };
+    let number = |name: &str| -> Result<f64> {
+        let text = field(name)?;
+        text.parse().map_err(|_| format!("nccl-tests printed {text:?} as {name}"))
+    };
+    Ok(Run {
+        network: "NCCL, by nccl-tests".to_owned(),
+        rank: 0,
+        ranks,
+        size: number("size")? as u64,
+        chunksize: number("size")? as u64,
+        kind: field("type")?.clone(),
+        redop: field("redop")?.clone(),
+        seconds: number("time")? / 1e6,
+        cpu: None,
+        // Where nothing is checked it says N/A.
+        wrong: field("#wrong")?.parse().unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_is_read_by_its_heading() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let heading = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong";
+        let ranks = "#  Rank  0 Group  0 Pid 7 on gpu-0 device  0 [0x07]\n#  Rank  1 Group  0 Pid 7 on gpu-0 device  1 [0x0b]";
+        let row = "    67108864      16777216     float     sum      -1   1250.0   53.69   53.69      3   1230.1   54.56   54.56      0";
+        let run =
+            read(&lines(&format!("# nThread 1\n{ranks}\n{heading}\n{row}\n# Avg bus"))).unwrap();
+        assert_eq!((run.ranks, run.size, run.wrong), (2, 67_108_864, 3));
+        assert!((run.seconds - 1.25e-3).abs() < 1e-12 && run.kind == "float", "{run:?}");
+        let unchecked = row.replace(" 3 ", " N/A ");
+        let run = read(&lines(&format!("{heading}\n{unchecked}"))).unwrap();
+        assert_eq!(run.wrong, 0);
+        assert!(read(&lines("# nThread 1")).unwrap_err().contains("no line"));
+        let old = heading.replace("#wrong", "error");
+        assert!(read(&lines(&format!("{old}\n{row}"))).unwrap_err().contains("#wrong"));
+    }
+}

@@ -1,0 +1,203 @@
+//! Partial results that are not rounded yet: a tree reduces in several places and rounds at the end, in one.
+
+use crate::float::{BFLOAT16, E4M3, E5M2, FLOAT16, NAN32};
+use crate::{DataType, Op, ReduceError, check};
+
+/// Elements whose partial results wait in the first cache.
+const TILE: usize = 1024;
+
+/// The type that a partial result must have so that nothing is rounded before the end: float32 for sums and products of
+/// narrower floats. None where partial results have the elements' own type.
+pub fn wide(kind: DataType, op: Op) -> Option<DataType> {
+    let rounds = matches!(op, Op::Sum | Op::Prod);
+    let narrow = matches!(
+        kind,
+        DataType::Float16 | DataType::Bfloat16 | DataType::Float8E4m3 | DataType::Float8E5m2
+    );
+    (rounds && narrow).then_some(DataType::Float32)
+}
+
+/// As [`crate::reduce`], but for the rounding: `into` holds an element of type [`wide`] for each one of the sources.
+///
+/// # Errors
+/// As [`crate::reduce`], where the result counts as if it had the sources' type.
+///
+/// # Panics
+/// When there is no wide type.
+pub fn reduce_wide(
+    kind: DataType,
+    op: Op,
+    sources: &[&[u8]],
+    into: &mut [u8],
+) -> Result<(), ReduceError> {
+    assert!(wide(kind, op).is_some(), "{op:?} of {kind:?} has no wide type");
+    let widened = size_of::<f32>() / kind.bytes();
+    if !into.len().is_multiple_of(size_of::<f32>()) {
+        let element = size_of::<f32>();
+        return Err(ReduceError::PartialElement { bytes: into.len(), element });
+    }
+    check(kind, sources, into.len() / widened, 0)?;
+    if sources.is_empty() {
+        return Err(ReduceError::NoSource);
+    }
+    match kind {
+        DataType::Float16 => {
+            fold(op, sources, into, |code| FLOAT16.decode(u16::from_ne_bytes(code).into()));
+        }
+        DataType::Bfloat16 => {
+            fold(op, sources, into, |code| BFLOAT16.decode(u16::from_ne_bytes(code).into()));
+        }
+        DataType::Float8E4m3 => fold(op, sources, into, |[code]| E4M3.decode(code.into())),
+        _ => fold(op, sources, into, |[code]| E5M2.decode(code.into())),
+    }
+    Ok(())
+}
+
+/// Rounds what [`reduce_wide`] gave, or a reduction of such results, to elements of type `kind`.
+///
+/// # Errors
+/// When `from` does not hold an element for each one of `into`.
+///
+/// # Panics
+/// When `kind` is not narrower than float32.
+pub fn narrow(kind: DataType, from: &[u8], into: &mut [u8]) -> Result<(), ReduceError> {
+    assert!(wide(kind, Op::Sum).is_some(), "{kind:?} is not narrow");
+    let want = into.len() / kind.bytes() * size_of::<f32>();
+    check(DataType::Float32, &[from], want, 0)?;
+    match kind {
+        DataType::Float16 => {
+            round(from, into, |value| (FLOAT16.encode(value) as u16).to_ne_bytes())
+        }
+        DataType::Bfloat16 => {
+            round(from, into, |value| (BFLOAT16.encode(value) as u16).to_ne_bytes());
+        }
+        DataType::Float8E4m3 => round(from, into, |value| [E4M3.encode(value) as u8]),
+        _ => round(from, into, |value| [E5M2.encode(value) as u8]),
+    }
+    Ok(())
+}
+
+/// Each call is a loop of its own, compiled for one format and one reduction.
+#[inline(always)]
+fn fold<const N: usize>(
+    op: Op,
+    sources: &[&[u8]],
+    into: &mut [u8],
+    load: impl Fn([u8; N]) -> f32 + Copy,
+) {
+    match op {
+        Op::Prod => fold_by(sources, into, load, |a, b| a * b),
+        _ => fold_by(sources, into, load, |a, b| a + b),
+    }
+}
+
+#[inline(always)]
+fn fold_by<const N: usize>(
+    sources: &[&[u8]],
+    into: &mut [u8],
+    load: impl Fn([u8; N]) -> f32 + Copy,
+    combine: impl Fn(f32, f32) -> f32 + Copy,
+) {
+    let Some((first, rest)) = sources.split_first() else { return };
+    let mut waiting = [0f32; TILE];
+    for (tile, into) in into.as_chunks_mut::<4>().0.chunks_mut(TILE).enumerate() {
+        let waiting = &mut waiting[..into.len()];
+        let begin = tile * TILE;
+        for (acc, code) in waiting.iter_mut().zip(&first.as_chunks::<N>().0[begin..]) {
+            *acc = load(*code);
+        }
+        for source in rest {
+            for (acc, code) in waiting.iter_mut().zip(&source.as_chunks::<N>().0[begin..]) {
+                *acc = combine(*acc, load(*code));
+            }
+        }
+        for (into, acc) in into.iter_mut().zip(waiting) {
+            *into = if acc.is_nan() { NAN32 } else { acc.to_bits() }.to_ne_bytes();
+        }
+    }
+}
+
+#[inline(always)]
+fn round<const N: usize>(from: &[u8], into: &mut [u8], store: impl Fn(f32) -> [u8; N]) {
+    for (from, into) in from.as_chunks().0.iter().zip(into.as_chunks_mut::<N>().0) {
+        *into = store(f32::from_ne_bytes(*from));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference;
+
+    const NARROW: [DataType; 4] =
+        [DataType::Float16, DataType::Bfloat16, DataType::Float8E4m3, DataType::Float8E5m2];
+
+    /// In two steps it is what it is in one: all codes meet all special ones, over several tiles.
+    #[test]
+    fn what_is_rounded_later_is_what_is_rounded_at_once() {
+        let codes = 3 * TILE + 7;
+        for kind in NARROW {
+            let of = |step: usize, top: &[u8]| -> Vec<u8> {
+                (0..codes)
+                    .flat_map(|i| {
+                        let low = (i * step % 251) as u8;
+                        let high =
+                            if i % 3 == 0 { top[i % top.len()] } else { (i * step % 256) as u8 };
+                        [low, high][2 - kind.bytes()..].to_vec()
+                    })
+                    .collect()
+            };
+            let tops = [0x7c, 0x7f, 0xff, 0x00, 0x80, 0x3c, 0x7e, 0xfc];
+            let sources = [of(1, &tops), of(7, &tops), of(13, &tops[2..])];
+            let sources = sources.each_ref().map(Vec::as_slice);
+            for op in [Op::Sum, Op::Prod] {
+                for count in 1..=sources.len() {
+                    let mut partial = vec![0xee; codes * 4];
+                    reduce_wide(kind, op, &sources[..count], &mut partial).unwrap();
+                    let mut got = vec![0xee; codes * kind.bytes()];
+                    narrow(kind, &partial, &mut got).unwrap();
+                    let mut want = vec![0; got.len()];
+                    reference::reduce(kind, op, &sources[..count], &mut want).unwrap();
+                    assert!(got == want, "{op:?} of {count} of {kind:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_rounded_in_between() {
+        // 2048 + 1 is no float16, 2048 + 1 + 1 is.
+        let [start, one, sum] = [0x6800u16, 0x3c00, 0x6801].map(u16::to_ne_bytes);
+        let (mut left, mut right) = ([0; 4], [0; 4]);
+        reduce_wide(DataType::Float16, Op::Sum, &[&start, &one], &mut left).unwrap();
+        reduce_wide(DataType::Float16, Op::Sum, &[&one], &mut right).unwrap();
+        crate::reduce_in_place(DataType::Float32, Op::Sum, &mut left, &[&right]).unwrap();
+        let mut rounded = [0; 2];
+        narrow(DataType::Float16, &left, &mut rounded).unwrap();
+        assert_eq!(rounded, sum);
+    }
+
+    #[test]
+    fn only_sums_and_products_of_narrow_floats_are_wide() {
+        for kind in DataType::ALL {
+            for op in Op::ALL {
+                let want = NARROW.contains(&kind) && matches!(op, Op::Sum | Op::Prod);
+                assert_eq!(wide(kind, op), want.then_some(DataType::Float32), "{op:?} of {kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_lengths_are_errors() {
+        let sum = |sources: &[&[u8]], into: &mut [u8]| {
+            reduce_wide(DataType::Float16, Op::Sum, sources, into).unwrap_err()
+        };
+        let mut into = [0; 8];
+        assert_eq!(sum(&[], &mut into), ReduceError::NoSource);
+        let error = ReduceError::Length { source_index: 0, has: 8, want: 4 };
+        assert_eq!(sum(&[&[0; 8]], &mut into), error);
+        let error = ReduceError::PartialElement { bytes: 6, element: 4 };
+        assert_eq!(sum(&[&[0; 3]], &mut into[..6]), error);
+        assert!(narrow(DataType::Float16, &[0; 4], &mut into).is_err());
+    }
+}

@@ -1,0 +1,200 @@
+//! Trees: leaves that reduce their own ranks' vectors, and servers above them that bring the leaves together.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use evenkeel_reduce::{DataType, Op, narrow, reduce_wide, wide};
+use evenkeel_reduction::{Options, Server};
+
+use crate::harness::{
+    PATIENCE, all_reduce, begin, data, expected, join, join_within, leaf_with, members_with, names,
+    options, server, server_at, server_with, transport,
+};
+
+/// Around what comes with a header, what is cut at the leaf, and what is cut on the way up.
+const SIZES: [usize; 5] = [8, 8192, 100_000, 262_152, 1 << 20];
+/// Which ranks are at which leaf.
+const LEAF_OF: [usize; 5] = [0, 1, 0, 0, 1];
+const KIND: DataType = DataType::Float32;
+
+/// What a tree must give, bit by bit: nothing is rounded to a narrow type before the end.
+fn expected_of_tree(kind: DataType, op: Op, all: &[Vec<u8>]) -> Vec<u8> {
+    let leaves: Vec<Vec<Vec<u8>>> = (0..2)
+        .map(|leaf| (0..all.len()).filter(move |rank| LEAF_OF[*rank] == leaf))
+        .map(|ranks| ranks.map(|rank| all[rank].clone()).collect())
+        .collect();
+    let Some(wide) = wide(kind, op) else {
+        return expected(kind, op, &[0, 1].map(|leaf| expected(kind, op, &leaves[leaf])));
+    };
+    let widened: Vec<Vec<u8>> = leaves
+        .iter()
+        .map(|parts| {
+            let sources: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            let mut sum = vec![0; parts[0].len() / kind.bytes() * wide.bytes()];
+            reduce_wide(kind, op, &sources, &mut sum).unwrap();
+            sum
+        })
+        .collect();
+    let mut rounded = vec![0; all[0].len()];
+    narrow(kind, &expected(wide, op, &widened), &mut rounded).unwrap();
+    rounded
+}
+
+/// All ranks reduce vectors of all types and ops; gives the results, which are the same everywhere.
+fn results(leaves: &[Vec<Server>; 2]) -> Vec<Vec<u8>> {
+    let lists = leaves.each_ref().map(|servers| names(servers));
+    let members = members_with(&LEAF_OF.map(|leaf| &lists[leaf][..]), "tree");
+    let threads: Vec<_> = members
+        .into_iter()
+        .map(|member| {
+            let list = lists[LEAF_OF[member.rank as usize]].clone();
+            thread::spawn(move || {
+                let client = join(&transport(&[]), &list, &member);
+                let mut results = vec![];
+                for (round, kind) in DataType::ALL.into_iter().cycle().take(24).enumerate() {
+                    let op = Op::ALL[(round + round / 12) % 4];
+                    let size = SIZES[round % SIZES.len()];
+                    let of = |rank: usize| data((rank * 100 + round) as u64, kind, size);
+                    let result = all_reduce(&client, &of(member.rank as usize), kind, op).unwrap();
+                    let all: Vec<_> = (0..LEAF_OF.len()).map(of).collect();
+                    let want = expected_of_tree(kind, op, &all);
+                    assert!(result == want, "{size} bytes of {kind:?} {op:?}");
+                    results.push(result);
+                }
+                results
+            })
+        })
+        .collect();
+    let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    all.dedup();
+    assert_eq!(all.len(), 1, "all ranks have the same");
+    all.remove(0)
+}
+
+#[test]
+fn the_same_tree_gives_the_same_bits_whatever_its_servers_threads_and_pieces() {
+    let mut seen = vec![];
+    // One server each; then two at each leaf below two others that take little at once.
+    for (servers, roots, threads, memory) in [(1, 1, 1, 256 << 20), (2, 2, 3, 6 << 20)] {
+        let roots: Vec<_> = (0..roots).map(|_| server_with(memory, threads, &[])).collect();
+        let leaf = || (0..servers).map(|_| leaf_with(&names(&roots), threads, &[])).collect();
+        let leaves: [Vec<_>; 2] = [leaf(), leaf()];
+        seen.push(results(&leaves));
+        let deadline = Instant::now() + PATIENCE;
+        for server in roots.iter().chain(leaves.iter().flatten()) {
+            while server.communicators() > 0 || server.memory().0 > 0 {
+                assert!(Instant::now() < deadline, "one keeps a communicator that all have left");
+                thread::yield_now();
+            }
+        }
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 1);
+}
+
+/// Two leaves with a rank each, below a server.
+struct Tree {
+    root: Option<Server>,
+    leaves: Vec<Server>,
+    clients: Vec<evenkeel_reduction::Client>,
+}
+
+fn tree() -> Tree {
+    let root = server();
+    let leaves: Vec<_> = (0..2).map(|_| leaf_with(&names(&[&root]), 1, &[])).collect();
+    let lists: Vec<_> = leaves.iter().map(|leaf| names(&[leaf])).collect();
+    let members = members_with(&[&lists[0], &lists[1]], "two");
+    let transport = transport(&[]);
+    let clients = (0..2).map(|rank| join(&transport, &lists[rank], &members[rank])).collect();
+    Tree { root: Some(root), leaves, clients }
+}
+
+/// The error of both ranks, of which the second one waits when this is done.
+fn errors_after(tree: &mut Tree, lose: impl FnOnce(&mut Tree)) -> [String; 2] {
+    let clients = std::mem::take(&mut tree.clients);
+    let waiting = begin(&clients[1], &data(1, KIND, 1 << 20), KIND, Op::Sum).unwrap();
+    lose(tree);
+    let own = data(2, KIND, 1 << 20);
+    let (first, second) = (all_reduce(&clients[0], &own, KIND, Op::Sum), waiting.finish());
+    [first, second].map(|result| result.unwrap_err().to_string())
+}
+
+#[test]
+fn a_lost_root_is_named_at_all_leaves() {
+    let mut tree = tree();
+    let root = tree.root.as_ref().unwrap().address().to_string();
+    let leaves = names(&tree.leaves);
+    let errors = errors_after(&mut tree, |tree| tree.root = None);
+    for (error, leaf) in errors.iter().zip(leaves) {
+        let chain = format!("reduction server {leaf}: upstream reduction server {root}: ");
+        assert!(error.starts_with(&chain), "{error}");
+    }
+}
+
+#[test]
+fn a_lost_leaf_is_named_to_the_ranks_of_others() {
+    let mut tree = tree();
+    let lost = tree.leaves[0].address().to_string();
+    let errors = errors_after(&mut tree, |tree| drop(tree.leaves.remove(0)));
+    assert!(errors[0].contains(&format!("reduction server {lost}")), "{}", errors[0]);
+    assert!(errors[1].contains("leaf 0 at 127.0.0.1"), "{}", errors[1]);
+    assert!(errors[1].contains("reports: the server ended"), "{}", errors[1]);
+}
+
+#[test]
+fn a_lost_rank_is_named_at_the_other_leaf() {
+    let mut tree = tree();
+    let left = tree.clients.remove(0);
+    drop(begin(&left, &data(1, KIND, 1 << 20), KIND, Op::Sum).unwrap());
+    drop(left);
+    let error = all_reduce(&tree.clients[0], &data(2, KIND, 1 << 20), KIND, Op::Sum).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("leaf 0 at 127.0.0.1"), "{error}");
+    assert!(error.contains("reports: rank 0 at 127.0.0.1"), "{error}");
+}
+
+#[test]
+fn a_leaf_that_never_comes_is_named() {
+    let root = server_with(64 << 20, 1, &[("EVENKEEL_REDUCTION_TIMEOUT", "1")]);
+    let leaf = leaf_with(&names(&[&root]), 1, &[]);
+    let (here, elsewhere) = (names(&[&leaf]), ["127.0.0.1:1".to_owned()]);
+    let members = members_with(&[&here, &elsewhere], "alone");
+    let client = join(&transport(&[]), &here, &members[0]);
+    let error = all_reduce(&client, &data(1, KIND, 1000), KIND, Op::Sum).unwrap_err().to_string();
+    assert!(error.contains("leaf 1 has not come within 2 s; 1 of 2 have"), "{error}");
+}
+
+#[test]
+fn what_makes_no_tree_is_refused_with_the_reason() {
+    let transport = transport(&[]);
+    let refused = |server: &Server| {
+        let list = names(&[server]);
+        let other = ["127.0.0.1:1".to_owned()];
+        let members = members_with(&[&list, &other], "refused");
+        let error = join_within(&transport, &list, &members[0], PATIENCE).err().unwrap();
+        assert_eq!(server.communicators(), 0);
+        error.to_string()
+    };
+    let error = refused(&server());
+    assert!(
+        error.contains("2 lists of reduction servers") && error.contains("--upstream"),
+        "{error}"
+    );
+    // Its own upstream.
+    let free = server();
+    let listen = free.address();
+    drop(free);
+    let upstream = vec![listen.to_string()];
+    let error = refused(&server_at(&Options { listen, upstream, ..options(64 << 20, 1) }));
+    assert!(error.contains("a tree has two levels"), "{error}");
+    let begin = Instant::now();
+    let error = refused(&leaf_with(&["127.0.0.1:1".to_owned()], 1, &[]));
+    assert!(error.contains("upstream not reached") && error.contains("127.0.0.1:1"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    // Where all have one list, nobody needs what is above.
+    let leaf = leaf_with(&["127.0.0.1:1".to_owned()], 1, &[]);
+    let list = names(&[&leaf]);
+    let client = join(&transport, &list, &members_with(&[&list], "one list")[0]);
+    let own = data(1, KIND, 1000);
+    assert_eq!(all_reduce(&client, &own, KIND, Op::Sum).unwrap(), own);
+}
