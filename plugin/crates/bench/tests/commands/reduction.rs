@@ -3,8 +3,9 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use crate::process::{Folder, run};
+use crate::process::{Folder, Running, ranks_with, run};
 
 fn built() {
     let program = Path::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
@@ -77,6 +78,48 @@ clients:
     let mut called: Vec<&str> = called.lines().collect();
     called.sort_unstable();
     assert_eq!(called, ["cpu-0", "gpu-0", "gpu-1"]);
+}
+
+/// A server at a port that was free a moment ago.
+fn serve(more: &[&str]) -> (Running, String) {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let program = Path::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
+    let mut command = Command::new(program.with_file_name("evenkeel-reduction-server"));
+    command
+        .args(["serve", "--threads", "1", "--listen", &address])
+        .args(more)
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    (Running::start(command), address)
+}
+
+#[test]
+fn ranks_with_a_list_of_servers_each_are_summed_by_a_tree() {
+    built();
+    let (_root, root) = serve(&[]);
+    let leaves = [serve(&["--upstream", &root]), serve(&["--upstream", &root])];
+    let arguments = ["reduction", "--size", "1M", "--chunksize", "300K", "-n", "2", "-w", "1"];
+    let ranks = ranks_with(3, &arguments, |rank, command| {
+        command.env("EVENKEEL_REDUCTION_SERVERS", &leaves[rank % 2].1);
+    });
+    for (rank, ended) in ranks.into_iter().map(Running::end).enumerate() {
+        assert!(ended.status.success(), "{ended:?}");
+        assert!(
+            rank > 0 || ended.out.contains("3 ranks") && ended.out.contains(" 0 wrong"),
+            "{ended:?}"
+        );
+    }
+    // Below nothing, two lists are a mistake.
+    let others = [serve(&[]), serve(&[])];
+    let ranks = ranks_with(2, &arguments, |rank, command| {
+        command.env("EVENKEEL_REDUCTION_SERVERS", &others[rank].1).env("NCCL_DEBUG", "WARN");
+    });
+    for ended in ranks.into_iter().map(Running::end) {
+        assert!(!ended.status.success(), "{ended:?}");
+        let said = format!("{}{}", ended.out, ended.err);
+        assert!(said.contains("2 lists of reduction servers"), "{said}");
+    }
 }
 
 #[test]
