@@ -120,7 +120,7 @@ func TestTheBenchmarkReachesPodsThroughKubectl(t *testing.T) {
 		t.Fatal(err)
 	}
 	bench := exec.CommandContext(ctx, filepath.Join(root, "dist", "evenkeel-bench"), "reduction", "--hosts", file,
-		"--rsh", env.KubectlPath()+" -n "+ns+" exec -i {} -- sh -c",
+		"--rsh", env.KubectlPath()+" -n "+ns+" exec -i {} -c main -- sh -c",
 		"--bench-program", "/usr/local/bin/evenkeel-bench", "--server-program", "/usr/local/bin/evenkeel-reduction-server",
 		"--plugin", "/evenkeel/plugin/libnccl-net-evenkeel.so", "--size", "4M", "-w", "1", "-n", "3")
 	bench.Env = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig)

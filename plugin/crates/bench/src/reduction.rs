@@ -54,7 +54,7 @@ Examples:
   On other machines, which ssh reaches:
     evenkeel-bench reduction --hosts hosts.yaml --plugin /opt/libnccl-net-evenkeel.so
   In pods, with the images of this project (docs/reduction.md has the pods):
-    evenkeel-bench reduction --hosts pods.yaml --rsh 'kubectl exec -i {} -- sh -c' \\
+    evenkeel-bench reduction --hosts pods.yaml --rsh 'kubectl exec -i {} -c main -- sh -c' \\
       --bench-program /usr/local/bin/evenkeel-bench --server-program /usr/local/bin/evenkeel-reduction-server \\
       --plugin /evenkeel/plugin/libnccl-net-evenkeel.so
   One rank, with servers that run elsewhere:

@@ -12,7 +12,7 @@ use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnectio
 
 use crate::client::{Caller, Joined, Pulse};
 use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
-use crate::session::say;
+use crate::session::{MOST_OPEN, say};
 
 /// How long to wait for a server's word once it takes nothing any more: the word may be on its way.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -257,7 +257,8 @@ impl Line {
             caller,
             up,
             down,
-            window,
+            // What a communicator is granted is for so many.
+            window: window.min(MOST_OPEN),
             queue: VecDeque::new(),
             flying: VecDeque::new(),
             landed: Vec::new(),

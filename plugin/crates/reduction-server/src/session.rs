@@ -47,8 +47,10 @@ pub(crate) fn slot_bytes(chunk: u64, ranks: u32, above: usize) -> u64 {
 /// Bytes that a communicator has for as long as it lives: the ranks' messages and those of the servers above, what is kept
 /// for them, and one slot.
 pub(crate) fn base_bytes(chunk: u64, ranks: u32, above: usize) -> u64 {
-    let lines = u64::from(ranks) + 2 * (MOST_OPEN * above) as u64;
-    slot_bytes(chunk, ranks, above) + lines * (MESSAGE_BYTES + COPIES_BYTES) as u64
+    let lines = u64::from(ranks) * (MESSAGE_BYTES + COPIES_BYTES) as u64;
+    // Of each piece there, its header and room for the answer's.
+    let above_them = above * (2 * MOST_OPEN * MESSAGE_BYTES + COPIES_BYTES);
+    slot_bytes(chunk, ranks, above) + lines + above_them as u64
 }
 
 /// A communicator.

@@ -42,27 +42,24 @@ impl Pulse {
     /// # Errors
     /// When it has been silent for as long as it may be.
     pub(crate) fn check(&mut self, caller: &Caller, now: Instant) -> Result<(), ClientError> {
-        let silent = now.saturating_duration_since(self.heard);
-        if silent < caller.timeout / 2 {
+        if now.saturating_duration_since(self.heard) < caller.timeout / 2 {
             return Ok(());
         }
-        let in_vain = |error: evenkeel_transport::Error| Asked::InVain(now, error.to_string());
-        self.asked = match std::mem::replace(&mut self.asked, Asked::Nothing) {
-            Asked::InVain(since, why) if now.saturating_duration_since(since) < PAUSE => {
-                Asked::InVain(since, why)
-            }
-            Asked::Nothing | Asked::InVain(..) => {
-                caller.call().map_or_else(in_vain, Asked::Calling)
-            }
+        let vain = |error: evenkeel_transport::Error| Asked::InVain(now, error.to_string());
+        match &self.asked {
             Asked::Calling(call) => match call.poll() {
-                Ok(None) => Asked::Calling(call),
-                Ok(Some(_)) => return Ok(self.heard(now)),
+                Ok(None) => {}
+                Ok(Some(_)) => self.heard(now),
                 // It lives, and has no time or no room.
-                Err(error) if error.answer() == Answer::Later => return Ok(self.heard(now)),
-                Err(error) => in_vain(error),
+                Err(error) if error.answer() == Answer::Later => self.heard(now),
+                Err(error) => self.asked = vain(error),
             },
-        };
-        if silent < caller.timeout {
+            Asked::InVain(since, _) if now.saturating_duration_since(*since) < PAUSE => {}
+            Asked::Nothing | Asked::InVain(..) => {
+                self.asked = caller.call().map_or_else(vain, Asked::Calling);
+            }
+        }
+        if now.saturating_duration_since(self.heard) < caller.timeout {
             return Ok(());
         }
         let seconds = caller.timeout.as_secs();
