@@ -72,7 +72,7 @@ impl Pulse {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -97,10 +97,12 @@ mod tests {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&calls);
         thread::spawn(move || {
-            for stream in other.incoming().map_while(Result::ok) {
+            for mut stream in other.incoming().map_while(Result::ok) {
                 counted.fetch_add(1, Ordering::SeqCst);
-                // Who called may be gone.
-                let _ = (&stream).write_all(&[b'x'; 64]);
+                // Who called may be gone. What it said is read, so that the answer is not lost with it.
+                let _ = stream.read_exact(&mut [0; 64]);
+                let _ = stream.write_all(&[b'x'; 64]);
+                let _ = stream.read(&mut [0; 64]);
             }
         });
         let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());

@@ -12,7 +12,7 @@ use crate::harness::{
 };
 
 /// Around what comes with a header, what is cut at the leaf, and what is cut on the way up.
-const SIZES: [usize; 5] = [8, 8192, 100_000, 262_152, 1 << 20];
+const SIZES: [usize; 5] = [8, 8192, 100_000, 262_152, 600_000];
 /// Which ranks are at which leaf.
 const LEAF_OF: [usize; 5] = [0, 1, 0, 0, 1];
 const KIND: DataType = DataType::Float32;
@@ -56,9 +56,12 @@ fn results(leaves: &[Vec<Server>; 2]) -> Vec<Vec<u8>> {
                     let size = SIZES[round % SIZES.len()];
                     let of = |rank: usize| data((rank * 100 + round) as u64, kind, size);
                     let result = all_reduce(&client, &of(member.rank as usize), kind, op).unwrap();
-                    let all: Vec<_> = (0..LEAF_OF.len()).map(of).collect();
-                    let want = expected_of_tree(kind, op, &all);
-                    assert!(result == want, "{size} bytes of {kind:?} {op:?}");
+                    // The others' are compared with this one's.
+                    if member.rank == 0 {
+                        let all: Vec<_> = (0..LEAF_OF.len()).map(of).collect();
+                        let want = expected_of_tree(kind, op, &all);
+                        assert!(result == want, "{size} bytes of {kind:?} {op:?}");
+                    }
                     results.push(result);
                 }
                 results
