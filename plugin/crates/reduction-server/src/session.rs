@@ -735,7 +735,15 @@ impl Session {
     }
 
     /// Looks after what brings no word by itself: servers above that stand still, and ranks that do not come.
-    pub(crate) fn look_after(&self, now: Instant) {
+    pub(crate) fn look_after(self: &Arc<Self>, now: Instant) {
+        self.look_up_and_down(now);
+        // What was sent may have given slots back.
+        if let Some(rank) = self.stirred.iter().position(|one| one.load(Ordering::SeqCst)) {
+            self.stir(rank);
+        }
+    }
+
+    fn look_up_and_down(&self, now: Instant) {
         let mut state = lock(&self.state);
         self.attend_above(&mut state);
         let patience = 2 * self.shared.transport.settings().reduction_timeout();
