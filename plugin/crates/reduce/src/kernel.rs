@@ -17,6 +17,8 @@ pub(crate) trait Kernel<const N: usize>: Copy {
     /// Bytes ahead of what it reads that it asks memory for; 0 leaves it to the processor. Where an element takes some
     /// instructions to convert, the processor itself does not look far enough ahead.
     const AHEAD: usize = 0;
+    /// Whether an element holds what is accumulated, so that a pass may leave it where the result goes.
+    const EXACT: bool;
     fn load(self, bytes: [u8; N]) -> Self::Acc;
     fn combine(self, a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn store(self, acc: Self::Acc) -> [u8; N];
@@ -33,11 +35,12 @@ pub(crate) struct Sources<'a> {
 /// Bytes of all buffers together that the second cache is trusted to hold.
 const SECOND_CACHE: usize = 1 << 20;
 
-/// Reduces all elements. Every source is read once and `into` is written once.
+/// Reduces all elements. Memory is asked for every source once, and given the result once.
 ///
 /// A pass reads up to `FAN` sources: each is a stream that the processor has to foresee, and buffers
 /// at the same place of their pages compete for the same few lines of the first cache. Where one pass
-/// is not enough, each is over a block of `BLOCK` elements, whose accumulators wait in the cache.
+/// is not enough, each is over a block of `BLOCK` elements, which wait in the cache: where the result goes if elements
+/// hold what is accumulated, else as accumulators beside it.
 #[inline(always)]
 pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: usize>(
     kernel: K,
@@ -45,11 +48,12 @@ pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: u
     into: &mut [u8],
 ) {
     let far = into.len().saturating_mul(sources.rest.len() + 2) > SECOND_CACHE;
+    let passes = sources.rest.len().div_ceil(FAN);
     let mut waiting =
-        if sources.rest.len() > FAN { Some([kernel.load([0; N]); BLOCK]) } else { None };
+        if passes > 1 && !K::EXACT { Some([kernel.load([0; N]); BLOCK]) } else { None };
     let waiting = waiting.as_mut_slice().as_flattened_mut();
     let (elements, tail) = into.as_chunks_mut::<N>();
-    let size = if waiting.is_empty() { elements.len().max(1) } else { BLOCK };
+    let size = if passes > 1 { BLOCK } else { elements.len().max(1) };
     let mut at = 0;
     for block in elements.chunks_mut(size) {
         let (from, n) = (at, block.len());
@@ -64,20 +68,18 @@ pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: u
             let (now, later) = left.split_at(FAN);
             later.iter().take(FAN).for_each(|next| prefetch(next, from * N));
             let now: [_; FAN] = array::from_fn(|i| part(now[i]));
+            let end = if K::EXACT { End::Result } else { End::Waiting };
             match start {
                 Start::Source(first) => {
-                    pass(kernel, Start::Source(first), now, End::Waiting, waiting, block, far);
+                    pass(kernel, Start::Source(first), now, end, waiting, block, far);
                 }
-                Start::Result => {
-                    pass(kernel, Start::Result, now, End::Waiting, waiting, block, far)
-                }
-                Start::Waiting => {
-                    pass(kernel, Start::Waiting, now, End::Waiting, waiting, block, far)
-                }
+                Start::Result => pass(kernel, Start::Result, now, end, waiting, block, far),
+                Start::Waiting => pass(kernel, Start::Waiting, now, end, waiting, block, far),
             }
-            (start, left) = (Start::Waiting, later);
+            start = if K::EXACT { Start::Result } else { Start::Waiting };
+            left = later;
         }
-        if !waiting.is_empty() {
+        if passes > 1 {
             let next = sources.first.iter().chain(sources.rest).take(1 + FAN);
             next.for_each(|next| prefetch(next, at * N));
         }
@@ -245,6 +247,7 @@ macro_rules! integer {
     ($name:ident, $type:ty, $op:ty, |$a:ident, $b:ident| $combine:expr) => {
         impl Kernel<{ size_of::<$type>() }> for $name<$op> {
             type Acc = $type;
+            const EXACT: bool = true;
             #[inline(always)]
             fn load(self, bytes: [u8; size_of::<$type>()]) -> $type {
                 <$type>::from_ne_bytes(bytes)
@@ -280,6 +283,7 @@ macro_rules! arithmetic {
      $op:ty, $sign:tt) => {
         impl Kernel<{ size_of::<$bits>() }> for $name<$op> {
             type Acc = $acc;
+            const EXACT: bool = size_of::<$acc>() == size_of::<$bits>();
             #[inline(always)]
             fn load(self, bytes: [u8; size_of::<$bits>()]) -> $acc {
                 let $load = <$bits>::from_ne_bytes(bytes);
@@ -323,6 +327,7 @@ macro_rules! ordered {
      |$a:ident, $b:ident| $combine:expr) => {
         impl Kernel<{ size_of::<$bits>() }> for $name<$op> {
             type Acc = $int;
+            const EXACT: bool = true;
             #[inline(always)]
             fn load(self, bytes: [u8; size_of::<$bits>()]) -> $int {
                 let bits = <$int>::from_ne_bytes(bytes);

@@ -84,6 +84,7 @@ macro_rules! vectors {
     ($set:ident, $op:ident, $combine:ident, $vector:ident, $half:literal, $both:literal) => {
         impl Kernel<$both> for Float32<$set, $op> {
             type Acc = $vector;
+            const EXACT: bool = true;
 
             #[inline(always)]
             fn load(self, floats: [u8; $both]) -> $vector {
@@ -105,6 +106,7 @@ macro_rules! vectors {
         impl Kernel<$half> for Float16<$set, $op> {
             type Acc = $vector;
             const AHEAD: usize = 1024;
+            const EXACT: bool = false;
 
             #[inline(always)]
             fn load(self, halves: [u8; $half]) -> $vector {
@@ -126,6 +128,7 @@ macro_rules! vectors {
         impl Kernel<$both> for Bfloat16<$set, $op> {
             type Acc = [$vector; 2];
             const AHEAD: usize = 1024;
+            const EXACT: bool = false;
 
             #[inline(always)]
             fn load(self, halves: [u8; $both]) -> [$vector; 2] {
