@@ -44,7 +44,7 @@ impl Gate {
     /// The receiver says that tags differ from the buffer of this number on. Up to which number messages are plain, given that
     /// of the next one; it stays as it is.
     pub(crate) fn mix(&mut self, from: u64, next: u64) -> u64 {
-        *self.until.get_or_insert(from.max(next))
+        *self.until.get_or_insert_with(|| from.max(next))
     }
 
     /// The tag that all plain messages have.

@@ -169,14 +169,13 @@ fn groups_receive_the_messages_of_their_tags_in_every_version() {
         let mut sends: Vec<Opaque> = Vec::new();
         until("all groups", || {
             for tag in 0..8 {
-                if let Some(data) = sent[tag].get(to_send[tag])
-                    // SAFETY: the data outlives the comms.
-                    && let Some(request) =
-                        unsafe { net.isend_tagged(send, data.as_ptr(), data.len(), tag as c_int) }
-                            .unwrap()
-                {
+                let Some(data) = sent[tag].get(to_send[tag]) else { continue };
+                let (start, size, tag) = (data.as_ptr(), data.len(), tag as c_int);
+                // SAFETY: the data outlives the comms.
+                let request = unsafe { net.isend_tagged(send, start, size, tag) }.unwrap();
+                if let Some(request) = request {
                     sends.push(request);
-                    to_send[tag] += 1;
+                    to_send[tag as usize] += 1;
                 }
             }
             sends.retain(|request| net.test(*request).unwrap().is_none());
