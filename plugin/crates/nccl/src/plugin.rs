@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
 use evenkeel_transport::{
-    Connecting, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, RecvBuffer, RecvConnection,
-    Registrar, Request, SendBuffer, SendConnection, Settings, Transport,
+    Connecting, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, RecvConnection, Registrar,
+    Request, SendBuffer, SendConnection, Settings, Tagged, Transport,
 };
 
 use crate::failure::Failure;
@@ -281,17 +281,17 @@ pub(crate) struct Comm<C> {
 pub(crate) struct Slot(Mutex<Option<Request>>);
 
 impl Comm<SendConnection> {
-    /// Begins to send; `None` when as many requests as possible are outstanding.
-    pub(crate) fn send(&self, buffer: SendBuffer) -> Result<Option<&Slot>, Failure> {
+    /// Begins to send; `None` when as many requests as possible are outstanding, or it is another tag's turn.
+    pub(crate) fn send(&self, buffer: SendBuffer, tag: i32) -> Result<Option<&Slot>, Failure> {
         // NCCL tests each request until it is done.
-        self.begin(|connection| Ok(connection.send_batched(buffer)?))
+        self.begin(|connection| Ok(connection.send_tagged(buffer, tag)?))
     }
 }
 
 impl Comm<RecvConnection> {
-    /// Posts a buffer; `None` when as many requests as possible are outstanding.
-    pub(crate) fn recv(&self, buffer: RecvBuffer) -> Result<Option<&Slot>, Failure> {
-        self.begin(|connection| Ok(connection.recv(buffer)?))
+    /// Posts a group of buffers; `None` when as many requests as possible are outstanding.
+    pub(crate) fn recv(&self, group: &[Tagged]) -> Result<Option<&Slot>, Failure> {
+        self.begin(|connection| Ok(connection.recv_group(group)?))
     }
 }
 
@@ -319,17 +319,14 @@ impl<C> Comm<C> {
 }
 
 impl Slot {
-    /// The message's length once the request is done, which frees the slot.
-    pub(crate) fn test(&self) -> Result<Option<u64>, Failure> {
+    /// The request once it is done, which frees the slot.
+    pub(crate) fn test(&self) -> Result<Option<Request>, Failure> {
         let mut request = lock(&self.0);
         let done = request
             .as_ref()
             .ok_or_else(|| Failure::contract("test of a finished request"))?
             .test()?;
-        if done.is_some() {
-            *request = None;
-        }
-        Ok(done)
+        Ok(done.and_then(|_| request.take()))
     }
 }
 

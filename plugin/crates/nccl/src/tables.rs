@@ -12,7 +12,8 @@ use evenkeel_nccl_abi::{
     VDeviceProperties,
 };
 use evenkeel_transport::{
-    RecvBuffer, RecvConnection, Registrar, Registration, SendBuffer, SendConnection,
+    MAX_GROUP, RecvBuffer, RecvConnection, Registrar, Registration, SendBuffer, SendConnection,
+    Tagged,
 };
 
 use crate::failure::{Failure, guard};
@@ -156,7 +157,7 @@ macro_rules! describe {
                     port: $device.port,
                     latency: 0.0,
                     max_comms: MAX_COMMS,
-                    max_recvs: 1,
+                    max_recvs: MAX_GROUP as c_int,
                     $($more)*
                 }
             }
@@ -473,6 +474,7 @@ unsafe fn send_message<S: Size>(
     comm: *mut c_void,
     data: *mut c_void,
     size: S,
+    tag: c_int,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("isend", || {
@@ -488,7 +490,7 @@ unsafe fn send_message<S: Size>(
         // SAFETY: NCCL leaves the memory alone until `test` has reported the request or the comm
         // is closed.
         let buffer = unsafe { SendBuffer::new(data.cast_const().cast(), length) };
-        if let Some(slot) = comm.send(buffer)? {
+        if let Some(slot) = comm.send(buffer, tag)? {
             *request = ptr::from_ref(slot).cast_mut().cast();
         }
         Ok(())
@@ -499,55 +501,67 @@ unsafe extern "C" fn isend<S: Size>(
     comm: *mut c_void,
     data: *mut c_void,
     size: S,
-    _tag: c_int,
+    tag: c_int,
     _registration: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what its table says.
-    unsafe { send_message(comm, data, size, request) }
+    unsafe { send_message(comm, data, size, tag, request) }
 }
 
 unsafe extern "C" fn isend_profiled(
     comm: *mut c_void,
     data: *mut c_void,
     size: usize,
-    _tag: c_int,
+    tag: c_int,
     _registration: *mut c_void,
     _profile: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what its table says.
-    unsafe { send_message(comm, data, size, request) }
+    unsafe { send_message(comm, data, size, tag, request) }
 }
 
 /// # Safety
 /// As for the `irecv` of NCCL's tables.
-unsafe fn post_buffer<S: Size>(
+unsafe fn post_buffers<S: Size>(
     comm: *mut c_void,
     count: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
+    tags: *mut c_int,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("irecv", || {
-        if count != 1 {
-            return Err(Failure::contract(format!("{count} receives in a group: maxRecvs is 1")));
-        }
-        // SAFETY: NCCL passes arrays of `count` elements, which is 1.
-        let (data, size) = unsafe { (*place(data, "data")?, *place(sizes, "sizes")?) };
-        let length = size.bytes()?;
-        if data.is_null() && length > 0 {
-            return Err(Failure::argument("data is null"));
+        let wanted = usize::try_from(count).ok().filter(|count| (1..=MAX_GROUP).contains(count));
+        let Some(count) = wanted else {
+            let what = format!("{count} receives in a group: maxRecvs is {MAX_GROUP}");
+            return Err(Failure::contract(what));
+        };
+        let nothing = Tagged { buffer: RecvBuffer::from_static(&mut []), tag: 0 };
+        let mut group = [nothing; MAX_GROUP];
+        for (index, slot) in group[..count].iter_mut().enumerate() {
+            // SAFETY: NCCL passes arrays of `count` elements; null is noticed, since nothing is added to it before that.
+            let (data, size, tag) = unsafe {
+                place(data, "data")?;
+                place(sizes, "sizes")?;
+                place(tags, "tags")?;
+                (*data.add(index), *sizes.add(index), *tags.add(index))
+            };
+            let length = size.bytes()?;
+            if data.is_null() && length > 0 {
+                return Err(Failure::argument("data is null"));
+            }
+            // SAFETY: NCCL gives the memory away until `test` has reported the request or the comm is
+            // closed.
+            *slot = Tagged { buffer: unsafe { RecvBuffer::new(data.cast(), length) }, tag };
         }
         // SAFETY: NCCL passes a comm that `accept` made and that is not closed.
         let comm = unsafe { object::<Comm<RecvConnection>>(comm, "recvComm") }?;
         // SAFETY: NCCL passes a place for the result. What is in it may be a hint: it is not read.
         let request = unsafe { place(request, "request") }?;
         *request = ptr::null_mut();
-        // SAFETY: NCCL gives the memory away until `test` has reported the request or the comm is
-        // closed.
-        let buffer = unsafe { RecvBuffer::new(data.cast(), length) };
-        if let Some(slot) = comm.recv(buffer)? {
+        if let Some(slot) = comm.recv(&group[..count])? {
             *request = ptr::from_ref(slot).cast_mut().cast();
         }
         Ok(())
@@ -559,12 +573,12 @@ unsafe extern "C" fn irecv<S: Size>(
     count: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
-    _tags: *mut c_int,
+    tags: *mut c_int,
     _registrations: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what its table says.
-    unsafe { post_buffer(comm, count, data, sizes, request) }
+    unsafe { post_buffers(comm, count, data, sizes, tags, request) }
 }
 
 unsafe extern "C" fn irecv_profiled(
@@ -572,13 +586,13 @@ unsafe extern "C" fn irecv_profiled(
     count: c_int,
     data: *mut *mut c_void,
     sizes: *mut usize,
-    _tags: *mut c_int,
+    tags: *mut c_int,
     _registrations: *mut *mut c_void,
     _profiles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what its table says.
-    unsafe { post_buffer(comm, count, data, sizes, request) }
+    unsafe { post_buffers(comm, count, data, sizes, tags, request) }
 }
 
 unsafe extern "C" fn iflush(
@@ -599,12 +613,13 @@ unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
         *done = 0;
         // SAFETY: NCCL passes a request of a comm that is not closed: one of its slots.
         let slot = unsafe { object::<Slot>(request, "request") }?;
-        if let Some(bytes) = slot.test()? {
+        if let Some(request) = slot.test()? {
             *done = 1;
             if !sizes.is_null() {
-                // SAFETY: not null, and NCCL passes room for as many sizes as the request has
-                // messages: one.
-                unsafe { sizes.write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
+                for (index, bytes) in (0..).map_while(|index| request.length(index)).enumerate() {
+                    // SAFETY: not null, and NCCL passes room for as many sizes as the request has messages.
+                    unsafe { sizes.add(index).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
+                }
             }
         }
         Ok(())

@@ -34,12 +34,15 @@ mod metrics;
 #[cfg(test)]
 mod modelled;
 mod notify;
+mod order;
 mod rdma;
 mod recv;
 mod request;
 mod send;
 mod settings;
 mod sys;
+#[cfg(test)]
+mod tagged;
 mod turn;
 
 /// What [`turn`] is made of, so that its tests can make it of something else.
@@ -71,8 +74,8 @@ pub use listen::Listener;
 pub use log::Log;
 pub use notify::Notify;
 pub use rdma::{Registrar, Registration};
-pub use recv::RecvConnection;
-pub use request::{MAX_REQUESTS, Request};
+pub use recv::{RecvConnection, Tagged};
+pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
 pub use send::{Farewell, SendConnection};
 pub use settings::{SETTINGS, Setting, Settings, SettingsError};
 pub use sys::{Block, RecvBuffer, SendBuffer};

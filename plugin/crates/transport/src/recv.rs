@@ -24,8 +24,9 @@ use crate::error::{Error, ErrorKind};
 use crate::listen::OpenDoor;
 use crate::metrics::{FlowObservation, Observed};
 use crate::notify::Notify;
+use crate::order::{Order, Step, TooLong};
 use crate::rdma::Registrar;
-use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
+use crate::request::{MAX_GROUP, MAX_REQUESTS, Operation, Owner, Request, Target};
 use crate::send::PLACES;
 use crate::sys::{self, RecvBuffer, SendBuffer, lock};
 use crate::turn::Turn;
@@ -37,7 +38,16 @@ const REPLACEMENT: Duration = Duration::from_millis(500);
 /// Most bytes that a caller who asks for small messages reads at a time.
 const CALLER_BYTES: u64 = 64 << 10;
 
-/// Receives messages from one peer, in the order in which it sends them.
+/// A buffer for a message with a tag.
+#[derive(Clone, Copy, Debug)]
+pub struct Tagged {
+    /// Where it goes.
+    pub buffer: RecvBuffer,
+    /// Its tag.
+    pub tag: i32,
+}
+
+/// Receives messages from one peer, in the order in which it sends them, or those of each tag in their order.
 ///
 /// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
 pub struct RecvConnection {
@@ -52,6 +62,8 @@ pub(crate) trait Inbound: Send + Sync {
     fn base(&self) -> &Base;
     /// As [`RecvConnection::recv`].
     fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error>;
+    /// As [`RecvConnection::recv_group`], of as many buffers as there may be.
+    fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error>;
     /// As [`RecvConnection::flows`].
     fn flows(&self) -> usize;
     /// Ends everything.
@@ -74,6 +86,22 @@ impl RecvConnection {
     /// The connection's failure.
     pub fn recv(&self, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
         Arc::clone(&self.receiver).recv(buffer)
+    }
+
+    /// Posts 1 to [`MAX_GROUP`] buffers, each for the next message with its tag that no other one is posted for; the request
+    /// is done when all have come. `None` when more than [`MAX_REQUESTS`] would be outstanding: try again later. Never blocks.
+    ///
+    /// A message whose buffer comes before another one's may wait for that to be sent, as far as both have been sent since
+    /// the peer knows that there are different tags. All messages of a connection have tags, or none has.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for another number of buffers; else the connection's failure.
+    pub fn recv_group(&self, group: &[Tagged]) -> Result<Option<Request>, Error> {
+        if !(1..=MAX_GROUP).contains(&group.len()) {
+            let count = group.len();
+            return Err(Error::argument(format!("a group of {count} buffers: 1 to {MAX_GROUP}")));
+        }
+        Arc::clone(&self.receiver).recv_group(group)
     }
 
     /// Has this called from now on whenever a request is done and when the connection fails.
@@ -117,6 +145,10 @@ impl Inbound for Receiver {
         Self::recv(&self, buffer)
     }
 
+    fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+        Self::recv_group(&self, group)
+    }
+
     fn flows(&self) -> usize {
         Self::flows(self).len()
     }
@@ -145,6 +177,7 @@ pub(crate) struct Receiver {
 
 struct Queue {
     reassembly: Reassembly<Posted>,
+    order: Order,
     /// By place.
     flows: Vec<Option<Entry>>,
     /// Since when nothing can come for the buffers that are posted, and why.
@@ -168,7 +201,20 @@ struct Entry {
 #[derive(Clone)]
 struct Posted {
     buffer: RecvBuffer,
-    operation: Arc<Operation>,
+    tag: i32,
+    /// Whose buffer it is; nobody's for a message that goes aside.
+    target: Option<Target>,
+}
+
+/// What is to be done without a lock after buffers with tags were looked after.
+#[derive(Default)]
+struct Aftermath {
+    /// Flows that have something to say.
+    speakers: Vec<Arc<RecvFlow>>,
+    /// Flows that wait for a buffer and need not any more.
+    woken: Vec<Arc<RecvFlow>>,
+    /// Whether a request may be done.
+    is_news: bool,
 }
 
 /// One TCP connection of a connection.
@@ -226,10 +272,30 @@ impl Stage {
 #[derive(Default)]
 struct Answering {
     closed: bool,
-    /// A frame, and how much of it is written.
-    partial: Option<([u8; FRAME_BYTES], usize)>,
+    /// Frames, and how much of them is written.
+    bytes: Vec<u8>,
+    written: usize,
     ack: Option<u64>,
     dead: VecDeque<u32>,
+    /// From which buffer on tags differ.
+    mixed: Option<u64>,
+    /// Buffers by number, and their tags.
+    slots: VecDeque<(u64, i32)>,
+}
+
+impl Answering {
+    /// The next frame to write. An acknowledgement is the last: who hears it has heard the others.
+    fn next(&mut self) -> Option<Frame> {
+        let dead = self.dead.pop_front().map(Frame::FlowDead);
+        dead.or_else(|| self.mixed.take().map(Frame::Mixed))
+            .or_else(|| self.slots.pop_front().map(|(number, tag)| Frame::Slot(number, tag)))
+            .or_else(|| self.ack.take().map(Frame::Ack))
+    }
+
+    /// Whether all that was begun is written.
+    fn is_between(&self) -> bool {
+        self.written == self.bytes.len()
+    }
 }
 
 impl Receiver {
@@ -245,6 +311,7 @@ impl Receiver {
             workers: Arc::clone(workers),
             queue: Mutex::new(Queue {
                 reassembly: Reassembly::default(),
+                order: Order::default(),
                 flows: Vec::new(),
                 stuck: None,
                 cause: String::new(),
@@ -278,6 +345,7 @@ impl Receiver {
     /// When the connection is over, has the flow already or cannot watch it.
     pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
         let flow = self.enter(number, socket)?;
+        self.tell_again(Some(&flow));
         flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(&flow))?;
         if lock(&self.queue).closed {
             // What ends the watch may have come before it began.
@@ -337,25 +405,145 @@ impl Receiver {
             return Err(error);
         }
         let operation = Operation::new();
-        let mut guard = lock(&this.queue);
-        if guard.reassembly.outstanding() >= MAX_REQUESTS {
+        let guard = lock(&this.queue);
+        if guard.outstanding() >= MAX_REQUESTS {
             return Ok(None);
         }
-        let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
-        let posted = Posted { buffer, operation: Arc::clone(&operation) };
-        let message = guard.reassembly.post(capacity, posted);
-        let most = this.base.context.settings.caller_bytes;
+        this.post(guard, Target::new(buffer, &operation, 0), 0);
+        Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+    }
+
+    fn recv_group(this: &Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+        if let Some(error) = this.failure() {
+            return Err(error);
+        }
+        let operation = Operation::of_group(group.len());
+        let mut guard = lock(&this.queue);
+        if guard.outstanding() + group.len() > MAX_REQUESTS {
+            return Ok(None);
+        }
+        match group {
+            [Tagged { buffer, tag }] if guard.order.is_plain(*tag) => {
+                this.post(guard, Target::new(*buffer, &operation, 0), *tag);
+            }
+            _ => {
+                for (index, Tagged { buffer, tag }) in group.iter().enumerate() {
+                    guard.order.hold(*tag, Target::new(*buffer, &operation, index));
+                }
+                drop(guard);
+                this.look_after_tags(|_| true);
+                this.judge(Instant::now());
+            }
+        }
+        Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+    }
+
+    /// Posts a buffer for the next message, and reads what waits for it.
+    fn post<'a>(&'a self, mut guard: MutexGuard<'a, Queue>, target: Target, tag: i32) {
+        let message = guard.post(target, tag);
+        let most = self.base.context.settings.caller_bytes;
         while let Some(flow) = guard.take_waiting(message) {
             drop(guard);
             flow.read(most);
-            guard = lock(&this.queue);
+            guard = lock(&self.queue);
         }
         let open = guard.is_open();
         drop(guard);
         if !open {
-            this.judge(Instant::now());
+            self.judge(Instant::now());
         }
-        Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+    }
+
+    /// Changes the order of messages with tags, and does what comes of it. `change` says whether it can be.
+    fn look_after_tags(&self, change: impl FnOnce(&mut Order) -> bool) {
+        let mut aftermath = Aftermath::default();
+        let outcome = {
+            let mut queue = lock(&self.queue);
+            if change(&mut queue.order) {
+                self.order(&mut queue, &mut aftermath).map_err(|too_long| {
+                    (ErrorKind::Truncated, ReassemblyError::from(too_long).to_string())
+                })
+            } else {
+                let what = "protocol error: the peer says how far it has gone on unasked";
+                Err((ErrorKind::Remote, what.to_owned()))
+            }
+        };
+        self.finish(aftermath);
+        if let Err((kind, what)) = outcome {
+            self.fail(kind, &what);
+        }
+    }
+
+    /// Posts the buffers with tags whose turn it is.
+    fn order(&self, queue: &mut Queue, aftermath: &mut Aftermath) -> Result<(), TooLong> {
+        while let Some(step) = queue.order.step(queue.reassembly.next())? {
+            match step {
+                Step::Post(tag, target, is_told) => {
+                    let number = queue.post(target, tag);
+                    if is_told && let Some(flow) = self.speaker(queue, None) {
+                        lock(&flow.answering).slots.push_back((number, tag));
+                        aftermath.speakers.push(flow);
+                        aftermath.speakers.dedup_by(|a, b| Arc::ptr_eq(a, b));
+                    }
+                }
+                Step::Ask => {
+                    let flows = queue.flows.iter().flatten();
+                    for flow in flows.map(|entry| Arc::clone(&entry.flow)) {
+                        lock(&flow.answering).mixed = queue.order.asks();
+                        aftermath.speakers.push(flow);
+                    }
+                }
+                Step::Filled => aftermath.is_news = true,
+            }
+        }
+        let (next, order) = (queue.reassembly.next(), &queue.order);
+        for entry in queue.flows.iter_mut().flatten() {
+            let has_place = |message| message < next || message == next && order.takes_aside(next);
+            if entry.waits_for.is_some_and(has_place) {
+                entry.waits_for = None;
+                aftermath.woken.push(Arc::clone(&entry.flow));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&self, aftermath: Aftermath) {
+        aftermath.speakers.iter().for_each(|flow| flow.answer(|_| {}));
+        aftermath.woken.iter().for_each(|flow| flow.registration.kick(&flow.socket));
+        if aftermath.is_news {
+            self.base.notify();
+        }
+    }
+
+    /// A flow by which the peer can be told something: that which brought the last bytes, if it is there.
+    fn speaker(&self, queue: &Queue, besides: Option<&RecvFlow>) -> Option<Arc<RecvFlow>> {
+        let fits = |entry: &&Entry| {
+            !entry.ended && besides.is_none_or(|other| other.number != entry.flow.number)
+        };
+        let warm = queue.flows.get(self.warm.load(Ordering::Relaxed)).and_then(Option::as_ref);
+        let entry = warm.filter(fits).or_else(|| queue.flows.iter().flatten().find(fits));
+        entry.map(|entry| Arc::clone(&entry.flow))
+    }
+
+    /// Says again of tags what may have been lost with a flow, on this flow or another one that is there.
+    fn tell_again(&self, on: Option<&Arc<RecvFlow>>) {
+        let flow = {
+            let queue = lock(&self.queue);
+            if queue.order.asks().is_none() && !queue.order.is_mixed() {
+                return;
+            }
+            let Some(flow) = on.cloned().or_else(|| self.speaker(&queue, None)) else { return };
+            let mut answering = lock(&flow.answering);
+            answering.mixed = queue.order.asks();
+            if queue.order.is_mixed() {
+                let posted =
+                    queue.reassembly.posted().filter(|(_, posted)| posted.target.is_some());
+                answering.slots = posted.map(|(number, posted)| (number, posted.tag)).collect();
+            }
+            drop(answering);
+            flow
+        };
+        flow.answer(|_| {});
     }
 
     /// A flow has ended: what it was bringing can come on another.
@@ -386,6 +574,7 @@ impl Receiver {
         for other in others {
             other.answer(|answering| answering.dead.push_back(flow.number));
         }
+        self.tell_again(None);
         self.judge(Instant::now());
     }
 
@@ -400,6 +589,7 @@ impl Receiver {
             if let Some(place) = lock(&self.queue).flows.get_mut(flow.place) {
                 *place = None;
             }
+            self.tell_again(None);
         }
     }
 
@@ -413,7 +603,7 @@ impl Receiver {
                 return;
             }
             let waiting = queue.flows.iter().flatten().any(|entry| !entry.ended);
-            let outstanding = queue.reassembly.outstanding() > 0;
+            let outstanding = queue.outstanding() > 0;
             if waiting && !outstanding {
                 return;
             }
@@ -460,10 +650,7 @@ impl Receiver {
 
     fn in_flight(&self) -> InFlight {
         let queue = lock(&self.queue);
-        InFlight {
-            requests: queue.reassembly.outstanding(),
-            bytes: queue.reassembly.missing_bytes(),
-        }
+        InFlight { requests: queue.outstanding(), bytes: queue.reassembly.missing_bytes() }
     }
 
     /// Returns when no buffer is being written and none will be again. Waits at most for system
@@ -496,6 +683,34 @@ impl Receiver {
 }
 
 impl Queue {
+    /// Buffers that wait for their messages.
+    fn outstanding(&self) -> usize {
+        self.reassembly.outstanding() + self.order.waiting()
+    }
+
+    /// Posts a buffer for the next message; its number.
+    fn post(&mut self, target: Target, tag: i32) -> u64 {
+        let capacity = (target.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
+        let buffer = target.buffer;
+        self.reassembly.post(capacity, Posted { buffer, tag, target: Some(target) })
+    }
+
+    /// Posts memory for this message, which goes aside, if it is the next one.
+    fn set_aside(&mut self, chunk: &ChunkHeader) {
+        let message = chunk.message;
+        if self.order.takes_aside(message) && message == self.reassembly.next() {
+            let buffer = self.order.set_aside(message, chunk.total as usize);
+            self.reassembly.post(chunk.total, Posted { buffer, tag: 0, target: None });
+        }
+    }
+
+    /// The flow in this place waits for this message's buffer.
+    fn wait(&mut self, place: usize, message: u64) {
+        if let Some(entry) = self.flows.get_mut(place).and_then(Option::as_mut) {
+            entry.waits_for = Some(message);
+        }
+    }
+
     /// Whether any flow can bring something for the buffers that are posted.
     fn is_open(&self) -> bool {
         self.flows.iter().flatten().any(|entry| entry.waits_for.is_none())
@@ -614,9 +829,22 @@ impl RecvFlow {
                             self.answer(|answering| answering.ack = Some(below));
                             continue;
                         }
-                        Ok((Frame::Ack(_), _)) => {
+                        Ok((Frame::Tag(tag), _)) => {
+                            reading.stage = Stage::Header { have: 0 };
+                            receiver.look_after_tags(|order| {
+                                order.hear_tag(tag);
+                                true
+                            });
+                            continue;
+                        }
+                        Ok((Frame::PlainUntil(until), _)) => {
+                            reading.stage = Stage::Header { have: 0 };
+                            receiver.look_after_tags(|order| order.hear_plain_until(until));
+                            continue;
+                        }
+                        Ok((Frame::Ack(_) | Frame::Mixed(_) | Frame::Slot(..), _)) => {
                             drop(guard);
-                            let what = "protocol error: the sender acknowledges";
+                            let what = "protocol error: the sender says what receivers say";
                             return receiver.fail(ErrorKind::Remote, what);
                         }
                         Err(error @ FrameError::Checksum) => break Some(error.to_string()),
@@ -800,25 +1028,22 @@ impl RecvFlow {
 
     fn write(&self, answering: &mut Answering) {
         while !answering.closed {
-            let Some((frame, written)) = &mut answering.partial else {
-                let next = match answering.dead.pop_front() {
-                    Some(number) => Frame::FlowDead(number),
-                    None => match answering.ack.take() {
-                        Some(below) => Frame::Ack(below),
-                        None => return,
-                    },
-                };
-                answering.partial = Some((self.receiver.base.encode(next), 0));
-                continue;
-            };
+            if answering.is_between() {
+                answering.bytes.clear();
+                answering.written = 0;
+                while let Some(frame) = answering.next() {
+                    answering.bytes.extend(self.receiver.base.encode(frame));
+                }
+                if answering.bytes.is_empty() {
+                    return;
+                }
+            }
             let nothing = SendBuffer::from_static(&[]);
-            match sys::send_with_header(&self.socket, &frame[*written..], nothing) {
-                Ok(sent) => *written += sent,
+            let rest = &answering.bytes[answering.written..];
+            match sys::send_with_header(&self.socket, rest, nothing) {
+                Ok(sent) => answering.written += sent,
                 // Later, or the reading side will notice.
                 Err(_) => return,
-            }
-            if *written == FRAME_BYTES {
-                answering.partial = None;
             }
         }
     }
@@ -829,7 +1054,7 @@ impl RecvFlow {
         let mut answering = lock(&self.answering);
         answering.ack = Some(below);
         self.write(&mut answering);
-        if !std::mem::replace(&mut answering.closed, true) && answering.partial.is_none() {
+        if !std::mem::replace(&mut answering.closed, true) && answering.is_between() {
             let nothing = SendBuffer::from_static(&[]);
             // Sockets whose buffers are full tell the peer by closing.
             let bye = self.receiver.base.encode(Frame::Bye);
@@ -861,37 +1086,72 @@ impl Receiver {
     ) -> Result<Option<Stage>, ReassemblyError> {
         let chunk = *chunk;
         let mut queue = lock(&self.queue);
-        Ok(match queue.reassembly.claim(&chunk, at)? {
-            Claim::Deliver { payload, end } => {
-                Some(Stage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
-            }
-            Claim::Discard { end } => {
-                self.base.counters.repeated.add(end - at);
-                Some(Stage::Discard { chunk, at, end })
-            }
-            Claim::NotPosted => {
-                if let Some(entry) = queue.flows.get_mut(place).and_then(Option::as_mut) {
-                    entry.waits_for = Some(chunk.message);
+        Ok(loop {
+            break match queue.reassembly.claim(&chunk, at)? {
+                Claim::Deliver { payload, end } => {
+                    Some(Stage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
                 }
-                None
-            }
+                Claim::Discard { end } => {
+                    self.base.counters.repeated.add(end - at);
+                    Some(Stage::Discard { chunk, at, end })
+                }
+                Claim::NotPosted => {
+                    // A flow on which no tag was said.
+                    queue.order.hear_tag(0);
+                    if queue.order.is_at_rest() {
+                        queue.wait(place, chunk.message);
+                        break None;
+                    }
+                    queue.set_aside(&chunk);
+                    let mut aftermath = Aftermath::default();
+                    self.order(&mut queue, &mut aftermath)?;
+                    let has_place = queue.reassembly.next() > chunk.message;
+                    if !has_place {
+                        queue.wait(place, chunk.message);
+                    }
+                    drop(queue);
+                    self.finish(aftermath);
+                    if !has_place {
+                        return Ok(None);
+                    }
+                    queue = lock(&self.queue);
+                    continue;
+                }
+            };
         })
     }
 
     fn arrived(&self, flow: &RecvFlow, message: u64, bytes: u64) {
         self.warm.store(flow.place, Ordering::Relaxed);
-        let ack = {
+        let (ack, failure) = {
             let mut queue = lock(&self.queue);
             let Some(completed) = queue.reassembly.arrived(message, bytes) else { return };
             self.base.counters.message(completed.total);
-            completed.payload.operation.complete(completed.total);
+            let failure = match completed.payload.target {
+                Some(target) => {
+                    target.complete(completed.total);
+                    None
+                }
+                None => queue.order.came_aside(message, completed.total).err(),
+            };
             self.base.notify();
             // Who sends no more may wait for all that is left.
-            if queue.bye { Some(queue.reassembly.ack()) } else { queue.reassembly.ack_due() }
+            let ack =
+                if queue.bye { Some(queue.reassembly.ack()) } else { queue.reassembly.ack_due() };
+            (ack, failure)
         };
         if let Some(below) = ack {
             flow.answer(|answering| answering.ack = Some(below));
         }
+        if let Some(too_long) = failure {
+            self.fail(ErrorKind::Truncated, &ReassemblyError::from(too_long).to_string());
+        }
+    }
+}
+
+impl From<TooLong> for ReassemblyError {
+    fn from(TooLong { message, length, capacity }: TooLong) -> Self {
+        Self::TooLong { message, total: length, capacity }
     }
 }
 

@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorKind};
 use crate::mend::Mending;
 use crate::metrics::{FlowObservation, Observed};
 use crate::notify::Notify;
+use crate::order::{Gate, Told};
 use crate::rdma::Registrar;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::sys::{self, MOST_FRAMES, SendBuffer, lock};
@@ -59,10 +60,12 @@ pub(crate) trait Outbound: Send + Sync {
     fn base(&self) -> &Base;
     /// As [`SendConnection::send`].
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error>;
-    /// As [`SendConnection::send_batched`].
-    fn send_batched(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        self.send(buffer)
-    }
+    /// As [`SendConnection::send_tagged`].
+    fn send_tagged(
+        self: Arc<Self>,
+        message: SendBuffer,
+        tag: i32,
+    ) -> Result<Option<Request>, Error>;
     /// As [`SendConnection::send_ahead`].
     fn send_ahead(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
         self.send(buffer)
@@ -71,7 +74,7 @@ pub(crate) trait Outbound: Send + Sync {
     fn leave(self: Arc<Self>);
     /// As [`Farewell::is_over`].
     fn is_delivered(&self) -> bool;
-    /// Breaks a queue pair, as its device may.
+    /// Breaks a queue pair, as its device may, or a flow.
     #[cfg(test)]
     fn break_lane(&self, lane: usize);
     /// How many queue pairs it has.
@@ -94,13 +97,17 @@ impl SendConnection {
         Arc::clone(&self.sender).send(buffer)
     }
 
-    /// As [`SendConnection::send`], for callers who test all their requests again and again: what is small and is begun
-    /// before the next test may go together with others then.
+    /// As [`SendConnection::send`], of a message that goes to the first buffer which the peer has posted with the same tag and
+    /// which has none. `None` also while the peer has posted buffers with different tags and the next one in turn has another
+    /// one: try again later. Messages with the same tag keep their order.
+    ///
+    /// It is for callers who test all their requests again and again: what is small and is begun before the next test may go
+    /// together with others then. All messages of a connection have tags, or none has.
     ///
     /// # Errors
     /// As [`SendConnection::send`].
-    pub fn send_batched(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Arc::clone(&self.sender).send_batched(buffer)
+    pub fn send_tagged(&self, buffer: SendBuffer, tag: i32) -> Result<Option<Request>, Error> {
+        Arc::clone(&self.sender).send_tagged(buffer, tag)
     }
 
     /// As [`SendConnection::send`], of a message that may wait for the next one, which the caller sends at once: both go in one
@@ -163,15 +170,19 @@ impl Outbound for Sender {
     }
 
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, Manner::AtOnce)
+        Self::send(&self, buffer, None, Manner::AtOnce)
     }
 
-    fn send_batched(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, Manner::Batched)
+    fn send_tagged(
+        self: Arc<Self>,
+        buffer: SendBuffer,
+        tag: i32,
+    ) -> Result<Option<Request>, Error> {
+        Self::send(&self, buffer, Some(tag), Manner::Batched)
     }
 
     fn send_ahead(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, Manner::Ahead)
+        Self::send(&self, buffer, None, Manner::Ahead)
     }
 
     fn leave(self: Arc<Self>) {
@@ -184,7 +195,10 @@ impl Outbound for Sender {
 
     #[cfg(test)]
     fn break_lane(&self, lane: usize) {
-        unreachable!("TCP has no lane {lane}");
+        let flows = Self::flows(self);
+        if let Some(flow) = flows.get(lane % flows.len().max(1)) {
+            flow.shutdown();
+        }
     }
 
     #[cfg(test)]
@@ -211,6 +225,9 @@ pub(crate) struct Sender {
 
 pub(crate) struct Queue {
     pub(crate) scheduler: Scheduler<Outgoing>,
+    gate: Gate,
+    /// Buffers that the peer has told of.
+    told: Told,
     /// By place.
     pub(crate) flows: Vec<Option<Arc<SendFlow>>>,
     /// Flows (as bits) that can take bytes and found nothing to send. Whoever queues a message
@@ -286,6 +303,10 @@ struct Writing {
     chunks_written: usize,
     /// The peer knows that no more messages come.
     bye_said: bool,
+    /// The peer knows what tag messages have.
+    tag_said: bool,
+    /// The peer knows up to which message they all do.
+    end_said: bool,
     pace: Pace,
     /// Most bytes that can be outstanding: what there was when it was last asked, and what has
     /// been written since.
@@ -343,11 +364,33 @@ impl Writing {
             frames: VecDeque::with_capacity(MOST_FRAMES),
             chunks_written: 0,
             bye_said: false,
+            tag_said: false,
+            end_said: false,
             pace: Pace::default(),
             outstanding: 0,
             attendance: Attendance::new(place),
             at_once: 0,
         }
+    }
+
+    /// What the peer has to hear on this flow of the messages' tags before it hears of any that is cut from now on.
+    fn introduction(&mut self, gate: &Gate) -> Option<Frame> {
+        if !self.tag_said
+            && let Some(tag) = gate.tag()
+        {
+            self.tag_said = true;
+            // The peer takes a flow that says nothing for one whose messages have the tag 0.
+            if tag != 0 {
+                return Some(Frame::Tag(tag));
+            }
+        }
+        if !self.end_said
+            && let Some(until) = gate.plain_until()
+        {
+            self.end_said = true;
+            return Some(Frame::PlainUntil(until));
+        }
+        None
     }
 }
 
@@ -366,6 +409,8 @@ impl Sender {
             clock: destination.workers.registration(),
             queue: Mutex::new(Queue {
                 scheduler: Scheduler::new(schedule),
+                gate: Gate::default(),
+                told: Told::default(),
                 flows: Vec::new(),
                 idle: 0,
                 used: 0,
@@ -447,6 +492,7 @@ impl Sender {
     fn send(
         this: &Arc<Self>,
         buffer: SendBuffer,
+        tag: Option<i32>,
         manner: Manner,
     ) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
@@ -463,6 +509,15 @@ impl Sender {
         let mut guard = lock(&this.queue);
         let queue = &mut *guard;
         if queue.requests >= MAX_REQUESTS {
+            return Ok(None);
+        }
+        let next = queue.scheduler.pushed();
+        if let Some(tag) = tag
+            && !queue.gate.opens(tag, next, || queue.told.tag(next))
+        {
+            drop(guard);
+            // Who has nothing to test is here, and may read what opens the gate.
+            this.progress();
             return Ok(None);
         }
         let operation = Operation::new();
@@ -604,6 +659,29 @@ impl Sender {
             self.close();
         }
         Ok(())
+    }
+
+    /// The peer has buffers with different tags, from that of this number on.
+    fn mixed(&self, from: u64) {
+        let mut queue = lock(&self.queue);
+        let next = queue.scheduler.pushed();
+        queue.gate.mix(from, next);
+        // Each flow answers: any of them may be lost. A flow that waits for work hears of this one.
+        queue.idle = 0;
+        let flows: Vec<_> = queue.flows.iter().flatten().cloned().collect();
+        drop(queue);
+        flows.iter().for_each(|flow| flow.kick());
+    }
+
+    /// The peer has a buffer of this number with this tag.
+    fn told_slot(&self, number: u64, tag: i32) -> Result<(), String> {
+        let mut guard = lock(&self.queue);
+        let queue = &mut *guard;
+        let next = queue.scheduler.pushed();
+        if queue.told.hear(number, tag, next) {
+            return Ok(());
+        }
+        Err(format!("protocol error: the peer has posted buffer {number}, and {next} are sent"))
     }
 
     /// The peer has lost a flow.
@@ -1105,6 +1183,10 @@ impl SendFlow {
             // The tick closes the connection; here the flow is locked.
             return None;
         }
+        if let Some(frame) = writing.introduction(&queue.gate) {
+            queue.idle &= !(1 << self.place);
+            return Some((frame, SendBuffer::from_static(&[])));
+        }
         let retiring = self.retiring.load(Ordering::Relaxed);
         if retiring || queue.wanted() & 1 << self.place == 0 {
             if !retiring {
@@ -1201,13 +1283,15 @@ impl SendFlow {
             match frame {
                 Frame::Ack(below) => acked = acked.max(Some(below)),
                 Frame::FlowDead(number) => self.sender.told_dead(number),
+                Frame::Mixed(from) => self.sender.mixed(from),
+                Frame::Slot(number, tag) => self.sender.told_slot(number, tag)?,
                 Frame::Bye => {
                     if let Some(below) = acked {
                         self.sender.acked(below)?;
                     }
                     return Err("the peer closed the connection".to_owned().into());
                 }
-                Frame::Chunk(_) => {
+                Frame::Chunk(_) | Frame::Tag(_) | Frame::PlainUntil(_) => {
                     return Err("protocol error: the receiver sent data".to_owned().into());
                 }
             }

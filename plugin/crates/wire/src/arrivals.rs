@@ -170,9 +170,19 @@ impl<T> Arrivals<T> {
         self.first
     }
 
+    /// Number of the message that the next buffer is for.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// How many buffers may be posted.
+    pub fn room(&self) -> usize {
+        (self.first + WINDOW - self.next) as usize
+    }
+
     /// Whether a buffer may be posted.
     pub fn has_room(&self) -> bool {
-        self.next < self.first + WINDOW
+        self.room() > 0
     }
 
     /// Messages that have a buffer and are not complete.

@@ -16,15 +16,22 @@ const KIND_CHUNK: u16 = 1;
 const KIND_FLOW_DEAD: u16 = 2;
 const KIND_ACK: u16 = 3;
 const KIND_BYE: u16 = 4;
+const KIND_TAG: u16 = 5;
+const KIND_MIXED: u16 = 6;
+const KIND_PLAIN_UNTIL: u16 = 7;
+const KIND_SLOT: u16 = 8;
 
 /// Flag of a chunk: the sender waits for its message's acknowledgement.
 const FLAG_ACK_WANTED: u16 = 1;
 
 /// One step of the conversation on a flow.
 ///
-/// Layout: kind u16, flags u16, length u32, then three u64: a chunk's message, offset and total; an
-/// acknowledgement's message; a dead flow's number. What a kind does not use is zero, the upper halves of offset and
-/// total included. Where peers have agreed on checksums ([`Frame::seal`]), those two have them.
+/// Layout: kind u16, flags u16, length u32 (a slot's tag), then three u64: a chunk's message, offset and total; the
+/// message's number of what has only that; a dead flow's number; a tag. What a kind does not use is zero, the upper halves
+/// of offset and total included. Where peers have agreed on checksums ([`Frame::seal`]), those two have them.
+///
+/// Messages and buffers may have tags, of which the peers speak as seldom as they can: the n-th message goes to the n-th
+/// buffer, and as long as all have the same tag nothing more need be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// To the receiver: a piece of a message follows.
@@ -38,6 +45,15 @@ pub enum Frame {
     Ack(u64),
     /// The connection is closed on purpose: no use in opening other flows.
     Bye,
+    /// To the receiver, before a flow's first chunk: the tag of the messages, if it is not 0.
+    Tag(i32),
+    /// To the sender: from the buffer of this number on tags differ. It says up to where it goes on without regard to
+    /// that ([`Frame::PlainUntil`]), and sends further messages in the order of the buffers' tags ([`Frame::Slot`]).
+    Mixed(u64),
+    /// To the receiver: all messages below this number have the first one's tag.
+    PlainUntil(u64),
+    /// To the sender: the buffer for the message of this number is posted, and has this tag.
+    Slot(u64, i32),
 }
 
 /// Says which bytes of which message follow on this flow. The connection is implied by the flow.
@@ -99,6 +115,10 @@ impl Frame {
             Self::FlowDead(flow) => (KIND_FLOW_DEAD, 0, 0, [flow.into(), 0, 0]),
             Self::Ack(below) => (KIND_ACK, 0, 0, [below, 0, 0]),
             Self::Bye => (KIND_BYE, 0, 0, [0; 3]),
+            Self::Tag(tag) => (KIND_TAG, 0, 0, [tag.cast_unsigned().into(), 0, 0]),
+            Self::Mixed(from) => (KIND_MIXED, 0, 0, [from, 0, 0]),
+            Self::PlainUntil(below) => (KIND_PLAIN_UNTIL, 0, 0, [below, 0, 0]),
+            Self::Slot(message, tag) => (KIND_SLOT, 0, tag.cast_unsigned(), [message, 0, 0]),
         };
         let mut out = [0; FRAME_BYTES];
         out[0..2].copy_from_slice(&kind.to_le_bytes());
@@ -138,6 +158,10 @@ impl Frame {
             (KIND_FLOW_DEAD, 0) => Self::FlowDead(fields[0] as u32),
             (KIND_ACK, 0) => Self::Ack(fields[0]),
             (KIND_BYE, 0) => Self::Bye,
+            (KIND_TAG, 0) => Self::Tag((fields[0] as u32).cast_signed()),
+            (KIND_MIXED, 0) => Self::Mixed(fields[0]),
+            (KIND_PLAIN_UNTIL, 0) => Self::PlainUntil(fields[0]),
+            (KIND_SLOT, 0) => Self::Slot(fields[0], length.cast_signed()),
             _ => return Err(FrameError::UnknownKind { kind, flags }),
         };
         if frame.encode() == *bytes { Ok(frame) } else { Err(FrameError::Unused { kind }) }
@@ -207,6 +231,12 @@ mod tests {
 
     const CHUNK: ChunkHeader =
         ChunkHeader { message: 7, offset: 128, length: 5, total: 133, ack_wanted: true };
+    const TAGS: [Frame; 4] = [
+        Frame::Tag(i32::MIN),
+        Frame::Mixed(u64::MAX),
+        Frame::PlainUntil(u64::MAX),
+        Frame::Slot(u64::MAX, -1),
+    ];
 
     #[test]
     fn layout_is_fixed() {
@@ -219,8 +249,10 @@ mod tests {
         expected[24] = 133;
         assert_eq!(Frame::Chunk(CHUNK).encode(), expected);
         assert_eq!(Frame::decode(&expected), Ok(Frame::Chunk(CHUNK)));
-        for frame in [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Bye] {
-            assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        for frame in
+            [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Bye].iter().chain(&TAGS)
+        {
+            assert_eq!(Frame::decode(&frame.encode()), Ok(*frame));
         }
     }
 
@@ -228,7 +260,8 @@ mod tests {
     fn any_changed_bit_of_a_sealed_frame_is_noticed() {
         assert_eq!(checksum(0, b"123456789"), 0xe306_9283, "the check value of CRC-32C");
         assert_eq!(checksum(checksum(0, b"1234"), b"56789"), 0xe306_9283);
-        for frame in [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Bye] {
+        let others = [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Bye];
+        for frame in others.into_iter().chain(TAGS) {
             let sum = if matches!(frame, Frame::Chunk(_)) { 0x1234_5678 } else { 0 };
             let sealed = frame.seal(sum);
             assert_eq!(Frame::open(&sealed), Ok((frame, sum)));
@@ -271,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_or_fail_without_panic(mut bytes: [u8; FRAME_BYTES], kind in 0u8..6) {
+        fn any_bytes_decode_or_fail_without_panic(mut bytes: [u8; FRAME_BYTES], kind in 0u8..10) {
             for known in [false, true] {
                 if known {
                     bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);

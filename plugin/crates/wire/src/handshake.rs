@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use crate::lifeline::MAX_LANES;
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 /// Most flows a connection may have.
 pub const MAX_FLOWS: usize = 64;
 /// Most addresses of a listener.

@@ -6,6 +6,7 @@
 //! not acknowledged there. The listener answers which of them it has, after it has seen to it that nothing more comes by
 //! the old one: what it has is not sent again, what it has not cannot come twice.
 
+use crate::arrivals::WINDOW;
 use crate::handshake::array;
 
 /// Most parts of messages that a lane has on their way.
@@ -35,6 +36,13 @@ pub enum Word {
     Wants(u64, u64),
     /// No more comes. The connector has sent all messages below this number.
     Bye(u64),
+    /// From the connector, before its first message: the messages' tag. As [`crate::Frame::Tag`], and 0 is said too.
+    Tag(i32),
+    /// From the listener, as [`crate::Frame::Mixed`]. The buffers' tags come with their credits.
+    Mixed(u64),
+    /// From the connector, as [`crate::Frame::PlainUntil`], with the lengths in bytes of the messages from the one on of
+    /// which the listener has spoken; 0 of those that it has in its ring.
+    PlainUntil(u64, Vec<u32>),
 }
 
 /// A port, and the memory there that the peer writes to.
@@ -81,7 +89,7 @@ pub struct WordError {
 }
 
 impl Word {
-    /// The bytes to send. An offer's parts beyond [`LANE_PARTS`] are left out.
+    /// The bytes to send. An offer's parts beyond [`LANE_PARTS`] are left out, and lengths beyond [`WINDOW`].
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let (kind, lane) = match self {
@@ -117,6 +125,21 @@ impl Word {
                 body.extend(messages.to_le_bytes());
                 (7, 0)
             }
+            Self::Tag(tag) => {
+                body.extend(tag.to_le_bytes());
+                (8, 0)
+            }
+            Self::Mixed(from) => {
+                body.extend(from.to_le_bytes());
+                (9, 0)
+            }
+            Self::PlainUntil(below, lengths) => {
+                body.extend(below.to_le_bytes());
+                for length in lengths.iter().take(WINDOW as usize) {
+                    body.extend(length.to_le_bytes());
+                }
+                (10, 0)
+            }
         };
         let length = (body.len() as u16).to_le_bytes();
         let mut out = vec![kind, lane, length[0], length[1], 0, 0, 0, 0];
@@ -135,7 +158,7 @@ impl Word {
         let error = WordError { kind, length };
         let most = PAIR + LANE_PARTS * PART;
         let laned = matches!(kind, 2..=5);
-        if !(1..=7).contains(&kind)
+        if !(1..=10).contains(&kind)
             || usize::from(length) > most
             || zeros != [0; 4]
             || usize::from(lane) >= if laned { MAX_LANES } else { 1 }
@@ -163,6 +186,17 @@ impl Word {
                 Self::Wants(u64::from_le_bytes(array(body, 0)), u64::from_le_bytes(array(body, 8)))
             }
             (7, 8) => Self::Bye(u64::from_le_bytes(array(body, 0))),
+            (8, 4) => Self::Tag(i32::from_le_bytes(array(body, 0))),
+            (9, 8) => Self::Mixed(u64::from_le_bytes(array(body, 0))),
+            (10, length) if length >= 8 && length <= 8 + 4 * WINDOW as usize => {
+                let (below, lengths) = body.split_at(8);
+                let lengths = lengths.chunks_exact(4);
+                if !lengths.remainder().is_empty() {
+                    return Err(error);
+                }
+                let lengths = lengths.map(|length| u32::from_le_bytes(array(length, 0))).collect();
+                Self::PlainUntil(u64::from_le_bytes(array(below, 0)), lengths)
+            }
             _ => return Err(error),
         };
         Ok(Some((word, HEAD + body.len())))
@@ -224,6 +258,10 @@ mod tests {
             Word::Dead(3),
             Word::Wants(9, 1 << 30),
             Word::Bye(u64::MAX),
+            Word::Tag(-5),
+            Word::Mixed(1 << 40),
+            Word::PlainUntil(1 << 50, vec![]),
+            Word::PlainUntil(64, (0..WINDOW as u32).map(|number| number << 24).collect()),
         ]
     }
 
@@ -246,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_means_nothing_is_refused_before_all_of_it_has_come() {
-        for (at, value) in [(0, 0), (0, 8), (1, 8), (3, 0xff), (5, 1)] {
+        for (at, value) in [(0, 0), (0, 11), (1, 8), (3, 0xff), (5, 1)] {
             let mut bytes = Word::Go(1).encode();
             bytes[at] = value;
             assert!(Word::decode(&bytes).is_err(), "{bytes:?}");
@@ -260,7 +298,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_taken_or_refused_without_panic(
-            bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0u8..9, length in 0u8..64,
+            bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0u8..12, length in 0u8..64,
         ) {
             let mut bytes = bytes;
             if bytes.len() >= HEAD {

@@ -130,7 +130,12 @@ impl<T: Clone> Reassembly<T> {
             done: false,
             payload,
         });
-        self.first + self.posted.len() as u64 - 1
+        self.next() - 1
+    }
+
+    /// Number of the message that the next buffer is for.
+    pub fn next(&self) -> u64 {
+        self.first + self.posted.len() as u64
     }
 
     /// What to do with the bytes of a chunk from `at` on, counted from the message's first byte;
@@ -223,6 +228,14 @@ impl<T: Clone> Reassembly<T> {
     pub fn ack(&mut self) -> u64 {
         (self.acked, self.unacked_bytes, self.ack_wanted) = (self.first, 0, false);
         self.first
+    }
+
+    /// What the buffers were posted with whose messages are not complete, and those messages' numbers.
+    pub fn posted(&self) -> impl Iterator<Item = (u64, &T)> {
+        let numbered = (self.first..).zip(&self.posted);
+        numbered
+            .filter(|(_, incoming)| !incoming.done)
+            .map(|(number, incoming)| (number, &incoming.payload))
     }
 
     /// Posted buffers whose message is not complete.

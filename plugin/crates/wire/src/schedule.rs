@@ -173,7 +173,7 @@ impl<T> Scheduler<T> {
             ack_wanted,
             payload,
         });
-        let number = self.first + self.messages.len() as u64 - 1;
+        let number = self.pushed() - 1;
         if let Some(least) = least {
             self.cutting += 1;
             self.deal(number, total, least);
@@ -406,6 +406,11 @@ impl<T> Scheduler<T> {
     /// Bytes that no flow has taken yet, those to be sent again aside.
     pub fn uncut_bytes(&self) -> u64 {
         self.uncut
+    }
+
+    /// Number of the message that is pushed next.
+    pub fn pushed(&self) -> u64 {
+        self.first + self.messages.len() as u64
     }
 
     /// Number of the oldest message that is not taken.

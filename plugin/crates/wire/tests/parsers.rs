@@ -187,10 +187,14 @@ fn what_is_said_is_understood() {
 }
 
 fn any_frame(chance: &mut Chance) -> Frame {
-    match chance.below(4) {
+    match chance.below(8) {
         0 => Frame::Ack(chance.any()),
         1 => Frame::FlowDead(chance.any() as u32),
         2 => Frame::Bye,
+        3 => Frame::Tag(chance.any() as i32),
+        4 => Frame::Mixed(chance.any()),
+        5 => Frame::PlainUntil(chance.any()),
+        6 => Frame::Slot(chance.any(), chance.any() as i32),
         _ => {
             let total = chance.below(MAX_MESSAGE_BYTES + 1);
             let offset = chance.below(total) / 128 * 128;

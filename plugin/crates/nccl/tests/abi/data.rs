@@ -144,6 +144,76 @@ fn random_traffic_arrives_whole_and_in_order() {
     net.close_recv(recv);
 }
 
+/// As NCCL's proxies do: each sender of a host is a tag, and tries again until it is its turn; the receiver posts one buffer
+/// for each of those whose messages it wants, in whatever order, and gets all in one request.
+#[test]
+fn groups_receive_the_messages_of_their_tags_in_every_version() {
+    const STEPS: usize = 6;
+    for version in VERSIONS {
+        let mut net = Net::init(version, 0x107).unwrap();
+        let (send, recv) = net.pair();
+        let size = |tag: c_int, step: usize| tag as usize * 30_000 + step * 7;
+        let sent: Vec<Vec<Vec<u8>>> = (0..8)
+            .map(|tag| (0..STEPS).map(|step| pattern(step * 8, size(tag, step))).collect())
+            .collect();
+        // The first steps of all, of one half, and of the other half.
+        let wanted: Vec<Vec<c_int>> = (0..STEPS)
+            .flat_map(|step| match step % 3 {
+                0 => vec![vec![5, 3, 0, 7, 1, 6, 2, 4]],
+                1 => vec![vec![6], (0..6).collect(), vec![7]],
+                _ => vec![vec![7, 5, 3, 1], vec![0, 2, 4, 6]],
+            })
+            .collect();
+        let (mut posted, mut done) = (VecDeque::new(), [0; 8]);
+        let (mut to_post, mut to_send) = (wanted.iter(), [0; 8]);
+        let mut sends: Vec<Opaque> = Vec::new();
+        until("all groups", || {
+            for tag in 0..8 {
+                let Some(data) = sent[tag].get(to_send[tag]) else { continue };
+                let (start, size, tag) = (data.as_ptr(), data.len(), tag as c_int);
+                // SAFETY: the data outlives the comms.
+                let request = unsafe { net.isend_tagged(send, start, size, tag) }.unwrap();
+                if let Some(request) = request {
+                    sends.push(request);
+                    to_send[tag as usize] += 1;
+                }
+            }
+            sends.retain(|request| net.test(*request).unwrap().is_none());
+            if posted.len() < 3
+                && let Some(tags) = to_post.next()
+            {
+                let mut buffers = vec![vec![0xee; 220_000]; tags.len()];
+                let group: Vec<_> = buffers
+                    .iter_mut()
+                    .zip(tags)
+                    .map(|(buffer, tag)| (buffer.as_mut_ptr(), buffer.len(), *tag))
+                    .collect();
+                // SAFETY: the buffers live until the request is finished.
+                let request = unsafe { net.irecv_group(recv, &group) }.unwrap();
+                posted.push_back((request.expect("room for a group"), tags, buffers));
+            }
+            if let Some((request, tags, buffers)) = posted.front()
+                && let Some(sizes) = net.test_group(*request).unwrap()
+            {
+                assert_eq!(sizes.len(), tags.len(), "v{version}");
+                for ((tag, buffer), size) in tags.iter().zip(buffers).zip(sizes) {
+                    let expected = &sent[*tag as usize][done[*tag as usize]];
+                    assert_eq!(size, expected.len(), "v{version}, tag {tag}");
+                    assert!(buffer[..size] == **expected, "v{version}, tag {tag}: bytes differ");
+                    assert!(buffer[size..].iter().all(|byte| *byte == 0xee));
+                    done[*tag as usize] += 1;
+                }
+                posted.pop_front();
+            }
+            (done == [STEPS; 8] && sends.is_empty()).then_some(())
+        })
+        .expect("all groups arrive");
+        net.close_send(send);
+        net.close_recv(recv);
+        net.finalize();
+    }
+}
+
 #[test]
 fn more_requests_than_allowed_are_put_off() {
     let net = Net::init(12, 0x102).unwrap();
@@ -253,8 +323,12 @@ fn what_nccl_must_not_do_is_an_error_and_no_crash() {
         let irecv = table.irecv.unwrap();
         let (mut tag, mut mh, mut ph) = (0, null, null);
         assert_eq!(
-            irecv(recv.0, 2, &mut data, &mut size, &mut tag, &mut mh, &mut ph, &mut request),
+            irecv(recv.0, 9, &mut data, &mut size, &mut tag, &mut mh, &mut ph, &mut request),
             INTERNAL_ERROR
+        );
+        assert_eq!(
+            irecv(recv.0, 1, &mut data, &mut size, ptr::null_mut(), &mut mh, &mut ph, &mut request),
+            INVALID_ARGUMENT
         );
         let iflush = table.iflush.unwrap();
         let mut int = 1;
@@ -295,7 +369,7 @@ macro_rules! check_properties {
         assert_eq!(properties.port, in_rdma_lab().into());
         assert!(properties.pci_path.is_null());
         assert!(properties.speed > 0);
-        assert_eq!((properties.ptr_support, properties.max_recvs), (PTR_HOST, 1));
+        assert_eq!((properties.ptr_support, properties.max_recvs), (PTR_HOST, 8));
         assert!(properties.max_comms > 1000);
         $(assert_eq!(properties.$field, $value, stringify!($field));)*
         properties

@@ -261,15 +261,28 @@ impl Net {
     /// # Safety
     /// As NCCL: the memory stays as it is until the request is reported or the comm is closed.
     pub(crate) unsafe fn isend(&self, comm: Opaque, data: *const u8, size: usize) -> Polled {
+        // SAFETY: passed on to the caller.
+        unsafe { self.isend_tagged(comm, data, size, 0) }
+    }
+
+    /// # Safety
+    /// As [`Net::isend`].
+    pub(crate) unsafe fn isend_tagged(
+        &self,
+        comm: Opaque,
+        data: *const u8,
+        size: usize,
+        tag: c_int,
+    ) -> Polled {
         let (mut request, none) = (ptr::null_mut(), ptr::null_mut());
         let (data, int) = (data.cast_mut().cast(), size as c_int);
         // SAFETY: passed on to the caller.
         check(unsafe {
             call!(self, isend:
-                [6 NetV6, 7 NetV7, 8 NetV8] (comm.0, data, int, 0, none, &mut request),
-                [9 NetV9] (comm.0, data, size, 0, none, &mut request),
+                [6 NetV6, 7 NetV7, 8 NetV8] (comm.0, data, int, tag, none, &mut request),
+                [9 NetV9] (comm.0, data, size, tag, none, &mut request),
                 [10 NetV10, 11 NetV11, 12 NetV12]
-                    (comm.0, data, size, 0, none, none, &mut request),
+                    (comm.0, data, size, tag, none, none, &mut request),
             )
         })?;
         Ok(Opaque(request).some())
@@ -277,33 +290,58 @@ impl Net {
 
     /// # Safety
     /// As NCCL: the memory is the plugin's until the request is reported or the comm is closed.
-    pub(crate) unsafe fn irecv(&self, comm: Opaque, data: *mut u8, mut size: usize) -> Polled {
+    pub(crate) unsafe fn irecv(&self, comm: Opaque, data: *mut u8, size: usize) -> Polled {
+        // SAFETY: passed on to the caller.
+        unsafe { self.irecv_group(comm, &[(data, size, 0)]) }
+    }
+
+    /// Posts buffers, each with its size and tag.
+    ///
+    /// # Safety
+    /// As [`Net::irecv`].
+    pub(crate) unsafe fn irecv_group(
+        &self,
+        comm: Opaque,
+        group: &[(*mut u8, usize, c_int)],
+    ) -> Polled {
         // What NCCL passes in when it does not care about completion: a hint, to be overwritten.
         let mut request = ptr::without_provenance_mut(1);
-        let mut data: *mut c_void = data.cast();
-        let (mut int, mut tag) = (size as c_int, 0);
-        let (mut registration, mut profile) = (ptr::null_mut(), ptr::null_mut());
+        let count = group.len() as c_int;
+        let mut data: Vec<*mut c_void> = group.iter().map(|(data, ..)| data.cast()).collect();
+        let mut size: Vec<usize> = group.iter().map(|(_, size, _)| *size).collect();
+        let mut int: Vec<c_int> = size.iter().map(|size| *size as c_int).collect();
+        let mut tag: Vec<c_int> = group.iter().map(|(.., tag)| *tag).collect();
+        let mut registration = vec![ptr::null_mut(); group.len()];
+        let mut profile = registration.clone();
+        let (data, size, int, tag) =
+            (data.as_mut_ptr(), size.as_mut_ptr(), int.as_mut_ptr(), tag.as_mut_ptr());
+        let (registration, profile) = (registration.as_mut_ptr(), profile.as_mut_ptr());
         // SAFETY: passed on to the caller.
         check(unsafe {
             call!(self, irecv:
                 [6 NetV6, 7 NetV7, 8 NetV8]
-                    (comm.0, 1, &mut data, &mut int, &mut tag, &mut registration, &mut request),
-                [9 NetV9]
-                    (comm.0, 1, &mut data, &mut size, &mut tag, &mut registration, &mut request),
+                    (comm.0, count, data, int, tag, registration, &mut request),
+                [9 NetV9] (comm.0, count, data, size, tag, registration, &mut request),
                 [10 NetV10, 11 NetV11, 12 NetV12]
-                    (comm.0, 1, &mut data, &mut size, &mut tag, &mut registration, &mut profile,
-                     &mut request),
+                    (comm.0, count, data, size, tag, registration, profile, &mut request),
             )
         })?;
         Ok(Opaque(request).some())
     }
 
     pub(crate) fn test(&self, request: Opaque) -> Result<Option<usize>, NcclResult> {
-        let (mut done, mut size) = (-1, -1);
-        // SAFETY: the request is one of an open comm.
-        check(unsafe { call_any!(self, test(request.0, &mut done, &mut size)) })?;
+        let sizes = self.test_group(request)?;
+        Ok(sizes.map(|sizes| *sizes.first().expect("size of a finished request")))
+    }
+
+    /// The sizes of a group's messages once all are there.
+    pub(crate) fn test_group(&self, request: Opaque) -> Result<Option<Vec<usize>>, NcclResult> {
+        let (mut done, mut sizes) = (-1, [-1; 9]);
+        // SAFETY: the request is one of an open comm, and there is room for the largest group's sizes.
+        check(unsafe { call_any!(self, test(request.0, &mut done, sizes.as_mut_ptr())) })?;
         assert!(done == 0 || done == 1);
-        Ok((done == 1).then(|| usize::try_from(size).expect("size of a finished request")))
+        let sizes = sizes.iter().map_while(|size| usize::try_from(*size).ok()).collect();
+        Ok((done == 1).then_some(sizes))
     }
 
     pub(crate) fn close_send(&self, comm: Opaque) {

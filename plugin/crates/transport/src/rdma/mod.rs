@@ -32,6 +32,7 @@ use std::time::Duration;
 use evenkeel_wire::ArrivalError;
 
 use crate::error::{Error, ErrorKind};
+use crate::order::TooLong;
 
 /// Longest message that goes to the receiver's ring, in bytes.
 pub(crate) const EAGER_BYTES: usize = 4096;
@@ -59,6 +60,12 @@ pub(crate) struct Problem(ErrorKind, String);
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         Self(error.kind(), error.to_string())
+    }
+}
+
+impl From<TooLong> for Problem {
+    fn from(TooLong { length, capacity, .. }: TooLong) -> Self {
+        ArrivalError::TooLong { length, capacity }.into()
     }
 }
 

@@ -18,14 +18,15 @@ use crate::Context;
 use crate::base::{Base, Direction, InFlight};
 use crate::engine::Workers;
 use crate::error::{Error, ErrorKind};
-use crate::recv::Inbound;
-use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
+use crate::order::{Order, Step};
+use crate::recv::{Inbound, Tagged};
+use crate::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
 use crate::sys::RecvBuffer;
 
 /// Places for credits in the sender's memory; a message's is that of its number modulo this.
 pub(super) const CREDITS: usize = 2 * WINDOW as usize;
-/// Bytes of a credit: the message's number plus one u64, address u64, key u32, capacity u32.
-pub(super) const CREDIT_BYTES: usize = 24;
+/// Bytes of a credit: the message's number plus one u64, address u64, key u32, capacity u32, tag u32.
+pub(super) const CREDIT_BYTES: usize = 28;
 /// Messages that leave the ring before the sender is told so.
 const ROOM_STEP: u64 = WINDOW / 4;
 /// How long what was acknowledged may take to be told of once the sender is gone.
@@ -38,6 +39,8 @@ pub(super) struct Credit {
     pub(super) key: u32,
     /// Bytes.
     pub(super) capacity: u32,
+    /// The buffer's tag, where tags differ.
+    pub(super) tag: i32,
 }
 
 impl Credit {
@@ -50,7 +53,8 @@ impl Credit {
         out[..8].copy_from_slice(&(message + 1).to_le_bytes());
         out[8..16].copy_from_slice(&self.address.to_le_bytes());
         out[16..20].copy_from_slice(&self.key.to_le_bytes());
-        out[20..].copy_from_slice(&self.capacity.to_le_bytes());
+        out[20..24].copy_from_slice(&self.capacity.to_le_bytes());
+        out[24..].copy_from_slice(&self.tag.to_le_bytes());
         out
     }
 
@@ -71,7 +75,8 @@ impl Credit {
         let credit = Self {
             address: u64::from_le_bytes(bytes[8..16].try_into().ok()?),
             key: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
-            capacity: u32::from_le_bytes(bytes[20..].try_into().ok()?),
+            capacity: u32::from_le_bytes(bytes[20..24].try_into().ok()?),
+            tag: i32::from_le_bytes(bytes[24..].try_into().ok()?),
         };
         Some((message, credit))
     }
@@ -88,6 +93,7 @@ pub(crate) struct Awaiting {
     /// Copies of credits on their way.
     outbox: Mailbox,
     arrivals: Arrivals<Posted>,
+    order: Order,
     /// Messages whose credits are to be written.
     uncredited: VecDeque<u64>,
     /// So many messages have left the ring, as the sender knows.
@@ -104,7 +110,9 @@ pub(crate) struct Awaiting {
 
 struct Posted {
     buffer: RecvBuffer,
-    operation: Arc<Operation>,
+    tag: i32,
+    /// Whose buffer it is; nobody's for a message that goes aside.
+    target: Option<Target>,
     /// Held while the sender may write there.
     region: Option<Arc<Region>>,
 }
@@ -129,6 +137,7 @@ impl Receiver {
             ring: mailbox(WINDOW as usize * EAGER_BYTES)?,
             outbox: mailbox(CREDITS * CREDIT_BYTES)?,
             arrivals: Arrivals::default(),
+            order: Order::default(),
             uncredited: VecDeque::new(),
             told_room: 0,
             offered: (0..lanes).map(|_| None).collect(),
@@ -141,46 +150,62 @@ impl Receiver {
     }
 
     fn recv(this: &Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
+        let operation = Operation::new();
+        let accepted = Self::take_in(this, 1, |state, base| {
+            let region = state.region(&buffer)?;
+            Ok(state.post(Target::new(buffer, &operation, 0), 0, region, base))
+        })?;
+        Ok(accepted.then(|| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+    }
+
+    fn recv_group(this: &Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+        let operation = Operation::of_group(group.len());
+        let accepted = Self::take_in(this, group.len(), |state, base| match group {
+            [Tagged { buffer, tag }] if state.order.is_plain(*tag) => {
+                let region = state.region(buffer)?;
+                Ok(state.post(Target::new(*buffer, &operation, 0), *tag, region, base))
+            }
+            _ => {
+                for (index, Tagged { buffer, tag }) in group.iter().enumerate() {
+                    state.order.hold(*tag, Target::new(*buffer, &operation, index));
+                }
+                Ok(Ok(()))
+            }
+        })?;
+        Ok(accepted.then(|| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+    }
+
+    /// Takes so many buffers in, by `post`, if there is room for them; whether there is. The outer errors of `post` are the
+    /// caller's, the inner ones the connection's.
+    fn take_in(
+        this: &Arc<Self>,
+        count: usize,
+        post: impl FnOnce(&mut Awaiting, &Base) -> Result<Result<(), Problem>, Error>,
+    ) -> Result<bool, Error> {
         if let Some(error) = this.failure() {
             return Err(error);
         }
-        let operation = Operation::new();
-        let mut refused = Ok(false);
+        let mut accepted = Ok(true);
         this.act(|side, state| {
-            if state.arrivals.outstanding() >= MAX_REQUESTS || !state.arrivals.has_room() {
-                refused = Ok(true);
+            let room = MAX_REQUESTS.min(state.arrivals.room());
+            if state.outstanding() + count > room {
+                accepted = Ok(false);
                 return Ok(());
             }
-            let capacity = (buffer.length() as u64).min(MAX_MESSAGE_BYTES);
-            let mut region = None;
-            if capacity > EAGER_BYTES as u64 || !state.is_eager() {
-                let cache = &state.core.lanes.adapter.memory;
-                let made = |context: &_| buffer.register(context);
-                match cache.region(buffer.address(), buffer.length(), Access::All, made) {
-                    Ok(made) => region = Some(made),
-                    Err(error) => {
-                        refused = Err(error);
-                        return Ok(());
-                    }
+            match post(state, side.base()) {
+                Ok(posted) => posted?,
+                Err(error) => {
+                    accepted = Err(error);
+                    return Ok(());
                 }
-            }
-            let needs_credit = region.is_some();
-            let posted = Posted { buffer, operation: Arc::clone(&operation), region };
-            let (message, arrived) = state.arrivals.post(capacity, posted)?;
-            match arrived {
-                Some(arrived) => state.complete(arrived, side.base()),
-                None if needs_credit => state.uncredited.push_back(message),
-                None => {}
             }
             state.core.tell_news(side.base());
             state.check_wanted()?;
-            state.begin()?;
+            state.begin(side.base())?;
+            state.core.tell_news(side.base());
             state.judge()
         });
-        if refused? {
-            return Ok(None);
-        }
-        Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+        accepted
     }
 }
 
@@ -197,7 +222,7 @@ impl State for Awaiting {
             Told::Came(lane, bytes, immediate) => {
                 self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes.into());
                 if let Some(arrived) = self.arrivals.arrived(bytes, immediate)? {
-                    self.complete(arrived, base);
+                    self.complete(arrived, base)?;
                 }
             }
             Told::Failed(lane, why) => {
@@ -210,21 +235,24 @@ impl State for Awaiting {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<(), Problem> {
+    fn begin(&mut self, base: &Base) -> Result<(), Problem> {
         self.settle()?;
+        self.post_by_tags(base)?;
         let Some(port) = self.core.port else { return Ok(()) };
         while let Some(message) = self.uncredited.front().copied()
             && let Some(lane) = self.core.lanes.best()
         {
             self.uncredited.pop_front();
             let posted = self.arrivals.posted().find(|(number, ..)| *number == message);
-            let Some((_, capacity, Posted { buffer, region: Some(region), .. })) = posted else {
+            let Some((_, capacity, Posted { buffer, tag, region, .. })) = posted else {
                 continue;
             };
+            // Without a registration there is nothing to be written; the sender has to know the tag.
             let credit = Credit {
-                address: buffer.address(),
-                key: region.remote_key(),
+                address: region.as_ref().map_or(0, |_| buffer.address()),
+                key: region.as_ref().map_or(0, |region| region.remote_key()),
                 capacity: capacity as u32,
+                tag: *tag,
             };
             let place = Credit::place(message);
             let to = (port.address + place as u64, port.key);
@@ -268,6 +296,8 @@ impl State for Awaiting {
                     self.check_wanted()?;
                 }
                 Word::Bye(messages) => self.bye = Some(messages),
+                Word::Tag(tag) => self.order.hear_tag(tag),
+                Word::PlainUntil(until, lengths) => self.set_aside(until, &lengths, base)?,
                 other => {
                     let what = format!("protocol error: the sender says {other:?}");
                     return Err(Problem(ErrorKind::Remote, what));
@@ -290,7 +320,7 @@ impl State for Awaiting {
             self.core.lifeline.say(&Word::Dead(lane as u8));
         }
         let patience = base.context.settings.recovery_timeout;
-        if self.arrivals.outstanding() > 0
+        if self.outstanding() > 0
             && let Some((since, why)) = self.core.lanes.longest_down()
             && now.saturating_duration_since(since) >= patience
         {
@@ -302,7 +332,7 @@ impl State for Awaiting {
 
     fn in_flight(&self) -> InFlight {
         InFlight {
-            requests: self.arrivals.outstanding(),
+            requests: self.outstanding(),
             bytes: self.arrivals.posted().map(|(_, capacity, _)| capacity).sum(),
         }
     }
@@ -326,7 +356,85 @@ impl Awaiting {
         self.core.port.is_some_and(|port| port.eager)
     }
 
-    fn complete(&mut self, arrived: Arrived<Posted>, base: &Base) {
+    /// Buffers that wait for their messages.
+    fn outstanding(&self) -> usize {
+        self.arrivals.outstanding() + self.order.waiting()
+    }
+
+    /// The registration that a buffer needs.
+    fn region(&self, buffer: &RecvBuffer) -> Result<Option<Arc<Region>>, Error> {
+        if buffer.length() <= EAGER_BYTES && self.is_eager() {
+            return Ok(None);
+        }
+        let cache = &self.core.lanes.adapter.memory;
+        let made = |context: &_| buffer.register(context);
+        cache.region(buffer.address(), buffer.length(), Access::All, made).map(Some)
+    }
+
+    /// Posts a buffer for the next message.
+    fn post(
+        &mut self,
+        target: Target,
+        tag: i32,
+        region: Option<Arc<Region>>,
+        base: &Base,
+    ) -> Result<(), Problem> {
+        let buffer = target.buffer;
+        self.place(Posted { buffer, tag, target: Some(target), region }, base)
+    }
+
+    fn place(&mut self, posted: Posted, base: &Base) -> Result<(), Problem> {
+        let needs_credit = posted.region.is_some() || self.order.is_mixed();
+        let capacity = (posted.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
+        match self.arrivals.post(capacity, posted)? {
+            (_, Some(arrived)) => self.complete(arrived, base)?,
+            (message, None) if needs_credit => self.uncredited.push_back(message),
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Posts the buffers with tags whose turn it is.
+    fn post_by_tags(&mut self, base: &Base) -> Result<(), Problem> {
+        while self.arrivals.room() > 0
+            && let Some(step) = self.order.step(self.arrivals.next())?
+        {
+            match step {
+                Step::Post(tag, target, _) => {
+                    let region = self.region(&target.buffer)?;
+                    self.post(target, tag, region, base)?;
+                }
+                Step::Ask => {
+                    if let Some(from) = self.order.asks() {
+                        self.core.lifeline.say(&Word::Mixed(from));
+                    }
+                }
+                Step::Filled => self.core.has_news = true,
+            }
+        }
+        Ok(())
+    }
+
+    /// The sender has messages below `until` that are plain: they have these lengths, and go aside.
+    fn set_aside(&mut self, until: u64, lengths: &[u32], base: &Base) -> Result<(), Problem> {
+        let next = self.arrivals.next();
+        let is_right =
+            until.checked_sub(next).is_some_and(|more| more <= self.arrivals.room() as u64);
+        if !is_right || !self.order.hear_plain_until(until) {
+            let what = "protocol error: the sender has gone on too far, or was not asked";
+            return Err(Problem(ErrorKind::Remote, what.to_owned()));
+        }
+        for (at, number) in (next..until).enumerate() {
+            let length = lengths.get(at).map_or(0, |length| *length as usize);
+            // What is in the ring may be as long as a place there.
+            let buffer = self.order.set_aside(number, length.max(EAGER_BYTES));
+            let region = self.region(&buffer)?;
+            self.place(Posted { buffer, tag: 0, target: None, region }, base)?;
+        }
+        self.check_wanted()
+    }
+
+    fn complete(&mut self, arrived: Arrived<Posted>, base: &Base) -> Result<(), Problem> {
         let Arrived { posted, message, length, in_ring } = arrived;
         if in_ring {
             let place = (message % WINDOW) as usize * EAGER_BYTES;
@@ -339,8 +447,14 @@ impl Awaiting {
         // The registration ends, unless others hold it, before the caller has the memory back.
         drop(posted.region);
         base.counters.message(length);
-        posted.operation.complete(length);
-        self.core.has_news = true;
+        match posted.target {
+            Some(target) => {
+                target.complete(length);
+                self.core.has_news = true;
+            }
+            None => self.core.has_news |= self.order.came_aside(message, length)?,
+        }
+        Ok(())
     }
 
     /// Whether what the sender waits with fits into its buffer, once there is one.
@@ -378,7 +492,8 @@ impl Awaiting {
 
     /// Some of what the sender was told may have been lost with a queue pair.
     fn tell_again(&mut self) {
-        let needs = |posted: &Posted| posted.region.is_some();
+        let is_mixed = self.order.is_mixed();
+        let needs = |posted: &Posted| posted.region.is_some() || is_mixed;
         let all = self.arrivals.posted().filter(|(.., posted)| needs(posted));
         self.uncredited = all.map(|(number, ..)| number).collect();
         self.told_room = self.arrivals.first().saturating_sub(ROOM_STEP);
@@ -386,7 +501,7 @@ impl Awaiting {
 
     /// Fails when what is posted can never come.
     fn judge(&self) -> Result<(), Problem> {
-        if self.arrivals.outstanding() == 0 {
+        if self.outstanding() == 0 {
             return Ok(());
         }
         let all_came = self.bye.is_some_and(|messages| self.arrivals.first() >= messages);
@@ -411,6 +526,10 @@ impl Inbound for Receiver {
         Self::recv(&self, buffer)
     }
 
+    fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+        Self::recv_group(&self, group)
+    }
+
     fn flows(&self) -> usize {
         self.base().context.settings.flows.into()
     }
@@ -431,7 +550,7 @@ mod tests {
 
     #[test]
     fn a_credit_says_which_message_it_is_of() {
-        let credit = Credit { address: 0x7f00_1234, key: 77, capacity: 1 << 30 };
+        let credit = Credit { address: 0x7f00_1234, key: 77, capacity: 1 << 30, tag: -3 };
         for message in [0, 5, 1 << 40] {
             assert_eq!(Credit::decode(&credit.encode(message)), Some((message, credit)));
             let number = Credit::number(message);

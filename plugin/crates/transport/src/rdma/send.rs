@@ -15,6 +15,7 @@ use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
 use crate::base::{Base, Direction, InFlight};
 use crate::call::Destination;
 use crate::error::{Error, ErrorKind};
+use crate::order::Gate;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::send::{LINGER, Outbound};
 use crate::sys::SendBuffer;
@@ -48,6 +49,7 @@ pub(crate) struct Sending {
     next: u64,
     /// Small messages below this number have room in the receiver's ring.
     ring_end: u64,
+    gate: Gate,
     /// Parts that are to be sent again.
     again: VecDeque<Part>,
     /// Messages whose requests are not done. Those of small messages are as soon as there is a copy.
@@ -100,6 +102,7 @@ impl Sender {
             first: 0,
             next: 0,
             ring_end: WINDOW,
+            gate: Gate::default(),
             again: VecDeque::new(),
             requests: 0,
             failures: 0,
@@ -114,7 +117,11 @@ impl Sender {
         Self::start(context, Direction::Send, destination.peer, &destination.workers, state)
     }
 
-    fn send(this: &Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+    fn send(
+        this: &Arc<Self>,
+        buffer: SendBuffer,
+        tag: Option<i32>,
+    ) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
         if length > MAX_MESSAGE_BYTES {
             return Err(Error::argument(format!(
@@ -129,12 +136,22 @@ impl Sender {
         this.act(|side, state| {
             if state.messages.len() >= UNSEEN {
                 state.drain(1, side.base())?;
-                state.begin()?;
+                state.begin(side.base())?;
                 state.core.tell_news(side.base());
             }
             if state.requests >= MAX_REQUESTS || state.messages.len() as u64 >= WINDOW {
                 full = true;
                 return Ok(());
+            }
+            if let Some(tag) = tag
+                && !state.opens(tag)
+            {
+                // What opens the gate may have come.
+                state.work(side.base())?;
+                full = !state.opens(tag);
+                if full {
+                    return Ok(());
+                }
             }
             state.messages.push_back(Outgoing {
                 buffer,
@@ -148,7 +165,7 @@ impl Sender {
                 done: false,
             });
             state.requests += 1;
-            state.begin()?;
+            state.begin(side.base())?;
             // What could begin before has begun: if one is done now it is this message, and who sends it sees that.
             let news = std::mem::take(&mut state.core.has_news);
             if state.core.callers.sends(!news) {
@@ -201,7 +218,7 @@ impl State for Sending {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<(), Problem> {
+    fn begin(&mut self, _base: &Base) -> Result<(), Problem> {
         self.offer_anew();
         let Some(port) = self.core.port else { return Ok(()) };
         while let Some(lane) = self.core.lanes.best() {
@@ -261,6 +278,17 @@ impl State for Sending {
                     if self.core.lanes.stop(self.core.known(lane)?, "the peer's has failed") {
                         self.lost(base);
                     }
+                }
+                Word::Mixed(from) => {
+                    let next = self.next_number();
+                    let until = self.gate.mix(from, next);
+                    let length = |number: u64| {
+                        let at = number.checked_sub(self.first)? as usize;
+                        Some(self.messages.get(at)?.length as u32)
+                    };
+                    let lengths = (from..until).map(|number| length(number).unwrap_or_default());
+                    let lengths = lengths.take(WINDOW as usize).collect();
+                    self.core.lifeline.say(&Word::PlainUntil(until, lengths));
                 }
                 Word::Bye(_) => {
                     // What was acknowledged before the peer went is done.
@@ -327,6 +355,23 @@ impl State for Sending {
 }
 
 impl Sending {
+    /// Number of the next message that is sent.
+    fn next_number(&self) -> u64 {
+        self.first + self.messages.len() as u64
+    }
+
+    /// Whether a message with this tag can be the next one.
+    fn opens(&mut self, tag: i32) -> bool {
+        let next = self.next_number();
+        let credit = self.granted[next as usize % CREDITS].filter(|(of, _)| *of == next);
+        let is_first = self.gate.tag().is_none();
+        let opens = self.gate.opens(tag, next, || credit.map(|(_, credit)| credit.tag));
+        if is_first && opens {
+            self.core.lifeline.say(&Word::Tag(tag));
+        }
+        opens
+    }
+
     fn lost(&mut self, base: &Base) {
         let (now, patience) = (Instant::now(), base.context.settings.recovery_timeout);
         self.failing = match self.failing {
@@ -485,7 +530,15 @@ impl Outbound for Sender {
     }
 
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer)
+        Self::send(&self, buffer, None)
+    }
+
+    fn send_tagged(
+        self: Arc<Self>,
+        buffer: SendBuffer,
+        tag: i32,
+    ) -> Result<Option<Request>, Error> {
+        Self::send(&self, buffer, Some(tag))
     }
 
     fn leave(self: Arc<Self>) {

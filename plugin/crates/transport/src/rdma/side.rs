@@ -49,7 +49,7 @@ pub(crate) trait State: Send + Sized + 'static {
     /// A lane tells something.
     fn take(&mut self, told: Told<Self::Note>, base: &Base) -> Result<(), Problem>;
     /// Begins what can be begun.
-    fn begin(&mut self) -> Result<(), Problem>;
+    fn begin(&mut self, base: &Base) -> Result<(), Problem>;
     /// Hears what the peer says, and works.
     fn hear(&mut self, base: &Base) -> Result<(), Problem>;
     /// Looks at deadlines, hears and works.
@@ -84,7 +84,7 @@ pub(crate) trait State: Send + Sized + 'static {
     /// Takes what has been done and begins what can be begun.
     fn work(&mut self, base: &Base) -> Result<(), Problem> {
         self.drain(ROUNDS, base)?;
-        self.begin()?;
+        self.begin(base)?;
         self.core().tell_news(base);
         Ok(())
     }

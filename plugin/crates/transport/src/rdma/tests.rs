@@ -2,17 +2,13 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::sys::{Block, lock};
+use crate::tagged::{self, until};
 use crate::{
     Device, Handle, Listener, Log, Nonce, Notify, Receiving, RecvConnection, SendConnection,
     Sending, Settings, Transport,
 };
-
-/// Long enough for an emulated machine; reached only when something is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Lines(Mutex<Vec<String>>);
@@ -31,17 +27,6 @@ struct Deaf;
 
 impl Notify for Deaf {
     fn notify(&self) {}
-}
-
-fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "nothing happens");
-        thread::yield_now();
-    }
 }
 
 fn transport_with(settings: &[(&str, &str)]) -> (Transport, Arc<Lines>) {
@@ -322,4 +307,50 @@ fn peers_with_different_job_keys_do_not_meet() {
     let call = with("c0").connect(0, &handle, "").unwrap();
     let error = until(|| call.poll().err());
     assert!(error.to_string().contains("job key"), "{error}");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn groups_wait_for_all_of_their_messages() {
+    let transport = transport();
+    tagged::a_group_waits_for_all_of_its_messages(pair(&transport, &transport));
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn early_messages_stand_in_nobodys_way() {
+    let transport = transport();
+    tagged::messages_that_nobody_waits_for_stand_in_nobodys_way(|| pair(&transport, &transport));
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn too_long_messages_fail_their_group() {
+    let transport = transport();
+    tagged::a_message_that_is_too_long_fails_its_group(|| pair(&transport, &transport));
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn any_groups_get_the_messages_of_their_tags() {
+    let transport = transport();
+    for seed in 0..6 {
+        let pair = pair(&transport, &transport);
+        tagged::random_groups(pair, seed, 1 + seed % 5 * 2, |_, _, _| {});
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn queue_pairs_that_fail_cost_no_message_of_any_tag() {
+    let transport = transport();
+    for seed in 0..2 {
+        tagged::random_groups(pair(&transport, &transport), 100 + seed, 3, |send, recv, done| {
+            match done % 12 {
+                3 => send.sender.break_lane(done / 12 % 2),
+                9 => recv.receiver.break_lane(done / 12 % 2),
+                _ => {}
+            }
+        });
+    }
 }
