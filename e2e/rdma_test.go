@@ -4,9 +4,11 @@ package e2e
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -60,6 +62,26 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 				t.Errorf("%s: limits %v, EVENKEEL_TRANSPORT=%q", name, p.Spec.Containers[0].Resources.Limits, variable(p, "EVENKEEL_TRANSPORT"))
 			}
 		}
+	})
+	t.Run("servers", func(t *testing.T) {
+		ns := newNamespace(t)
+		reportServers(t, ns)
+		trainingJob{profile: "default", reduction: "1", script: strings.ReplaceAll(sum, "-n 3", "-n 1000000")}.create(ctx, t, ns)
+		service := servers(ctx, t, ns, evenkeel.ReasonAllReady)
+		if c := meta.FindStatusCondition(service.Status.Conditions, evenkeel.ConditionRDMA); c == nil || c.Reason != evenkeel.ReasonServersHaveDevice {
+			t.Errorf("condition %+v", c)
+		}
+		pods, err := serverPods(ctx, ns)
+		if err != nil || len(pods) != 1 {
+			t.Fatalf("%d servers, %v", len(pods), err)
+		}
+		if got := pods[0].Spec.Containers[0].Resources.Limits[hca]; got.Value() != 1 || variable(&pods[0], "EVENKEEL_TRANSPORT") != "auto" {
+			t.Errorf("limits %v, EVENKEEL_TRANSPORT=%q", pods[0].Spec.Containers[0].Resources.Limits, variable(&pods[0], "EVENKEEL_TRANSPORT"))
+		}
+		// By TCP: the devices do not exist.
+		eventually(ctx, t, "the server sums", func(ctx context.Context) (bool, error) {
+			return sums(ctx, ns, strings.TrimSuffix(service.Status.Endpoints[0], ":7470"))
+		})
 	})
 	// What a node offers is a promise. The devices do not exist, so no node may pass.
 	t.Run("check", func(t *testing.T) {

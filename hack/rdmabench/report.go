@@ -14,7 +14,7 @@ func markdown(m measured, rounds int, commit, load string) []byte {
 
 Measured by `+"`go run ./hack/rdmabench --rounds %d`"+` at commit %s: soft-RoCE in a virtual machine with an emulated
 processor, two ports joined by a virtual Ethernet link (MTU 9000, RDMA MTU 4096), both programs in each round, one after the
-other. Only the ratios mean something: neither the processor nor the network card is real. Ratios are those of the medians;
+other, each end on a processor of its own. Only the ratios mean something: neither the processor nor the network card is real. Ratios are those of the medians;
 in brackets the least and the greatest of the rounds.
 `, rounds, commit)
 	if load != "" {

@@ -176,7 +176,8 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	operator := image{file: "Dockerfile", name: Operator}
-	server := image{file: "images/reduction-server/Dockerfile", name: Server}
+	// What it installs is kept as a layer, for the next build.
+	server := image{file: "images/reduction-server/Dockerfile", name: Server, flags: []string{"--layers"}}
 	if !b.Registry {
 		operator.args = []string{"BASE_IMAGE=scratch"}
 		server.args = []string{"BASE_IMAGE=" + debianImage}

@@ -196,7 +196,7 @@ type TransportSpec struct {
 	// +optional
 	TCP TCPSpec `json:"tcp,omitzero"`
 
-	// rdma says which device jobs get, and how.
+	// rdma says which device jobs get, their reduction servers included, and how.
 	// +optional
 	RDMA RDMASpec `json:"rdma,omitzero"`
 }

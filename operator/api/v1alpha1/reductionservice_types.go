@@ -20,6 +20,13 @@ const (
 	ReasonJobSuspended = "JobSuspended"
 )
 
+// Reasons of the condition RDMA of a ReductionService.
+const (
+	ReasonServersHaveDevice = "ServersHaveDevice"
+	ReasonNoNodeHasDevice   = "NoNodeHasDevice"
+	ReasonServersUseTCP     = "ServersUseTCP"
+)
+
 // PlacementMode is where reduction servers go.
 //
 // +kubebuilder:validation:Enum=Spread;NearWorkers
@@ -102,6 +109,18 @@ type ReductionServiceSpec struct {
 	// server says what each server gets and where it runs.
 	// +optional
 	Server ReductionServerSpec `json:"server,omitzero"`
+
+	// transport is what carries the data: the profile's, but that rdma.resourceName is there if servers get the device, and
+	// only then.
+	// +optional
+	Transport TransportSpec `json:"transport,omitzero"`
+
+	// environment of the servers: what the profile says of what carries the data, and by which RDMA ports.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Environment []EnvironmentVariable `json:"environment,omitempty"`
 }
 
 // WorkloadReference names a job of the same namespace.
@@ -127,7 +146,7 @@ type WorkloadReference struct {
 
 // ReductionServiceStatus is how the servers are.
 type ReductionServiceStatus struct {
-	// conditions: Available.
+	// conditions: Available, and RDMA for jobs that have a device.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

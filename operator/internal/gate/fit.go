@@ -12,10 +12,10 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// fitting returns what says whether one of the pods may run on a node: by its selector, affinity and tolerations, and by
+// Fitting returns what says whether one of the pods may run on a node: by its selector, affinity and tolerations, and by
 // the size of the node. What other pods use of the node at present does not count. A node whose network failed fits as
 // it did before.
-func fitting(pods []*corev1.PodSpec) func(*corev1.Node) bool {
+func Fitting(pods []*corev1.PodSpec) func(*corev1.Node) bool {
 	type kind struct {
 		spec     *corev1.PodSpec
 		affinity nodeaffinity.RequiredNodeAffinity

@@ -142,7 +142,7 @@ type findings struct {
 
 func (w *World) find(job Job) findings {
 	var f findings
-	fits := fitting(job.Pods)
+	fits := Fitting(job.Pods)
 	for i := range w.nodes {
 		node := &w.nodes[i]
 		p := w.under[node.Name]

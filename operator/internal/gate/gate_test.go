@@ -345,7 +345,7 @@ func TestFit(t *testing.T) {
 		if test.node != nil {
 			test.node(node)
 		}
-		if fits := fitting([]*corev1.PodSpec{{NodeName: "nowhere"}, &test.pod})(node); fits != test.fits {
+		if fits := Fitting([]*corev1.PodSpec{{NodeName: "nowhere"}, &test.pod})(node); fits != test.fits {
 			t.Errorf("%s: %t", name, fits)
 		}
 	}

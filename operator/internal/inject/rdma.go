@@ -35,27 +35,32 @@ type RDMA struct {
 	Networks string `json:",omitempty"`
 }
 
+// Device is the one that the spec names; nil: none.
+func Device(spec evenkeel.RDMASpec) *RDMA {
+	if spec.ResourceName == "" {
+		return nil
+	}
+	r := &RDMA{Resource: spec.ResourceName, Count: 1, LockMemory: spec.MemoryLock == evenkeel.MemoryLockCapability, Networks: spec.Networks}
+	if spec.Count != nil {
+		r.Count = int(*spec.Count)
+	}
+	return r
+}
+
 // resolveRDMA gives the device that jobs of the profile get; nil: none. With mode Auto it is what the controller found on
 // every node.
 func resolveRDMA(profile *evenkeel.NetworkProfile) *RDMA {
-	spec := profile.Spec.Transport
-	if spec.Mode == evenkeel.TransportTCP {
+	mode, spec := profile.Spec.Transport.Mode, profile.Spec.Transport.RDMA
+	if mode == evenkeel.TransportTCP {
 		return nil
 	}
-	r := &RDMA{Count: 1, LockMemory: spec.RDMA.MemoryLock == evenkeel.MemoryLockCapability, Networks: spec.RDMA.Networks}
-	if spec.RDMA.Count != nil {
-		r.Count = int(*spec.RDMA.Count)
+	if mode != evenkeel.TransportRDMA || spec.ResourceName == "" {
+		spec.ResourceName = ""
+		if profile.Status.ObservedGeneration == profile.Generation {
+			spec.ResourceName = profile.Status.RDMAResourceName
+		}
 	}
-	if profile.Status.ObservedGeneration == profile.Generation {
-		r.Resource = profile.Status.RDMAResourceName
-	}
-	if spec.Mode == evenkeel.TransportRDMA && spec.RDMA.ResourceName != "" {
-		r.Resource = spec.RDMA.ResourceName
-	}
-	if r.Resource == "" {
-		return nil
-	}
-	return r
+	return Device(spec)
 }
 
 // annotations are the form in which it travels.
@@ -126,6 +131,14 @@ func Devices(spec *corev1.PodSpec, r Resolved) error {
 // WantsGPU reports whether any container asks for a GPU.
 func WantsGPU(spec *corev1.PodSpec) bool {
 	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return wantsGPU(&c) })
+}
+
+// Equip adds the device to every container of a pod that Evenkeel makes itself.
+func (r *RDMA) Equip(pod *corev1.Pod) {
+	for i := range pod.Spec.Containers {
+		r.addTo(&pod.Spec.Containers[i])
+	}
+	r.join(pod)
 }
 
 // addTo adds the device to one container and returns what it left alone.

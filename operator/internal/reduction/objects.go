@@ -131,7 +131,8 @@ func servers(service *evenkeel.ReductionService, running int32) *appsv1.Stateful
 	}
 }
 
-// server is a pod that fits the restricted standard, and may do nothing in the cluster.
+// server is a pod that fits the restricted standard, unless its profile has asked for a capability, and may do nothing in
+// the cluster.
 func server(service *evenkeel.ReductionService) *corev1.Pod {
 	yes, no, seconds, id := true, false, int64(grace), int64(user)
 	spec := service.Spec.Server.WithDefaults()
@@ -182,6 +183,10 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 			}},
 		},
 	}
+	for _, e := range service.Spec.Environment {
+		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: e.Name, Value: e.Value})
+	}
+	equip(pod, service)
 	inject.KeepOff(pod)
 	return pod
 }

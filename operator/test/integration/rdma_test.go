@@ -5,8 +5,10 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,10 +17,10 @@ import (
 )
 
 // offer makes a node offer pods so many of an extended resource.
-func offer(t *testing.T, node, resource string, count int) {
+func offer(t *testing.T, node, name string, count int) {
 	t.Helper()
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
-	patch := fmt.Sprintf(`{"status": {"capacity": {%[1]q: "%[2]d"}, "allocatable": {%[1]q: "%[2]d"}}}`, resource, count)
+	patch := fmt.Sprintf(`{"status": {"capacity": {%[1]q: "%[2]d"}, "allocatable": {%[1]q: "%[2]d"}}}`, name, count)
 	if err := admin.Status().Patch(t.Context(), object, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
 		t.Fatal(err)
 	}
@@ -92,5 +94,66 @@ func TestRDMAAloneNeedsADevice(t *testing.T) {
 	createJob(t, job)
 	if err := admin.Create(t.Context(), podOf(t, job, templates[0])); err == nil || !strings.Contains(err.Error(), "IPC_LOCK") {
 		t.Errorf("in a namespace of the standard baseline: %v", err)
+	}
+}
+
+// Servers get what their job has, from the nodes that they may run on.
+func TestReductionServersGetTheDevice(t *testing.T) {
+	const device = "rdma/for_servers"
+	pool := map[string]string{"pool": "servers"}
+	cpu := resource.MustParse("100m")
+	spec := func(mode evenkeel.TransportMode, rdma evenkeel.RDMASpec) evenkeel.NetworkProfileSpec {
+		return evenkeel.NetworkProfileSpec{
+			NodeSelector: &metav1.LabelSelector{MatchLabels: pool}, Transport: evenkeel.TransportSpec{Mode: mode, RDMA: rdma},
+			Reduction: evenkeel.ReductionSpec{Server: evenkeel.ReductionServerSpec{CPU: &cpu, NodeSelector: pool}},
+		}
+	}
+	condition := func(reason string) func(*evenkeel.ReductionService) bool {
+		return func(s *evenkeel.ReductionService) bool {
+			c := meta.FindStatusCondition(s.Status.Conditions, evenkeel.ConditionRDMA)
+			return c != nil && c.Reason == reason
+		}
+	}
+	newReadyNode(t, "servers-0", pool)
+	offer(t, "servers-0", device, 63)
+	offer(t, "servers-0", "cpu", 8)
+	offer(t, "servers-0", "memory", 16<<30)
+	auto := newProfile(t, "servers-auto", spec(evenkeel.TransportAuto, evenkeel.RDMASpec{Networks: "rail0"}))
+	waitProfile(t, auto.Name, rdmaIs("EveryNode", device))
+
+	job, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), auto.Name, "1")
+	service := waitService(t, job, "has the device", condition(evenkeel.ReasonServersHaveDevice))
+	pod := startServers(t, service)[0]
+	c := &pod.Spec.Containers[0]
+	if got := c.Resources.Limits[device]; got.Value() != 1 || variable(c, "EVENKEEL_TRANSPORT") != "auto" || pod.Annotations[evenkeel.NetworksKey] != "rail0" {
+		t.Errorf("limits %v, environment %v, annotations %v", c.Resources.Limits, c.Env, pod.Annotations)
+	}
+
+	// Pods would run nowhere else, so that with mode Auto another node decides otherwise.
+	newReadyNode(t, "servers-1", map[string]string{"pool": "servers", "hca": "none"})
+	offer(t, "servers-1", "cpu", 8)
+	offer(t, "servers-1", "memory", 16<<30)
+	workersOnly := spec(evenkeel.TransportAuto, evenkeel.RDMASpec{})
+	workersOnly.NodeSelector = &metav1.LabelSelector{MatchLabels: pool, MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "hca", Operator: metav1.LabelSelectorOpDoesNotExist}}}
+	mixed := newProfile(t, "servers-mixed", workersOnly)
+	waitProfile(t, mixed.Name, rdmaIs("EveryNode", device))
+	job, _ = reducing(t, "PyTorchJob", newNamespace(t, nil), mixed.Name, "1")
+	service = waitService(t, job, "uses TCP", condition(evenkeel.ReasonServersUseTCP))
+	c = &part[appsv1.StatefulSet](t, service).Spec.Template.Spec.Containers[0]
+	if _, found := c.Resources.Limits[device]; found {
+		t.Errorf("limits %v", c.Resources.Limits)
+	}
+	eventually(t, "the job hears so", heard(job.GetNamespace(), job, "EvenkeelReductionWithoutRDMA", "not every node that they may run on offered "+device))
+
+	// Who asks for RDMA and nothing else waits, and hears why.
+	strict := newProfile(t, "servers-strict", spec(evenkeel.TransportRDMA, evenkeel.RDMASpec{ResourceName: "rdma/to_come", MemoryLock: evenkeel.MemoryLockCapability}))
+	job, _ = reducing(t, "PyTorchJob", newNamespace(t, nil), strict.Name, "1")
+	service = waitService(t, job, "waits", condition(evenkeel.ReasonNoNodeHasDevice))
+	eventually(t, "the job hears so", heard(job.GetNamespace(), job, "EvenkeelReductionWithoutRDMA", "none of the 2 that they may run on offers rdma/to_come"))
+	set := part[appsv1.StatefulSet](t, service).Spec.Template.Spec
+	c = &set.Containers[0]
+	if got := c.Resources.Limits["rdma/to_come"]; got.Value() != 1 || variable(c, "EVENKEEL_TRANSPORT") != "rdma" ||
+		*set.SecurityContext.RunAsUser != 0 || fmt.Sprint(c.SecurityContext.Capabilities.Add) != "[IPC_LOCK]" {
+		t.Errorf("limits %v, environment %v, %+v, %+v", c.Resources.Limits, c.Env, set.SecurityContext, c.SecurityContext)
 	}
 }

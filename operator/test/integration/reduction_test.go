@@ -498,6 +498,15 @@ func TestTheControllerCanMakeNothingButServers(t *testing.T) {
 		"privileges": copied(func(s *appsv1.StatefulSet) {
 			s.Spec.Template.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
 		}),
+		"root": copied(func(s *appsv1.StatefulSet) {
+			s.Spec.Template.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64)}
+		}),
+		"a capability that no device needs": copied(func(s *appsv1.StatefulSet) {
+			s.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{"IPC_LOCK", "SYS_ADMIN"}
+		}),
+		"the capabilities of containers": copied(func(s *appsv1.StatefulSet) {
+			s.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities = nil
+		}),
 		"a Secret without the label": secret(func(s *corev1.Secret) { s.Labels = nil }),
 		"a token for an account": secret(func(s *corev1.Secret) {
 			s.Type, s.Annotations = corev1.SecretTypeServiceAccountToken, map[string]string{corev1.ServiceAccountNameKey: "default"}

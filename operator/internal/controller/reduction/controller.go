@@ -85,9 +85,11 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 	if err := mgr.Add(c.watched); err != nil {
 		return err
 	}
-	// Reading profiles needs them watched.
-	if _, err := mgr.GetCache().GetInformer(context.Background(), &evenkeel.NetworkProfile{}); err != nil {
-		return fmt.Errorf("watch NetworkProfiles: %w", err)
+	// What is read has to be watched.
+	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, &corev1.Node{}} {
+		if _, err := mgr.GetCache().GetInformer(context.Background(), object); err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
 	}
 	built, err := builder.ControllerManagedBy(mgr).Named("reduction").
 		For(&evenkeel.ReductionService{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
@@ -256,8 +258,12 @@ func (c *Controller) service(ctx context.Context, name string, job *unstructured
 	case int(replicas) > most:
 		return nil, fmt.Sprintf("%d are more than the %d that NetworkProfile %s allows", replicas, most, profile.Name), nil
 	}
+	var nodes corev1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return nil, "", fmt.Errorf("list nodes: %w", err)
+	}
 	no := false
-	return &evenkeel.ReductionService{
+	service = &evenkeel.ReductionService{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: job.GetNamespace(), Name: name,
 			OwnerReferences: []metav1.OwnerReference{{
@@ -270,7 +276,12 @@ func (c *Controller) service(ctx context.Context, name string, job *unstructured
 			Replicas:    &replicas, Image: c.Image, PriorityClassName: first.PriorityClass(),
 			Server: profile.Spec.Reduction.Server,
 		},
-	}, "", nil
+	}
+	reduction.Connect(service, profile, nodes.Items)
+	if t := service.Spec.Transport; t.Mode == evenkeel.TransportRDMA && t.RDMA.ResourceName == "" {
+		return nil, fmt.Sprintf("NetworkProfile %s asks for RDMA and nothing else, and has no device to give", profile.Name), nil
+	}
+	return service, "", nil
 }
 
 // advance makes servers, or ends them, and writes how they are.
@@ -293,7 +304,11 @@ func (c *Controller) advance(ctx context.Context, service *evenkeel.ReductionSer
 	if err := c.watched.List(ctx, &pods, client.InNamespace(service.Namespace), client.MatchingLabels{evenkeel.ReductionServerKey: service.Name}); err != nil {
 		return fmt.Errorf("list the servers of ReductionService %s/%s: %w", service.Namespace, service.Name, err)
 	}
-	status, news := observe(service, job, pods.Items, c.Now())
+	var nodes corev1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	status, news := observe(service, job, pods.Items, nodes.Items, c.Now())
 	// Events first: if the status cannot be written, they are told again rather than never.
 	for _, n := range news {
 		if err := c.tell(ctx, job, n.severity, n.reason, n.message); err != nil {

@@ -21,6 +21,7 @@ const (
 	ReasonReady   = "EvenkeelReductionReady"
 	ReasonLost    = "EvenkeelReductionServerLost"
 	ReasonRefused = "EvenkeelReductionRefused"
+	ReasonNoRDMA  = "EvenkeelReductionWithoutRDMA"
 )
 
 // maxMessage bounds a condition's message.
@@ -29,8 +30,8 @@ const maxMessage = 1024
 // A newsItem is something to tell the job, once.
 type newsItem struct{ severity, reason, message string }
 
-// observe is how the servers are, and what of that is new.
-func observe(service *evenkeel.ReductionService, job *unstructured.Unstructured, pods []corev1.Pod, now time.Time) (*evenkeel.ReductionServiceStatus, []newsItem) {
+// observe is how the servers are, given the cluster's nodes, and what of that is new.
+func observe(service *evenkeel.ReductionService, job *unstructured.Unstructured, pods []corev1.Pod, nodes []corev1.Node, now time.Time) (*evenkeel.ReductionServiceStatus, []newsItem) {
 	servers := int(*service.Spec.Replicas)
 	var absent []string // servers that are not ready
 	why := map[string]string{}
@@ -86,6 +87,9 @@ func observe(service *evenkeel.ReductionService, job *unstructured.Unstructured,
 		condition.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
 	}
 	meta.SetStatusCondition(&status.Conditions, condition)
+	if !suspended && !workload.Finished(job) {
+		news = append(news, observeRDMA(service, job, nodes, len(absent) == 0, status, now)...)
+	}
 	return status, news
 }
 

@@ -1,0 +1,66 @@
+package reduction
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/gate"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+)
+
+// portSettings is what the names of settings that choose RDMA ports, and say how they are used, begin with.
+const portSettings = "NCCL_IB_"
+
+// Connect writes into a service what carries its data: as in the profile's jobs, the device that they get included. With
+// mode Auto servers get it only if every node offers it that they may run on, since they would run on no other; with mode
+// RDMA always.
+func Connect(service *evenkeel.ReductionService, profile *evenkeel.NetworkProfile, nodes []corev1.Node) {
+	of, spec := inject.Resolve(profile, ""), &service.Spec
+	spec.Transport, spec.Environment = *profile.Spec.Transport.DeepCopy(), nil
+	for _, name := range of.Variables() {
+		if name == inject.TransportEnv || strings.HasPrefix(name, portSettings) {
+			spec.Environment = append(spec.Environment, evenkeel.EnvironmentVariable{Name: name, Value: of.Environment[name]})
+		}
+	}
+	spec.Transport.RDMA.ResourceName = ""
+	if of.RDMA == nil {
+		return
+	}
+	spec.Transport.RDMA.ResourceName = of.RDMA.Resource
+	if offering, all := Offering(service, nodes); spec.Transport.Mode != evenkeel.TransportRDMA && (offering == 0 || offering < all) {
+		spec.Transport.RDMA.ResourceName = ""
+	}
+}
+
+// Offering counts the nodes that the service's servers may run on: those that offer its device, and all.
+func Offering(service *evenkeel.ReductionService, nodes []corev1.Node) (offering, all int) {
+	anywhere := service.DeepCopy()
+	anywhere.Spec.Transport.RDMA.ResourceName = ""
+	fits, fitsOtherwise := gate.Fitting([]*corev1.PodSpec{&server(service).Spec}), gate.Fitting([]*corev1.PodSpec{&server(anywhere).Spec})
+	for i := range nodes {
+		if fits(&nodes[i]) {
+			offering++
+		}
+		if fitsOtherwise(&nodes[i]) {
+			all++
+		}
+	}
+	return offering, all
+}
+
+// equip gives the service's device to a server. The capability to lock memory counts only for root, so that who asks for it
+// gets a server that is.
+func equip(pod *corev1.Pod, service *evenkeel.ReductionService) {
+	device := inject.Device(service.Spec.Transport.RDMA)
+	if device == nil {
+		return
+	}
+	device.Equip(pod)
+	if device.LockMemory {
+		root, no := int64(0), false
+		security := pod.Spec.SecurityContext
+		security.RunAsNonRoot, security.RunAsUser, security.RunAsGroup = &no, &root, &root
+	}
+}
