@@ -134,6 +134,11 @@ impl SendConnection {
         self.sender.base().moved()
     }
 
+    /// Whether its flows, over TCP, stay on their paths until they die.
+    pub fn keeps_paths(&self) -> bool {
+        self.sender.base().context.settings.repath == Some(false)
+    }
+
     /// Registers memory for messages.
     pub fn registrar(&self) -> Registrar {
         Registrar::new(&self.sender.base().context.device)
