@@ -210,11 +210,23 @@ mod tests {
     }
 
     #[test]
-    fn connections_at_the_pace_of_others_keep_their_paths() {
-        let transport = transport();
-        assert!(transport.settings.repath);
-        let (send, _recv) = unheard_pair(&transport);
-        assert!(!send.sender.base().context.settings.repath);
+    fn connections_at_the_pace_of_others_keep_their_paths_and_what_is_said_goes_for_all() {
+        for (said, own, others) in
+            [("", false, true), ("auto", false, true), ("on", false, false), ("off", true, true)]
+        {
+            let settings = Settings::from_lookup(|name| match name {
+                "NCCL_SOCKET_IFNAME" => Some("lo".to_owned()),
+                "EVENKEEL_REPATH" => Some(said.to_owned()),
+                _ => None,
+            });
+            let transport = Transport::new(settings.unwrap(), Arc::new(Silence)).unwrap();
+            let (send, _recv) = unheard_pair(&transport);
+            assert_eq!(send.keeps_paths(), others, "{said:?}");
+            let listener = transport.listen(0, "").unwrap();
+            let call = transport.connect(0, listener.handle(), "").unwrap();
+            let _recv = until(|| listener.poll_accept().unwrap());
+            assert_eq!(until(|| call.poll().unwrap()).keeps_paths(), own, "{said:?}");
+        }
     }
 
     #[test]

@@ -193,7 +193,7 @@ impl Sender {
             self.retire(flow);
         }
         let settings = &self.base.context.settings;
-        if !settings.repath || settings.is_static() {
+        if settings.repath == Some(false) || settings.is_static() {
             return;
         }
         let live: Vec<_> =

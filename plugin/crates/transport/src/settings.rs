@@ -87,7 +87,8 @@ pub struct Settings {
     pub(crate) handshake_timeout: Duration,
     pub(crate) peer_timeout: Duration,
     pub(crate) recovery_timeout: Duration,
-    pub(crate) repath: bool,
+    /// Nothing said: where a connection goes at its own pace.
+    pub(crate) repath: Option<bool>,
     pub(crate) schedule: Schedule,
     pub(crate) checksum: bool,
     /// Mb/s, for all devices.
@@ -284,13 +285,14 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_REPATH",
-        meaning: "whether a flow that stays slow beside others is replaced by one on another path",
-        accepts: "on or off",
-        default: "on",
+        meaning: "whether a flow that stays slow beside others is replaced by one on another path; auto: not in connections that go at the pace of the slowest of many ranks, which are those to reduction servers and those of the collectives",
+        accepts: "auto, on or off",
+        default: "auto",
         apply: |settings, value| {
             settings.repath = match value {
-                "on" => true,
-                "off" => false,
+                "auto" => None,
+                "on" => Some(true),
+                "off" => Some(false),
                 _ => return None,
             };
             Some(())
@@ -517,7 +519,7 @@ impl Settings {
             handshake_timeout: Duration::ZERO,
             peer_timeout: Duration::ZERO,
             recovery_timeout: Duration::ZERO,
-            repath: false,
+            repath: None,
             schedule: Schedule::Pull,
             checksum: false,
             link_speed: None,
