@@ -11,32 +11,28 @@ use crate::host::Result;
 
 /// Polls without progress before the first nap: more time than a round trip takes.
 const BEFORE_NAPS: u32 = 400;
-/// And the longest time of polls: where processors are slow or shared, so many take longer than what they wait for, and
-/// take it from who works.
-const POLLING: Duration = Duration::from_millis(1);
-/// Polls without progress between looks at the clock. Most waits end before the first one.
-const BETWEEN_CLOCKS: u32 = 16;
 /// The first nap. The kernel adds its timers' slack, some 50 microseconds.
 const NAP: Duration = Duration::from_micros(20);
 /// A nap is this part of the time for which nothing has moved: so much longer may a wait be for it.
 const PART: u32 = 32;
 /// The longest nap.
 const LONGEST_NAP: Duration = Duration::from_micros(500);
-/// The time between two looks at the other ranks.
+/// Polls without progress between looks at the clock and at the other ranks.
+const BETWEEN_LOOKS: u32 = 1024;
+/// The longest time between two looks, should single polls be slow.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// One wait for progress. Every success begins a new one.
 pub(crate) struct Wait {
     idle: u32,
-    /// When it was first looked at the clock, and when last at the other ranks.
-    since: Option<(Instant, Instant)>,
-    naps: bool,
+    since: Option<Instant>,
+    looked: Option<Instant>,
 }
 
 impl Wait {
     /// A wait that begins at its first idle poll.
     pub(crate) fn new() -> Self {
-        Self { idle: 0, since: None, naps: false }
+        Self { idle: 0, since: None, looked: None }
     }
 
     /// There was progress.
@@ -44,31 +40,28 @@ impl Wait {
         *self = Self::new();
     }
 
-    /// There was none: yields or naps, and now and then looks whether to go on.
+    /// There was none: yields, and now and then looks whether to go on.
     ///
     /// # Errors
     /// When another rank failed, or nothing happened for the group's timeout while waiting for `what`.
     pub(crate) fn idle(&mut self, group: &mut Group, what: impl FnOnce() -> String) -> Result<()> {
         self.idle += 1;
-        if !self.naps && !self.idle.is_multiple_of(BETWEEN_CLOCKS) {
-            thread::yield_now();
-            return Ok(());
+        if self.idle.is_multiple_of(BETWEEN_LOOKS) || self.since.is_none() {
+            let now = Instant::now();
+            let since = *self.since.get_or_insert(now);
+            if self.looked.is_none_or(|looked| now - looked >= LOOK) {
+                self.looked = Some(now);
+                group.check()?;
+            }
+            if now - since >= group.timeout() {
+                return Err(format!("no progress for {:?} while {}", group.timeout(), what()));
+            }
         }
-        let now = Instant::now();
-        let (since, looked) = self.since.get_or_insert((now, now));
-        let waited = now - *since;
-        if now - *looked >= LOOK {
-            *looked = now;
-            group.check()?;
-        }
-        if waited >= group.timeout() {
-            return Err(format!("no progress for {:?} while {}", group.timeout(), what()));
-        }
-        self.naps |= self.idle >= BEFORE_NAPS || waited >= POLLING;
-        if self.naps {
-            thread::sleep((waited / PART).clamp(NAP, LONGEST_NAP));
-        } else {
-            thread::yield_now();
+        match self.since {
+            Some(since) if self.idle >= BEFORE_NAPS => {
+                thread::sleep((since.elapsed() / PART).clamp(NAP, LONGEST_NAP));
+            }
+            _ => thread::yield_now(),
         }
         Ok(())
     }
