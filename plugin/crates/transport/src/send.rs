@@ -1168,12 +1168,12 @@ impl SendFlow {
         if writing.outstanding > most {
             writing.outstanding = sys::unacknowledged(&self.socket);
         }
+        let limit = writing.pace.chunk(sender.base.context.settings.chunk_bytes);
         if look {
             sender.adapt(self);
         }
         let mut guard = lock(&sender.queue);
         let queue = &mut *guard;
-        writing.pace.set_alone(queue.used.count_ones() == 1);
         let mut over = false;
         let written = std::mem::take(&mut writing.chunks_written);
         if written > 0 {
@@ -1212,7 +1212,6 @@ impl SendFlow {
             self.registration.alarm(Instant::now() + wait);
             return None;
         }
-        let limit = writing.pace.chunk(sender.base.context.settings.chunk_bytes);
         let next = self.cut(queue, limit).or_else(|| {
             let bye = queue.lingering.is_some() && !writing.bye_said;
             writing.bye_said |= bye;

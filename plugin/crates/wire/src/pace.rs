@@ -7,10 +7,6 @@ use std::time::Duration;
 const DEPTH: Duration = Duration::from_millis(3);
 /// A flow takes at once what it delivers in this time.
 const GRAIN: Duration = Duration::from_millis(1);
-/// As [`DEPTH`] and [`GRAIN`], of a connection's only flow: no other one could take the rest of a message sooner, so it wakes
-/// rarely and takes more at a time; it lets more go before that, so that hardly more is on its way.
-const DEPTH_ALONE: Duration = Duration::from_millis(1);
-const GRAIN_ALONE: Duration = Duration::from_millis(4);
 /// How often to look at a flow's progress.
 const INTERVAL: Duration = Duration::from_millis(5);
 /// A progress over less than this much busy time says nothing.
@@ -43,15 +39,9 @@ pub struct Pace {
     round_trip: Duration,
     last: Progress,
     next_look: Duration,
-    alone: bool,
 }
 
 impl Pace {
-    /// Says whether it is the only flow that its connection uses.
-    pub fn set_alone(&mut self, alone: bool) {
-        self.alone = alone;
-    }
-
     /// Whether it is time to look at the flow's progress.
     pub fn look_due(&self, now: Duration) -> bool {
         now >= self.next_look
@@ -78,15 +68,13 @@ impl Pace {
 
     /// Most bytes that the flow should have outstanding.
     pub fn most_outstanding(&self) -> u64 {
-        let depth = if self.alone { DEPTH_ALONE } else { DEPTH };
-        let depth = depth + 2 * self.round_trip;
+        let depth = DEPTH + 2 * self.round_trip;
         self.in_time(depth).map_or(FIRST_OUTSTANDING, |bytes| bytes.max(LEAST_OUTSTANDING))
     }
 
     /// How many bytes the flow should take at once, at most `most`.
     pub fn chunk(&self, most: u64) -> u64 {
-        let grain = if self.alone { GRAIN_ALONE } else { GRAIN };
-        self.in_time(grain).map_or(most, |bytes| bytes.clamp(LEAST_CHUNK.min(most), most))
+        self.in_time(GRAIN).map_or(most, |bytes| bytes.clamp(LEAST_CHUNK.min(most), most))
     }
 
     /// How long to wait until a flow with too much outstanding has room again.
@@ -130,19 +118,6 @@ mod tests {
         assert_eq!(paced(100_000).chunk(131_072), 131_072);
         assert_eq!(paced(1).chunk(131_072), LEAST_CHUNK);
         assert_eq!(paced(1).chunk(4096), 4096);
-    }
-
-    #[test]
-    fn the_only_flow_takes_more_at_once_and_has_hardly_more_on_its_way() {
-        for mbit in [200, 1000] {
-            let mut pace = paced(mbit);
-            let (chunk, most) = (pace.chunk(524_288), pace.most_outstanding());
-            pace.set_alone(true);
-            assert!(pace.chunk(524_288) > 3 * chunk, "{pace:?}");
-            let outstanding = pace.chunk(524_288) + pace.most_outstanding();
-            assert!(outstanding < (most + chunk) * 3 / 2, "{pace:?}");
-        }
-        assert_eq!(Pace::default().chunk(524_288), 524_288);
     }
 
     #[test]

@@ -271,9 +271,7 @@ impl Flying {
     fn receive(&mut self) -> Result<Option<Block>, String> {
         let mut message = None;
         if let Some(head) = &mut self.head_in {
-            // What is large comes by itself: callers who ask for a bit of it only make every byte more expensive.
-            let small = self.piece.is_inline();
-            let Some((block, length)) = head.poll(small).map_err(|error| error.to_string())? else {
+            let Some((block, length)) = head.poll(true).map_err(|error| error.to_string())? else {
                 return Ok(None);
             };
             self.head_in = None;
@@ -291,7 +289,7 @@ impl Flying {
             message = Some(block);
         }
         if let Some(body) = &self.body_in
-            && let Some(length) = body.look().map_err(|error| error.to_string())?
+            && let Some(length) = body.test().map_err(|error| error.to_string())?
         {
             if length != u64::from(self.piece.length) {
                 return Err(format!("a result of {length} bytes where {:?} was due", self.piece));
