@@ -117,18 +117,11 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{self, Sender};
-    use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use super::*;
-    use crate::{Handle, Log, Nonce, Notify, Settings, Transport, soon};
-
-    struct Silence;
-
-    impl Log for Silence {
-        fn warn(&self, _line: &str) {}
-        fn info(&self, _line: &str) {}
-    }
+    use crate::testing::{Silence, loopback, transport, until};
+    use crate::{Handle, Nonce, Notify, Settings, Transport, soon};
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -142,26 +135,6 @@ mod tests {
     /// Waits for a number of words, without a look at the network.
     fn heard(count: &Count, least: usize) {
         until(|| (count.0.load(Ordering::SeqCst) >= least).then_some(()));
-    }
-
-    fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            assert!(Instant::now() < deadline, "nothing happens");
-            thread::yield_now();
-        }
-    }
-
-    fn settings() -> Settings {
-        let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
-        Settings::from_lookup(lo).unwrap()
-    }
-
-    fn transport() -> Transport {
-        Transport::new(settings(), Arc::new(Silence)).unwrap()
     }
 
     /// Both ends of a connection to a known address, and who hears of the receiving one.
@@ -232,7 +205,7 @@ mod tests {
     #[test]
     fn what_goes_ahead_comes_before_the_next_one_whoever_moves_it() {
         for (callers_move, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
-            let mut settings = settings();
+            let mut settings = loopback();
             settings.callers_move(callers_move);
             let transport = Transport::new(settings, Arc::new(Silence)).unwrap();
             let (send, recv) = unheard_pair(&transport);
@@ -280,7 +253,7 @@ mod tests {
     #[test]
     fn copies_of_small_messages_can_be_bounded() {
         for (bound, room) in [(1 << 20, true), (999, false)] {
-            let mut settings = settings();
+            let mut settings = loopback();
             settings.bound_copies(bound);
             let transport = Transport::new(settings, Arc::new(Silence)).unwrap();
             let (send, recv, _) = pair(&transport);

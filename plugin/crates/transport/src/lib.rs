@@ -43,6 +43,8 @@ mod settings;
 mod sys;
 #[cfg(test)]
 mod tagged;
+#[cfg(test)]
+mod testing;
 mod turn;
 
 /// What [`turn`] is made of, so that its tests can make it of something else.

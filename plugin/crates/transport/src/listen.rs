@@ -790,31 +790,16 @@ mod tests {
     use evenkeel_wire::WELCOME_BYTES;
 
     use super::*;
-    use crate::{Log, Settings, Transport};
-
-    struct Silence;
-
-    impl Log for Silence {
-        fn warn(&self, _line: &str) {}
-        fn info(&self, _line: &str) {}
-    }
-
-    struct Nobody;
-
-    impl Notify for Nobody {
-        fn notify(&self) {}
-    }
+    use crate::testing::{Deaf, transport};
 
     /// More peers than strangers are held come before the first is heard: all of them get an answer.
     #[test]
     fn peers_that_come_all_at_once_are_all_heard() {
         const PEERS: u8 = 200;
         assert!(usize::from(PEERS) > MAX_STRANGERS);
-        let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
-        let transport =
-            Transport::new(Settings::from_lookup(lo).unwrap(), Arc::new(Silence)).unwrap();
+        let transport = transport();
         let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
-        let listener = transport.listen_at(any, nonce, "", Arc::new(Nobody)).unwrap();
+        let listener = transport.listen_at(any, nonce, "", Arc::new(Deaf)).unwrap();
         let mut peers = vec![];
         {
             // Nobody is heard meanwhile, nor taken in but the first.

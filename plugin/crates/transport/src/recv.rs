@@ -1216,21 +1216,12 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::{Log, Settings, Transport};
-
-    struct Silence;
-
-    impl Log for Silence {
-        fn warn(&self, _line: &str) {}
-        fn info(&self, _line: &str) {}
-    }
+    use crate::testing;
 
     /// After it is closed nothing is written to the buffers, whatever flows come meanwhile.
     #[test]
     fn a_flow_that_comes_while_it_is_closed_comes_to_rest_too() {
-        let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
-        let transport =
-            Transport::new(Settings::from_lookup(lo).unwrap(), Arc::new(Silence)).unwrap();
+        let transport = testing::transport();
         let engine = transport.engine().unwrap();
         for _ in 0..200 {
             let context = transport.context(0, "").unwrap();

@@ -1,31 +1,12 @@
 //! Messages with tags and groups of buffers, over connections of both engines.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use evenkeel_chance::Chance;
 
 use crate::sys::Block;
-use crate::{
-    ErrorKind, Handle, Log, MAX_REQUESTS, Nonce, Notify, RecvConnection, Request, SendConnection,
-    Settings, Tagged, Transport,
-};
-
-/// Long enough for an emulated machine; reached only when something is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "nothing happens");
-        thread::yield_now();
-    }
-}
+use crate::testing::{pair, until};
+use crate::{ErrorKind, MAX_REQUESTS, RecvConnection, Request, SendConnection, Tagged};
 
 /// A message that tells itself and its bytes from others.
 fn message(tag: i32, number: usize, length: usize) -> Block {
@@ -266,37 +247,6 @@ pub(crate) fn random_groups(
         }
         (expected.is_empty() && sendings.is_empty()).then_some(())
     });
-}
-
-struct Silence;
-
-impl Log for Silence {
-    fn warn(&self, _line: &str) {}
-    fn info(&self, _line: &str) {}
-}
-
-struct Deaf;
-
-impl Notify for Deaf {
-    fn notify(&self) {}
-}
-
-/// Both ends of a connection over the loopback interface.
-fn pair() -> (SendConnection, RecvConnection) {
-    let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
-    let transport = Transport::new(Settings::from_lookup(lo).unwrap(), Arc::new(Silence)).unwrap();
-    let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
-    let listener = transport.listen_at(any, nonce, "", Arc::new(Deaf)).unwrap();
-    let address = listener.address();
-    let handle = Handle { addresses: vec![address.ip()], port: address.port(), nonce };
-    let call = transport.connect(0, &handle, "").unwrap();
-    let (mut send, mut recv) = (None, None);
-    until(|| {
-        send = send.take().or_else(|| call.poll().unwrap());
-        recv = recv.take().or_else(|| listener.poll_accept().unwrap());
-        (send.is_some() && recv.is_some()).then_some(())
-    });
-    (send.unwrap(), recv.unwrap())
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use evenkeel_chance::Chance;
@@ -210,4 +210,12 @@ pub(crate) fn expected(kind: DataType, op: Op, all: &[Vec<u8>]) -> Vec<u8> {
 /// Where a server is, as a socket address.
 pub(crate) fn address(server: &Server) -> SocketAddr {
     server.address()
+}
+
+/// What all ranks' threads have found, which must be the same.
+pub(crate) fn agreed(threads: Vec<JoinHandle<Vec<Vec<u8>>>>) -> Vec<Vec<u8>> {
+    let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    all.dedup();
+    assert_eq!(all.len(), 1, "all ranks have the same");
+    all.remove(0)
 }

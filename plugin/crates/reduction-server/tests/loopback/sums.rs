@@ -8,7 +8,7 @@ use evenkeel_reduce::{DataType, Op};
 use evenkeel_reduction::Server;
 
 use crate::harness::{
-    all_reduce, begin, data, expected, join, members, names, server, server_with, transport,
+    agreed, all_reduce, begin, data, expected, join, members, names, server, server_with, transport,
 };
 
 /// Sizes around everything that is a boundary: elements, alignment, what comes with a header, pieces.
@@ -41,10 +41,7 @@ fn results(servers: &[Server], ranks: u32, seed: u64) -> Vec<Vec<u8>> {
             })
         })
         .collect();
-    let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    all.dedup();
-    assert_eq!(all.len(), 1, "all ranks have the same");
-    all.remove(0)
+    agreed(threads)
 }
 
 #[test]

@@ -7,8 +7,8 @@ use evenkeel_reduce::{DataType, Op, narrow, reduce_wide, wide};
 use evenkeel_reduction::{Options, Server};
 
 use crate::harness::{
-    PATIENCE, all_reduce, begin, data, expected, join, join_within, leaf_with, members_with, names,
-    options, server, server_at, server_with, transport,
+    PATIENCE, agreed, all_reduce, begin, data, expected, join, join_within, leaf_with,
+    members_with, names, options, server, server_at, server_with, transport,
 };
 
 /// Around what comes with a header, what is cut at the leaf, and what is cut on the way up.
@@ -68,10 +68,7 @@ fn results(leaves: &[Vec<Server>; 2]) -> Vec<Vec<u8>> {
             })
         })
         .collect();
-    let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    all.dedup();
-    assert_eq!(all.len(), 1, "all ranks have the same");
-    all.remove(0)
+    agreed(threads)
 }
 
 #[test]

@@ -4,10 +4,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use crate::sys::{Block, lock};
-use crate::tagged::{self, until};
+use crate::tagged;
+use crate::testing::{Deaf, connected, until};
 use crate::{
-    Device, Handle, Listener, Log, Nonce, Notify, Receiving, RecvConnection, SendConnection,
-    Sending, Settings, Transport,
+    Device, Handle, Listener, Log, Nonce, Receiving, RecvConnection, SendConnection, Sending,
+    Settings, Transport,
 };
 
 #[derive(Default)]
@@ -21,12 +22,6 @@ impl Log for Lines {
     fn info(&self, line: &str) {
         self.warn(line);
     }
-}
-
-struct Deaf;
-
-impl Notify for Deaf {
-    fn notify(&self) {}
 }
 
 fn transport_with(settings: &[(&str, &str)]) -> (Transport, Arc<Lines>) {
@@ -54,14 +49,7 @@ fn listen(transport: &Transport) -> (Listener, Handle) {
 
 fn pair(from: &Transport, to: &Transport) -> (SendConnection, RecvConnection) {
     let (listener, handle) = listen(to);
-    let call = from.connect(0, &handle, "").unwrap();
-    let (mut send, mut recv) = (None, None);
-    until(|| {
-        send = send.take().or_else(|| call.poll().unwrap());
-        recv = recv.take().or_else(|| listener.poll_accept().unwrap());
-        (send.is_some() && recv.is_some()).then_some(())
-    });
-    (send.unwrap(), recv.unwrap())
+    connected(from, &listener, &handle)
 }
 
 /// A message that tells itself and its bytes from others.
