@@ -6,8 +6,9 @@
 //! arrays, a reduction of n sources n + 1. Time is the thread's own. Both run in turns; each number is the median of the runs,
 //! then half of the range between the 10th and 90th percentile. With `--json`, only the medians, an object a line.
 //!
-//! "Loads alone" is what no sum can exceed here: all sources are read and made float32, but neither added in order nor
-//! rounded nor stored. It counts the bytes that a sum would move.
+//! "Loads alone" is about what there is to reach: all sources are read, one after the other, and made float32, but neither
+//! added in order nor rounded nor stored. It counts the bytes that a sum would move. Many short buffers cost it a call
+//! each, so that a sum can be faster.
 
 use std::hint::black_box;
 use std::process::ExitCode;
