@@ -416,7 +416,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut accepted = None;
         let connection = loop {
-            accepted = accepted.or(endpoint.listener.poll_accept().unwrap());
+            accepted = accepted.or_else(|| endpoint.listener.poll_accept().unwrap());
             if let Some(connection) = connecting.poll().unwrap() {
                 break connection;
             }
