@@ -17,6 +17,10 @@ use crate::sys::{Block, RecvBuffer};
 /// Most numbers that the buffers a sender hears of are ahead of its own. More than a receiver posts.
 const FURTHEST: u64 = 4096;
 
+/// Most plain messages that wait aside for their buffers. More than a sender has on their way; one that goes on all the same
+/// waits, so that memory is bounded.
+const MOST_ASIDE: usize = 512;
+
 /// What a sender heeds before it sends a message with a tag.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
@@ -223,13 +227,14 @@ impl Order {
         Ok(None)
     }
 
-    /// Whether a message of this number that has no buffer goes aside.
+    /// Whether a message of this number that has no buffer goes aside now.
     pub(crate) fn takes_aside(&self, number: u64) -> bool {
-        match self.stage {
+        let is_plain = match self.stage {
             Stage::Plain => false,
             Stage::Asked(_) => true,
             Stage::Mixed(until) => number < until,
-        }
+        };
+        is_plain && self.aside.len() < MOST_ASIDE
     }
 
     /// Memory of so many bytes for a message that goes aside, the engine's next one.
@@ -316,6 +321,21 @@ mod tests {
         assert!(matches!(order.step(0), Ok(Some(Step::Post(3, _, false)))));
         assert!(order.is_plain(3) && !order.is_plain(4));
         assert!(!order.hear_plain_until(7), "nobody asked");
+    }
+
+    #[test]
+    fn only_so_many_messages_wait_aside() {
+        let mut order = Order::default();
+        order.hear_tag(3);
+        order.hold(4, target());
+        assert!(matches!(order.step(0), Ok(Some(Step::Ask))));
+        let mut number = 0;
+        while order.takes_aside(number) {
+            assert!(number < 10_000, "{number} messages are aside");
+            order.set_aside(number, 8);
+            number += 1;
+        }
+        assert_eq!(number, MOST_ASIDE as u64);
     }
 
     /// Buffers and messages in random orders: each message gets to a buffer of its tag, the n-th to the n-th, and as soon as
