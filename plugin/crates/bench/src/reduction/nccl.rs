@@ -149,7 +149,7 @@ fn read(said: &[String]) -> Result<Run> {
         seconds: number("time")? / 1e6,
         cpu: None,
         // Where nothing is checked it says N/A.
-        wrong: field("#wrong")?.parse().unwrap_or(0),
+        wrong: if field("#wrong")? == "N/A" { 0 } else { number("#wrong")? as u64 },
     })
 }
 
@@ -171,6 +171,9 @@ mod tests {
         let run = read(&lines(&format!("{heading}\n{unchecked}"))).unwrap();
         assert_eq!(run.wrong, 0);
         assert!(read(&lines("# nThread 1")).unwrap_err().contains("no line"));
+        let error =
+            read(&lines(&format!("{heading}\n{}", row.replace(" 3 ", " many ")))).unwrap_err();
+        assert!(error.contains("many") && error.contains("#wrong"), "{error}");
         let old = heading.replace("#wrong", "error");
         assert!(read(&lines(&format!("{old}\n{row}"))).unwrap_err().contains("#wrong"));
     }
