@@ -8,6 +8,7 @@ mod link;
 mod pulse;
 mod split;
 mod way_in;
+mod window;
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -8,6 +8,7 @@ use evenkeel_transport::{
     Block, Receiving, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection, Sending,
 };
 
+use super::window::Window;
 use super::{Caller, ClientError, Joined, Pulse};
 use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
 use crate::timeline::Timeline;
@@ -22,8 +23,9 @@ pub(super) struct Link {
     down: RecvConnection,
     /// Largest piece, in bytes.
     chunk: usize,
-    /// Most pieces on their way.
-    window: usize,
+    /// Most pieces that the server takes.
+    most: usize,
+    window: Window,
     ranges: VecDeque<Range>,
     flying: VecDeque<Flying>,
     /// Memory for messages.
@@ -78,7 +80,8 @@ impl Link {
             up,
             down,
             chunk,
-            window,
+            most: window,
+            window: Window::new(window),
             ranges: VecDeque::new(),
             flying: VecDeque::new(),
             spare: Vec::new(),
@@ -132,17 +135,19 @@ impl Link {
                     break;
                 }
             }
+            let count = self.flying.len();
             let Some(mut flying) = self.flying.pop_front() else { break };
+            let back = Instant::now();
+            self.window.back(back - flying.begun, count);
             if let Some(timeline) = &self.timeline {
                 flying.note_sent();
-                let back = Instant::now();
                 let sent = flying.sent.unwrap_or(back);
                 timeline.journey(&flying.piece, flying.begun, sent, back);
             }
             if let Some(message) = Arc::into_inner(flying.message) {
                 self.spare.push(message);
             }
-            self.spare.truncate(2 * self.window);
+            self.spare.truncate(2 * self.most);
             if flying.last {
                 done(flying.piece.sequence);
             }
@@ -176,7 +181,7 @@ impl Link {
     /// Begins pieces as long as there is room.
     fn begin(&mut self, now: Instant) {
         while self.deaf.is_none()
-            && self.flying.len() < self.window
+            && self.flying.len() < self.window.size()
             && let Some(range) = self.ranges.front_mut()
         {
             let length = (range.end - range.at).min(self.chunk);
