@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{Repath, Step};
+use evenkeel_wire::{Pace, Repath, Step};
 use socket2::Socket;
 
 use crate::call::{Call, CallError, Caller};
@@ -262,7 +262,7 @@ impl Caller for Sender {
         for call in surplus {
             call.take_socket();
         }
-        if self.adopt(flow, socket).is_err() {
+        if self.adopt(flow, socket, Pace::joining()).is_err() {
             return;
         }
         self.base.counters.replaced.add(in_place_of_another.into());

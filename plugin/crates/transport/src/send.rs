@@ -363,7 +363,7 @@ struct Hearing {
 }
 
 impl Writing {
-    fn new(place: usize) -> Self {
+    fn new(place: usize, pace: Pace) -> Self {
         Self {
             closed: false,
             frames: VecDeque::with_capacity(MOST_FRAMES),
@@ -371,7 +371,7 @@ impl Writing {
             bye_said: false,
             tag_said: false,
             end_said: false,
-            pace: Pace::default(),
+            pace,
             outstanding: 0,
             attendance: Attendance::new(place),
             at_once: 0,
@@ -440,7 +440,7 @@ impl Sender {
         let observed: Weak<Self> = Arc::downgrade(&sender);
         sender.base.context.metrics.watch(observed);
         for (number, socket) in sockets.into_iter().enumerate() {
-            if let Err(error) = sender.adopt(number as u32, socket) {
+            if let Err(error) = sender.adopt(number as u32, socket, Pace::default()) {
                 sender.close();
                 return Err(error);
             }
@@ -448,8 +448,13 @@ impl Sender {
         Ok(sender)
     }
 
-    /// Takes in a flow that has been welcomed.
-    pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
+    /// Takes in a flow that has been welcomed, which begins at this pace.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        number: u32,
+        socket: Socket,
+        pace: Pace,
+    ) -> io::Result<()> {
         let (flow, waiting) = {
             let mut queue = lock(&self.queue);
             if queue.closed || self.base.failed() {
@@ -468,7 +473,7 @@ impl Sender {
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
-                writing: Turn::new(Writing::new(place)),
+                writing: Turn::new(Writing::new(place, pace)),
                 hearing: Turn::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
             });
             if place == queue.flows.len() {
