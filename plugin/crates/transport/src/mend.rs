@@ -198,8 +198,7 @@ impl Sender {
         }
         let live: Vec<_> =
             flows.iter().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
-        let carried: Vec<_> =
-            live.iter().map(|flow| (flow.number, flow.counters.bytes())).collect();
+        let carried: Vec<_> = live.iter().map(|flow| flow.carried()).collect();
         let mut mending = lock(&self.mending);
         // Those who have come in a round are judged without those on dead paths.
         let some_have_come = mending.repath.is_trying() && live.len() > usize::from(settings.flows);

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress, Scheduler,
+    Carried, ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress,
+    Scheduler,
 };
 use socket2::Socket;
 
@@ -997,6 +998,12 @@ impl SendFlow {
     /// Lets the flow's worker have a look at it.
     fn kick(&self) {
         self.registration.kick(&self.socket);
+    }
+
+    /// What it has done so far.
+    pub(crate) fn carried(&self) -> Carried {
+        let busy = sys::path_info(&self.socket).unwrap_or_default().busy;
+        Carried { flow: self.number, bytes: self.counters.bytes(), busy }
     }
 
     /// No caller attends it any more.
