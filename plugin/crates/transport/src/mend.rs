@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{Repath, Step};
+use evenkeel_wire::{Pace, Repath, Step};
 use socket2::Socket;
 
 use crate::call::{Call, CallError, Caller};
@@ -198,8 +198,7 @@ impl Sender {
         }
         let live: Vec<_> =
             flows.iter().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
-        let carried: Vec<_> =
-            live.iter().map(|flow| (flow.number, flow.counters.bytes())).collect();
+        let carried: Vec<_> = live.iter().map(|flow| flow.carried()).collect();
         let mut mending = lock(&self.mending);
         // Those who have come in a round are judged without those on dead paths.
         let some_have_come = mending.repath.is_trying() && live.len() > usize::from(settings.flows);
@@ -262,7 +261,7 @@ impl Caller for Sender {
         for call in surplus {
             call.take_socket();
         }
-        if self.adopt(flow, socket).is_err() {
+        if self.adopt(flow, socket, Pace::joining()).is_err() {
             return;
         }
         self.base.counters.replaced.add(in_place_of_another.into());

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_wire::{
-    ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress, Scheduler,
+    Carried, ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress,
+    Scheduler,
 };
 use socket2::Socket;
 
@@ -363,7 +364,7 @@ struct Hearing {
 }
 
 impl Writing {
-    fn new(place: usize) -> Self {
+    fn new(place: usize, pace: Pace) -> Self {
         Self {
             closed: false,
             frames: VecDeque::with_capacity(MOST_FRAMES),
@@ -371,7 +372,7 @@ impl Writing {
             bye_said: false,
             tag_said: false,
             end_said: false,
-            pace: Pace::default(),
+            pace,
             outstanding: 0,
             attendance: Attendance::new(place),
             at_once: 0,
@@ -440,7 +441,7 @@ impl Sender {
         let observed: Weak<Self> = Arc::downgrade(&sender);
         sender.base.context.metrics.watch(observed);
         for (number, socket) in sockets.into_iter().enumerate() {
-            if let Err(error) = sender.adopt(number as u32, socket) {
+            if let Err(error) = sender.adopt(number as u32, socket, Pace::default()) {
                 sender.close();
                 return Err(error);
             }
@@ -448,8 +449,13 @@ impl Sender {
         Ok(sender)
     }
 
-    /// Takes in a flow that has been welcomed.
-    pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
+    /// Takes in a flow that has been welcomed, which begins at this pace.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        number: u32,
+        socket: Socket,
+        pace: Pace,
+    ) -> io::Result<()> {
         let (flow, waiting) = {
             let mut queue = lock(&self.queue);
             if queue.closed || self.base.failed() {
@@ -468,7 +474,7 @@ impl Sender {
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
-                writing: Turn::new(Writing::new(place)),
+                writing: Turn::new(Writing::new(place, pace)),
                 hearing: Turn::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
             });
             if place == queue.flows.len() {
@@ -992,6 +998,12 @@ impl SendFlow {
     /// Lets the flow's worker have a look at it.
     fn kick(&self) {
         self.registration.kick(&self.socket);
+    }
+
+    /// What it has done so far.
+    pub(crate) fn carried(&self) -> Carried {
+        let busy = sys::path_info(&self.socket).unwrap_or_default().busy;
+        Carried { flow: self.number, bytes: self.counters.bytes(), busy }
     }
 
     /// No caller attends it any more.

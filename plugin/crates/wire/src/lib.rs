@@ -40,7 +40,7 @@ pub use handshake::{
 pub use lifeline::{LANE_PARTS, MAX_LANES, PairWord, Part, PortWord, Word, WordError};
 pub use pace::{Pace, Progress};
 pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};
-pub use repath::{Repath, Step};
+pub use repath::{Carried, Repath, Step};
 pub use schedule::{AckError, Next, Schedule, Scheduler, Sent};
 pub use width::Width;
 

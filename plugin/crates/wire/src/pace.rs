@@ -42,6 +42,12 @@ pub struct Pace {
 }
 
 impl Pace {
+    /// Of a flow that joins others: it begins with the least. Many that join at once, each with what a flow may have
+    /// outstanding of which nothing is known, overrun the path they share, and what is lost there holds up all.
+    pub fn joining() -> Self {
+        Self { rate: Some(0.0), ..Self::default() }
+    }
+
     /// Whether it is time to look at the flow's progress.
     pub fn look_due(&self, now: Duration) -> bool {
         now >= self.next_look
@@ -97,14 +103,19 @@ mod tests {
     /// A flow that has delivered at this rate, in Mbit/s, for a while.
     fn paced(mbit: u64) -> Pace {
         let mut pace = Pace::default();
-        for step in 0..20 {
+        look(&mut pace, mbit, 20);
+        pace
+    }
+
+    /// Looks at it so often while it delivers at this rate, in Mbit/s.
+    fn look(pace: &mut Pace, mbit: u64, times: u32) {
+        for step in 0..times {
             let now = INTERVAL * step;
             assert!(pace.look_due(now));
             let acked = mbit * 125_000 * now.as_micros() as u64 / 1_000_000;
             pace.looked(now, Progress { acked, busy: now, round_trip: Duration::ZERO });
             assert!(!pace.look_due(now));
         }
-        pace
     }
 
     #[test]
@@ -127,6 +138,16 @@ mod tests {
         assert!(pace.wait(75_000) < Duration::from_micros(1000));
         assert_eq!(pace.wait(u64::MAX), DEPTH);
         assert!(Pace::default().wait(u64::MAX) <= DEPTH);
+    }
+
+    #[test]
+    fn who_joins_others_begins_with_the_least_and_comes_up_to_speed() {
+        let mut pace = Pace::joining();
+        assert_eq!(pace.most_outstanding(), LEAST_OUTSTANDING);
+        assert_eq!(pace.chunk(131_072), LEAST_CHUNK);
+        assert!(pace.wait(LEAST_OUTSTANDING) <= DEPTH);
+        look(&mut pace, 1000, 10);
+        assert!(pace.most_outstanding() > paced(1000).most_outstanding() / 10 * 9, "{pace:?}");
     }
 
     #[test]
