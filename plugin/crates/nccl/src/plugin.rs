@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
 use evenkeel_transport::{
-    Connecting, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, RecvConnection, Registrar,
-    Request, SendBuffer, SendConnection, Settings, Tagged, Transport,
+    Connecting, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, Reach, RecvConnection,
+    Registrar, Request, SendBuffer, SendConnection, Settings, Tagged, Transport,
 };
 
 use crate::failure::Failure;
@@ -187,7 +187,7 @@ impl Context {
         device: usize,
         handle: &mut [u8; HANDLE_SIZE],
     ) -> Result<Arc<ListenComm>, Failure> {
-        let listener = self.transport.listen(device, &self.label)?;
+        let listener = self.transport.listen(device, &self.label, Reach::HOST)?;
         handle.fill(0);
         handle[..HANDLE_BYTES].copy_from_slice(&listener.handle().encode());
         let comm = Arc::new(ListenComm { listener: Mutex::new(Some(listener)) });
@@ -211,7 +211,7 @@ impl Context {
             encoded.copy_from_slice(&handle[..HANDLE_BYTES]);
             let peer = Handle::decode(&encoded)
                 .map_err(|error| Failure::argument(format!("bad handle: {error}")))?;
-            let attempt = self.transport.connect(device, &peer, &self.label)?;
+            let attempt = self.transport.connect(device, &peer, &self.label, Reach::HOST)?;
             ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
             handle[TICKET].copy_from_slice(&ticket.to_le_bytes());
             lock(&self.attempts).insert(ticket, attempt);
