@@ -290,7 +290,9 @@ pub(crate) fn random_groups<R: Room>(
     let mut done = 0;
     // At times the sender is far ahead, at times the receiver.
     let mut eager = (1, 1);
-    until(|| {
+    // One step after the other, each of which has its time: on a slow machine all of them take long.
+    let mut step = || {
+        let mut moved = false;
         if chance.one_in(50) {
             eager = (1 + chance.below(20), 1 + chance.below(20));
         }
@@ -300,6 +302,7 @@ pub(crate) fn random_groups<R: Room>(
         {
             groups.push_back(posted);
             to_post.pop_front();
+            moved = true;
         }
         let mut ready: Vec<i32> = to_send.keys().copied().collect();
         ready.sort_unstable();
@@ -317,6 +320,7 @@ pub(crate) fn random_groups<R: Room>(
                 };
                 sendings.push_back((request, block));
                 queue.pop_front();
+                moved = true;
                 if chance.one_in(3) {
                     break;
                 }
@@ -327,6 +331,7 @@ pub(crate) fn random_groups<R: Room>(
         }
         while sendings.front().is_some_and(|(request, _)| request.test().unwrap().is_some()) {
             sendings.pop_front();
+            moved = true;
         }
         while groups.front().is_some_and(|group| group.request.test().unwrap().is_some()) {
             let mut group = groups.pop_front().unwrap();
@@ -334,9 +339,12 @@ pub(crate) fn random_groups<R: Room>(
             group.check(&messages);
             fault(&send, &recv, done);
             done += 1;
+            moved = true;
         }
-        (expected.is_empty() && sendings.is_empty()).then_some(())
-    });
+        let over = expected.is_empty() && sendings.is_empty();
+        (moved || over).then_some(over)
+    };
+    while !until(&mut step) {}
 }
 
 #[test]
