@@ -398,18 +398,16 @@ fn no_byte_is_touched_by_the_processor_where_it_cannot_reach() {
 #[ignore = "runs in the RDMA lab"]
 fn any_groups_get_the_messages_of_their_tags_where_no_processor_reaches() {
     let transport = transport();
-    for seed in 0..3 {
+    for seed in 0..2 {
         let pair = pair_for(&transport, PEER, PEER);
         tagged::random_groups::<Fenced>(pair, 200 + seed, 1 + seed * 2, |_, _, _| {});
     }
-    for seed in 0..2 {
-        let pair = pair_for(&transport, PEER, PEER);
-        tagged::random_groups::<Fenced>(pair, 300 + seed, 3, |send, recv, done| match done % 12 {
-            3 => send.sender.break_lane(done / 12 % 2),
-            9 => recv.receiver.break_lane(done / 12 % 2),
-            _ => {}
-        });
-    }
+    let pair = pair_for(&transport, PEER, PEER);
+    tagged::random_groups::<Fenced>(pair, 300, 3, |send, recv, done| match done % 12 {
+        3 => send.sender.break_lane(done / 12 % 2),
+        9 => recv.receiver.break_lane(done / 12 % 2),
+        _ => {}
+    });
 }
 
 #[test]
