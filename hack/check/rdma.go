@@ -21,6 +21,7 @@ var rdmaTests = []struct {
 	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Pair, []string{"device::", "rdma::", "--include-ignored"}},
 	// What is ignored here is part of other tests.
 	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"data::", "abort::both", "peers::a_killed", "peers::what_a", "peers::many_conn", "collnet::ranks", "collnet::more", "collnet::a_lost"}},
+	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"gpu::nccl_is", "--include-ignored"}},
 	{[]string{"-p", "evenkeel-bench", "--test", "commands"}, rdmalab.Pair, []string{"rdma::", "--include-ignored"}},
 }
 

@@ -43,6 +43,8 @@ pub const REMOTE_ERROR: NcclResult = 6;
 pub const PTR_HOST: c_int = 1;
 /// Memory of a GPU.
 pub const PTR_CUDA: c_int = 2;
+/// The same, in `ptrSupport`: registered by `regMrDmaBuf`.
+pub const PTR_DMABUF: c_int = 4;
 
 /// Bytes of the handle that `listen` fills in and `connect` gets, every version.
 pub const HANDLE_SIZE: usize = 128;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
 use evenkeel_transport::{
-    Connecting, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, RecvConnection, Registrar,
-    Request, SendBuffer, SendConnection, Settings, Tagged, Transport,
+    Connecting, Device, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, Reach, RecvBuffer,
+    RecvConnection, Registrar, Request, SendBuffer, SendConnection, Settings, Tagged, Transport,
 };
 
 use crate::failure::Failure;
@@ -124,6 +124,8 @@ pub(crate) struct DeviceProperties {
     pub(crate) speed: i32,
     /// Number of the RDMA port, counted from 1; 0 where it is none.
     pub(crate) port: i32,
+    /// The memory in which messages may be.
+    pub(crate) reach: Reach,
 }
 
 /// The properties of a device.
@@ -139,6 +141,7 @@ pub(crate) fn device_properties(index: usize) -> Result<DeviceProperties, Failur
         index,
         speed: i32::try_from(device.speed()).unwrap_or(i32::MAX),
         port: device.port().into(),
+        reach: device.reach(),
     })
 }
 
@@ -187,7 +190,7 @@ impl Context {
         device: usize,
         handle: &mut [u8; HANDLE_SIZE],
     ) -> Result<Arc<ListenComm>, Failure> {
-        let listener = self.transport.listen(device, &self.label)?;
+        let listener = self.transport.listen(device, &self.label, self.reach(device))?;
         handle.fill(0);
         handle[..HANDLE_BYTES].copy_from_slice(&listener.handle().encode());
         let comm = Arc::new(ListenComm { listener: Mutex::new(Some(listener)) });
@@ -211,7 +214,8 @@ impl Context {
             encoded.copy_from_slice(&handle[..HANDLE_BYTES]);
             let peer = Handle::decode(&encoded)
                 .map_err(|error| Failure::argument(format!("bad handle: {error}")))?;
-            let attempt = self.transport.connect(device, &peer, &self.label)?;
+            let reach = self.reach(device);
+            let attempt = self.transport.connect(device, &peer, &self.label, reach)?;
             ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
             handle[TICKET].copy_from_slice(&ticket.to_le_bytes());
             lock(&self.attempts).insert(ticket, attempt);
@@ -228,6 +232,11 @@ impl Context {
         drop(attempts);
         drop(over);
         Ok(outcome?.map(|connection| Comm::new(connection.registrar(), connection)))
+    }
+
+    /// The memory that NCCL was told a device takes. It registers it later, so that connections have to be made for it.
+    fn reach(&self, device: usize) -> Reach {
+        self.transport.devices().get(device).map_or(Reach::HOST, Device::reach)
     }
 
     fn release(&self) {
@@ -292,6 +301,12 @@ impl Comm<RecvConnection> {
     /// Posts a group of buffers; `None` when as many requests as possible are outstanding.
     pub(crate) fn recv(&self, group: &[Tagged]) -> Result<Option<&Slot>, Failure> {
         self.begin(|connection| Ok(connection.recv_group(group)?))
+    }
+
+    /// Begins to make what has come visible in the memory where it is.
+    pub(crate) fn flush(&self, message: RecvBuffer) -> Result<&Slot, Failure> {
+        self.begin(|connection| Ok(Some(connection.flush(message)?)))?
+            .ok_or_else(|| Failure::contract("too many requests to flush another one"))
     }
 }
 

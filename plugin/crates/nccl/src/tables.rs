@@ -2,18 +2,19 @@
 //! only in a type, one generic body serves them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Arc;
 
 use evenkeel_nccl_abi::{
     CommConfig, DEVICE_HOST, DEVICE_VERSION_INVALID, DeviceHandle, HANDLE_SIZE, Logger, NcclResult,
-    NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, PTR_HOST, ProfilerCallback, PropertiesV6,
-    PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12, RAIL_UNDEFINED,
-    VDeviceProperties,
+    NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, PTR_CUDA, PTR_DMABUF, PTR_HOST,
+    ProfilerCallback, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11,
+    PropertiesV12, RAIL_UNDEFINED, VDeviceProperties,
 };
 use evenkeel_transport::{
-    MAX_GROUP, RecvBuffer, RecvConnection, Registrar, Registration, SendBuffer, SendConnection,
-    Tagged,
+    MAX_GROUP, Reach, RecvBuffer, RecvConnection, Registrar, Registration, SendBuffer,
+    SendConnection, Tagged,
 };
 
 use crate::failure::{Failure, guard};
@@ -137,6 +138,12 @@ fn pci_path(device: &DeviceProperties) -> *const c_char {
     device.pci_path.map_or(ptr::null(), CStr::as_ptr)
 }
 
+/// Which types of memory `regMr` and `regMrDmaBuf` take.
+fn ptr_support(reach: Reach) -> c_int {
+    let beside = [(reach.peer_memory, PTR_CUDA), (reach.dma_buffers, PTR_DMABUF)];
+    beside.iter().filter(|(is, _)| *is).fold(PTR_HOST, |all, (_, kind)| all | kind)
+}
+
 fn v_props<const N: usize>(device: &DeviceProperties) -> VDeviceProperties<N> {
     let mut devices = [0; N];
     devices[0] = device.index as c_int;
@@ -152,7 +159,7 @@ macro_rules! describe {
                     name: $device.name.as_ptr(),
                     pci_path: pci_path($device),
                     guid: $device.index as u64,
-                    ptr_support: PTR_HOST,
+                    ptr_support: ptr_support($device.reach),
                     speed: $device.speed,
                     port: $device.port,
                     latency: 0.0,
@@ -436,9 +443,6 @@ pub(crate) unsafe extern "C" fn reg_mr<S: Size>(
     registration: *mut *mut c_void,
 ) -> NcclResult {
     guard("regMr", || {
-        if kind != PTR_HOST {
-            return Err(Failure::contract(format!("memory of type {kind}: only host memory (1)")));
-        }
         // SAFETY: NCCL passes a comm of some kind that is not closed; each begins with its registrar.
         let registrar = unsafe { object::<Registrar>(comm, "comm") }?;
         // SAFETY: NCCL passes a place for the result.
@@ -446,9 +450,45 @@ pub(crate) unsafe extern "C" fn reg_mr<S: Size>(
         *registration = ptr::null_mut();
         // SAFETY: NCCL keeps the memory until it has called `deregMr`, and leaves it to the requests that use it.
         let memory = unsafe { RecvBuffer::new(data.cast(), size.bytes()?) };
-        if let Some(made) = registrar.register(memory)? {
+        let made = match kind {
+            PTR_HOST => registrar.register(memory)?,
+            PTR_CUDA => Some(registrar.register_peer_memory(memory)?),
+            _ => {
+                return Err(Failure::contract(format!(
+                    "memory of type {kind}: host (1) or GPU (2)"
+                )));
+            }
+        };
+        if let Some(made) = made {
             *registration = Box::into_raw(Box::new(made)).cast();
         }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn reg_mr_dma_buf(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    _kind: c_int,
+    offset: u64,
+    descriptor: c_int,
+    registration: *mut *mut c_void,
+) -> NcclResult {
+    guard("regMrDmaBuf", || {
+        // SAFETY: NCCL passes a comm of some kind that is not closed; each begins with its registrar.
+        let registrar = unsafe { object::<Registrar>(comm, "comm") }?;
+        // SAFETY: NCCL passes a place for the result.
+        let registration = unsafe { place(registration, "mhandle") }?;
+        *registration = ptr::null_mut();
+        if descriptor < 0 {
+            return Err(Failure::argument(format!("no descriptor: {descriptor}")));
+        }
+        // SAFETY: NCCL keeps the descriptor open during the call, and nothing is done with one that is not a DMA buffer's.
+        let buffer = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let address = data.expose_provenance() as u64;
+        let made = registrar.register_dma_buffer(buffer, offset, address, size)?;
+        *registration = Box::into_raw(Box::new(made)).cast();
         Ok(())
     })
 }
@@ -522,6 +562,14 @@ unsafe extern "C" fn isend_profiled(
     unsafe { send_message(comm, data, size, tag, request) }
 }
 
+/// How many buffers a group has.
+fn group_size(count: c_int) -> Result<usize, Failure> {
+    let size = usize::try_from(count).ok().filter(|size| (1..=MAX_GROUP).contains(size));
+    size.ok_or_else(|| {
+        Failure::contract(format!("{count} receives in a group: maxRecvs is {MAX_GROUP}"))
+    })
+}
+
 /// # Safety
 /// As for the `irecv` of NCCL's tables.
 unsafe fn post_buffers<S: Size>(
@@ -533,11 +581,7 @@ unsafe fn post_buffers<S: Size>(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("irecv", || {
-        let wanted = usize::try_from(count).ok().filter(|count| (1..=MAX_GROUP).contains(count));
-        let Some(count) = wanted else {
-            let what = format!("{count} receives in a group: maxRecvs is {MAX_GROUP}");
-            return Err(Failure::contract(what));
-        };
+        let count = group_size(count)?;
         let nothing = Tagged { buffer: RecvBuffer::from_static(&mut []), tag: 0 };
         let mut group = [nothing; MAX_GROUP];
         for (index, slot) in group[..count].iter_mut().enumerate() {
@@ -596,14 +640,38 @@ unsafe extern "C" fn irecv_profiled(
 }
 
 unsafe extern "C" fn iflush(
-    _comm: *mut c_void,
-    _count: c_int,
-    _data: *mut *mut c_void,
-    _sizes: *mut c_int,
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
     _registrations: *mut *mut c_void,
-    _request: *mut *mut c_void,
+    request: *mut *mut c_void,
 ) -> NcclResult {
-    guard("iflush", || Err(Failure::contract("host memory needs no flush")))
+    guard("iflush", || {
+        // SAFETY: NCCL passes a place for the result.
+        let request = unsafe { place(request, "request") }?;
+        // Without a request, there was nothing to do.
+        *request = ptr::null_mut();
+        let mut last = None;
+        for index in 0..group_size(count)? {
+            // SAFETY: NCCL passes arrays of `count` elements; null is noticed, since nothing is added to it before that.
+            let (start, size) = unsafe {
+                place(data, "data")?;
+                place(sizes, "sizes")?;
+                (*data.add(index), *sizes.add(index))
+            };
+            if size != 0 {
+                last = Some((start, size.bytes()?));
+            }
+        }
+        let Some((start, length)) = last else { return Ok(()) };
+        // SAFETY: NCCL passes a comm that `accept` made and that is not closed.
+        let comm = unsafe { object::<Comm<RecvConnection>>(comm, "recvComm") }?;
+        // SAFETY: NCCL keeps the memory until `test` has reported the request or the comm is closed; it is only read.
+        let message = unsafe { RecvBuffer::new(start.cast(), length) };
+        *request = ptr::from_ref(comm.flush(message)?).cast_mut().cast();
+        Ok(())
+    })
 }
 
 unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
@@ -638,7 +706,7 @@ macro_rules! table {
             name: NAME.as_ptr(),
             devices: Some(devices),
             reg_mr: Some(reg_mr),
-            reg_mr_dma_buf: None,
+            reg_mr_dma_buf: Some(reg_mr_dma_buf),
             dereg_mr: Some(dereg_mr),
             iflush: Some(iflush),
             test: Some(test),

@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     use crate::seat::Seat;
-    use evenkeel_transport::Notify;
+    use evenkeel_transport::{Notify, Reach};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -402,8 +402,8 @@ mod tests {
     }
 
     fn pair(transport: &Transport) -> (SendConnection, RecvConnection) {
-        let listener = transport.listen(0, "").unwrap();
-        let call = transport.connect(0, listener.handle(), "").unwrap();
+        let listener = transport.listen(0, "", Reach::HOST).unwrap();
+        let call = transport.connect(0, listener.handle(), "", Reach::HOST).unwrap();
         let send = until(|| call.poll().unwrap());
         (send, until(|| listener.poll_accept().unwrap()))
     }

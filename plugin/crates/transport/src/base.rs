@@ -16,7 +16,7 @@ use crate::bell;
 use crate::counters::Counters;
 use crate::error::{Error, ErrorKind};
 use crate::notify::Notify;
-use crate::rdma;
+use crate::rdma::{self, Reach, Registrar};
 use crate::sys::{self, SendBuffer, lock};
 
 /// Most bytes a worker moves on one flow before it looks at others.
@@ -110,6 +110,15 @@ impl Base {
     /// Whether the memory of messages of this length has to be registered.
     pub(crate) fn needs_registration(&self, length: usize) -> bool {
         self.medium == Medium::Rdma && length > rdma::EAGER_BYTES
+    }
+
+    /// Registers memory for messages.
+    pub(crate) fn registrar(&self) -> Registrar {
+        let reach = match self.medium {
+            Medium::Tcp => Reach::HOST,
+            Medium::Rdma => self.context.reach,
+        };
+        Registrar::new(&self.context.device, reach)
     }
 
     /// Bytes moved so far.

@@ -8,7 +8,7 @@ use evenkeel_wire::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
 use crate::log::Log;
-use crate::rdma::{self, Adapter};
+use crate::rdma::{self, Adapter, Reach};
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::{self, InterfaceAddress};
 
@@ -59,6 +59,11 @@ impl Device {
     /// Number of the RDMA port at its device, counted from 1; 0 where it is none.
     pub fn port(&self) -> u8 {
         self.rdma.as_ref().map_or(0, |adapter| adapter.number())
+    }
+
+    /// The memory in which its messages may be.
+    pub fn reach(&self) -> Reach {
+        self.rdma.as_ref().map_or(Reach::HOST, |adapter| adapter.reach())
     }
 
     /// The addresses at which peers reach it.

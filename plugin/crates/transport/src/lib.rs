@@ -75,7 +75,7 @@ pub use lent::{Receiving, Sending};
 pub use listen::Listener;
 pub use log::Log;
 pub use notify::Notify;
-pub use rdma::{Registrar, Registration};
+pub use rdma::{Reach, Registrar, Registration};
 pub use recv::{RecvConnection, Tagged};
 pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
 pub use send::{Farewell, SendConnection};
@@ -125,13 +125,14 @@ impl Transport {
         lock(&self.engine).strong_count() > 0
     }
 
-    /// Opens a listener on a device. `label` goes into its connections' log lines.
+    /// Opens a listener on a device. `label` goes into its connections' log lines. Messages are in memory of this `reach`,
+    /// which is the host's or what [`Device::reach`] says.
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot
     /// be opened.
-    pub fn listen(&self, device: usize, label: &str) -> Result<Listener, Error> {
-        let context = self.context(device, label)?;
+    pub fn listen(&self, device: usize, label: &str, reach: Reach) -> Result<Listener, Error> {
+        let context = Context { reach, ..self.context(device, label)? };
         Listener::open(self.engine()?, context, Port::Private)
     }
 
@@ -171,10 +172,11 @@ impl Transport {
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device.
     pub fn registrar(&self, device: usize) -> Result<Registrar, Error> {
-        Ok(Registrar::new(&self.context(device, "")?.device))
+        Ok(Registrar::new(&self.context(device, "")?.device, Reach::HOST))
     }
 
-    /// Begins to connect to a listener from a device. `label` goes into the connection's log lines.
+    /// Begins to connect to a listener from a device. `label` goes into the connection's log lines. Messages are in memory of
+    /// this `reach`, as for [`Transport::listen`].
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when a socket cannot be
@@ -184,16 +186,17 @@ impl Transport {
         device: usize,
         handle: &Handle,
         label: &str,
+        reach: Reach,
     ) -> Result<Connecting, Error> {
-        let context = self.context(device, label)?;
+        let context = Context { reach, ..self.context(device, label)? };
         Connecting::start(self.engine()?, context, handle, false)
     }
 
-    /// As [`Transport::connect`], for one of many connections of which each goes at the pace of the slowest: with this many
-    /// flows, from 1 to what the settings say, that stay where they are until they die unless the settings say otherwise. What
-    /// such a connection carries says nothing about its paths, and trials of one of them hold up all. Measured: groups of 4
-    /// hosts reach 0.99 of their links without trials, and 0.93 to 0.95 with them. A failure is not in the log: who calls may
-    /// try again.
+    /// As [`Transport::connect`], for messages in the host's memory, and for one of many connections of which each goes at the
+    /// pace of the slowest: with this many flows, from 1 to what the settings say, that stay where they are until they die
+    /// unless the settings say otherwise. What such a connection carries says nothing about its paths, and trials of one of
+    /// them hold up all. Measured: groups of 4 hosts reach 0.99 of their links without trials, and 0.93 to 0.95 with them. A
+    /// failure is not in the log: who calls may try again.
     ///
     /// # Errors
     /// As [`Transport::connect`].
@@ -222,6 +225,7 @@ impl Transport {
             device: device.clone(),
             label: label.to_owned(),
             metrics: Arc::clone(&self.metrics),
+            reach: Reach::HOST,
         })
     }
 
@@ -263,4 +267,6 @@ struct Context {
     device: Device,
     label: String,
     metrics: Arc<Metrics>,
+    /// The memory in which messages may be.
+    reach: Reach,
 }

@@ -31,6 +31,11 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
+    /// Where no message is plain: each waits for a buffer with its tag.
+    pub(crate) fn told() -> Self {
+        Self { tag: None, until: Some(0) }
+    }
+
     /// Whether a message with this tag can be the next one, whose number is this. `told` gives the tag of that one's buffer,
     /// if the receiver has told of it.
     pub(crate) fn opens(
@@ -146,6 +151,12 @@ pub(crate) struct TooLong {
 }
 
 impl Order {
+    /// Where no message is plain: the sender is told of each buffer, and no message goes aside.
+    pub(crate) fn told() -> Self {
+        // Any tag will do for messages that there are none of.
+        Self { theirs: Some(0), stage: Stage::Mixed(0), ..Self::default() }
+    }
+
     /// Whether the engine can be given a buffer with this tag at once, and nothing has to be said.
     pub(crate) fn is_plain(&self, tag: i32) -> bool {
         self.stage == Stage::Plain && self.theirs == Some(tag) && self.held.is_empty()
@@ -321,6 +332,23 @@ mod tests {
         assert!(matches!(order.step(0), Ok(Some(Step::Post(3, _, false)))));
         assert!(order.is_plain(3) && !order.is_plain(4));
         assert!(!order.hear_plain_until(7), "nobody asked");
+    }
+
+    /// Where nothing may be copied, no message is sent before its buffer, whatever its tag, and none goes aside.
+    #[test]
+    fn where_no_message_is_plain_each_waits_for_its_buffer() {
+        let mut gate = Gate::told();
+        assert!(!gate.opens(0, 0, || None) && !gate.opens(0, 0, || Some(5)));
+        assert!(gate.opens(5, 0, || Some(5)) && gate.opens(-3, 1, || Some(-3)));
+        assert_eq!(gate.tag(), None, "there is no tag to be told");
+        let mut order = Order::told();
+        [4, 0, 4].into_iter().for_each(|tag| order.hold(tag, target()));
+        for (number, expected) in [4, 0, 4].into_iter().enumerate() {
+            let step = order.step(number as u64).unwrap();
+            assert!(matches!(step, Some(Step::Post(tag, _, true)) if tag == expected));
+            assert!(!order.takes_aside(number as u64));
+        }
+        assert!(order.step(3).unwrap().is_none() && !order.is_plain(4));
     }
 
     #[test]

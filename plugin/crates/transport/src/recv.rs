@@ -64,6 +64,10 @@ pub(crate) trait Inbound: Send + Sync {
     fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error>;
     /// As [`RecvConnection::recv_group`], of as many buffers as there may be.
     fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error>;
+    /// As [`RecvConnection::flush`].
+    fn flush(self: Arc<Self>, _memory: RecvBuffer) -> Result<Request, Error> {
+        Err(Error::argument("host memory needs no flush"))
+    }
     /// As [`RecvConnection::flows`].
     fn flows(&self) -> usize;
     /// Ends everything.
@@ -104,6 +108,16 @@ impl RecvConnection {
         Arc::clone(&self.receiver).recv_group(group)
     }
 
+    /// Begins to make what has come visible to the GPU in whose memory it is: the last message there, or all of a group, of
+    /// which this is the last one that is not empty. The request is done when it is, and has the length 0. Never blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] where messages are in host memory, which needs none, for no bytes, and when as many as may be
+    /// are on their way; else the connection's failure.
+    pub fn flush(&self, message: RecvBuffer) -> Result<Request, Error> {
+        Arc::clone(&self.receiver).flush(message)
+    }
+
     /// Has this called from now on whenever a request is done and when the connection fails.
     pub fn notify(&self, notified: Arc<dyn Notify>) {
         self.receiver.base().notify_with(notified);
@@ -121,7 +135,7 @@ impl RecvConnection {
 
     /// Registers memory for messages.
     pub fn registrar(&self) -> Registrar {
-        Registrar::new(&self.receiver.base().context.device)
+        self.receiver.base().registrar()
     }
 
     /// How many flows it has now, or would have over TCP.

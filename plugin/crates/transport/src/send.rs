@@ -142,7 +142,7 @@ impl SendConnection {
 
     /// Registers memory for messages.
     pub fn registrar(&self) -> Registrar {
-        Registrar::new(&self.sender.base().context.device)
+        self.sender.base().registrar()
     }
 
     /// Closes it, as dropping it does, and tells when that is of no consequence for the peer any more.

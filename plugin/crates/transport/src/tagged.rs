@@ -4,13 +4,86 @@ use std::collections::{HashMap, VecDeque};
 
 use evenkeel_chance::Chance;
 
-use crate::sys::Block;
+use crate::sys::{Block, Fenced};
 use crate::testing::{pair, until};
-use crate::{ErrorKind, MAX_REQUESTS, RecvConnection, Request, SendConnection, Tagged};
+use crate::{
+    ErrorKind, MAX_REQUESTS, RecvBuffer, RecvConnection, Registrar, Request, SendBuffer,
+    SendConnection, Tagged,
+};
+
+/// Memory of messages.
+pub(crate) trait Room: Sized {
+    fn new(length: usize) -> Self;
+    fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
+    /// Lends it to a message to send, after this has been called for the last time.
+    fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer;
+    /// Lends it to a message to receive.
+    fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer;
+    /// The message is over.
+    fn take_back(&mut self);
+}
+
+impl Room for Block {
+    fn new(length: usize) -> Self {
+        Self::new(length)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+
+    fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer {
+        self.register_with(registrar);
+        self.lend(length)
+    }
+
+    fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer {
+        self.register_with(registrar);
+        self.lend_mut(length)
+    }
+
+    fn take_back(&mut self) {}
+}
+
+/// Nobody but devices reaches it as long as a message has it.
+impl Room for Fenced {
+    fn new(length: usize) -> Self {
+        Self::new(length)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+
+    fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer {
+        self.register_with(registrar);
+        self.open(false);
+        self.lend(length)
+    }
+
+    fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer {
+        self.register_with(registrar);
+        self.open(false);
+        self.lend_mut(length)
+    }
+
+    fn take_back(&mut self) {
+        self.open(true);
+    }
+}
 
 /// A message that tells itself and its bytes from others.
-fn message(tag: i32, number: usize, length: usize) -> Block {
-    let mut block = Block::new(length);
+fn message<R: Room>(tag: i32, number: usize, length: usize) -> R {
+    let mut block = R::new(length);
     let mark = tag.cast_unsigned() as usize * 131 + number * 31;
     let bytes = block.bytes_mut().iter_mut().enumerate();
     bytes.for_each(|(at, byte)| *byte = (at * 7 + at / 251 + mark) as u8);
@@ -18,35 +91,37 @@ fn message(tag: i32, number: usize, length: usize) -> Block {
 }
 
 /// Buffers that were posted together.
-struct Group {
+struct Group<R = Block> {
     request: Request,
-    blocks: Vec<Block>,
+    blocks: Vec<R>,
 }
 
 /// Posts a group of buffers with these tags and of these sizes, if there is room for it.
-fn post(recv: &RecvConnection, slots: &[(i32, usize)]) -> Option<Group> {
-    let mut blocks: Vec<_> = slots.iter().map(|(_, room)| Block::new(*room)).collect();
-    let tagged = blocks.iter_mut().zip(slots).map(|(block, (tag, room))| {
-        block.register_with(&recv.registrar());
-        Tagged { buffer: block.lend_mut(*room), tag: *tag }
+fn post<R: Room>(recv: &RecvConnection, slots: &[(i32, usize)]) -> Option<Group<R>> {
+    let mut blocks: Vec<R> = slots.iter().map(|(_, room)| R::new(*room)).collect();
+    let tagged = blocks.iter_mut().zip(slots).map(|(block, (tag, room))| Tagged {
+        buffer: block.give_mut(&recv.registrar(), *room),
+        tag: *tag,
     });
     let tagged: Vec<_> = tagged.collect();
     let request = recv.recv_group(&tagged).unwrap()?;
     Some(Group { request, blocks })
 }
 
-impl Group {
+impl<R: Room> Group<R> {
     /// Waits for the messages, which must be these: tag, number of those with this tag, length.
-    fn expect(self, messages: &[(i32, usize, usize)]) {
+    fn expect(mut self, messages: &[(i32, usize, usize)]) {
         until(|| self.request.test().unwrap());
         self.check(messages);
     }
 
-    fn check(&self, messages: &[(i32, usize, usize)]) {
+    fn check(&mut self, messages: &[(i32, usize, usize)]) {
+        self.blocks.iter_mut().for_each(R::take_back);
         for (index, (tag, number, length)) in messages.iter().enumerate() {
             assert_eq!(self.request.length(index), Some(*length as u64));
             let came = &self.blocks[index].bytes()[..*length];
-            assert!(came == message(*tag, *number, *length).bytes(), "tag {tag}: message {number}");
+            let sent: R = message(*tag, *number, *length);
+            assert!(came == sent.bytes(), "tag {tag}: message {number}");
             let after = &self.blocks[index].bytes()[*length..];
             assert!(after.iter().all(|byte| *byte == 0), "tag {tag}: bytes after message {number}");
         }
@@ -55,13 +130,22 @@ impl Group {
 }
 
 /// A message on its way, and its memory.
-type Sending = (Request, Block);
+type Sending<R = Block> = (Request, R);
 
 fn begin(send: &SendConnection, tag: i32, number: usize, length: usize) -> Option<Sending> {
-    let block = message(tag, number, length);
-    block.register_with(&send.registrar());
-    let request = send.send_tagged(block.lend(length), tag).unwrap()?;
-    Some((request, block))
+    let (block, buffer) = prepare(send, tag, number, length);
+    Some((send.send_tagged(buffer, tag).unwrap()?, block))
+}
+
+fn prepare<R: Room>(
+    send: &SendConnection,
+    tag: i32,
+    number: usize,
+    length: usize,
+) -> (R, SendBuffer) {
+    let mut block: R = message(tag, number, length);
+    let buffer = block.give(&send.registrar(), length);
+    (block, buffer)
 }
 
 fn finish(sendings: impl IntoIterator<Item = Sending>) {
@@ -75,7 +159,7 @@ pub(crate) fn a_group_waits_for_all_of_its_messages(
     (send, recv): (SendConnection, RecvConnection),
 ) {
     for length in [100, 100_000] {
-        let group = post(&recv, &[(7, length + 5), (-3, length), (7, length + 9)]).unwrap();
+        let group: Group = post(&recv, &[(7, length + 5), (-3, length), (7, length + 9)]).unwrap();
         // Not its turn, and nobody's: both are asked for again and again, as NCCL does.
         let mut wanted = vec![(-3, 0), (7, 0), (7, 1)];
         let mut sendings = Vec::new();
@@ -106,7 +190,7 @@ pub(crate) fn messages_that_nobody_waits_for_stand_in_nobodys_way(
         let early: Vec<_> =
             (0..20).map(|number| begin(&send, 4, number, length).unwrap()).collect();
         for number in 0..3 {
-            let group = post(&recv, &[(9, other)]).unwrap();
+            let group: Group = post(&recv, &[(9, other)]).unwrap();
             let sending = until(|| begin(&send, 9, number, other));
             group.expect(&[(9, number, other)]);
             finish([sending]);
@@ -115,13 +199,13 @@ pub(crate) fn messages_that_nobody_waits_for_stand_in_nobodys_way(
         let mut more = None;
         for number in (0..20).step_by(4) {
             let slots = [(4, length); 4];
-            let group = post(&recv, &slots).unwrap();
+            let group: Group = post(&recv, &slots).unwrap();
             let expected: Vec<_> = (number..number + 4).map(|number| (4, number, length)).collect();
             group.expect(&expected);
             more = more.or_else(|| begin(&send, 4, 20, length));
         }
         assert!(more.is_none());
-        let group = post(&recv, &[(4, length), (9, other)]).unwrap();
+        let group: Group = post(&recv, &[(4, length), (9, other)]).unwrap();
         let sendings = [until(|| begin(&send, 4, 20, length)), until(|| begin(&send, 9, 3, other))];
         group.expect(&[(4, 20, length), (9, 3, other)]);
         finish(early.into_iter().chain(sendings));
@@ -137,11 +221,11 @@ pub(crate) fn a_message_that_is_too_long_fails_its_group(
         let mut sendings = Vec::new();
         if is_early {
             sendings.push(begin(&send, 2, 0, length).unwrap());
-            let first = post(&recv, &[(1, 10)]).unwrap();
+            let first: Group = post(&recv, &[(1, 10)]).unwrap();
             sendings.push(until(|| begin(&send, 1, 0, 10)));
             first.expect(&[(1, 0, 10)]);
         }
-        let group = post(&recv, &[(1, length), (2, length - 1)]).unwrap();
+        let group: Group = post(&recv, &[(1, length), (2, length - 1)]).unwrap();
         let error = until(|| {
             let tag = if is_early { 1 } else { sendings.len() as i32 + 1 };
             if sendings.len() < 2
@@ -161,14 +245,13 @@ fn try_begin(
     tag: i32,
     length: usize,
 ) -> Result<Option<Sending>, crate::Error> {
-    let block = message(tag, 0, length);
-    block.register_with(&send.registrar());
-    Ok(send.send_tagged(block.lend(length), tag)?.map(|request| (request, block)))
+    let (block, buffer) = prepare(send, tag, 0, length);
+    Ok(send.send_tagged(buffer, tag)?.map(|request| (request, block)))
 }
 
 /// Random groups and messages with so many tags, beside what must come of them: the n-th buffer with a tag gets the n-th
 /// message with it. `fault` is called now and then.
-pub(crate) fn random_groups(
+pub(crate) fn random_groups<R: Room>(
     (send, recv): (SendConnection, RecvConnection),
     seed: u64,
     tags: u64,
@@ -179,6 +262,8 @@ pub(crate) fn random_groups(
     let mut to_post: VecDeque<Vec<(i32, usize)>> = VecDeque::new();
     let mut expected: VecDeque<Vec<(i32, usize, usize)>> = VecDeque::new();
     let mut to_send: HashMap<i32, VecDeque<(usize, usize)>> = HashMap::new();
+    // The first of those, where it was not its turn yet.
+    let mut prepared: HashMap<i32, (R, SendBuffer)> = HashMap::new();
     let (mut slots, mut counts) = (0, HashMap::<i32, usize>::new());
     while slots < SLOTS {
         let (mut group, mut messages) = (Vec::new(), Vec::new());
@@ -201,11 +286,13 @@ pub(crate) fn random_groups(
         to_post.push_back(group);
         expected.push_back(messages);
     }
-    let (mut groups, mut sendings) = (VecDeque::new(), VecDeque::new());
+    let (mut groups, mut sendings) = (VecDeque::<Group<R>>::new(), VecDeque::<Sending<R>>::new());
     let mut done = 0;
     // At times the sender is far ahead, at times the receiver.
     let mut eager = (1, 1);
-    until(|| {
+    // One step after the other, each of which has its time: on a slow machine all of them take long.
+    let mut step = || {
+        let mut moved = false;
         if chance.one_in(50) {
             eager = (1 + chance.below(20), 1 + chance.below(20));
         }
@@ -215,6 +302,7 @@ pub(crate) fn random_groups(
         {
             groups.push_back(posted);
             to_post.pop_front();
+            moved = true;
         }
         let mut ready: Vec<i32> = to_send.keys().copied().collect();
         ready.sort_unstable();
@@ -223,11 +311,16 @@ pub(crate) fn random_groups(
             && let tag = ready.swap_remove(chance.index(ready.len()))
             && let Some(queue) = to_send.get_mut(&tag)
         {
-            while let Some((number, length)) = queue.front()
-                && let Some(sending) = begin(&send, tag, *number, *length)
-            {
-                sendings.push_back(sending);
+            while let Some((number, length)) = queue.front() {
+                let make = || prepare(&send, tag, *number, *length);
+                let (block, buffer) = prepared.remove(&tag).unwrap_or_else(make);
+                let Some(request) = send.send_tagged(buffer, tag).unwrap() else {
+                    prepared.insert(tag, (block, buffer));
+                    break;
+                };
+                sendings.push_back((request, block));
                 queue.pop_front();
+                moved = true;
                 if chance.one_in(3) {
                     break;
                 }
@@ -238,15 +331,20 @@ pub(crate) fn random_groups(
         }
         while sendings.front().is_some_and(|(request, _)| request.test().unwrap().is_some()) {
             sendings.pop_front();
+            moved = true;
         }
         while groups.front().is_some_and(|group| group.request.test().unwrap().is_some()) {
-            let (group, messages) = (groups.pop_front().unwrap(), expected.pop_front().unwrap());
+            let mut group = groups.pop_front().unwrap();
+            let messages = expected.pop_front().unwrap();
             group.check(&messages);
             fault(&send, &recv, done);
             done += 1;
+            moved = true;
         }
-        (expected.is_empty() && sendings.is_empty()).then_some(())
-    });
+        let over = expected.is_empty() && sendings.is_empty();
+        (moved || over).then_some(over)
+    };
+    while !until(&mut step) {}
 }
 
 #[test]
@@ -267,14 +365,14 @@ fn too_long_messages_fail_their_group() {
 #[test]
 fn any_groups_get_the_messages_of_their_tags() {
     for seed in 0..12 {
-        random_groups(pair(), seed, 1 + seed % 5 * 2, |_, _, _| {});
+        random_groups::<Block>(pair(), seed, 1 + seed % 5 * 2, |_, _, _| {});
     }
 }
 
 #[test]
 fn flows_that_die_cost_no_message_of_any_tag() {
     for seed in 0..4 {
-        random_groups(pair(), 100 + seed, 3, |send, _, done| {
+        random_groups::<Block>(pair(), 100 + seed, 3, |send, _, done| {
             if done % 8 == 1 {
                 send.sender.break_lane(done / 8);
             }
@@ -285,9 +383,10 @@ fn flows_that_die_cost_no_message_of_any_tag() {
 #[test]
 fn no_more_is_posted_than_there_are_requests() {
     let (_send, recv) = pair();
-    let groups: Vec<_> =
+    let groups: Vec<Group> =
         (0..MAX_REQUESTS / 8).map(|_| post(&recv, &[(1, 8); 8]).unwrap()).collect();
-    assert!(post(&recv, &[(1, 8)]).is_none() && post(&recv, &[(2, 8); 2]).is_none());
+    assert!(post::<Block>(&recv, &[(1, 8)]).is_none());
+    assert!(post::<Block>(&recv, &[(2, 8); 2]).is_none());
     assert!(recv.recv_group(&[]).is_err());
     let buffer = Block::new(1).lend_mut(0);
     assert!(recv.recv_group(&[Tagged { buffer, tag: 0 }; 9]).is_err());

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Handle, Listener, Log, Nonce, Notify, RecvConnection, SendConnection, Settings, Transport,
+    Connecting, Handle, Listener, Log, Nonce, Notify, Reach, RecvConnection, SendConnection,
+    Settings, Transport,
 };
 
 /// Long enough for an emulated machine; reached only when something is broken.
@@ -55,7 +56,11 @@ pub(crate) fn connected(
     listener: &Listener,
     handle: &Handle,
 ) -> (SendConnection, RecvConnection) {
-    let call = from.connect(0, handle, "").unwrap();
+    meet(&from.connect(0, handle, "", Reach::HOST).unwrap(), listener)
+}
+
+/// Both ends of a connection that is being opened.
+pub(crate) fn meet(call: &Connecting, listener: &Listener) -> (SendConnection, RecvConnection) {
     let (mut send, mut recv) = (None, None);
     until(|| {
         send = send.take().or_else(|| call.poll().unwrap());

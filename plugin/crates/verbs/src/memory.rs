@@ -120,6 +120,17 @@ impl Region {
         Self::made(context, raw, Span { start, length, access: Access::All })
     }
 
+    /// Whether the library, the kernel and the device can do that. Asks them for a buffer that is none: only who cannot at
+    /// all does not look at it.
+    pub fn can_be_of_dma_buffers(context: &Arc<Context>) -> bool {
+        let Some(register) = context.functions.reg_dmabuf_mr else { return false };
+        // SAFETY: the domain is the context's; -1 is no descriptor, so nothing is registered.
+        let raw = unsafe { register(context.domain, 0, 0, 0, -1, 0) };
+        let why = std::io::Error::last_os_error().raw_os_error();
+        raw.is_null()
+            && !matches!(why, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS))
+    }
+
     fn made(context: &Arc<Context>, raw: *mut ffi::Mr, span: Span) -> Result<Self, Error> {
         if raw.is_null() {
             let what = format!("cannot register {} bytes with {}", span.length, context.name());

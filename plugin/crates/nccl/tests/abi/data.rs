@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_int};
+use std::fs;
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
 use std::ptr;
 
 use evenkeel_nccl_abi::{
@@ -332,11 +334,22 @@ fn what_nccl_must_not_do_is_an_error_and_no_crash() {
         );
         let iflush = table.iflush.unwrap();
         let mut int = 1;
-        assert_eq!(iflush(recv.0, 1, &mut data, &mut int, &mut mh, &mut request), INTERNAL_ERROR);
+        assert_eq!(iflush(recv.0, 1, &mut data, &mut int, &mut mh, &mut request), INVALID_ARGUMENT);
+        assert_eq!(iflush(recv.0, 9, &mut data, &mut int, &mut mh, &mut request), INTERNAL_ERROR);
+        int = 0;
+        assert_eq!(iflush(recv.0, 1, &mut data, &mut int, &mut mh, &mut request), SUCCESS);
+        assert!(request.is_null(), "nothing has come");
         let reg_mr = table.reg_mr.unwrap();
         assert_eq!(reg_mr(send.0, data, 1, PTR_HOST, &mut mh), SUCCESS);
         assert_eq!((table.dereg_mr.unwrap())(send.0, mh), SUCCESS);
-        assert_eq!(reg_mr(send.0, data, 1, PTR_CUDA, &mut mh), INTERNAL_ERROR);
+        assert_eq!(reg_mr(send.0, data, 1, PTR_CUDA, &mut mh), INVALID_ARGUMENT);
+        assert_eq!(reg_mr(send.0, data, 1, 3, &mut mh), INTERNAL_ERROR);
+        let reg_mr_dma_buf = table.reg_mr_dma_buf.unwrap();
+        let none = fs::File::open("/dev/zero").unwrap();
+        for descriptor in [-1, none.as_raw_fd()] {
+            let code = reg_mr_dma_buf(recv.0, data, 1, PTR_CUDA, 0, descriptor, &mut mh);
+            assert_eq!((code, mh), (INVALID_ARGUMENT, null));
+        }
         let mut properties = MaybeUninit::<PropertiesV12>::uninit();
         let get_properties = table.get_properties.unwrap();
         assert_eq!(get_properties(-1, properties.as_mut_ptr()), INVALID_ARGUMENT);

@@ -329,6 +329,51 @@ impl Net {
         Ok(Opaque(request).some())
     }
 
+    /// Registers memory of a type, which ends with [`Net::deregister`].
+    ///
+    /// # Safety
+    /// As NCCL: the memory stays until then.
+    pub(crate) unsafe fn register(
+        &self,
+        comm: Opaque,
+        data: *mut u8,
+        size: usize,
+        kind: c_int,
+    ) -> Result<Opaque, NcclResult> {
+        let mut registration = ptr::null_mut();
+        let (data, int) = (data.cast(), size as c_int);
+        // SAFETY: passed on to the caller.
+        check(unsafe {
+            call!(self, reg_mr:
+                [6 NetV6, 7 NetV7] (comm.0, data, int, kind, &mut registration),
+                [8 NetV8, 9 NetV9, 10 NetV10, 11 NetV11, 12 NetV12]
+                    (comm.0, data, size, kind, &mut registration),
+            )
+        })?;
+        Ok(Opaque(registration))
+    }
+
+    pub(crate) fn deregister(&self, comm: Opaque, registration: Opaque) {
+        // SAFETY: it was made with this comm, which is open.
+        assert_eq!(unsafe { call_any!(self, dereg_mr(comm.0, registration.0)) }, SUCCESS);
+    }
+
+    /// Flushes what has come into memory that is registered.
+    pub(crate) fn iflush(&self, comm: Opaque, group: &[(*mut u8, usize)]) -> Polled {
+        let mut request = ptr::without_provenance_mut(1);
+        let count = group.len() as c_int;
+        let mut data: Vec<*mut c_void> = group.iter().map(|(data, _)| data.cast()).collect();
+        let mut sizes: Vec<c_int> = group.iter().map(|(_, size)| *size as c_int).collect();
+        let mut registration = vec![ptr::null_mut(); group.len()];
+        let (data, sizes) = (data.as_mut_ptr(), sizes.as_mut_ptr());
+        let registration = registration.as_mut_ptr();
+        // SAFETY: the comm is open and the arrays have as many elements; the memory is only read.
+        check(unsafe {
+            call_any!(self, iflush(comm.0, count, data, sizes, registration, &mut request))
+        })?;
+        Ok(Opaque(request).some())
+    }
+
     pub(crate) fn test(&self, request: Opaque) -> Result<Option<usize>, NcclResult> {
         let sizes = self.test_group(request)?;
         Ok(sizes.map(|sizes| *sizes.first().expect("size of a finished request")))

@@ -9,6 +9,7 @@ mod data;
 mod faults;
 mod from_c;
 mod garbled;
+mod gpu;
 mod harness;
 mod hostile;
 mod lifecycle;

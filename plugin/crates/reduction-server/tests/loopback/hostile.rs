@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use evenkeel_chance::Chance;
 use evenkeel_reduce::{DataType, Op};
-use evenkeel_transport::{Block, Connecting, Handle, Nonce, SendConnection, Transport};
+use evenkeel_transport::{Block, Connecting, Handle, Nonce, Reach, SendConnection, Transport};
 
 use crate::harness::{PATIENCE, address, all_reduce, data, join, members, server, transport};
 
@@ -17,7 +17,7 @@ const NONCE: Nonce = Nonce(*b"evenkeel-reduce\x01");
 
 fn call(transport: &Transport, server: std::net::SocketAddr) -> SendConnection {
     let handle = Handle { addresses: vec![server.ip()], port: server.port(), nonce: NONCE };
-    let call: Connecting = transport.connect(0, &handle, "hostile").unwrap();
+    let call: Connecting = transport.connect(0, &handle, "hostile", Reach::HOST).unwrap();
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(connection) = call.poll().unwrap() {
@@ -73,7 +73,7 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
         let honest = join(&transport, &names, &members[0]);
         let own = data(round, DataType::Float32, 256 << 10);
         let up = call(&transport, address(&server));
-        let home = transport.listen(0, "").unwrap();
+        let home = transport.listen(0, "", Reach::HOST).unwrap();
         let mut hello = front(1);
         // At the first server of a list.
         let group = u128::from_le_bytes(members[1].group).rotate_left(16);

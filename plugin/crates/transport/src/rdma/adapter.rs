@@ -13,6 +13,7 @@ use evenkeel_wire::{PairWord, PortWord};
 
 use crate::log::Log;
 use crate::rdma::cache::Cache;
+use crate::rdma::reach::Reach;
 use crate::settings::{Family, Settings};
 use crate::sys::{InterfaceAddress, lock};
 
@@ -31,6 +32,8 @@ pub(crate) struct Adapter {
     traffic_class: u8,
     service_level: u8,
     timeout: u8,
+    /// The memory in which messages may be.
+    reach: Reach,
     /// The device cannot go on.
     lost: AtomicBool,
     /// Queue pairs that the device has given up, by number, until their owners look.
@@ -110,10 +113,12 @@ fn open(
         let gid = all.iter().find(|(at, ..)| *at == index).map_or(Gid([0; 16]), |(.., gid)| *gid);
         (index, gid, fallback.ok_or("needs an IP interface beside it")?)
     };
+    let name = format!("{}:{number}", context.name());
+    let reach = reach(&name, context, settings, &**log);
     let adapter = Adapter {
         context: Arc::clone(context),
         memory: Cache::new(context),
-        name: format!("{}:{number}", context.name()),
+        name,
         number,
         port,
         gid_index,
@@ -121,11 +126,27 @@ fn open(
         traffic_class: settings.traffic_class,
         service_level: settings.service_level,
         timeout: timeout_code(settings.peer_timeout),
+        reach,
         lost: AtomicBool::new(false),
         failed: Mutex::default(),
         log: Arc::clone(log),
     };
     Ok(Found { adapter: Arc::new(adapter), ip: address.ip, index: address.index })
+}
+
+/// The memory in which messages of a port may be, which the log says if it is more than the host's.
+fn reach(name: &str, context: &Arc<Context>, settings: &Settings, log: &dyn Log) -> Reach {
+    let possible = Reach::of(context);
+    let reach = possible.offered(settings.carrier);
+    if !reach.is_host() {
+        log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {}", reach.names()));
+    } else if !possible.is_host() {
+        log.info(&format!(
+            "evenkeel: {name}: messages are in host memory, since TCP may carry them; EVENKEEL_TRANSPORT=rdma allows GPU memory: {}",
+            possible.names()
+        ));
+    }
+    reach
 }
 
 /// The GID to use, of an address that this host has: of the second version of RoCE, IPv4 before IPv6, global before
@@ -200,13 +221,18 @@ impl Adapter {
         Some(fs::canonicalize(device).ok()?.to_string_lossy().into_owned())
     }
 
-    /// What a peer needs to know of this port, and of the memory that it writes to.
-    pub(crate) fn word(&self, memory: &Region) -> PortWord {
+    /// The memory in which messages may be.
+    pub(crate) fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    /// What a peer needs to know of this port, and of the memory that it writes to; whether messages may be copied there.
+    pub(crate) fn word(&self, memory: &Region, eager: bool) -> PortWord {
         PortWord {
             gid: self.gid.0,
             lid: self.port.lid,
             mtu: self.port.mtu,
-            eager: true,
+            eager,
             key: memory.remote_key(),
             address: memory.start(),
         }

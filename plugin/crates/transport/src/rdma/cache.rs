@@ -8,7 +8,7 @@ use evenkeel_verbs::{Access, Context, Region, Span};
 use crate::counters::Counter;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
-use crate::rdma::Adapter;
+use crate::rdma::{Adapter, Reach};
 use crate::sys::{RecvBuffer, lock};
 
 /// The registrations of a device. Who uses one holds it; it ends with the last who does.
@@ -66,12 +66,14 @@ pub struct Registration {
 /// Registers memory with a device, for all connections that use it.
 pub struct Registrar {
     adapter: Option<Arc<Adapter>>,
+    /// Of messages that the memory is for.
+    reach: Reach,
 }
 
 impl Registrar {
-    /// For memory that is used with connections of this device.
-    pub(crate) fn new(device: &Device) -> Self {
-        Self { adapter: device.rdma().cloned() }
+    /// For memory of this reach that is used with connections of this device.
+    pub(crate) fn new(device: &Device, reach: Reach) -> Self {
+        Self { adapter: device.rdma().cloned(), reach }
     }
 
     /// Registers host memory; `None` where messages need no registration.
@@ -80,16 +82,23 @@ impl Registrar {
     /// [`ErrorKind::System`] when the memory is not the process's or may not be locked.
     pub fn register(&self, memory: RecvBuffer) -> Result<Option<Registration>, Error> {
         let Some(adapter) = &self.adapter else { return Ok(None) };
-        let (address, length) = (memory.address(), memory.length());
-        let made = |context: &_| memory.register(context);
-        let region = adapter.memory.region(address, length, Access::All, made)?;
-        Ok(Some(Registration { _region: region }))
+        Self::register_with(adapter, memory).map(Some)
+    }
+
+    /// Registers memory of a GPU by its address, which the GPU's driver knows. The contract is that of [`RecvBuffer::new`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when nobody knows the memory, [`ErrorKind::Argument`] where messages may not be in such memory.
+    pub fn register_peer_memory(&self, memory: RecvBuffer) -> Result<Registration, Error> {
+        let adapter = self.adapter.as_ref().filter(|_| self.reach.peer_memory);
+        let adapter = adapter.ok_or_else(|| self.out_of_reach("memory of a GPU by its address"))?;
+        Self::register_with(adapter, memory)
     }
 
     /// Registers memory that a DMA buffer stands for: `length` bytes from `offset` there, which are at `address`.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when the device cannot do that, [`ErrorKind::Argument`] without RDMA.
+    /// [`ErrorKind::System`] when the device cannot do that, [`ErrorKind::Argument`] where messages may not be in such memory.
     pub fn register_dma_buffer(
         &self,
         buffer: BorrowedFd<'_>,
@@ -97,12 +106,27 @@ impl Registrar {
         address: u64,
         length: usize,
     ) -> Result<Registration, Error> {
-        let Some(adapter) = &self.adapter else {
-            return Err(Error::argument("DMA buffers are for RDMA, which this connection has not"));
-        };
+        let adapter = self.adapter.as_ref().filter(|_| self.reach.dma_buffers);
+        let adapter = adapter.ok_or_else(|| self.out_of_reach("a DMA buffer"))?;
         let region = adapter.memory.region(address, length, Access::All, |context| {
             Region::of_dma_buffer(context, buffer, offset, address, length)
         })?;
         Ok(Registration { _region: region })
+    }
+
+    fn register_with(adapter: &Adapter, memory: RecvBuffer) -> Result<Registration, Error> {
+        let (address, length) = (memory.address(), memory.length());
+        let made = |context: &_| memory.register(context);
+        let region = adapter.memory.region(address, length, Access::All, made)?;
+        Ok(Registration { _region: region })
+    }
+
+    fn out_of_reach(&self, what: &str) -> Error {
+        let carrier = self.adapter.as_ref().map_or("TCP", |adapter| adapter.name());
+        let taken = match self.reach.names() {
+            names if names.is_empty() => "host memory".to_owned(),
+            names => format!("host memory, {names}"),
+        };
+        Error::argument(format!("a connection over {carrier} takes {taken}, not {what}"))
     }
 }

@@ -9,13 +9,17 @@
 //! ([`evenkeel_wire::Arrivals`]), so lanes need no order among each other. Messages of a few KiB do not wait for a credit:
 //! they go to a ring in the receiver's memory and are copied from there.
 //!
+//! Where messages may be in memory that the processor cannot reach ([`Reach`]), all wait for credits and nothing is copied.
+//!
 //! When a queue pair fails, both sides stop theirs; the receiver tells which parts it has, and the sender sends the others
 //! again by other lanes, while the lane gets new queue pairs.
 
 mod adapter;
 mod cache;
+mod flush;
 mod lanes;
 mod lifeline;
+mod reach;
 mod recv;
 mod send;
 mod side;
@@ -24,6 +28,7 @@ mod tests;
 
 pub(crate) use adapter::{Adapter, Found, discover};
 pub use cache::{Registrar, Registration};
+pub use reach::Reach;
 pub(crate) use recv::Receiver;
 pub(crate) use send::Sender;
 

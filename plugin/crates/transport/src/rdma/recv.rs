@@ -11,6 +11,7 @@ use evenkeel_wire::{
 };
 use socket2::Socket;
 
+use super::flush::Flush;
 use super::lanes::{Lanes, Stage, Told, system};
 use super::side::{Core, Side, State};
 use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
@@ -106,6 +107,8 @@ pub(crate) struct Awaiting {
     bye: Option<u64>,
     /// Since when nothing more is heard, and why.
     gone: Option<(Instant, String)>,
+    /// Where messages may be in memory that has them later than the host's would.
+    flush: Option<Flush>,
 }
 
 struct Posted {
@@ -130,10 +133,11 @@ impl Receiver {
     ) -> Result<Arc<Self>, Error> {
         let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
         let deadline = Instant::now() + context.settings.connect_timeout;
+        let is_host = context.reach.is_host();
         // Credits are short: no lane has enough of them.
         let all = Lanes::new(adapter, lanes, u64::MAX)?;
         let mut state = Awaiting {
-            core: Core::new(all, socket, opened, deadline),
+            core: Core::new(all, socket, is_host, opened, deadline),
             ring: mailbox(WINDOW as usize * EAGER_BYTES)?,
             outbox: mailbox(CREDITS * CREDIT_BYTES)?,
             arrivals: Arrivals::default(),
@@ -144,8 +148,9 @@ impl Receiver {
             wanted: None,
             bye: None,
             gone: None,
+            flush: if is_host { None } else { Some(Flush::new(adapter)?) },
         };
-        state.core.lifeline.say(&Word::Port(adapter.word(state.ring.region())));
+        state.core.say_port(state.ring.region());
         Self::start(context, Direction::Recv, peer, workers, state)
     }
 
@@ -173,6 +178,19 @@ impl Receiver {
             }
         })?;
         Ok(accepted.then(|| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+    }
+
+    fn flush(this: &Arc<Self>, memory: RecvBuffer) -> Result<Request, Error> {
+        if let Some(error) = this.failure() {
+            return Err(error);
+        }
+        let operation = Operation::new();
+        let mut begun = Ok(());
+        this.act(|_, state| {
+            begun = state.begin_flush(memory, &operation);
+            Ok(())
+        });
+        begun.map(|()| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>))
     }
 
     /// Takes so many buffers in, by `post`, if there is room for them; whether there is. The outer errors of `post` are the
@@ -236,6 +254,9 @@ impl State for Awaiting {
     }
 
     fn begin(&mut self, base: &Base) -> Result<(), Problem> {
+        if let Some(flush) = &mut self.flush {
+            self.core.has_news |= flush.look()?;
+        }
         self.settle()?;
         self.post_by_tags(base)?;
         let Some(port) = self.core.port else { return Ok(()) };
@@ -275,7 +296,12 @@ impl State for Awaiting {
     fn hear(&mut self, base: &Base) -> Result<(), Problem> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
-                Word::Port(port) if self.core.port.is_none() => self.core.port = Some(port),
+                Word::Port(port) if self.core.port.is_none() => {
+                    self.core.port = Some(port);
+                    if !self.core.is_eager() {
+                        self.order = Order::told();
+                    }
+                }
                 Word::Offer(lane, pair, parts) => {
                     let lane = self.core.known(lane)?;
                     if self.core.lanes.stop(lane, "the peer's has failed") {
@@ -346,16 +372,12 @@ impl State for Awaiting {
     }
 
     fn let_go(&mut self) {
+        self.flush = None;
         self.arrivals.clear();
     }
 }
 
 impl Awaiting {
-    /// Whether small messages come to the ring.
-    fn is_eager(&self) -> bool {
-        self.core.port.is_some_and(|port| port.eager)
-    }
-
     /// Buffers that wait for their messages.
     fn outstanding(&self) -> usize {
         self.arrivals.outstanding() + self.order.waiting()
@@ -363,12 +385,26 @@ impl Awaiting {
 
     /// The registration that a buffer needs.
     fn region(&self, buffer: &RecvBuffer) -> Result<Option<Arc<Region>>, Error> {
-        if buffer.length() <= EAGER_BYTES && self.is_eager() {
+        let by_ring = buffer.length() <= EAGER_BYTES && self.core.is_eager();
+        if by_ring || buffer.length() == 0 {
             return Ok(None);
         }
         let cache = &self.core.lanes.adapter.memory;
         let made = |context: &_| buffer.register(context);
         cache.region(buffer.address(), buffer.length(), Access::All, made).map(Some)
+    }
+
+    /// Begins to read the last byte of what has come.
+    fn begin_flush(&mut self, memory: RecvBuffer, operation: &Arc<Operation>) -> Result<(), Error> {
+        let region = self.region(&memory)?;
+        match (&mut self.flush, region) {
+            (Some(flush), Some(region)) => {
+                let last = memory.address() + memory.length() as u64 - 1;
+                flush.begin(region, last, operation)
+            }
+            (None, _) => Err(Error::argument("host memory needs no flush")),
+            (_, None) => Err(Error::argument("nothing has come that could be flushed")),
+        }
     }
 
     /// Posts a buffer for the next message.
@@ -420,7 +456,7 @@ impl Awaiting {
         let next = self.arrivals.next();
         let is_right =
             until.checked_sub(next).is_some_and(|more| more <= self.arrivals.room() as u64);
-        if !is_right || !self.order.hear_plain_until(until) {
+        if !is_right || !self.core.is_eager() || !self.order.hear_plain_until(until) {
             let what = "protocol error: the sender has gone on too far, or was not asked";
             return Err(Problem(ErrorKind::Remote, what.to_owned()));
         }
@@ -437,6 +473,10 @@ impl Awaiting {
     fn complete(&mut self, arrived: Arrived<Posted>, base: &Base) -> Result<(), Problem> {
         let Arrived { posted, message, length, in_ring } = arrived;
         if in_ring {
+            if !self.core.is_eager() {
+                let what = "protocol error: a message is to be copied, which was not agreed on";
+                return Err(Problem(ErrorKind::Remote, what.to_owned()));
+            }
             let place = (message % WINDOW) as usize * EAGER_BYTES;
             // What is longer than a place of the ring did not fit into it.
             with_room((length as usize).min(EAGER_BYTES), |bytes| {
@@ -528,6 +568,10 @@ impl Inbound for Receiver {
 
     fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
         Self::recv_group(&self, group)
+    }
+
+    fn flush(self: Arc<Self>, memory: RecvBuffer) -> Result<Request, Error> {
+        Self::flush(&self, memory)
     }
 
     fn flows(&self) -> usize {

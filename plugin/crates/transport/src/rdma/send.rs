@@ -93,7 +93,7 @@ impl Sender {
         let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
         let lanes = Lanes::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
         let mut state = Sending {
-            core: Core::new(lanes, socket, opened, deadline),
+            core: Core::new(lanes, socket, context.reach.is_host(), opened, deadline),
             credits: mailbox(CREDITS * CREDIT_BYTES)?,
             granted: vec![None; CREDITS],
             outbox: mailbox(WINDOW as usize * EAGER_BYTES)?,
@@ -109,7 +109,7 @@ impl Sender {
             failing: None,
             wanted: None,
         };
-        state.core.lifeline.say(&Word::Port(adapter.word(state.credits.region())));
+        state.core.say_port(state.credits.region());
         for lane in 0..state.core.lanes.count() {
             let pair = state.core.lanes.renew(lane)?;
             state.core.lifeline.say(&Word::Offer(lane as u8, pair, Vec::new()));
@@ -221,6 +221,7 @@ impl State for Sending {
     fn begin(&mut self, _base: &Base) -> Result<(), Problem> {
         self.offer_anew();
         let Some(port) = self.core.port else { return Ok(()) };
+        let eager = self.core.is_eager();
         while let Some(lane) = self.core.lanes.best() {
             if let Some(part) = self.again.pop_front() {
                 self.write(lane, part, &port)?;
@@ -230,7 +231,7 @@ impl State for Sending {
                 break;
             };
             let (length, number) = (message.length, self.next);
-            if length > EAGER_BYTES as u64 || !port.eager {
+            if length > EAGER_BYTES as u64 || !eager {
                 if message.credit.is_none() {
                     let granted = self.granted[number as usize % CREDITS];
                     message.credit =
@@ -272,7 +273,12 @@ impl State for Sending {
     fn hear(&mut self, base: &Base) -> Result<(), Problem> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
-                Word::Port(port) if self.core.port.is_none() => self.core.port = Some(port),
+                Word::Port(port) if self.core.port.is_none() => {
+                    self.core.port = Some(port);
+                    if !self.core.is_eager() {
+                        self.gate = Gate::told();
+                    }
+                }
                 Word::Answer(lane, pair, have) => self.answered(lane, pair, have, base)?,
                 Word::Dead(lane) => {
                     if self.core.lanes.stop(self.core.known(lane)?, "the peer's has failed") {
@@ -364,9 +370,9 @@ impl Sending {
     fn opens(&mut self, tag: i32) -> bool {
         let next = self.next_number();
         let credit = self.granted[next as usize % CREDITS].filter(|(of, _)| *of == next);
-        let is_first = self.gate.tag().is_none();
+        let said = self.gate.tag();
         let opens = self.gate.opens(tag, next, || credit.map(|(_, credit)| credit.tag));
-        if is_first && opens {
+        if self.gate.tag() != said {
             self.core.lifeline.say(&Word::Tag(tag));
         }
         opens

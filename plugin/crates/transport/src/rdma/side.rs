@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
+use evenkeel_verbs::Region;
 use evenkeel_wire::{PortWord, Word};
 use socket2::Socket;
 
@@ -96,6 +97,8 @@ pub(crate) struct Core<W> {
     pub(super) lifeline: Lifeline,
     /// The peer's.
     pub(super) port: Option<PortWord>,
+    /// Whether this side allows messages to be copied.
+    eager: bool,
     /// Whether requests are done of which the owner is not notified yet.
     pub(super) has_news: bool,
     opening: Option<(Opened, Instant)>,
@@ -108,11 +111,18 @@ pub(crate) struct Core<W> {
 
 impl<W> Core<W> {
     /// `opened` hears when all lanes are live, or why they will not be by the deadline.
-    pub(super) fn new(lanes: Lanes<W>, socket: Socket, opened: Opened, deadline: Instant) -> Self {
+    pub(super) fn new(
+        lanes: Lanes<W>,
+        socket: Socket,
+        eager: bool,
+        opened: Opened,
+        deadline: Instant,
+    ) -> Self {
         Self {
             lanes,
             lifeline: Lifeline::new(socket),
             port: None,
+            eager,
             has_news: false,
             opening: Some((opened, deadline)),
             lingering: None,
@@ -120,6 +130,16 @@ impl<W> Core<W> {
             said_bye: false,
             closed: false,
         }
+    }
+
+    /// Tells the peer of this side's port, and of the memory that it writes to.
+    pub(super) fn say_port(&mut self, memory: &Region) {
+        self.lifeline.say(&Word::Port(self.lanes.adapter.word(memory, self.eager)));
+    }
+
+    /// Whether small messages may come before there is a buffer for them: both sides have to allow it.
+    pub(super) fn is_eager(&self) -> bool {
+        self.eager && self.port.is_some_and(|port| port.eager)
     }
 
     /// Notifies the owner of what is done.

@@ -1,15 +1,19 @@
 //! Connections over real verbs, within one process: from the first RDMA port of this host to the last one.
 
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use crate::sys::{Block, lock};
-use crate::tagged;
-use crate::testing::{Deaf, connected, until};
+use crate::sys::{Block, Fenced, lock};
+use crate::tagged::{self, Room};
+use crate::testing::{Deaf, connected, meet, until};
 use crate::{
-    Device, Handle, Listener, Log, Nonce, Receiving, RecvConnection, SendConnection, Sending,
-    Settings, Transport,
+    Device, ErrorKind, Handle, Listener, Log, Nonce, Reach, Receiving, RecvConnection,
+    SendConnection, Sending, Settings, Tagged, Transport,
 };
+
+/// That of memory which is registered by its address.
+const PEER: Reach = Reach { peer_memory: true, dma_buffers: false };
 
 #[derive(Default)]
 struct Lines(Mutex<Vec<String>>);
@@ -227,7 +231,7 @@ fn who_listens_at_all_addresses_uses_the_port_of_the_one_that_was_called() {
     let port = listener.address().port();
     for (index, device) in transport.devices().iter().enumerate() {
         let handle = Handle { addresses: device.addresses(), port, nonce: Nonce([7; 16]) };
-        let call = transport.connect(0, &handle, "").unwrap();
+        let call = transport.connect(0, &handle, "", Reach::HOST).unwrap();
         let send = until(|| call.poll().unwrap());
         let recv = until(|| listener.poll_accept().unwrap());
         assert_eq!(transport.device_of(&recv), index);
@@ -276,7 +280,7 @@ fn peers_of_which_one_has_no_rdma_use_tcp_or_say_why_not() {
     }
     for (from, to) in [(transport(), last()), (first(), transport())] {
         let (_listener, handle) = listen(&to);
-        let call = from.connect(0, &handle, "").unwrap();
+        let call = from.connect(0, &handle, "", Reach::HOST).unwrap();
         let error = until(|| call.poll().err());
         assert!(error.to_string().contains("EVENKEEL_TRANSPORT"), "{error}");
     }
@@ -292,7 +296,7 @@ fn peers_with_different_job_keys_do_not_meet() {
     let (send, recv) = pair(&with("c0"), &with("c0"));
     exchange((&send, &recv), &[100, 100_000], |_| {});
     let (_listener, handle) = listen(&with("c1"));
-    let call = with("c0").connect(0, &handle, "").unwrap();
+    let call = with("c0").connect(0, &handle, "", Reach::HOST).unwrap();
     let error = until(|| call.poll().err());
     assert!(error.to_string().contains("job key"), "{error}");
 }
@@ -324,7 +328,7 @@ fn any_groups_get_the_messages_of_their_tags() {
     let transport = transport();
     for seed in 0..6 {
         let pair = pair(&transport, &transport);
-        tagged::random_groups(pair, seed, 1 + seed % 5 * 2, |_, _, _| {});
+        tagged::random_groups::<Block>(pair, seed, 1 + seed % 5 * 2, |_, _, _| {});
     }
 }
 
@@ -333,12 +337,120 @@ fn any_groups_get_the_messages_of_their_tags() {
 fn queue_pairs_that_fail_cost_no_message_of_any_tag() {
     let transport = transport();
     for seed in 0..2 {
-        tagged::random_groups(pair(&transport, &transport), 100 + seed, 3, |send, recv, done| {
-            match done % 12 {
+        tagged::random_groups::<Block>(
+            pair(&transport, &transport),
+            100 + seed,
+            3,
+            |send, recv, done| match done % 12 {
                 3 => send.sender.break_lane(done / 12 % 2),
                 9 => recv.receiver.break_lane(done / 12 % 2),
                 _ => {}
-            }
-        });
+            },
+        );
     }
+}
+
+/// Both ends of a connection for messages in memory of such a reach, at either side.
+fn pair_for(transport: &Transport, from: Reach, to: Reach) -> (SendConnection, RecvConnection) {
+    let listener = transport.listen(transport.devices().len() - 1, "", to).unwrap();
+    let call = transport.connect(0, listener.handle(), "", from).unwrap();
+    meet(&call, &listener)
+}
+
+/// Sends a message, makes it visible and compares its bytes and those behind it. Memory is lent as long as anybody but a
+/// device may touch it.
+fn carry<From: Room, To: Room>((send, recv): (&SendConnection, &RecvConnection), length: usize) {
+    let mut from = From::new(length);
+    from.bytes_mut().copy_from_slice(message(length, length).bytes());
+    let mut to = To::new(length + 100);
+    let posted = [Tagged { buffer: to.give_mut(&recv.registrar(), length + 100), tag: 3 }];
+    let receiving = recv.recv_group(&posted).unwrap().unwrap();
+    let given = from.give(&send.registrar(), length);
+    let sending = until(|| send.send_tagged(given, 3).unwrap());
+    assert_eq!(until(|| receiving.test().unwrap()), length as u64);
+    until(|| sending.test().unwrap());
+    if length > 0 {
+        match recv.flush(posted[0].buffer.part(0, length)) {
+            Ok(flush) => assert_eq!(until(|| flush.test().unwrap()), 0),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Argument, "{error}"),
+        }
+    }
+    to.take_back();
+    assert!(to.bytes()[..length] == *message(length, length).bytes(), "{length} bytes");
+    assert!(to.bytes()[length..].iter().all(|byte| *byte == 0), "behind {length} bytes");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn no_byte_is_touched_by_the_processor_where_it_cannot_reach() {
+    let transport = transport();
+    let lengths = [0, 1, 8, 256, 257, 4095, 4096, 4097, 70_000, 1 << 20, (8 << 20) + 1];
+    let (send, recv) = pair_for(&transport, PEER, PEER);
+    lengths.iter().for_each(|length| carry::<Fenced, Fenced>((&send, &recv), *length));
+    // One side says so for both.
+    let (send, recv) = pair_for(&transport, Reach::HOST, PEER);
+    lengths.iter().for_each(|length| carry::<Block, Fenced>((&send, &recv), *length));
+    let (send, recv) = pair_for(&transport, PEER, Reach::HOST);
+    lengths.iter().for_each(|length| carry::<Fenced, Block>((&send, &recv), *length));
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn any_groups_get_the_messages_of_their_tags_where_no_processor_reaches() {
+    let transport = transport();
+    for seed in 0..2 {
+        let pair = pair_for(&transport, PEER, PEER);
+        tagged::random_groups::<Fenced>(pair, 200 + seed, 1 + seed * 2, |_, _, _| {});
+    }
+    let pair = pair_for(&transport, PEER, PEER);
+    tagged::random_groups::<Fenced>(pair, 300, 3, |send, recv, done| match done % 12 {
+        3 => send.sender.break_lane(done / 12 % 2),
+        9 => recv.receiver.break_lane(done / 12 % 2),
+        _ => {}
+    });
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn flushes_are_bounded_and_for_what_is_not_the_hosts_memory() {
+    let transport = transport();
+    let (_send, recv) = pair_for(&transport, PEER, PEER);
+    let mut memory = Fenced::new(5000);
+    let lent = memory.give_mut(&recv.registrar(), 5000);
+    let mut flushes = Vec::new();
+    for length in (1..5000).step_by(500) {
+        flushes.push(recv.flush(lent.part(0, length)).unwrap());
+    }
+    // Nobody looks at those before the last one.
+    until(|| flushes.last().unwrap().test().unwrap());
+    flushes.iter().for_each(|flush| assert_eq!(flush.test().unwrap(), Some(0)));
+    assert_eq!(recv.flush(lent.part(0, 0)).err().unwrap().kind(), ErrorKind::Argument);
+    let (_send, recv) = pair_for(&transport, PEER, Reach::HOST);
+    let error = recv.flush(lent).err().unwrap().to_string();
+    assert!(error.contains("host memory"), "{error}");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn memory_is_registered_as_far_as_a_connection_reaches_and_the_kernel_can() {
+    let transport = transport();
+    // Soft-RoCE takes no DMA buffers, and nobody lends it a GPU's memory.
+    assert!(transport.devices().iter().all(|device| device.reach().is_host()));
+    let none = std::fs::File::open("/dev/zero").unwrap();
+    let register = |reach| {
+        let (send, _recv) = pair_for(&transport, reach, Reach::HOST);
+        let registered = send.registrar().register_dma_buffer(none.as_fd(), 0, 0, 4096);
+        registered.err().unwrap()
+    };
+    let error = register(PEER);
+    assert_eq!(error.kind(), ErrorKind::Argument);
+    assert!(error.to_string().contains("peer memory, not a DMA buffer"), "{error}");
+    let error = register(Reach { peer_memory: false, dma_buffers: true });
+    assert_eq!(error.kind(), ErrorKind::System);
+    let line = error.to_string();
+    assert!(line.contains("rxe0") && line.contains("4096") && !line.contains('\n'), "{line}");
+    let (send, _recv) = pair_for(&transport, Reach::HOST, Reach::HOST);
+    let mut block = Block::new(8);
+    let error = send.registrar().register_peer_memory(block.lend_mut(8)).err().unwrap();
+    assert!(error.to_string().contains("rxe0:1 takes host memory, not"), "{error}");
 }

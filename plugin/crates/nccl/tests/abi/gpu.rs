@@ -1,0 +1,144 @@
+//! Messages in memory that the processor cannot reach, as that of a GPU.
+//!
+//! There is none here. What stands for it is memory that is registered as a GPU's is, by its address, and then taken away from
+//! the processor: devices still read and write it, and whatever else does ends the process. That a driver lends a GPU's memory
+//! is seen by files of the kernel's, which are put there, out of others' sight.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::process::Command;
+use std::{env, io, ptr};
+
+use evenkeel_nccl_abi::{NetV12, PTR_CUDA, PTR_HOST, SUCCESS};
+
+use crate::harness::{Net, Opaque, VERSIONS, log_lines, pattern, until};
+
+/// Memory that one comm has registered.
+struct Fenced {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Fenced {
+    fn new(bytes: usize) -> Self {
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping touches no other memory.
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        Self { start: start.cast(), bytes }
+    }
+
+    fn open(&self, open: bool) {
+        let access = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+        // SAFETY: the mapping is this one's, and nobody has a reference to it: what reads and writes it does so by `copy`.
+        assert_eq!(unsafe { libc::mprotect(self.start.cast(), self.bytes, access) }, 0);
+    }
+
+    fn fill(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.bytes);
+        // SAFETY: they fit; the memory is open when this is called.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.start, bytes.len()) };
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes];
+        // SAFETY: as above.
+        unsafe { ptr::copy_nonoverlapping(self.start, bytes.as_mut_ptr(), self.bytes) };
+        bytes
+    }
+}
+
+impl Drop for Fenced {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's and given back once.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn nccl_is_offered_gpu_memory_where_the_driver_lends_it() {
+    let script =
+        "mount -t tmpfs none /sys/kernel/mm && mkdir -p /sys/kernel/mm/memory_peers/nv_mem &&
+        echo 1.0 > /sys/kernel/mm/memory_peers/nv_mem/version && exec \"$0\" \"$@\"";
+    let alone = ["gpu::alone", "--exact", "--ignored", "--nocapture"];
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]).arg(env::current_exe().unwrap()).args(alone);
+    assert!(command.status().unwrap().success());
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn alone() {
+    for version in VERSIONS {
+        let mut net = Net::init(version, 0x6b0).unwrap();
+        let (send, recv) = net.pair();
+        for (seed, size) in [0, 8, 4096, 4097, 1 << 20].into_iter().enumerate() {
+            carry(&net, (send, recv), seed, size);
+        }
+        net.close_send(send);
+        net.close_recv(recv);
+        net.finalize();
+    }
+    let net = Net::init(12, 0x6b1).unwrap();
+    let mut properties = MaybeUninit::uninit();
+    // SAFETY: a place for the properties is passed, and they are used only if written.
+    let properties = unsafe {
+        let get = net.table::<NetV12>().get_properties.unwrap();
+        assert_eq!(get(0, properties.as_mut_ptr()), SUCCESS);
+        properties.assume_init()
+    };
+    assert_eq!(properties.ptr_support, PTR_HOST | PTR_CUDA);
+    assert!(!log_lines("rxe0:1: messages may be in GPU memory: peer memory").is_empty());
+}
+
+/// Two messages of one request, tags out of order, with a flush: as NCCL receives what it then lets a GPU read.
+fn carry(net: &Net, (send, recv): (Opaque, Opaque), seed: usize, size: usize) {
+    const TAGS: [c_int; 2] = [5, -7];
+    let memory: [Fenced; 4] =
+        std::array::from_fn(|_| Fenced::new(size.next_multiple_of(4096) + 4096));
+    let [from, to] = [&memory[..2], &memory[2..]];
+    let all = [(send, &from[0]), (send, &from[1]), (recv, &to[0]), (recv, &to[1])];
+    // SAFETY: the memory stays until all is deregistered.
+    let register = |(comm, memory): (Opaque, &Fenced)| unsafe {
+        net.register(comm, memory.start, memory.bytes, PTR_CUDA).expect("registered")
+    };
+    let registrations = all.map(register);
+    for (at, from) in from.iter().enumerate() {
+        from.fill(&pattern(seed + at, size));
+    }
+    memory.iter().for_each(|memory| memory.open(false));
+    let group = [(to[0].start, size, TAGS[0]), (to[1].start, size + 9, TAGS[1])];
+    // SAFETY: the memory stays until the requests are reported.
+    let receiving = unsafe { net.irecv_group(recv, &group) }.unwrap().unwrap();
+    let mut sending = [None; 2];
+    let sending = until("both to be sent", || {
+        // It is the other one's turn first.
+        for at in [1, 0] {
+            if sending[at].is_none() {
+                // SAFETY: as above.
+                let sent = unsafe { net.isend_tagged(send, from[at].start, size, TAGS[at]) };
+                sending[at] = sent.unwrap();
+            }
+        }
+        sending[0].zip(sending[1])
+    });
+    let came = until("both", || net.test_group(receiving).unwrap());
+    assert_eq!(came.unwrap(), [size; 2]);
+    let flush = net.iflush(recv, &[(to[0].start, size), (to[1].start, size)]).unwrap();
+    assert_eq!(flush.is_some(), size > 0, "there is something to flush");
+    let (first, second) = sending.unwrap();
+    for request in [Some(first), Some(second), flush].into_iter().flatten() {
+        net.finish(request).unwrap();
+    }
+    memory.iter().for_each(|memory| memory.open(true));
+    for (at, to) in to.iter().enumerate() {
+        let bytes = to.read();
+        assert!(bytes[..size] == pattern(seed + at, size), "{size} bytes, message {at}");
+        assert!(bytes[size..].iter().all(|byte| *byte == 0), "behind {size} bytes");
+    }
+    for ((comm, _), registration) in all.into_iter().zip(registrations) {
+        net.deregister(comm, registration);
+    }
+}

@@ -1,0 +1,86 @@
+//! Makes what has come into another device's memory visible there.
+//!
+//! A message is told of when its bytes have left the network device. The host's memory has them before anybody can see that;
+//! a GPU's, which is elsewhere on the bus, may get them later. A read takes the same way and does not pass them (PCI Express,
+//! transaction ordering): when a byte that the network device has read there has come, they are there. So a queue pair that is
+//! connected with itself reads the last one. NCCL's own RDMA transport does the same.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use evenkeel_verbs::{Completion, CompletionQueue, Mailbox, Outcome, QueuePair, Region};
+use evenkeel_wire::PairWord;
+
+use super::Adapter;
+use super::lanes::system;
+use crate::error::{Error, ErrorKind};
+use crate::request::{MAX_REQUESTS, Operation};
+
+/// Reads on their way, at most.
+const DEPTH: u32 = MAX_REQUESTS as u32;
+
+/// Reads a byte of this process's memory by its own device.
+pub(super) struct Flush {
+    /// Given up before what it reads and where to.
+    pair: QueuePair,
+    completions: Arc<CompletionQueue>,
+    /// Where bytes go that nobody looks at.
+    into: Mailbox,
+    /// What waits for which read, the oldest first, and the memory that is read.
+    waiting: VecDeque<(Arc<Operation>, Arc<Region>)>,
+    polled: Vec<Completion>,
+}
+
+impl Flush {
+    pub(super) fn new(adapter: &Adapter) -> Result<Self, Error> {
+        let completions = Arc::new(CompletionQueue::new(&adapter.context, DEPTH).map_err(system)?);
+        let pair = QueuePair::new(&completions, DEPTH, 0, adapter.number()).map_err(system)?;
+        let into = Mailbox::new(&adapter.context, 1).map_err(system)?;
+        let itself = PairWord { number: pair.number(), sequence: 0 };
+        let port = adapter.word(into.region(), false);
+        pair.connect(&adapter.peer(&port, itself, 0)).map_err(system)?;
+        Ok(Self { pair, completions, into, waiting: VecDeque::new(), polled: Vec::new() })
+    }
+
+    /// Begins to read the byte at this address, which is in the region, for the operation.
+    pub(super) fn begin(
+        &mut self,
+        region: Arc<Region>,
+        address: u64,
+        operation: &Arc<Operation>,
+    ) -> Result<(), Error> {
+        if self.waiting.len() == MAX_REQUESTS {
+            let what =
+                format!("{MAX_REQUESTS} flushes are on their way, which is all there may be");
+            return Err(Error::argument(what));
+        }
+        let into = (self.into.region(), self.into.address(0), 1);
+        self.pair.read(0, into, address, region.remote_key()).map_err(system)?;
+        self.waiting.push_back((Arc::clone(operation), region));
+        Ok(())
+    }
+
+    /// Completes the operations whose bytes have come; whether there were any.
+    pub(super) fn look(&mut self) -> Result<bool, Error> {
+        if self.waiting.is_empty() {
+            return Ok(false);
+        }
+        self.completions.poll(&mut self.polled).map_err(system)?;
+        let any = !self.polled.is_empty();
+        for Completion { outcome, .. } in self.polled.drain(..) {
+            match outcome {
+                Outcome::Failed(why) => {
+                    let what = format!("cannot flush what has come into memory: {why}");
+                    return Err(Error::new(ErrorKind::System, what));
+                }
+                // Reads come in order. What was given up is told of after the one that has failed.
+                _ => {
+                    if let Some((operation, _)) = self.waiting.pop_front() {
+                        operation.complete(0);
+                    }
+                }
+            }
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,102 @@
+//! Which memory messages may be in.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use evenkeel_verbs::{Context, Region};
+
+use crate::settings::Carrier;
+
+/// What shows that a GPU's driver lends its memory to RDMA devices: NVIDIA's module, and those that came before it.
+const PEER_MEMORY: [&str; 3] = [
+    "module/nvidia_peermem/version",
+    "kernel/mm/memory_peers/nv_mem/version",
+    "kernel/mm/memory_peers/nv_mem_nc/version",
+];
+
+/// The memory beside the host's in which messages may be: a GPU's, where its device reads and writes it.
+///
+/// The processor cannot. So a connection that is opened for such memory copies nothing, whatever a message is: its sender
+/// takes none before the receiver has posted a buffer, and tags are told with buffers from the first one on. For both sides
+/// that is so as soon as one of them wants it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Memory that is registered by its address, which the GPU's driver knows.
+    pub peer_memory: bool,
+    /// Memory that DMA buffers stand for.
+    pub dma_buffers: bool,
+}
+
+impl Reach {
+    /// The host's memory, and no other.
+    pub const HOST: Self = Self { peer_memory: false, dma_buffers: false };
+
+    /// What a device can reach.
+    pub(super) fn of(context: &Arc<Context>) -> Self {
+        Self {
+            peer_memory: has_peer_memory(Path::new("/sys")),
+            dma_buffers: Region::can_be_of_dma_buffers(context),
+        }
+    }
+
+    /// That of it which may be offered. Who asks for memory is told before there are connections; where one of those may turn
+    /// out to be carried by TCP, it has to be the host's.
+    pub(crate) fn offered(self, carrier: Carrier) -> Self {
+        match carrier {
+            Carrier::Rdma => self,
+            Carrier::Auto | Carrier::Tcp => Self::HOST,
+        }
+    }
+
+    /// Whether that is the host's memory only.
+    pub fn is_host(self) -> bool {
+        self == Self::HOST
+    }
+
+    /// What it is beside the host's, for people.
+    pub(crate) fn names(self) -> String {
+        let all = [(self.peer_memory, "peer memory"), (self.dma_buffers, "DMA-BUF")];
+        let names: Vec<_> = all.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect();
+        names.join(" and ")
+    }
+}
+
+fn has_peer_memory(sys: &Path) -> bool {
+    PEER_MEMORY.iter().any(|file| sys.join(file).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_module_that_lends_memory_is_seen() {
+        let sys = std::env::temp_dir().join(format!("evenkeel-reach-{}", std::process::id()));
+        for file in PEER_MEMORY {
+            let file = sys.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            assert!(!has_peer_memory(&sys), "{}: a folder is none", file.display());
+            fs::write(&file, "1.0").unwrap();
+            assert!(has_peer_memory(&sys), "{}", file.display());
+            fs::remove_dir_all(&sys).unwrap();
+        }
+        assert!(!has_peer_memory(&sys));
+    }
+
+    #[test]
+    fn where_tcp_may_carry_messages_they_are_in_host_memory() {
+        for peer_memory in [false, true] {
+            for dma_buffers in [false, true] {
+                let reach = Reach { peer_memory, dma_buffers };
+                assert_eq!(reach.offered(Carrier::Rdma), reach);
+                assert_eq!(reach.offered(Carrier::Auto), Reach::HOST);
+                assert_eq!(reach.offered(Carrier::Tcp), Reach::HOST);
+                assert_eq!(reach.is_host(), !peer_memory && !dma_buffers);
+                assert_eq!(reach.names().contains("peer memory"), peer_memory);
+                assert_eq!(reach.names().contains("DMA-BUF"), dma_buffers);
+            }
+        }
+    }
+}
