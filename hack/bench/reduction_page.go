@@ -162,7 +162,7 @@ func (r reductionResult) kernels() []reductionRow {
 			rows = append(rows, reductionRow{
 				what: fmt.Sprintf("sums of 2 to 16 buffers of %s, %s in all", what, total), reference: reference,
 				seen: fmt.Sprintf("%.2f at least (%s)", w.least, w.which), goal: fmt.Sprint(goal), reached: w.least >= goal,
-				limit: fmt.Sprintf("%s on one core: loading the sources alone, one after the other, with nothing added or stored, gets %.2f there", r.Kernels[0].Instructions, w.loads),
+				limit: fmt.Sprintf("%s on one core: loading the sources alone, as if they were one buffer, with nothing added or stored, gets %.2f there", r.Kernels[0].Instructions, w.loads),
 			})
 		}
 		line("float32", fmt.Sprintf("add of two arrays, %.1f GB/s", medianOf(add)), ofAdds, ofAdd)
@@ -225,7 +225,7 @@ func (r reductionResult) details(b *bytes.Buffer) {
 				round.AllReduce*1e6, round.TwoMessages*1e6, round.AllReduce/round.TwoMessages, round.Plain*1e6, 100*round.Busy)
 		}
 	case len(r.Kernels) > 0:
-		fmt.Fprintf(b, "\n## Sums\n\nAt commit %s, with %s on one core. GB/s that are read and written; the add is of two arrays of float32 to a third, over as much memory. Loads are the sources made float32, one after the other, and neither added in order nor stored, over the same bytes: about what there is to reach. Many short buffers cost them a call each, so that a sum can be faster.\n\n"+
+		fmt.Fprintf(b, "\n## Sums\n\nAt commit %s, with %s on one core. GB/s that are read and written; the add is of two arrays of float32 to a third, over as much memory. Both lie in the same memory. Loads are the sources made float32, as if they were one buffer, and neither added to each other nor stored: about what there is to reach.\n\n"+
 			"| all buffers | sources | add | float32 | of the add | float16 | of float32 | bfloat16 | of float32 | fp8 e4m3 | int32 | loads: float32 | float16 | bfloat16 |\n%s|\n", r.Commit, r.Kernels[0].Instructions, strings.Repeat("| --- ", 14))
 		for _, k := range r.Kernels {
 			fmt.Fprintf(b, "| %s | %d | %.1f | %.1f | %.2f | %.1f | %.2f | %.1f | %.2f | %.1f | %.1f | %.1f | %.1f | %.1f |\n", k.Total, k.Sources, k.Add, k.Float32, k.Float32/k.Add,

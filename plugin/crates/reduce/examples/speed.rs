@@ -3,12 +3,13 @@
 //! `cargo run --release -p evenkeel-reduce --example speed`
 //!
 //! The measure is bytes that the caller asked to be read and written, per second: the add moves three
-//! arrays, a reduction of n sources n + 1. Time is the thread's own. Both run in turns; each number is the median of the runs,
-//! then half of the range between the 10th and 90th percentile. With `--json`, only the medians, an object a line.
+//! arrays, a reduction of n sources n + 1. Both have the same memory, from the same page on: the arrays of the add share
+//! it as the buffers of the reduction do, one after the other. Time is the thread's own. All run in turns; each number is
+//! the median of the runs, then half of the range between the 10th and 90th percentile. With `--json`, only the medians,
+//! an object a line.
 //!
-//! "Loads alone" is about what there is to reach: all sources are read, one after the other, and made float32, but neither
-//! added in order nor rounded nor stored. It counts the bytes that a sum would move. Many short buffers cost it a call
-//! each, so that a sum can be faster.
+//! "Loads alone" is a bound: all sources are read, as if they were one buffer, and made float32, but neither added to each
+//! other nor rounded nor stored. It counts the bytes that a sum would move.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 const RUNS: usize = 25;
 const RUN: Duration = Duration::from_millis(2);
+const PAGE: usize = 4096;
 const SOURCES: [usize; 4] = [2, 4, 8, 16];
 const KINDS: [(DataType, &str); 5] = [
     (DataType::Float32, "float32"),
@@ -51,35 +53,33 @@ fn measure() -> Result<(), ReduceError> {
     // well outside of all.
     for (place, total) in [("24 KiB", 24 << 10), ("512 KiB", 512 << 10), ("256 MiB", 256 << 20)] {
         out.line(&format!("\n{place}"));
+        // Close to 1 in every format.
+        let mut memory = vec![0x3c; total + PAGE];
+        let memory = page(&mut memory);
         for n in SOURCES {
+            let array = total / 3 / 256 * 256;
             let bytes = total / (n + 1) / 256 * 256;
-            let mut buffers: Vec<_> = (0..=n).map(|rank| vec![rank as u8; bytes + 64]).collect();
-            let mut buffers: Vec<_> = buffers.iter_mut().map(|buffer| aligned(buffer)).collect();
-            let into = buffers.pop().expect("n + 1 buffers");
-            let sources: Vec<_> = buffers.iter().map(|buffer| &buffer[..bytes]).collect();
-            let into = &mut into[..bytes];
-            let elements = total / 3 / 256 * 64;
-            let mut arrays = [1, 2, 0].map(|value| vec![value as f32; elements + 16]);
-            let [a, b, c] = arrays.each_mut().map(|array| &mut aligned(array)[..elements]);
-            let mut rates = vec![Vec::new(); KINDS.len() + 1];
-            let mut loads = LOADS.map(|_| Vec::new());
+            let mut rates = vec![Vec::new(); 1 + KINDS.len() + LOADS.len()];
             for _ in 0..RUNS {
-                rates[0].push(rate(12 * elements, || add(a, b, c)));
-                for (i, (kind, _)) in KINDS.iter().enumerate() {
-                    reduce(*kind, Op::Sum, &sources, into)?;
-                    rates[i + 1].push(rate((n + 1) * bytes, || {
-                        let done =
-                            reduce(*kind, Op::Sum, black_box(&sources), black_box(&mut *into));
+                let mut rates = rates.iter_mut();
+                let mut push = |rate| rates.next().expect("a rate of each").push(rate);
+                let (a, rest) = memory.split_at_mut(array);
+                let (b, rest) = rest.split_at_mut(array);
+                let c = &mut rest[..array];
+                push(rate(3 * array, || add(black_box(a), black_box(b), black_box(c))));
+                let (sources, rest) = memory.split_at_mut(n * bytes);
+                let into = &mut rest[..bytes];
+                let slices: Vec<_> = sources.chunks_exact(bytes).collect();
+                for (kind, _) in KINDS {
+                    reduce(kind, Op::Sum, &slices, into)?;
+                    push(rate((n + 1) * bytes, || {
+                        let done = reduce(kind, Op::Sum, black_box(&slices), black_box(into));
                         debug_assert!(done.is_ok());
                     }));
                 }
-            }
-            for _ in 0..RUNS {
-                for ((_, load), rates) in LOADS.iter().zip(&mut loads) {
-                    rates.push(rate((n + 1) * bytes, || {
-                        for source in black_box(&sources) {
-                            black_box(load(source));
-                        }
+                for (_, load) in LOADS {
+                    push(rate((n + 1) * bytes, || {
+                        black_box(load(black_box(sources)));
                     }));
                 }
             }
@@ -89,13 +89,14 @@ fn measure() -> Result<(), ReduceError> {
                 "{{\"instructions\":\"{}\",\"total\":\"{place}\",\"sources\":{n},\"add\":{reference}",
                 instructions()
             );
-            for ((_, name), rates) in KINDS.iter().zip(&mut rates[1..]) {
+            let (sums, loads) = rates[1..].split_at_mut(KINDS.len());
+            for ((_, name), rates) in KINDS.iter().zip(sums) {
                 let (rate, spread) = median(rates);
                 line += &format!("  {name} {rate:6.1} ±{spread:4.1} ({:4.2})", rate / reference);
                 object += &format!(",\"{name}\":{rate}");
             }
             line += "  loads alone";
-            for ((name, _), rates) in LOADS.iter().zip(&mut loads) {
+            for ((name, _), rates) in LOADS.iter().zip(loads) {
                 let (rate, _) = median(rates);
                 line += &format!("  {name} {rate:6.1} ({:4.2})", rate / reference);
                 object += &format!(",\"{name} loads\":{rate}");
@@ -126,19 +127,18 @@ impl Text {
     }
 }
 
-/// From the first whole line of the cache on, for all alike.
-fn aligned<T>(buffer: &mut [T]) -> &mut [T] {
-    let skip = buffer.as_ptr().align_offset(64);
-    &mut buffer[skip..]
+/// From the first whole page on.
+fn page(memory: &mut [u8]) -> &mut [u8] {
+    let skip = memory.as_ptr().align_offset(PAGE);
+    &mut memory[skip..]
 }
 
 #[inline(never)]
-fn add(a: &[f32], b: &[f32], c: &mut [f32]) {
-    let (a, b, c) = (black_box(a), black_box(b), black_box(c));
+fn add(a: &[u8], b: &[u8], c: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         #[target_feature(enable = "avx512f")]
-        fn widest(a: &[f32], b: &[f32], c: &mut [f32]) {
+        fn widest(a: &[u8], b: &[u8], c: &mut [u8]) {
             plain(a, b, c);
         }
         // SAFETY: the processor has what the function is compiled for.
@@ -147,7 +147,7 @@ fn add(a: &[f32], b: &[f32], c: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         #[target_feature(enable = "avx2")]
-        fn wide(a: &[f32], b: &[f32], c: &mut [f32]) {
+        fn wide(a: &[u8], b: &[u8], c: &mut [u8]) {
             plain(a, b, c);
         }
         // SAFETY: the processor has what the function is compiled for.
@@ -157,9 +157,10 @@ fn add(a: &[f32], b: &[f32], c: &mut [f32]) {
 }
 
 #[inline(always)]
-fn plain(a: &[f32], b: &[f32], c: &mut [f32]) {
+fn plain(a: &[u8], b: &[u8], c: &mut [u8]) {
+    let (a, b, c) = (a.as_chunks().0, b.as_chunks().0, c.as_chunks_mut().0);
     for ((a, b), c) in a.iter().zip(b).zip(c) {
-        *c = a + b;
+        *c = (f32::from_ne_bytes(*a) + f32::from_ne_bytes(*b)).to_ne_bytes();
     }
 }
 
@@ -267,8 +268,8 @@ fn convert_float16(source: &[u8]) -> Option<u32> {
 /// GB/s of work that moves `bytes`, repeated for a while. Time is that of this thread, so that others
 /// that have the processor meanwhile do not count.
 fn rate(bytes: usize, mut work: impl FnMut()) -> f64 {
-    // Reading the clock is a system call.
-    let batch = (1 << 20) / bytes as u32 + 1;
+    // Reading the clock is a system call: it must be little beside the work, also where that is fast.
+    let batch = (32 << 20) / bytes as u32 + 1;
     let start = thread_time();
     let mut times = 0u32;
     loop {

@@ -56,14 +56,17 @@ pub fn reduce_wide(
 /// Rounds what [`reduce_wide`] gave, or a reduction of such results, to elements of type `kind`.
 ///
 /// # Errors
-/// When `from` does not hold an element for each one of `into`.
+/// When `into` does not hold a whole number of elements, or `from` one for each of them. Nothing is written then.
 ///
 /// # Panics
 /// When `kind` is not narrower than float32.
 pub fn narrow(kind: DataType, from: &[u8], into: &mut [u8]) -> Result<(), ReduceError> {
     assert!(wide(kind, Op::Sum).is_some(), "{kind:?} is not narrow");
-    let want = into.len() / kind.bytes() * size_of::<f32>();
-    check(DataType::Float32, &[from], want, 0)?;
+    let (bytes, element) = (into.len(), kind.bytes());
+    if !bytes.is_multiple_of(element) {
+        return Err(ReduceError::PartialElement { bytes, element });
+    }
+    check(DataType::Float32, &[from], bytes / element * size_of::<f32>(), 0)?;
     match kind {
         DataType::Float16 => {
             round(from, into, |value| (FLOAT16.encode(value) as u16).to_ne_bytes())
@@ -198,6 +201,10 @@ mod tests {
         assert_eq!(sum(&[&[0; 8]], &mut into), error);
         let error = ReduceError::PartialElement { bytes: 6, element: 4 };
         assert_eq!(sum(&[&[0; 3]], &mut into[..6]), error);
-        assert!(narrow(DataType::Float16, &[0; 4], &mut into).is_err());
+        let error = ReduceError::Length { source_index: 0, has: 4, want: 16 };
+        assert_eq!(narrow(DataType::Float16, &[0; 4], &mut into), Err(error));
+        let error = ReduceError::PartialElement { bytes: 3, element: 2 };
+        assert_eq!(narrow(DataType::Float16, &[0; 4], &mut into[..3]), Err(error));
+        assert_eq!(into, [0; 8]);
     }
 }
