@@ -111,12 +111,13 @@ func run(m *testing.M) (code int, err error) {
 
 // prepare makes what every check needs: the namespace, the chart's permissions, a profile.
 func prepare(root string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+	// On a machine that has no Helm yet this builds it, for as long as that takes.
 	objects, err := apiserver.Chart(root, namespace)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
 	if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{
 		"pod-security.kubernetes.io/enforce": "restricted",
 	}}}); err != nil {
