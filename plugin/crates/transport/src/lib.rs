@@ -195,8 +195,7 @@ impl Transport {
     /// As [`Transport::connect`], for messages in the host's memory, and for one of many connections of which each goes at the
     /// pace of the slowest: with this many flows, from 1 to what the settings say, that stay where they are until they die
     /// unless the settings say otherwise. What such a connection carries says nothing about its paths, and trials of one of
-    /// them hold up all. Measured: groups of 4 hosts reach 0.99 of their links without trials, and 0.93 to 0.95 with them. A
-    /// failure is not in the log: who calls may try again.
+    /// them hold up all. A failure is not in the log: who calls may try again.
     ///
     /// # Errors
     /// As [`Transport::connect`].
