@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 )
@@ -20,8 +21,10 @@ func TestPerftestColumn(t *testing.T) {
 	if got, err := perftestColumn(latency, 8, 4); err != nil || got != 45.2 {
 		t.Errorf("latency %v, %v", got, err)
 	}
-	if _, err := perftestColumn("Couldn't connect", 8, 4); err == nil {
-		t.Error("a failure has a result")
+	for _, text := range []string{"Couldn't connect", " 1048576    200    0.00    0.00    0.000000\n"} {
+		if _, err := perftestColumn(text, 1<<20, 3); !errors.Is(err, errNoFigure) {
+			t.Errorf("%q: %v", text, err)
+		}
 	}
 }
 
