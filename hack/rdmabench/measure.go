@@ -224,9 +224,8 @@ func pair(ctx context.Context, waits, comes *exec.Cmd, ready func(context.Contex
 	return out.Bytes(), nil
 }
 
-// perftestTries bounds how often perftest runs for a figure: now and then it
-// prints 0, since it times by a clock that it calibrates at its start, and fails at
-// that on emulated processors.
+// perftestTries bounds how often perftest runs for a figure: on emulated
+// processors it once printed 0 after a run that was as any other.
 const perftestTries = 3
 
 // errNoFigure says that perftest ran and printed no figure.
