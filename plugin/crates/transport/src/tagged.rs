@@ -24,62 +24,44 @@ pub(crate) trait Room: Sized {
     fn take_back(&mut self);
 }
 
-impl Room for Block {
-    fn new(length: usize) -> Self {
-        Self::new(length)
-    }
+/// Memory whose `open` says whether the processor reaches it.
+macro_rules! room {
+    ($memory:ident, $open:expr) => {
+        impl Room for $memory {
+            fn new(length: usize) -> Self {
+                Self::new(length)
+            }
 
-    fn bytes(&self) -> &[u8] {
-        self.bytes()
-    }
+            fn bytes(&self) -> &[u8] {
+                self.bytes()
+            }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self.bytes_mut()
-    }
+            fn bytes_mut(&mut self) -> &mut [u8] {
+                self.bytes_mut()
+            }
 
-    fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer {
-        self.register_with(registrar);
-        self.lend(length)
-    }
+            fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer {
+                self.register_with(registrar);
+                $open(self, false);
+                self.lend(length)
+            }
 
-    fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer {
-        self.register_with(registrar);
-        self.lend_mut(length)
-    }
+            fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer {
+                self.register_with(registrar);
+                $open(self, false);
+                self.lend_mut(length)
+            }
 
-    fn take_back(&mut self) {}
+            fn take_back(&mut self) {
+                $open(self, true);
+            }
+        }
+    };
 }
 
-/// Nobody but devices reaches it as long as a message has it.
-impl Room for Fenced {
-    fn new(length: usize) -> Self {
-        Self::new(length)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        self.bytes()
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self.bytes_mut()
-    }
-
-    fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer {
-        self.register_with(registrar);
-        self.open(false);
-        self.lend(length)
-    }
-
-    fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer {
-        self.register_with(registrar);
-        self.open(false);
-        self.lend_mut(length)
-    }
-
-    fn take_back(&mut self) {
-        self.open(true);
-    }
-}
+room!(Block, |_: &mut Block, _: bool| {});
+// Nobody but devices reaches it as long as a message has it.
+room!(Fenced, Fenced::open);
 
 /// A message that tells itself and its bytes from others.
 fn message<R: Room>(tag: i32, number: usize, length: usize) -> R {

@@ -332,21 +332,22 @@ fn any_groups_get_the_messages_of_their_tags() {
     }
 }
 
+/// Now and then breaks a queue pair of either side.
+fn break_lanes(send: &SendConnection, recv: &RecvConnection, done: usize) {
+    match done % 12 {
+        3 => send.sender.break_lane(done / 12 % 2),
+        9 => recv.receiver.break_lane(done / 12 % 2),
+        _ => {}
+    }
+}
+
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn queue_pairs_that_fail_cost_no_message_of_any_tag() {
     let transport = transport();
     for seed in 0..2 {
-        tagged::random_groups::<Block>(
-            pair(&transport, &transport),
-            100 + seed,
-            3,
-            |send, recv, done| match done % 12 {
-                3 => send.sender.break_lane(done / 12 % 2),
-                9 => recv.receiver.break_lane(done / 12 % 2),
-                _ => {}
-            },
-        );
+        let pair = pair(&transport, &transport);
+        tagged::random_groups::<Block>(pair, 100 + seed, 3, break_lanes);
     }
 }
 
@@ -403,11 +404,7 @@ fn any_groups_get_the_messages_of_their_tags_where_no_processor_reaches() {
         tagged::random_groups::<Fenced>(pair, 200 + seed, 1 + seed * 2, |_, _, _| {});
     }
     let pair = pair_for(&transport, PEER, PEER);
-    tagged::random_groups::<Fenced>(pair, 300, 3, |send, recv, done| match done % 12 {
-        3 => send.sender.break_lane(done / 12 % 2),
-        9 => recv.receiver.break_lane(done / 12 % 2),
-        _ => {}
-    });
+    tagged::random_groups::<Fenced>(pair, 300, 3, break_lanes);
 }
 
 #[test]
