@@ -21,9 +21,9 @@ const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MOST_DELAY: Duration = Duration::from_secs(2);
 /// So many flows are called at a time while something waits for a new one: some may get paths that are dead, too.
 const URGENT: usize = 6;
-/// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel
-/// asks for the first time after 0.2 s, and for the second time after 0.6 s.
-const STALLED: u8 = 2;
+/// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel asks the first time after
+/// 0.02 s, then after 0.06 and 0.14 s; where it is older than Linux 6.15 after 0.2, 0.6 and 1.4 s.
+const STALLED: u8 = 3;
 /// So has one that has waited so long for the first answer, and for twice the usual round trip.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(100);
 
