@@ -1,7 +1,8 @@
 //! Results are right, and the same bits whatever the circumstances.
 
 use std::sync::{Arc, Barrier};
-use std::thread;
+use std::time::Duration;
+use std::{env, fs, process, thread};
 
 use evenkeel_chance::Chance;
 use evenkeel_reduce::{DataType, Op};
@@ -151,4 +152,53 @@ fn both(running: Vec<crate::harness::Running<'_>>) -> Vec<Vec<u8>> {
             running.into_iter().map(|one| scope.spawn(|| one.finish().unwrap())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+#[test]
+fn a_rank_does_not_run_far_ahead_of_a_slow_one() {
+    const OPERATIONS: usize = 32;
+    let server = server();
+    let path = env::temp_dir().join("ahead-of-a-slow-rank");
+    let names = names(&[&server]);
+    let one = 1f32.to_ne_bytes();
+    let [fast, slow] = members(2, "ahead").try_into().unwrap();
+    let other = {
+        let names = names.clone();
+        thread::spawn(move || {
+            let client = join(&transport(&[]), &names, &slow);
+            for _ in 0..OPERATIONS {
+                // This is how slow it is.
+                thread::sleep(Duration::from_millis(20));
+                all_reduce(&client, &one, DataType::Float32, Op::Sum).unwrap();
+            }
+        })
+    };
+    let noted = [("EVENKEEL_REDUCTION_TIMELINE", path.to_str().unwrap())];
+    let client = join(&transport(&noted), &names, &fast);
+    let begun: Vec<_> = (0..OPERATIONS)
+        .map(|_| begin(&client, &one, DataType::Float32, Op::Sum).unwrap())
+        .collect();
+    for operation in begun {
+        assert_eq!(operation.finish().unwrap(), 2f32.to_ne_bytes());
+    }
+    other.join().unwrap();
+    drop(client);
+    let path = path.with_added_extension(process::id().to_string());
+    let lines = fs::read_to_string(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let moment = |line: &str, step: &str, which: usize| -> f64 {
+        let times = line.split(step).nth(1).and_then(|rest| rest.split([',', ']']).nth(which));
+        times.and_then(|time| time.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    let pieces: Vec<_> = lines
+        .lines()
+        .map(|line| [moment(line, "\"send\":[", 0), moment(line, "\"recv\":[", 1)])
+        .collect();
+    assert_eq!(pieces.len(), OPERATIONS);
+    // Those that were on their way when one of the last came back, itself included.
+    let flying =
+        |end: f64| pieces.iter().filter(|[begun, back]| *begun < end && *back >= end).count();
+    let ahead: Vec<_> = pieces[OPERATIONS - 12..].iter().map(|[_, back]| flying(*back)).collect();
+    assert!(flying(pieces[0][1]) > 8, "at first it does");
+    assert!(ahead.iter().all(|ahead| *ahead <= 6), "{ahead:?}");
 }
