@@ -100,8 +100,10 @@ var stages = []stage{
 	}},
 }
 
-// extra are run only when they are asked for: Kueue takes longer to build than all of the other controllers together.
+// extra are run only when they are asked for: Kueue takes longer to build than all of the other controllers together, and
+// the library for another processor comes from where no registry is.
 var extra = []stage{
+	{"aarch64", "reductions and protocol as compiled for another processor, which is emulated", aarch64},
 	{"kueue", "a job in a queue of the real Kueue's, on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestAQueuedJob", "-timeout", "45m", "./e2e")
 	}},

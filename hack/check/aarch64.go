@@ -1,0 +1,28 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// aarch64Target needs no compiler for C, no libraries and no linker but Rust's own.
+const aarch64Target = "aarch64-unknown-linux-musl"
+
+// aarch64 runs what depends on the processor on an emulated one of another kind.
+func aarch64(ctx context.Context, root string) (counts, error) {
+	const emulator = "qemu-aarch64-static"
+	if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: emulator, Package: "qemu-user-static"}}); err != nil {
+		return counts{}, err
+	}
+	if err := stream(command(ctx, pluginDir(root), "rustup", "target", "add", aarch64Target), nil); err != nil {
+		return counts{}, fmt.Errorf("the standard library for %s: %w", aarch64Target, err)
+	}
+	env := []string{
+		"CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld",
+		"CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=" + emulator,
+	}
+	return cargoTest(ctx, root, env, "--target", aarch64Target, "-p", "evenkeel-reduce", "-p", "evenkeel-wire")
+}
