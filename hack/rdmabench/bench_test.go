@@ -48,7 +48,7 @@ func TestMarkdown(t *testing.T) {
 	slow.Limits = "the moon"
 	m := measured{
 		Results: []result{
-			{Case: cases[0], Perftest: []float64{60, 50, 70}, Evenkeel: []float64{57, 66, 48}},
+			{Case: cases[0], Perftest: []float64{60, 50, 70}, Sends: []float64{45, 30, 51}, Evenkeel: []float64{57, 66, 48}},
 			{Case: slow, Perftest: []float64{40, 50}, Sends: []float64{54}, Evenkeel: []float64{60, 78}},
 		},
 		Passed: []bool{true, false, true, true, true},
@@ -57,6 +57,7 @@ func TestMarkdown(t *testing.T) {
 	for _, want := range []string{
 		"| 60.0 (50.0 to 70.0) MB/s | 57.0 (48.0 to 66.0) MB/s | 0.95 | at least 0.9 | yes |",
 		"| 45.0 (40.0 to 50.0) us | 69.0 (60.0 to 78.0) us | 1.53 | at most 1.5 | **no** |",
+		"| beside it: `ib_send_bw` | 45.0 (30.0 to 51.0) MB/s | | 0.75 of `ib_write_bw` | | |",
 		"| beside it: `ib_send_lat` | 54.0 (54.0 to 54.0) us | | 1.20 of `ib_write_lat` | | |",
 		"* " + slow.Name + ": the moon",
 		"commit abc",

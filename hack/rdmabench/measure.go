@@ -105,7 +105,8 @@ var checks = []check{
 type result struct {
 	Case     benchCase
 	Perftest []float64
-	// Sends are what ib_send_lat gave, which as the plugin needs a completion at the receiver.
+	// Sends are what perftest gave by the other program, of which the receiver looks for a completion of each message,
+	// as of the plugin.
 	Sends    []float64
 	Evenkeel []float64
 }
@@ -169,27 +170,30 @@ func (c contestants) compare(ctx context.Context, progress io.Writer, rounds int
 	return results, nil
 }
 
-// once measures a case with both, one after the other.
+// once measures a case with all, one after the other.
 func (c contestants) once(ctx context.Context, r *result) error {
-	program := "ib_write_bw"
-	if r.Case.Latency {
-		program = "ib_write_lat"
-		sends, err := perftest(ctx, r.Case, "ib_send_lat")
+	writes, sends := r.Case.programs()
+	for program, values := range map[string]*[]float64{writes: &r.Perftest, sends: &r.Sends} {
+		value, err := perftest(ctx, r.Case, program)
 		if err != nil {
-			return fmt.Errorf("ib_send_lat: %w", err)
+			return fmt.Errorf("%s: %w", program, err)
 		}
-		r.Sends = append(r.Sends, sends)
-	}
-	theirs, err := perftest(ctx, r.Case, program)
-	if err != nil {
-		return fmt.Errorf("%s: %w", program, err)
+		*values = append(*values, value)
 	}
 	ours, err := c.run(ctx, r.Case)
 	if err != nil {
 		return fmt.Errorf("evenkeel-bench: %w", err)
 	}
-	r.Perftest, r.Evenkeel = append(r.Perftest, theirs), append(r.Evenkeel, ours)
+	r.Evenkeel = append(r.Evenkeel, ours)
 	return nil
+}
+
+// programs are perftest's for a case: of writes, which its receiver knows nothing of, and of sends.
+func (c benchCase) programs() (writes, sends string) {
+	if c.Latency {
+		return "ib_write_lat", "ib_send_lat"
+	}
+	return "ib_write_bw", "ib_send_bw"
 }
 
 // pinned is a command that runs on one processor.

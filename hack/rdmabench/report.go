@@ -30,9 +30,8 @@ in brackets the least and the greatest of the rounds.
 		}
 		fmt.Fprintf(&b, "| %s | %s %s | %s %s | %.2f | %s | %s |\n", r.Case.Name,
 			spread(r.Perftest), unit, spread(r.Evenkeel), unit, ratio, goal, yes(reached))
-		if len(r.Sends) > 0 {
-			fmt.Fprintf(&b, "| beside it: `ib_send_lat` | %s %s | | %.2f of `ib_write_lat` | | |\n", spread(r.Sends), unit, median(r.Sends)/median(r.Perftest))
-		}
+		writes, sends := r.Case.programs()
+		fmt.Fprintf(&b, "| beside it: `%s` | %s %s | | %.2f of `%s` | | |\n", sends, spread(r.Sends), unit, median(r.Sends)/median(r.Perftest), writes)
 		if !reached {
 			limits = append(limits, fmt.Sprintf("* %s: %s\n", r.Case.Name, r.Case.Limits))
 		}
@@ -46,7 +45,7 @@ in brackets the least and the greatest of the rounds.
 	}
 	b.WriteString(`
 perftest: ` + "`ib_write_bw` and `ib_write_lat`" + `, the average and the typical value that they print. ` +
-		"`ib_write_lat` looks at memory and takes no completions at the receiver; `ib_send_lat` takes one for each message, as the plugin does." + ` Evenkeel: ` +
+		"The receiver of `ib_write_bw` sleeps until all is over, that of `ib_write_lat` looks at memory; those of `ib_send_bw` and `ib_send_lat` look for a completion of each message, as the plugin's does." + ` Evenkeel: ` +
 		"`evenkeel-bench net --transport rdma`" + `, through NCCL's interface: the receiver posts each buffer, every message says
 which one it is, and that is checked. The cases without figures are tests of the plugin's, run in the same machine:
 `)
