@@ -54,7 +54,7 @@ type benchCase struct {
 
 // What is known of what limits cases.
 const (
-	limitsBandwidth = "most likely the processors: two emulated ones do soft-RoCE's work and both ranks' polls, and had next to no time left with four queue pairs; perftest's receiver sleeps"
+	limitsBandwidth = "the processors: two emulated ones do soft-RoCE's work and what both ends do. The receiver of `ib_write_bw` sleeps; NCCL's interface makes a receiver ask again and again, as that of `ib_send_bw` does, which is beside it"
 	limitsLatency   = "not the verbs, which are perftest's: one write and one completion for each message, with one system call; `ib_send_lat` shows that completions at the receiver cost little. " +
 		"A rank that waits yields after each poll, as NCCL's does, which is a system call that is emulated here, on processors that soft-RoCE's threads need; a profile shows more of the ranks' time there than in the plugin. Runs differ by a factor of two"
 )
