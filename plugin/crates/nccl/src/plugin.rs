@@ -120,6 +120,8 @@ pub(crate) struct DeviceProperties {
     pub(crate) name: &'static CStr,
     pub(crate) pci_path: Option<&'static CStr>,
     pub(crate) index: usize,
+    /// What devices of one card have in common, and others not.
+    pub(crate) guid: u64,
     /// Mb/s.
     pub(crate) speed: i32,
     /// Number of the RDMA port, counted from 1; 0 where it is none.
@@ -139,6 +141,7 @@ pub(crate) fn device_properties(index: usize) -> Result<DeviceProperties, Failur
         name: intern(device.name()),
         pci_path: device.pci_path().map(intern),
         index,
+        guid: device.guid().unwrap_or(index as u64),
         speed: i32::try_from(device.speed()).unwrap_or(i32::MAX),
         port: device.port().into(),
         reach: device.reach(),

@@ -158,7 +158,7 @@ macro_rules! describe {
                 Self {
                     name: $device.name.as_ptr(),
                     pci_path: pci_path($device),
-                    guid: $device.index as u64,
+                    guid: $device.guid,
                     ptr_support: ptr_support($device.reach),
                     speed: $device.speed,
                     port: $device.port,

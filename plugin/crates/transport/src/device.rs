@@ -61,6 +61,11 @@ impl Device {
         self.rdma.as_ref().map_or(0, |adapter| adapter.number())
     }
 
+    /// Number of the card, where all its ports have the same; none for a network interface.
+    pub fn guid(&self) -> Option<u64> {
+        self.rdma.as_ref().and_then(|adapter| adapter.guid())
+    }
+
     /// The memory in which its messages may be.
     pub fn reach(&self) -> Reach {
         self.rdma.as_ref().map_or(Reach::HOST, |adapter| adapter.reach())

@@ -265,7 +265,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "EVENKEEL_PEER_TIMEOUT",
-        meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead",
+        meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead; a queue pair gives up after an eighth of it, and is replaced",
         accepts: "seconds from 1 to 3600",
         default: "15",
         apply: |settings, value| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::ffi::{self, Functions, functions};
-use crate::port::{Port, speed};
+use crate::port::{self, Port};
 
 /// A device that is open, with a protection domain for all that is made on it.
 pub struct Context {
@@ -123,12 +123,16 @@ impl Context {
         if code != 0 {
             return Err(Error::code(format!("port {number} of {}", self.name), code));
         }
+        let speed = match port::speed(attributes.active_width, attributes.active_speed) {
+            0 => port::listed_speed(&self.name, number),
+            speed => speed,
+        };
         Ok(Port {
             active: attributes.state == ffi::PORT_ACTIVE,
             ethernet: attributes.link_layer == ffi::LINK_ETHERNET,
             lid: attributes.lid,
             mtu: attributes.active_mtu as u8,
-            speed: speed(attributes.active_width, attributes.active_speed),
+            speed,
         })
     }
 

@@ -112,11 +112,18 @@ impl Region {
             .functions
             .reg_dmabuf_mr
             .ok_or_else(|| Error::code("libibverbs has no ibv_reg_dmabuf_mr", libc::EOPNOTSUPP))?;
-        let flags = Access::All.flags() as i32;
-        // SAFETY: the domain is the context's and the descriptor is open; the kernel keeps the buffer, and this process's
-        // memory is none of it.
-        let raw =
-            unsafe { register(context.domain, offset, length, start, buffer.as_raw_fd(), flags) };
+        let flags = Access::All.flags();
+        let register = |flags| {
+            // SAFETY: the domain is the context's and the descriptor is open; the kernel keeps the buffer, and this
+            // process's memory is none of it.
+            unsafe {
+                register(context.domain, offset, length, start, buffer.as_raw_fd(), flags as i32)
+            }
+        };
+        let mut raw = register(flags | ffi::ACCESS_RELAXED_ORDERING);
+        if raw.is_null() {
+            raw = register(flags);
+        }
         Self::made(context, raw, Span { start, length, access: Access::All })
     }
 

@@ -43,6 +43,21 @@ pub(crate) fn speed(width: u8, speed: u8) -> u32 {
     lanes * lane
 }
 
+/// Mb/s of a port as the kernel says it, for speeds that have no code in a byte: `800 Gb/sec (4X XDR)`.
+pub(crate) fn listed_speed(device: &str, port: u8) -> u32 {
+    let path = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}/rate"));
+    parse_speed(&fs::read_to_string(path).unwrap_or_default())
+}
+
+fn parse_speed(text: &str) -> u32 {
+    let mut words = text.split_ascii_whitespace();
+    let number = words.next().and_then(|number| number.parse::<f64>().ok());
+    match (number, words.next()) {
+        (Some(gigabits), Some("Gb/sec")) => (gigabits * 1e3) as u32,
+        _ => 0,
+    }
+}
+
 /// Address of a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Gid(pub [u8; 16]);
@@ -102,6 +117,9 @@ mod tests {
         assert_eq!(speed(2, 128), 400_000);
         assert_eq!(speed(1, 1), 2_500);
         assert_eq!(speed(3, 32), 0);
+        assert_eq!(parse_speed("800 Gb/sec (4X XDR)\n"), 800_000);
+        assert_eq!(parse_speed("2.5 Gb/sec (1X SDR)\n"), 2_500);
+        assert_eq!(parse_speed(""), 0);
     }
 
     #[test]

@@ -381,6 +381,8 @@ macro_rules! check_properties {
         assert_eq!(name, if in_rdma_lab() { c"rxe0:1" } else { c"lo" });
         assert_eq!(properties.port, in_rdma_lab().into());
         assert!(properties.pci_path.is_null());
+        // That of a card, where there is one; else the device's number.
+        assert_eq!(properties.guid != 0, in_rdma_lab());
         assert!(properties.speed > 0);
         assert_eq!((properties.ptr_support, properties.max_recvs), (PTR_HOST, 8));
         assert!(properties.max_comms > 1000);

@@ -10,7 +10,7 @@ use evenkeel_nccl_abi::{HANDLE_SIZE, REMOTE_ERROR};
 
 use evenkeel_wire::PROTOCOL_VERSION;
 
-use crate::harness::{Handle, Net, Opaque, PATIENCE, log_lines, pattern, until};
+use crate::harness::{Handle, Net, Opaque, PATIENCE, in_rdma_lab, log_lines, pattern, until};
 
 /// Ends with the process that owns it, and never outlives the test.
 struct Peer(Child);
@@ -122,6 +122,7 @@ fn a_killed_receiver_fails_every_request_of_the_sender() {
     let text = &warnings[0].text;
     assert!(text.contains(&peer_address.to_string()), "{text}");
     assert!(text.contains("4 requests") && text.contains("bytes in flight"), "{text}");
+    assert_eq!(text.contains("(GID ") && text.contains(", the peer's ::ffff:"), in_rdma_lab());
 }
 
 #[test]
@@ -148,7 +149,9 @@ fn a_killed_sender_fails_every_request_of_the_receiver() {
     let warnings: Vec<_> =
         log_lines("comm=0xdead2").into_iter().filter(|line| line.level == 2).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].text.contains("4 requests"), "{warnings:?}");
+    let peer = format!("receive from {}:", handle.address().ip());
+    let text = &warnings[0].text;
+    assert!(text.contains("4 requests") && text.contains(&peer), "{text}");
 }
 
 #[test]

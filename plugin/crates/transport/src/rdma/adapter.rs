@@ -13,8 +13,9 @@ use evenkeel_wire::{PairWord, PortWord};
 
 use crate::log::Log;
 use crate::rdma::cache::Cache;
+use crate::rdma::locked;
 use crate::rdma::reach::Reach;
-use crate::settings::{Family, Settings};
+use crate::settings::{Carrier, Family, Settings};
 use crate::sys::{InterfaceAddress, lock};
 
 /// Most ports of a device.
@@ -65,6 +66,10 @@ pub(crate) fn discover(
     names.sort();
     if names.is_empty() {
         return Err("this host has no RDMA device".to_owned());
+    }
+    // Where RDMA must be, registering says what is wrong.
+    if settings.carrier == Carrier::Auto {
+        locked::check()?;
     }
     let (mut found, mut unused) = (Vec::new(), Vec::new());
     for name in &names {
@@ -137,8 +142,15 @@ fn open(
 /// The memory in which messages of a port may be, which the log says if it is more than the host's.
 fn reach(name: &str, context: &Arc<Context>, settings: &Settings, log: &dyn Log) -> Reach {
     let possible = Reach::of(context);
-    let reach = possible.offered(settings.carrier);
-    if !reach.is_host() {
+    let by_servers = !settings.reduction_servers().is_empty();
+    let reach = if by_servers { Reach::HOST } else { possible.offered(settings.carrier) };
+    if by_servers && !possible.is_host() {
+        // NCCL takes what one kind of device can do for what both can: they have the same name.
+        log.info(&format!(
+            "evenkeel: {name}: messages are in host memory, where reduction servers' have to be; without EVENKEEL_REDUCTION_SERVERS they may be in GPU memory: {}",
+            possible.names()
+        ));
+    } else if !reach.is_host() {
         log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {}", reach.names()));
     } else if !possible.is_host() {
         log.info(&format!(
@@ -219,6 +231,13 @@ impl Adapter {
     pub(crate) fn pci_path(&self) -> Option<String> {
         let device = format!("/sys/class/infiniband/{}/device", self.context.name());
         Some(fs::canonicalize(device).ok()?.to_string_lossy().into_owned())
+    }
+
+    /// Number of the card, which all its ports share; none where the kernel does not say.
+    pub(crate) fn guid(&self) -> Option<u64> {
+        let path = format!("/sys/class/infiniband/{}/sys_image_guid", self.context.name());
+        let text = fs::read_to_string(path).ok()?;
+        u64::from_str_radix(&text.trim().replace(':', ""), 16).ok().filter(|guid| *guid > 0)
     }
 
     /// The memory in which messages may be.

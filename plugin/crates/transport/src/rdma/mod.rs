@@ -19,6 +19,7 @@ mod cache;
 mod flush;
 mod lanes;
 mod lifeline;
+mod locked;
 mod reach;
 mod recv;
 mod send;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_verbs::Region;
+use evenkeel_verbs::{Gid, Region};
 use evenkeel_wire::{PortWord, Word};
 use socket2::Socket;
 
@@ -252,7 +252,14 @@ impl<S: State> Side<S> {
     }
 
     fn fail(&self, kind: ErrorKind, what: &str) {
-        if self.base.fail(kind, what, &self.in_flight()) {
+        let gids = {
+            let mut state = self.state();
+            let core = state.core();
+            let peer =
+                core.port.map_or_else(|| "unknown".to_owned(), |port| Gid(port.gid).to_string());
+            format!("GID {}, the peer's {peer}", core.lanes.adapter.gid())
+        };
+        if self.base.fail(kind, &format!("{what} ({gids})"), &self.in_flight()) {
             // The peer must hear of it now, not when this side closes.
             self.come_to_rest();
             let lingers = self.state().core().lingering.is_some();

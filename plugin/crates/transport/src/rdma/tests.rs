@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use crate::sys::{Block, Fenced, lock};
@@ -299,6 +300,33 @@ fn peers_with_different_job_keys_do_not_meet() {
     let call = with("c0").connect(0, &handle, "", Reach::HOST).unwrap();
     let error = until(|| call.poll().err());
     assert!(error.to_string().contains("job key"), "{error}");
+}
+
+/// For all others in the machine, too: it has one of its own.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_port_that_is_gone_is_named_after_the_time_set() {
+    let times = [("EVENKEEL_PEER_TIMEOUT", "1"), ("EVENKEEL_RECOVERY_TIMEOUT", "2")];
+    let settings = [&[("EVENKEEL_TRANSPORT", "rdma")][..], &times].concat();
+    let (transport, log) = transport_with(&settings);
+    let (send, recv) = pair(&transport, &transport);
+    exchange((&send, &recv), &[1 << 20], |_| {});
+    let link = |state| {
+        let status = Command::new("ip").args(["link", "set", "eth1", state]).status().unwrap();
+        assert!(status.success());
+    };
+    link("down");
+    let mut receiving = recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
+    let mut sending = send.send_block(&Arc::new(message(0, 4 << 20)), 4 << 20).unwrap().unwrap();
+    let received = until(|| receiving.poll(true).err()).to_string();
+    let sent = until(|| sending.poll(true).err()).to_string();
+    link("up");
+    let said = lock(&log.0).join("\n");
+    for (error, own, peer) in [(sent, "rxe0:1", "10.77.0.2"), (received, "rxe1:1", "10.77.0.1")] {
+        let gid = format!("the peer's ::ffff:{peer}");
+        assert!(error.contains(&gid) && error.contains(own), "{error}\n{said}");
+    }
+    assert!(said.contains("RDMA port rxe1:1 is down"), "{said}");
 }
 
 #[test]
