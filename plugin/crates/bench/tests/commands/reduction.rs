@@ -140,6 +140,24 @@ fn the_same_vector_goes_round_a_ring() {
     assert!(ended.out.contains(", ring: 2 ranks") && ended.out.contains(" 0 wrong"), "{ended:?}");
 }
 
+#[test]
+fn what_a_plugins_own_table_leads_to_is_measured() {
+    built();
+    let (_server, address) = serve(&[]);
+    let arguments = ["reduction", "--run-type", "plugin", "--size", "1M", "-n", "2", "-w", "1"];
+    let ranks = ranks_with(2, &arguments, |_, command| {
+        command.env("EVENKEEL_REDUCTION_SERVERS", &address);
+    });
+    for (rank, ended) in ranks.into_iter().map(Running::end).enumerate() {
+        assert!(ended.status.success(), "{ended:?}");
+        let said = ended.out.contains("2 ranks reduce") && ended.out.contains(" 0 wrong");
+        assert!(rank > 0 || said, "{ended:?}");
+    }
+    // A table without devices leads nowhere.
+    let ended = run(&[&SMALL[..], &["--run-type", "plugin"]].concat());
+    assert!(!ended.status.success() && ended.err.contains("0 CollNet devices"), "{ended:?}");
+}
+
 /// A stand-in that says how it was called, then what NCCL's benchmark would.
 const STAND_IN: &str = "#!/bin/sh
 echo \"$@ NCCL_COLLNET_ENABLE=$NCCL_COLLNET_ENABLE\" > \"$0.called\"
