@@ -6,37 +6,89 @@ use std::{env, fs, process, thread};
 
 use evenkeel_chance::Chance;
 use evenkeel_reduce::{DataType, Op};
-use evenkeel_reduction::Server;
+use evenkeel_reduction::Options;
 
 use crate::harness::{
-    agreed, all_reduce, begin, data, expected, join, members, names, server, server_with, transport,
+    agreed, all_reduce, begin, data, expected, join, members, names, options, server, server_at,
+    server_with, transport,
 };
 
 /// Sizes around everything that is a boundary: elements, alignment, what comes with a header, pieces.
 const SIZES: [usize; 8] = [8, 128, 1000, 8192, 8200, 100_000, 262_152, 3 << 20];
 
-/// All ranks reduce vectors of all sizes and types; gives the results of rank 0.
-fn results(servers: &[Server], ranks: u32, seed: u64) -> Vec<Vec<u8>> {
-    let names = names(servers);
-    let kinds = [DataType::Float32, DataType::Float16, DataType::Float64, DataType::Int32];
+/// Sums that depend on the order of the ranks, and what cannot.
+const REDUCTIONS: [(DataType, Op); 6] = [
+    (DataType::Float32, Op::Sum),
+    (DataType::Float64, Op::Sum),
+    (DataType::Float16, Op::Sum),
+    (DataType::Bfloat16, Op::Sum),
+    (DataType::Float32, Op::Min),
+    (DataType::Int32, Op::Max),
+];
+
+/// Data of which a sum shows the order: halves are so large or so small that float32 has room for one of both, and large
+/// ones often cancel out.
+fn sensitive(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
+    let [large, small] = match kind {
+        DataType::Float16 => [0x7800u16, 0x0004],
+        DataType::Bfloat16 => [0x4a00, 0x3300],
+        _ => return data(seed, kind, bytes),
+    };
+    let mut chance = Chance::new(seed);
+    let mut half = || {
+        let size = if chance.below(2) == 0 { large } else { small };
+        let (sign, mantissa) = (chance.below(2) as u16, chance.below(4) as u16);
+        (sign << 15 | size | mantissa).to_ne_bytes()
+    };
+    (0..bytes / 2).flat_map(|_| half()).collect()
+}
+
+/// What may differ from job to job, and must not show.
+#[derive(Clone, Copy)]
+struct Circumstances {
+    servers: usize,
+    /// Of each server.
+    threads: usize,
+    /// Less means smaller pieces.
+    memory: u64,
+    /// Servers that an operation is cut over.
+    split: &'static str,
+    /// Bytes of an operation; a vector that is longer is reduced by several.
+    operation: usize,
+}
+
+/// All ranks reduce vectors of all sizes in all ways; gives the results.
+fn results(of: Circumstances, ranks: u32) -> Vec<Vec<u8>> {
+    let servers: Vec<_> =
+        (0..of.servers).map(|_| server_with(of.memory, of.threads, &[])).collect();
+    let names = names(&servers);
     let threads: Vec<_> = members(ranks, "sums")
         .into_iter()
         .map(|member| {
             let names = names.clone();
             thread::spawn(move || {
-                let client = join(&transport(&[]), &names, &member);
-                let mut chance = Chance::new(seed + u64::from(member.rank));
+                let transport = transport(&[("EVENKEEL_REDUCTION_SPLIT", of.split)]);
+                let client = join(&transport, &names, &member);
+                let mut chance = Chance::new(of.servers as u64 + u64::from(member.rank));
                 let mut results = vec![];
                 for (round, size) in SIZES.into_iter().enumerate() {
-                    let kind = kinds[round % kinds.len()];
-                    let op = Op::ALL[round / 2 % 4];
-                    let of = |rank: u32| data(u64::from(rank) * 100 + round as u64, kind, size);
-                    // Ranks come at different times, in another order each time.
-                    (0..chance.below(50)).for_each(|_| thread::yield_now());
-                    let result = all_reduce(&client, &of(member.rank), kind, op).unwrap();
-                    let all: Vec<_> = (0..ranks).map(of).collect();
-                    assert!(result == expected(kind, op, &all), "{size} bytes of {kind:?} {op:?}");
-                    results.push(result);
+                    for (kind, op) in REDUCTIONS {
+                        let data =
+                            |rank| sensitive(u64::from(rank) * 100 + round as u64, kind, size);
+                        // Ranks come at different times, in another order each time.
+                        (0..chance.below(50)).for_each(|_| thread::yield_now());
+                        let parts = data(member.rank);
+                        let parts = parts.chunks(of.operation);
+                        let result: Vec<u8> = parts
+                            .flat_map(|part| all_reduce(&client, part, kind, op).unwrap())
+                            .collect();
+                        // All ranks' are compared below.
+                        if member.rank == 0 {
+                            let all: Vec<_> = (0..ranks).map(data).collect();
+                            assert!(result == expected(kind, op, &all), "{size} B {kind:?} {op:?}");
+                        }
+                        results.push(result);
+                    }
                 }
                 results
             })
@@ -47,18 +99,37 @@ fn results(servers: &[Server], ranks: u32, seed: u64) -> Vec<Vec<u8>> {
 
 #[test]
 fn results_are_the_same_bits_whatever_the_servers_the_threads_and_the_pieces() {
-    let mut seen = vec![];
-    // Less memory means smaller pieces.
-    for (seed, (servers, threads, memory)) in
-        [(1, 1, 256 << 20), (2, 3, 256 << 20), (3, 1, 8 << 20), (1, 4, 4 << 20)]
-            .into_iter()
-            .enumerate()
-    {
-        let servers: Vec<_> = (0..servers).map(|_| server_with(memory, threads, &[])).collect();
-        seen.push(results(&servers, 3, seed as u64));
-    }
+    let usual = Circumstances {
+        servers: 1,
+        threads: 1,
+        memory: 256 << 20,
+        split: "64",
+        operation: usize::MAX,
+    };
+    let mut seen: Vec<_> = [
+        usual,
+        Circumstances { servers: 2, threads: 3, ..usual },
+        Circumstances { servers: 3, memory: 8 << 20, split: "2", ..usual },
+        Circumstances { threads: 4, memory: 4 << 20, operation: 64 << 10, ..usual },
+    ]
+    .into_iter()
+    .map(|of| results(of, 3))
+    .collect();
     seen.dedup();
     assert_eq!(seen.len(), 1);
+}
+
+/// Otherwise the test above would prove nothing.
+#[test]
+fn the_order_of_ranks_matters_to_what_is_compared() {
+    for (kind, op) in REDUCTIONS {
+        let [a, b, c] = [0, 100, 200].map(|seed| sensitive(seed, kind, 100_000));
+        let sum = expected(kind, op, &[a.clone(), b.clone(), c.clone()]);
+        let matters = [[&c, &b, &a], [&b, &c, &a]]
+            .map(|order| expected(kind, op, &order.map(Vec::clone)) != sum);
+        let exact = matches!(op, Op::Min | Op::Max);
+        assert_eq!(matters, [!exact; 2], "{kind:?} {op:?}");
+    }
 }
 
 #[test]
@@ -186,14 +257,8 @@ fn a_rank_does_not_run_far_ahead_of_a_slow_one() {
     let path = path.with_added_extension(process::id().to_string());
     let lines = fs::read_to_string(&path).unwrap();
     fs::remove_file(&path).unwrap();
-    let moment = |line: &str, step: &str, which: usize| -> f64 {
-        let times = line.split(step).nth(1).and_then(|rest| rest.split([',', ']']).nth(which));
-        times.and_then(|time| time.parse().ok()).unwrap_or_else(|| panic!("{line}"))
-    };
-    let pieces: Vec<_> = lines
-        .lines()
-        .map(|line| [moment(line, "\"send\":[", 0), moment(line, "\"recv\":[", 1)])
-        .collect();
+    let pieces: Vec<_> =
+        lines.lines().map(|line| [span(line, "send")[0], span(line, "recv")[1]]).collect();
     assert_eq!(pieces.len(), OPERATIONS);
     // Those that were on their way when one of the last came back, itself included.
     let flying =
@@ -201,4 +266,44 @@ fn a_rank_does_not_run_far_ahead_of_a_slow_one() {
     let ahead: Vec<_> = pieces[OPERATIONS - 12..].iter().map(|[_, back]| flying(*back)).collect();
     assert!(flying(pieces[0][1]) > 8, "at first it does");
     assert!(ahead.iter().all(|ahead| *ahead <= 6), "{ahead:?}");
+}
+
+#[test]
+fn pieces_come_while_others_are_reduced_and_sent() {
+    let path = env::temp_dir().join(format!("passages.{}", process::id()));
+    let server = server_at(&Options { timeline: Some(path.clone()), ..options(256 << 20, 1) });
+    let names = names(&[&server]);
+    let ranks: Vec<_> = members(2, "passages")
+        .into_iter()
+        .map(|member| {
+            let names = names.clone();
+            thread::spawn(move || {
+                let client = join(&transport(&[]), &names, &member);
+                let own = data(member.rank.into(), DataType::Float32, 16 << 20);
+                all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap();
+            })
+        })
+        .collect();
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    drop(server);
+    let lines = fs::read_to_string(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let pieces: Vec<_> = lines.lines().collect();
+    assert!(pieces.len() > 16, "{}", pieces.len());
+    for step in ["reduce", "send"] {
+        let overlap = pieces.iter().any(|piece| {
+            let [begin, end] = span(piece, step);
+            let others = pieces.iter().filter(|other| *other != piece);
+            others.map(|other| span(other, "recv")).any(|recv| recv[0] < begin && end < recv[1])
+        });
+        assert!(overlap, "nothing comes during {step}");
+    }
+}
+
+/// When a step of a piece began and ended, in seconds, from a timeline's line.
+fn span(line: &str, step: &str) -> [f64; 2] {
+    let times = line.split(&format!("\"{step}\":[")).nth(1).and_then(|rest| rest.split(']').next());
+    let times = times.and_then(|times| times.split_once(','));
+    let [begin, end] = times.map(|(begin, end)| [begin.parse(), end.parse()]).expect(line);
+    [begin.expect(line), end.expect(line)]
 }
