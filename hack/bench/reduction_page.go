@@ -30,7 +30,7 @@ const (
 	ofTwoMessages = 2.0
 )
 
-// A reductionRow is a line of the table of goals.
+// A reductionRow is a line of the table of goals; without a goal it is there beside others.
 type reductionRow struct {
 	what, reference, seen, goal string
 	reached                     bool
@@ -39,11 +39,14 @@ type reductionRow struct {
 }
 
 func (r reductionRow) cells() []string {
-	verdict, limit := no, r.limit
-	if r.reached {
-		verdict, limit = yes, ""
+	verdict, limit := string(no), r.limit
+	switch {
+	case r.goal == "":
+		verdict = ""
+	case r.reached:
+		verdict, limit = string(yes), ""
 	}
-	return []string{r.what, r.reference, r.seen, r.goal, string(verdict), limit}
+	return []string{r.what, r.reference, r.seen, r.goal, verdict, limit}
 }
 
 var reductionHeading = []string{"case", "reference", "seen", "goal", "reached", "what limits it"}
@@ -112,6 +115,13 @@ func (r starResult) rows() []reductionRow {
 		what: c.title() + ": algbw", reference: fmt.Sprintf("link, %.4f GB/s", limit),
 		seen: fmt.Sprintf("%.4f GB/s, %.2f", got, got/limit), goal: fmt.Sprint(c.OfLink), reached: got >= c.OfLink*limit, limit: use,
 	}}
+	if len(r.Runs[inPieces.Name]) > 0 {
+		pieces := r.of(inPieces, algbw)
+		rows = append(rows, reductionRow{
+			what: "beside it, the vector cut as NCCL cuts it: by " + inPieces.Name, reference: fmt.Sprintf("link, %.4f GB/s", limit),
+			seen: fmt.Sprintf("%.4f GB/s, %.2f", pieces, pieces/limit),
+		})
+	}
 	if c.OfRing > 0 {
 		rows = append(rows, reductionRow{
 			what: c.title() + ": algbw", reference: fmt.Sprintf("ring, %.4f GB/s", ring),
@@ -159,10 +169,14 @@ func (r reductionResult) kernels() []reductionRow {
 			ofSingles.see(row.Bfloat16/row.Float32, row.LoadBfloat16/row.Float32, fmt.Sprintf("bfloat16, %d sources", row.Sources))
 		}
 		line := func(what, reference string, w worst, goal float64) {
+			limit := fmt.Sprintf("%s on one core: loading the sources alone, as if they were one buffer, with nothing added or stored, gets %.2f there", r.Kernels[0].Instructions, w.loads)
+			if w.loads >= goal {
+				limit += ", so that it is not the loads: the processor follows so many buffers less well, or has as much to convert"
+			}
 			rows = append(rows, reductionRow{
 				what: fmt.Sprintf("sums of 2 to 16 buffers of %s, %s in all", what, total), reference: reference,
 				seen: fmt.Sprintf("%.2f at least (%s)", w.least, w.which), goal: fmt.Sprint(goal), reached: w.least >= goal,
-				limit: fmt.Sprintf("%s on one core: loading the sources alone, as if they were one buffer, with nothing added or stored, gets %.2f there", r.Kernels[0].Instructions, w.loads),
+				limit: limit,
 			})
 		}
 		line("float32", fmt.Sprintf("add of two arrays, %.1f GB/s", medianOf(add)), ofAdds, ofAdd)
