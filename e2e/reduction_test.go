@@ -161,7 +161,7 @@ func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
 	})
 }
 
-// sums reports whether the server has summed anything, as its metrics say to a worker that asks.
+// sums reports whether the server has summed anything for the job, as its metrics say to a worker that asks.
 func sums(ctx context.Context, namespace, host string) (bool, error) {
 	// The image has no program that asks for pages.
 	ask := `exec 3<>/dev/tcp/$0/9470 && printf 'GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n' "$0" >&3 && timeout 5 cat <&3`
@@ -170,7 +170,7 @@ func sums(ctx context.Context, namespace, host string) (bool, error) {
 		return false, nil // the worker has yet to start
 	}
 	for line := range strings.Lines(out) {
-		if strings.HasPrefix(line, "evenkeel_reduction_pieces_total") && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
+		if strings.HasPrefix(line, `evenkeel_reduction_pieces_total{job="`+namespace+`/train"}`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
 			return true, nil
 		}
 	}

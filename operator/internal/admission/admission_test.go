@@ -326,6 +326,34 @@ func TestReductionServersAreNamedInTheTemplates(t *testing.T) {
 	}
 }
 
+func TestServersHearTheNameOfTheirJob(t *testing.T) {
+	const text = `{"apiVersion":"batch/v1","kind":"Job","metadata":{NAME,"annotations":{"evenkeel.dev/profile":"default","evenkeel.dev/reduction":"SERVERS"}},
+	  "spec":{"template":{"spec":{"containers":[{"name":"main"}]}}}}`
+	own := func(s *evenkeel.NetworkProfileSpec) {
+		s.Environment = []evenkeel.EnvironmentVariable{{Name: "EVENKEEL_JOB", Value: "ours"}}
+	}
+	for name, test := range map[string]struct {
+		name, servers string
+		profile       func(*evenkeel.NetworkProfileSpec)
+		want          string
+	}{
+		"the job's":       {`"name":"train"`, "2", nil, `{"EVENKEEL_JOB":"team/train"}`},
+		"made up later":   {`"generateName":"train-"`, "2", nil, `{"EVENKEEL_JOB":"team/` + reduction.Name("train-", "creation") + `"}`},
+		"the profile's":   {`"name":"train"`, "2", own, `{"EVENKEEL_JOB":"ours"}`},
+		"without servers": {`"name":"train"`, "Off", nil, ""},
+	} {
+		reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", test.profile)).Build()
+		object := created(t, job{raw: strings.NewReplacer("NAME", test.name, "SERVERS", test.servers).Replace(text)}, reader, true)
+		templates, err := workload.Templates(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := templates[0].Annotations()[evenkeel.EnvironmentKey]; got != test.want {
+			t.Errorf("%s: environment %s, want %s", name, got, test.want)
+		}
+	}
+}
+
 func TestWithoutAnImageThereAreNoReductionServers(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
 		profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Reduction.Mode = evenkeel.ReductionAlways }),

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -118,6 +119,10 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
 	if resolved.Reduction, err = w.reduce(job, templates, profile, req); err != nil {
 		return nil, refusal{err}
+	}
+	if resolved.Reduction != nil && resolved.Environment[inject.JobEnv] == "" {
+		// A name that the API server makes up is not known yet; that of the servers begins as it will.
+		resolved.Environment[inject.JobEnv] = inject.JobName(req.Namespace, cmp.Or(job.GetName(), resolved.Reduction.Service))
 	}
 	if warnings, err = checkRDMA(profile, resolved.RDMA); err != nil {
 		return nil, refusal{err}

@@ -1,6 +1,8 @@
 package inject
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net"
 	"path"
@@ -19,7 +21,10 @@ const (
 	KeyName    = "job-key"
 	KeyFile    = keyFolder + "/" + KeyName
 	KeyFileEnv = "EVENKEEL_JOB_KEY_FILE"
+	// JobEnv is what the job is called in the metrics and log lines of its servers.
+	JobEnv = "EVENKEEL_JOB"
 
+	mostJob       = 63 // the plugin takes no longer name
 	keyFolder     = "/var/run/secrets/evenkeel.dev"
 	keyVolumeName = "evenkeel-job-key"
 	serversEnv    = "EVENKEEL_REDUCTION_SERVERS"
@@ -35,6 +40,17 @@ type Reduction struct {
 	Service string
 	// Servers are their addresses, host:port.
 	Servers []string
+}
+
+// JobName is a job's value of JobEnv. What is too long is cut, and ends in digits that other jobs do not have.
+func JobName(namespace, name string) string {
+	whole := namespace + "/" + name
+	if len(whole) <= mostJob {
+		return whole
+	}
+	sum := sha256.Sum256([]byte(whole))
+	digits := "-" + hex.EncodeToString(sum[:4])
+	return whole[:mostJob-len(digits)] + digits
 }
 
 // KeyVolume is the Secret with the job's key. The kubelet starts no container before the Secret is there.

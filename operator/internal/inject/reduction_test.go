@@ -77,6 +77,33 @@ func TestTheJobsKeyReplacesTheProfiles(t *testing.T) {
 	}
 }
 
+// The plugin takes up to 63 letters, digits, dashes, dots, underscores and slashes.
+func TestAJobsNameIsOneThatThePluginTakes(t *testing.T) {
+	long := strings.Repeat("n", 63)
+	for _, test := range []struct{ namespace, name, want string }{
+		{"team", "llama", "team/llama"},
+		{"team", "llama.v2", "team/llama.v2"},
+		{"team", strings.Repeat("n", 58), "team/" + strings.Repeat("n", 58)},
+		{"team", strings.Repeat("n", 59), "team/" + strings.Repeat("n", 49) + "-c7135d3b"},
+		{long, "llama", strings.Repeat("n", 54) + "-6d369b4c"},
+		{long, "llama-2", strings.Repeat("n", 54) + "-045a96af"},
+	} {
+		if got := JobName(test.namespace, test.name); got != test.want || len(got) > 63 {
+			t.Errorf("%s of %s is %q, want %q", test.name, test.namespace, got, test.want)
+		}
+	}
+}
+
+func TestTheJobsNameIsGivenWhereTheContainerHasNone(t *testing.T) {
+	named := func(r *Resolved) { reduced(r); r.Environment[JobEnv] = "team/train" }
+	p := apply(t, pod(corev1.Container{Name: "main"}, corev1.Container{Name: "own", Env: []corev1.EnvVar{{Name: JobEnv, Value: "mine"}}}), resolved(named))
+	for i, want := range []string{"team/train", "mine"} {
+		if got := env(p.Spec.Containers[i])[JobEnv]; got != want {
+			t.Errorf("container %d: %q, want %q", i, got, want)
+		}
+	}
+}
+
 func TestReductionTravelsThroughLabelsAndAnnotations(t *testing.T) {
 	r := resolved(reduced)
 	back, err := FromPod(r.Labels(), r.Annotations())

@@ -153,7 +153,7 @@ func TestServersAppearForAJobThatAsks(t *testing.T) {
 				if got, want := variable(c, "EVENKEEL_REDUCTION_SERVERS"), strings.Join(service.Status.Endpoints, ","); got != want {
 					t.Errorf("%v: EVENKEEL_REDUCTION_SERVERS is %q, want %q", path, got, want)
 				}
-				if variable(c, "NCCL_COLLNET_ENABLE") != "1" || variable(c, "EVENKEEL_JOB_KEY") != "" || variable(c, "MINE") != "kept" {
+				if variable(c, "NCCL_COLLNET_ENABLE") != "1" || variable(c, "EVENKEEL_JOB") != ns+"/train" || variable(c, "EVENKEEL_JOB_KEY") != "" || variable(c, "MINE") != "kept" {
 					t.Errorf("%v: environment %v", path, c.Env)
 				}
 				if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == service.Name }) {
