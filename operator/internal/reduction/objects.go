@@ -2,6 +2,7 @@ package reduction
 
 import (
 	"fmt"
+	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -137,6 +138,7 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 	yes, no, seconds, id := true, false, int64(grace), int64(user)
 	spec := service.Spec.Server.WithDefaults()
 	memory := *resource.NewQuantity(spec.Memory.Value()+overhead, resource.BinarySI)
+	threads := max(1, spec.CPU.Value())
 	probe := func(path string, failures int32) *corev1.Probe {
 		return &corev1.Probe{
 			ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(MetricsPort)}},
@@ -162,10 +164,14 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 					"serve", fmt.Sprintf("--listen=[::]:%d", Port), fmt.Sprintf("--metrics=[::]:%d", MetricsPort),
 					fmt.Sprintf("--memory=%d", spec.Memory.Value()),
 					// Without a limit the server would take the host for its own.
-					fmt.Sprintf("--threads=%d", max(1, spec.CPU.Value())),
+					fmt.Sprintf("--threads=%d", threads),
 					fmt.Sprintf("--drain-timeout=%ds", drain),
 				},
-				Env: []corev1.EnvVar{{Name: inject.KeyFileEnv, Value: inject.KeyFile}},
+				Env: []corev1.EnvVar{
+					{Name: inject.KeyFileEnv, Value: inject.KeyFile},
+					// One for 4 cores, 1 to 4, as the transport would have it if the cores that it requests were all there are.
+					{Name: "EVENKEEL_WORKERS", Value: strconv.FormatInt(min(max(1, threads/4), 4), 10)},
+				},
 				Ports: []corev1.ContainerPort{
 					{Name: "reduction", ContainerPort: Port, Protocol: corev1.ProtocolTCP},
 					{Name: "metrics", ContainerPort: MetricsPort, Protocol: corev1.ProtocolTCP},

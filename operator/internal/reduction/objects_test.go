@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -92,9 +93,31 @@ func TestAServerHasTimeToDrain(t *testing.T) {
 	}
 }
 
+// The host may have many more cores than a server requests.
+func TestAServerTakesNoMoreThreadsThanItRequestsCores(t *testing.T) {
+	for cpu, want := range map[string]struct{ threads, workers string }{
+		"":     {"--threads=2", "1"},
+		"100m": {"--threads=1", "1"},
+		"7":    {"--threads=7", "1"},
+		"8":    {"--threads=8", "2"},
+		"16":   {"--threads=16", "4"},
+		"96":   {"--threads=96", "4"},
+	} {
+		c := object[*appsv1.StatefulSet](t, newService(func(s *evenkeel.ReductionServiceSpec) {
+			if cpu != "" {
+				s.Server.CPU = new(resource.MustParse(cpu))
+			}
+		}), 4).Spec.Template.Spec.Containers[0]
+		workers := corev1.EnvVar{Name: "EVENKEEL_WORKERS", Value: want.workers}
+		if !slices.Contains(c.Args, want.threads) || !slices.Contains(c.Env, workers) {
+			t.Errorf("cpu %q: %v, %v; want %+v", cpu, c.Args, c.Env, want)
+		}
+	}
+}
+
 func TestAServerHasTheKeyAsAFile(t *testing.T) {
 	pod := object[*appsv1.StatefulSet](t, newService(nil), 4).Spec.Template.Spec
-	if diff := cmp.Diff([]corev1.EnvVar{{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/var/run/secrets/evenkeel.dev/job-key"}}, pod.Containers[0].Env); diff != "" {
+	if diff := cmp.Diff(corev1.EnvVar{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/var/run/secrets/evenkeel.dev/job-key"}, pod.Containers[0].Env[0]); diff != "" {
 		t.Error(diff)
 	}
 	if pod.Volumes[0].Secret.SecretName != "llama-reduce-0" || Key(newService(nil), []byte("k")).Data[inject.KeyName] == nil {

@@ -93,7 +93,7 @@ func TestServersAreToldWhatCarriesTheData(t *testing.T) {
 	service := newService(nil)
 	Connect(service, profile, nodes("r1"))
 	want := []corev1.EnvVar{
-		{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/var/run/secrets/evenkeel.dev/job-key"},
+		{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/var/run/secrets/evenkeel.dev/job-key"}, {Name: "EVENKEEL_WORKERS", Value: "1"},
 		{Name: "EVENKEEL_TRANSPORT", Value: "rdma"}, {Name: "NCCL_IB_HCA", Value: "=mlx5_1"},
 	}
 	if diff := cmp.Diff(want, object[*appsv1.StatefulSet](t, service, 4).Spec.Template.Spec.Containers[0].Env); diff != "" {
