@@ -145,6 +145,7 @@ func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
 	eventually(ctx, t, "the server sums", func(ctx context.Context) (bool, error) {
 		return sums(ctx, ns, strings.TrimSuffix(service.Status.Endpoints[1], ":7470"))
 	})
+	t.Run("nobody joins without the key", func(t *testing.T) { refusesOtherKeys(ctx, t, ns) })
 	if _, err := env.Kubectl(ctx, "-n", ns, "delete", "pod", lost, "--grace-period=0", "--force"); err != nil {
 		t.Fatal(err)
 	}
@@ -187,4 +188,33 @@ func sums(ctx context.Context, namespace, host string) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// refusesOtherKeys lets one more rank, with a communicator of its own, ask for sums of the job's servers, from the master's
+// pod, which can reach them.
+func refusesOtherKeys(ctx context.Context, t *testing.T, namespace string) {
+	t.Helper()
+	for _, test := range []struct {
+		name  string
+		key   []string // for env; none: the job's own
+		joins bool
+	}{
+		{"the job's key", nil, true},
+		{"another key", []string{"-u", "EVENKEEL_JOB_KEY_FILE", "EVENKEEL_JOB_KEY=" + strings.Repeat("9a", 32)}, false},
+		{"no key", []string{"-u", "EVENKEEL_JOB_KEY_FILE"}, false},
+	} {
+		args := append([]string{"-n", namespace, "exec", "train-master-0", "-c", "pytorch", "--", "env"}, test.key...)
+		out, err := env.Kubectl(ctx, append(args, "evenkeel-bench", "reduction", "--rank", "0", "--world-size", "1",
+			"--master-addr", "127.0.0.1", "--master-port", "29555", "--timeout", "30", "--size", "1M", "-w", "0", "-n", "1", "-c", "1")...)
+		switch {
+		case test.joins && (err != nil || !strings.Contains(out, ", 0 wrong")):
+			t.Errorf("with %s: %v\n%s", test.name, err, out)
+		case !test.joins && err == nil:
+			t.Errorf("with %s a rank is let in:\n%s", test.name, out)
+		case !test.joins && !slices.ContainsFunc(strings.Split(err.Error(), "\n"), func(line string) bool {
+			return strings.Contains(line, "error: ") && strings.Contains(line, "reduction server ") && strings.Contains(line, "job key")
+		}):
+			t.Errorf("with %s it is not the key that is refused: %v", test.name, err)
+		}
+	}
 }
