@@ -8,9 +8,12 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"evenkeel.dev/evenkeel/e2e/setup"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -83,7 +86,8 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 			return sums(ctx, ns, strings.TrimSuffix(service.Status.Endpoints[0], ":7470"))
 		})
 	})
-	// What a node offers is a promise. The devices do not exist, so no node may pass.
+	// What a node offers is a promise. The devices do not exist, so no node may pass; and where that is so of all of them, what
+	// they were given is more likely the cause.
 	t.Run("check", func(t *testing.T) {
 		c := check(ctx, t, "pretend-rdma", func(spec *evenkeel.NetworkCheckSpec) {
 			asJobs(spec)
@@ -92,6 +96,28 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 		})
 		if c.Status.Verdict == evenkeel.VerdictPass || c.Status.Summary.Passed == nil || *c.Status.Summary.Passed != 0 || *c.Status.Summary.Runs != 2 {
 			t.Errorf("%s: %s: %+v", c.Status.Verdict, c.Status.Message, c.Status.Summary)
+		}
+		const suspect = "PluginSuspect"
+		if passed := meta.FindStatusCondition(c.Status.Conditions, evenkeel.ConditionPassed); passed == nil || passed.Status != metav1.ConditionFalse ||
+			passed.Reason != suspect || !strings.Contains(passed.Message, "2 of 2 nodes failed by themselves") {
+			t.Errorf("condition %+v", passed)
+		}
+		if len(c.Status.Findings) != 2 {
+			t.Errorf("findings %+v", c.Status.Findings)
+		}
+		for _, f := range c.Status.Findings {
+			// Why a run failed may be that it can lock little memory, if it is so here.
+			if f.Stage != evenkeel.StageRDMA || f.Reason != suspect || !strings.HasPrefix(f.Message, "inside the node: ") {
+				t.Errorf("finding %+v", f)
+			}
+		}
+		report := &corev1.ConfigMap{}
+		if err := env.Client.Get(ctx, client.ObjectKey{Namespace: setup.Namespace, Name: c.Status.ReportName}, report); err != nil {
+			t.Fatal(err)
+		}
+		// In the plugin's words.
+		if runs := report.Data["record.json"]; strings.Count(runs, "EVENKEEL_TRANSPORT=rdma: ") != 2 {
+			t.Errorf("the runs did not fail for want of a device: %s", runs)
 		}
 	})
 }
