@@ -54,7 +54,7 @@ func rdma(ctx context.Context, root string) (counts, error) {
 		return n, err
 	}
 	for _, t := range rdmaTests {
-		runner := fmt.Sprintf("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=%s --topology %s --timeout 5m --", program, t.topology)
+		runner := fmt.Sprintf("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=%s --topology %s --timeout 10m --", program, t.topology)
 		rust, err := cargoTest(ctx, root, []string{runner}, slices.Concat(t.build, []string{"--"}, t.run)...)
 		n.add(rust)
 		if err != nil {
