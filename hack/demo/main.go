@@ -1,5 +1,5 @@
 // Command demo runs Evenkeel's main job from nothing: a real Kubernetes, the chart, and an annotated PyTorchJob whose
-// workers all-reduce over the injected plugin. Then a node's link is slowed: a check names the node, the next job keeps off
+// workers all-reduce over the injected plugin; and one of which another annotation has reduction servers add up. Then a node's link is slowed: a check names the node, the next job keeps off
 // it, and when the link is restored a check clears it. It prints one page that shows what happened.
 package main
 
@@ -77,6 +77,14 @@ func run(ctx context.Context, config setup.Config, out io.Writer) error {
 		return err
 	}
 	if err := page(out, result); err != nil {
+		return err
+	}
+	fmt.Fprintln(config.Progress, "\n==> The same with reduction servers")
+	reduced, err := runJob(ctx, env, withReduction(manifest), config.Progress)
+	if err != nil {
+		return err
+	}
+	if err := reductionPage(out, reduced); err != nil {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "\n==> Pre-flight")

@@ -89,11 +89,11 @@ func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, er
 		return err
 	}
 
-	a.say("4. Before a job: is the network fine? (every link limited to " + usualRate + " for this)")
+	a.say("5. Before a job: is the network fine? (every link limited to " + usualRate + " for this)")
 	if err := a.check(ctx, "demo-before", 0); err != nil {
 		return err
 	}
-	a.say("5. The link of " + slowNode + " is slowed to " + slowRate + ": the check names the node")
+	a.say("6. The link of " + slowNode + " is slowed to " + slowRate + ": the check names the node")
 	if err := a.env.Local.LimitLink(ctx, slowNode, slowRate); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, er
 		return err
 	}
 
-	a.say("6. The next job keeps off it")
+	a.say("7. The next job keeps off it")
 	result, err := job(ctx)
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, er
 		return err
 	}
 
-	a.say("7. The link is restored: the next check clears the node")
+	a.say("8. The link is restored: the next check clears the node")
 	if err := a.env.Local.LimitLink(ctx, slowNode, usualRate); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, er
 
 // checkOnly is for a user's own cluster: nothing is slowed there, and only two nodes are tried.
 func (a *act) checkOnly(ctx context.Context) error {
-	a.say("4. Before a job: is the network fine?")
+	a.say("5. Before a job: is the network fine?")
 	var nodes corev1.NodeList
 	if err := a.env.Client.List(ctx, &nodes); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
