@@ -171,7 +171,7 @@ func (r reductionResult) kernels() []reductionRow {
 		line := func(what, reference string, w worst, goal float64) {
 			limit := fmt.Sprintf("%s on one core: loading the sources alone, as if they were one buffer, with nothing added or stored, gets %.2f there", r.Kernels[0].Instructions, w.loads)
 			if w.loads >= goal {
-				limit += ", so that it is not the loads: the processor follows so many buffers less well, or has as much to convert"
+				limit += ", so that it is not the loads; most likely following so many buffers at a time, or converting"
 			}
 			rows = append(rows, reductionRow{
 				what: fmt.Sprintf("sums of 2 to 16 buffers of %s, %s in all", what, total), reference: reference,

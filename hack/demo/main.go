@@ -1,6 +1,7 @@
 // Command demo runs Evenkeel's main job from nothing: a real Kubernetes, the chart, and an annotated PyTorchJob whose
-// workers all-reduce over the injected plugin; and one of which another annotation has reduction servers add up. Then a node's link is slowed: a check names the node, the next job keeps off
-// it, and when the link is restored a check clears it. It prints one page that shows what happened.
+// workers all-reduce over the injected plugin; then the same with an annotation for reduction servers, which add up. Then a
+// node's link is slowed: a check names the node, the next job keeps off it, and when the link is restored a check clears it.
+// It prints one page that shows what happened.
 package main
 
 import (

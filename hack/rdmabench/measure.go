@@ -173,12 +173,15 @@ func (c contestants) compare(ctx context.Context, progress io.Writer, rounds int
 // once measures a case with all, one after the other.
 func (c contestants) once(ctx context.Context, r *result) error {
 	writes, sends := r.Case.programs()
-	for program, values := range map[string]*[]float64{writes: &r.Perftest, sends: &r.Sends} {
-		value, err := perftest(ctx, r.Case, program)
+	for _, by := range []struct {
+		program string
+		values  *[]float64
+	}{{sends, &r.Sends}, {writes, &r.Perftest}} {
+		value, err := perftest(ctx, r.Case, by.program)
 		if err != nil {
-			return fmt.Errorf("%s: %w", program, err)
+			return fmt.Errorf("%s: %w", by.program, err)
 		}
-		*values = append(*values, value)
+		*by.values = append(*by.values, value)
 	}
 	ours, err := c.run(ctx, r.Case)
 	if err != nil {

@@ -142,23 +142,23 @@ fn open(
 /// The memory in which messages of a port may be, which the log says if it is more than the host's.
 fn reach(name: &str, context: &Arc<Context>, settings: &Settings, log: &dyn Log) -> Reach {
     let possible = Reach::of(context);
-    let by_servers = !settings.reduction_servers().is_empty();
-    let reach = if by_servers { Reach::HOST } else { possible.offered(settings.carrier) };
-    if by_servers && !possible.is_host() {
-        // NCCL takes what one kind of device can do for what both can: they have the same name.
-        log.info(&format!(
-            "evenkeel: {name}: messages are in host memory, where reduction servers' have to be; without EVENKEEL_REDUCTION_SERVERS they may be in GPU memory: {}",
-            possible.names()
-        ));
-    } else if !reach.is_host() {
-        log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {}", reach.names()));
-    } else if !possible.is_host() {
-        log.info(&format!(
-            "evenkeel: {name}: messages are in host memory, since TCP may carry them; EVENKEEL_TRANSPORT=rdma allows GPU memory: {}",
-            possible.names()
-        ));
+    if possible.is_host() {
+        return possible;
     }
-    reach
+    let names = possible.names();
+    let has_servers = !settings.reduction_servers().is_empty();
+    match possible.offered(settings.carrier, has_servers) {
+        Ok(reach) => {
+            log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {names}"));
+            reach
+        }
+        Err(why) => {
+            log.info(&format!(
+                "evenkeel: {name}: messages are in host memory, {why} GPU memory: {names}"
+            ));
+            Reach::HOST
+        }
+    }
 }
 
 /// The GID to use, of an address that this host has: of the second version of RoCE, IPv4 before IPv6, global before

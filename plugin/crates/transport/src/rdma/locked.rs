@@ -12,8 +12,13 @@ const IPC_LOCK: u32 = 14;
 /// Says what to do if this process may lock too little.
 pub(super) fn check() -> Result<(), String> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    match getrlimit(Resource::Memlock).current {
-        Some(bytes) if bytes < LEAST && !is_exempt(&status) => Err(format!(
+    judge(getrlimit(Resource::Memlock).current, &status)
+}
+
+/// As [`check`] of a process with this limit in bytes, if it has one, and of which the kernel says that.
+fn judge(limit: Option<u64>, status: &str) -> Result<(), String> {
+    match limit {
+        Some(bytes) if bytes < LEAST && !is_exempt(status) => Err(format!(
             "RDMA needs locked memory, of which this process may have {} KiB: raise the limit (ulimit -l; in Kubernetes LimitMEMLOCK of the container runtime's service), or give it the capability IPC_LOCK",
             bytes >> 10
         )),
@@ -41,5 +46,14 @@ mod tests {
             "a container"
         );
         assert!(!is_exempt(""));
+    }
+
+    #[test]
+    fn too_low_a_limit_counts_unless_there_is_the_capability() {
+        let error = judge(Some(8 << 20), "").unwrap_err();
+        assert!(error.contains("8192 KiB") && error.contains("ulimit -l"), "{error}");
+        assert_eq!(judge(Some(8 << 20), "CapEff:\t0000000000004000\n"), Ok(()));
+        assert_eq!(judge(Some(LEAST), ""), Ok(()));
+        assert_eq!(judge(None, ""), Ok(()));
     }
 }

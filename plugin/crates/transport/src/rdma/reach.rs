@@ -39,12 +39,18 @@ impl Reach {
         }
     }
 
-    /// That of it which may be offered. Who asks for memory is told before there are connections; where one of those may turn
-    /// out to be carried by TCP, it has to be the host's.
-    pub(crate) fn offered(self, carrier: Carrier) -> Self {
+    /// That of it which may be offered, or why none may. Who asks for memory is told before there are connections; where one
+    /// of those may turn out to be carried by TCP, it has to be the host's. So it has to be with reduction servers, which use
+    /// no other: NCCL takes what is said of a device for both of its uses.
+    pub(crate) fn offered(self, carrier: Carrier, has_servers: bool) -> Result<Self, &'static str> {
         match carrier {
-            Carrier::Rdma => self,
-            Carrier::Auto | Carrier::Tcp => Self::HOST,
+            Carrier::Auto | Carrier::Tcp => {
+                Err("since TCP may carry them; EVENKEEL_TRANSPORT=rdma allows")
+            }
+            Carrier::Rdma if has_servers => Err(
+                "where those of reduction servers have to be; a job without EVENKEEL_REDUCTION_SERVERS allows",
+            ),
+            Carrier::Rdma => Ok(self),
         }
     }
 
@@ -86,13 +92,16 @@ mod tests {
     }
 
     #[test]
-    fn where_tcp_may_carry_messages_they_are_in_host_memory() {
+    fn with_tcp_or_reduction_servers_messages_are_in_host_memory() {
         for peer_memory in [false, true] {
             for dma_buffers in [false, true] {
                 let reach = Reach { peer_memory, dma_buffers };
-                assert_eq!(reach.offered(Carrier::Rdma), reach);
-                assert_eq!(reach.offered(Carrier::Auto), Reach::HOST);
-                assert_eq!(reach.offered(Carrier::Tcp), Reach::HOST);
+                assert_eq!(reach.offered(Carrier::Rdma, false), Ok(reach));
+                let with_servers = reach.offered(Carrier::Rdma, true).unwrap_err();
+                assert!(with_servers.contains("reduction servers"), "{with_servers}");
+                for carrier in [Carrier::Auto, Carrier::Tcp] {
+                    assert!(reach.offered(carrier, false).unwrap_err().contains("TCP"));
+                }
                 assert_eq!(reach.is_host(), !peer_memory && !dma_buffers);
                 assert_eq!(reach.names().contains("peer memory"), peer_memory);
                 assert_eq!(reach.names().contains("DMA-BUF"), dma_buffers);
