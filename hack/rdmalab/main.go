@@ -58,6 +58,7 @@ Devices rxe0 (10.77.0.1 on eth0) and rxe1 (10.77.0.2 on eth1) are joined by a vi
 MTU of 9000; the GID of index 1 is IPv4's, RoCE v2. Topologies:
   pair    both in one network namespace; traffic between the two takes the link
   hosts   one each in the network namespaces h1 and h2: "ip netns exec h1 COMMAND"
+  rails   pair twice: rxe2 (10.77.1.1 on eth2) and rxe3 (10.77.1.2 on eth3) have a link of their own
 ` + rdmalab.TopologyVariable + ` is set to the topology.
 
 Installs QEMU and the RDMA tools with apt, and fetches Debian's kernel into the cache, the first time.

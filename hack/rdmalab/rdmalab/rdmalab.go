@@ -29,7 +29,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// A Topology says how the two devices are joined.
+// A Topology says how the devices are joined.
 type Topology string
 
 const (
@@ -39,10 +39,13 @@ const (
 	// Hosts has them in the namespaces h1 and h2, for two processes:
 	// "ip netns exec h1 COMMAND". The command itself is in neither.
 	Hosts Topology = "hosts"
+	// Rails is [Pair] twice: rxe2 and rxe3, at 10.77.1.1 (eth2) and 10.77.1.2
+	// (eth3), have a link of their own, from which none leads to the other.
+	Rails Topology = "rails"
 )
 
 // Topologies are all of them, the default first.
-var Topologies = []Topology{Pair, Hosts}
+var Topologies = []Topology{Pair, Hosts, Rails}
 
 // TopologyVariable is set to the topology in a command's environment.
 const TopologyVariable = "EVENKEEL_RDMALAB"

@@ -14,6 +14,7 @@ use socket2::{Socket, TcpKeepalive};
 use crate::Context;
 use crate::bell;
 use crate::counters::Counters;
+use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::notify::Notify;
 use crate::rdma::{self, Reach, Registrar};
@@ -67,6 +68,8 @@ pub(crate) struct Base {
     direction: Direction,
     medium: Medium,
     peer: SocketAddr,
+    /// What carries it now; the context has what it began with.
+    device: Mutex<Device>,
     failure: OnceLock<Error>,
     /// Whether the failure has been written to the log.
     reported: AtomicBool,
@@ -86,6 +89,7 @@ impl Base {
         peer: SocketAddr,
     ) -> Self {
         Self {
+            device: Mutex::new(context.device.clone()),
             context,
             counters: Counters::default(),
             direction,
@@ -123,7 +127,16 @@ impl Base {
             Medium::Tcp => Reach::HOST,
             Medium::Rdma => self.context.reach,
         };
-        Registrar::new(&self.context.device, reach)
+        Registrar::new(&lock(&self.device), reach)
+    }
+
+    /// Another device carries it from now on.
+    pub(crate) fn move_to(&self, device: &Device) {
+        lock(&self.device).clone_from(device);
+    }
+
+    fn device_name(&self) -> String {
+        lock(&self.device).name().to_owned()
     }
 
     /// Bytes moved so far.
@@ -158,7 +171,7 @@ impl Base {
             self.peer,
             in_flight.requests,
             in_flight.bytes,
-            self.context.device.name(),
+            self.device_name(),
             self.label(),
         );
         let first = self.failure.set(Error::new(kind, message)).is_ok();
@@ -192,12 +205,17 @@ impl Base {
 
     /// Something worth knowing happened to the connection.
     pub(crate) fn info(&self, what: &str) {
-        let device = self.context.device.name();
-        self.context.log.info(&format!(
-            "evenkeel: peer={} {what} device={device}{}",
-            self.peer,
-            self.label()
-        ));
+        self.context.log.info(&self.line(what));
+    }
+
+    /// Something happened to the connection that somebody should look after.
+    pub(crate) fn warn(&self, what: &str) {
+        self.context.log.warn(&self.line(what));
+    }
+
+    fn line(&self, what: &str) -> String {
+        let (peer, device) = (self.peer, self.device_name());
+        format!("evenkeel: peer={peer} {what} device={device}{}", self.label())
     }
 
     /// A flow that has carried this many bytes has ended.
@@ -215,7 +233,7 @@ impl Base {
             self.peer,
             self.direction(),
             self.medium.name(),
-            self.context.device.name(),
+            self.device_name(),
             self.label(),
         ));
     }
@@ -234,7 +252,7 @@ impl Base {
             self.peer,
             self.counters,
             carried.len(),
-            self.context.device.name(),
+            self.device_name(),
             self.label(),
         ));
     }

@@ -107,14 +107,15 @@ impl Call {
         Self::begin(destination, caller, flow, None, deadline)
     }
 
-    /// As [`Call::start`], for the lifeline of a connection with so many lanes.
+    /// As [`Call::start`], for the lifeline of this number of a connection with so many lanes.
     pub(crate) fn lifeline(
         destination: &Arc<Destination>,
         caller: Arc<dyn Caller>,
+        number: u32,
         lanes: u16,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        Self::begin(destination, caller, 0, Some(lanes), deadline)
+        Self::begin(destination, caller, number, Some(lanes), deadline)
     }
 
     fn begin(

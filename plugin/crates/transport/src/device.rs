@@ -76,11 +76,14 @@ impl Device {
         self.interfaces.iter().map(|interface| interface.ip).collect()
     }
 
-    /// The address to listen at; port 0.
-    pub(crate) fn listening(&self) -> SocketAddr {
+    /// The address to listen at, for who is to be reached at these others too; port 0.
+    pub(crate) fn listening(&self, others: &[IpAddr]) -> SocketAddr {
         match &self.interfaces[..] {
-            [interface] => interface.scoped(SocketAddr::new(interface.ip, 0)),
-            several if several.iter().all(|interface| interface.ip.is_ipv4()) => {
+            [interface] if others.is_empty() => interface.scoped(SocketAddr::new(interface.ip, 0)),
+            several
+                if several.iter().all(|interface| interface.ip.is_ipv4())
+                    && others.iter().all(IpAddr::is_ipv4) =>
+            {
                 (Ipv4Addr::UNSPECIFIED, 0).into()
             }
             _ => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -109,6 +112,23 @@ impl Interface {
             other => other,
         }
     }
+}
+
+/// The RDMA ports by which a connection of one of these devices may go on when that one's fails: those at other addresses,
+/// in the order after it, as many as a peer can be told of.
+pub(crate) fn other_ports<'a>(of: &Device, all: &'a [Device]) -> Vec<&'a Device> {
+    if of.rdma.is_none() {
+        return Vec::new();
+    }
+    let (own, mut taken) = (of.addresses(), Vec::new());
+    let at = all.iter().position(|device| device.name == of.name).map_or(0, |at| at + 1);
+    let is_new = |device: &&Device| {
+        let addresses = device.addresses();
+        let is_new = device.rdma.is_some() && addresses != own && !taken.contains(&addresses);
+        taken.push(addresses);
+        is_new
+    };
+    all.iter().cycle().skip(at).take(all.len()).filter(is_new).take(MAX_ADDRESSES).collect()
 }
 
 /// The usable devices of this host.
@@ -424,14 +444,16 @@ mod tests {
         let to = |ip| device.path(0, &peer(&[ip])).1;
         assert_eq!(to("fe80::9"), "[fe80::9%3]:80".parse().unwrap());
         assert_eq!(to("2001:db8::9"), "[2001:db8::9]:80".parse().unwrap());
-        assert_eq!(device.listening(), "[fe80::5%3]:0".parse().unwrap());
+        assert_eq!(device.listening(&[]), "[fe80::5%3]:0".parse().unwrap());
+        let elsewhere = "10.0.0.1".parse().unwrap();
+        assert_eq!(device.listening(&[elsewhere]), "[::]:0".parse().unwrap());
     }
 
     #[test]
     fn flows_of_joined_interfaces_take_them_in_turn() {
         let joined = join(vec![device("10.0.0.1", 0), device("10.0.1.1", 1)]).unwrap();
         assert_eq!((joined.name(), joined.speed()), ("eth0+eth1", 2000));
-        assert_eq!(joined.listening(), "0.0.0.0:0".parse().unwrap());
+        assert_eq!(joined.listening(&[]), "0.0.0.0:0".parse().unwrap());
         assert_eq!(joined.addresses().len(), 2);
         let paths = |peer: &Handle| -> Vec<_> {
             (0..3)

@@ -91,7 +91,7 @@ use sys::lock;
 pub struct Transport {
     settings: Arc<Settings>,
     log: Arc<dyn Log>,
-    devices: Vec<Device>,
+    devices: Arc<[Device]>,
     metrics: Arc<Metrics>,
     /// Alive as long as a listener, a connection or an attempt at one is.
     engine: Mutex<Weak<Engine>>,
@@ -109,7 +109,7 @@ impl Transport {
         Ok(Self {
             settings: Arc::new(settings),
             log,
-            devices,
+            devices: devices.into(),
             metrics: Arc::new(Metrics::new(adapters)),
             engine: Mutex::new(Weak::new()),
         })
@@ -152,7 +152,7 @@ impl Transport {
         let at = |device: &Device| device.addresses().contains(&address.ip());
         let device = self.devices.iter().position(at).unwrap_or(0);
         let context = self.context(device, label)?;
-        let port = Port::Public(address, nonce, notified, self.devices.clone());
+        let port = Port::Public(address, nonce, notified);
         Listener::open(self.engine()?, context, port)
     }
 
@@ -222,6 +222,7 @@ impl Transport {
             settings: Arc::clone(&self.settings),
             log: Arc::clone(&self.log),
             device: device.clone(),
+            devices: Arc::clone(&self.devices),
             label: label.to_owned(),
             metrics: Arc::clone(&self.metrics),
             reach: Reach::HOST,
@@ -264,8 +265,17 @@ struct Context {
     settings: Arc<Settings>,
     log: Arc<dyn Log>,
     device: Device,
+    /// All of this host's.
+    devices: Arc<[Device]>,
     label: String,
     metrics: Arc<Metrics>,
     /// The memory in which messages may be.
     reach: Reach,
+}
+
+impl Context {
+    /// The other RDMA ports by which a connection can go on.
+    fn other_ports(&self) -> impl Iterator<Item = Device> {
+        device::other_ports(&self.device, &self.devices).into_iter().cloned()
+    }
 }

@@ -52,9 +52,9 @@ pub struct Listener {
 pub(crate) enum Port {
     /// At the device, for those who are given the handle; it gives up when nobody comes.
     Private,
-    /// At an address that peers know, for ever; who listens hears of what has come. A connection is of that of the devices
-    /// at whose address it has come.
-    Public(SocketAddr, Nonce, Arc<dyn Notify>, Vec<Device>),
+    /// At an address that peers know, for ever; who listens hears of what has come. A connection is of the device at whose
+    /// address it has come.
+    Public(SocketAddr, Nonce, Arc<dyn Notify>),
 }
 
 struct Shared {
@@ -64,8 +64,8 @@ struct Shared {
     /// Hears of what has come; who has one waits for ever.
     notified: Option<Arc<dyn Notify>>,
     context: Context,
-    /// Whose connections may come; none where all are the context's.
-    devices: Vec<Device>,
+    /// Addresses of other ports, where lifelines may come that take the place of others.
+    elsewhere: Vec<IpAddr>,
     workers: Arc<Workers>,
     /// Whether some were left to the kernel.
     crowded: AtomicBool,
@@ -84,6 +84,8 @@ struct State {
     agreeing: HashMap<ConnectionId, Arc<rdma::Receiver>>,
     /// Connections that flows may join: what is ready and what was accepted.
     complete: HashMap<ConnectionId, Weak<Receiver>>,
+    /// The same of those whose lifelines others may replace.
+    agreed: HashMap<ConnectionId, Weak<rdma::Receiver>>,
     /// How many keep the socket open.
     keepers: usize,
     /// Why the listener cannot go on.
@@ -101,10 +103,15 @@ struct Partial {
 
 impl Listener {
     pub(crate) fn open(engine: Arc<Engine>, context: Context, port: Port) -> Result<Self, Error> {
+        let mut elsewhere: Vec<IpAddr> =
+            context.other_ports().flat_map(|device| device.addresses()).collect();
         let local = match &port {
-            Port::Private => context.device.listening(),
+            Port::Private => context.device.listening(&elsewhere),
             Port::Public(address, ..) => *address,
         };
+        if !local.ip().is_unspecified() {
+            elsewhere.clear();
+        }
         let what = match &port {
             Port::Private => format!("cannot listen on {} ({})", context.device.name(), local.ip()),
             Port::Public(..) => format!("cannot listen at {local}"),
@@ -112,16 +119,16 @@ impl Listener {
         let fail = |error| Error::system(&what, &error);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
-        let (nonce, notified, devices) = match port {
+        let (nonce, notified) = match port {
             Port::Private => {
                 bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
-                (Nonce(sys::random().map_err(fail)?), None, Vec::new())
+                (Nonce(sys::random().map_err(fail)?), None)
             }
-            Port::Public(_, nonce, notified, devices) => {
+            Port::Public(_, nonce, notified) => {
                 // Connections of the process that listened here before may not be over yet.
                 socket.set_reuse_address(true).map_err(fail)?;
                 socket.bind(&local.into()).map_err(fail)?;
-                (nonce, Some(notified), devices)
+                (nonce, Some(notified))
             }
         };
         socket.listen(BACKLOG).map_err(fail)?;
@@ -134,7 +141,7 @@ impl Listener {
             nonce,
             notified,
             context,
-            devices,
+            elsewhere,
             workers,
             crowded: AtomicBool::new(false),
             state: Mutex::default(),
@@ -379,10 +386,12 @@ impl Shared {
     fn context_of(&self, flow: Option<&Socket>) -> Context {
         let mut context = self.context.clone();
         let local = flow.and_then(|flow| flow.local_addr().ok()?.as_socket());
-        let is_there = |ip: IpAddr| {
-            self.devices.iter().find(|device| device.addresses().contains(&ip.to_canonical()))
-        };
-        if let Some(device) = local.and_then(|local| is_there(local.ip())) {
+        let Some(local) = local.map(|local| local.ip().to_canonical()) else { return context };
+        let is_there = |device: &&Device| device.addresses().contains(&local);
+        // Several devices may have one address.
+        if !is_there(&&context.device)
+            && let Some(device) = context.devices.iter().find(is_there)
+        {
             context.device = device.clone();
         }
         context
@@ -396,6 +405,9 @@ impl Shared {
         socket: Socket,
         peer: SocketAddr,
     ) -> Result<(), Refusal> {
+        if hello.flow > 0 {
+            return self.rejoin(hello, socket);
+        }
         let id = hello.connection;
         let by_rdma = self.context.settings.carrier != Carrier::Tcp;
         let context = self.context_of(Some(&socket));
@@ -421,7 +433,9 @@ impl Shared {
         let workers = &self.workers;
         let lanes = usize::from(hello.flows);
         // The lock keeps the outcome back until the connection is noted.
-        match rdma::Receiver::open(context, adapter, workers, peer, socket, lanes, opened) {
+        let elsewhere = self.elsewhere.clone();
+        let lifeline = (socket, peer);
+        match rdma::Receiver::open(context, adapter, workers, lifeline, lanes, elsewhere, opened) {
             Ok(receiver) => drop(state.agreeing.insert(id, receiver)),
             Err(error) => {
                 self.context
@@ -432,12 +446,33 @@ impl Shared {
         Ok(())
     }
 
+    /// Lets a lifeline take the place of a connection's, if the peer chooses it.
+    fn rejoin(&self, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
+        let receiver = lock(&self.state).agreed.get(&hello.connection).and_then(Weak::upgrade);
+        let receiver = receiver.filter(|receiver| receiver.is_open());
+        let device = self.context_of(Some(&socket)).device;
+        let verdict = match &receiver {
+            None => Err(Refusal::Gone),
+            Some(_) if device.rdma().is_none() => Err(Refusal::NoRdma),
+            Some(_) => Ok(()),
+        };
+        answer(&socket, hello.connection, verdict);
+        verdict?;
+        if let Some(receiver) = receiver {
+            let deadline = Instant::now() + self.context.settings.handshake_timeout;
+            rdma::Candidate::watch(&self.workers, &receiver, device, socket, deadline);
+        }
+        Ok(())
+    }
+
     /// The peers have agreed on queue pairs, or cannot.
     fn agreed(&self, id: ConnectionId, peer: SocketAddr, opened: Result<(), Error>) {
         let mut state = lock(&self.state);
         let Some(receiver) = state.agreeing.remove(&id) else { return };
         match opened {
             Ok(()) => {
+                state.agreed.retain(|_, receiver| receiver.strong_count() > 0);
+                state.agreed.insert(id, Arc::downgrade(&receiver));
                 state.ready.push_back(receiver);
                 if let Some(notified) = &self.notified {
                     notified.notify();

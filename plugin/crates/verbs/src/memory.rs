@@ -210,6 +210,17 @@ impl Mailbox {
         Ok(mailbox)
     }
 
+    /// Registers it with another device instead. Its bytes stay.
+    ///
+    /// # Errors
+    /// As [`Region::new`]; it is then registered as before.
+    pub fn move_to(&mut self, context: &Arc<Context>) -> Result<(), Error> {
+        // SAFETY: as in `new`.
+        let region = unsafe { Region::new(context, self.start, self.length, Access::All) }?;
+        self.region = Some(region);
+        Ok(())
+    }
+
     /// Its registration.
     pub fn region(&self) -> &Region {
         match &self.region {

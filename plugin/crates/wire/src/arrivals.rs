@@ -190,6 +190,12 @@ impl<T> Arrivals<T> {
         self.messages.iter().filter(|message| message.posted.is_some()).count()
     }
 
+    /// What they were posted with.
+    pub fn posted_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        let posted = self.messages.iter_mut().filter_map(|message| message.posted.as_mut());
+        posted.map(|(_, posted)| posted)
+    }
+
     /// Their number, and the bytes of their buffers.
     pub fn posted(&self) -> impl Iterator<Item = (u64, u64, &T)> {
         let numbered = (self.first..).zip(&self.messages);

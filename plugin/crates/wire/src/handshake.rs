@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use crate::lifeline::MAX_LANES;
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// Most flows a connection may have.
 pub const MAX_FLOWS: usize = 64;
 /// Most addresses of a listener.
@@ -120,11 +120,7 @@ impl Handle {
         out[12..14].copy_from_slice(&self.port.to_le_bytes());
         out[16..32].copy_from_slice(&self.nonce.0);
         for (place, address) in out[32..].chunks_exact_mut(16).zip(&self.addresses) {
-            let address = match address {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                IpAddr::V6(ip) => *ip,
-            };
-            place.copy_from_slice(&address.octets());
+            place.copy_from_slice(&mapped(*address).octets());
         }
         out
     }
@@ -171,8 +167,9 @@ pub struct Hello {
     pub flows: u16,
     /// Whether frames are sealed and payloads checked.
     pub checksum: bool,
-    /// Whether this is no flow but the lifeline of a connection whose messages are carried by RDMA, its only TCP
-    /// connection, numbered 0. The number of flows is then that of its lanes, 1 to [`crate::MAX_LANES`].
+    /// Whether this is no flow but the lifeline of a connection whose messages are carried by RDMA. The first one is numbered
+    /// 0; those that are to take its place have numbers that none had before. The number of flows is then that of the
+    /// connection's lanes, 1 to [`crate::MAX_LANES`].
     pub rdma: bool,
     /// With a job key: fresh random bytes, which make the listener's proof one for this flow only.
     pub random: Option<[u8; 12]>,
@@ -238,9 +235,6 @@ impl Hello {
                 value: flows.into(),
                 accepted: format!("1 to {most}"),
             });
-        }
-        if rdma && flow > 0 {
-            return Err(HandshakeError::Unused("a lifeline's hello"));
         }
         let random = has_key.then(|| array(bytes, 52));
         let connection = ConnectionId(array(bytes, 32));
@@ -345,6 +339,14 @@ impl Welcome {
     }
 }
 
+/// An address as all are carried.
+pub(crate) fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
 fn check_version(bytes: &[u8]) -> Result<(), HandshakeError> {
     match u16_at(bytes, 8) {
         PROTOCOL_VERSION => Ok(()),
@@ -438,8 +440,10 @@ mod tests {
         assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")));
         let checked = Hello { checksum: true, ..hello() };
         assert_eq!(Hello::decode(&checked.encode(), NONCE, false, true), Ok(checked));
-        let lifeline = Hello { rdma: true, flow: 0, ..hello() };
-        assert_eq!(Hello::decode(&lifeline.encode(), NONCE, false, false), Ok(lifeline));
+        for flow in [0, 9] {
+            let lifeline = Hello { rdma: true, flow, ..hello() };
+            assert_eq!(Hello::decode(&lifeline.encode(), NONCE, false, false), Ok(lifeline));
+        }
         let refused = HandshakeError::Checksum { theirs: false };
         assert_eq!(Hello::decode(&hello().encode(), NONCE, false, true), Err(refused));
         assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")), "random without a key");

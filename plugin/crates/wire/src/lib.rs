@@ -13,7 +13,7 @@
 //! keeps them: when a flow dies, what it may not have delivered is sent again on others.
 //!
 //! Where messages are carried by RDMA, there is no flow but one TCP connection, the lifeline, on which the peers say
-//! [`Word`]s; [`Arrivals`] counts what has come.
+//! [`Word`]s, of which some outlive it ([`Lasting`]); [`Arrivals`] counts what has come.
 //!
 //! Everything here is a pure function of its arguments: no sockets, no clocks, no randomness.
 //! All integers on the wire are little-endian.
@@ -22,6 +22,7 @@ mod arrivals;
 mod auth;
 mod frame;
 mod handshake;
+mod lasting;
 mod lifeline;
 mod pace;
 mod ranges;
@@ -37,6 +38,7 @@ pub use handshake::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_ADDRESSES,
     MAX_FLOWS, Nonce, PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
 };
+pub use lasting::Lasting;
 pub use lifeline::{LANE_PARTS, MAX_LANES, PairWord, Part, PortWord, Word, WordError};
 pub use pace::{Pace, Progress};
 pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};

@@ -1,13 +1,20 @@
-//! What peers whose messages are carried by RDMA say on their connection's only TCP connection.
+//! What peers whose messages are carried by RDMA say on their connection's only TCP connection, the lifeline.
 //!
 //! There they agree on queue pairs, one per *lane*, at the start and again when one has failed. The connector, who sends
 //! the messages, offers a queue pair for a lane; the listener connects one of its own with it and answers with that; the
 //! connector does the same and lets go. An offer that replaces a queue pair lists the parts of messages that were sent and
 //! not acknowledged there. The listener answers which of them it has, after it has seen to it that nothing more comes by
 //! the old one: what it has is not sent again, what it has not cannot come twice.
+//!
+//! Queue pairs are those of the two ports at whose addresses the lifeline ends. When nothing gets through there, the
+//! connector opens another lifeline, from or to another address, and all begins anew on it: each side says its port, and the
+//! connector offers a queue pair for each lane. What does not depend on the ports is said again if the peer has not heard it
+//! ([`crate::Lasting`]).
+
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::arrivals::WINDOW;
-use crate::handshake::array;
+use crate::handshake::{MAX_ADDRESSES, array, mapped};
 
 /// Most parts of messages that a lane has on their way.
 pub const LANE_PARTS: usize = 64;
@@ -18,11 +25,13 @@ const HEAD: usize = 8;
 const PART: usize = 12;
 const PORT: usize = 32;
 const PAIR: usize = 8;
+const ADDRESS: usize = 16;
 
 /// What a peer says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Where it is, and where to write to. The first word of each side.
+    /// Where it is, and where to write to. The first word of each side on a connection's first lifeline, the second one on
+    /// others.
     Port(PortWord),
     /// The connector has a new queue pair for a lane. These parts may not have come by the old one.
     Offer(u8, PairWord, Vec<Part>),
@@ -43,6 +52,12 @@ pub enum Word {
     /// From the connector, as [`crate::Frame::PlainUntil`], with the lengths in bytes of the messages from the one on of
     /// which the listener has spoken; 0 of those that it has in its ring.
     PlainUntil(u64, Vec<u32>),
+    /// The addresses of this side's other ports, by which the connection could go on; 1 to [`MAX_ADDRESSES`]. Not said where
+    /// there is none.
+    Elsewhere(Vec<IpAddr>),
+    /// So many words that outlive a lifeline have been heard, from the first one on. The first word of each side on a
+    /// lifeline that takes the place of another one.
+    Heard(u64),
 }
 
 /// A port, and the memory there that the peer writes to.
@@ -89,7 +104,26 @@ pub struct WordError {
 }
 
 impl Word {
-    /// The bytes to send. An offer's parts beyond [`LANE_PARTS`] are left out, and lengths beyond [`WINDOW`].
+    /// Whether it holds whatever the lifeline and the ports are.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Wants(..)
+            | Self::Bye(_)
+            | Self::Tag(_)
+            | Self::Mixed(_)
+            | Self::PlainUntil(..)
+            | Self::Elsewhere(_) => true,
+            Self::Port(_)
+            | Self::Offer(..)
+            | Self::Answer(..)
+            | Self::Go(_)
+            | Self::Dead(_)
+            | Self::Heard(_) => false,
+        }
+    }
+
+    /// The bytes to send. An offer's parts beyond [`LANE_PARTS`] are left out, lengths beyond [`WINDOW`], and addresses beyond
+    /// [`MAX_ADDRESSES`].
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let (kind, lane) = match self {
@@ -140,6 +174,16 @@ impl Word {
                 }
                 (10, 0)
             }
+            Self::Elsewhere(addresses) => {
+                for address in addresses.iter().take(MAX_ADDRESSES) {
+                    body.extend(mapped(*address).octets());
+                }
+                (11, 0)
+            }
+            Self::Heard(words) => {
+                body.extend(words.to_le_bytes());
+                (12, 0)
+            }
         };
         let length = (body.len() as u16).to_le_bytes();
         let mut out = vec![kind, lane, length[0], length[1], 0, 0, 0, 0];
@@ -158,7 +202,7 @@ impl Word {
         let error = WordError { kind, length };
         let most = PAIR + LANE_PARTS * PART;
         let laned = matches!(kind, 2..=5);
-        if !(1..=10).contains(&kind)
+        if !(1..=12).contains(&kind)
             || usize::from(length) > most
             || zeros != [0; 4]
             || usize::from(lane) >= if laned { MAX_LANES } else { 1 }
@@ -197,6 +241,15 @@ impl Word {
                 let lengths = lengths.map(|length| u32::from_le_bytes(array(length, 0))).collect();
                 Self::PlainUntil(u64::from_le_bytes(array(below, 0)), lengths)
             }
+            (11, length) if (ADDRESS..=MAX_ADDRESSES * ADDRESS).contains(&length) => {
+                let addresses = body.chunks_exact(ADDRESS);
+                if !addresses.remainder().is_empty() {
+                    return Err(error);
+                }
+                let address = |bytes| Ipv6Addr::from(array::<ADDRESS>(bytes, 0)).to_canonical();
+                Self::Elsewhere(addresses.map(address).collect())
+            }
+            (12, 8) => Self::Heard(u64::from_le_bytes(array(body, 0))),
             _ => return Err(error),
         };
         Ok(Some((word, HEAD + body.len())))
@@ -262,6 +315,9 @@ mod tests {
             Word::Mixed(1 << 40),
             Word::PlainUntil(1 << 50, vec![]),
             Word::PlainUntil(64, (0..WINDOW as u32).map(|number| number << 24).collect()),
+            Word::Elsewhere(vec![[10, 1, 2, 3].into()]),
+            Word::Elsewhere((1..=4).map(|last| [0xfd00, 0, 0, 0, 0, 0, 0, last].into()).collect()),
+            Word::Heard(u64::MAX),
         ]
     }
 
@@ -284,7 +340,7 @@ mod tests {
 
     #[test]
     fn what_means_nothing_is_refused_before_all_of_it_has_come() {
-        for (at, value) in [(0, 0), (0, 11), (1, 8), (3, 0xff), (5, 1)] {
+        for (at, value) in [(0, 0), (0, 13), (1, 8), (3, 0xff), (5, 1)] {
             let mut bytes = Word::Go(1).encode();
             bytes[at] = value;
             assert!(Word::decode(&bytes).is_err(), "{bytes:?}");
@@ -298,7 +354,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_taken_or_refused_without_panic(
-            bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0u8..12, length in 0u8..64,
+            bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0u8..14, length in 0u8..72,
         ) {
             let mut bytes = bytes;
             if bytes.len() >= HEAD {

@@ -1,22 +1,21 @@
 //! The RDMA ports of this host.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_verbs::{Context, Event, Gid, GidKind, Peer, Port, Region, gids};
+use evenkeel_verbs::{Context, Gid, GidKind, Peer, Port, Region, gids};
 use evenkeel_wire::{PairWord, PortWord};
 
 use crate::log::Log;
 use crate::rdma::cache::Cache;
+use crate::rdma::events::Events;
 use crate::rdma::locked;
 use crate::rdma::reach::Reach;
 use crate::settings::{Carrier, Family, Settings};
-use crate::sys::{InterfaceAddress, lock};
+use crate::sys::InterfaceAddress;
 
 /// Most ports of a device.
 const MAX_PORTS: u8 = 8;
@@ -35,11 +34,8 @@ pub(crate) struct Adapter {
     timeout: u8,
     /// The memory in which messages may be.
     reach: Reach,
-    /// The device cannot go on.
-    lost: AtomicBool,
-    /// Queue pairs that the device has given up, by number, until their owners look.
-    failed: Mutex<HashSet<u32>>,
-    log: Arc<dyn Log>,
+    /// Those of the device.
+    events: Arc<Events>,
 }
 
 impl fmt::Debug for Adapter {
@@ -80,13 +76,14 @@ pub(crate) fn discover(
                 continue;
             }
         };
+        let events = Arc::new(Events::of(&context, log));
         for number in 1..=MAX_PORTS {
             let Ok(port) = context.port(number) else { break };
             if !settings.wants_rdma(name, number) {
                 unused.push(format!("{name}:{number} is not in NCCL_IB_HCA"));
                 continue;
             }
-            match open(&context, number, port, settings, addresses, fallback, log) {
+            match open(&events, number, port, settings, addresses, fallback, log) {
                 Ok(adapter) => found.push(adapter),
                 Err(why) => unused.push(format!("{name}:{number} {why}")),
             }
@@ -99,7 +96,7 @@ pub(crate) fn discover(
 }
 
 fn open(
-    context: &Arc<Context>,
+    events: &Arc<Events>,
     number: u8,
     port: Port,
     settings: &Settings,
@@ -107,6 +104,7 @@ fn open(
     fallback: Option<&InterfaceAddress>,
     log: &Arc<dyn Log>,
 ) -> Result<Found, String> {
+    let context = &events.context;
     if !port.active {
         return Err("is down".to_owned());
     }
@@ -132,9 +130,7 @@ fn open(
         service_level: settings.service_level,
         timeout: timeout_code(settings.peer_timeout),
         reach,
-        lost: AtomicBool::new(false),
-        failed: Mutex::default(),
-        log: Arc::clone(log),
+        events: Arc::clone(events),
     };
     Ok(Found { adapter: Arc::new(adapter), ip: address.ip, index: address.index })
 }
@@ -277,33 +273,12 @@ impl Adapter {
 
     /// Whether the device has given up this queue pair by itself; true for all when it is lost.
     pub(crate) fn has_failed(&self, pair: u32) -> bool {
-        self.hear();
-        self.lost.load(Ordering::Relaxed) || lock(&self.failed).remove(&pair)
+        self.events.has_failed(pair)
     }
 
-    /// Hears what has happened to the device.
-    fn hear(&self) {
-        while let Some(event) = self.context.event() {
-            match event {
-                Event::QueuePair(number) => {
-                    let mut failed = lock(&self.failed);
-                    // Nobody looks at those whose owners were faster.
-                    if failed.len() < 4096 {
-                        failed.insert(number);
-                    }
-                }
-                Event::DeviceLost => {
-                    self.lost.store(true, Ordering::Relaxed);
-                    self.log.warn(&format!("evenkeel: RDMA device {} is lost", self.name));
-                }
-                Event::PortDown(_) => {
-                    self.log.warn(&format!("evenkeel: RDMA port {} is down", self.name));
-                }
-                Event::PortUp(_) => {
-                    self.log.info(&format!("evenkeel: RDMA port {} is up again", self.name));
-                }
-            }
-        }
+    /// Whether nothing gets through here now, as far as the device says.
+    pub(crate) fn is_down(&self) -> bool {
+        self.events.is_down(self.number)
     }
 }
 

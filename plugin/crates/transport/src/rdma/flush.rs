@@ -7,14 +7,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use evenkeel_verbs::{Completion, CompletionQueue, Mailbox, Outcome, QueuePair, Region};
 use evenkeel_wire::PairWord;
 
 use super::Adapter;
 use super::lanes::system;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::request::{MAX_REQUESTS, Operation};
+use crate::sys::RecvBuffer;
 
 /// Reads on their way, at most.
 const DEPTH: u32 = MAX_REQUESTS as u32;
@@ -26,9 +28,19 @@ pub(super) struct Flush {
     completions: Arc<CompletionQueue>,
     /// Where bytes go that nobody looks at.
     into: Mailbox,
-    /// What waits for which read, the oldest first, and the memory that is read.
-    waiting: VecDeque<(Arc<Operation>, Arc<Region>)>,
+    /// What waits for which read, the oldest first.
+    waiting: VecDeque<Waiting>,
+    /// Since when it cannot read, and why.
+    broken: Option<(Instant, String)>,
     polled: Vec<Completion>,
+}
+
+/// An operation, and the memory whose last byte is read for it.
+struct Waiting {
+    operation: Arc<Operation>,
+    memory: RecvBuffer,
+    /// Held while it is read.
+    _region: Arc<Region>,
 }
 
 impl Flush {
@@ -39,14 +51,14 @@ impl Flush {
         let itself = PairWord { number: pair.number(), sequence: 0 };
         let port = adapter.word(into.region(), false);
         pair.connect(&adapter.peer(&port, itself, 0)).map_err(system)?;
-        Ok(Self { pair, completions, into, waiting: VecDeque::new(), polled: Vec::new() })
+        Ok(Self { pair, completions, into, waiting: VecDeque::new(), broken: None, polled: Vec::new() })
     }
 
-    /// Begins to read the byte at this address, which is in the region, for the operation.
+    /// Begins to read the last byte of this memory, which is in the region, for the operation.
     pub(super) fn begin(
         &mut self,
         region: Arc<Region>,
-        address: u64,
+        memory: RecvBuffer,
         operation: &Arc<Operation>,
     ) -> Result<(), Error> {
         if self.waiting.len() == MAX_REQUESTS {
@@ -55,14 +67,28 @@ impl Flush {
             return Err(Error::argument(what));
         }
         let into = (self.into.region(), self.into.address(0), 1);
-        self.pair.read(0, into, address, region.remote_key()).map_err(system)?;
-        self.waiting.push_back((Arc::clone(operation), region));
+        if self.broken.is_none() {
+            let last = memory.address() + memory.length() as u64 - 1;
+            self.pair.read(0, into, last, region.remote_key()).map_err(system)?;
+        }
+        let operation = Arc::clone(operation);
+        self.waiting.push_back(Waiting { operation, memory, _region: region });
         Ok(())
     }
 
-    /// Completes the operations whose bytes have come; whether there were any.
+    /// Since when it cannot read, and why.
+    pub(super) fn broken(&self) -> Option<&(Instant, String)> {
+        self.broken.as_ref()
+    }
+
+    /// What waits, to be read by another device. What came by this one before it was left is long in memory.
+    pub(super) fn into_waiting(self) -> impl Iterator<Item = (RecvBuffer, Arc<Operation>)> {
+        self.waiting.into_iter().map(|waiting| (waiting.memory, waiting.operation))
+    }
+
+    /// Completes the operations whose bytes have come; whether there were any. None does any more once one has failed.
     pub(super) fn look(&mut self) -> Result<bool, Error> {
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() || self.broken.is_some() {
             return Ok(false);
         }
         self.completions.poll(&mut self.polled).map_err(system)?;
@@ -71,12 +97,13 @@ impl Flush {
             match outcome {
                 Outcome::Failed(why) => {
                     let what = format!("cannot flush what has come into memory: {why}");
-                    return Err(Error::new(ErrorKind::System, what));
+                    self.broken = Some((Instant::now(), what));
+                    break;
                 }
                 // Reads come in order. What was given up is told of after the one that has failed.
                 _ => {
-                    if let Some((operation, _)) = self.waiting.pop_front() {
-                        operation.complete(0);
+                    if let Some(waiting) = self.waiting.pop_front() {
+                        waiting.operation.complete(0);
                     }
                 }
             }

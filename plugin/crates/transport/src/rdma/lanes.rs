@@ -81,9 +81,7 @@ pub(crate) enum Told<W> {
 
 impl<W> Lanes<W> {
     pub(super) fn new(adapter: &Arc<Adapter>, count: usize, cap: u64) -> Result<Self, Error> {
-        // Both directions of each, and what is left of a queue pair that was replaced.
-        let depth = 4 * DEPTH * count as u32;
-        let completions = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
+        let completions = completions(adapter, count)?;
         let lane = |_| Lane {
             stage: Stage::New,
             pair: None,
@@ -99,7 +97,7 @@ impl<W> Lanes<W> {
         };
         Ok(Self {
             adapter: Arc::clone(adapter),
-            completions: Arc::new(completions),
+            completions,
             all: (0..count).map(lane).collect(),
             cap,
             polled: Vec::new(),
@@ -122,13 +120,26 @@ impl<W> Lanes<W> {
         self.all.iter().all(|lane| lane.stage == Stage::Live)
     }
 
+    /// Leaves the port, or begins anew there: all queue pairs end, with what has come by them and was not taken.
+    pub(super) fn move_to(&mut self, adapter: &Arc<Adapter>, why: &str) -> Result<(), Error> {
+        let gid = self.adapter.gid();
+        let completions = completions(adapter, self.all.len())?;
+        for (at, lane) in self.all.iter_mut().enumerate() {
+            lane.end();
+            lane.stage = Stage::New;
+            lane.down.get_or_insert_with(|| (Instant::now(), format!("lane {at} at {gid}: {why}")));
+        }
+        self.completions = completions;
+        self.adapter = Arc::clone(adapter);
+        Ok(())
+    }
+
     /// Gives a lane a new queue pair.
     pub(super) fn renew(&mut self, lane: usize) -> Result<PairWord, Error> {
         let number = self.adapter.number();
         let lane = &mut self.all[lane];
         // The old one first: there may be room for one only.
-        lane.pair = None;
-        lane.unknown.extend(lane.writes.drain(..).map(|(note, _)| note));
+        lane.end();
         // Devices that copy less say so by an error.
         let pair = QueuePair::new(&self.completions, DEPTH, INLINE, number)
             .or_else(|_| QueuePair::new(&self.completions, DEPTH, 0, number))
@@ -136,7 +147,6 @@ impl<W> Lanes<W> {
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
         lane.sequence = u32::from_le_bytes(random) & 0xff_ffff;
         lane.generation = (lane.generation + 1) & 0xff_ffff;
-        (lane.outstanding, lane.flushed, lane.expected) = (0, 0, 0);
         lane.stage = Stage::New;
         let word = PairWord { number: pair.number(), sequence: lane.sequence };
         lane.pair = Some(pair);
@@ -371,10 +381,23 @@ impl<W> Lanes<W> {
 }
 
 impl<W> Lane<W> {
+    /// Ends its queue pair: nobody knows then of what was on its way whether it has come.
+    fn end(&mut self) {
+        self.pair = None;
+        self.unknown.extend(self.writes.drain(..).map(|(note, _)| note));
+        (self.outstanding, self.flushed, self.expected) = (0, 0, 0);
+    }
+
     /// Whether its queue pair has told of all its work.
     fn is_silent(&self) -> bool {
         self.expected == 0 && self.flushed >= self.writes.len()
     }
+}
+
+/// A queue for so many lanes: for both directions of each, and for what is left of a queue pair that was replaced.
+fn completions(adapter: &Adapter, lanes: usize) -> Result<Arc<CompletionQueue>, Error> {
+    let depth = 4 * DEPTH * lanes as u32;
+    CompletionQueue::new(&adapter.context, depth).map(Arc::new).map_err(system)
 }
 
 pub(super) fn system(error: evenkeel_verbs::Error) -> Error {

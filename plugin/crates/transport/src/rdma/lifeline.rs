@@ -2,36 +2,83 @@
 
 use std::io::{self, Read};
 use std::net::Shutdown;
+use std::time::Duration;
 
-use evenkeel_wire::Word;
+use evenkeel_wire::{Lasting, Word};
 use socket2::Socket;
 
 use crate::base::not_now;
 use crate::sys;
 
-/// Most bytes that wait to be said. Each word is an answer, or one of a few in a connection's life.
-const MOST_UNSAID: usize = 64 << 10;
+/// Most bytes that wait to be said or heard. Each word is an answer, or one of a few in a connection's life.
+const MOST_UNHEARD: usize = 64 << 10;
 
 pub(super) struct Lifeline {
     socket: Socket,
     heard: Vec<u8>,
     unsaid: Vec<u8>,
+    lasting: Lasting,
+    /// Of a lifeline whose peer has not told yet what it has heard: the one before, which it may still use.
+    before: Option<Socket>,
     /// Why nothing more is heard.
-    ended: Option<String>,
+    end: Option<End>,
+}
+
+struct End {
+    cut: Option<Cut>,
+    why: String,
+}
+
+/// What else may be the reason for a lifeline's end, if not the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// Nothing gets through between the two addresses.
+    Path,
+    /// The peer's host knows nothing of it: the peer is gone, or has found before this side that nothing gets through.
+    Reset,
 }
 
 impl Lifeline {
-    pub(super) fn new(socket: Socket) -> Self {
-        Self { socket, heard: Vec::new(), unsaid: Vec::new(), ended: None }
+    /// Who hears nothing for the time of `patience` takes the path for dead.
+    pub(super) fn new(socket: Socket, patience: Duration) -> Self {
+        limit(&socket, patience);
+        Self {
+            socket,
+            heard: Vec::new(),
+            unsaid: Vec::new(),
+            lasting: Lasting::default(),
+            before: None,
+            end: None,
+        }
     }
 
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }
 
+    /// Goes on with another TCP connection.
+    pub(super) fn resume(&mut self, socket: Socket, patience: Duration) {
+        limit(&socket, patience);
+        // The peer hears of the old one's end after it has heard of this one.
+        self.before = Some(std::mem::replace(&mut self.socket, socket));
+        self.heard.clear();
+        self.unsaid.clear();
+        self.end = None;
+        let heard = self.lasting.tell();
+        self.say(&heard);
+    }
+
     /// Says a word, now or as soon as the socket takes it.
     pub(super) fn say(&mut self, word: &Word) {
-        self.unsaid.extend(word.encode());
+        let encoded = word.encode();
+        if !word.is_lasting() {
+            self.unsaid.extend(encoded);
+        } else {
+            if self.before.is_none() {
+                self.unsaid.extend(&encoded);
+            }
+            self.lasting.say(encoded);
+        }
         self.flush();
     }
 
@@ -44,8 +91,12 @@ impl Lifeline {
                 Err(_) => break,
             }
         }
-        if self.unsaid.len() > MOST_UNSAID {
-            self.ended.get_or_insert_with(|| "the peer does not listen".to_owned());
+        let unheard: usize = self.lasting.unconfirmed().map(<[u8]>::len).sum();
+        if self.unsaid.len() + unheard > MOST_UNHEARD {
+            self.end.get_or_insert_with(|| End {
+                cut: None,
+                why: "the peer does not listen".to_owned(),
+            });
         }
     }
 
@@ -55,34 +106,85 @@ impl Lifeline {
             match Word::decode(&self.heard) {
                 Ok(Some((word, used))) => {
                     self.heard.drain(..used);
-                    return Some(word);
+                    if let Some(word) = self.note(word) {
+                        return Some(word);
+                    }
+                    continue;
                 }
                 Ok(None) => {}
                 Err(error) => {
                     self.heard.clear();
-                    self.ended = Some(format!("protocol error: {error}"));
+                    self.end(None, format!("protocol error: {error}"));
                 }
             }
-            if self.ended.is_some() {
+            if self.end.is_some() {
                 return None;
             }
             let mut bytes = [0; 1024];
             match sys::uninterrupted(|| (&self.socket).read(&mut bytes)) {
-                Ok(0) => self.ended = Some("the peer closed the connection".to_owned()),
+                Ok(0) => self.end(None, "the peer closed the connection".to_owned()),
                 Ok(count) => self.heard.extend(&bytes[..count]),
                 Err(error) if not_now(&error) => return None,
-                Err(error) => self.ended = Some(format!("the peer is lost: {error}")),
+                Err(error) => self.end(cut(error.kind()), format!("the peer is lost: {error}")),
             }
         }
     }
 
+    /// Sees to what is said again and what is not; any other word is for who hears.
+    fn note(&mut self, word: Word) -> Option<Word> {
+        if let Word::Heard(words) = word {
+            if !self.lasting.confirm(words) {
+                let why = format!("protocol error: the peer has heard {words} words");
+                self.end(None, why);
+            } else if self.before.take().is_some() {
+                self.lasting.unconfirmed().for_each(|word| self.unsaid.extend(word));
+                self.flush();
+            }
+            return None;
+        }
+        if word.is_lasting()
+            && let Some(confirmation) = self.lasting.hear()
+        {
+            self.say(&confirmation);
+        }
+        Some(word)
+    }
+
+    fn end(&mut self, cut: Option<Cut>, why: String) {
+        self.end.get_or_insert(End { cut, why });
+    }
+
     /// Why nothing more will be heard.
     pub(super) fn ended(&self) -> Option<&str> {
-        self.ended.as_deref()
+        self.end.as_ref().map(|end| end.why.as_str())
+    }
+
+    /// Whether that may be so although the peer is there.
+    pub(super) fn cut(&self) -> Option<Cut> {
+        self.end.as_ref()?.cut
     }
 
     pub(super) fn shutdown(&self) {
-        // Fails only when the peer was faster.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        for socket in [Some(&self.socket), self.before.as_ref()].into_iter().flatten() {
+            // Fails only when the peer was faster.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// The kernel asks who says nothing, but not who leaves what was said unanswered: for that it needs a limit of its own.
+fn limit(socket: &Socket, patience: Duration) {
+    // Fails on no socket that is connected.
+    let _ = socket.set_tcp_user_timeout(Some(patience));
+}
+
+fn cut(kind: io::ErrorKind) -> Option<Cut> {
+    match kind {
+        io::ErrorKind::TimedOut
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable
+        | io::ErrorKind::NetworkDown => Some(Cut::Path),
+        io::ErrorKind::ConnectionReset => Some(Cut::Reset),
+        _ => None,
     }
 }

@@ -16,14 +16,19 @@
 
 mod adapter;
 mod cache;
+mod detour;
+mod events;
 mod flush;
 mod lanes;
 mod lifeline;
 mod locked;
 mod reach;
+mod rejoin;
 mod recv;
 mod send;
 mod side;
+#[cfg(test)]
+mod failover_tests;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +36,7 @@ pub(crate) use adapter::{Adapter, Found, discover};
 pub use cache::{Registrar, Registration};
 pub use reach::Reach;
 pub(crate) use recv::Receiver;
+pub(crate) use rejoin::Candidate;
 pub(crate) use send::Sender;
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The receiving side.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,15 @@ use evenkeel_wire::{
 };
 use socket2::Socket;
 
+use super::cache::Cache;
 use super::flush::Flush;
 use super::lanes::{Lanes, Stage, Told, system};
+use super::lifeline::Cut;
 use super::side::{Core, Side, State};
 use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
 use crate::Context;
 use crate::base::{Base, Direction, InFlight};
+use crate::device::Device;
 use crate::engine::Workers;
 use crate::error::{Error, ErrorKind};
 use crate::order::{Order, Step};
@@ -32,6 +35,8 @@ pub(super) const CREDIT_BYTES: usize = 28;
 const ROOM_STEP: u64 = WINDOW / 4;
 /// How long what was acknowledged may take to be told of once the sender is gone.
 const LATE: Duration = Duration::from_millis(500);
+/// How long a sender may take to come by another way when its host knows nothing of the one it had.
+const DETOUR: Duration = Duration::from_secs(5);
 
 /// Where a message goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +112,8 @@ pub(crate) struct Awaiting {
     bye: Option<u64>,
     /// Since when nothing more is heard, and why.
     gone: Option<(Instant, String)>,
+    /// Whether the sender may come by another way then.
+    can_move: bool,
     /// Where messages may be in memory that has them later than the host's would.
     flush: Option<Flush>,
 }
@@ -121,14 +128,15 @@ struct Posted {
 }
 
 impl Receiver {
-    /// Begins to make a connection of so many lanes on a lifeline that has been welcomed.
+    /// Begins to make a connection of so many lanes on a lifeline that has been welcomed. The sender may come `elsewhere`,
+    /// too.
     pub(crate) fn open(
         context: Context,
         adapter: &Arc<Adapter>,
         workers: &Arc<Workers>,
-        peer: SocketAddr,
-        socket: Socket,
+        (socket, peer): (Socket, SocketAddr),
         lanes: usize,
+        elsewhere: Vec<IpAddr>,
         opened: Opened,
     ) -> Result<Arc<Self>, Error> {
         let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
@@ -137,7 +145,7 @@ impl Receiver {
         // Credits are short: no lane has enough of them.
         let all = Lanes::new(adapter, lanes, u64::MAX)?;
         let mut state = Awaiting {
-            core: Core::new(all, socket, is_host, opened, deadline),
+            core: Core::new(all, socket, &context, opened, deadline),
             ring: mailbox(WINDOW as usize * EAGER_BYTES)?,
             outbox: mailbox(CREDITS * CREDIT_BYTES)?,
             arrivals: Arrivals::default(),
@@ -148,10 +156,26 @@ impl Receiver {
             wanted: None,
             bye: None,
             gone: None,
+            can_move: !elsewhere.is_empty(),
             flush: if is_host { None } else { Some(Flush::new(adapter)?) },
         };
         state.core.say_port(state.ring.region());
+        if !elsewhere.is_empty() {
+            state.core.lifeline.say(&Word::Elsewhere(elsewhere));
+        }
         Self::start(context, Direction::Recv, peer, workers, state)
+    }
+
+    /// The sender has come by another way.
+    pub(crate) fn rejoin(self: &Arc<Self>, device: &Device, socket: Socket) {
+        self.act(|_, state| {
+            let why = match (state.core.lanes.longest_down(), &state.gone) {
+                (Some((_, why)), _) => why.to_owned(),
+                (None, Some((_, why))) => why.clone(),
+                (None, None) => "the sender has left that way".to_owned(),
+            };
+            Self::move_to(self, state, device, socket, &why)
+        });
     }
 
     fn recv(this: &Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
@@ -221,7 +245,7 @@ impl Receiver {
             state.check_wanted()?;
             state.begin(side.base())?;
             state.core.tell_news(side.base());
-            state.judge()
+            state.judge(side.base())
         });
         accepted
     }
@@ -256,6 +280,11 @@ impl State for Awaiting {
     fn begin(&mut self, base: &Base) -> Result<(), Problem> {
         if let Some(flush) = &mut self.flush {
             self.core.has_news |= flush.look()?;
+            if let Some((_, why)) = flush.broken()
+                && !self.can_move
+            {
+                return Err(Problem(ErrorKind::System, why.clone()));
+            }
         }
         self.settle()?;
         self.post_by_tags(base)?;
@@ -293,15 +322,39 @@ impl State for Awaiting {
         Ok(())
     }
 
+    fn moved(&mut self) -> Result<(), Problem> {
+        let context = &self.core.lanes.adapter.context;
+        for mailbox in [&mut self.ring, &mut self.outbox] {
+            mailbox.move_to(context).map_err(system)?;
+        }
+        let cache = &self.core.lanes.adapter.memory;
+        for posted in self.arrivals.posted_mut() {
+            if posted.region.is_some() {
+                posted.region = Some(register(cache, &posted.buffer)?);
+            }
+        }
+        if let Some(flush) = self.flush.take() {
+            self.flush = Some(Flush::new(&self.core.lanes.adapter)?);
+            for (memory, operation) in flush.into_waiting() {
+                self.begin_flush(memory, &operation)?;
+            }
+        }
+        self.offered.fill(None);
+        self.gone = None;
+        self.core.say_port(self.ring.region());
+        Ok(())
+    }
+
     fn hear(&mut self, base: &Base) -> Result<(), Problem> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
                 Word::Port(port) if self.core.port.is_none() => {
-                    self.core.port = Some(port);
-                    if !self.core.is_eager() {
+                    self.core.hear_port(port);
+                    if self.core.is_opening() && !self.core.is_eager() {
                         self.order = Order::told();
                     }
                 }
+                Word::Elsewhere(_) => self.can_move = true,
                 Word::Offer(lane, pair, parts) => {
                     let lane = self.core.known(lane)?;
                     if self.core.lanes.stop(lane, "the peer's has failed") {
@@ -336,7 +389,7 @@ impl State for Awaiting {
             self.gone.get_or_insert_with(|| (Instant::now(), why));
         }
         self.work(base)?;
-        self.judge()
+        self.judge(base)
     }
 
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
@@ -352,6 +405,11 @@ impl State for Awaiting {
         {
             let what = format!("{why}, and no other one for {} s", patience.as_secs());
             return Err(Problem(ErrorKind::Remote, what));
+        }
+        if let Some((since, why)) = self.flush.as_ref().and_then(Flush::broken)
+            && now.saturating_duration_since(*since) >= patience
+        {
+            return Err(Problem(ErrorKind::System, why.clone()));
         }
         self.hear(base)
     }
@@ -389,9 +447,7 @@ impl Awaiting {
         if by_ring || buffer.length() == 0 {
             return Ok(None);
         }
-        let cache = &self.core.lanes.adapter.memory;
-        let made = |context: &_| buffer.register(context);
-        cache.region(buffer.address(), buffer.length(), Access::All, made).map(Some)
+        register(&self.core.lanes.adapter.memory, buffer).map(Some)
     }
 
     /// Begins to read the last byte of what has come.
@@ -399,8 +455,7 @@ impl Awaiting {
         let region = self.region(&memory)?;
         match (&mut self.flush, region) {
             (Some(flush), Some(region)) => {
-                let last = memory.address() + memory.length() as u64 - 1;
-                flush.begin(region, last, operation)
+                flush.begin(region, memory, operation)
             }
             (None, _) => Err(Error::argument("host memory needs no flush")),
             (_, None) => Err(Error::argument("nothing has come that could be flushed")),
@@ -524,7 +579,14 @@ impl Awaiting {
             }
             let own = self.core.lanes.renew(lane)?;
             self.core.lanes.take_unknown(lane);
-            self.core.lanes.connect(lane, &port, pair)?;
+            if let Err(error) = self.core.lanes.connect(lane, &port, pair) {
+                // The ports may not reach each other, though their addresses do: the sender looks for another way when it
+                // gets no answer.
+                if self.can_move && !self.core.is_opening() {
+                    continue;
+                }
+                return Err(error.into());
+            }
             self.core.lifeline.say(&Word::Answer(lane as u8, own, have));
         }
         Ok(())
@@ -539,8 +601,17 @@ impl Awaiting {
         self.told_room = self.arrivals.first().saturating_sub(ROOM_STEP);
     }
 
+    /// How long the sender may be gone.
+    fn patience(&self, base: &Base) -> Duration {
+        match self.core.lifeline.cut() {
+            Some(Cut::Path) if self.can_move => base.context.settings.recovery_timeout,
+            Some(Cut::Reset) if self.can_move => DETOUR,
+            _ => LATE,
+        }
+    }
+
     /// Fails when what is posted can never come.
-    fn judge(&self) -> Result<(), Problem> {
+    fn judge(&self, base: &Base) -> Result<(), Problem> {
         if self.outstanding() == 0 {
             return Ok(());
         }
@@ -549,12 +620,24 @@ impl Awaiting {
             _ if all_came => {
                 Err(Problem(ErrorKind::Remote, "the peer closed the connection".to_owned()))
             }
-            Some((since, why)) if since.elapsed() >= LATE => {
-                Err(Problem(ErrorKind::Remote, why.clone()))
+            Some((since, why)) if since.elapsed() >= self.patience(base) => {
+                let seconds = self.patience(base).as_secs();
+                let tried = if seconds == 0 {
+                    String::new()
+                } else {
+                    format!(", and by no other way for {seconds} s")
+                };
+                Err(Problem(ErrorKind::Remote, format!("{why}{tried}")))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// The registration of a buffer for what is written there.
+fn register(cache: &Cache, buffer: &RecvBuffer) -> Result<Arc<Region>, Error> {
+    let made = |context: &_| buffer.register(context);
+    cache.region(buffer.address(), buffer.length(), Access::All, made)
 }
 
 impl Inbound for Receiver {

@@ -2,18 +2,20 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use evenkeel_verbs::{Access, Mailbox, Payload, Region};
 use evenkeel_wire::{Immediate, MAX_MESSAGE_BYTES, PairWord, Part, PortWord, WINDOW, Word};
 use socket2::Socket;
 
+use super::detour::Detour;
 use super::lanes::{Lanes, Stage, Told, system};
+use super::lifeline::Cut;
 use super::recv::{CREDIT_BYTES, CREDITS, Credit};
 use super::side::{Core, Side, State};
 use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
 use crate::base::{Base, Direction, InFlight};
-use crate::call::Destination;
+use crate::call::{CallError, Caller, Destination};
 use crate::error::{Error, ErrorKind};
 use crate::order::Gate;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
@@ -26,6 +28,8 @@ const PARTS_AHEAD: u64 = 4;
 const UNSEEN: usize = 16;
 /// Times in a row that lanes may fail before anything has come through.
 const MOST_FAILURES: u32 = 64;
+/// How long the peer may take to connect a queue pair before other ways to it are looked for.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The side that sends.
 pub(crate) type Sender = Side<Sending>;
@@ -57,6 +61,14 @@ pub(crate) struct Sending {
     /// Lanes that have failed since anything has come through; when the first of them did, and the last.
     failures: u32,
     failing: Option<(Instant, Instant)>,
+    /// Those lanes, a bit for each; whether one of them has failed again.
+    failed: u8,
+    failed_again: bool,
+    detour: Detour,
+    /// When the present way was taken.
+    moved: Instant,
+    /// Since when nothing is heard of the peer, and why.
+    silent: Option<(Instant, String)>,
     /// The message whose buffer the receiver was last told to be waited for.
     wanted: Option<u64>,
 }
@@ -81,7 +93,7 @@ struct Outgoing {
 impl Sender {
     /// Begins to make a connection on a lifeline that has been welcomed.
     pub(crate) fn open(
-        destination: &Destination,
+        destination: &Arc<Destination>,
         adapter: &Arc<Adapter>,
         socket: Socket,
         deadline: Instant,
@@ -93,7 +105,7 @@ impl Sender {
         let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
         let lanes = Lanes::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
         let mut state = Sending {
-            core: Core::new(lanes, socket, context.reach.is_host(), opened, deadline),
+            core: Core::new(lanes, socket, &context, opened, deadline),
             credits: mailbox(CREDITS * CREDIT_BYTES)?,
             granted: vec![None; CREDITS],
             outbox: mailbox(WINDOW as usize * EAGER_BYTES)?,
@@ -107,14 +119,22 @@ impl Sender {
             requests: 0,
             failures: 0,
             failing: None,
+            failed: 0,
+            failed_again: false,
+            detour: Detour::new(destination),
+            moved: Instant::now(),
+            silent: None,
             wanted: None,
         };
-        state.core.say_port(state.credits.region());
-        for lane in 0..state.core.lanes.count() {
-            let pair = state.core.lanes.renew(lane)?;
-            state.core.lifeline.say(&Word::Offer(lane as u8, pair, Vec::new()));
+        state.introduce()?;
+        let elsewhere = state.detour.own_addresses();
+        if !elsewhere.is_empty() {
+            state.core.lifeline.say(&Word::Elsewhere(elsewhere));
         }
-        Self::start(context, Direction::Send, destination.peer, &destination.workers, state)
+        let workers = &destination.workers;
+        let sender = Self::start(context, Direction::Send, destination.peer, workers, state)?;
+        sender.state().detour.set_caller(&sender);
+        Ok(sender)
     }
 
     fn send(
@@ -192,6 +212,8 @@ impl State for Sending {
         match told {
             Told::Sent(lane, part, bytes) => {
                 (self.failures, self.failing) = (0, None);
+                (self.failed, self.failed_again) = (0, false);
+                self.detour.works();
                 self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes);
                 self.came(part, base);
             }
@@ -211,7 +233,7 @@ impl State for Sending {
             }
             Told::Failed(lane, why) => {
                 if self.core.lanes.stop(lane, &why) {
-                    self.lost(base);
+                    self.lost(lane, base);
                 }
             }
         }
@@ -221,48 +243,23 @@ impl State for Sending {
     fn begin(&mut self, _base: &Base) -> Result<(), Problem> {
         self.offer_anew();
         let Some(port) = self.core.port else { return Ok(()) };
-        let eager = self.core.is_eager();
         while let Some(lane) = self.core.lanes.best() {
-            if let Some(part) = self.again.pop_front() {
+            let repeated = self.again.front().copied();
+            let number = repeated.map_or(self.next, |part| part.message);
+            if !self.has_place(number)? {
+                break;
+            }
+            if let Some(part) = repeated {
+                self.again.pop_front();
                 self.write(lane, part, &port)?;
                 continue;
             }
-            let Some(message) = self.messages.get_mut((self.next - self.first) as usize) else {
+            let Some(message) = self.messages.get_mut((number - self.first) as usize) else {
                 break;
             };
-            let (length, number) = (message.length, self.next);
-            if length > EAGER_BYTES as u64 || !eager {
-                if message.credit.is_none() {
-                    let granted = self.granted[number as usize % CREDITS];
-                    message.credit =
-                        granted.filter(|(of, _)| *of == number).map(|(_, credit)| credit);
-                    let Some(credit) = &message.credit else { break };
-                    self.ring_end = self.ring_end.max(number + 1);
-                    if length > u64::from(credit.capacity) {
-                        let capacity = credit.capacity;
-                        self.core.lifeline.say(&Word::Wants(number, length));
-                        let what = format!(
-                            "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
-                        );
-                        return Err(Problem(ErrorKind::Remote, what));
-                    }
-                    if length > 0 {
-                        let (cache, buffer) = (&self.core.lanes.adapter.memory, message.buffer);
-                        let region = cache.region(
-                            buffer.address(),
-                            buffer.length(),
-                            Access::Send,
-                            |context| buffer.register(context),
-                        )?;
-                        message.region = Some(region);
-                    }
-                }
-            } else if number >= self.ring_end {
-                break;
-            }
             let part = Part { message: number, index: message.begun };
             message.begun += 1;
-            if message.begun == parts(length, self.part_bytes) {
+            if message.begun == parts(message.length, self.part_bytes) {
                 self.next += 1;
             }
             self.write(lane, part, &port)?;
@@ -270,19 +267,35 @@ impl State for Sending {
         Ok(())
     }
 
+    fn moved(&mut self) -> Result<(), Problem> {
+        let context = &self.core.lanes.adapter.context;
+        for mailbox in [&mut self.credits, &mut self.outbox] {
+            mailbox.move_to(context).map_err(system)?;
+        }
+        // Where messages go is told anew, for the peer's port of now.
+        self.granted.fill(None);
+        for message in &mut self.messages {
+            (message.credit, message.region) = (None, None);
+        }
+        (self.moved, self.failed_again, self.silent) = (Instant::now(), false, None);
+        Ok(self.introduce()?)
+    }
+
     fn hear(&mut self, base: &Base) -> Result<(), Problem> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
                 Word::Port(port) if self.core.port.is_none() => {
-                    self.core.port = Some(port);
-                    if !self.core.is_eager() {
+                    self.core.hear_port(port);
+                    if self.core.is_opening() && !self.core.is_eager() {
                         self.gate = Gate::told();
                     }
                 }
+                Word::Elsewhere(addresses) => self.detour.hear(&addresses),
                 Word::Answer(lane, pair, have) => self.answered(lane, pair, have, base)?,
                 Word::Dead(lane) => {
-                    if self.core.lanes.stop(self.core.known(lane)?, "the peer's has failed") {
-                        self.lost(base);
+                    let lane = self.core.known(lane)?;
+                    if self.core.lanes.stop(lane, "the peer's has failed") {
+                        self.lost(lane, base);
                     }
                 }
                 Word::Mixed(from) => {
@@ -306,19 +319,21 @@ impl State for Sending {
             }
         }
         self.core.lifeline.flush();
-        match self.core.lifeline.ended().map(str::to_owned) {
-            None => self.work(base),
-            Some(why) => {
-                self.drain(usize::MAX, base)?;
-                Err(Problem(ErrorKind::Remote, why))
-            }
+        let Some(why) = self.core.lifeline.ended().map(str::to_owned) else {
+            return self.work(base);
+        };
+        if self.core.lifeline.cut().is_some() && self.can_move() {
+            self.silent.get_or_insert_with(|| (Instant::now(), why));
+            return self.work(base);
         }
+        self.drain(usize::MAX, base)?;
+        Err(Problem(ErrorKind::Remote, why))
     }
 
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
         self.core.check_deadlines(now)?;
-        for _ in self.core.lanes.look_after(now) {
-            self.lost(base);
+        for lane in self.core.lanes.look_after(now) {
+            self.lost(lane, base);
         }
         let patience = base.context.settings.recovery_timeout;
         if let Some((since, why)) = self.core.lanes.longest_down() {
@@ -334,6 +349,13 @@ impl State for Sending {
                 return Err(Problem(ErrorKind::Remote, format!("{why}, {how}")));
             }
         }
+        if let Some((since, why)) = &self.silent
+            && now.saturating_duration_since(*since) >= patience
+        {
+            let what = format!("{why}, and by no other way for {} s", patience.as_secs());
+            return Err(Problem(ErrorKind::Remote, what));
+        }
+        self.look_for_detour(now, base);
         self.want();
         self.hear(base)
     }
@@ -356,11 +378,96 @@ impl State for Sending {
     }
 
     fn let_go(&mut self) {
+        self.detour.stop();
         self.messages.iter_mut().for_each(|message| message.region = None);
     }
 }
 
 impl Sending {
+    /// Tells the peer of the port, and offers queue pairs.
+    fn introduce(&mut self) -> Result<(), Error> {
+        self.core.say_port(self.credits.region());
+        for lane in 0..self.core.lanes.count() {
+            self.offer(lane)?;
+        }
+        Ok(())
+    }
+
+    /// Offers a new queue pair for a lane.
+    fn offer(&mut self, lane: usize) -> Result<(), Error> {
+        let pair = self.core.lanes.renew(lane)?;
+        let parts = self.core.lanes.unknown(lane).to_vec();
+        self.core.lifeline.say(&Word::Offer(lane as u8, pair, parts));
+        Ok(())
+    }
+
+    /// Whether it may go on by another way.
+    fn can_move(&self) -> bool {
+        !self.core.is_opening() && self.detour.exists()
+    }
+
+    /// Looks for another way to the peer if nothing gets through by the present one.
+    fn look_for_detour(&mut self, now: Instant, base: &Base) {
+        if !self.can_move() {
+            return;
+        }
+        let is_late = |since: Instant| {
+            now.saturating_duration_since(since.max(self.moved)) >= ANSWER_PATIENCE
+        };
+        let down = self.core.lanes.longest_down().map(|(since, _)| since);
+        let is_dead = self.failed_again
+            || down.is_some_and(|since| self.core.lanes.adapter.is_down() || is_late(since))
+            || self.core.lifeline.cut() == Some(Cut::Path);
+        if is_dead {
+            self.detour.blame();
+        }
+        if is_dead || self.silent.is_some() {
+            self.detour.search(base.context.settings.lanes, now);
+        } else {
+            self.detour.stop();
+        }
+    }
+
+    /// Why the present way is left.
+    fn trouble(&self) -> String {
+        let down = self.core.lanes.longest_down().map(|(_, why)| why);
+        let silent = self.silent.as_ref().map(|(_, why)| why.as_str());
+        down.or(silent).unwrap_or("nothing gets through").to_owned()
+    }
+
+    /// Whether there is where a message can go.
+    fn has_place(&mut self, number: u64) -> Result<bool, Problem> {
+        let eager = self.core.is_eager();
+        let at = number.checked_sub(self.first).map(|at| at as usize);
+        let Some(message) = at.and_then(|at| self.messages.get_mut(at)) else { return Ok(true) };
+        let length = message.length;
+        if length <= EAGER_BYTES as u64 && eager {
+            return Ok(number < self.ring_end);
+        }
+        if message.credit.is_some() {
+            return Ok(true);
+        }
+        let granted = self.granted[number as usize % CREDITS];
+        let Some((_, credit)) = granted.filter(|(of, _)| *of == number) else { return Ok(false) };
+        self.ring_end = self.ring_end.max(number + 1);
+        if length > u64::from(credit.capacity) {
+            let capacity = credit.capacity;
+            self.core.lifeline.say(&Word::Wants(number, length));
+            let what = format!(
+                "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
+            );
+            return Err(Problem(ErrorKind::Remote, what));
+        }
+        if length > 0 {
+            let (cache, buffer) = (&self.core.lanes.adapter.memory, message.buffer);
+            let made = |context: &_| buffer.register(context);
+            let region = cache.region(buffer.address(), buffer.length(), Access::Send, made)?;
+            message.region = Some(region);
+        }
+        message.credit = Some(credit);
+        Ok(true)
+    }
+
     /// Number of the next message that is sent.
     fn next_number(&self) -> u64 {
         self.first + self.messages.len() as u64
@@ -378,7 +485,9 @@ impl Sending {
         opens
     }
 
-    fn lost(&mut self, base: &Base) {
+    fn lost(&mut self, lane: usize, base: &Base) {
+        self.failed_again |= self.failed >> lane & 1 == 1;
+        self.failed |= 1 << lane;
         let (now, patience) = (Instant::now(), base.context.settings.recovery_timeout);
         self.failing = match self.failing {
             Some((first, last)) if now.saturating_duration_since(last) < patience => {
@@ -386,7 +495,7 @@ impl Sending {
             }
             // What happened long ago is over, also if nothing was sent since.
             _ => {
-                self.failures = 0;
+                (self.failures, self.failed, self.failed_again) = (0, 1 << lane, false);
                 Some((now, now))
             }
         };
@@ -424,10 +533,7 @@ impl Sending {
                 continue;
             }
             // A device that has no queue pair now may have one later: the next tick asks again.
-            if let Ok(pair) = self.core.lanes.renew(lane) {
-                let parts = self.core.lanes.unknown(lane).to_vec();
-                self.core.lifeline.say(&Word::Offer(lane as u8, pair, parts));
-            }
+            let _ = self.offer(lane);
         }
     }
 
@@ -484,8 +590,11 @@ impl Sending {
         if self.core.lanes.stage(lane) != Stage::New {
             return Err(Problem(ErrorKind::Remote, "protocol error: nothing offered".to_owned()));
         }
+        if let Err(error) = self.core.lanes.connect(lane, &port, pair) {
+            // The ports may not reach each other, though their addresses do: another way is looked for.
+            return if self.can_move() { Ok(()) } else { Err(error.into()) };
+        }
         let unknown = self.core.lanes.take_unknown(lane);
-        self.core.lanes.connect(lane, &port, pair)?;
         self.core.lanes.go(lane);
         self.core.lifeline.say(&Word::Go(lane as u8));
         if !self.core.is_opening() {
@@ -528,6 +637,26 @@ fn parts(length: u64, part_bytes: u64) -> u32 {
 
 fn unexpected(word: &Word) -> Problem {
     Problem(ErrorKind::Remote, format!("protocol error: the receiver says {word:?}"))
+}
+
+impl Caller for Sender {
+    fn welcomed(self: Arc<Self>, number: u32, socket: Socket) {
+        self.act(|_, state| {
+            let Some(device) = state.detour.take(number) else { return Ok(()) };
+            let why = state.trouble();
+            Self::move_to(&self, state, &device, socket, &why)
+        });
+    }
+
+    fn not_welcomed(self: Arc<Self>, number: u32, error: CallError) {
+        self.act(|_, state| {
+            if !state.detour.not_welcomed(number, &error) {
+                return Ok(());
+            }
+            let what = format!("{}, and {}", state.trouble(), error.what);
+            Err(Problem(ErrorKind::Remote, what))
+        });
+    }
 }
 
 impl Outbound for Sender {

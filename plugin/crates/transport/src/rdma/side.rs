@@ -15,6 +15,7 @@ use super::{Opened, Problem};
 use crate::Context;
 use crate::base::{Base, Direction, InFlight, Medium};
 use crate::bell;
+use crate::device::Device;
 use crate::engine::{Linger, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
 use crate::metrics::{FlowObservation, Observed};
@@ -51,6 +52,8 @@ pub(crate) trait State: Send + Sized + 'static {
     fn take(&mut self, told: Told<Self::Note>, base: &Base) -> Result<(), Problem>;
     /// Begins what can be begun.
     fn begin(&mut self, base: &Base) -> Result<(), Problem>;
+    /// The connection has another port and lifeline: all that depends on them begins anew.
+    fn moved(&mut self) -> Result<(), Problem>;
     /// Hears what the peer says, and works.
     fn hear(&mut self, base: &Base) -> Result<(), Problem>;
     /// Looks at deadlines, hears and works.
@@ -97,8 +100,9 @@ pub(crate) struct Core<W> {
     pub(super) lifeline: Lifeline,
     /// The peer's.
     pub(super) port: Option<PortWord>,
-    /// Whether this side allows messages to be copied.
+    /// Whether this side allows messages to be copied, and whether the peer does.
     eager: bool,
+    peer_is_eager: bool,
     /// Whether requests are done of which the owner is not notified yet.
     pub(super) has_news: bool,
     opening: Option<(Opened, Instant)>,
@@ -114,15 +118,16 @@ impl<W> Core<W> {
     pub(super) fn new(
         lanes: Lanes<W>,
         socket: Socket,
-        eager: bool,
+        context: &Context,
         opened: Opened,
         deadline: Instant,
     ) -> Self {
         Self {
             lanes,
-            lifeline: Lifeline::new(socket),
+            lifeline: Lifeline::new(socket, context.settings.peer_timeout),
             port: None,
-            eager,
+            eager: context.reach.is_host(),
+            peer_is_eager: false,
             has_news: false,
             opening: Some((opened, deadline)),
             lingering: None,
@@ -139,7 +144,13 @@ impl<W> Core<W> {
 
     /// Whether small messages may come before there is a buffer for them: both sides have to allow it.
     pub(super) fn is_eager(&self) -> bool {
-        self.eager && self.port.is_some_and(|port| port.eager)
+        self.eager && self.peer_is_eager
+    }
+
+    /// The peer has said its port.
+    pub(super) fn hear_port(&mut self, port: PortWord) {
+        self.port = Some(port);
+        self.peer_is_eager = port.eager;
     }
 
     /// Notifies the owner of what is done.
@@ -183,9 +194,8 @@ impl<S: State> Side<S> {
         direction: Direction,
         peer: SocketAddr,
         workers: &Arc<Workers>,
-        mut state: S,
+        state: S,
     ) -> Result<Arc<Self>, Error> {
-        state.core().lanes.completions.arm().map_err(system)?;
         let side = Arc::new(Self {
             base: Base::new(context, direction, Medium::Rdma, peer),
             workers: Arc::clone(workers),
@@ -195,16 +205,10 @@ impl<S: State> Side<S> {
         });
         let observed: Weak<Self> = Arc::downgrade(&side);
         side.base.context.metrics.watch(observed);
-        let watched = {
-            let mut state = lock(&side.state);
-            let core = state.core();
-            let watched = side.ear.watch(core.lifeline.socket(), Arc::new(Ear(Arc::clone(&side))));
-            let bell = || Arc::new(Bell(Arc::clone(&side)));
-            watched.and_then(|()| side.bell.watch(&*core.lanes.completions, bell()))
-        };
-        if let Err(error) = watched {
+        let watched = side.watch(&mut lock(&side.state));
+        if let Err(Problem(kind, what)) = watched {
             side.close();
-            return Err(Error::system("cannot watch a connection", &error));
+            return Err(Error::new(kind, what));
         }
         Ok(side)
     }
@@ -219,6 +223,46 @@ impl<S: State> Side<S> {
 
     pub(super) fn state(&self) -> MutexGuard<'_, S> {
         lock(&self.state)
+    }
+
+    /// Goes on by another port and lifeline. What has come by the old ones counts; what is on its way does not.
+    pub(super) fn move_to(
+        this: &Arc<Self>,
+        state: &mut S,
+        device: &Device,
+        socket: Socket,
+        why: &str,
+    ) -> Result<(), Problem> {
+        let Some(adapter) = device.rdma() else { return Ok(()) };
+        match state.drain(usize::MAX, &this.base) {
+            // A device that is lost tells nothing any more.
+            Ok(()) | Err(Problem(ErrorKind::System, _)) => {}
+            Err(problem) => return Err(problem),
+        }
+        let core = state.core();
+        let before = Arc::clone(&core.lanes.adapter);
+        this.bell.end(&*core.lanes.completions);
+        this.ear.end(core.lifeline.socket());
+        core.lanes.move_to(adapter, why)?;
+        core.lifeline.resume(socket, this.base.context.settings.peer_timeout);
+        core.port = None;
+        core.callers = Callers::default();
+        this.base.move_to(device);
+        this.base.counters.recovered.add(1);
+        this.base.warn(&format!("goes on by GID {} instead of {}: {why}", adapter.gid(), before.gid()));
+        state.moved()?;
+        this.watch(state)
+    }
+
+    /// Has the workers call for the lifeline and for completions.
+    fn watch(self: &Arc<Self>, state: &mut S) -> Result<(), Problem> {
+        let core = state.core();
+        core.lanes.completions.arm().map_err(system)?;
+        let watched = self.ear.watch(core.lifeline.socket(), Arc::new(Ear(Arc::clone(self))));
+        let bell = || Arc::new(Bell(Arc::clone(self)));
+        watched
+            .and_then(|()| self.bell.watch(&*core.lanes.completions, bell()))
+            .map_err(|error| Error::system("cannot watch a connection", &error).into())
     }
 
     /// Does something to the state, and deals with what comes of it.
@@ -281,6 +325,11 @@ impl<S: State> Side<S> {
         core.lanes.close();
         // Registrations end before requests are reported.
         state.let_go();
+    }
+
+    /// Whether it has neither failed nor been closed.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.base.failed() && !self.state().core().closed
     }
 
     /// Ends everything.

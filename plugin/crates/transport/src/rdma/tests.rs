@@ -17,7 +17,7 @@ use crate::{
 const PEER: Reach = Reach { peer_memory: true, dma_buffers: false };
 
 #[derive(Default)]
-struct Lines(Mutex<Vec<String>>);
+pub(super) struct Lines(pub(super) Mutex<Vec<String>>);
 
 impl Log for Lines {
     fn warn(&self, line: &str) {
@@ -29,7 +29,7 @@ impl Log for Lines {
     }
 }
 
-fn transport_with(settings: &[(&str, &str)]) -> (Transport, Arc<Lines>) {
+pub(super) fn transport_with(settings: &[(&str, &str)]) -> (Transport, Arc<Lines>) {
     let lookup = |name: &str| {
         let given = settings.iter().find(|(other, _)| *other == name);
         given.map(|(_, value)| (*value).to_owned())
@@ -66,7 +66,7 @@ fn message(number: usize, length: usize) -> Block {
 }
 
 /// Moves messages of these lengths, several at a time; `during` is called before each is waited for.
-fn exchange(
+pub(super) fn exchange(
     (send, recv): (&SendConnection, &RecvConnection),
     lengths: &[usize],
     mut during: impl FnMut(usize),

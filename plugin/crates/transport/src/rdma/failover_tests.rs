@@ -1,0 +1,195 @@
+//! Connections that go on by another port, between two pairs of ports: rxe0 and rxe1, rxe2 and rxe3. Nothing leads from one
+//! pair to the other.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use super::tests::{Lines, exchange, transport_with};
+use crate::sys::{Block, lock};
+use crate::tagged;
+use crate::testing::{meet, until};
+use crate::{Listener, Reach, RecvConnection, SendConnection, Transport};
+
+/// Both ends of a connection that begins by the first pair of ports.
+struct Ends {
+    from: Transport,
+    to: Transport,
+    from_log: Arc<Lines>,
+    to_log: Arc<Lines>,
+    _listener: Listener,
+    send: SendConnection,
+    recv: RecvConnection,
+}
+
+impl Ends {
+    fn new(settings: &[(&str, &str)]) -> Self {
+        let with = |ports| {
+            let own = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", ports)];
+            transport_with(&[&own, settings].concat())
+        };
+        let ((from, from_log), (to, to_log)) = (with("=rxe0,rxe2"), with("=rxe1,rxe3"));
+        let listener = to.listen(0, "", Reach::HOST).unwrap();
+        let call = from.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+        let (send, recv) = meet(&call, &listener);
+        Self { from, to, from_log, to_log, _listener: listener, send, recv }
+    }
+
+    fn exchange(&self, lengths: &[usize], during: impl FnMut(usize)) {
+        exchange((&self.send, &self.recv), lengths, during);
+    }
+
+    /// Times that each end has gone on by other ports.
+    fn moves(&self) -> [u64; 2] {
+        let [send, recv] = [self.send.sender.base(), self.recv.receiver.base()];
+        [send.counters.recovered.get(), recv.counters.recovered.get()]
+    }
+}
+
+fn run(line: &str) {
+    let status = Command::new("sh").args(["-c", line]).status().unwrap();
+    assert!(status.success(), "{line}: {status}");
+}
+
+/// A pair of ports between which nothing gets through, and that nobody is told of. Ends with this.
+struct Silenced(usize);
+
+impl Silenced {
+    fn new(link: usize) -> Self {
+        Self::each(link, "add", "netem loss 100%");
+        Self(link)
+    }
+
+    fn each(link: usize, what: &str, how: &str) {
+        for port in [2 * link, 2 * link + 1] {
+            run(&format!("tc qdisc {what} dev eth{port} root {how}"));
+        }
+    }
+}
+
+impl Drop for Silenced {
+    fn drop(&mut self) {
+        Self::each(self.0, "del", "");
+    }
+}
+
+/// Short, for a test that waits for them.
+const TIMES: [(&str, &str); 2] =
+    [("EVENKEEL_PEER_TIMEOUT", "2"), ("EVENKEEL_RECOVERY_TIMEOUT", "30")];
+
+fn lengths() -> Vec<usize> {
+    let mut lengths = vec![1 << 20; 24];
+    lengths.extend([100, 3 << 20, 0, 70_000, 4096, 4097]);
+    lengths
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn what_is_on_its_way_when_a_path_dies_comes_by_the_other_one() {
+    for lanes in ["1", "2"] {
+        let ends = Ends::new(&[&TIMES[..], &[("EVENKEEL_QUEUE_PAIRS", lanes)]].concat());
+        ends.exchange(&lengths(), |_| {});
+        assert_eq!(ends.moves(), [0, 0]);
+        let mut silenced = None;
+        ends.exchange(&lengths(), |number| {
+            if number == 5 {
+                silenced = Some(Silenced::new(0));
+            }
+        });
+        assert_eq!(ends.moves(), [1, 1], "{:?}", lock(&ends.from_log.0));
+        let gids = |own, before| format!("goes on by GID ::ffff:{own} instead of ::ffff:{before}");
+        for (log, words) in [
+            (&ends.from_log, gids("10.77.1.1", "10.77.0.1")),
+            (&ends.to_log, gids("10.77.1.2", "10.77.0.2")),
+        ] {
+            let said = lock(&log.0).join("\n");
+            assert!(said.contains(&words), "{words}:\n{said}");
+        }
+        // And back.
+        drop(silenced);
+        let mut silenced = None;
+        ends.exchange(&lengths(), |number| {
+            if number == 9 {
+                silenced = Some(Silenced::new(1));
+            }
+        });
+        assert_eq!(ends.moves(), [2, 2]);
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_port_that_goes_down_is_left() {
+    let ends = Ends::new(&TIMES);
+    ends.exchange(&[1 << 20], |_| {});
+    ends.exchange(&lengths(), |number| {
+        if number == 5 {
+            run("ip link set eth1 down");
+        }
+    });
+    assert_eq!(ends.moves(), [1, 1]);
+    run("ip link set eth1 up && ip route replace 10.77.0.1/32 dev eth1 src 10.77.0.2 table 77");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_connection_at_rest_finds_another_path_before_it_is_used() {
+    let ends = Ends::new(&TIMES);
+    ends.exchange(&[100], |_| {});
+    let _silenced = Silenced::new(0);
+    until(|| (ends.moves() == [1, 1]).then_some(()));
+    ends.exchange(&lengths(), |_| {});
+    assert_eq!(ends.moves(), [1, 1]);
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn messages_of_any_tag_survive_paths_that_come_and_go() {
+    for seed in 0..2 {
+        let ends = Ends::new(&TIMES);
+        let mut silenced = (None, 0);
+        let pair = (ends.send, ends.recv);
+        let from_log = ends.from_log;
+        tagged::random_groups::<Block>(pair, 500 + seed, 3, |_, _, done| {
+            if done % 40 == 20 {
+                silenced.0 = None;
+                silenced = (Some(Silenced::new(silenced.1)), 1 - silenced.1);
+            }
+        });
+        let said = lock(&from_log.0).join("\n");
+        assert!(said.contains("goes on by GID"), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn where_no_path_is_left_the_error_says_what_was_tried_after_the_time_set() {
+    let times = [("EVENKEEL_PEER_TIMEOUT", "2"), ("EVENKEEL_RECOVERY_TIMEOUT", "6")];
+    let ends = Ends::new(&times);
+    ends.exchange(&[1 << 20], |_| {});
+    let _silenced = [Silenced::new(0), Silenced::new(1)];
+    let mut receiving = ends.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
+    let block = Arc::new(Block::new(4 << 20));
+    let mut sending = ends.send.send_block(&block, 4 << 20).unwrap().unwrap();
+    let sent = until(|| sending.poll(true).err()).to_string();
+    let received = until(|| receiving.poll(true).err()).to_string();
+    for (error, own, peer) in [(sent, "10.77.0.1", "10.77.0.2"), (received, "10.77.0.2", "10.77.0.1")] {
+        let gids = format!("GID ::ffff:{own}, the peer's ::ffff:{peer}");
+        assert!(error.contains(&gids) && error.contains("6 s"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_peer_that_is_gone_is_not_looked_for_elsewhere() {
+    let ends = Ends::new(&[("EVENKEEL_RECOVERY_TIMEOUT", "3600")]);
+    ends.exchange(&[1 << 20], |_| {});
+    drop(ends.recv);
+    let block = Arc::new(Block::new(4 << 20));
+    let error = until(|| match ends.send.send_block(&block, 4 << 20) {
+        Ok(Some(mut sending)) => until(|| sending.poll(true).err().map(Some)),
+        Ok(None) => None,
+        Err(error) => Some(error),
+    });
+    assert!(error.to_string().contains("closed"), "{error}");
+    drop((ends.from, ends.to));
+}
