@@ -18,8 +18,10 @@ var rdmaTests = []struct {
 	topology rdmalab.Topology
 	run      []string
 }{
-	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Pair, []string{"device::", "rdma::", "--include-ignored", "--skip", "a_port_that_is_gone"}},
+	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Pair, []string{"device::", "rdma::", "--include-ignored", "--skip", "a_port_that_is_gone", "--skip", "failover"}},
 	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Pair, []string{"rdma::tests::a_port_that_is_gone", "--include-ignored"}},
+	// Each has the links for itself.
+	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Rails, []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
 	// What is ignored here is part of other tests.
 	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"data::", "abort::both", "lifecycle::the_library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::a_thousand", "peers::a_killed", "peers::a_listener", "peers::what_a", "peers::many_conn", "collnet::ranks", "collnet::more", "collnet::a_lost"}},
 	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"gpu::nccl_is", "--include-ignored"}},

@@ -127,7 +127,7 @@ impl Base {
             Medium::Tcp => Reach::HOST,
             Medium::Rdma => self.context.reach,
         };
-        Registrar::new(&lock(&self.device), reach)
+        Registrar::new(&lock(&self.device), &self.context.devices, reach)
     }
 
     /// Another device carries it from now on.

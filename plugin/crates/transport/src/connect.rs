@@ -114,7 +114,8 @@ impl Attempt {
         let Context { settings, .. } = &self.destination.context;
         let caller = || Arc::<Self>::clone(self);
         if state.by_rdma {
-            let call = Call::lifeline(&self.destination, caller(), 0, settings.lanes, self.deadline)?;
+            let call =
+                Call::lifeline(&self.destination, caller(), 0, settings.lanes, self.deadline)?;
             state.calls.push(call);
             return Ok(());
         }

@@ -86,6 +86,8 @@ struct State {
     complete: HashMap<ConnectionId, Weak<Receiver>>,
     /// The same of those whose lifelines others may replace.
     agreed: HashMap<ConnectionId, Weak<rdma::Receiver>>,
+    /// Those others, on which nothing was said yet.
+    candidates: Vec<Weak<rdma::Candidate>>,
     /// How many keep the socket open.
     keepers: usize,
     /// Why the listener cannot go on.
@@ -448,19 +450,25 @@ impl Shared {
 
     /// Lets a lifeline take the place of a connection's, if the peer chooses it.
     fn rejoin(&self, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
-        let receiver = lock(&self.state).agreed.get(&hello.connection).and_then(Weak::upgrade);
+        let mut state = lock(&self.state);
+        let receiver = state.agreed.get(&hello.connection).and_then(Weak::upgrade);
         let receiver = receiver.filter(|receiver| receiver.is_open());
         let device = self.context_of(Some(&socket)).device;
+        state.candidates.retain(|candidate| candidate.strong_count() > 0);
         let verdict = match &receiver {
             None => Err(Refusal::Gone),
             Some(_) if device.rdma().is_none() => Err(Refusal::NoRdma),
+            Some(_) if state.candidates.len() >= MAX_STRANGERS => Err(Refusal::Busy),
             Some(_) => Ok(()),
         };
         answer(&socket, hello.connection, verdict);
         verdict?;
         if let Some(receiver) = receiver {
             let deadline = Instant::now() + self.context.settings.handshake_timeout;
-            rdma::Candidate::watch(&self.workers, &receiver, device, socket, deadline);
+            let lifeline = (hello.flow, socket);
+            let workers = &self.workers;
+            let candidate = rdma::Candidate::watch(workers, &receiver, device, lifeline, deadline);
+            state.candidates.push(Arc::downgrade(&candidate));
         }
         Ok(())
     }

@@ -81,6 +81,9 @@ pub(crate) trait Outbound: Send + Sync {
     /// How many queue pairs it has.
     #[cfg(test)]
     fn lanes(&self) -> usize;
+    /// What its peer knows it by.
+    #[cfg(test)]
+    fn id(&self) -> evenkeel_wire::ConnectionId;
 }
 
 impl SendConnection {
@@ -210,6 +213,11 @@ impl Outbound for Sender {
     #[cfg(test)]
     fn lanes(&self) -> usize {
         0
+    }
+
+    #[cfg(test)]
+    fn id(&self) -> evenkeel_wire::ConnectionId {
+        self.destination.connection
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use evenkeel_verbs::{Access, Context, Region, Span};
 
 use crate::counters::Counter;
-use crate::device::Device;
+use crate::device::{Device, other_ports};
 use crate::error::{Error, ErrorKind};
 use crate::rdma::{Adapter, Reach};
 use crate::sys::{RecvBuffer, lock};
@@ -16,6 +16,8 @@ pub(crate) struct Cache {
     context: Arc<Context>,
     /// Looked through for each message: spans are compared faster than references are taken.
     regions: Mutex<Vec<(Span, Weak<Region>)>>,
+    /// Host memory that its owner has registered here, which other devices may come to need.
+    owned: Mutex<Vec<Weak<Owned>>>,
     /// Calls of the device.
     pub(crate) registered: Counter,
     /// Times that none was needed.
@@ -27,14 +29,17 @@ impl Cache {
         Self {
             context: Arc::clone(context),
             regions: Mutex::default(),
+            owned: Mutex::default(),
             registered: Counter::default(),
             reused: Counter::default(),
         }
     }
 
-    /// A registration that covers these bytes, which `register` makes if there is none.
+    /// A registration that covers these bytes, which `register` makes if there is none. If their owner has registered them at
+    /// `origin`, all that was registered there is registered here too, for as long.
     pub(crate) fn region(
         &self,
+        origin: &Self,
         start: u64,
         length: usize,
         access: Access,
@@ -47,33 +52,71 @@ impl Cache {
             self.reused.add(1);
             return Ok(region);
         }
-        let region = register(&self.context)
-            .map_err(|error| Error::new(ErrorKind::System, error.to_string()))?;
+        let owned = if std::ptr::eq(self, origin) { None } else { origin.owned(start, length) };
+        let region = match &owned {
+            Some(owned) => owned.memory.register(&self.context),
+            None => register(&self.context),
+        };
+        let region = region.map_err(|error| Error::new(ErrorKind::System, error.to_string()))?;
         let region = Arc::new(region);
         self.registered.add(1);
+        if let Some(owned) = owned {
+            lock(&owned.elsewhere).push(Arc::clone(&region));
+        }
         regions.retain(|(_, region)| region.strong_count() > 0);
         regions.push((region.span(), Arc::downgrade(&region)));
         Ok(region)
     }
+
+    /// A registration of a buffer, by its owner.
+    fn of(&self, memory: RecvBuffer) -> Result<Arc<Region>, Error> {
+        let made = |context: &_| memory.register(context);
+        self.region(self, memory.address(), memory.length(), Access::All, made)
+    }
+
+    /// What its owner has registered here that covers these bytes.
+    fn owned(&self, start: u64, length: usize) -> Option<Arc<Owned>> {
+        let owned = lock(&self.owned);
+        let covers = |owned: &Arc<Owned>| {
+            let before = start.checked_sub(owned.memory.address());
+            let room = before.and_then(|before| (owned.memory.length() as u64).checked_sub(before));
+            room.is_some_and(|room| room >= length as u64)
+        };
+        owned.iter().filter_map(Weak::upgrade).find(covers)
+    }
+}
+
+/// Host memory that its owner has registered.
+struct Owned {
+    memory: RecvBuffer,
+    /// Its registrations with other devices.
+    elsewhere: Mutex<Vec<Arc<Region>>>,
 }
 
 /// Memory that is registered with a device, until this is dropped. Connections that use the memory then need
 /// no call of the device for that.
 pub struct Registration {
-    _region: Arc<Region>,
+    /// With the device, and with those by which its connections may go on.
+    _regions: Vec<Arc<Region>>,
+    /// For host memory, with which others can be registered when they are needed.
+    _owned: Option<Arc<Owned>>,
 }
 
 /// Registers memory with a device, for all connections that use it.
 pub struct Registrar {
     adapter: Option<Arc<Adapter>>,
+    /// Ports by which connections may go on that use memory beside the host's: it cannot be registered when they do so.
+    others: Vec<Arc<Adapter>>,
     /// Of messages that the memory is for.
     reach: Reach,
 }
 
 impl Registrar {
-    /// For memory of this reach that is used with connections of this device.
-    pub(crate) fn new(device: &Device, reach: Reach) -> Self {
-        Self { adapter: device.rdma().cloned(), reach }
+    /// For memory of this reach that is used with connections of this device, which is one of all.
+    pub(crate) fn new(device: &Device, all: &[Device], reach: Reach) -> Self {
+        let others = if reach.is_host() { Vec::new() } else { other_ports(device, all) };
+        let others = others.into_iter().filter_map(|device| device.rdma().cloned()).collect();
+        Self { adapter: device.rdma().cloned(), others, reach }
     }
 
     /// Registers host memory; `None` where messages need no registration.
@@ -82,7 +125,12 @@ impl Registrar {
     /// [`ErrorKind::System`] when the memory is not the process's or may not be locked.
     pub fn register(&self, memory: RecvBuffer) -> Result<Option<Registration>, Error> {
         let Some(adapter) = &self.adapter else { return Ok(None) };
-        Self::register_with(adapter, memory).map(Some)
+        let region = adapter.memory.of(memory)?;
+        let owned = Arc::new(Owned { memory, elsewhere: Mutex::default() });
+        let mut all = lock(&adapter.memory.owned);
+        all.retain(|owned| owned.strong_count() > 0);
+        all.push(Arc::downgrade(&owned));
+        Ok(Some(Registration { _regions: vec![region], _owned: Some(owned) }))
     }
 
     /// Registers memory of a GPU by its address, which the GPU's driver knows. The contract is that of [`RecvBuffer::new`].
@@ -92,7 +140,7 @@ impl Registrar {
     pub fn register_peer_memory(&self, memory: RecvBuffer) -> Result<Registration, Error> {
         let adapter = self.adapter.as_ref().filter(|_| self.reach.peer_memory);
         let adapter = adapter.ok_or_else(|| self.out_of_reach("memory of a GPU by its address"))?;
-        Self::register_with(adapter, memory)
+        self.register_all(adapter, |adapter| adapter.memory.of(memory))
     }
 
     /// Registers memory that a DMA buffer stands for: `length` bytes from `offset` there, which are at `address`.
@@ -108,17 +156,24 @@ impl Registrar {
     ) -> Result<Registration, Error> {
         let adapter = self.adapter.as_ref().filter(|_| self.reach.dma_buffers);
         let adapter = adapter.ok_or_else(|| self.out_of_reach("a DMA buffer"))?;
-        let region = adapter.memory.region(address, length, Access::All, |context| {
-            Region::of_dma_buffer(context, buffer, offset, address, length)
-        })?;
-        Ok(Registration { _region: region })
+        self.register_all(adapter, |adapter| {
+            let cache = &adapter.memory;
+            cache.region(cache, address, length, Access::All, |context| {
+                Region::of_dma_buffer(context, buffer, offset, address, length)
+            })
+        })
     }
 
-    fn register_with(adapter: &Adapter, memory: RecvBuffer) -> Result<Registration, Error> {
-        let (address, length) = (memory.address(), memory.length());
-        let made = |context: &_| memory.register(context);
-        let region = adapter.memory.region(address, length, Access::All, made)?;
-        Ok(Registration { _region: region })
+    /// Registers memory with the port of this, which has to take it, and with the others that do.
+    fn register_all(
+        &self,
+        adapter: &Adapter,
+        register: impl Fn(&Adapter) -> Result<Arc<Region>, Error>,
+    ) -> Result<Registration, Error> {
+        let mut regions = vec![register(adapter)?];
+        // Without the others connections go on as long as the port does.
+        regions.extend(self.others.iter().filter_map(|adapter| register(adapter).ok()));
+        Ok(Registration { _regions: regions, _owned: None })
     }
 
     fn out_of_reach(&self, what: &str) -> Error {

@@ -65,6 +65,11 @@ impl Detour {
         self.caller = Arc::downgrade(caller);
     }
 
+    #[cfg(test)]
+    pub(super) fn connection(&self) -> evenkeel_wire::ConnectionId {
+        self.destination.connection
+    }
+
     /// The addresses of this host's other ports.
     pub(super) fn own_addresses(&self) -> Vec<IpAddr> {
         self.devices[1..].iter().flat_map(Device::addresses).collect()

@@ -1,11 +1,15 @@
 //! Connections that go on by another port, between two pairs of ports: rxe0 and rxe1, rxe2 and rxe3. Nothing leads from one
 //! pair to the other.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Arc;
 
-use super::tests::{Lines, exchange, transport_with};
-use crate::sys::{Block, lock};
+use evenkeel_wire::{Hello, WELCOME_BYTES, Welcome, Word};
+
+use super::tests::{Lines, PEER, carry, exchange, message, transport_with};
+use crate::sys::{Block, Fenced, lock};
 use crate::tagged;
 use crate::testing::{meet, until};
 use crate::{Listener, Reach, RecvConnection, SendConnection, Transport};
@@ -16,22 +20,26 @@ struct Ends {
     to: Transport,
     from_log: Arc<Lines>,
     to_log: Arc<Lines>,
-    _listener: Listener,
+    listener: Listener,
     send: SendConnection,
     recv: RecvConnection,
 }
 
 impl Ends {
     fn new(settings: &[(&str, &str)]) -> Self {
+        Self::for_memory_in(Reach::HOST, settings)
+    }
+
+    fn for_memory_in(reach: Reach, settings: &[(&str, &str)]) -> Self {
         let with = |ports| {
             let own = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", ports)];
             transport_with(&[&own, settings].concat())
         };
         let ((from, from_log), (to, to_log)) = (with("=rxe0,rxe2"), with("=rxe1,rxe3"));
-        let listener = to.listen(0, "", Reach::HOST).unwrap();
-        let call = from.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+        let listener = to.listen(0, "", reach).unwrap();
+        let call = from.connect(0, listener.handle(), "", reach).unwrap();
         let (send, recv) = meet(&call, &listener);
-        Self { from, to, from_log, to_log, _listener: listener, send, recv }
+        Self { from, to, from_log, to_log, listener, send, recv }
     }
 
     fn exchange(&self, lengths: &[usize], during: impl FnMut(usize)) {
@@ -74,7 +82,7 @@ impl Drop for Silenced {
 
 /// Short, for a test that waits for them.
 const TIMES: [(&str, &str); 2] =
-    [("EVENKEEL_PEER_TIMEOUT", "2"), ("EVENKEEL_RECOVERY_TIMEOUT", "30")];
+    [("EVENKEEL_PEER_TIMEOUT", "1"), ("EVENKEEL_RECOVERY_TIMEOUT", "30")];
 
 fn lengths() -> Vec<usize> {
     let mut lengths = vec![1 << 20; 24];
@@ -160,6 +168,105 @@ fn messages_of_any_tag_survive_paths_that_come_and_go() {
     }
 }
 
+/// The ports there do, too, but their packets are dropped.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn ways_on_which_only_the_addresses_reach_each_other_are_left_again() {
+    let ends = Ends::new(&TIMES);
+    ends.exchange(&lengths(), |_| {});
+    // From everywhere to everywhere by TCP; by RDMA between the second pair of ports only.
+    run("ip rule del from 10.77.0.0/24 to 10.77.1.0/24 unreachable");
+    run("ip rule del from 10.77.1.0/24 to 10.77.0.0/24 unreachable");
+    run(
+        "nft add table ip rails && nft add chain ip rails out '{ type filter hook output priority 0; }'",
+    );
+    run("nft add rule ip rails out udp dport 4791 ip saddr 10.77.0.0/24 drop");
+    ends.exchange(&lengths(), |_| {});
+    let [from, to] = ends.moves();
+    assert!((1..=4).contains(&from) && to >= 1, "{from} {to}");
+    let said = lock(&ends.from_log.0).join("\n");
+    let last = said.lines().rfind(|line| line.contains("goes on by")).unwrap();
+    assert!(last.contains("::ffff:10.77.1.1 instead of") && last.contains("rxe2:1"), "{said}");
+    run("nft delete table ip rails");
+    run("ip rule add pref 17 from 10.77.0.0/24 to 10.77.1.0/24 unreachable");
+    run("ip rule add pref 17 from 10.77.1.0/24 to 10.77.0.0/24 unreachable");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn memory_that_its_owner_has_registered_is_registered_once_with_the_other_port() {
+    let ends = Ends::new(&TIMES);
+    let mut block = Block::new(1 << 20);
+    let registrar = ends.to.registrar(0).unwrap();
+    let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
+    let memory = |port: usize| &ends.to.devices()[port].rdma().unwrap().memory;
+    let mut ten_times = || {
+        for _ in 0..10 {
+            let part = block.lend_mut(1 << 19);
+            let receiving = ends.recv.recv(part).unwrap().unwrap();
+            let message = Arc::new(message(3, 100_000));
+            let mut sending = ends.send.send_block(&message, 100_000).unwrap().unwrap();
+            assert_eq!(until(|| receiving.test().unwrap()), 100_000);
+            until(|| sending.poll(true).unwrap().then_some(()));
+            assert!(block.bytes()[..100_000] == *message.bytes());
+        }
+    };
+    ten_times();
+    let (first, second) = (memory(0).registered.get(), memory(1).registered.get());
+    let _silenced = Silenced::new(0);
+    ten_times();
+    assert_eq!(ends.moves(), [1, 1]);
+    assert_eq!((memory(0).registered.get(), memory(1).registered.get()), (first, second + 1));
+    drop(held);
+    ten_times();
+    assert_eq!(memory(1).registered.get(), second + 11, "for each message: nobody holds it");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn memory_that_no_processor_reaches_is_registered_with_the_other_port_before() {
+    let ends = Ends::for_memory_in(PEER, &TIMES);
+    let carry = |lengths: &[usize]| {
+        let pair = (&ends.send, &ends.recv);
+        lengths.iter().for_each(|length| carry::<Fenced, Fenced>(pair, *length));
+    };
+    carry(&[1, 100_000, 8 << 20]);
+    let _silenced = Silenced::new(0);
+    carry(&[0, 1, 4096, 100_000, 8 << 20]);
+    assert_eq!(ends.moves(), [1, 1]);
+    tagged::random_groups::<Fenced>((ends.send, ends.recv), 700, 3, |_, _, _| {});
+}
+
+/// A lifeline that was welcomed and speaks late is none that the peer goes on by.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn what_comes_late_on_a_lifeline_that_was_left_is_not_heard() {
+    let ends = Ends::new(&TIMES);
+    ends.exchange(&[1 << 20], |_| {});
+    let hello = Hello {
+        nonce: ends.listener.handle().nonce,
+        connection: ends.send.sender.id(),
+        flow: 1,
+        flows: 2,
+        checksum: false,
+        rdma: true,
+        random: None,
+    };
+    let mut late = TcpStream::connect(("10.77.1.2", ends.listener.handle().port)).unwrap();
+    late.write_all(&hello.encode()).unwrap();
+    let mut welcome = [0; WELCOME_BYTES];
+    late.read_exact(&mut welcome).unwrap();
+    Welcome::check(&welcome, hello.connection).unwrap();
+    let _silenced = Silenced::new(0);
+    ends.exchange(&lengths(), |_| {});
+    assert_eq!(ends.moves(), [1, 1]);
+    late.write_all(&Word::Heard(0).encode()).unwrap();
+    // Its end, or a reset, since there is what nobody has read.
+    assert!(!matches!(late.read(&mut [0]), Ok(1..)));
+    ends.exchange(&lengths(), |_| {});
+    assert_eq!(ends.moves(), [1, 1]);
+}
+
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn where_no_path_is_left_the_error_says_what_was_tried_after_the_time_set() {
@@ -172,7 +279,9 @@ fn where_no_path_is_left_the_error_says_what_was_tried_after_the_time_set() {
     let mut sending = ends.send.send_block(&block, 4 << 20).unwrap().unwrap();
     let sent = until(|| sending.poll(true).err()).to_string();
     let received = until(|| receiving.poll(true).err()).to_string();
-    for (error, own, peer) in [(sent, "10.77.0.1", "10.77.0.2"), (received, "10.77.0.2", "10.77.0.1")] {
+    for (error, own, peer) in
+        [(sent, "10.77.0.1", "10.77.0.2"), (received, "10.77.0.2", "10.77.0.1")]
+    {
         let gids = format!("GID ::ffff:{own}, the peer's ::ffff:{peer}");
         assert!(error.contains(&gids) && error.contains("6 s"), "{error}");
     }

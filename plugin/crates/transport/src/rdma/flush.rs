@@ -51,7 +51,14 @@ impl Flush {
         let itself = PairWord { number: pair.number(), sequence: 0 };
         let port = adapter.word(into.region(), false);
         pair.connect(&adapter.peer(&port, itself, 0)).map_err(system)?;
-        Ok(Self { pair, completions, into, waiting: VecDeque::new(), broken: None, polled: Vec::new() })
+        Ok(Self {
+            pair,
+            completions,
+            into,
+            waiting: VecDeque::new(),
+            broken: None,
+            polled: Vec::new(),
+        })
     }
 
     /// Begins to read the last byte of this memory, which is in the region, for the operation.

@@ -4,14 +4,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_verbs::{Completion, CompletionQueue, Mailbox, Outcome, Payload, QueuePair, Write};
+use evenkeel_verbs::{
+    Access, Completion, CompletionQueue, Context, Mailbox, Outcome, Payload, QueuePair, Region,
+    Write,
+};
 use evenkeel_wire::{LANE_PARTS, PairWord, PortWord};
 
 use super::{Adapter, DRAIN};
 use crate::counters::FlowCounters;
 use crate::error::{Error, ErrorKind};
 use crate::metrics::FlowObservation;
-use crate::sys::{self, PathFigures};
+use crate::sys::{self, PathFigures, RecvBuffer, SendBuffer};
 
 /// Writes of the peer that a queue pair makes room for. When there is no room, its device asks the peer's to wait.
 const EXPECTED: usize = 256;
@@ -26,6 +29,8 @@ const EXPECTING: u64 = 1 << 63;
 /// The lanes of one side. `W` is what is noted of a write.
 pub(super) struct Lanes<W> {
     pub(super) adapter: Arc<Adapter>,
+    /// The one that the connection began with.
+    origin: Arc<Adapter>,
     pub(super) completions: Arc<CompletionQueue>,
     all: Vec<Lane<W>>,
     /// Most bytes on their way on a lane before others take what is left.
@@ -97,6 +102,7 @@ impl<W> Lanes<W> {
         };
         Ok(Self {
             adapter: Arc::clone(adapter),
+            origin: Arc::clone(adapter),
             completions,
             all: (0..count).map(lane).collect(),
             cap,
@@ -118,6 +124,28 @@ impl<W> Lanes<W> {
 
     pub(super) fn are_live(&self) -> bool {
         self.all.iter().all(|lane| lane.stage == Stage::Live)
+    }
+
+    /// The registration of a buffer for what is written there.
+    pub(super) fn target(&self, buffer: &RecvBuffer) -> Result<Arc<Region>, Error> {
+        let made = |context: &_| buffer.register(context);
+        self.region(buffer.address(), buffer.length(), Access::All, made)
+    }
+
+    /// The registration of a buffer for what is sent.
+    pub(super) fn payload(&self, buffer: &SendBuffer) -> Result<Arc<Region>, Error> {
+        let made = |context: &_| buffer.register(context);
+        self.region(buffer.address(), buffer.length(), Access::Send, made)
+    }
+
+    fn region(
+        &self,
+        start: u64,
+        length: usize,
+        access: Access,
+        register: impl FnOnce(&Arc<Context>) -> Result<Region, evenkeel_verbs::Error>,
+    ) -> Result<Arc<Region>, Error> {
+        self.adapter.memory.region(&self.origin.memory, start, length, access, register)
     }
 
     /// Leaves the port, or begins anew there: all queue pairs end, with what has come by them and was not taken.

@@ -18,17 +18,17 @@ mod adapter;
 mod cache;
 mod detour;
 mod events;
+#[cfg(test)]
+mod failover_tests;
 mod flush;
 mod lanes;
 mod lifeline;
 mod locked;
 mod reach;
-mod rejoin;
 mod recv;
+mod rejoin;
 mod send;
 mod side;
-#[cfg(test)]
-mod failover_tests;
 #[cfg(test)]
 mod tests;
 

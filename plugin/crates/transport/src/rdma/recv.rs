@@ -5,13 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_verbs::{Access, Mailbox, Payload, Region};
+use evenkeel_verbs::{Mailbox, Payload, Region};
 use evenkeel_wire::{
     ArrivalError, Arrivals, Arrived, MAX_MESSAGE_BYTES, PairWord, Part, WINDOW, Word,
 };
 use socket2::Socket;
 
-use super::cache::Cache;
 use super::flush::Flush;
 use super::lanes::{Lanes, Stage, Told, system};
 use super::lifeline::Cut;
@@ -114,6 +113,8 @@ pub(crate) struct Awaiting {
     gone: Option<(Instant, String)>,
     /// Whether the sender may come by another way then.
     can_move: bool,
+    /// Number of the lifeline.
+    lifeline_number: u32,
     /// Where messages may be in memory that has them later than the host's would.
     flush: Option<Flush>,
 }
@@ -157,6 +158,7 @@ impl Receiver {
             bye: None,
             gone: None,
             can_move: !elsewhere.is_empty(),
+            lifeline_number: 0,
             flush: if is_host { None } else { Some(Flush::new(adapter)?) },
         };
         state.core.say_port(state.ring.region());
@@ -166,9 +168,14 @@ impl Receiver {
         Self::start(context, Direction::Recv, peer, workers, state)
     }
 
-    /// The sender has come by another way.
-    pub(crate) fn rejoin(self: &Arc<Self>, device: &Device, socket: Socket) {
+    /// The sender has come by another way, with the lifeline of this number.
+    pub(crate) fn rejoin(self: &Arc<Self>, number: u32, device: &Device, socket: Socket) {
         self.act(|_, state| {
+            // What was said on one before may come late.
+            if number <= state.lifeline_number {
+                return Ok(());
+            }
+            state.lifeline_number = number;
             let why = match (state.core.lanes.longest_down(), &state.gone) {
                 (Some((_, why)), _) => why.to_owned(),
                 (None, Some((_, why))) => why.clone(),
@@ -327,10 +334,9 @@ impl State for Awaiting {
         for mailbox in [&mut self.ring, &mut self.outbox] {
             mailbox.move_to(context).map_err(system)?;
         }
-        let cache = &self.core.lanes.adapter.memory;
         for posted in self.arrivals.posted_mut() {
             if posted.region.is_some() {
-                posted.region = Some(register(cache, &posted.buffer)?);
+                posted.region = Some(self.core.lanes.target(&posted.buffer)?);
             }
         }
         if let Some(flush) = self.flush.take() {
@@ -447,16 +453,14 @@ impl Awaiting {
         if by_ring || buffer.length() == 0 {
             return Ok(None);
         }
-        register(&self.core.lanes.adapter.memory, buffer).map(Some)
+        self.core.lanes.target(buffer).map(Some)
     }
 
     /// Begins to read the last byte of what has come.
     fn begin_flush(&mut self, memory: RecvBuffer, operation: &Arc<Operation>) -> Result<(), Error> {
         let region = self.region(&memory)?;
         match (&mut self.flush, region) {
-            (Some(flush), Some(region)) => {
-                flush.begin(region, memory, operation)
-            }
+            (Some(flush), Some(region)) => flush.begin(region, memory, operation),
             (None, _) => Err(Error::argument("host memory needs no flush")),
             (_, None) => Err(Error::argument("nothing has come that could be flushed")),
         }
@@ -632,12 +636,6 @@ impl Awaiting {
             _ => Ok(()),
         }
     }
-}
-
-/// The registration of a buffer for what is written there.
-fn register(cache: &Cache, buffer: &RecvBuffer) -> Result<Arc<Region>, Error> {
-    let made = |context: &_| buffer.register(context);
-    cache.region(buffer.address(), buffer.length(), Access::All, made)
 }
 
 impl Inbound for Receiver {

@@ -16,6 +16,7 @@ use crate::sys::{self, lock};
 /// ways at a time, and may go on by another one, or by the one it had.
 pub(crate) struct Candidate {
     receiver: Weak<Receiver>,
+    number: u32,
     /// Whose port it came to.
     device: Device,
     deadline: Instant,
@@ -25,16 +26,17 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// Waits for the first word. Nothing is left of it after the deadline.
+    /// Waits for the first word on the lifeline of this number. Nothing is left of it after the deadline.
     pub(crate) fn watch(
         workers: &Workers,
         receiver: &Arc<Receiver>,
         device: Device,
-        socket: Socket,
+        (number, socket): (u32, Socket),
         deadline: Instant,
-    ) {
+    ) -> Arc<Self> {
         let candidate = Arc::new(Self {
             receiver: Arc::downgrade(receiver),
+            number,
             device,
             deadline,
             registration: workers.registration(),
@@ -46,6 +48,8 @@ impl Candidate {
         if candidate.registration.watch(&socket, Arc::<Self>::clone(&candidate)).is_ok() {
             *place = Some(socket);
         }
+        drop(place);
+        candidate
     }
 
     /// Ends the watch; its socket, if it is still there.
@@ -72,7 +76,7 @@ impl Source for Candidate {
             && chosen
             && let Some(receiver) = self.receiver.upgrade()
         {
-            receiver.rejoin(&self.device, socket);
+            receiver.rejoin(self.number, &self.device, socket);
         }
     }
 

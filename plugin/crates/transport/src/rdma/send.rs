@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_verbs::{Access, Mailbox, Payload, Region};
+use evenkeel_verbs::{Mailbox, Payload, Region};
 use evenkeel_wire::{Immediate, MAX_MESSAGE_BYTES, PairWord, Part, PortWord, WINDOW, Word};
 use socket2::Socket;
 
@@ -459,10 +459,7 @@ impl Sending {
             return Err(Problem(ErrorKind::Remote, what));
         }
         if length > 0 {
-            let (cache, buffer) = (&self.core.lanes.adapter.memory, message.buffer);
-            let made = |context: &_| buffer.register(context);
-            let region = cache.region(buffer.address(), buffer.length(), Access::Send, made)?;
-            message.region = Some(region);
+            message.region = Some(self.core.lanes.payload(&message.buffer)?);
         }
         message.credit = Some(credit);
         Ok(true)
@@ -695,6 +692,11 @@ impl Outbound for Sender {
     #[cfg(test)]
     fn break_lane(&self, lane: usize) {
         self.state().core.lanes.break_pair(lane);
+    }
+
+    #[cfg(test)]
+    fn id(&self) -> evenkeel_wire::ConnectionId {
+        self.state().detour.connection()
     }
 
     #[cfg(test)]

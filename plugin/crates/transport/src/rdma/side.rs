@@ -249,7 +249,11 @@ impl<S: State> Side<S> {
         core.callers = Callers::default();
         this.base.move_to(device);
         this.base.counters.recovered.add(1);
-        this.base.warn(&format!("goes on by GID {} instead of {}: {why}", adapter.gid(), before.gid()));
+        this.base.warn(&format!(
+            "goes on by GID {} instead of {}: {why}",
+            adapter.gid(),
+            before.gid()
+        ));
         state.moved()?;
         this.watch(state)
     }

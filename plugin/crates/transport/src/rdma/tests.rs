@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// That of memory which is registered by its address.
-const PEER: Reach = Reach { peer_memory: true, dma_buffers: false };
+pub(super) const PEER: Reach = Reach { peer_memory: true, dma_buffers: false };
 
 #[derive(Default)]
 pub(super) struct Lines(pub(super) Mutex<Vec<String>>);
@@ -58,7 +58,7 @@ fn pair(from: &Transport, to: &Transport) -> (SendConnection, RecvConnection) {
 }
 
 /// A message that tells itself and its bytes from others.
-fn message(number: usize, length: usize) -> Block {
+pub(super) fn message(number: usize, length: usize) -> Block {
     let mut block = Block::new(length);
     let bytes = block.bytes_mut().iter_mut().enumerate();
     bytes.for_each(|(at, byte)| *byte = (at * 7 + at / 251 + number * 31) as u8);
@@ -388,7 +388,10 @@ fn pair_for(transport: &Transport, from: Reach, to: Reach) -> (SendConnection, R
 
 /// Sends a message, makes it visible and compares its bytes and those behind it. Memory is lent as long as anybody but a
 /// device may touch it.
-fn carry<From: Room, To: Room>((send, recv): (&SendConnection, &RecvConnection), length: usize) {
+pub(super) fn carry<From: Room, To: Room>(
+    (send, recv): (&SendConnection, &RecvConnection),
+    length: usize,
+) {
     let mut from = From::new(length);
     from.bytes_mut().copy_from_slice(message(length, length).bytes());
     let mut to = To::new(length + 100);
