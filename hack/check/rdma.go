@@ -24,7 +24,7 @@ var rdmaTests = []struct {
 	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Rails, []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
 	// What is ignored here is part of other tests.
 	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"data::", "abort::both", "lifecycle::the_library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::a_thousand", "peers::a_killed", "peers::a_listener", "peers::what_a", "peers::many_conn", "collnet::ranks", "collnet::more", "collnet::a_lost"}},
-	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"gpu::nccl_is", "--include-ignored"}},
+	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"gpu::nccl_is", "traffic::a_comm", "--include-ignored"}},
 	{[]string{"-p", "evenkeel-bench", "--test", "commands"}, rdmalab.Pair, []string{"rdma::", "--include-ignored"}},
 }
 

@@ -81,11 +81,15 @@ pub(crate) fn init_global() -> Result<(), Failure> {
 }
 
 /// `init` of tables with contexts: one context per communicator.
-pub(crate) fn init_context(communicator: u64) -> Result<Arc<Context>, Failure> {
+pub(crate) fn init_context(
+    communicator: u64,
+    traffic_class: Option<u8>,
+) -> Result<Arc<Context>, Failure> {
     let mut plugin = lock(&PLUGIN);
     let transport = plugin.transport()?;
     plugin.contexts += 1;
-    Ok(Arc::new(Context::new(transport, format!("comm={communicator:#x}"))))
+    let label = format!("comm={communicator:#x}");
+    Ok(Arc::new(Context { traffic_class, ..Context::new(transport, label) }))
 }
 
 /// The process's transport, for a table that NCCL initializes beside that of the network.
@@ -171,6 +175,8 @@ pub(crate) struct Context {
     transport: Arc<Transport>,
     /// For log lines.
     label: String,
+    /// What the communicator's packets are to be marked with.
+    traffic_class: Option<u8>,
     attempts: Mutex<HashMap<u64, Connecting>>,
     listeners: Mutex<Vec<Weak<ListenComm>>>,
     next_ticket: AtomicU64,
@@ -181,6 +187,7 @@ impl Context {
         Self {
             transport,
             label,
+            traffic_class: None,
             attempts: Mutex::default(),
             listeners: Mutex::default(),
             next_ticket: AtomicU64::new(1),
@@ -203,11 +210,12 @@ impl Context {
         Ok(comm)
     }
 
-    /// Begins to connect, or looks how far it is.
+    /// Begins to connect, or looks how far it is. Who calls may know the traffic class where the context does not.
     pub(crate) fn connect(
         &self,
         device: usize,
         handle: &mut [u8; HANDLE_SIZE],
+        traffic_class: Option<u8>,
     ) -> Result<Option<Comm<SendConnection>>, Failure> {
         let mut ticket = [0; 8];
         ticket.copy_from_slice(&handle[TICKET]);
@@ -218,7 +226,8 @@ impl Context {
             let peer = Handle::decode(&encoded)
                 .map_err(|error| Failure::argument(format!("bad handle: {error}")))?;
             let reach = self.reach(device);
-            let attempt = self.transport.connect(device, &peer, &self.label, reach)?;
+            let (label, class) = (&self.label, traffic_class.or(self.traffic_class));
+            let attempt = self.transport.connect_in_class(device, &peer, label, reach, class)?;
             ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
             handle[TICKET].copy_from_slice(&ticket.to_le_bytes());
             lock(&self.attempts).insert(ticket, attempt);

@@ -68,7 +68,7 @@ unsafe extern "C" fn init_profiled(
 unsafe extern "C" fn init_context(
     context: *mut *mut c_void,
     communicator: u64,
-    _config: *mut CommConfig,
+    config: *mut CommConfig,
     logger: Option<Logger>,
     _profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
@@ -76,9 +76,21 @@ unsafe extern "C" fn init_context(
     guard("init", || {
         // SAFETY: NCCL passes a place for the context.
         let place = unsafe { place(context, "context") }?;
-        *place = Arc::into_raw(plugin::init_context(communicator)?).cast_mut().cast();
+        // SAFETY: NCCL passes a configuration, or null.
+        let class = unsafe { traffic_class(config) };
+        *place = Arc::into_raw(plugin::init_context(communicator, class)?).cast_mut().cast();
         Ok(())
     })
+}
+
+/// What a communicator's packets are to be marked with; none where it does not say, or something that is no traffic class.
+///
+/// # Safety
+/// `config` must be null or valid for reads.
+unsafe fn traffic_class(config: *const CommConfig) -> Option<u8> {
+    // SAFETY: passed on to the caller.
+    let class = unsafe { config.as_ref() }?.traffic_class;
+    u8::try_from(class).ok()
 }
 
 unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {
@@ -289,29 +301,31 @@ unsafe fn connect_with(
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
+    traffic_class: Option<u8>,
 ) -> Result<(), Failure> {
     // SAFETY: passed on to the caller; bytes have no alignment and no invalid values.
     let handle = unsafe { place(handle.cast::<[u8; HANDLE_SIZE]>(), "handle") }?;
     // SAFETY: passed on to the caller.
     let comm = unsafe { place(comm, "sendComm") }?;
     *comm = ptr::null_mut();
-    if let Some(connected) = context.connect(index(device)?, handle)? {
+    if let Some(connected) = context.connect(index(device)?, handle, traffic_class)? {
         *comm = Box::into_raw(Box::new(connected)).cast();
     }
     Ok(())
 }
 
 /// # Safety
-/// As [`connect_with`].
+/// As [`connect_with`]; `config` must be null or valid for reads.
 unsafe fn connect_globally(
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
+    config: *const CommConfig,
 ) -> NcclResult {
     guard("connect", || {
         let context = plugin::global_context()?;
         // SAFETY: passed on to the caller.
-        unsafe { connect_with(&context, device, handle, comm) }
+        unsafe { connect_with(&context, device, handle, comm, traffic_class(config)) }
     })
 }
 
@@ -321,7 +335,7 @@ unsafe extern "C" fn connect(
     comm: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes what its table says.
-    unsafe { connect_globally(device, handle, comm) }
+    unsafe { connect_globally(device, handle, comm, ptr::null()) }
 }
 
 unsafe extern "C" fn connect_offload(
@@ -331,18 +345,18 @@ unsafe extern "C" fn connect_offload(
     _device_comm: *mut *mut DeviceHandle,
 ) -> NcclResult {
     // SAFETY: NCCL passes what its table says.
-    unsafe { connect_globally(device, handle, comm) }
+    unsafe { connect_globally(device, handle, comm, ptr::null()) }
 }
 
 unsafe extern "C" fn connect_configured(
     device: c_int,
-    _config: *mut CommConfig,
+    config: *mut CommConfig,
     handle: *mut c_void,
     comm: *mut *mut c_void,
     _device_comm: *mut *mut DeviceHandle,
 ) -> NcclResult {
     // SAFETY: NCCL passes what its table says.
-    unsafe { connect_globally(device, handle, comm) }
+    unsafe { connect_globally(device, handle, comm, config) }
 }
 
 unsafe extern "C" fn connect_in_context(
@@ -356,7 +370,7 @@ unsafe extern "C" fn connect_in_context(
         // SAFETY: NCCL passes a context that `init_context` made and that is not finalized.
         let context = unsafe { object::<Context>(context, "context") }?;
         // SAFETY: NCCL passes what its table says.
-        unsafe { connect_with(context, device, handle, comm) }
+        unsafe { connect_with(context, device, handle, comm, None) }
     })
 }
 

@@ -188,7 +188,22 @@ impl Transport {
         label: &str,
         reach: Reach,
     ) -> Result<Connecting, Error> {
-        let context = Context { reach, ..self.context(device, label)? };
+        self.connect_in_class(device, handle, label, reach, None)
+    }
+
+    /// As [`Transport::connect`]. Over RDMA packets are of this traffic class, unless the settings say another one.
+    ///
+    /// # Errors
+    /// As [`Transport::connect`].
+    pub fn connect_in_class(
+        &self,
+        device: usize,
+        handle: &Handle,
+        label: &str,
+        reach: Reach,
+        traffic_class: Option<u8>,
+    ) -> Result<Connecting, Error> {
+        let context = Context { reach, traffic_class, ..self.context(device, label)? };
         Connecting::start(self.engine()?, context, handle, false)
     }
 
@@ -226,6 +241,7 @@ impl Transport {
             label: label.to_owned(),
             metrics: Arc::clone(&self.metrics),
             reach: Reach::HOST,
+            traffic_class: None,
         })
     }
 
@@ -271,6 +287,8 @@ struct Context {
     metrics: Arc<Metrics>,
     /// The memory in which messages may be.
     reach: Reach,
+    /// What packets are marked with over RDMA, unless the settings say.
+    traffic_class: Option<u8>,
 }
 
 impl Context {

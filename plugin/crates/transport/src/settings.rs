@@ -72,8 +72,8 @@ pub struct Settings {
     /// NCCL_IB_HCA.
     rdma_ports: String,
     pub(crate) gid_index: Option<u8>,
-    pub(crate) traffic_class: u8,
-    pub(crate) service_level: u8,
+    pub(crate) traffic_class: Option<u8>,
+    pub(crate) service_level: Option<u8>,
     pub(crate) flows: u16,
     pub(crate) chunk_bytes: u64,
     pub(crate) inline_bytes: u64,
@@ -157,32 +157,27 @@ pub const SETTINGS: &[Setting] = &[
         accepts: "a whole number from 0 to 255, or -1",
         default: "",
         apply: |settings, value| {
-            // NCCL takes -1 for its own choice.
-            settings.gid_index = if value.is_empty() || value == "-1" {
-                None
-            } else {
-                Some(ranged(value, 0, 255)? as u8)
-            };
+            settings.gid_index = ranged_or_none(value, 255)?;
             Some(())
         },
     },
     Setting {
         name: "NCCL_IB_TC",
-        meaning: "traffic class of RDMA packets",
-        accepts: "a whole number from 0 to 255, or -1 for 0",
-        default: "0",
+        meaning: "traffic class of RDMA packets over Ethernet; without it the communicator's (trafficClass of ncclConfig_t), else 0; the sending side decides",
+        accepts: "a whole number from 0 to 255, or -1",
+        default: "",
         apply: |settings, value| {
-            settings.traffic_class = if value == "-1" { 0 } else { ranged(value, 0, 255)? as u8 };
+            settings.traffic_class = ranged_or_none(value, 255)?;
             Some(())
         },
     },
     Setting {
         name: "NCCL_IB_SL",
-        meaning: "service level of RDMA packets",
-        accepts: "a whole number from 0 to 15, or -1 for 0",
-        default: "0",
+        meaning: "service level of RDMA packets; without it the communicator's traffic class over InfiniBand, if it is one, else 0; the sending side decides",
+        accepts: "a whole number from 0 to 15, or -1",
+        default: "",
         apply: |settings, value| {
-            settings.service_level = if value == "-1" { 0 } else { ranged(value, 0, 15)? as u8 };
+            settings.service_level = ranged_or_none(value, 15)?;
             Some(())
         },
     },
@@ -506,8 +501,8 @@ impl Settings {
             lanes: 0,
             rdma_ports: String::new(),
             gid_index: None,
-            traffic_class: 0,
-            service_level: 0,
+            traffic_class: None,
+            service_level: None,
             flows: 0,
             chunk_bytes: 0,
             inline_bytes: 0,
@@ -621,6 +616,14 @@ impl Settings {
     /// Whether all flows have equal shares, on the paths that they have.
     pub(crate) fn is_static(&self) -> bool {
         self.schedule != Schedule::Pull
+    }
+}
+
+/// A small number, or none: NCCL takes -1 for its own choice.
+fn ranged_or_none(value: &str, most: u8) -> Option<Option<u8>> {
+    match value {
+        "" | "-1" => Some(None),
+        value => ranged(value, 0, most.into()).map(|number| Some(number as u8)),
     }
 }
 

@@ -23,7 +23,7 @@ pub const MAX_LANES: usize = 8;
 /// Bytes in front of each word: kind u8, lane u8, number of bytes that follow u16, zero u32.
 const HEAD: usize = 8;
 const PART: usize = 12;
-const PORT: usize = 32;
+const PORT: usize = 34;
 const PAIR: usize = 8;
 const ADDRESS: usize = 16;
 
@@ -71,10 +71,21 @@ pub struct PortWord {
     pub mtu: u8,
     /// Whether small messages may come before there is a buffer for them.
     pub eager: bool,
+    /// What packets between the two ports are marked with, if the connector says this: traffic class and service level.
+    pub traffic: Traffic,
     /// Where the memory begins.
     pub address: u64,
     /// Its key.
     pub key: u32,
+}
+
+/// What tells packets from others on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Traffic class of the IP header.
+    pub class: u8,
+    /// Service level, on InfiniBand 0 to 15.
+    pub level: u8,
 }
 
 /// A queue pair.
@@ -133,6 +144,7 @@ impl Word {
                 body.extend([port.mtu, port.eager.into()]);
                 body.extend(port.key.to_le_bytes());
                 body.extend(port.address.to_le_bytes());
+                body.extend([port.traffic.class, port.traffic.level]);
                 (1, 0)
             }
             Self::Offer(lane, pair, parts) => {
@@ -265,8 +277,9 @@ impl PortWord {
             eager: body[19] == 1,
             key: u32::from_le_bytes(array(body, 20)),
             address: u64::from_le_bytes(array(body, 24)),
+            traffic: Traffic { class: body[32], level: body[33] },
         };
-        ((1..=5).contains(&port.mtu) && body[19] <= 1).then_some(port)
+        ((1..=5).contains(&port.mtu) && body[19] <= 1 && body[33] <= 15).then_some(port)
     }
 }
 
@@ -303,6 +316,7 @@ mod tests {
                 eager: true,
                 address: 0x7fff_0000_1000,
                 key: 99,
+                traffic: Traffic { class: 0xff, level: 15 },
             }),
             Word::Offer(7, pair, vec![]),
             Word::Offer(0, pair, parts),

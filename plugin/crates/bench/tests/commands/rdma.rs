@@ -128,16 +128,46 @@ fn reduction_servers_sum_each_element_over_it() {
     }
 }
 
-#[test]
-#[ignore = "runs in the RDMA lab"]
-fn a_reduction_server_that_is_killed_is_named() {
+/// A server at the second port, with metrics.
+fn serve(port: u16, metrics: u16) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
     let mut serve = Command::new(program.with_file_name("evenkeel-reduction-server"));
     serve.args(["serve", "--until-stdin-closes", "--timeline", "-"]);
-    serve.args(["--listen", "10.77.0.2:7470", "--metrics", "127.0.0.1:9470"]);
+    serve.args(["--listen", &format!("10.77.0.2:{port}")]);
+    serve.args(["--metrics", &format!("127.0.0.1:{metrics}")]);
     serve.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     by_rdma(&mut serve, "rxe1");
-    let mut server = Running::start(serve);
+    serve
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_server_sums_for_a_rank_by_rdma_and_one_by_tcp() {
+    let mut command = serve(7471, 9471);
+    command.env("EVENKEEL_TRANSPORT", "auto");
+    let _server = Running::start(command);
+    let arguments = ["reduction", "--size", "1M", "--chunksize", "300K", "-n", "2", "-w", "1"];
+    let carriers = ["rdma", "tcp"];
+    let ranks = ranks_with(2, &arguments, |rank, command| {
+        by_rdma(command, "rxe0");
+        command.env("EVENKEEL_TRANSPORT", carriers[rank]).env("NCCL_SOCKET_IFNAME", "eth0");
+        command.env("EVENKEEL_REDUCTION_SERVERS", "10.77.0.2:7471").env("NCCL_DEBUG", "INFO");
+    });
+    for (ended, carrier) in ranks.into_iter().map(Running::end).zip(carriers) {
+        assert!(ended.status.success(), "{ended:?}");
+        let said = format!("{}{}", ended.out, ended.err);
+        let opened: Vec<&str> =
+            said.lines().filter(|line| line.contains("connection opened peer=10.77.0.2")).collect();
+        let is_right = |line: &&str| line.contains(&format!("transport={carrier}"));
+        assert!(!opened.is_empty() && opened.iter().all(is_right), "{carrier}: {said}");
+        assert!(carrier != "rdma" || said.contains(" 0 wrong"), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_reduction_server_that_is_killed_is_named() {
+    let mut server = Running::start(serve(7470, 9470));
     let forever = ["reduction", "--size", "1M", "--chunksize", "64K", "-n", "1000000"];
     let ranks = ranks_with(2, &forever, |_, command| {
         by_rdma(command, "rxe0");
@@ -154,6 +184,34 @@ fn a_reduction_server_that_is_killed_is_named() {
         let ended = process.end();
         assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
         assert!(ended.err.contains("reduction server 10.77.0.2:7470"), "rank {rank}: {ended:?}");
+    }
+}
+
+#[test]
+fn without_rdma_core_tcp_carries_all_and_that_is_said() {
+    let folder = Folder::new("no-rdma-core");
+    let library = folder.file("libibverbs.so.1");
+    fs::write(&library, "").unwrap();
+    let libraries = Path::new(&library).parent().unwrap().to_owned();
+    let run = |transport: &str| -> Vec<Ended> {
+        let arguments = ["net", "-b", "64K", "-e", "64K", "-n", "4", "--json"];
+        let ranks = ranks_with(2, &arguments, |_, command| {
+            command.env("LD_LIBRARY_PATH", &libraries);
+            command.env("EVENKEEL_TRANSPORT", transport).env("NCCL_DEBUG", "INFO");
+        });
+        ranks.into_iter().map(Running::end).collect()
+    };
+    for (rank, ended) in run("auto").into_iter().enumerate() {
+        assert!(ended.status.success(), "{ended:?}");
+        assert!(ended.err.contains("TCP carries all: libibverbs.so.1 cannot be loaded"), "{ended:?}");
+        if rank == 0 {
+            let report: Value = serde_json::from_str(&ended.out).unwrap();
+            assert_eq!(report["network"]["transport"], "tcp", "{report}");
+        }
+    }
+    for ended in run("rdma") {
+        assert!(!ended.status.success(), "{ended:?}");
+        assert!(ended.err.contains("libibverbs.so.1 cannot be loaded"), "{ended:?}");
     }
 }
 

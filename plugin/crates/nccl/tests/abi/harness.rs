@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use std::{env, mem, ptr, thread};
 
 use evenkeel_nccl_abi::{
-    HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, SUCCESS,
+    CommConfig, HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, SUCCESS,
 };
 use evenkeel_transport::HANDLE_BYTES;
 use libloading::Library;
@@ -136,6 +136,10 @@ pub(crate) struct Net {
     pub(crate) library: Library,
     /// The communicator's context from v11 on.
     context: Opaque,
+    /// What NCCL is told of the communicator, from v10 on.
+    config: Option<CommConfig>,
+    /// The device that connections are opened from.
+    pub(crate) from: c_int,
 }
 
 fn check(result: NcclResult) -> Result<(), NcclResult> {
@@ -165,11 +169,22 @@ impl Net {
     /// Loads the library and initializes one of its tables; `communicator` marks log lines from
     /// v11 on.
     pub(crate) fn init(version: u32, communicator: u64) -> Result<Self, NcclResult> {
+        Self::init_with(version, communicator, None)
+    }
+
+    /// The same for a communicator with a configuration.
+    pub(crate) fn init_with(
+        version: u32,
+        communicator: u64,
+        config: Option<CommConfig>,
+    ) -> Result<Self, NcclResult> {
         environment();
         // SAFETY: the library runs no code when it is loaded.
         let library = unsafe { Library::new(library_path()) }.expect("load the plugin");
-        let mut net = Self { version, library, context: Opaque::NULL };
-        let (mut context, config, logger) = (ptr::null_mut(), ptr::null_mut(), Some(logger()));
+        let mut net = Self { version, library, context: Opaque::NULL, config, from: 0 };
+        let mut place = config;
+        let config = place.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        let (mut context, logger) = (ptr::null_mut(), Some(logger()));
         // SAFETY: the arguments are what NCCL's header of the version asks for.
         check(unsafe {
             call!(net, init:
@@ -231,15 +246,17 @@ impl Net {
 
     pub(crate) fn poll_connect(&self, handle: &mut Handle) -> Polled {
         let (mut comm, mut offload) = (ptr::null_mut(), ptr::null_mut());
-        let (context, config) = (self.context.0, ptr::null_mut());
+        let mut place = self.config;
+        let config = place.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        let (context, from) = (self.context.0, self.from);
         let handle = handle.0.as_mut_ptr().cast();
         // SAFETY: the same handle is passed on each call, the context is that of the table.
         check(unsafe {
             call!(self, connect:
-                [6 NetV6] (0, handle, &mut comm),
-                [7 NetV7, 8 NetV8, 9 NetV9] (0, handle, &mut comm, &mut offload),
-                [10 NetV10] (0, config, handle, &mut comm, &mut offload),
-                [11 NetV11, 12 NetV12] (context, 0, handle, &mut comm, &mut offload),
+                [6 NetV6] (from, handle, &mut comm),
+                [7 NetV7, 8 NetV8, 9 NetV9] (from, handle, &mut comm, &mut offload),
+                [10 NetV10] (from, config, handle, &mut comm, &mut offload),
+                [11 NetV11, 12 NetV12] (context, from, handle, &mut comm, &mut offload),
             )
         })?;
         Ok(Opaque(comm).some())

@@ -15,3 +15,4 @@ mod hostile;
 mod lifecycle;
 mod peers;
 mod symbols;
+mod traffic;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_verbs::{Context, Gid, GidKind, Peer, Port, Region, gids};
-use evenkeel_wire::{PairWord, PortWord};
+use evenkeel_wire::{PairWord, PortWord, Traffic};
 
 use crate::log::Log;
 use crate::rdma::cache::Cache;
@@ -19,6 +19,8 @@ use crate::sys::InterfaceAddress;
 
 /// Most ports of a device.
 const MAX_PORTS: u8 = 8;
+/// Highest service level.
+const MAX_LEVEL: u8 = 15;
 
 /// An open port.
 pub(crate) struct Adapter {
@@ -29,8 +31,9 @@ pub(crate) struct Adapter {
     port: Port,
     gid_index: u8,
     gid: Gid,
-    traffic_class: u8,
-    service_level: u8,
+    /// What the settings say, if they do.
+    traffic_class: Option<u8>,
+    service_level: Option<u8>,
     timeout: u8,
     /// The memory in which messages may be.
     reach: Reach,
@@ -202,6 +205,21 @@ fn timeout_code(patience: Duration) -> u8 {
     (once.max(1).ilog2() as u8).clamp(8, 31)
 }
 
+/// What packets are marked with, given what the settings say of class and level, and the communicator's class: Ethernet
+/// looks at the one, InfiniBand at the other.
+fn mark(
+    (set_class, set_level): (Option<u8>, Option<u8>),
+    class: Option<u8>,
+    ethernet: bool,
+) -> Traffic {
+    let by_class = class.filter(|_| ethernet);
+    let by_level = class.filter(|class| !ethernet && *class <= MAX_LEVEL);
+    Traffic {
+        class: set_class.or(by_class).unwrap_or_default(),
+        level: set_level.or(by_level).unwrap_or_default(),
+    }
+}
+
 impl Adapter {
     /// Name of device and port, such as `mlx5_0:1`.
     pub(crate) fn name(&self) -> &str {
@@ -242,7 +260,7 @@ impl Adapter {
     }
 
     /// What a peer needs to know of this port, and of the memory that it writes to; whether messages may be copied there.
-    pub(crate) fn word(&self, memory: &Region, eager: bool) -> PortWord {
+    pub(crate) fn word(&self, memory: &Region, eager: bool, traffic: Traffic) -> PortWord {
         PortWord {
             gid: self.gid.0,
             lid: self.port.lid,
@@ -250,11 +268,23 @@ impl Adapter {
             eager,
             key: memory.remote_key(),
             address: memory.start(),
+            traffic,
         }
     }
 
+    /// What packets are marked with, for a communicator of this traffic class if it has one.
+    pub(crate) fn traffic(&self, class: Option<u8>) -> Traffic {
+        mark((self.traffic_class, self.service_level), class, self.port.ethernet)
+    }
+
     /// How to connect a queue pair that begins with this packet with one of that port.
-    pub(crate) fn peer(&self, port: &PortWord, pair: PairWord, own_sequence: u32) -> Peer {
+    pub(crate) fn peer(
+        &self,
+        port: &PortWord,
+        pair: PairWord,
+        own_sequence: u32,
+        traffic: Traffic,
+    ) -> Peer {
         Peer {
             number: pair.number,
             sequence: pair.sequence,
@@ -265,8 +295,8 @@ impl Adapter {
             global: self.port.ethernet,
             gid_index: self.gid_index,
             mtu: self.port.mtu.min(port.mtu),
-            traffic_class: self.traffic_class,
-            service_level: self.service_level,
+            traffic_class: traffic.class,
+            service_level: traffic.level,
             timeout: self.timeout,
         }
     }
@@ -306,6 +336,21 @@ mod tests {
 
     fn settings(name: &str, value: &str) -> Settings {
         Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned())).unwrap()
+    }
+
+    #[test]
+    fn what_the_settings_say_goes_before_the_communicators_class() {
+        let traffic = |class, level| Traffic { class, level };
+        assert_eq!(mark((None, None), None, true), traffic(0, 0));
+        assert_eq!(mark((None, None), Some(104), true), traffic(104, 0));
+        assert_eq!(mark((Some(32), None), Some(104), true), traffic(32, 0));
+        assert_eq!(mark((None, Some(3)), Some(104), true), traffic(104, 3));
+        assert_eq!(mark((None, None), Some(5), false), traffic(0, 5));
+        assert_eq!(mark((None, Some(3)), Some(5), false), traffic(0, 3));
+        assert_eq!(mark((None, None), Some(16), false), traffic(0, 0), "there is no such level");
+        let set = settings("NCCL_IB_TC", "106");
+        assert_eq!((set.traffic_class, set.service_level), (Some(106), None));
+        assert_eq!(settings("NCCL_IB_TC", "-1").traffic_class, None);
     }
 
     #[test]

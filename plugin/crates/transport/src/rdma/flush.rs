@@ -49,8 +49,9 @@ impl Flush {
         let pair = QueuePair::new(&completions, DEPTH, 0, adapter.number()).map_err(system)?;
         let into = Mailbox::new(&adapter.context, 1).map_err(system)?;
         let itself = PairWord { number: pair.number(), sequence: 0 };
-        let port = adapter.word(into.region(), false);
-        pair.connect(&adapter.peer(&port, itself, 0)).map_err(system)?;
+        let traffic = adapter.traffic(None);
+        let port = adapter.word(into.region(), false, traffic);
+        pair.connect(&adapter.peer(&port, itself, 0, traffic)).map_err(system)?;
         Ok(Self {
             pair,
             completions,

@@ -8,7 +8,7 @@ use evenkeel_verbs::{
     Access, Completion, CompletionQueue, Context, Mailbox, Outcome, Payload, QueuePair, Region,
     Write,
 };
-use evenkeel_wire::{LANE_PARTS, PairWord, PortWord};
+use evenkeel_wire::{LANE_PARTS, PairWord, PortWord, Traffic};
 
 use super::{Adapter, DRAIN};
 use crate::counters::FlowCounters;
@@ -187,8 +187,9 @@ impl<W> Lanes<W> {
         at: usize,
         port: &PortWord,
         pair: PairWord,
+        traffic: Traffic,
     ) -> Result<(), Error> {
-        let peer = self.adapter.peer(port, pair, self.all[at].sequence);
+        let peer = self.adapter.peer(port, pair, self.all[at].sequence, traffic);
         let id = self.id(at) | EXPECTING;
         let lane = &mut self.all[at];
         let Some(own) = &lane.pair else { return Ok(()) };

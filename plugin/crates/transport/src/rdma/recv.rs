@@ -583,7 +583,7 @@ impl Awaiting {
             }
             let own = self.core.lanes.renew(lane)?;
             self.core.lanes.take_unknown(lane);
-            if let Err(error) = self.core.lanes.connect(lane, &port, pair) {
+            if let Err(error) = self.core.lanes.connect(lane, &port, pair, port.traffic) {
                 // The ports may not reach each other, though their addresses do: the sender looks for another way when it
                 // gets no answer.
                 if self.can_move && !self.core.is_opening() {

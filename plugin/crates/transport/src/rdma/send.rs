@@ -587,7 +587,8 @@ impl Sending {
         if self.core.lanes.stage(lane) != Stage::New {
             return Err(Problem(ErrorKind::Remote, "protocol error: nothing offered".to_owned()));
         }
-        if let Err(error) = self.core.lanes.connect(lane, &port, pair) {
+        let traffic = self.core.traffic();
+        if let Err(error) = self.core.lanes.connect(lane, &port, pair, traffic) {
             // The ports may not reach each other, though their addresses do: another way is looked for.
             return if self.can_move() { Ok(()) } else { Err(error.into()) };
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_verbs::{Gid, Region};
-use evenkeel_wire::{PortWord, Word};
+use evenkeel_wire::{PortWord, Traffic, Word};
 use socket2::Socket;
 
 use super::lanes::{Lanes, Told, system};
@@ -100,6 +100,8 @@ pub(crate) struct Core<W> {
     pub(super) lifeline: Lifeline,
     /// The peer's.
     pub(super) port: Option<PortWord>,
+    /// The communicator's, if it has one.
+    traffic_class: Option<u8>,
     /// Whether this side allows messages to be copied, and whether the peer does.
     eager: bool,
     peer_is_eager: bool,
@@ -126,6 +128,7 @@ impl<W> Core<W> {
             lanes,
             lifeline: Lifeline::new(socket, context.settings.peer_timeout),
             port: None,
+            traffic_class: context.traffic_class,
             eager: context.reach.is_host(),
             peer_is_eager: false,
             has_news: false,
@@ -139,7 +142,13 @@ impl<W> Core<W> {
 
     /// Tells the peer of this side's port, and of the memory that it writes to.
     pub(super) fn say_port(&mut self, memory: &Region) {
-        self.lifeline.say(&Word::Port(self.lanes.adapter.word(memory, self.eager)));
+        let word = self.lanes.adapter.word(memory, self.eager, self.traffic());
+        self.lifeline.say(&Word::Port(word));
+    }
+
+    /// What packets are marked with, if this side decides.
+    pub(super) fn traffic(&self) -> Traffic {
+        self.lanes.adapter.traffic(self.traffic_class)
     }
 
     /// Whether small messages may come before there is a buffer for them: both sides have to allow it.
