@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, MAX_REQUESTS};
 use evenkeel_transport::{
-    Connecting, Device, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, Reach, RecvBuffer,
-    RecvConnection, Registrar, Request, SendBuffer, SendConnection, Settings, Tagged, Transport,
+    Connecting, Device, HANDLE_BYTES, Handle, Listener, Log, MAX_MESSAGE_BYTES, Rail, Reach,
+    RecvBuffer, RecvConnection, Registrar, Request, SendBuffer, SendConnection, Settings, Tagged,
+    Transport,
 };
 
 use crate::failure::Failure;
@@ -132,6 +133,8 @@ pub(crate) struct DeviceProperties {
     pub(crate) port: i32,
     /// The memory in which messages may be.
     pub(crate) reach: Reach,
+    /// Where it belongs, if that is known.
+    pub(crate) rail: Option<Rail>,
 }
 
 /// The properties of a device.
@@ -149,6 +152,7 @@ pub(crate) fn device_properties(index: usize) -> Result<DeviceProperties, Failur
         speed: i32::try_from(device.speed()).unwrap_or(i32::MAX),
         port: device.port().into(),
         reach: device.reach(),
+        rail: transport.rail(index),
     })
 }
 

@@ -156,6 +156,10 @@ fn ptr_support(reach: Reach) -> c_int {
     beside.iter().filter(|(is, _)| *is).fold(PTR_HOST, |all, (_, kind)| all | kind)
 }
 
+fn rail_id(number: Option<u16>) -> i16 {
+    number.and_then(|number| i16::try_from(number).ok()).unwrap_or(RAIL_UNDEFINED)
+}
+
 fn v_props<const N: usize>(device: &DeviceProperties) -> VDeviceProperties<N> {
     let mut devices = [0; N];
     devices[0] = device.index as c_int;
@@ -226,8 +230,8 @@ describe!(PropertiesV12, device, {
     max_p2p_bytes: MAX_BYTES,
     max_coll_bytes: MAX_BYTES,
     max_multi_request_size: 1,
-    rail_id: RAIL_UNDEFINED,
-    plane_id: RAIL_UNDEFINED,
+    rail_id: rail_id(device.rail.map(|rail| rail.number)),
+    plane_id: rail_id(device.rail.and_then(|rail| rail.plane)),
 });
 
 // Connections

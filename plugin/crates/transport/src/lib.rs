@@ -35,6 +35,7 @@ mod metrics;
 mod modelled;
 mod notify;
 mod order;
+mod rails;
 mod rdma;
 mod recv;
 mod request;
@@ -75,6 +76,7 @@ pub use lent::{Receiving, Sending};
 pub use listen::Listener;
 pub use log::Log;
 pub use notify::Notify;
+pub use rails::Rail;
 pub use rdma::{Reach, Registrar, Registration};
 pub use recv::{RecvConnection, Tagged};
 pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
@@ -106,6 +108,13 @@ impl Transport {
     pub fn new(settings: Settings, log: Arc<dyn Log>) -> Result<Self, Error> {
         let devices = device::discover(&settings, &log)?;
         let adapters = devices.iter().filter_map(Device::rdma).cloned().collect();
+        let strange = settings.rails.others(devices.iter().map(Device::name));
+        if !strange.is_empty() {
+            let (strange, names) = (strange.join(", "), names(&devices));
+            log.warn(&format!(
+                "evenkeel: EVENKEEL_RAILS names {strange}, of which this host has none; it has {names}"
+            ));
+        }
         Ok(Self {
             settings: Arc::new(settings),
             log,
@@ -165,6 +174,11 @@ impl Transport {
     /// The values that it was made with.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Where a device belongs, if the settings say.
+    pub fn rail(&self, device: usize) -> Option<Rail> {
+        self.settings.rails.of(self.devices.get(device)?.name())
     }
 
     /// Registers memory for messages over a device.
@@ -273,6 +287,10 @@ impl Transport {
         *current = Arc::downgrade(&engine);
         Ok(engine)
     }
+}
+
+fn names(devices: &[Device]) -> String {
+    devices.iter().map(Device::name).collect::<Vec<_>>().join(", ")
 }
 
 /// What a listener or a connection was opened with.

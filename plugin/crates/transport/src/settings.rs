@@ -10,6 +10,7 @@ use std::time::Duration;
 use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_LANES, Schedule};
 
 use crate::device::NameFilter;
+use crate::rails::Rails;
 
 /// One environment variable.
 pub struct Setting {
@@ -97,6 +98,7 @@ pub struct Settings {
     pub(crate) family: Family,
     /// One device whose flows spread over all interfaces.
     pub(crate) joined: bool,
+    pub(crate) rails: Rails,
     /// Ports to listen on; none: any.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) job_key: Option<JobKey>,
@@ -372,6 +374,16 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "EVENKEEL_RAILS",
+        meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later: it joins devices of the same rail, and does not try those that cannot reach each other",
+        accepts: "NAME=RAIL or NAME=RAIL/PLANE, several with commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
+        default: "",
+        apply: |settings, value| {
+            settings.rails = Rails::parse(value)?;
+            Some(())
+        },
+    },
+    Setting {
         name: "EVENKEEL_PORTS",
         meaning: "ports to listen on, for firewalls; without it any that is free",
         accepts: "first-last, such as 29600-29699, or one port",
@@ -521,6 +533,7 @@ impl Settings {
             interfaces: String::new(),
             family: Family::Any,
             joined: false,
+            rails: Rails::default(),
             ports: None,
             job_key: None,
             metrics: Vec::new(),
@@ -802,6 +815,7 @@ mod tests {
             ("EVENKEEL_QUEUE_PAIRS", "9"),
             ("NCCL_IB_GID_INDEX", "256"),
             ("NCCL_IB_SL", "16"),
+            ("EVENKEEL_RAILS", "eth0"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

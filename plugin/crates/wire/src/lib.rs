@@ -39,9 +39,7 @@ pub use handshake::{
     MAX_FLOWS, Nonce, PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
 };
 pub use lasting::Lasting;
-pub use lifeline::{
-    LANE_PARTS, MAX_LANES, PairWord, Part, PortWord, Traffic, Word, WordError,
-};
+pub use lifeline::{LANE_PARTS, MAX_LANES, PairWord, Part, PortWord, Traffic, Word, WordError};
 pub use pace::{Pace, Progress};
 pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};
 pub use repath::{Carried, Repath, Step};

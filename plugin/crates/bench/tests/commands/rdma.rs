@@ -203,7 +203,10 @@ fn without_rdma_core_tcp_carries_all_and_that_is_said() {
     };
     for (rank, ended) in run("auto").into_iter().enumerate() {
         assert!(ended.status.success(), "{ended:?}");
-        assert!(ended.err.contains("TCP carries all: libibverbs.so.1 cannot be loaded"), "{ended:?}");
+        assert!(
+            ended.err.contains("TCP carries all: libibverbs.so.1 cannot be loaded"),
+            "{ended:?}"
+        );
         if rank == 0 {
             let report: Value = serde_json::from_str(&ended.out).unwrap();
             assert_eq!(report["network"]["transport"], "tcp", "{report}");

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use std::{env, mem, ptr, thread};
 
 use evenkeel_nccl_abi::{
-    CommConfig, HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, SUCCESS,
+    CommConfig, HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11,
+    NetV12, SUCCESS,
 };
 use evenkeel_transport::HANDLE_BYTES;
 use libloading::Library;
@@ -43,11 +44,16 @@ pub(crate) fn in_rdma_lab() -> bool {
 pub(crate) fn environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let tcp = [("NCCL_SOCKET_IFNAME", "lo"), ("EVENKEEL_HANDSHAKE_TIMEOUT", "1")];
+        let tcp = [
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("EVENKEEL_HANDSHAKE_TIMEOUT", "1"),
+            ("EVENKEEL_RAILS", "lo=3"),
+        ];
         let rdma = [
             ("EVENKEEL_TRANSPORT", "rdma"),
             ("EVENKEEL_QUEUE_PAIRS", "4"),
             ("NCCL_IB_HCA", "=rxe0"),
+            ("EVENKEEL_RAILS", "rxe0=3"),
         ];
         for (name, value) in if in_rdma_lab() { &rdma[..] } else { &tcp[..] } {
             if env::var_os(name).is_none() {

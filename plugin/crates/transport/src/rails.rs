@@ -1,0 +1,84 @@
+//! Which devices are joined by one network, as the user says.
+
+/// Most rails that can be told: NCCL counts them in 16 bits with a sign.
+const MOST: u16 = i16::MAX as u16;
+
+/// Where a device belongs: NCCL joins devices of the same rail, and of those the ones of the same plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rail {
+    /// Number of the rail.
+    pub number: u16,
+    /// Number of the plane in it, where rails have several.
+    pub plane: Option<u16>,
+}
+
+/// The rails of all devices that the user has named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rails(Vec<(String, Rail)>);
+
+impl Rails {
+    /// Reads `NAME=RAIL` or `NAME=RAIL/PLANE`, several with commas.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut rails: Vec<(String, Rail)> = Vec::new();
+        for entry in text.split(',').filter(|_| !text.is_empty()) {
+            let (name, place) = entry.trim().split_once('=')?;
+            let (number, plane) = match place.split_once('/') {
+                Some((number, plane)) => (number, Some(plane)),
+                None => (place, None),
+            };
+            let parse = |text: &str| text.parse().ok().filter(|number| *number <= MOST);
+            let plane = match plane {
+                Some(plane) => Some(parse(plane)?),
+                None => None,
+            };
+            if name.is_empty() || rails.iter().any(|(other, _)| other == name) {
+                return None;
+            }
+            rails.push((name.to_owned(), Rail { number: parse(number)?, plane }));
+        }
+        Some(Self(rails))
+    }
+
+    /// That of a device: of an RDMA port by its own name, or that of its device.
+    pub(crate) fn of(&self, name: &str) -> Option<Rail> {
+        let named = |name: &str| self.0.iter().find(|(other, _)| other == name);
+        let (_, rail) = named(name).or_else(|| named(card(name)))?;
+        Some(*rail)
+    }
+
+    /// Names that are none of these devices'.
+    pub(crate) fn others<'a>(&self, devices: impl Iterator<Item = &'a str> + Clone) -> Vec<&str> {
+        let is = |name: &str| devices.clone().any(|device| device == name || card(device) == name);
+        self.0.iter().map(|(name, _)| name.as_str()).filter(|name| !is(name)).collect()
+    }
+}
+
+/// The device of an RDMA port's name.
+fn card(name: &str) -> &str {
+    name.split_once(':').map_or(name, |(card, _)| card)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_the_rails_that_were_named() {
+        let rails = Rails::parse("eth0=0, mlx5_0=1/2,mlx5_0:2=7").unwrap();
+        let rail = |number, plane| Some(Rail { number, plane });
+        assert_eq!(rails.of("eth0"), rail(0, None));
+        assert_eq!(rails.of("mlx5_0:1"), rail(1, Some(2)));
+        assert_eq!(rails.of("mlx5_0:2"), rail(7, None), "the port's own name goes first");
+        assert_eq!(rails.of("eth01"), None);
+        let devices = ["eth0", "mlx5_0:1"].into_iter();
+        assert_eq!(rails.others(devices), ["mlx5_0:2"]);
+        assert_eq!(Rails::parse(""), Some(Rails::default()));
+    }
+
+    #[test]
+    fn what_names_no_rail_is_refused() {
+        for text in ["eth0", "eth0=", "=1", "eth0=-1", "eth0=32768", "eth0=1/", "a=1,a=2", "a=1,"] {
+            assert_eq!(Rails::parse(text), None, "{text}");
+        }
+    }
+}
