@@ -141,12 +141,14 @@ fn what_is_on_its_way_when_a_path_dies_comes_by_the_other_one() {
 fn a_port_that_goes_down_is_left() {
     let ends = Ends::new(&TIMES);
     ends.exchange(&[1 << 20], |_| {});
+    slow(0);
     ends.exchange(&lengths(), |number| {
         if number == 2 {
             run("ip link set eth1 down");
         }
     });
     assert_eq!(ends.moves(), [1, 1]);
+    run("tc qdisc del dev eth0 root");
     run("ip link set eth1 up && ip route replace 10.77.0.1/32 dev eth1 src 10.77.0.2 table 77");
 }
 
