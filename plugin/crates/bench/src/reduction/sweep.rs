@@ -134,6 +134,12 @@ struct Outcome {
     wrong: u64,
 }
 
+/// The fastest one. Wrong results are not fast.
+fn best(outcomes: &[Outcome]) -> Option<&Outcome> {
+    let right = outcomes.iter().filter(|outcome| outcome.wrong == 0);
+    right.min_by(|a, b| a.time_us.total_cmp(&b.time_us))
+}
+
 /// Runs all combinations, one after the other, and prints them.
 ///
 /// # Errors
@@ -186,9 +192,7 @@ pub(super) fn run(options: &Options, hosts: &Hosts) -> Result<ExitCode> {
         }
         outcomes.push(outcome);
     }
-    // Wrong results are not fast.
-    let right = outcomes.iter().filter(|outcome| outcome.wrong == 0);
-    let best = right.min_by(|a, b| a.time_us.total_cmp(&b.time_us));
+    let best = best(&outcomes);
     if options.json {
         let text = serde_json::json!({"runs": outcomes, "best": best});
         println!("{text}");
@@ -215,6 +219,25 @@ mod tests {
         assert_eq!(texts[0], "piece=64K EVENKEEL_FLOWS=1");
         assert_eq!(texts[1], "piece=64K EVENKEEL_FLOWS=2");
         assert_eq!(texts[5], "piece=1M EVENKEEL_FLOWS=4");
+    }
+
+    #[test]
+    fn the_best_run_is_the_fastest_of_those_whose_results_are_right() {
+        let outcome = |(settings, time_us, wrong): (&str, f64, u64)| Outcome {
+            settings: settings.to_owned(),
+            time_us,
+            algbw: 1.0,
+            e2e_us: 1.0,
+            wrong,
+        };
+        let best = |all: &[(&str, f64, u64)]| {
+            let outcomes: Vec<_> = all.iter().copied().map(outcome).collect();
+            super::best(&outcomes).map(|best| best.settings.clone())
+        };
+        let wrong = ("wrong", 5.0, 1);
+        assert_eq!(best(&[("a", 30.0, 0), wrong, ("b", 10.0, 0), ("c", 20.0, 0)]).unwrap(), "b");
+        assert_eq!(best(&[wrong]), None);
+        assert_eq!(best(&[]), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The program as another process: what it prints and serves, and how it ends.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use evenkeel_reduce::{DataType, Op};
 use evenkeel_reduction::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::harness::{
     PATIENCE, all_reduce, data, join, join_within, members, members_with, transport,
@@ -27,8 +29,13 @@ fn start(more: &[&str]) -> Program {
 }
 
 fn start_with(more: &[&str], environment: &[(&str, &str)]) -> Program {
+    let one_thread = if more.contains(&"--threads") { &[][..] } else { &["--threads", "1"] };
+    start_bare(&[one_thread, more].concat(), environment)
+}
+
+fn start_bare(more: &[&str], environment: &[(&str, &str)]) -> Program {
     let mut child = Command::new(env!("CARGO_BIN_EXE_evenkeel-reduction-server"))
-        .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--threads", "1"])
+        .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
         .args(more)
         .env("NCCL_SOCKET_IFNAME", "lo")
         .envs(environment.iter().copied())
@@ -84,6 +91,30 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Threads of a process with such a name.
+fn threads(of: &Child, name: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{}/task", of.id())).unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|other| other.starts_with(name)).count()
+}
+
+#[test]
+fn it_reduces_on_as_many_cores_as_it_is_given() {
+    let program = start(&["--threads", "3"]);
+    assert_eq!(threads(&program.child, "evenkeel-sum"), 3);
+    // Without the flag, on those that the process may use, however many there are.
+    let all = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+    let started = thread::spawn(move || {
+        // This thread's alone, and so its child's.
+        sched_setaffinity(None, &one).unwrap();
+        start_bare(&[], &[])
+    });
+    let program = started.join().unwrap();
+    assert_eq!(threads(&program.child, "evenkeel-sum"), 1);
 }
 
 #[test]
