@@ -28,6 +28,8 @@ unsafe impl Sync for Context {}
 pub enum Event {
     /// The queue pair of this number cannot go on.
     QueuePair(u32),
+    /// The completion queue of this [`crate::CompletionQueue::id`] tells nothing any more.
+    CompletionQueue(usize),
     /// A port carries traffic again.
     PortUp(u8),
     /// A port carries no traffic.
@@ -153,6 +155,7 @@ impl Context {
                     let number = unsafe { (*event.element.cast::<ffi::Qp>()).qp_num };
                     Some(Event::QueuePair(number))
                 }
+                ffi::EVENT_CQ_ERR => Some(Event::CompletionQueue(event.element.addr())),
                 ffi::EVENT_PORT_ACTIVE => Some(Event::PortUp(port)),
                 ffi::EVENT_PORT_ERR => Some(Event::PortDown(port)),
                 ffi::EVENT_DEVICE_FATAL => Some(Event::DeviceLost),

@@ -248,6 +248,7 @@ pub(crate) const ACCESS_REMOTE_WRITE: c_uint = 1 << 1;
 pub(crate) const ACCESS_REMOTE_READ: c_uint = 1 << 2;
 pub(crate) const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 pub(crate) const WC_WR_FLUSH_ERR: c_uint = 5;
+pub(crate) const EVENT_CQ_ERR: c_uint = 0;
 pub(crate) const EVENT_QP_FATAL: c_uint = 1;
 pub(crate) const EVENT_QP_REQ_ERR: c_uint = 2;
 pub(crate) const EVENT_QP_ACCESS_ERR: c_uint = 3;
@@ -417,6 +418,7 @@ mod tests {
         ("IBV_ACCESS_REMOTE_READ", ACCESS_REMOTE_READ),
         ("IBV_ACCESS_RELAXED_ORDERING", ACCESS_RELAXED_ORDERING),
         ("IBV_WC_WR_FLUSH_ERR", WC_WR_FLUSH_ERR),
+        ("IBV_EVENT_CQ_ERR", EVENT_CQ_ERR),
         ("IBV_EVENT_QP_FATAL", EVENT_QP_FATAL),
         ("IBV_EVENT_QP_REQ_ERR", EVENT_QP_REQ_ERR),
         ("IBV_EVENT_QP_ACCESS_ERR", EVENT_QP_ACCESS_ERR),

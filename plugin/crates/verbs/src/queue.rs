@@ -80,6 +80,11 @@ impl CompletionQueue {
         Ok(queue)
     }
 
+    /// What tells it from others of its device.
+    pub fn id(&self) -> usize {
+        self.raw.addr()
+    }
+
     /// Takes completions off the queue, some at a time; none when there are none. Never blocks.
     ///
     /// # Errors

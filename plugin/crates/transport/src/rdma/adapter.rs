@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_verbs::{Context, Gid, GidKind, Peer, Port, Region, gids};
+use evenkeel_verbs::{CompletionQueue, Context, Gid, GidKind, Peer, Port, Region, gids};
 use evenkeel_wire::{PairWord, PortWord, Traffic};
 
 use crate::log::Log;
@@ -304,6 +304,11 @@ impl Adapter {
     /// Whether the device has given up this queue pair by itself; true for all when it is lost.
     pub(crate) fn has_failed(&self, pair: u32) -> bool {
         self.events.has_failed(pair)
+    }
+
+    /// Whether a completion queue tells nothing any more.
+    pub(crate) fn is_mute(&self, queue: &CompletionQueue) -> bool {
+        self.events.is_mute(queue.id())
     }
 
     /// Whether nothing gets through here now, as far as the device says.

@@ -9,7 +9,7 @@ use evenkeel_verbs::{Context, Event};
 use crate::log::Log;
 use crate::sys::lock;
 
-/// Most queue pairs that are remembered: nobody looks at those whose owners were faster.
+/// Most queues that are remembered: nobody looks at those whose owners were faster.
 const MOST_FAILED: usize = 4096;
 
 /// What has happened to a device, for all of its ports: whoever asks hears it for the others, too.
@@ -21,6 +21,8 @@ pub(super) struct Events {
     down: AtomicU16,
     /// Queue pairs that the device has given up, by number, until their owners look.
     failed: Mutex<HashSet<u32>>,
+    /// The same of completion queues.
+    mute: Mutex<HashSet<usize>>,
     log: Arc<dyn Log>,
 }
 
@@ -31,6 +33,7 @@ impl Events {
             lost: AtomicBool::new(false),
             down: AtomicU16::new(0),
             failed: Mutex::default(),
+            mute: Mutex::default(),
             log: Arc::clone(log),
         }
     }
@@ -39,6 +42,12 @@ impl Events {
     pub(super) fn has_failed(&self, pair: u32) -> bool {
         self.hear();
         self.lost.load(Ordering::Relaxed) || lock(&self.failed).remove(&pair)
+    }
+
+    /// Whether a completion queue tells nothing any more.
+    pub(super) fn is_mute(&self, queue: usize) -> bool {
+        self.hear();
+        lock(&self.mute).remove(&queue)
     }
 
     /// Whether nothing gets through a port now, as far as the device says.
@@ -55,6 +64,12 @@ impl Events {
                     let mut failed = lock(&self.failed);
                     if failed.len() < MOST_FAILED {
                         failed.insert(number);
+                    }
+                }
+                Event::CompletionQueue(queue) => {
+                    let mut mute = lock(&self.mute);
+                    if mute.len() < MOST_FAILED {
+                        mute.insert(queue);
                     }
                 }
                 Event::DeviceLost => {

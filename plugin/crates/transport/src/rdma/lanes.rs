@@ -426,7 +426,10 @@ impl<W> Lane<W> {
 /// A queue for so many lanes: for both directions of each, and for what is left of a queue pair that was replaced.
 fn completions(adapter: &Adapter, lanes: usize) -> Result<Arc<CompletionQueue>, Error> {
     let depth = 4 * DEPTH * lanes as u32;
-    CompletionQueue::new(&adapter.context, depth).map(Arc::new).map_err(system)
+    let queue = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
+    // What is known of one before it at the same place is not of this one.
+    adapter.is_mute(&queue);
+    Ok(Arc::new(queue))
 }
 
 pub(super) fn system(error: evenkeel_verbs::Error) -> Error {

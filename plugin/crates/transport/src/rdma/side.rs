@@ -174,8 +174,12 @@ impl<W> Core<W> {
         self.opening.is_some()
     }
 
-    /// Fails when the connection should be there by now, or gone.
+    /// Fails when the connection should be there by now, or gone, or when nobody hears any more what its lanes do.
     pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), Problem> {
+        if self.lanes.adapter.is_mute(&self.lanes.completions) {
+            let name = self.lanes.adapter.name();
+            return Err(Problem(ErrorKind::System, format!("completion queue of {name} has failed")));
+        }
         let what = if self.opening.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
             "no queue pairs agreed on in time"
         } else if self.lingering.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
