@@ -230,14 +230,14 @@ mod tests {
             e2e_us: 1.0,
             wrong,
         };
-        let best = |all: &[(&str, f64, u64)]| {
+        let chosen = |all: &[(&str, f64, u64)]| {
             let outcomes: Vec<_> = all.iter().copied().map(outcome).collect();
-            super::best(&outcomes).map(|best| best.settings.clone())
+            best(&outcomes).map(|best| best.settings.clone())
         };
         let wrong = ("wrong", 5.0, 1);
-        assert_eq!(best(&[("a", 30.0, 0), wrong, ("b", 10.0, 0), ("c", 20.0, 0)]).unwrap(), "b");
-        assert_eq!(best(&[wrong]), None);
-        assert_eq!(best(&[]), None);
+        assert_eq!(chosen(&[("a", 30.0, 0), wrong, ("b", 10.0, 0), ("c", 20.0, 0)]).unwrap(), "b");
+        assert_eq!(chosen(&[wrong]), None);
+        assert_eq!(chosen(&[]), None);
     }
 
     #[test]
