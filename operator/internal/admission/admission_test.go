@@ -328,7 +328,7 @@ func TestReductionServersAreNamedInTheTemplates(t *testing.T) {
 
 func TestServersHearTheNameOfTheirJob(t *testing.T) {
 	const text = `{"apiVersion":"batch/v1","kind":"Job","metadata":{NAME,"annotations":{"evenkeel.dev/profile":"default","evenkeel.dev/reduction":"SERVERS"}},
-	  "spec":{"template":{"spec":{"containers":[{"name":"main"}]}}}}`
+	  "spec":{"template":{"metadata":{"annotations":{"evenkeel.dev/environment":"{\"EVENKEEL_JOB\":\"team/copied-from\"}"}},"spec":{"containers":[{"name":"main"}]}}}}`
 	own := func(s *evenkeel.NetworkProfileSpec) {
 		s.Environment = []evenkeel.EnvironmentVariable{{Name: "EVENKEEL_JOB", Value: "ours"}}
 	}

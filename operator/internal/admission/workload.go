@@ -129,10 +129,8 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 	}
 	onGPUs := slices.ContainsFunc(templates, wantsGPU)
 	for _, t := range templates {
-		// What a job that was copied from another brings along names the other's servers.
-		t.Remove(evenkeel.ReductionClientKey)
-		t.Remove(evenkeel.ReductionServersKey)
-		for _, key := range inject.RDMAKeys() {
+		// What a job that was copied from another brings along is the other's.
+		for _, key := range inject.Keys() {
 			t.Remove(key)
 		}
 		// A master may have containers that a worker lacks: each template gets the chosen names that it has.

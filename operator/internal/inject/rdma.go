@@ -75,11 +75,8 @@ func (r *RDMA) annotations() map[string]string {
 	return a
 }
 
-// rdmaKeys are the annotations of any device.
+// rdmaKeys are the annotations that a device travels in.
 var rdmaKeys = []string{evenkeel.RDMAResourceKey, evenkeel.MemoryLockKey, evenkeel.RDMANetworksKey}
-
-// RDMAKeys are the annotations that a device travels in.
-func RDMAKeys() []string { return slices.Clone(rdmaKeys) }
 
 // rdmaFromPod reads and checks what annotations wrote.
 func rdmaFromPod(annotations map[string]string) (*RDMA, error) {

@@ -98,6 +98,14 @@ func (r Resolved) Annotations() map[string]string {
 	return a
 }
 
+// Keys are those labels and annotations that some Resolved have and others do not.
+func Keys() []string {
+	return append([]string{
+		evenkeel.PluginImageKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
+		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey,
+	}, rdmaKeys...)
+}
+
 // Labels go with the annotations.
 func (r Resolved) Labels() map[string]string {
 	l := map[string]string{evenkeel.ProfileKey: r.Profile}
