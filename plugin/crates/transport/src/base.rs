@@ -127,7 +127,9 @@ impl Base {
             Medium::Tcp => Reach::HOST,
             Medium::Rdma => self.context.reach,
         };
-        Registrar::new(&lock(&self.device), &self.context.devices, reach)
+        // Wherever the connection is, these are the ports that it may come to.
+        let began = std::iter::once(self.context.device.clone());
+        Registrar::new(&lock(&self.device), began.chain(self.context.other_ports()), reach)
     }
 
     /// Another device carries it from now on.

@@ -36,6 +36,8 @@ pub(crate) struct CallError {
     pub(crate) answer: Answer,
     /// Whether that is because it has no RDMA.
     pub(crate) no_rdma: bool,
+    /// Whether it says that it does not have the connection any more.
+    pub(crate) is_gone: bool,
     pub(crate) what: String,
 }
 
@@ -76,7 +78,7 @@ impl From<io::Error> for CallError {
         let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
         let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
         let answer = if dropped.contains(&error.kind()) { Answer::Later } else { Answer::None };
-        Self { is_final, answer, no_rdma: false, what: error.to_string() }
+        Self { is_final, answer, no_rdma: false, is_gone: false, what: error.to_string() }
     }
 }
 
@@ -85,14 +87,16 @@ impl From<HandshakeError> for CallError {
         let busy = error == HandshakeError::Refused(Refusal::Busy);
         let no_rdma = error == HandshakeError::Refused(Refusal::NoRdma);
         let answer = if busy { Answer::Later } else { Answer::Never };
-        Self { is_final: !busy, answer, no_rdma, what: error.to_string() }
+        let is_gone = error == HandshakeError::Refused(Refusal::Gone);
+        Self { is_final: !busy, answer, no_rdma, is_gone, what: error.to_string() }
     }
 }
 
 impl CallError {
     /// Only one side has a job key, or the other side's is another one.
     fn key(what: &str) -> Self {
-        Self { is_final: true, answer: Answer::Never, no_rdma: false, what: what.to_owned() }
+        let answer = Answer::Never;
+        Self { is_final: true, answer, no_rdma: false, is_gone: false, what: what.to_owned() }
     }
 }
 
@@ -261,7 +265,7 @@ fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
 }
 
 fn temporary(answer: Answer, what: &str) -> CallError {
-    CallError { is_final: false, answer, no_rdma: false, what: what.to_owned() }
+    CallError { is_final: false, answer, no_rdma: false, is_gone: false, what: what.to_owned() }
 }
 
 impl Source for Call {
@@ -288,6 +292,7 @@ impl Source for Call {
             is_final: true,
             answer: Answer::None,
             no_rdma: false,
+            is_gone: false,
             what: why.to_owned(),
         });
     }

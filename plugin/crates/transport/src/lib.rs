@@ -186,7 +186,8 @@ impl Transport {
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device.
     pub fn registrar(&self, device: usize) -> Result<Registrar, Error> {
-        Ok(Registrar::new(&self.context(device, "")?.device, &self.devices, Reach::HOST))
+        let device = self.context(device, "")?.device;
+        Ok(Registrar::new(&device, std::iter::empty(), Reach::HOST))
     }
 
     /// Begins to connect to a listener from a device. `label` goes into the connection's log lines. Messages are in memory of

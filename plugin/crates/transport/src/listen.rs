@@ -64,8 +64,8 @@ struct Shared {
     /// Hears of what has come; who has one waits for ever.
     notified: Option<Arc<dyn Notify>>,
     context: Context,
-    /// Addresses of other ports, where lifelines may come that take the place of others.
-    elsewhere: Vec<IpAddr>,
+    /// Whether it listens at all addresses of this host.
+    everywhere: bool,
     workers: Arc<Workers>,
     /// Whether some were left to the kernel.
     crowded: AtomicBool,
@@ -105,15 +105,12 @@ struct Partial {
 
 impl Listener {
     pub(crate) fn open(engine: Arc<Engine>, context: Context, port: Port) -> Result<Self, Error> {
-        let mut elsewhere: Vec<IpAddr> =
+        let others: Vec<IpAddr> =
             context.other_ports().flat_map(|device| device.addresses()).collect();
         let local = match &port {
-            Port::Private => context.device.listening(&elsewhere),
+            Port::Private => context.device.listening(&others),
             Port::Public(address, ..) => *address,
         };
-        if !local.ip().is_unspecified() {
-            elsewhere.clear();
-        }
         let what = match &port {
             Port::Private => format!("cannot listen on {} ({})", context.device.name(), local.ip()),
             Port::Public(..) => format!("cannot listen at {local}"),
@@ -123,6 +120,10 @@ impl Listener {
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
         let (nonce, notified) = match port {
             Port::Private => {
+                if local.is_ipv6() && local.ip().is_unspecified() {
+                    // Some addresses may be of the other family.
+                    socket.set_only_v6(false).map_err(fail)?;
+                }
                 bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
                 (Nonce(sys::random().map_err(fail)?), None)
             }
@@ -143,7 +144,7 @@ impl Listener {
             nonce,
             notified,
             context,
-            elsewhere,
+            everywhere: local.ip().is_unspecified(),
             workers,
             crowded: AtomicBool::new(false),
             state: Mutex::default(),
@@ -435,7 +436,8 @@ impl Shared {
         let workers = &self.workers;
         let lanes = usize::from(hello.flows);
         // The lock keeps the outcome back until the connection is noted.
-        let elsewhere = self.elsewhere.clone();
+        let others = context.other_ports().filter(|_| self.everywhere);
+        let elsewhere = others.flat_map(|device| device.addresses()).collect();
         let lifeline = (socket, peer);
         match rdma::Receiver::open(context, adapter, workers, lifeline, lanes, elsewhere, opened) {
             Ok(receiver) => drop(state.agreeing.insert(id, receiver)),
@@ -458,6 +460,7 @@ impl Shared {
         let verdict = match &receiver {
             None => Err(Refusal::Gone),
             Some(_) if device.rdma().is_none() => Err(Refusal::NoRdma),
+            Some(_) if device.rdma().is_some_and(|port| port.is_down()) => Err(Refusal::Busy),
             Some(_) if state.candidates.len() >= MAX_STRANGERS => Err(Refusal::Busy),
             Some(_) => Ok(()),
         };

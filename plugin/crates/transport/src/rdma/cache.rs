@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use evenkeel_verbs::{Access, Context, Region, Span};
 
 use crate::counters::Counter;
-use crate::device::{Device, other_ports};
+use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::rdma::{Adapter, Reach};
 use crate::sys::{RecvBuffer, lock};
@@ -35,11 +35,11 @@ impl Cache {
         }
     }
 
-    /// A registration that covers these bytes, which `register` makes if there is none. If their owner has registered them at
-    /// `origin`, all that was registered there is registered here too, for as long.
+    /// A registration that covers these bytes, which `register` makes if there is none. If their owner has registered them
+    /// with one of the ports that were `left`, all that was registered there is registered here too, for as long.
     pub(crate) fn region(
         &self,
-        origin: &Self,
+        left: &[Arc<Adapter>],
         start: u64,
         length: usize,
         access: Access,
@@ -52,17 +52,24 @@ impl Cache {
             self.reused.add(1);
             return Ok(region);
         }
-        let owned = if std::ptr::eq(self, origin) { None } else { origin.owned(start, length) };
-        let region = match &owned {
-            Some(owned) => owned.memory.register(&self.context),
-            None => register(&self.context),
+        let mut others =
+            left.iter().filter(|adapter| !std::ptr::eq(&raw const adapter.memory, self));
+        let owned = others.find_map(|adapter| adapter.memory.owned(start, length));
+        // There may be room for the message's bytes where there is none for all.
+        let whole =
+            owned.and_then(|owned| Some((owned.memory.register(&self.context).ok()?, owned)));
+        let region = match whole {
+            Some((region, owned)) => {
+                let region = Arc::new(region);
+                lock(&owned.elsewhere).push(Arc::clone(&region));
+                region
+            }
+            None => {
+                let region = register(&self.context);
+                Arc::new(region.map_err(|error| Error::new(ErrorKind::System, error.to_string()))?)
+            }
         };
-        let region = region.map_err(|error| Error::new(ErrorKind::System, error.to_string()))?;
-        let region = Arc::new(region);
         self.registered.add(1);
-        if let Some(owned) = owned {
-            lock(&owned.elsewhere).push(Arc::clone(&region));
-        }
         regions.retain(|(_, region)| region.strong_count() > 0);
         regions.push((region.span(), Arc::downgrade(&region)));
         Ok(region)
@@ -71,7 +78,7 @@ impl Cache {
     /// A registration of a buffer, by its owner.
     fn of(&self, memory: RecvBuffer) -> Result<Arc<Region>, Error> {
         let made = |context: &_| memory.register(context);
-        self.region(self, memory.address(), memory.length(), Access::All, made)
+        self.region(&[], memory.address(), memory.length(), Access::All, made)
     }
 
     /// What its owner has registered here that covers these bytes.
@@ -112,10 +119,10 @@ pub struct Registrar {
 }
 
 impl Registrar {
-    /// For memory of this reach that is used with connections of this device, which is one of all.
-    pub(crate) fn new(device: &Device, all: &[Device], reach: Reach) -> Self {
-        let others = if reach.is_host() { Vec::new() } else { other_ports(device, all) };
-        let others = others.into_iter().filter_map(|device| device.rdma().cloned()).collect();
+    /// For memory of this reach that is used with connections of this device, which may go on by others.
+    pub(crate) fn new(device: &Device, others: impl Iterator<Item = Device>, reach: Reach) -> Self {
+        let others = others.filter(|other| !reach.is_host() && other.name() != device.name());
+        let others = others.filter_map(|device| device.rdma().cloned()).collect();
         Self { adapter: device.rdma().cloned(), others, reach }
     }
 
@@ -158,7 +165,7 @@ impl Registrar {
         let adapter = adapter.ok_or_else(|| self.out_of_reach("a DMA buffer"))?;
         self.register_all(adapter, |adapter| {
             let cache = &adapter.memory;
-            cache.region(cache, address, length, Access::All, |context| {
+            cache.region(&[], address, length, Access::All, |context| {
                 Region::of_dma_buffer(context, buffer, offset, address, length)
             })
         })

@@ -1,8 +1,8 @@
 //! Other ways to a peer.
 //!
 //! A way is a port of this host and an address of the listener's. When nothing gets through by a connection's, its sender
-//! calls the listener by all others at once and takes the first one by which there is an answer: the queue pairs go where
-//! the lifeline goes.
+//! calls the listener by others, those that are likely to be of one rail first, and takes the first one by which there is an
+//! answer: the queue pairs go where the lifeline goes.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -14,7 +14,6 @@ use super::send::Sender;
 use crate::Context;
 use crate::call::{Call, CallError, Caller, Destination};
 use crate::device::Device;
-use crate::error::Answer;
 
 /// How long a call waits for the listener's welcome.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -29,7 +28,7 @@ pub(super) struct Detour {
     devices: Vec<Device>,
     addresses: Vec<IpAddr>,
     current: Way,
-    /// Those by which nothing got through since anything has.
+    /// Those by which nobody answered, or nothing got through, since anything has.
     failed: Vec<Way>,
     calls: Vec<(Arc<Call>, Way)>,
     next_number: u32,
@@ -41,6 +40,12 @@ pub(super) struct Detour {
 struct Way {
     device: usize,
     address: usize,
+}
+
+impl Way {
+    fn is_straight(&self) -> bool {
+        self.device == self.address
+    }
 }
 
 impl Detour {
@@ -103,7 +108,7 @@ impl Detour {
         }
     }
 
-    /// Calls by all ways that have not failed, or by all if all have.
+    /// Calls by ways that have not failed, or by all if all have.
     pub(super) fn search(&mut self, lanes: u16, now: Instant) {
         let Some(caller) = self.caller.upgrade() else { return };
         if !self.calls.is_empty() || self.not_before.is_some_and(|time| now < time) {
@@ -118,10 +123,13 @@ impl Detour {
         if all.iter().all(|way| self.failed.contains(way)) {
             self.failed.clear();
         }
-        for way in all {
-            if self.failed.contains(&way) {
-                continue;
-            }
+        let mut untried: Vec<Way> =
+            all.into_iter().filter(|way| !self.failed.contains(way)).collect();
+        // Hosts are alike: ports at the same place in both lists are on one rail.
+        if untried.iter().any(Way::is_straight) {
+            untried.retain(Way::is_straight);
+        }
+        for way in untried {
             let Destination { context, workers, handle, peer, connection } = &*self.destination;
             let destination = Arc::new(Destination {
                 context: Context { device: self.devices[way.device].clone(), ..context.clone() },
@@ -133,9 +141,10 @@ impl Detour {
             let caller: Arc<dyn Caller> = Arc::<Sender>::clone(&caller);
             let number = self.next_number;
             self.next_number += 1;
-            // Fails where there is no route, which may come.
-            if let Ok(call) = Call::lifeline(&destination, caller, number, lanes, now + PATIENCE) {
-                self.calls.push((call, way));
+            match Call::lifeline(&destination, caller, number, lanes, now + PATIENCE) {
+                Ok(call) => self.calls.push((call, way)),
+                // There is no route, but one may come.
+                Err(_) => self.failed.push(way),
             }
         }
     }
@@ -155,8 +164,11 @@ impl Detour {
             return false;
         };
         let (_, way) = self.calls.swap_remove(at);
-        // At other addresses somebody else may listen, or nobody.
-        error.answer == Answer::Never || error.is_final && way.address == self.current.address
+        if !self.failed.contains(&way) {
+            self.failed.push(way);
+        }
+        // By other ways somebody else may answer.
+        error.is_gone || error.is_final && way == self.current
     }
 
     /// Gives up all calls.

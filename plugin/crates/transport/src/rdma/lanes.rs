@@ -29,8 +29,8 @@ const EXPECTING: u64 = 1 << 63;
 /// The lanes of one side. `W` is what is noted of a write.
 pub(super) struct Lanes<W> {
     pub(super) adapter: Arc<Adapter>,
-    /// The one that the connection began with.
-    origin: Arc<Adapter>,
+    /// Those that the connection has had.
+    left: Vec<Arc<Adapter>>,
     pub(super) completions: Arc<CompletionQueue>,
     all: Vec<Lane<W>>,
     /// Most bytes on their way on a lane before others take what is left.
@@ -102,7 +102,7 @@ impl<W> Lanes<W> {
         };
         Ok(Self {
             adapter: Arc::clone(adapter),
-            origin: Arc::clone(adapter),
+            left: Vec::new(),
             completions,
             all: (0..count).map(lane).collect(),
             cap,
@@ -145,21 +145,32 @@ impl<W> Lanes<W> {
         access: Access,
         register: impl FnOnce(&Arc<Context>) -> Result<Region, evenkeel_verbs::Error>,
     ) -> Result<Arc<Region>, Error> {
-        self.adapter.memory.region(&self.origin.memory, start, length, access, register)
+        self.adapter.memory.region(&self.left, start, length, access, register)
+    }
+
+    /// A queue of another port, to go over to.
+    pub(super) fn completions_at(&self, adapter: &Adapter) -> Result<Arc<CompletionQueue>, Error> {
+        completions(adapter, self.all.len())
     }
 
     /// Leaves the port, or begins anew there: all queue pairs end, with what has come by them and was not taken.
-    pub(super) fn move_to(&mut self, adapter: &Arc<Adapter>, why: &str) -> Result<(), Error> {
+    pub(super) fn move_to(
+        &mut self,
+        adapter: &Arc<Adapter>,
+        completions: Arc<CompletionQueue>,
+        why: &str,
+    ) {
         let gid = self.adapter.gid();
-        let completions = completions(adapter, self.all.len())?;
         for (at, lane) in self.all.iter_mut().enumerate() {
             lane.end();
             lane.stage = Stage::New;
             lane.down.get_or_insert_with(|| (Instant::now(), format!("lane {at} at {gid}: {why}")));
         }
         self.completions = completions;
-        self.adapter = Arc::clone(adapter);
-        Ok(())
+        let left = std::mem::replace(&mut self.adapter, Arc::clone(adapter));
+        if !self.left.iter().any(|other| Arc::ptr_eq(other, &left)) {
+            self.left.push(left);
+        }
     }
 
     /// Gives a lane a new queue pair.
@@ -174,7 +185,6 @@ impl<W> Lanes<W> {
             .map_err(system)?;
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
         lane.sequence = u32::from_le_bytes(random) & 0xff_ffff;
-        lane.generation = (lane.generation + 1) & 0xff_ffff;
         lane.stage = Stage::New;
         let word = PairWord { number: pair.number(), sequence: lane.sequence };
         lane.pair = Some(pair);
@@ -290,8 +300,10 @@ impl<W> Lanes<W> {
                     if matches!(lane.stage, Stage::Live | Stage::Connected)
                         && let Some(pair) = &lane.pair
                     {
-                        pair.expect(id).map_err(system)?;
-                        lane.expected += 1;
+                        match pair.expect(id) {
+                            Ok(()) => lane.expected += 1,
+                            Err(error) => told.push(Told::Failed(at, error.to_string())),
+                        }
                     }
                     told.push(Told::Came(at, bytes, immediate));
                 }
@@ -415,6 +427,7 @@ impl<W> Lane<W> {
         self.pair = None;
         self.unknown.extend(self.writes.drain(..).map(|(note, _)| note));
         (self.outstanding, self.flushed, self.expected) = (0, 0, 0);
+        self.generation = (self.generation + 1) & 0xff_ffff;
     }
 
     /// Whether its queue pair has told of all its work.

@@ -18,8 +18,8 @@ pub(super) struct Lifeline {
     heard: Vec<u8>,
     unsaid: Vec<u8>,
     lasting: Lasting,
-    /// Of a lifeline whose peer has not told yet what it has heard: the one before, which it may still use.
-    before: Option<Socket>,
+    /// Of a lifeline whose peer has not told yet what it has heard: those before, of which it may still use one.
+    before: Vec<Socket>,
     /// Why nothing more is heard.
     end: Option<End>,
 }
@@ -47,7 +47,7 @@ impl Lifeline {
             heard: Vec::new(),
             unsaid: Vec::new(),
             lasting: Lasting::default(),
-            before: None,
+            before: Vec::new(),
             end: None,
         }
     }
@@ -60,7 +60,7 @@ impl Lifeline {
     pub(super) fn resume(&mut self, socket: Socket, patience: Duration) {
         limit(&socket, patience);
         // The peer hears of the old one's end after it has heard of this one.
-        self.before = Some(std::mem::replace(&mut self.socket, socket));
+        self.before.push(std::mem::replace(&mut self.socket, socket));
         self.heard.clear();
         self.unsaid.clear();
         self.end = None;
@@ -74,7 +74,7 @@ impl Lifeline {
         if !word.is_lasting() {
             self.unsaid.extend(encoded);
         } else {
-            if self.before.is_none() {
+            if self.before.is_empty() {
                 self.unsaid.extend(&encoded);
             }
             self.lasting.say(encoded);
@@ -88,15 +88,18 @@ impl Lifeline {
             match self.socket.send_with_flags(&self.unsaid, libc::MSG_NOSIGNAL) {
                 Ok(said) => drop(self.unsaid.drain(..said)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => break,
+                Err(error) => {
+                    // Said once: who hears next would take the lifeline for one that was closed.
+                    if let Some(cut) = cut(error.kind()) {
+                        self.end(Some(cut), format!("the peer is lost: {error}"));
+                    }
+                    break;
+                }
             }
         }
         let unheard: usize = self.lasting.unconfirmed().map(<[u8]>::len).sum();
         if self.unsaid.len() + unheard > MOST_UNHEARD {
-            self.end.get_or_insert_with(|| End {
-                cut: None,
-                why: "the peer does not listen".to_owned(),
-            });
+            self.end(None, "the peer does not listen".to_owned());
         }
     }
 
@@ -122,6 +125,10 @@ impl Lifeline {
             }
             let mut bytes = [0; 1024];
             match sys::uninterrupted(|| (&self.socket).read(&mut bytes)) {
+                // The peer may never have taken it for the connection's.
+                Ok(0) if !self.before.is_empty() => {
+                    self.end(Some(Cut::Reset), "the peer closed the connection".to_owned());
+                }
                 Ok(0) => self.end(None, "the peer closed the connection".to_owned()),
                 Ok(count) => self.heard.extend(&bytes[..count]),
                 Err(error) if not_now(&error) => return None,
@@ -136,7 +143,7 @@ impl Lifeline {
             if !self.lasting.confirm(words) {
                 let why = format!("protocol error: the peer has heard {words} words");
                 self.end(None, why);
-            } else if self.before.take().is_some() {
+            } else if !std::mem::take(&mut self.before).is_empty() {
                 self.lasting.unconfirmed().for_each(|word| self.unsaid.extend(word));
                 self.flush();
             }
@@ -165,7 +172,7 @@ impl Lifeline {
     }
 
     pub(super) fn shutdown(&self) {
-        for socket in [Some(&self.socket), self.before.as_ref()].into_iter().flatten() {
+        for socket in self.before.iter().chain([&self.socket]) {
             // Fails only when the peer was faster.
             let _ = socket.shutdown(Shutdown::Both);
         }

@@ -181,7 +181,8 @@ impl Receiver {
                 (None, Some((_, why))) => why.clone(),
                 (None, None) => "the sender has left that way".to_owned(),
             };
-            Self::move_to(self, state, device, socket, &why)
+            Self::move_to(self, state, device, socket, &why)?;
+            Ok(())
         });
     }
 
@@ -260,6 +261,8 @@ impl Receiver {
 
 impl State for Awaiting {
     type Note = ();
+    // The sender takes what its device has acknowledged for done.
+    const PEER_KNOWS: bool = false;
 
     fn core(&mut self) -> &mut Core<()> {
         &mut self.core
@@ -329,7 +332,7 @@ impl State for Awaiting {
         Ok(())
     }
 
-    fn moved(&mut self) -> Result<(), Problem> {
+    fn moved(&mut self, _base: &Base) -> Result<(), Problem> {
         let context = &self.core.lanes.adapter.context;
         for mailbox in [&mut self.ring, &mut self.outbox] {
             mailbox.move_to(context).map_err(system)?;
@@ -355,7 +358,7 @@ impl State for Awaiting {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
                 Word::Port(port) if self.core.port.is_none() => {
-                    self.core.hear_port(port);
+                    self.core.hear_port(port)?;
                     if self.core.is_opening() && !self.core.is_eager() {
                         self.order = Order::told();
                     }
@@ -581,12 +584,21 @@ impl Awaiting {
                 let came = self.arrivals.has(part.message, part.index);
                 have |= u64::from(came) << at;
             }
-            let own = self.core.lanes.renew(lane)?;
+            let may_wait = self.can_move && !self.core.is_opening();
+            let own = match self.core.lanes.renew(lane) {
+                Ok(own) => own,
+                // The device may have a queue pair later, or the sender comes by another way.
+                Err(_) if may_wait => {
+                    self.offered[lane] = Some((pair, parts));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             self.core.lanes.take_unknown(lane);
             if let Err(error) = self.core.lanes.connect(lane, &port, pair, port.traffic) {
                 // The ports may not reach each other, though their addresses do: the sender looks for another way when it
                 // gets no answer.
-                if self.can_move && !self.core.is_opening() {
+                if may_wait {
                     continue;
                 }
                 return Err(error.into());

@@ -30,6 +30,8 @@ const UNSEEN: usize = 16;
 const MOST_FAILURES: u32 = 64;
 /// How long the peer may take to connect a queue pair before other ways to it are looked for.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// The same after it has come by another way: it may have to register much memory first.
+const MOVE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The side that sends.
 pub(crate) type Sender = Side<Sending>;
@@ -203,6 +205,7 @@ impl Sender {
 
 impl State for Sending {
     type Note = Part;
+    const PEER_KNOWS: bool = true;
 
     fn core(&mut self) -> &mut Core<Part> {
         &mut self.core
@@ -213,7 +216,10 @@ impl State for Sending {
             Told::Sent(lane, part, bytes) => {
                 (self.failures, self.failing) = (0, None);
                 (self.failed, self.failed_again) = (0, false);
-                self.detour.works();
+                // Without a lifeline the way is no good for long, whatever comes through.
+                if self.silent.is_none() {
+                    self.detour.works();
+                }
                 self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes);
                 self.came(part, base);
             }
@@ -267,7 +273,7 @@ impl State for Sending {
         Ok(())
     }
 
-    fn moved(&mut self) -> Result<(), Problem> {
+    fn moved(&mut self, base: &Base) -> Result<(), Problem> {
         let context = &self.core.lanes.adapter.context;
         for mailbox in [&mut self.credits, &mut self.outbox] {
             mailbox.move_to(context).map_err(system)?;
@@ -277,7 +283,12 @@ impl State for Sending {
         for message in &mut self.messages {
             (message.credit, message.region) = (None, None);
         }
-        (self.moved, self.failed_again, self.silent) = (Instant::now(), false, None);
+        let (now, patience) = (Instant::now(), base.context.settings.recovery_timeout);
+        (self.moved, self.failed_again, self.silent) = (now, false, None);
+        if self.failing.is_some_and(|(_, last)| now.saturating_duration_since(last) >= patience) {
+            // What happened long ago is over.
+            (self.failures, self.failing, self.failed) = (0, None, 0);
+        }
         Ok(self.introduce()?)
     }
 
@@ -285,7 +296,7 @@ impl State for Sending {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
                 Word::Port(port) if self.core.port.is_none() => {
-                    self.core.hear_port(port);
+                    self.core.hear_port(port)?;
                     if self.core.is_opening() && !self.core.is_eager() {
                         self.gate = Gate::told();
                     }
@@ -411,8 +422,9 @@ impl Sending {
         if !self.can_move() {
             return;
         }
-        let is_late = |since: Instant| {
-            now.saturating_duration_since(since.max(self.moved)) >= ANSWER_PATIENCE
+        let is_late = |since: Instant| match since <= self.moved {
+            true => now.saturating_duration_since(self.moved) >= MOVE_PATIENCE,
+            false => now.saturating_duration_since(since) >= ANSWER_PATIENCE,
         };
         let down = self.core.lanes.longest_down().map(|(since, _)| since);
         let is_dead = self.failed_again
@@ -441,7 +453,7 @@ impl Sending {
         let at = number.checked_sub(self.first).map(|at| at as usize);
         let Some(message) = at.and_then(|at| self.messages.get_mut(at)) else { return Ok(true) };
         let length = message.length;
-        if length <= EAGER_BYTES as u64 && eager {
+        if message.copied || length <= EAGER_BYTES as u64 && eager {
             return Ok(number < self.ring_end);
         }
         if message.credit.is_some() {
@@ -642,7 +654,10 @@ impl Caller for Sender {
         self.act(|_, state| {
             let Some(device) = state.detour.take(number) else { return Ok(()) };
             let why = state.trouble();
-            Self::move_to(&self, state, &device, socket, &why)
+            if !Self::move_to(&self, state, &device, socket, &why)? {
+                state.detour.blame();
+            }
+            Ok(())
         });
     }
 

@@ -46,6 +46,8 @@ pub(crate) struct Side<S> {
 pub(crate) trait State: Send + Sized + 'static {
     /// What is noted of a write.
     type Note: Send;
+    /// Whether the peer can say what was done, if the device does not tell any more.
+    const PEER_KNOWS: bool;
 
     fn core(&mut self) -> &mut Core<Self::Note>;
     /// A lane tells something.
@@ -53,7 +55,7 @@ pub(crate) trait State: Send + Sized + 'static {
     /// Begins what can be begun.
     fn begin(&mut self, base: &Base) -> Result<(), Problem>;
     /// The connection has another port and lifeline: all that depends on them begins anew.
-    fn moved(&mut self) -> Result<(), Problem>;
+    fn moved(&mut self, base: &Base) -> Result<(), Problem>;
     /// Hears what the peer says, and works.
     fn hear(&mut self, base: &Base) -> Result<(), Problem>;
     /// Looks at deadlines, hears and works.
@@ -74,11 +76,11 @@ pub(crate) trait State: Send + Sized + 'static {
     fn drain(&mut self, rounds: usize, base: &Base) -> Result<(), Problem> {
         let mut told = Vec::new();
         for _ in 0..rounds {
-            let more = self.core().lanes.poll(&mut told)?;
+            let polled = self.core().lanes.poll(&mut told);
             for told in told.drain(..) {
                 self.take(told, base)?;
             }
-            if !more {
+            if !polled? {
                 break;
             }
         }
@@ -157,9 +159,15 @@ impl<W> Core<W> {
     }
 
     /// The peer has said its port.
-    pub(super) fn hear_port(&mut self, port: PortWord) {
+    pub(super) fn hear_port(&mut self, port: PortWord) -> Result<(), Problem> {
+        // What was promised of messages' memory holds as long as the connection.
+        if !self.is_opening() && port.eager != self.peer_is_eager {
+            let what = "protocol error: the peer has changed its mind about copies".to_owned();
+            return Err(Problem(ErrorKind::Remote, what));
+        }
         self.port = Some(port);
         self.peer_is_eager = port.eager;
+        Ok(())
     }
 
     /// Notifies the owner of what is done.
@@ -178,7 +186,10 @@ impl<W> Core<W> {
     pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), Problem> {
         if self.lanes.adapter.is_mute(&self.lanes.completions) {
             let name = self.lanes.adapter.name();
-            return Err(Problem(ErrorKind::System, format!("completion queue of {name} has failed")));
+            return Err(Problem(
+                ErrorKind::System,
+                format!("completion queue of {name} has failed"),
+            ));
         }
         let what = if self.opening.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
             "no queue pairs agreed on in time"
@@ -238,25 +249,29 @@ impl<S: State> Side<S> {
         lock(&self.state)
     }
 
-    /// Goes on by another port and lifeline. What has come by the old ones counts; what is on its way does not.
+    /// Goes on by another port and lifeline, if that can be. What has come by the old ones counts; what is on its way does
+    /// not.
     pub(super) fn move_to(
         this: &Arc<Self>,
         state: &mut S,
         device: &Device,
         socket: Socket,
         why: &str,
-    ) -> Result<(), Problem> {
-        let Some(adapter) = device.rdma() else { return Ok(()) };
+    ) -> Result<bool, Problem> {
+        let Some(adapter) = device.rdma() else { return Ok(false) };
+        // A port that is good for nothing is not gone on by; the peer sees that when the lifeline ends.
+        let Ok(completions) = state.core().lanes.completions_at(adapter) else { return Ok(false) };
         match state.drain(usize::MAX, &this.base) {
+            Ok(()) => {}
             // A device that is lost tells nothing any more.
-            Ok(()) | Err(Problem(ErrorKind::System, _)) => {}
+            Err(Problem(ErrorKind::System, _)) if S::PEER_KNOWS => {}
             Err(problem) => return Err(problem),
         }
         let core = state.core();
         let before = Arc::clone(&core.lanes.adapter);
         this.bell.end(&*core.lanes.completions);
         this.ear.end(core.lifeline.socket());
-        core.lanes.move_to(adapter, why)?;
+        core.lanes.move_to(adapter, completions, why);
         core.lifeline.resume(socket, this.base.context.settings.peer_timeout);
         core.port = None;
         core.callers = Callers::default();
@@ -267,8 +282,9 @@ impl<S: State> Side<S> {
             adapter.gid(),
             before.gid()
         ));
-        state.moved()?;
-        this.watch(state)
+        state.moved(&this.base)?;
+        this.watch(state)?;
+        Ok(true)
     }
 
     /// Has the workers call for the lifeline and for completions.
@@ -351,12 +367,14 @@ impl<S: State> Side<S> {
 
     /// Ends everything.
     pub(crate) fn close(&self) {
+        // First, so that nothing begins anew meanwhile.
+        let was_closed = std::mem::replace(&mut self.state().core().closed, true);
         self.come_to_rest();
-        let mut state = self.state();
-        let core = state.core();
-        if std::mem::replace(&mut core.closed, true) {
+        if was_closed {
             return;
         }
+        let mut state = self.state();
+        let core = state.core();
         self.ear.end(core.lifeline.socket());
         self.bell.end(&*core.lanes.completions);
         let (opening, lingering) = (core.opening.take(), core.lingering.take());
