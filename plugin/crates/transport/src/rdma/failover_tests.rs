@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use evenkeel_wire::{Hello, WELCOME_BYTES, Welcome, Word};
 
@@ -150,6 +151,63 @@ fn a_port_that_goes_down_is_left() {
     assert_eq!(ends.moves(), [1, 1]);
     run("tc qdisc del dev eth0 root");
     run("ip link set eth1 up && ip route replace 10.77.0.1/32 dev eth1 src 10.77.0.2 table 77");
+}
+
+/// Drops TCP's packets of the first pair of ports, as a firewall does that forgets a connection.
+struct Forgotten;
+
+impl Forgotten {
+    fn new() -> Self {
+        run("nft add table ip forgotten");
+        run("nft add chain ip forgotten out '{ type filter hook output priority 0; }'");
+        run("nft add rule ip forgotten out ip protocol tcp ip saddr 10.77.0.0/24 drop");
+        Self
+    }
+}
+
+impl Drop for Forgotten {
+    fn drop(&mut self) {
+        run("nft delete table ip forgotten");
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_lifeline_that_is_cut_under_traffic_is_replaced() {
+    let ends = Ends::new(&TIMES);
+    ends.exchange(&[1 << 20], |_| {});
+    let _forgotten = Forgotten::new();
+    let begin = Instant::now();
+    while ends.moves() != [1, 1] {
+        ends.exchange(&[100_000, 64, 1 << 20], |_| {});
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", ends.moves());
+    }
+    ends.exchange(&lengths(), |_| {});
+    assert_eq!(ends.moves(), [1, 1]);
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn a_path_that_is_back_is_gone_on_by_though_it_had_failed() {
+    let ends = Ends::new(&TIMES);
+    ends.exchange(&[1 << 20], |_| {});
+    let (first, second) = (Silenced::new(0), Silenced::new(1));
+    let mut first = Some(first);
+    let begin = Instant::now();
+    let mut receiving = ends.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
+    let sent = Arc::new(message(5, 4 << 20));
+    let mut sending = ends.send.send_block(&sent, 4 << 20).unwrap().unwrap();
+    let (block, length) = until(|| {
+        // Longer than all ways take to fail, and not as long as the patience with them.
+        if begin.elapsed() > Duration::from_secs(8) {
+            first = None;
+        }
+        receiving.poll(true).unwrap()
+    });
+    until(|| sending.poll(true).unwrap().then_some(()));
+    assert!(length == 4 << 20 && block.bytes() == sent.bytes());
+    assert!(begin.elapsed() > Duration::from_secs(8));
+    drop(second);
 }
 
 #[test]
