@@ -219,7 +219,7 @@ pub struct Peer {
     pub traffic_class: u8,
     /// Service level.
     pub service_level: u8,
-    /// Code of how long to wait for an acknowledgement: 4.096 us times two to the power of this. It is waited for eight times.
+    /// Code of how long to wait for an acknowledgement: 4.096 us times two to the power of this. It is waited for seven times.
     pub timeout: u8,
 }
 
@@ -340,7 +340,8 @@ impl QueuePair {
         let mut attributes = ffi::QpAttr {
             qp_state: ffi::QPS_RTS,
             timeout: peer.timeout,
-            retry_cnt: 7,
+            // The most but one: soft-RoCE takes the most for without end.
+            retry_cnt: 6,
             // For ever: a peer that is slow to post is no error.
             rnr_retry: 7,
             sq_psn: peer.own_sequence & 0xff_ffff,

@@ -197,7 +197,7 @@ fn choose<'a>(
         })
 }
 
-/// The wait for an acknowledgement before a packet is sent again, given the patience with a silent peer. After eight waits
+/// The wait for an acknowledgement before a packet is sent again, given the patience with a silent peer. After seven waits
 /// the queue pair fails; that costs little, since another one takes its place, so it may well be several times within the
 /// patience. A single packet that is lost may cost a whole wait.
 fn timeout_code(patience: Duration) -> u8 {
@@ -395,8 +395,8 @@ mod tests {
         for seconds in [1, 15, 3600] {
             let patience = Duration::from_secs(seconds);
             let code = timeout_code(patience);
-            let eight = Duration::from_nanos(8 * (4096 << code));
-            assert!(eight <= patience / 8 && eight * 16 > patience, "{seconds}: {code}");
+            let seven = Duration::from_nanos(7 * (4096 << code));
+            assert!(seven <= patience / 8 && seven * 24 > patience, "{seconds}: {code}");
         }
     }
 }

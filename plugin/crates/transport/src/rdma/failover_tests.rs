@@ -89,7 +89,7 @@ fn slow(link: usize) {
 
 /// Short, for a test that waits for them.
 const TIMES: [(&str, &str); 2] =
-    [("EVENKEEL_PEER_TIMEOUT", "1"), ("EVENKEEL_RECOVERY_TIMEOUT", "30")];
+    [("EVENKEEL_PEER_TIMEOUT", "4"), ("EVENKEEL_RECOVERY_TIMEOUT", "30")];
 
 /// Some are on their way when a path dies, and others wait behind them.
 fn lengths() -> Vec<usize> {
