@@ -36,15 +36,15 @@ pair | rails)
 			echo 0 > $settings/rp_filter
 			echo 1 > $settings/arp_ignore
 			echo 2 > $settings/arp_announce
-			ip address add $own/32 dev eth$n
+			ip address add "$own/32" dev eth$n
 			ip rule add pref 10 iif eth$n lookup local
-			ip route add $theirs/32 dev eth$n src $own table 77
+			ip route add "$theirs/32" dev eth$n src "$own" table 77
 			# The answers to what an address sends to itself stay local.
-			ip rule add pref 15 from $own to $own lookup local
-			ip neighbour add $theirs lladdr "$(</sys/class/net/eth$other/address)" dev eth$n
+			ip rule add pref 15 from "$own" to "$own" lookup local
+			ip neighbour add "$theirs" lladdr "$(</sys/class/net/eth$other/address)" dev eth$n
 		done
 		# What is on one link does not reach what is on another.
-		ip rule add pref 17 from 10.77.$link.0/24 to 10.77.$((1 - link)).0/24 unreachable
+		ip rule add pref 17 from "10.77.$link.0/24" to 10.77.$((1 - link)).0/24 unreachable
 	done
 	ip rule add pref 20 lookup 77
 	ip rule add pref 30 lookup local
