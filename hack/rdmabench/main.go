@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/rdmalab/rdmalab"
 )
 
 // mostRounds keeps a run within what a virtual machine's time limit can be.
@@ -71,7 +72,7 @@ func measureCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			m, err := c.measure(cmd.Context(), cmd.ErrOrStderr(), rounds)
+			m, err := c.measure(cmd.Context(), cmd.ErrOrStderr(), rounds, rdmalab.Topology(os.Getenv(rdmalab.TopologyVariable)))
 			if err != nil {
 				return err
 			}
@@ -102,23 +103,26 @@ func bench(ctx context.Context, out io.Writer, rounds int, output string) error 
 		return err
 	}
 	limit := time.Duration(5+4*rounds) * time.Minute
-	args := []string{"run", "./hack/rdmalab", "--timeout", limit.String(), "--",
-		self, "measure", "--library", c.Library, "--driver", c.Driver, "--rounds", fmt.Sprint(rounds)}
-	for name, binary := range c.Tests {
-		args = append(args, "--tests", name+"="+binary)
-	}
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir, cmd.Stderr = root, os.Stderr
-	// A virtual machine ends with the program that runs it: interrupt it rather than kill it.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = time.Minute
-	text, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("measuring in the RDMA lab: %w", err)
-	}
 	var m measured
-	if err := json.Unmarshal(text, &m); err != nil {
-		return fmt.Errorf("what was measured in the RDMA lab: %w", err)
+	for _, topology := range []rdmalab.Topology{rdmalab.Pair, rdmalab.Rails} {
+		args := []string{"run", "./hack/rdmalab", "--topology", string(topology), "--timeout", limit.String(), "--",
+			self, "measure", "--library", c.Library, "--driver", c.Driver, "--rounds", fmt.Sprint(rounds)}
+		for name, binary := range c.Tests {
+			args = append(args, "--tests", name+"="+binary)
+		}
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir, cmd.Stderr = root, os.Stderr
+		// A virtual machine ends with the program that runs it: interrupt it rather than kill it.
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		cmd.WaitDelay = time.Minute
+		text, err := cmd.Output()
+		if err != nil {
+			return fmt.Errorf("measuring in the RDMA lab: %w", err)
+		}
+		// What one machine has measured the other has not: the second adds to the first.
+		if err := json.Unmarshal(text, &m); err != nil {
+			return fmt.Errorf("what was measured in the RDMA lab: %w", err)
+		}
 	}
 	commit := toolbox.Commit(ctx, root, "plugin", "hack/rdmabench")
 	page := markdown(m, rounds, commit, loadAverage())

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"evenkeel.dev/evenkeel/hack/rdmalab/rdmalab"
 )
 
 // The lab's two ports, as perftest and the plugin name them.
@@ -71,7 +74,10 @@ type check struct {
 	Build      []string // what to build, in cargo's words
 	Target     string   // the name of what is built
 	Tests      []string
+	Topology   rdmalab.Topology // of the machine that they run in; default that of the figures
 }
+
+func (c check) topology() rdmalab.Topology { return cmp.Or(c.Topology, rdmalab.Pair) }
 
 var checks = []check{
 	{
@@ -83,6 +89,11 @@ var checks = []check{
 		Name: "one queue pair forced into error in the middle of a transfer, at either side, of two and of one", Goal: "the transfer finishes, every byte right",
 		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
 		Tests: []string{"rdma::tests::a_queue_pair_that_fails_at_the_sender_costs_no_byte", "rdma::tests::a_queue_pair_that_fails_at_the_receiver_costs_no_byte"},
+	},
+	{
+		Name: "all packets of a pair of ports lost in the middle of a transfer, and the port down", Goal: "the transfer finishes by another pair, every byte right",
+		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport", Topology: rdmalab.Rails,
+		Tests: []string{"rdma::failover_tests::what_is_on_its_way_when_a_path_dies_comes_by_the_other_one", "rdma::failover_tests::a_port_that_goes_down_is_left"},
 	},
 	{
 		Name: "all-reduces of three ranks through two reduction servers", Goal: "every element right",
@@ -111,19 +122,25 @@ type result struct {
 	Evenkeel []float64
 }
 
-// What was measured, and whether each of the checks passed.
+// What was measured, and whether each of the checks passed, by name.
 type measured struct {
-	Results []result
-	Passed  []bool
+	Results []result `json:",omitempty"`
+	Passed  map[string]bool
 }
 
-func (c contestants) measure(ctx context.Context, progress io.Writer, rounds int) (measured, error) {
-	results, err := c.compare(ctx, progress, rounds)
-	if err != nil {
-		return measured{}, err
+// measure does what is to be done in a machine of a topology: the figures are those of the default one.
+func (c contestants) measure(ctx context.Context, progress io.Writer, rounds int, topology rdmalab.Topology) (measured, error) {
+	m := measured{Passed: map[string]bool{}}
+	if topology == rdmalab.Pair {
+		var err error
+		if m.Results, err = c.compare(ctx, progress, rounds); err != nil {
+			return measured{}, err
+		}
 	}
-	m := measured{Results: results}
 	for _, of := range checks {
+		if of.topology() != topology {
+			continue
+		}
 		passed := true
 		for _, test := range of.Tests {
 			said, err := c.test(ctx, of.Target, test)
@@ -132,7 +149,7 @@ func (c contestants) measure(ctx context.Context, progress io.Writer, rounds int
 				fmt.Fprintf(progress, "%s: %v\n%s", test, err, said)
 			}
 		}
-		m.Passed = append(m.Passed, passed)
+		m.Passed[of.Name] = passed
 	}
 	return m, nil
 }

@@ -40,14 +40,14 @@ in brackets the least and the greatest of the rounds.
 		b.WriteString("\nWhat limits those that are not reached:\n\n" + strings.Join(limits, ""))
 	}
 	b.WriteString("\n| case | goal | reached |\n|---|---|---|\n")
-	for i, of := range checks {
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", of.Name, of.Goal, yes(m.Passed[i]))
+	for _, of := range checks {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", of.Name, of.Goal, yes(m.Passed[of.Name]))
 	}
 	b.WriteString(`
 perftest: ` + "`ib_write_bw` and `ib_write_lat`" + `, the average and the typical value that they print. ` +
 		"The receiver of `ib_write_bw` sleeps until all is over, that of `ib_write_lat` looks at memory; those of `ib_send_bw` and `ib_send_lat` look for a completion of each message, as the plugin's does." + ` Evenkeel: ` +
 		"`evenkeel-bench net --transport rdma`" + `, through NCCL's interface: the receiver posts each buffer, every message says
-which one it is, and that is checked. The cases without figures are tests of the plugin's, run in the same machine:
+which one it is, and that is checked. The cases without figures are tests of the plugin's, run in the same machine, those of other ports in one with two pairs:
 `)
 	for _, of := range checks {
 		for _, test := range of.Tests {
