@@ -1,7 +1,7 @@
 //! The connecting side of a new connection.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use evenkeel_wire::{ConnectionId, Handle};
@@ -142,7 +142,7 @@ impl Attempt {
                 }
                 (Some(sender), Err(error)) => {
                     sender.close();
-                    attempt.fail(error.to_string(), Answer::None);
+                    attempt.without_rdma(&error);
                 }
                 // Given up meanwhile.
                 (None, _) => {}
@@ -157,8 +157,36 @@ impl Attempt {
             Ok(sender) => state.agreeing = Some(sender),
             Err(error) => {
                 drop(state);
-                self.fail(error.to_string(), Answer::None);
+                self.without_rdma(&error);
             }
+        }
+    }
+
+    /// RDMA does not get through to the listener: TCP carries all, if it may.
+    fn without_rdma(self: &Arc<Self>, error: &Error) {
+        let Destination { context, peer, .. } = &*self.destination;
+        let state = lock(&self.state);
+        if state.over {
+            return;
+        }
+        if !context.settings.may_use_tcp() {
+            drop(state);
+            return self.fail(error.to_string(), Answer::None);
+        }
+        let (device, label) = (context.device.name(), &context.label);
+        context.log.warn(&format!(
+            "evenkeel: TCP carries the connection to {peer}, since RDMA does not get through from {device}: {error} {label}"
+        ));
+        self.use_tcp(state);
+    }
+
+    /// Begins anew, as if this side had no RDMA.
+    fn use_tcp(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        state.by_rdma = false;
+        state.calls.clear();
+        if let Err(error) = self.call(&mut state) {
+            drop(state);
+            self.fail(error.to_string(), Answer::None);
         }
     }
 
@@ -232,21 +260,13 @@ impl Caller for Attempt {
     fn not_welcomed(self: Arc<Self>, _flow: u32, error: CallError) {
         let settings = &self.destination.context.settings;
         let welcomed = {
-            let mut state = lock(&self.state);
+            let state = lock(&self.state);
             if state.over {
                 return;
             }
-            if state.by_rdma && error.no_rdma && settings.carrier == Carrier::Auto {
-                // The two sides have no RDMA in common: TCP carries all, as if this side had none.
-                state.by_rdma = false;
-                state.calls.clear();
-                match self.call(&mut state) {
-                    Ok(()) => return,
-                    Err(error) => {
-                        drop(state);
-                        return self.fail(error.to_string(), Answer::None);
-                    }
-                }
+            if state.by_rdma && error.no_rdma && settings.may_use_tcp() {
+                // The two sides have no RDMA in common.
+                return self.use_tcp(state);
             }
             state.welcomed.iter().flatten().count()
         };

@@ -492,6 +492,11 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 impl Settings {
+    /// Whether TCP may carry messages where RDMA does not.
+    pub(crate) fn may_use_tcp(&self) -> bool {
+        self.carrier == Carrier::Auto
+    }
+
     /// Reads the environment.
     ///
     /// # Errors

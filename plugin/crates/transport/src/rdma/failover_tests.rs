@@ -153,6 +153,52 @@ fn a_port_that_goes_down_is_left() {
     run("ip link set eth1 up && ip route replace 10.77.0.1/32 dev eth1 src 10.77.0.2 table 77");
 }
 
+/// Drops RDMA's packets.
+struct Blocked;
+
+impl Blocked {
+    fn new() -> Self {
+        run("nft add table ip blocked");
+        run("nft add chain ip blocked out '{ type filter hook output priority 0; }'");
+        run("nft add rule ip blocked out udp dport 4791 drop");
+        Self
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        run("nft delete table ip blocked");
+    }
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
+    let _blocked = Blocked::new();
+    let with = |carrier, ports| {
+        transport_with(&[
+            ("EVENKEEL_TRANSPORT", carrier),
+            ("NCCL_IB_HCA", ports),
+            ("EVENKEEL_CONNECT_TIMEOUT", "20"),
+            ("EVENKEEL_PEER_TIMEOUT", "4"),
+        ])
+    };
+    let ((from, log), (to, _)) = (with("auto", "=rxe0"), with("auto", "=rxe1"));
+    let listener = to.listen(0, "", Reach::HOST).unwrap();
+    let call = from.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+    let (send, recv) = meet(&call, &listener);
+    assert_eq!(send.sender.lanes(), 0, "TCP's has none");
+    exchange((&send, &recv), &lengths(), |_| {});
+    let said = lock(&log.0).join("\n");
+    assert!(said.contains("TCP carries the connection to 10.77.0.2"), "{said}");
+    let (from, _) = with("rdma", "=rxe0");
+    let (to, _) = with("rdma", "=rxe1");
+    let listener = to.listen(0, "", Reach::HOST).unwrap();
+    let call = from.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+    let error = until(|| call.poll().err()).to_string();
+    assert!(error.contains("10.77.0.2") && error.contains("rxe0:1"), "{error}");
+}
+
 /// Drops TCP's packets of the first pair of ports, as a firewall does that forgets a connection.
 struct Forgotten;
 

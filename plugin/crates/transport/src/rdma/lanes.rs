@@ -276,6 +276,23 @@ impl<W> Lanes<W> {
         Ok(())
     }
 
+    /// Begins to read a byte of the peer's memory by a lane that is connected, which tells whether anything gets through.
+    /// Told of as a write.
+    pub(super) fn probe(
+        &mut self,
+        at: usize,
+        into: (&Region, u64),
+        (from, key): (u64, u32),
+        note: W,
+    ) -> Result<(), Error> {
+        let id = self.id(at);
+        let lane = &mut self.all[at];
+        let Some(pair) = &lane.pair else { return Ok(()) };
+        pair.read(id, (into.0, into.1, 1), from, key).map_err(system)?;
+        lane.writes.push_back((note, 0));
+        Ok(())
+    }
+
     /// What the lanes tell, some at a time; whether there may be more.
     pub(super) fn poll(&mut self, told: &mut Vec<Told<W>>) -> Result<bool, Error> {
         let mut polled = std::mem::take(&mut self.polled);

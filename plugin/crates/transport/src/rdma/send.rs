@@ -24,6 +24,8 @@ use crate::sys::SendBuffer;
 
 /// Parts on a lane before another lane takes what is left.
 const PARTS_AHEAD: u64 = 4;
+/// What is noted of the read that shows whether a new queue pair gets through.
+const PROBE: Part = Part { message: u64::MAX, index: 0 };
 /// Messages on their way before a caller who sends another one looks which of them have come.
 const UNSEEN: usize = 16;
 /// Times in a row that lanes may fail before anything has come through.
@@ -108,7 +110,8 @@ impl Sender {
         let lanes = Lanes::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
         let mut state = Sending {
             core: Core::new(lanes, socket, &context, opened, deadline),
-            credits: mailbox(CREDITS * CREDIT_BYTES)?,
+            // A byte more, for what probes read.
+            credits: mailbox(CREDITS * CREDIT_BYTES + 1)?,
             granted: vec![None; CREDITS],
             outbox: mailbox(WINDOW as usize * EAGER_BYTES)?,
             part_bytes,
@@ -213,6 +216,15 @@ impl State for Sending {
 
     fn take(&mut self, told: Told<Part>, base: &Base) -> Result<(), Problem> {
         match told {
+            // One that has failed meanwhile is offered anew.
+            Told::Sent(lane, PROBE, _) if self.core.lanes.stage(lane) != Stage::Connected => {}
+            Told::Sent(lane, PROBE, _) => {
+                self.core.lanes.go(lane);
+                self.core.lifeline.say(&Word::Go(lane as u8));
+                if !self.core.is_opening() {
+                    base.counters.replaced.add(1);
+                }
+            }
             Told::Sent(lane, part, bytes) => {
                 (self.failures, self.failing) = (0, None);
                 (self.failed, self.failed_again) = (0, false);
@@ -365,6 +377,9 @@ impl State for Sending {
         {
             let what = format!("{why}, and by no other way for {} s", patience.as_secs());
             return Err(Problem(ErrorKind::Remote, what));
+        }
+        if self.core.is_opening() && self.failed_again && base.context.settings.may_use_tcp() {
+            return Err(Problem(ErrorKind::Remote, self.trouble()));
         }
         self.look_for_detour(now, base);
         self.want();
@@ -605,13 +620,12 @@ impl Sending {
             return if self.can_move() { Ok(()) } else { Err(error.into()) };
         }
         let unknown = self.core.lanes.take_unknown(lane);
-        self.core.lanes.go(lane);
-        self.core.lifeline.say(&Word::Go(lane as u8));
-        if !self.core.is_opening() {
-            base.counters.replaced.add(1);
-        }
+        let into = (self.credits.region(), self.credits.address(CREDITS * CREDIT_BYTES));
+        self.core.lanes.probe(lane, into, (port.address, port.key), PROBE)?;
         for (at, part) in unknown.into_iter().enumerate() {
-            if have >> at & 1 == 1 {
+            if part == PROBE {
+                // One that got nowhere.
+            } else if have >> at & 1 == 1 {
                 self.came(part, base);
             } else {
                 base.counters.repeated.add(self.bytes_of(part));

@@ -192,7 +192,10 @@ impl<W> Core<W> {
             ));
         }
         let what = if self.opening.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
-            "no queue pairs agreed on in time"
+            match self.lanes.longest_down() {
+                Some((_, why)) => &format!("no queue pairs agreed on in time ({why})"),
+                None => "no queue pairs agreed on in time",
+            }
         } else if self.lingering.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
             "the last messages did not arrive in time"
         } else {
