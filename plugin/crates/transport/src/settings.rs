@@ -120,7 +120,7 @@ const COPIES_BYTES: usize = 1 << 20;
 pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "EVENKEEL_TRANSPORT",
-        meaning: "what carries messages; auto: RDMA between peers that both have a usable RDMA port, else TCP; tcp or rdma: that, or an error",
+        meaning: "what carries messages; auto: RDMA between peers that reach each other by RDMA ports, else TCP; tcp or rdma: that, or an error",
         accepts: "auto, tcp or rdma",
         default: "auto",
         apply: |settings, value| {
