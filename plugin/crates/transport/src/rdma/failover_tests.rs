@@ -115,7 +115,8 @@ fn what_is_on_its_way_when_a_path_dies_comes_by_the_other_one() {
         });
         assert_eq!(ends.moves(), [1, 1], "{:?}", lock(&ends.from_log.0));
         let counters = &ends.send.sender.base().counters;
-        assert!(counters.repeated.get() > 1 << 20, "something was on its way");
+        // Of the long ones: how many parts is up to the moment.
+        assert!(counters.repeated.get() > 70_000, "something was on its way");
         let gids = |own, before| format!("goes on by GID ::ffff:{own} instead of ::ffff:{before}");
         for (log, words) in [
             (&ends.from_log, gids("10.77.1.1", "10.77.0.1")),
