@@ -51,7 +51,7 @@ func TestMarkdown(t *testing.T) {
 			{Case: cases[0], Perftest: []float64{60, 50, 70}, Sends: []float64{45, 30, 51}, Evenkeel: []float64{57, 66, 48}},
 			{Case: slow, Perftest: []float64{40, 50}, Sends: []float64{54}, Evenkeel: []float64{60, 78}},
 		},
-		Passed: map[string]bool{checks[0].Name: true, checks[2].Name: true, checks[3].Name: true, checks[4].Name: true, checks[5].Name: true},
+		Passed: map[string]bool{checks[0].Name: true}, // of a check that has not run nothing is known
 	}
 	page := string(markdown(m, 3, "abc", "1.5"))
 	for _, want := range []string{

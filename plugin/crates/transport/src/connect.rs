@@ -162,7 +162,7 @@ impl Attempt {
         }
     }
 
-    /// RDMA does not get through to the listener: TCP carries all, if it may.
+    /// RDMA cannot carry the connection: TCP does, if it may.
     fn without_rdma(self: &Arc<Self>, error: &Error) {
         let Destination { context, peer, .. } = &*self.destination;
         let state = lock(&self.state);
@@ -175,7 +175,7 @@ impl Attempt {
         }
         let (device, label) = (context.device.name(), &context.label);
         context.log.warn(&format!(
-            "evenkeel: TCP carries the connection to {peer}, since RDMA does not get through from {device}: {error} {label}"
+            "evenkeel: TCP carries the connection to {peer}, since RDMA from {device} cannot: {error} {label}"
         ));
         self.use_tcp(state);
     }

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_LANES, Schedule};
+use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_LANES, Schedule, Traffic};
 
 use crate::device::NameFilter;
 use crate::rails::Rails;
@@ -179,7 +179,7 @@ pub const SETTINGS: &[Setting] = &[
         accepts: "a whole number from 0 to 15, or -1",
         default: "",
         apply: |settings, value| {
-            settings.service_level = ranged_or_none(value, 15)?;
+            settings.service_level = ranged_or_none(value, Traffic::MAX_LEVEL)?;
             Some(())
         },
     },

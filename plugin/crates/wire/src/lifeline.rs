@@ -84,8 +84,13 @@ pub struct PortWord {
 pub struct Traffic {
     /// Traffic class of the IP header.
     pub class: u8,
-    /// Service level, on InfiniBand 0 to 15.
+    /// Service level, on InfiniBand, at most [`Traffic::MAX_LEVEL`].
     pub level: u8,
+}
+
+impl Traffic {
+    /// Highest service level.
+    pub const MAX_LEVEL: u8 = 15;
 }
 
 /// A queue pair.
@@ -279,7 +284,8 @@ impl PortWord {
             address: u64::from_le_bytes(array(body, 24)),
             traffic: Traffic { class: body[32], level: body[33] },
         };
-        ((1..=5).contains(&port.mtu) && body[19] <= 1 && body[33] <= 15).then_some(port)
+        ((1..=5).contains(&port.mtu) && body[19] <= 1 && body[33] <= Traffic::MAX_LEVEL)
+            .then_some(port)
     }
 }
 

@@ -19,8 +19,6 @@ use crate::sys::InterfaceAddress;
 
 /// Most ports of a device.
 const MAX_PORTS: u8 = 8;
-/// Highest service level.
-const MAX_LEVEL: u8 = 15;
 
 /// An open port.
 pub(crate) struct Adapter {
@@ -213,7 +211,7 @@ fn mark(
     ethernet: bool,
 ) -> Traffic {
     let by_class = class.filter(|_| ethernet);
-    let by_level = class.filter(|class| !ethernet && *class <= MAX_LEVEL);
+    let by_level = class.filter(|class| !ethernet && *class <= Traffic::MAX_LEVEL);
     Traffic {
         class: set_class.or(by_class).unwrap_or_default(),
         level: set_level.or(by_level).unwrap_or_default(),

@@ -17,7 +17,6 @@ use crate::{Listener, Reach, RecvConnection, SendConnection, Transport};
 
 /// Both ends of a connection that begins by the first pair of ports.
 struct Ends {
-    from: Transport,
     to: Transport,
     from_log: Arc<Lines>,
     to_log: Arc<Lines>,
@@ -40,7 +39,7 @@ impl Ends {
         let listener = to.listen(0, "", reach).unwrap();
         let call = from.connect(0, listener.handle(), "", reach).unwrap();
         let (send, recv) = meet(&call, &listener);
-        Self { from, to, from_log, to_log, listener, send, recv }
+        Self { to, from_log, to_log, listener, send, recv }
     }
 
     fn exchange(&self, lengths: &[usize], during: impl FnMut(usize)) {
@@ -78,6 +77,24 @@ impl Silenced {
 impl Drop for Silenced {
     fn drop(&mut self) {
         Self::each(self.0, "del", "");
+    }
+}
+
+/// Packets that are dropped where they are sent, as by a firewall that says nothing. Ends with this.
+struct Dropped;
+
+impl Dropped {
+    fn new(which: &str) -> Self {
+        run("nft add table ip dropped");
+        run("nft add chain ip dropped out '{ type filter hook output priority 0; }'");
+        run(&format!("nft add rule ip dropped out {which} drop"));
+        Self
+    }
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        run("nft delete table ip dropped");
     }
 }
 
@@ -154,28 +171,10 @@ fn a_port_that_goes_down_is_left() {
     run("ip link set eth1 up && ip route replace 10.77.0.1/32 dev eth1 src 10.77.0.2 table 77");
 }
 
-/// Drops RDMA's packets.
-struct Blocked;
-
-impl Blocked {
-    fn new() -> Self {
-        run("nft add table ip blocked");
-        run("nft add chain ip blocked out '{ type filter hook output priority 0; }'");
-        run("nft add rule ip blocked out udp dport 4791 drop");
-        Self
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        run("nft delete table ip blocked");
-    }
-}
-
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
-    let _blocked = Blocked::new();
+    let _dropped = Dropped::new("udp dport 4791");
     let with = |carrier, ports| {
         transport_with(&[
             ("EVENKEEL_TRANSPORT", carrier),
@@ -200,30 +199,12 @@ fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
     assert!(error.contains("10.77.0.2") && error.contains("rxe0:1"), "{error}");
 }
 
-/// Drops TCP's packets of the first pair of ports, as a firewall does that forgets a connection.
-struct Forgotten;
-
-impl Forgotten {
-    fn new() -> Self {
-        run("nft add table ip forgotten");
-        run("nft add chain ip forgotten out '{ type filter hook output priority 0; }'");
-        run("nft add rule ip forgotten out ip protocol tcp ip saddr 10.77.0.0/24 drop");
-        Self
-    }
-}
-
-impl Drop for Forgotten {
-    fn drop(&mut self) {
-        run("nft delete table ip forgotten");
-    }
-}
-
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn a_lifeline_that_is_cut_under_traffic_is_replaced() {
     let ends = Ends::new(&TIMES);
     ends.exchange(&[1 << 20], |_| {});
-    let _forgotten = Forgotten::new();
+    let _dropped = Dropped::new("ip protocol tcp ip saddr 10.77.0.0/24");
     // Much comes through while a handshake takes its time there.
     Silenced::each(1, "replace", "netem delay 50ms");
     let begin = Instant::now();
@@ -241,8 +222,7 @@ fn a_lifeline_that_is_cut_under_traffic_is_replaced() {
 fn a_path_that_is_back_is_gone_on_by_though_it_had_failed() {
     let ends = Ends::new(&TIMES);
     ends.exchange(&[1 << 20], |_| {});
-    let (first, second) = (Silenced::new(0), Silenced::new(1));
-    let mut first = Some(first);
+    let (mut first, _second) = (Some(Silenced::new(0)), Silenced::new(1));
     let begin = Instant::now();
     let mut receiving = ends.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
     let sent = Arc::new(message(5, 4 << 20));
@@ -257,7 +237,6 @@ fn a_path_that_is_back_is_gone_on_by_though_it_had_failed() {
     until(|| sending.poll(true).unwrap().then_some(()));
     assert!(length == 4 << 20 && block.bytes() == sent.bytes());
     assert!(begin.elapsed() > Duration::from_secs(8));
-    drop(second);
 }
 
 #[test]
@@ -308,17 +287,13 @@ fn ways_on_which_only_the_addresses_reach_each_other_are_left_again() {
     // From everywhere to everywhere by TCP; by RDMA between the second pair of ports only.
     run("ip rule del from 10.77.0.0/24 to 10.77.1.0/24 unreachable");
     run("ip rule del from 10.77.1.0/24 to 10.77.0.0/24 unreachable");
-    run(
-        "nft add table ip rails && nft add chain ip rails out '{ type filter hook output priority 0; }'",
-    );
-    run("nft add rule ip rails out udp dport 4791 ip saddr 10.77.0.0/24 drop");
+    let _dropped = Dropped::new("udp dport 4791 ip saddr 10.77.0.0/24");
     ends.exchange(&lengths(), |_| {});
     let [from, to] = ends.moves();
     assert!((1..=4).contains(&from) && to >= 1, "{from} {to}");
     let said = lock(&ends.from_log.0).join("\n");
     let last = said.lines().rfind(|line| line.contains("goes on by")).unwrap();
     assert!(last.contains("::ffff:10.77.1.1 instead of") && last.contains("rxe2:1"), "{said}");
-    run("nft delete table ip rails");
     run("ip rule add pref 17 from 10.77.0.0/24 to 10.77.1.0/24 unreachable");
     run("ip rule add pref 17 from 10.77.1.0/24 to 10.77.0.0/24 unreachable");
 }
@@ -431,5 +406,4 @@ fn a_peer_that_is_gone_is_not_looked_for_elsewhere() {
         Err(error) => Some(error),
     });
     assert!(error.to_string().contains("closed"), "{error}");
-    drop((ends.from, ends.to));
 }

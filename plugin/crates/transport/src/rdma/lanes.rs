@@ -25,6 +25,8 @@ const INLINE: u32 = 256;
 
 /// Marks the work of expecting a write among the numbers of works.
 const EXPECTING: u64 = 1 << 63;
+/// Marks the read that shows whether a queue pair gets through.
+const PROBING: u64 = 1 << 62;
 
 /// The lanes of one side. `W` is what is noted of a write.
 pub(super) struct Lanes<W> {
@@ -54,6 +56,8 @@ pub(super) struct Lane<W> {
     unknown: Vec<W>,
     /// Writes of the peer that there is room for.
     expected: usize,
+    /// Whether a probe is on its way.
+    probing: bool,
     /// Since when it does not work, and why.
     down: Option<(Instant, String)>,
     pub(super) carried: FlowCounters,
@@ -76,6 +80,8 @@ pub(super) enum Stage {
 
 /// Something that a lane tells.
 pub(crate) enum Told<W> {
+    /// A lane that was probed gets through.
+    Through(usize),
     /// A write of so many bytes is where it was to go.
     Sent(usize, W, u64),
     /// A write of the peer has come: bytes and number.
@@ -97,6 +103,7 @@ impl<W> Lanes<W> {
             flushed: 0,
             unknown: Vec::new(),
             expected: 0,
+            probing: false,
             down: None,
             carried: FlowCounters::default(),
         };
@@ -277,19 +284,17 @@ impl<W> Lanes<W> {
     }
 
     /// Begins to read a byte of the peer's memory by a lane that is connected, which tells whether anything gets through.
-    /// Told of as a write.
     pub(super) fn probe(
         &mut self,
         at: usize,
-        into: (&Region, u64),
+        (into, place): (&Region, u64),
         (from, key): (u64, u32),
-        note: W,
     ) -> Result<(), Error> {
-        let id = self.id(at);
+        let id = self.id(at) | PROBING;
         let lane = &mut self.all[at];
         let Some(pair) = &lane.pair else { return Ok(()) };
-        pair.read(id, (into.0, into.1, 1), from, key).map_err(system)?;
-        lane.writes.push_back((note, 0));
+        pair.read(id, (into, place, 1), from, key).map_err(system)?;
+        lane.probing = true;
         Ok(())
     }
 
@@ -299,13 +304,23 @@ impl<W> Lanes<W> {
         self.completions.poll(&mut polled).map_err(system)?;
         let any = !polled.is_empty();
         for Completion { id, outcome } in polled.drain(..) {
-            let (at, expecting) = ((id & 0xff) as usize, id & EXPECTING != 0);
+            let at = (id & 0xff) as usize;
+            let (expecting, probing) = (id & EXPECTING != 0, id & PROBING != 0);
             let generation = (id >> 8) as u32 & 0xff_ffff;
             let Some(lane) = self.all.get_mut(at) else { continue };
             if lane.generation != generation {
                 continue;
             }
+            if probing {
+                lane.probing = false;
+            }
             match outcome {
+                Outcome::Done if probing => {
+                    // One that has failed meanwhile begins anew.
+                    if lane.stage == Stage::Connected {
+                        told.push(Told::Through(at));
+                    }
+                }
                 Outcome::Done => {
                     if let Some((note, bytes)) = lane.writes.pop_front() {
                         lane.outstanding -= bytes;
@@ -327,7 +342,7 @@ impl<W> Lanes<W> {
                 Outcome::Failed(_) | Outcome::Flushed => {
                     if expecting {
                         lane.expected -= 1;
-                    } else {
+                    } else if !probing {
                         lane.flushed += 1;
                     }
                     if let Outcome::Failed(why) = outcome {
@@ -443,13 +458,13 @@ impl<W> Lane<W> {
     fn end(&mut self) {
         self.pair = None;
         self.unknown.extend(self.writes.drain(..).map(|(note, _)| note));
-        (self.outstanding, self.flushed, self.expected) = (0, 0, 0);
+        (self.outstanding, self.flushed, self.expected, self.probing) = (0, 0, 0, false);
         self.generation = (self.generation + 1) & 0xff_ffff;
     }
 
     /// Whether its queue pair has told of all its work.
     fn is_silent(&self) -> bool {
-        self.expected == 0 && self.flushed >= self.writes.len()
+        self.expected == 0 && !self.probing && self.flushed >= self.writes.len()
     }
 }
 

@@ -270,7 +270,8 @@ impl State for Awaiting {
 
     fn take(&mut self, told: Told<()>, base: &Base) -> Result<(), Problem> {
         match told {
-            Told::Sent(..) => {}
+            // Only the sender probes.
+            Told::Sent(..) | Told::Through(_) => {}
             Told::Came(lane, bytes, immediate) => {
                 self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes.into());
                 if let Some(arrived) = self.arrivals.arrived(bytes, immediate)? {
@@ -296,7 +297,7 @@ impl State for Awaiting {
                 return Err(Problem(ErrorKind::System, why.clone()));
             }
         }
-        self.settle()?;
+        self.settle(base)?;
         self.post_by_tags(base)?;
         let Some(port) = self.core.port else { return Ok(()) };
         while let Some(message) = self.uncredited.front().copied()
@@ -572,7 +573,7 @@ impl Awaiting {
     }
 
     /// Takes offers for lanes by which nothing comes any more.
-    fn settle(&mut self) -> Result<(), Problem> {
+    fn settle(&mut self, base: &Base) -> Result<(), Problem> {
         let Some(port) = self.core.port else { return Ok(()) };
         for lane in 0..self.core.lanes.count() {
             if !matches!(self.core.lanes.stage(lane), Stage::New | Stage::Drained) {
@@ -598,10 +599,11 @@ impl Awaiting {
             if let Err(error) = self.core.lanes.connect(lane, &port, pair, port.traffic) {
                 // The ports may not reach each other, though their addresses do: the sender looks for another way when it
                 // gets no answer.
-                if may_wait {
-                    continue;
+                if !may_wait {
+                    return Err(error.into());
                 }
-                return Err(error.into());
+                base.info(&format!("cannot connect a queue pair: {error}"));
+                continue;
             }
             self.core.lifeline.say(&Word::Answer(lane as u8, own, have));
         }
@@ -617,13 +619,13 @@ impl Awaiting {
         self.told_room = self.arrivals.first().saturating_sub(ROOM_STEP);
     }
 
-    /// How long the sender may be gone.
-    fn patience(&self, base: &Base) -> Duration {
-        match self.core.lifeline.cut() {
-            Some(Cut::Path) if self.can_move => base.context.settings.recovery_timeout,
-            Some(Cut::Reset) if self.can_move => DETOUR,
-            _ => LATE,
-        }
+    /// How long the sender may take to come by another way, if it may come at all.
+    fn detour(&self, base: &Base) -> Option<Duration> {
+        let cut = self.core.lifeline.cut().filter(|_| self.can_move)?;
+        Some(match cut {
+            Cut::Path => base.context.settings.recovery_timeout,
+            Cut::Reset => DETOUR,
+        })
     }
 
     /// Fails when what is posted can never come.
@@ -636,16 +638,17 @@ impl Awaiting {
             _ if all_came => {
                 Err(Problem(ErrorKind::Remote, "the peer closed the connection".to_owned()))
             }
-            Some((since, why)) if since.elapsed() >= self.patience(base) => {
-                let seconds = self.patience(base).as_secs();
-                let tried = if seconds == 0 {
-                    String::new()
-                } else {
-                    format!(", and by no other way for {seconds} s")
+            Some((since, why)) => {
+                let what = match self.detour(base) {
+                    Some(patience) if since.elapsed() >= patience => {
+                        format!("{why}, and by no other way for {} s", patience.as_secs())
+                    }
+                    None if since.elapsed() >= LATE => why.clone(),
+                    _ => return Ok(()),
                 };
-                Err(Problem(ErrorKind::Remote, format!("{why}{tried}")))
+                Err(Problem(ErrorKind::Remote, what))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

@@ -24,8 +24,6 @@ use crate::sys::SendBuffer;
 
 /// Parts on a lane before another lane takes what is left.
 const PARTS_AHEAD: u64 = 4;
-/// What is noted of the read that shows whether a new queue pair gets through.
-const PROBE: Part = Part { message: u64::MAX, index: 0 };
 /// Messages on their way before a caller who sends another one looks which of them have come.
 const UNSEEN: usize = 16;
 /// Times in a row that lanes may fail before anything has come through.
@@ -216,9 +214,7 @@ impl State for Sending {
 
     fn take(&mut self, told: Told<Part>, base: &Base) -> Result<(), Problem> {
         match told {
-            // One that has failed meanwhile is offered anew.
-            Told::Sent(lane, PROBE, _) if self.core.lanes.stage(lane) != Stage::Connected => {}
-            Told::Sent(lane, PROBE, _) => {
+            Told::Through(lane) => {
                 self.core.lanes.go(lane);
                 self.core.lifeline.say(&Word::Go(lane as u8));
                 if !self.core.is_opening() {
@@ -614,18 +610,21 @@ impl Sending {
         if self.core.lanes.stage(lane) != Stage::New {
             return Err(Problem(ErrorKind::Remote, "protocol error: nothing offered".to_owned()));
         }
-        let traffic = self.core.traffic();
-        if let Err(error) = self.core.lanes.connect(lane, &port, pair, traffic) {
-            // The ports may not reach each other, though their addresses do: another way is looked for.
-            return if self.can_move() { Ok(()) } else { Err(error.into()) };
-        }
-        let unknown = self.core.lanes.take_unknown(lane);
+        let (traffic, can_move) = (self.core.traffic(), self.can_move());
         let into = (self.credits.region(), self.credits.address(CREDITS * CREDIT_BYTES));
-        self.core.lanes.probe(lane, into, (port.address, port.key), PROBE)?;
+        let lanes = &mut self.core.lanes;
+        let begun = lanes.connect(lane, &port, pair, traffic);
+        if let Err(error) = begun.and_then(|()| lanes.probe(lane, into, (port.address, port.key))) {
+            if !can_move {
+                return Err(error.into());
+            }
+            // The ports may not reach each other, though their addresses do: another way is looked for.
+            base.info(&format!("cannot connect a queue pair: {error}"));
+            return Ok(());
+        }
+        let unknown = lanes.take_unknown(lane);
         for (at, part) in unknown.into_iter().enumerate() {
-            if part == PROBE {
-                // One that got nowhere.
-            } else if have >> at & 1 == 1 {
+            if have >> at & 1 == 1 {
                 self.came(part, base);
             } else {
                 base.counters.repeated.add(self.bytes_of(part));
