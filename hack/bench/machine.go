@@ -105,7 +105,7 @@ func (o *options) buildMissing(ctx context.Context, root string) error {
 // build builds the plugin and what drives it, optimised.
 func build(ctx context.Context, root string) (library, driver string, err error) {
 	dir := filepath.Join(root, "plugin")
-	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server")
+	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return "", "", fmt.Errorf("cargo build: %w", err)

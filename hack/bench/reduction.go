@@ -604,7 +604,7 @@ type kernelRow struct {
 // kernels measures the sums beside adding two arrays.
 func (b reductionBencher) kernels(ctx context.Context, result *reductionResult) error {
 	fmt.Fprintf(b.out, "\nkernels: sums of 2 to 16 sources\n")
-	cmd := exec.CommandContext(ctx, "cargo", "run", "--release", "--locked", "-q", "-p", "evenkeel-reduce", "--example", "speed", "--", "--json")
+	cmd := exec.CommandContext(ctx, "cargo", "run", "--release", "--locked", "-q", "-p", "evenkeel-reduction-kernels", "--example", "speed", "--", "--json")
 	cmd.Dir, cmd.Stderr = filepath.Join(b.root, "plugin"), os.Stderr
 	text, err := cmd.Output()
 	if err != nil {

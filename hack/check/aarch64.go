@@ -24,5 +24,5 @@ func aarch64(ctx context.Context, root string) (counts, error) {
 		"CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld",
 		"CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=" + emulator,
 	}
-	return cargoTest(ctx, root, env, "--target", aarch64Target, "-p", "evenkeel-reduce", "-p", "evenkeel-wire")
+	return cargoTest(ctx, root, env, "--target", aarch64Target, "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-protocol")
 }

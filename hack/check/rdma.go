@@ -23,8 +23,8 @@ var rdmaTests = []struct {
 	// Each has the links for itself.
 	{[]string{"-p", "evenkeel-transport", "--lib"}, rdmalab.Rails, []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
 	// What is ignored here is part of other tests.
-	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"data::", "abort::both", "lifecycle::the_library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::a_thousand", "peers::a_killed", "peers::a_listener", "peers::what_a", "peers::many_conn", "collnet::ranks", "collnet::more", "collnet::a_lost"}},
-	{[]string{"-p", "evenkeel-nccl", "--test", "abi"}, rdmalab.Pair, []string{"gpu::nccl_is", "traffic::a_comm", "--include-ignored"}},
+	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, rdmalab.Pair, []string{"data::", "abort::both", "lifecycle::the_library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::a_thousand", "peers::a_killed", "peers::a_listener", "peers::what_a", "peers::many_conn", "collnet::ranks", "collnet::more", "collnet::a_lost"}},
+	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, rdmalab.Pair, []string{"gpu::nccl_is", "traffic::a_comm", "--include-ignored"}},
 	{[]string{"-p", "evenkeel-bench", "--test", "commands"}, rdmalab.Pair, []string{"rdma::", "--include-ignored"}},
 }
 
@@ -52,7 +52,7 @@ func rdma(ctx context.Context, root string) (counts, error) {
 		return n, err
 	}
 	// The programs and the library that tests start and load have to be there first.
-	if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server"), nil); err != nil {
+	if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
 		return n, err
 	}
 	for _, t := range rdmaTests {

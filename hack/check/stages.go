@@ -36,7 +36,7 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-wire", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduce", "-p", "evenkeel-collectives", "-p", "evenkeel-collectives-c")
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-collectives", "-p", "evenkeel-c")
 		if err != nil {
 			return rust, err
 		}
@@ -50,10 +50,10 @@ var stages = []stage{
 	}},
 	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
 		// The library that the benchmark's tests load has to be there first.
-		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server"), nil); err != nil {
+		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
 			return counts{}, err
 		}
-		return cargoTest(ctx, root, nil, "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
+		return cargoTest(ctx, root, nil, "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
 	}},
 	{"rdma", "verbs on soft-RoCE in a virtual machine", rdma},
 	{"python", "the wheel, as it is installed, and its example", func(ctx context.Context, root string) (counts, error) {
@@ -70,7 +70,7 @@ var stages = []stage{
 		if err != nil {
 			return counts{}, err
 		}
-		return pythonTest(ctx, filepath.Join(pluginDir(root), "python", "tests"), python)
+		return pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests"), python)
 	}},
 	{"operator", "the operator on a real API server", func(ctx context.Context, root string) (counts, error) {
 		box, err := toolbox.New(os.Stderr)

@@ -237,7 +237,7 @@ func tryNCCL(ctx context.Context, program, path string) (probe, error) {
 
 // build builds the plugin, optimised.
 func build(ctx context.Context, root string) (library string, err error) {
-	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "--message-format", "json-render-diagnostics")
+	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin", "--message-format", "json-render-diagnostics")
 	cmd.Dir, cmd.Stderr = filepath.Join(root, "plugin"), os.Stderr
 	text, err := cmd.Output()
 	if errors.Is(err, exec.ErrNotFound) {

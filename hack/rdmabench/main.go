@@ -136,14 +136,14 @@ func bench(ctx context.Context, out io.Writer, rounds int, output string) error 
 // build builds the plugin and what drives it, optimised, and the tests.
 func build(ctx context.Context, root string) (contestants, error) {
 	c := contestants{Tests: map[string]string{}}
-	executables, err := cargo(ctx, root, "build", "--release", "-p", "evenkeel-nccl", "-p", "evenkeel-bench")
+	executables, err := cargo(ctx, root, "build", "--release", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-bench")
 	if err != nil {
 		return c, err
 	}
 	c.Driver = executables["evenkeel-bench"]
 	c.Library = filepath.Join(filepath.Dir(c.Driver), "libnccl_net_evenkeel.so")
 	// Tests load the library and start the servers that lie beside them.
-	if _, err := cargo(ctx, root, "build", "-p", "evenkeel-nccl", "-p", "evenkeel-reduction-server"); err != nil {
+	if _, err := cargo(ctx, root, "build", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"); err != nil {
 		return c, err
 	}
 	for _, of := range checks {

@@ -107,7 +107,7 @@ var checks = []check{
 	},
 	{
 		Name: "receiver killed, or sender", Goal: "an error of all requests that names it, within the time set for verbs (here within 1 s)",
-		Build: []string{"-p", "evenkeel-nccl", "--test", "abi"}, Target: "abi",
+		Build: []string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, Target: "abi",
 		Tests: []string{"peers::a_killed_receiver_fails_every_request_of_the_sender", "peers::a_killed_sender_fails_every_request_of_the_receiver"},
 	},
 }

@@ -62,7 +62,7 @@ func (b Builder) Dist(ctx context.Context) error {
 		return fmt.Errorf("make dist: %w", err)
 	}
 	b.say("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
-	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server"); err != nil {
+	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server"); err != nil {
 		return err
 	}
 	release := filepath.Join(root, "plugin", "target", "release")

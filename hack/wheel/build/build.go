@@ -15,7 +15,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// maturinVersion is also in plugin/python/pyproject.toml, for those who build without this program.
+// maturinVersion is also in plugin/bindings/python/pyproject.toml, for those who build without this program.
 const maturinVersion = "1.16.0"
 
 // Wheel builds the wheel, for Python 3.11 and later on machines like this one, and returns its path in dist/wheel/.
@@ -26,7 +26,7 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	}
 	plugin := filepath.Join(root, "plugin")
 	fmt.Fprintln(progress, "building the plugin and the Python package (cargo, release)")
-	if err := run(ctx, plugin, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl"); err != nil {
+	if err := run(ctx, plugin, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin"); err != nil {
 		return "", err
 	}
 	target := os.Getenv("CARGO_TARGET_DIR")
@@ -37,7 +37,7 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	if err != nil {
 		return "", fmt.Errorf("the plugin that cargo has built: %w", err)
 	}
-	lib := filepath.Join(plugin, "python", "evenkeel", "lib")
+	lib := filepath.Join(plugin, "bindings", "python", "evenkeel", "lib")
 	if err := os.MkdirAll(lib, 0o755); err != nil {
 		return "", fmt.Errorf("make room for the plugin: %w", err)
 	}
@@ -49,7 +49,7 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
-	if err := run(ctx, filepath.Join(plugin, "python"), maturin, "build", "--locked", "--release", "--out", out); err != nil {
+	if err := run(ctx, filepath.Join(plugin, "bindings", "python"), maturin, "build", "--locked", "--release", "--out", out); err != nil {
 		return "", err
 	}
 	wheels, err := filepath.Glob(filepath.Join(out, "evenkeel-*.whl"))

@@ -28,9 +28,9 @@ const SWEEP: [usize; 21] = [
     500_000, 1_000_000, 2_000_000, 5_000_000,
 ];
 /// Most samples of a row.
-const MOST_ITERATIONS: u64 = 1_000_000;
+const MAX_ITERATIONS: u64 = 1_000_000;
 /// Most errors of a row that are shown.
-const MOST_ERRORS: usize = 3;
+const MAX_ERRORS: usize = 3;
 
 /// How the ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -131,7 +131,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "2s", value_parser = time, value_name = "TIME")]
     iteration_time: Duration,
     /// How often instead
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MOST_ITERATIONS), value_name = "N")]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_ITERATIONS), value_name = "N")]
     iteration_count: Option<u64>,
     /// How often before that
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100_000), value_name = "N")]
@@ -399,7 +399,7 @@ impl Options {
         }
         let mut iterations = [self.iteration_count.unwrap_or_else(|| {
             let each = warm.as_nanos().max(100);
-            (self.iteration_time.as_nanos() / each).clamp(1, MOST_ITERATIONS.into()) as u64
+            (self.iteration_time.as_nanos() / each).clamp(1, MAX_ITERATIONS.into()) as u64
         })];
         // All do it as often as the slowest thinks.
         group.allreduce_of(&mut iterations, Op::Min, &call).map_err(text)?;
@@ -563,7 +563,7 @@ impl<'a> Printer<'a> {
             row.bandwidth_gbps,
             row.iterations
         ))?;
-        let shown = if self.options.show_all_errors { errors.len() } else { MOST_ERRORS };
+        let shown = if self.options.show_all_errors { errors.len() } else { MAX_ERRORS };
         let left = errors.len().saturating_sub(shown);
         self.report.rows.push(row);
         self.report.errors.extend(errors.into_iter().take(shown));

@@ -25,7 +25,7 @@ use logs::Logs;
 use sweep::Sweep;
 
 /// Most ranks of all jobs together: each is a process.
-const MOST_RANKS: usize = 256;
+const MAX_RANKS: usize = 256;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -207,9 +207,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             return Err("--sweep and --jobs start ranks: --ranks N, or --hosts FILE".to_owned());
         }
     };
-    if usize::from(options.jobs) * hosts.clients.len() > MOST_RANKS {
+    if usize::from(options.jobs) * hosts.clients.len() > MAX_RANKS {
         return Err(format!(
-            "{} jobs of {} ranks: at most {MOST_RANKS} ranks in all",
+            "{} jobs of {} ranks: at most {MAX_RANKS} ranks in all",
             options.jobs,
             hosts.clients.len()
         ));

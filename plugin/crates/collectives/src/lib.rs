@@ -75,7 +75,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use choose::Algorithm;
 pub use cuda::Cuda;
 pub use error::{Error, ErrorKind, Result};
-pub use evenkeel_reduce::{DataType, Op};
+pub use evenkeel_reduction_kernels::{DataType, Op};
 pub use group::{Call, Group, Window};
 pub use launch::Launch;
 pub use meeting::seconds;

@@ -131,20 +131,20 @@ pub(crate) trait Incoming: Send {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evenkeel_chance::Chance;
+    use evenkeel_testkit::TestRng;
 
     #[test]
     fn heads_come_back_and_nothing_else_is_one() {
-        let mut chance = Chance::new(3);
+        let mut rng = TestRng::new(3);
         for kind in [Kind::Hello, Kind::Collective, Kind::Message] {
             let key = Key {
                 kind,
-                group: chance.any(),
-                tag: chance.any() as u32,
-                sequence: chance.any() as u32,
-                part: chance.any() as u32,
+                group: rng.any(),
+                tag: rng.any() as u32,
+                sequence: rng.any() as u32,
+                part: rng.any() as u32,
             };
-            let head = Head { key, length: chance.any() };
+            let head = Head { key, length: rng.any() };
             let bytes = head.encode();
             assert_eq!(Head::decode(&bytes), Some(head));
             for at in 0..3 {

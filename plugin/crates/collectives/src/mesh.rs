@@ -17,19 +17,19 @@ use crate::pulse::{Answer, Contact, Failure, Pulse};
 use crate::way::Way;
 
 /// The longest message, in bytes.
-pub(crate) const MOST_BYTES: usize = 1 << 30;
+pub(crate) const MAX_BYTES: usize = 1 << 30;
 /// Bytes of one link that may be put aside; a single message may be longer.
-const MOST_ASIDE: usize = 256 << 20;
+const MAX_UNEXPECTED: usize = 256 << 20;
 /// Messages of one link that may be put aside.
-const MOST_MESSAGES_ASIDE: usize = 65_536;
+const MAX_UNEXPECTED_MESSAGES: usize = 65_536;
 /// Links whose ranks are not known yet.
-const MOST_STRANGERS: usize = 4096;
+const MAX_UNAUTHENTICATED: usize = 4096;
 /// How long a rank that leaves waits until the others have what it sent.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How often it looks.
 const FAREWELL_LOOK: Duration = Duration::from_millis(1);
 /// Rooms that are kept for the next operation.
-const MOST_ROOMS: usize = 32;
+const MAX_ROOMS: usize = 32;
 /// Why a link was ended whose other side did nothing wrong.
 const HALF_WAY: &str = "an operation was given up half-way";
 
@@ -458,7 +458,7 @@ impl Mesh {
     /// Lets in who wants to be.
     fn accept(&self) -> Result<()> {
         let mut strangers = lock(&self.strangers);
-        while strangers.len() < MOST_STRANGERS
+        while strangers.len() < MAX_UNAUTHENTICATED
             && let Some(link) = self.transport.accept()?
         {
             strangers.push(link);
@@ -504,7 +504,7 @@ impl Mesh {
     /// Gives room back.
     pub(crate) fn give_back(&self, room: Vec<u8>) {
         let mut rooms = lock(&self.rooms);
-        if rooms.len() < MOST_ROOMS {
+        if rooms.len() < MAX_ROOMS {
             rooms.push(room);
         }
     }
@@ -618,7 +618,7 @@ impl Receiving {
                 return Ok(true);
             }
             let length = usize::try_from(head.length).unwrap_or(usize::MAX);
-            if length > MOST_BYTES || head.key.kind == Kind::Hello {
+            if length > MAX_BYTES || head.key.kind == Kind::Hello {
                 return Err("it speaks something else".to_owned().into());
             }
             let wanted = self.posted.iter().position(|posted| posted.key == head.key);
@@ -698,8 +698,8 @@ impl Receiving {
 fn has_room_aside(aside: &VecDeque<Aside>, bytes: usize, length: usize) -> bool {
     // One at a time is not whole: those behind it wait in the link.
     aside.iter().all(|aside| aside.whole)
-        && aside.len() < MOST_MESSAGES_ASIDE
-        && (aside.is_empty() || bytes + length <= MOST_ASIDE)
+        && aside.len() < MAX_UNEXPECTED_MESSAGES
+        && (aside.is_empty() || bytes + length <= MAX_UNEXPECTED)
 }
 
 #[cfg(test)]

@@ -467,7 +467,7 @@ pub(crate) fn barrier(at: Place) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evenkeel_chance::Chance;
+    use evenkeel_testkit::TestRng;
     use std::collections::{HashMap, VecDeque};
 
     /// Executes all ranks' plans on numbers that are added up. With `rendezvous` a send waits until its receiver is there and
@@ -571,8 +571,8 @@ mod tests {
     }
 
     fn numbers(size: usize, count: usize) -> Vec<Vec<u64>> {
-        let mut chance = Chance::new((size * 1000 + count) as u64);
-        (0..size).map(|_| (0..count).map(|_| chance.any()).collect()).collect()
+        let mut rng = TestRng::new((size * 1000 + count) as u64);
+        (0..size).map(|_| (0..count).map(|_| rng.any()).collect()).collect()
     }
 
     fn sums(inputs: &[Vec<u64>], count: usize) -> Vec<u64> {
@@ -625,10 +625,10 @@ mod tests {
     fn an_allreduce_by_hosts_adds_up_everywhere_and_crosses_between_hosts_once() {
         for inner in [allreduce_ring, allreduce_recursive_doubling] {
             each(|size, count, rendezvous| {
-                let mut chance = Chance::new((size + count) as u64);
-                let mut hosts = vec![vec![]; 1 + chance.index(size)];
+                let mut rng = TestRng::new((size + count) as u64);
+                let mut hosts = vec![vec![]; 1 + rng.index(size)];
                 for rank in 0..size {
-                    let host = if rank < hosts.len() { rank } else { chance.index(hosts.len()) };
+                    let host = if rank < hosts.len() { rank } else { rng.index(hosts.len()) };
                     hosts[host].push(rank);
                 }
                 let inputs = numbers(size, count);
@@ -670,11 +670,11 @@ mod tests {
     type PartsPlan = fn(Place, &[Range<usize>]) -> Plan;
 
     fn uneven(size: usize, count: usize) -> Vec<Range<usize>> {
-        let mut chance = Chance::new(size as u64);
+        let mut rng = TestRng::new(size as u64);
         let mut left = count;
         let lengths: Vec<usize> = (0..size)
             .map(|rank| {
-                let length = if rank + 1 == size { left } else { chance.index(left + 1) };
+                let length = if rank + 1 == size { left } else { rng.index(left + 1) };
                 left -= length;
                 length
             })

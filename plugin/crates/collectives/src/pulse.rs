@@ -29,11 +29,11 @@ const FRONT: usize = 8 + 8 + 1 + 2;
 /// The longest that follows.
 const MOST: usize = 4096;
 /// Ranks that are told of at most.
-const MOST_RANKS: usize = 256;
+const MAX_RANKS: usize = 256;
 /// Characters of a failure's text.
-const MOST_TEXT: usize = 1000;
+const MAX_TEXT: usize = 1000;
 /// Connections that are being answered; when more come, the oldest is dropped.
-const MOST_CALLERS: usize = 256;
+const MAX_CALLERS: usize = 256;
 /// How long a caller may take to say what it wants.
 const CALLER_TIME: Duration = Duration::from_secs(2);
 /// How often the thread looks whether anybody needs it.
@@ -66,8 +66,8 @@ impl Failure {
             ErrorKind::Mismatch => 2,
             _ => 0,
         }];
-        put_list(&mut out, self.ranks.iter().take(MOST_RANKS));
-        let text: String = self.text.chars().take(MOST_TEXT / 4).collect();
+        put_list(&mut out, self.ranks.iter().take(MAX_RANKS));
+        let text: String = self.text.chars().take(MAX_TEXT / 4).collect();
         put(&mut out, text.as_bytes());
         out
     }
@@ -223,7 +223,7 @@ impl Answerer {
         let mut waiting: Vec<usize> = state.waiting.values().flatten().copied().collect();
         waiting.sort_unstable();
         waiting.dedup();
-        waiting.truncate(MOST_RANKS);
+        waiting.truncate(MAX_RANKS);
         text.push(u8::from(!state.waiting.is_empty()));
         put_list(&mut text, waiting.iter());
         frame(id, ALIVE, &text)
@@ -297,7 +297,7 @@ fn answer_all(listener: &TcpListener, answerer: &Weak<Answerer>) {
         resting = take_all(listener, |stream| {
             let deadline = Instant::now() + CALLER_TIME;
             callers.push_back(Caller { stream, heard: vec![], deadline });
-            if callers.len() > MOST_CALLERS {
+            if callers.len() > MAX_CALLERS {
                 callers.pop_front();
             }
         });

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bytemuck::Pod;
-use evenkeel_reduce::{DataType, Op, reduce_in_place};
+use evenkeel_reduction_kernels::{DataType, Op, reduce_in_place};
 
 /// What combines the ranks' contributions, element by element. It must not matter in which order, or which of two is first.
 #[derive(Clone, Copy)]

@@ -44,9 +44,9 @@ const SENDER_SLEEPS: usize = 256;
 /// Whether the receiver wants to be woken.
 const RECEIVER_SLEEPS: usize = 384;
 /// Most senders that have connected and passed nothing yet.
-const MOST_ARRIVING: usize = 1024;
+const MAX_ARRIVING: usize = 1024;
 /// Most messages that wait for room in a ring.
-const MOST_WAITING: usize = 32;
+const MAX_WAITING: usize = 32;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// Others that sleep on an endpoint where somebody sleeps already.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
@@ -220,7 +220,7 @@ impl Transport for Shm {
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
         let failed = |error: io::Error| Error::system("shared memory", error);
         let mut arriving = lock(&self.arriving);
-        while arriving.len() < MOST_ARRIVING {
+        while arriving.len() < MAX_ARRIVING {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(true).map_err(failed)?;
@@ -431,7 +431,7 @@ impl Outgoing for Writer {
             self.publish();
             return Ok(Some(Given::Done));
         }
-        if self.waiting.len() >= MOST_WAITING {
+        if self.waiting.len() >= MAX_WAITING {
             return Ok(None);
         }
         self.waiting.push_back(Waiting { head, payload, at: 0 });

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use evenkeel_transport::{
     Connecting, ErrorKind as TransportErrorKind, Farewell, HANDLE_BYTES, Handle, Listener, Log,
-    MAX_REQUESTS, Notify, Reach, RecvConnection, Request, SendConnection, Settings,
+    MAX_REQUESTS, MemoryTypes, Notify, RecvConnection, Request, SendConnection, Settings,
 };
 
 use crate::error::{Error, Result};
@@ -125,7 +125,7 @@ impl Tcp {
 
     /// `notified` hears of all that those who sleep elsewhere than here may wait for.
     pub(crate) fn endpoint(&self, notified: Option<Arc<dyn Notify>>) -> Result<Box<dyn Transport>> {
-        let listener = self.network.listen(self.device, "collectives", Reach::HOST);
+        let listener = self.network.listen(self.device, "collectives", MemoryTypes::HOST);
         let listener = listener.map_err(|error| Error::system("network", error))?;
         Ok(Box::new(Endpoint { tcp: self.clone(), listener, notified }))
     }
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn links_keep_their_paths() {
         let tcp = Tcp::on(LOOPBACK).unwrap();
-        let listener = tcp.network.listen(tcp.device, "", Reach::HOST).unwrap();
+        let listener = tcp.network.listen(tcp.device, "", MemoryTypes::HOST).unwrap();
         let endpoint = Endpoint { tcp, listener, notified: None };
         let connecting = endpoint.call(&endpoint.address()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_reduce::{narrow, reduce_in_place, reduce_wide, wide};
+use evenkeel_reduction_kernels::{narrow, reduce_in_place, reduce_wide, wide};
 use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending};
 
 use crate::client::{Caller, Joined, Pulse};
 use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
-use crate::session::{MOST_OPEN, say};
+use crate::session::{MAX_OPEN, say};
 
 /// How long to wait for a server's word once it takes nothing any more: the word may be on its way.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -188,7 +188,7 @@ impl Above {
         }
     }
 
-    /// Word of each line's connections goes here.
+    /// ControlMessage of each line's connections goes here.
     pub(crate) fn notify(&self, notified: impl Fn(usize) -> Arc<dyn Notify>) {
         for (index, line) in self.lines.iter().enumerate() {
             line.up.notify(notified(index));
@@ -258,7 +258,7 @@ impl Line {
             up,
             down,
             // What a communicator is granted is for so many.
-            window: window.min(MOST_OPEN),
+            window: window.min(MAX_OPEN),
             queue: VecDeque::new(),
             flying: VecDeque::new(),
             landed: Vec::new(),
@@ -414,7 +414,7 @@ impl Flying {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evenkeel_reduce::{DataType, Op, reference};
+    use evenkeel_reduction_kernels::{DataType, Op, reference};
 
     fn piece(kind: DataType, op: Op, length: usize) -> Piece {
         let (total, offset) = (1 << 20, 128);

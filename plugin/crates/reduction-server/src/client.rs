@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use evenkeel_reduce::{DataType, Op};
+use evenkeel_reduction_kernels::{DataType, Op};
 use evenkeel_transport::{RecvBuffer, SendBuffer, Transport};
 
 use crate::lock;
@@ -26,7 +26,7 @@ pub(crate) use pulse::Pulse;
 pub(crate) use way_in::{Caller, Joined, join};
 
 /// Most operations that are not done.
-const MOST_OPERATIONS: usize = 64;
+const MAX_OPERATIONS: usize = 64;
 /// How long the other servers may take to hear why this rank cannot go on.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -118,7 +118,7 @@ impl Client {
         if state.failing.is_some() {
             return state.progress().map(|()| None);
         }
-        if state.running.len() >= MOST_OPERATIONS {
+        if state.running.len() >= MAX_OPERATIONS {
             return Ok(None);
         }
         let sequence = state.sequence;

@@ -212,8 +212,8 @@ impl fmt::Display for Shown<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evenkeel_chance::Chance;
-    use evenkeel_reduce::{DataType, Op};
+    use evenkeel_reduction_kernels::{DataType, Op};
+    use evenkeel_testkit::TestRng;
 
     fn piece(sequence: u64) -> Piece {
         let (kind, op) = (DataType::Float32, Op::Sum);
@@ -225,10 +225,10 @@ mod tests {
     #[test]
     fn any_schedule_delivers_everything_in_order() {
         for seed in 0..300 {
-            let mut chance = Chance::new(seed);
-            let ranks = 1 + chance.below(5) as usize;
-            let most = 1 + chance.below(4) as usize;
-            let pieces = chance.below(20);
+            let mut rng = TestRng::new(seed);
+            let ranks = 1 + rng.below(5) as usize;
+            let most = 1 + rng.below(4) as usize;
+            let pieces = rng.below(20);
             let mut group: Group<u64> = Group::new(ranks, most);
             let mut said = vec![0; ranks];
             let mut coming: Vec<u64> = vec![];
@@ -240,8 +240,8 @@ mod tests {
             while got.iter().any(|got| got.len() < pieces as usize) {
                 steps += 1;
                 assert!(steps < 100_000, "stuck with seed {seed}");
-                let rank = chance.below(ranks as u64) as usize;
-                match chance.below(4) {
+                let rank = rng.below(ranks as u64) as usize;
+                match rng.below(4) {
                     0 if said[rank] < pieces => {
                         match group.place(rank, &piece(said[rank])).unwrap() {
                             Place::Full => assert_eq!(group.window.len(), most),
@@ -261,14 +261,14 @@ mod tests {
                         }
                     }
                     1 if !coming.is_empty() => {
-                        let at = chance.below(coming.len() as u64) as usize;
+                        let at = rng.below(coming.len() as u64) as usize;
                         let number = coming.swap_remove(at);
                         if group.arrived(number) {
                             reducing.push(number);
                         }
                     }
                     2 if !reducing.is_empty() => {
-                        let at = chance.below(reducing.len() as u64) as usize;
+                        let at = rng.below(reducing.len() as u64) as usize;
                         group.reduced(reducing.swap_remove(at));
                     }
                     3 => {
@@ -279,7 +279,7 @@ mod tests {
                             sending.push(number);
                         }
                         if !sending.is_empty() {
-                            let at = chance.below(sending.len() as u64) as usize;
+                            let at = rng.below(sending.len() as u64) as usize;
                             let number = sending.swap_remove(at);
                             slots -= usize::from(group.sent(number) == Some(number));
                         }

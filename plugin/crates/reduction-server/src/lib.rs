@@ -24,10 +24,10 @@ mod session;
 mod timeline;
 
 pub use client::{Client, ClientError, Ticket};
-pub use packet::{MOST_RANKS, Member};
-pub use seat::{MARK_BYTES, Seat, mark};
+pub use packet::{MAX_RANKS, Member};
+pub use seat::{SERVER_LIST_DIGEST_BYTES, TreePosition, mark};
 pub use server::{Options, Server, ServerError};
-pub use session::{LEAST_PIECE_BYTES, PIECE_BYTES};
+pub use session::{MIN_PIECE_BYTES, PIECE_BYTES};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
-use evenkeel_reduction::{LEAST_PIECE_BYTES, Options, Server};
+use evenkeel_reduction::{MIN_PIECE_BYTES, Options, Server};
 use evenkeel_transport::{Log, Settings};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -18,7 +18,7 @@ use signal_hook::iterator::Signals;
 /// How often the communicators are counted while the server is drained.
 const LOOK: Duration = Duration::from_millis(50);
 /// Largest piece that can be asked for: a client has a dozen on their way.
-const MOST_PIECE_BYTES: u64 = 16 << 20;
+const MAX_PIECE_BYTES: u64 = 16 << 20;
 
 /// Sums gradients for the ranks of training jobs
 #[derive(Parser)]
@@ -140,7 +140,7 @@ fn serve(options: &Serve) -> Result<(), String> {
         "listening at {}, metrics {metrics}, {} bytes for buffers, {threads} threads, {}",
         server.address(),
         options.memory,
-        evenkeel_reduce::instructions()
+        evenkeel_reduction_kernels::instructions()
     );
     if options.until_stdin_closes {
         thread::spawn(|| {
@@ -192,7 +192,7 @@ fn size(text: &str) -> Result<u64, String> {
 
 fn piece(text: &str) -> Result<u64, String> {
     let fits = |bytes: &u64| {
-        (LEAST_PIECE_BYTES..=MOST_PIECE_BYTES).contains(bytes) && bytes.is_multiple_of(128)
+        (MIN_PIECE_BYTES..=MAX_PIECE_BYTES).contains(bytes) && bytes.is_multiple_of(128)
     };
     let wrong = || "it takes 16KiB to 16MiB, in multiples of 128 bytes".to_owned();
     size(text).ok().filter(fits).ok_or_else(wrong)

@@ -26,7 +26,7 @@ struct Label {
 type Times = Family<Label, Histogram, fn() -> Histogram>;
 
 /// Most jobs that are told apart: names come from clients, and labels stay.
-const MOST_JOBS: usize = 1000;
+const MAX_JOBS: usize = 1000;
 
 /// Everything that is counted.
 pub(crate) struct Metrics {
@@ -106,7 +106,7 @@ impl Metrics {
     pub(crate) fn of(&self, job: &str) -> JobMetrics {
         let known = {
             let mut jobs = lock(&self.jobs);
-            jobs.contains(job) || (jobs.len() < MOST_JOBS && jobs.insert(job.to_owned()))
+            jobs.contains(job) || (jobs.len() < MAX_JOBS && jobs.insert(job.to_owned()))
         };
         let label = Label { job: if known { job } else { "others" }.to_owned() };
         JobMetrics {

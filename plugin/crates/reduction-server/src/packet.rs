@@ -7,11 +7,11 @@
 
 use std::io;
 
-use evenkeel_reduce::{DataType, Op};
+use evenkeel_reduction_kernels::{DataType, Op};
 use evenkeel_transport::{HANDLE_BYTES, Handle, Nonce};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::seat::Seat;
+use crate::seat::TreePosition;
 
 /// What a server's listener takes for a handle's nonce: its address is known, so there is nothing to keep secret. Who must
 /// be kept out needs a job key.
@@ -26,13 +26,13 @@ pub(crate) const INLINE_BYTES: usize = 8 << 10;
 /// Largest message that begins with a header.
 pub(crate) const MESSAGE_BYTES: usize = HEADER_BYTES + INLINE_BYTES;
 /// Most ranks of a communicator.
-pub const MOST_RANKS: u32 = 4096;
+pub const MAX_RANKS: u32 = 4096;
 /// Longest name of a job, in bytes.
-pub(crate) const MOST_JOB_BYTES: usize = 63;
+pub(crate) const MAX_JOB_BYTES: usize = 63;
 
 const MAGIC: [u8; 8] = *b"EVKL-RED";
 /// Longest text of a failure, in bytes.
-const MOST_TEXT_BYTES: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 
 /// Bytes that are no message of this protocol, or one that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,10 +65,10 @@ pub struct Member {
     pub communicator: u64,
     /// This rank, below `ranks`; of a leaf, its number.
     pub rank: u32,
-    /// The number of ranks, or of leaves, 1 to [`MOST_RANKS`].
+    /// The number of ranks, or of leaves, 1 to [`MAX_RANKS`].
     pub ranks: u32,
     /// With which others it has its servers.
-    pub seat: Seat,
+    pub seat: TreePosition,
     /// Whether it is a leaf.
     pub is_leaf: bool,
     /// The job's name; may be empty.
@@ -85,8 +85,8 @@ impl Member {
 
     /// The leaf that all with the same servers are together.
     pub(crate) fn leaf(&self) -> Self {
-        let Seat { leaf, leaves, .. } = self.seat;
-        let seat = Seat::alone(leaf, leaves);
+        let TreePosition { leaf, leaves, .. } = self.seat;
+        let seat = TreePosition::alone(leaf, leaves);
         Self { rank: leaf, ranks: leaves, seat, is_leaf: true, ..self.clone() }
     }
 
@@ -180,10 +180,10 @@ impl Packet {
                 body[16..24].copy_from_slice(&member.communicator.to_le_bytes());
                 body[24..28].copy_from_slice(&member.rank.to_le_bytes());
                 body[28..32].copy_from_slice(&member.ranks.to_le_bytes());
-                let job = &member.job.as_bytes()[..member.job.len().min(MOST_JOB_BYTES)];
+                let job = &member.job.as_bytes()[..member.job.len().min(MAX_JOB_BYTES)];
                 body[32] = job.len() as u8;
                 body[33] = member.is_leaf.into();
-                let Seat { index, count, leaf, leaves } = member.seat;
+                let TreePosition { index, count, leaf, leaves } = member.seat;
                 for (at, field) in [(36, index), (40, count), (44, leaf), (48, leaves)] {
                     body[at..at + 4].copy_from_slice(&field.to_le_bytes());
                 }
@@ -205,7 +205,7 @@ impl Packet {
                 body[29] = piece.op.code();
             }
             Self::Failed(text) => {
-                let text = &text.as_bytes()[..text.len().min(MOST_TEXT_BYTES)];
+                let text = &text.as_bytes()[..text.len().min(MAX_TEXT_BYTES)];
                 into[HEADER_BYTES..HEADER_BYTES + text.len()].copy_from_slice(text);
                 return HEADER_BYTES + text.len();
             }
@@ -263,27 +263,27 @@ impl Packet {
 
 /// A text for people. It becomes part of log lines, and must not begin another one.
 fn text(bytes: &[u8]) -> String {
-    let bytes = &bytes[..bytes.len().min(MOST_TEXT_BYTES)];
+    let bytes = &bytes[..bytes.len().min(MAX_TEXT_BYTES)];
     String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn join(body: &[u8], rest: &[u8]) -> Result<(Member, Handle), PacketError> {
     let out = |field, value: u64, wanted| PacketError::OutOfRange { field, value, wanted };
     let (rank, ranks) = (u32_at(body, 24), u32_at(body, 28));
-    if ranks == 0 || ranks > MOST_RANKS {
+    if ranks == 0 || ranks > MAX_RANKS {
         return Err(out("the number of ranks", ranks.into(), "1 to 4096 are possible"));
     }
     if rank >= ranks {
         return Err(out("the rank", rank.into(), "it must be below the number of ranks"));
     }
     let is_leaf = body[33] != 0;
-    let seat = Seat {
+    let seat = TreePosition {
         index: u32_at(body, 36),
         count: u32_at(body, 40),
         leaf: u32_at(body, 44),
         leaves: u32_at(body, 48),
     };
-    let Seat { index, count, leaf, leaves } = seat;
+    let TreePosition { index, count, leaf, leaves } = seat;
     if index >= count || count > ranks {
         return Err(out("the seat", index.into(), "it must be below those of its servers' ranks"));
     }
@@ -297,7 +297,7 @@ fn join(body: &[u8], rest: &[u8]) -> Result<(Member, Handle), PacketError> {
     let Some((handle, job)) = rest.split_first_chunk::<HANDLE_BYTES>() else {
         return Err(out("the length of a join", rest.len() as u64, "a handle must be in it"));
     };
-    if length > MOST_JOB_BYTES || job.len() != length {
+    if length > MAX_JOB_BYTES || job.len() != length {
         return Err(out(
             "the job's name's length",
             length as u64,
@@ -358,7 +358,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evenkeel_chance::Chance;
+    use evenkeel_testkit::TestRng;
 
     fn packets() -> Vec<Packet> {
         let handle =
@@ -368,7 +368,7 @@ mod tests {
             communicator: 0xabc,
             rank: 2,
             ranks: 4,
-            seat: Seat { index: 0, count: 2, leaf: 1, leaves: 2 },
+            seat: TreePosition { index: 0, count: 2, leaf: 1, leaves: 2 },
             is_leaf: false,
             job: "team-a/llama".to_owned(),
         };
@@ -427,7 +427,7 @@ mod tests {
     fn texts_are_cut() {
         let packet = Packet::Failed("x".repeat(5000));
         let Ok(Packet::Failed(text)) = Packet::decode(&encoded(&packet)) else { panic!() };
-        assert_eq!(text.len(), MOST_TEXT_BYTES);
+        assert_eq!(text.len(), MAX_TEXT_BYTES);
     }
 
     #[test]
@@ -447,12 +447,12 @@ mod tests {
     /// Whatever comes, it is refused or means what it says.
     #[test]
     fn any_bytes_are_a_message_or_refused() {
-        let mut chance = Chance::new(11);
+        let mut rng = TestRng::new(11);
         let packets = packets();
         let (mut taken, mut refused) = (0, 0);
         for _ in 0..50_000 {
-            let mut message = encoded(chance.pick(&packets));
-            (0..chance.below(3)).for_each(|_| chance.mutate(&mut message));
+            let mut message = encoded(rng.pick(&packets));
+            (0..rng.below(3)).for_each(|_| rng.mutate(&mut message));
             match Packet::decode(&message) {
                 Ok(Packet::Part(piece) | Packet::Result(piece)) => {
                     taken += 1;
@@ -464,10 +464,10 @@ mod tests {
                 }
                 Ok(Packet::Join(member, _)) => {
                     taken += 1;
-                    assert!(member.rank < member.ranks && member.ranks <= MOST_RANKS);
-                    let Seat { index, count, leaf, leaves } = member.seat;
+                    assert!(member.rank < member.ranks && member.ranks <= MAX_RANKS);
+                    let TreePosition { index, count, leaf, leaves } = member.seat;
                     assert!(index < count && count <= member.ranks && leaf < leaves);
-                    assert!(member.job.len() <= MOST_JOB_BYTES);
+                    assert!(member.job.len() <= MAX_JOB_BYTES);
                 }
                 Ok(_) => taken += 1,
                 Err(_) => refused += 1,

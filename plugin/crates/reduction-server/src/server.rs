@@ -369,8 +369,8 @@ impl Shared {
 mod tests {
     use super::*;
 
-    use crate::seat::Seat;
-    use evenkeel_transport::{Notify, Reach};
+    use crate::seat::TreePosition;
+    use evenkeel_transport::{MemoryTypes, Notify};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -402,8 +402,8 @@ mod tests {
     }
 
     fn pair(transport: &Transport) -> (SendConnection, RecvConnection) {
-        let listener = transport.listen(0, "", Reach::HOST).unwrap();
-        let call = transport.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+        let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
+        let call = transport.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
         let send = until(|| call.poll().unwrap());
         (send, until(|| listener.poll_accept().unwrap()))
     }
@@ -429,7 +429,7 @@ mod tests {
         drop(from_server);
         until(|| gone.0.load(Ordering::SeqCst).then_some(()));
         let group = Member::new_group().unwrap();
-        let (seat, job) = (Seat::alone(0, 2), String::new());
+        let (seat, job) = (TreePosition::alone(0, 2), String::new());
         let member =
             Member { group, communicator: 1, rank: 0, ranks: 2, seat, is_leaf: false, job };
         assert!(server.shared.admit(&member, vec![], up, down).is_err());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use evenkeel_reduce::reduce_in_place;
+use evenkeel_reduction_kernels::reduce_in_place;
 use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending, soon};
 
 use crate::above::{Above, Climb, Landed, climbing_bytes, climbing_length};
@@ -20,11 +20,11 @@ use crate::server::Shared;
 use crate::timeline::Moments;
 
 /// Most pieces of a communicator that are open: two messages each on a connection that takes 32.
-pub(crate) const MOST_OPEN: usize = 12;
+pub(crate) const MAX_OPEN: usize = 12;
 /// Largest piece, unless something else is asked for. Smaller ones start the flow of results sooner, larger ones cost less each.
 pub const PIECE_BYTES: u64 = 256 << 10;
 /// Smallest largest piece. It is larger than what comes with its header.
-pub const LEAST_PIECE_BYTES: u64 = 16 << 10;
+pub const MIN_PIECE_BYTES: u64 = 16 << 10;
 /// So many communicators' parts of one piece each shall fit into memory, if pieces can be made small enough.
 const COMMUNICATORS: u64 = 128;
 /// Most bytes of a connection's copies of small results and headers that its rank has not acknowledged.
@@ -35,7 +35,7 @@ const AT_ONCE_BYTES: usize = 64 << 10;
 /// Bytes of the largest piece where so many ranks send it, at most `most`: a multiple of 128.
 pub(crate) fn chunk_bytes(memory: u64, most: u64, ranks: u32) -> u64 {
     let fair = memory / COMMUNICATORS / u64::from(ranks);
-    fair.min(most).max(LEAST_PIECE_BYTES) / 128 * 128
+    fair.min(most).max(MIN_PIECE_BYTES) / 128 * 128
 }
 
 /// Bytes of a piece's slot, where sums go to so many servers above.
@@ -49,7 +49,7 @@ pub(crate) fn slot_bytes(chunk: u64, ranks: u32, above: usize) -> u64 {
 pub(crate) fn base_bytes(chunk: u64, ranks: u32, above: usize) -> u64 {
     let lines = u64::from(ranks) * (MESSAGE_BYTES + COPIES_BYTES) as u64;
     // Of each piece there, its header and room for the answer's.
-    let above_them = above * (2 * MOST_OPEN * MESSAGE_BYTES + COPIES_BYTES);
+    let above_them = above * (2 * MAX_OPEN * MESSAGE_BYTES + COPIES_BYTES);
     slot_bytes(chunk, ranks, above) + lines + above_them as u64
 }
 
@@ -142,7 +142,7 @@ impl Session {
         let metrics = shared.metrics.of(&member.job);
         metrics.communicators.inc();
         let lines = above.len();
-        let mut group = Group::new(ranks, MOST_OPEN);
+        let mut group = Group::new(ranks, MAX_OPEN);
         (0..member.seat.count)
             .for_each(|index| group.set_name(index as usize, member.name_of(index)));
         let above = (lines > 0).then(|| Above::new(above));
@@ -208,7 +208,7 @@ impl Session {
         if let Some(wrong) = wrong {
             return Err((wrong, down));
         }
-        let welcome = Packet::Joined { chunk: self.chunk as u32, window: MOST_OPEN as u32 };
+        let welcome = Packet::Joined { chunk: self.chunk as u32, window: MAX_OPEN as u32 };
         if !say(&down, &welcome) {
             return Err((format!("{name} cannot be answered"), down));
         }
@@ -545,7 +545,7 @@ impl Session {
         // All ranks may have left.
         let Some(mut sum) = Sum::take(&mut lock(&self.state), number) else { return };
         sum.add_up(self.chunk);
-        // Word of what is sent here need not wake anybody.
+        // ControlMessage of what is sent here need not wake anybody.
         let driving = !self.driven.swap(true, Ordering::SeqCst);
         let mut large = Vec::new();
         let over = {

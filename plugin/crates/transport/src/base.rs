@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use evenkeel_wire::{FRAME_BYTES, Frame, FrameError};
+use evenkeel_protocol::{FRAME_BYTES, Frame, FrameError};
 use socket2::{Socket, TcpKeepalive};
 
 use crate::Context;
@@ -17,7 +17,7 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::notify::Notify;
-use crate::rdma::{self, Reach, Registrar};
+use crate::rdma::{self, MemoryTypes, MrCache};
 use crate::sys::{self, SendBuffer, lock};
 
 /// Most bytes a worker moves on one flow before it looks at others.
@@ -26,10 +26,10 @@ pub(crate) const TURN_BYTES: u64 = 1 << 20;
 /// How long what a flow has sent waits for its answer, beyond the usual round trip, until it is sent again. Peers on Linux
 /// acknowledge within less even where they put it off, if they have this time from here; else within 0.04 s, and a short
 /// message may be sent twice.
-const LEAST_RESEND_TIME: Duration = Duration::from_millis(20);
+const MIN_RESEND_TIME: Duration = Duration::from_millis(20);
 
 /// Most flows whose bytes are told when a connection is closed.
-const MOST_SHOWN: usize = 16;
+const MAX_SHOWN: usize = 16;
 
 /// Which way the messages of a connection go, seen from here.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,14 +122,14 @@ impl Base {
     }
 
     /// Registers memory for messages.
-    pub(crate) fn registrar(&self) -> Registrar {
+    pub(crate) fn registrar(&self) -> MrCache {
         let reach = match self.medium {
-            Medium::Tcp => Reach::HOST,
+            Medium::Tcp => MemoryTypes::HOST,
             Medium::Rdma => self.context.reach,
         };
         // Wherever the connection is, these are the ports that it may come to.
         let began = std::iter::once(self.context.device.clone());
-        Registrar::new(&lock(&self.device), began.chain(self.context.other_ports()), reach)
+        MrCache::new(&lock(&self.device), began.chain(self.context.other_ports()), reach)
     }
 
     /// Another device carries it from now on.
@@ -225,7 +225,7 @@ impl Base {
         let mut ended = lock(&self.ended);
         ended.push(carried);
         ended.sort_unstable_by(|a, b| b.cmp(a));
-        ended.truncate(MOST_SHOWN);
+        ended.truncate(MAX_SHOWN);
     }
 
     /// Says that the connection is there, and what carries its messages.
@@ -297,7 +297,7 @@ pub(crate) fn prepare(socket: &Socket, context: &Context) -> io::Result<()> {
     // A message waits for its last chunk, and all flows for the message. It is long when a flow that came while queues were
     // full loses all it has outstanding: the others stop, the queues drain, and the answer to the kernel's probe is faster
     // than any before, so that it is taken for one to what is lost (RFC 8985, 6.2). Older kernels go on waiting for 0.2 s.
-    let _ = sys::set_least_resend_time(socket, LEAST_RESEND_TIME);
+    let _ = sys::set_least_resend_time(socket, MIN_RESEND_TIME);
     // Finds a dead host behind an idle flow; `sys::path_info` finds one behind a busy flow. Half the
     // patience passes before the first probe, half over four probes.
     let patience = context.settings.peer_timeout;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::Width;
+use evenkeel_protocol::Width;
 
 use crate::sys::lock;
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use evenkeel_wire::{
+use evenkeel_protocol::{
     CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Refusal,
     WELCOME_BYTES, Welcome, is_challenge,
 };

@@ -1,6 +1,6 @@
 //! The checksum of a chunk that is being received: before it is known to be right, nothing of the chunk has arrived.
 
-use evenkeel_wire::checksum;
+use evenkeel_protocol::checksum;
 
 use crate::sys::RecvBuffer;
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use evenkeel_wire::{ConnectionId, Handle};
+use evenkeel_protocol::{ConnectionId, Handle};
 use socket2::Socket;
 
 use crate::Context;

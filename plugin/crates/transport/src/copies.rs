@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::sys::{Memory, SendBuffer};
 
 /// Most messages kept. More than a receiver leaves unacknowledged, so that room comes back.
-const MOST_MESSAGES: usize = 256;
+const MAX_MESSAGES: usize = 256;
 
 /// A ring of messages. Room comes back when the oldest ones are released.
 pub(crate) struct Copies {
@@ -40,7 +40,7 @@ impl Copies {
 
     /// Whether the peer is to say soon what it has: room for a message of this length is, or will be, short.
     pub(crate) fn is_short(&self, length: u64) -> bool {
-        self.used as u64 + length > self.bytes as u64 / 2 || self.stored.len() >= MOST_MESSAGES / 2
+        self.used as u64 + length > self.bytes as u64 / 2 || self.stored.len() >= MAX_MESSAGES / 2
     }
 
     /// Copies a message, if there is room: the copy, which stays until it is released.
@@ -56,7 +56,7 @@ impl Copies {
     }
 
     fn room_for(&self, length: usize) -> Option<usize> {
-        if self.stored.len() >= MOST_MESSAGES {
+        if self.stored.len() >= MAX_MESSAGES {
             return None;
         }
         let Some(oldest) = self.stored.front().map(|stored| stored.start) else {
@@ -131,6 +131,6 @@ mod tests {
     fn the_number_is_bounded_too() {
         let mut copies = Copies::new(1 << 20);
         let stored = (0..1000).filter(|_| copies.store(SendBuffer::from_static(b"x")).is_some());
-        assert_eq!(stored.count(), MOST_MESSAGES);
+        assert_eq!(stored.count(), MAX_MESSAGES);
     }
 }

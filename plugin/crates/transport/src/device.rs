@@ -4,11 +4,11 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
-use evenkeel_wire::{Handle, MAX_ADDRESSES};
+use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
 use crate::log::Log;
-use crate::rdma::{self, Adapter, Reach};
+use crate::rdma::{self, Adapter, MemoryTypes};
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::{self, InterfaceAddress};
 
@@ -67,8 +67,8 @@ impl Device {
     }
 
     /// The memory in which its messages may be.
-    pub fn reach(&self) -> Reach {
-        self.rdma.as_ref().map_or(Reach::HOST, |adapter| adapter.reach())
+    pub fn reach(&self) -> MemoryTypes {
+        self.rdma.as_ref().map_or(MemoryTypes::HOST, |adapter| adapter.reach())
     }
 
     /// The addresses at which peers reach it.
@@ -435,7 +435,7 @@ mod tests {
 
     fn peer(addresses: &[&str]) -> Handle {
         let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
-        Handle { addresses, port: 80, nonce: evenkeel_wire::Nonce([0; 16]) }
+        Handle { addresses, port: 80, nonce: evenkeel_protocol::Nonce([0; 16]) }
     }
 
     #[test]

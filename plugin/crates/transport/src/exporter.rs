@@ -15,7 +15,7 @@ use crate::sys;
 /// How long one scrape may take: the next one waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest request.
-const MOST_BYTES: usize = 8 << 10;
+const MAX_BYTES: usize = 8 << 10;
 
 /// Answers scrapes and probes over HTTP as long as it lives.
 pub struct Exporter {
@@ -111,7 +111,7 @@ fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Re
         stream.set_read_timeout(Some(left()))?;
         let received = stream.read(&mut buffer)?;
         request.extend_from_slice(&buffer[..received]);
-        if received == 0 || request.len() > MOST_BYTES || Instant::now() >= deadline {
+        if received == 0 || request.len() > MAX_BYTES || Instant::now() >= deadline {
             return Ok(());
         }
     }
@@ -147,7 +147,7 @@ fn path_of(request: &[u8]) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
-    use evenkeel_chance::Chance;
+    use evenkeel_testkit::TestRng;
     use std::net::Shutdown;
 
     fn start(addresses: &[SocketAddr]) -> io::Result<(Exporter, SocketAddr)> {
@@ -183,11 +183,11 @@ mod tests {
     fn any_request_is_answered_or_dropped() {
         let any = ["127.0.0.1:0".parse().unwrap()];
         let (_exporter, address) = start(&any).unwrap();
-        let mut chance = Chance::new(6);
+        let mut rng = TestRng::new(6);
         let mut scrapes = 0;
         for _ in 0..500 {
             let mut request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
-            (0..chance.below(4)).for_each(|_| chance.mutate(&mut request));
+            (0..rng.below(4)).for_each(|_| rng.mutate(&mut request));
             let text = ask(address, &request);
             let whole = request.windows(4).any(|window| window == b"\r\n\r\n");
             let scrape = request.starts_with(b"GET /metrics ");

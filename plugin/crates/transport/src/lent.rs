@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{Silence, loopback, transport, until};
-    use crate::{Handle, Nonce, Notify, Reach, Settings, Transport, soon};
+    use crate::{Handle, MemoryTypes, Nonce, Notify, Settings, Transport, soon};
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -195,8 +195,8 @@ mod tests {
             let transport = Transport::new(settings.unwrap(), Arc::new(Silence)).unwrap();
             let (send, _recv) = unheard_pair(&transport);
             assert_eq!(send.keeps_paths(), others, "{said:?}");
-            let listener = transport.listen(0, "", Reach::HOST).unwrap();
-            let call = transport.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+            let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
+            let call = transport.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
             let _recv = until(|| listener.poll_accept().unwrap());
             assert_eq!(until(|| call.poll().unwrap()).keeps_paths(), own, "{said:?}");
         }

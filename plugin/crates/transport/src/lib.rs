@@ -70,16 +70,16 @@ pub use connect::Connecting;
 pub use device::Device;
 pub use engine::soon;
 pub use error::{Answer, Error, ErrorKind};
-pub use evenkeel_wire::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
+pub use evenkeel_protocol::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
 pub use exporter::{Exporter, Page, Pages};
 pub use lent::{Receiving, Sending};
 pub use listen::Listener;
 pub use log::Log;
 pub use notify::Notify;
 pub use rails::Rail;
-pub use rdma::{Reach, Registrar, Registration};
+pub use rdma::{MemoryTypes, MrCache, Registration};
 pub use recv::{RecvConnection, Tagged};
-pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
+pub use request::{MAX_RECVS, MAX_REQUESTS, Request};
 pub use send::{Farewell, SendConnection};
 pub use settings::{SETTINGS, Setting, Settings, SettingsError};
 pub use sys::{Block, RecvBuffer, SendBuffer};
@@ -140,7 +140,12 @@ impl Transport {
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot
     /// be opened.
-    pub fn listen(&self, device: usize, label: &str, reach: Reach) -> Result<Listener, Error> {
+    pub fn listen(
+        &self,
+        device: usize,
+        label: &str,
+        reach: MemoryTypes,
+    ) -> Result<Listener, Error> {
         let context = Context { reach, ..self.context(device, label)? };
         Listener::open(self.engine()?, context, Port::Private)
     }
@@ -185,9 +190,9 @@ impl Transport {
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device.
-    pub fn registrar(&self, device: usize) -> Result<Registrar, Error> {
+    pub fn registrar(&self, device: usize) -> Result<MrCache, Error> {
         let device = self.context(device, "")?.device;
-        Ok(Registrar::new(&device, std::iter::empty(), Reach::HOST))
+        Ok(MrCache::new(&device, std::iter::empty(), MemoryTypes::HOST))
     }
 
     /// Begins to connect to a listener from a device. `label` goes into the connection's log lines. Messages are in memory of
@@ -201,7 +206,7 @@ impl Transport {
         device: usize,
         handle: &Handle,
         label: &str,
-        reach: Reach,
+        reach: MemoryTypes,
     ) -> Result<Connecting, Error> {
         self.connect_in_class(device, handle, label, reach, None)
     }
@@ -215,7 +220,7 @@ impl Transport {
         device: usize,
         handle: &Handle,
         label: &str,
-        reach: Reach,
+        reach: MemoryTypes,
         traffic_class: Option<u8>,
     ) -> Result<Connecting, Error> {
         let context = Context { reach, traffic_class, ..self.context(device, label)? };
@@ -255,7 +260,7 @@ impl Transport {
             devices: Arc::clone(&self.devices),
             label: label.to_owned(),
             metrics: Arc::clone(&self.metrics),
-            reach: Reach::HOST,
+            reach: MemoryTypes::HOST,
             traffic_class: None,
         })
     }
@@ -305,7 +310,7 @@ struct Context {
     label: String,
     metrics: Arc<Metrics>,
     /// The memory in which messages may be.
-    reach: Reach,
+    reach: MemoryTypes,
     /// What packets are marked with over RDMA, unless the settings say.
     traffic_class: Option<u8>,
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{
+use evenkeel_protocol::{
     CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce, PROOF_BYTES,
     Refusal, Welcome,
 };
@@ -833,7 +833,7 @@ mod tests {
     use std::io::Write;
     use std::net::TcpStream;
 
-    use evenkeel_wire::WELCOME_BYTES;
+    use evenkeel_protocol::WELCOME_BYTES;
 
     use super::*;
     use crate::testing::{Deaf, transport};

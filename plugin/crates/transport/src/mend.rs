@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{Pace, Repath, Step};
+use evenkeel_protocol::{Pace, Repath, Step};
 use socket2::Socket;
 
 use crate::call::{Call, CallError, Caller};
@@ -15,10 +15,10 @@ use crate::sys::{self, PathInfo, lock};
 /// How long a call waits for the listener's welcome before another path is tried; the n-th time in
 /// a row it is n times as long, up to the limit.
 const CALL_PATIENCE: Duration = Duration::from_millis(400);
-const MOST_CALL_PATIENCE: Duration = Duration::from_secs(5);
+const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait after a first call that failed; doubled for each further one, up to the limit.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
-const MOST_DELAY: Duration = Duration::from_secs(2);
+const MAX_DELAY: Duration = Duration::from_secs(2);
 /// So many flows are called at a time while something waits for a new one: some may get paths that are dead, too.
 const URGENT: usize = 6;
 /// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel asks the first time after
@@ -136,7 +136,7 @@ impl Sender {
 
     fn call(self: &Arc<Self>, mending: &mut Mending, count: usize, now: Instant) {
         for _ in 0..count {
-            let patience = (CALL_PATIENCE * (1 + mending.failures)).min(MOST_CALL_PATIENCE);
+            let patience = (CALL_PATIENCE * (1 + mending.failures)).min(MAX_CONNECT_TIMEOUT);
             let flow = mending.next_number;
             mending.next_number += 1;
             let caller = Arc::<Self>::clone(self);
@@ -239,7 +239,7 @@ impl Mending {
     fn put_off(&mut self, now: Instant) {
         let delay = FIRST_DELAY * (1 << self.failures.min(10));
         self.failures += 1;
-        self.not_before = Some(now + delay.min(MOST_DELAY));
+        self.not_before = Some(now + delay.min(MAX_DELAY));
     }
 }
 

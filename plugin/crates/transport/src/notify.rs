@@ -1,4 +1,4 @@
-//! Word for who does not want to ask again and again.
+//! ControlMessage for who does not want to ask again and again.
 
 /// Hears that there may be something new: a request is done, a connection has failed or has come.
 /// Called from any thread, also from within a call of the connection, and with its locks held: it

@@ -19,7 +19,7 @@ const FURTHEST: u64 = 4096;
 
 /// Most plain messages that wait aside for their buffers. More than a sender has on their way; one that goes on all the same
 /// waits, so that memory is bounded.
-const MOST_ASIDE: usize = 512;
+const MAX_UNEXPECTED: usize = 512;
 
 /// What a sender heeds before it sends a message with a tag.
 #[derive(Debug, Default)]
@@ -245,7 +245,7 @@ impl Order {
             Stage::Asked(_) => true,
             Stage::Mixed(until) => number < until,
         };
-        is_plain && self.aside.len() < MOST_ASIDE
+        is_plain && self.aside.len() < MAX_UNEXPECTED
     }
 
     /// Memory of so many bytes for a message that goes aside, the engine's next one.
@@ -287,7 +287,7 @@ impl Order {
 mod tests {
     use std::collections::BTreeMap;
 
-    use evenkeel_chance::Chance;
+    use evenkeel_testkit::TestRng;
 
     use super::*;
     use crate::request::Operation;
@@ -363,7 +363,7 @@ mod tests {
             order.set_aside(number, 8);
             number += 1;
         }
-        assert_eq!(number, MOST_ASIDE as u64);
+        assert_eq!(number, MAX_UNEXPECTED as u64);
     }
 
     /// Buffers and messages in random orders: each message gets to a buffer of its tag, the n-th to the n-th, and as soon as
@@ -371,8 +371,8 @@ mod tests {
     #[test]
     fn each_message_gets_to_the_buffer_of_its_tag_and_turn() {
         for seed in 0..500 {
-            let mut chance = Chance::new(seed);
-            let tags: Vec<i32> = (0..40).map(|_| chance.below(1 + seed % 4) as i32).collect();
+            let mut rng = TestRng::new(seed);
+            let tags: Vec<i32> = (0..40).map(|_| rng.below(1 + seed % 4) as i32).collect();
             let (mut order, mut gate, mut told) =
                 (Order::default(), Gate::default(), Told::default());
             // What the engine would do: its buffers, and messages by number.
@@ -383,11 +383,11 @@ mod tests {
             let mut to_post = tags.iter();
             let mut filled: Vec<(i32, u64)> = Vec::new();
             for _ in 0..10_000 {
-                match chance.below(6) {
+                match rng.below(6) {
                     0 => to_post.next().into_iter().for_each(|tag| order.hold(*tag, target())),
                     1 | 2 => {
                         let number = sent.len() as u64;
-                        let at = chance.index(left.len());
+                        let at = rng.index(left.len());
                         if left
                             .get(at)
                             .is_some_and(|tag| gate.opens(*tag, number, || told.tag(number)))

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{
+use evenkeel_protocol::{
     ChunkHeader, Claim, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Reassembly,
     ReassemblyError,
 };
@@ -25,8 +25,8 @@ use crate::listen::OpenDoor;
 use crate::metrics::{FlowObservation, Observed};
 use crate::notify::Notify;
 use crate::order::{Order, Step, TooLong};
-use crate::rdma::Registrar;
-use crate::request::{MAX_GROUP, MAX_REQUESTS, Operation, Owner, Request, Target};
+use crate::rdma::MrCache;
+use crate::request::{MAX_RECVS, MAX_REQUESTS, Operation, Owner, Request, Target};
 use crate::send::PLACES;
 use crate::sys::{self, RecvBuffer, SendBuffer, lock};
 use crate::turn::Turn;
@@ -92,7 +92,7 @@ impl RecvConnection {
         Arc::clone(&self.receiver).recv(buffer)
     }
 
-    /// Posts 1 to [`MAX_GROUP`] buffers, each for the next message with its tag that no other one is posted for; the request
+    /// Posts 1 to [`MAX_RECVS`] buffers, each for the next message with its tag that no other one is posted for; the request
     /// is done when all have come. `None` when more than [`MAX_REQUESTS`] would be outstanding: try again later. Never blocks.
     ///
     /// A message whose buffer comes before another one's may wait for that to be sent, as far as both have been sent since
@@ -101,9 +101,9 @@ impl RecvConnection {
     /// # Errors
     /// [`ErrorKind::Argument`] for another number of buffers; else the connection's failure.
     pub fn recv_group(&self, group: &[Tagged]) -> Result<Option<Request>, Error> {
-        if !(1..=MAX_GROUP).contains(&group.len()) {
+        if !(1..=MAX_RECVS).contains(&group.len()) {
             let count = group.len();
-            return Err(Error::argument(format!("a group of {count} buffers: 1 to {MAX_GROUP}")));
+            return Err(Error::argument(format!("a group of {count} buffers: 1 to {MAX_RECVS}")));
         }
         Arc::clone(&self.receiver).recv_group(group)
     }
@@ -134,7 +134,7 @@ impl RecvConnection {
     }
 
     /// Registers memory for messages.
-    pub fn registrar(&self) -> Registrar {
+    pub fn registrar(&self) -> MrCache {
         self.receiver.base().registrar()
     }
 

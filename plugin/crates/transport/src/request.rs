@@ -12,13 +12,13 @@ use crate::sys::RecvBuffer;
 pub const MAX_REQUESTS: usize = 32;
 
 /// Most buffers of a group that one request receives. NCCL's own RDMA transport says as many.
-pub const MAX_GROUP: usize = 8;
+pub const MAX_RECVS: usize = 8;
 
 /// Completion of one request, shared by the caller and whoever moves its bytes.
 pub(crate) struct Operation {
     /// Of each message its length, or `PENDING`. One word, so that whoever sees the completion sees
     /// the length.
-    outcomes: [AtomicU64; MAX_GROUP],
+    outcomes: [AtomicU64; MAX_RECVS],
     /// How many messages there are.
     count: usize,
 }
@@ -31,9 +31,9 @@ impl Operation {
         Self::of_group(1)
     }
 
-    /// For so many messages, 1 to [`MAX_GROUP`].
+    /// For so many messages, 1 to [`MAX_RECVS`].
     pub(crate) fn of_group(count: usize) -> Arc<Self> {
-        Arc::new(Self { outcomes: [const { AtomicU64::new(PENDING) }; MAX_GROUP], count })
+        Arc::new(Self { outcomes: [const { AtomicU64::new(PENDING) }; MAX_RECVS], count })
     }
 
     /// Marks a request for one message as done. Everything written before is visible to who sees it done.

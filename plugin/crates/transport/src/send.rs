@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{
+use evenkeel_protocol::{
     Carried, ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress,
     Scheduler,
 };
@@ -27,9 +27,9 @@ use crate::mend::Mending;
 use crate::metrics::{FlowObservation, Observed};
 use crate::notify::Notify;
 use crate::order::{Gate, Told};
-use crate::rdma::Registrar;
+use crate::rdma::MrCache;
 use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
-use crate::sys::{self, MOST_FRAMES, SendBuffer, lock};
+use crate::sys::{self, MAX_FRAMES, SendBuffer, lock};
 use crate::turn::Turn;
 
 /// How long a closed connection goes on delivering messages that were reported as sent.
@@ -45,7 +45,7 @@ const ALONE: u32 = 64;
 /// How long all flows are used after nothing moved: by then one with a dead path is found out.
 const WIDE: Duration = Duration::from_secs(1);
 /// Most flows at a time: each may have one that is to take its place.
-pub(crate) const PLACES: usize = 2 * evenkeel_wire::MAX_FLOWS;
+pub(crate) const PLACES: usize = 2 * evenkeel_protocol::MAX_FLOWS;
 
 /// Sends messages to one peer, which receives them in the order of the calls.
 ///
@@ -83,7 +83,7 @@ pub(crate) trait Outbound: Send + Sync {
     fn lanes(&self) -> usize;
     /// What its peer knows it by.
     #[cfg(test)]
-    fn id(&self) -> evenkeel_wire::ConnectionId;
+    fn id(&self) -> evenkeel_protocol::ConnectionId;
 }
 
 impl SendConnection {
@@ -144,7 +144,7 @@ impl SendConnection {
     }
 
     /// Registers memory for messages.
-    pub fn registrar(&self) -> Registrar {
+    pub fn registrar(&self) -> MrCache {
         self.sender.base().registrar()
     }
 
@@ -216,7 +216,7 @@ impl Outbound for Sender {
     }
 
     #[cfg(test)]
-    fn id(&self) -> evenkeel_wire::ConnectionId {
+    fn id(&self) -> evenkeel_protocol::ConnectionId {
         self.destination.connection
     }
 }
@@ -311,7 +311,7 @@ pub(crate) struct SendFlow {
 struct Writing {
     /// Nothing may be written any more.
     closed: bool,
-    /// What is to be written now, in this order; some of the first may be written. At most [`MOST_FRAMES`].
+    /// What is to be written now, in this order; some of the first may be written. At most [`MAX_FRAMES`].
     frames: VecDeque<PartlyWritten>,
     /// So many chunks have been written that the scheduler does not know of.
     chunks_written: usize,
@@ -375,7 +375,7 @@ impl Writing {
     fn new(place: usize, pace: Pace) -> Self {
         Self {
             closed: false,
-            frames: VecDeque::with_capacity(MOST_FRAMES),
+            frames: VecDeque::with_capacity(MAX_FRAMES),
             chunks_written: 0,
             bye_said: false,
             tag_said: false,
@@ -1157,7 +1157,7 @@ impl SendFlow {
         if bytes <= small {
             // What is small and there already goes with it: a system call costs as much as a small message.
             let mut queue = lock(&self.sender.queue);
-            while writing.frames.len() < MOST_FRAMES
+            while writing.frames.len() < MAX_FRAMES
                 && bytes < BATCH_BYTES
                 && queue.scheduler.next_whole().is_some_and(|length| length <= small)
                 && let Some(frame) = self.cut(&mut queue, small.min(most))

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use evenkeel_wire::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_LANES, Schedule, Traffic};
+use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, Schedule, Traffic};
 
 use crate::device::NameFilter;
 use crate::rails::Rails;
@@ -35,7 +35,7 @@ impl Setting {
 
 const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
 /// Least bytes of a share that is dealt: as NCCL's socket transport has it.
-const LEAST_SHARE: u64 = 64 << 10;
+const MIN_SHARE: u64 = 64 << 10;
 
 /// A variable has a value that it does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,7 +139,7 @@ pub const SETTINGS: &[Setting] = &[
         accepts: "a whole number from 1 to 8",
         default: "2",
         apply: |settings, value| {
-            settings.lanes = ranged(value, 1, MAX_LANES as u64)? as u16;
+            settings.lanes = ranged(value, 1, MAX_QUEUE_PAIRS as u64)? as u16;
             Some(())
         },
     },
@@ -303,7 +303,7 @@ pub const SETTINGS: &[Setting] = &[
         apply: |settings, value| {
             settings.schedule = match value {
                 "pull" => Schedule::Pull,
-                "static" => Schedule::Static { least: LEAST_SHARE },
+                "static" => Schedule::Static { least: MIN_SHARE },
                 _ => return None,
             };
             Some(())
@@ -691,7 +691,7 @@ fn seconds(value: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evenkeel_chance::Chance;
+    use evenkeel_testkit::TestRng;
 
     fn with(name: &str, value: &str) -> Result<Settings, SettingsError> {
         Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned()))
@@ -763,11 +763,11 @@ mod tests {
             "18446744073709551616",
             "/no/such/file",
         ];
-        let mut chance = Chance::new(5);
+        let mut rng = TestRng::new(5);
         let (mut taken, mut refused) = (0, 0);
         for round in 0..20_000 {
-            let mut value = chance.pick(&SEEDS).as_bytes().to_vec();
-            (0..chance.below(3)).for_each(|_| chance.mutate(&mut value));
+            let mut value = rng.pick(&SEEDS).as_bytes().to_vec();
+            (0..rng.below(3)).for_each(|_| rng.mutate(&mut value));
             let value = String::from_utf8_lossy(&value).into_owned();
             let Setting { name, accepts, .. } = SETTINGS[round % SETTINGS.len()];
             match with(name, &value) {

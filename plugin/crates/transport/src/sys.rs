@@ -10,10 +10,10 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use evenkeel_verbs::{Access, Context, Region};
+use evenkeel_verbs::{Access, Context, MemoryRegion};
 use socket2::Socket;
 
-use crate::rdma::{Registrar, Registration};
+use crate::rdma::{MrCache, Registration};
 
 /// Memory that the caller lends for one message to send.
 ///
@@ -112,10 +112,13 @@ impl SendBuffer {
     }
 
     /// Registers it with a device, which reads it. The registration is dropped before the request is reported.
-    pub(crate) fn register(&self, context: &Arc<Context>) -> Result<Region, evenkeel_verbs::Error> {
+    pub(crate) fn register(
+        &self,
+        context: &Arc<Context>,
+    ) -> Result<MemoryRegion, evenkeel_verbs::Error> {
         // SAFETY: the memory stays as long as the request is not reported by the contract of the constructor, which is
         // longer than the registration; it is only read.
-        unsafe { Region::new(context, self.start.cast_mut(), self.length, Access::Send) }
+        unsafe { MemoryRegion::new(context, self.start.cast_mut(), self.length, Access::Send) }
     }
 }
 
@@ -127,10 +130,13 @@ impl RecvBuffer {
 
     /// Registers it with a device, which the peer writes through. The registration is dropped before the request is
     /// reported, or is the caller's.
-    pub(crate) fn register(&self, context: &Arc<Context>) -> Result<Region, evenkeel_verbs::Error> {
+    pub(crate) fn register(
+        &self,
+        context: &Arc<Context>,
+    ) -> Result<MemoryRegion, evenkeel_verbs::Error> {
         // SAFETY: the memory is the request's alone until that is reported, and stays until a registration is dropped, by
         // the contract of the constructor.
-        unsafe { Region::new(context, self.start, self.length, Access::All) }
+        unsafe { MemoryRegion::new(context, self.start, self.length, Access::All) }
     }
 }
 
@@ -145,7 +151,7 @@ fn checksum_of(start: *const u8, length: usize, mut before: u32) -> u32 {
         // their requests are not reported, which whoever asks for a checksum sees to; the block is on this stack and as
         // long as `part` at least.
         unsafe { ptr::copy_nonoverlapping(start.add(done), block.as_mut_ptr(), part) };
-        before = evenkeel_wire::checksum(before, &block[..part]);
+        before = evenkeel_protocol::checksum(before, &block[..part]);
         done += part;
     }
     before
@@ -252,7 +258,7 @@ impl Block {
 
     /// Registers it for as long as it lives, unless it is registered already: who uses a block for one message after the
     /// other is not to pay for each. Where that cannot be done, a message that needs it says so.
-    pub(crate) fn register_with(&self, registrar: &Registrar) {
+    pub(crate) fn register_with(&self, registrar: &MrCache) {
         // Of which the registration is dropped before the memory is given back; nobody is told to write there but for a
         // message that has it alone.
         let memory = RecvBuffer { start: self.start, length: self.length };
@@ -336,7 +342,7 @@ impl Fenced {
     }
 
     /// Registers it as a GPU's memory is, for as long as it lives.
-    pub(crate) fn register_with(&self, registrar: &Registrar) {
+    pub(crate) fn register_with(&self, registrar: &MrCache) {
         let memory = RecvBuffer { start: self.start, length: self.mapped };
         let registration = registrar.register_peer_memory(memory).unwrap();
         assert!(self.registration.set(registration).is_ok(), "registered twice");
@@ -402,7 +408,7 @@ pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
 }
 
 /// Most frames that are sent at a time.
-pub(crate) const MOST_FRAMES: usize = 16;
+pub(crate) const MAX_FRAMES: usize = 16;
 
 /// Sends `header`, then `payload`, as far as the socket takes them. Returns the number of bytes
 /// taken of both together.
@@ -418,13 +424,13 @@ pub(crate) fn send_with_header(
 /// them. Returns the number of bytes taken of all together.
 ///
 /// # Panics
-/// When there are more than [`MOST_FRAMES`].
+/// When there are more than [`MAX_FRAMES`].
 pub(crate) fn send_frames<'a>(
     socket: &Socket,
     frames: impl Iterator<Item = (&'a [u8], SendBuffer)>,
 ) -> io::Result<usize> {
     const NOTHING: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
-    let mut parts = [NOTHING; 2 * MOST_FRAMES];
+    let mut parts = [NOTHING; 2 * MAX_FRAMES];
     let mut used = 0;
     for (header, payload) in frames {
         let header =

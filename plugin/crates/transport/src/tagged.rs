@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use evenkeel_chance::Chance;
+use evenkeel_testkit::TestRng;
 
 use crate::sys::{Block, Fenced};
 use crate::testing::{pair, until};
 use crate::{
-    ErrorKind, MAX_REQUESTS, RecvBuffer, RecvConnection, Registrar, Request, SendBuffer,
+    ErrorKind, MAX_REQUESTS, MrCache, RecvBuffer, RecvConnection, Request, SendBuffer,
     SendConnection, Tagged,
 };
 
@@ -17,9 +17,9 @@ pub(crate) trait Room: Sized {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Lends it to a message to send, after this has been called for the last time.
-    fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer;
+    fn give(&mut self, registrar: &MrCache, length: usize) -> SendBuffer;
     /// Lends it to a message to receive.
-    fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer;
+    fn give_mut(&mut self, registrar: &MrCache, length: usize) -> RecvBuffer;
     /// The message is over.
     fn take_back(&mut self);
 }
@@ -40,13 +40,13 @@ macro_rules! room {
                 self.bytes_mut()
             }
 
-            fn give(&mut self, registrar: &Registrar, length: usize) -> SendBuffer {
+            fn give(&mut self, registrar: &MrCache, length: usize) -> SendBuffer {
                 self.register_with(registrar);
                 $open(self, false);
                 self.lend(length)
             }
 
-            fn give_mut(&mut self, registrar: &Registrar, length: usize) -> RecvBuffer {
+            fn give_mut(&mut self, registrar: &MrCache, length: usize) -> RecvBuffer {
                 self.register_with(registrar);
                 $open(self, false);
                 self.lend_mut(length)
@@ -240,7 +240,7 @@ pub(crate) fn random_groups<R: Room>(
     mut fault: impl FnMut(&SendConnection, &RecvConnection, usize),
 ) {
     const SLOTS: usize = 150;
-    let mut chance = Chance::new(seed);
+    let mut rng = TestRng::new(seed);
     let mut to_post: VecDeque<Vec<(i32, usize)>> = VecDeque::new();
     let mut expected: VecDeque<Vec<(i32, usize, usize)>> = VecDeque::new();
     let mut to_send: HashMap<i32, VecDeque<(usize, usize)>> = HashMap::new();
@@ -249,17 +249,17 @@ pub(crate) fn random_groups<R: Room>(
     let (mut slots, mut counts) = (0, HashMap::<i32, usize>::new());
     while slots < SLOTS {
         let (mut group, mut messages) = (Vec::new(), Vec::new());
-        for _ in 0..1 + chance.index(8) {
-            let tag = chance.below(tags) as i32 * 1000 - 1;
-            let length = match chance.below(6) {
+        for _ in 0..1 + rng.index(8) {
+            let tag = rng.below(tags) as i32 * 1000 - 1;
+            let length = match rng.below(6) {
                 0 => 0,
-                1 | 2 => chance.index(300),
-                3 => 4090 + chance.index(10),
-                4 => chance.index(40_000),
-                _ => chance.index(400_000),
+                1 | 2 => rng.index(300),
+                3 => 4090 + rng.index(10),
+                4 => rng.index(40_000),
+                _ => rng.index(400_000),
             };
             let number = counts.entry(tag).or_default();
-            group.push((tag, length + chance.index(2) * chance.index(6000)));
+            group.push((tag, length + rng.index(2) * rng.index(6000)));
             messages.push((tag, *number, length));
             to_send.entry(tag).or_default().push_back((*number, length));
             *number += 1;
@@ -275,10 +275,10 @@ pub(crate) fn random_groups<R: Room>(
     // One step after the other, each of which has its time: on a slow machine all of them take long.
     let mut step = || {
         let mut moved = false;
-        if chance.one_in(50) {
-            eager = (1 + chance.below(20), 1 + chance.below(20));
+        if rng.one_in(50) {
+            eager = (1 + rng.below(20), 1 + rng.below(20));
         }
-        if chance.one_in(eager.0)
+        if rng.one_in(eager.0)
             && let Some(group) = to_post.front()
             && let Some(posted) = post(&recv, group)
         {
@@ -288,9 +288,9 @@ pub(crate) fn random_groups<R: Room>(
         }
         let mut ready: Vec<i32> = to_send.keys().copied().collect();
         ready.sort_unstable();
-        while chance.one_in(eager.1)
+        while rng.one_in(eager.1)
             && !ready.is_empty()
-            && let tag = ready.swap_remove(chance.index(ready.len()))
+            && let tag = ready.swap_remove(rng.index(ready.len()))
             && let Some(queue) = to_send.get_mut(&tag)
         {
             while let Some((number, length)) = queue.front() {
@@ -303,7 +303,7 @@ pub(crate) fn random_groups<R: Room>(
                 sendings.push_back((request, block));
                 queue.pop_front();
                 moved = true;
-                if chance.one_in(3) {
+                if rng.one_in(3) {
                     break;
                 }
             }

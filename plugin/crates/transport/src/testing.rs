@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Connecting, Handle, Listener, Log, Nonce, Notify, Reach, RecvConnection, SendConnection,
+    Connecting, Handle, Listener, Log, MemoryTypes, Nonce, Notify, RecvConnection, SendConnection,
     Settings, Transport,
 };
 
@@ -56,7 +56,7 @@ pub(crate) fn connected(
     listener: &Listener,
     handle: &Handle,
 ) -> (SendConnection, RecvConnection) {
-    meet(&from.connect(0, handle, "", Reach::HOST).unwrap(), listener)
+    meet(&from.connect(0, handle, "", MemoryTypes::HOST).unwrap(), listener)
 }
 
 /// Both ends of a connection that is being opened.

@@ -43,7 +43,7 @@ impl<T> Turn<T> {
         }
     }
 
-    /// Waits until nobody is at it. Word that is left meanwhile is not heard: for ending the work,
+    /// Waits until nobody is at it. ControlMessage that is left meanwhile is not heard: for ending the work,
     /// or for making it be done again.
     pub(crate) fn wait(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

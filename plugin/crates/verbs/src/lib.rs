@@ -16,7 +16,7 @@ mod queue;
 use std::io;
 
 pub use context::{Context, Event, devices};
-pub use memory::{Access, Mailbox, Region, Span};
+pub use memory::{Access, MemoryRegion, Span, StagingBuffer};
 pub use port::{Gid, GidKind, Port, gids};
 pub use queue::{Completion, CompletionQueue, Outcome, Payload, Peer, QueuePair, Write};
 

@@ -52,18 +52,18 @@ impl Span {
 }
 
 /// Registered memory. Dropping it ends the registration.
-pub struct Region {
+pub struct MemoryRegion {
     context: Arc<Context>,
     raw: *mut ffi::Mr,
     span: Span,
 }
 
 // SAFETY: the library may be called from any thread, and the keys never change.
-unsafe impl Send for Region {}
+unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for MemoryRegion {}
 
-impl Region {
+impl MemoryRegion {
     /// Registers memory. Where the device can, what it writes may take the bus in any order but for completions.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: it was registered once and is given back once.
         unsafe { (self.context.functions.dereg_mr)(self.raw) };
@@ -184,28 +184,28 @@ impl Drop for Region {
 
 /// Registered memory of one's own, for what peers write and what is copied out, or in before it is sent. No reference to
 /// its bytes ever exists.
-pub struct Mailbox {
+pub struct StagingBuffer {
     /// Dropped before the memory is given back.
-    region: Option<Region>,
+    region: Option<MemoryRegion>,
     start: *mut u8,
     length: usize,
 }
 
 // SAFETY: the memory is owned; it is only copied from and to.
-unsafe impl Send for Mailbox {}
+unsafe impl Send for StagingBuffer {}
 // SAFETY: bytes that a peer or another thread writes while they are copied may come out torn, as plain bytes.
-unsafe impl Sync for Mailbox {}
+unsafe impl Sync for StagingBuffer {}
 
-impl Mailbox {
+impl StagingBuffer {
     /// So many bytes, all zero.
     ///
     /// # Errors
-    /// As [`Region::new`].
+    /// As [`MemoryRegion::new`].
     pub fn new(context: &Arc<Context>, length: usize) -> Result<Self, Error> {
         let memory = Box::into_raw(vec![0u8; length].into_boxed_slice());
         let mut mailbox = Self { region: None, start: memory.cast(), length };
         // SAFETY: the memory is owned by the mailbox, which drops the region first and hands out no reference.
-        let region = unsafe { Region::new(context, mailbox.start, length, Access::All) }?;
+        let region = unsafe { MemoryRegion::new(context, mailbox.start, length, Access::All) }?;
         mailbox.region = Some(region);
         Ok(mailbox)
     }
@@ -213,16 +213,16 @@ impl Mailbox {
     /// Registers it with another device instead. Its bytes stay.
     ///
     /// # Errors
-    /// As [`Region::new`]; it is then registered as before.
+    /// As [`MemoryRegion::new`]; it is then registered as before.
     pub fn move_to(&mut self, context: &Arc<Context>) -> Result<(), Error> {
         // SAFETY: as in `new`.
-        let region = unsafe { Region::new(context, self.start, self.length, Access::All) }?;
+        let region = unsafe { MemoryRegion::new(context, self.start, self.length, Access::All) }?;
         self.region = Some(region);
         Ok(())
     }
 
     /// Its registration.
-    pub fn region(&self) -> &Region {
+    pub fn region(&self) -> &MemoryRegion {
         match &self.region {
             Some(region) => region,
             // `new` hands out none without.
@@ -256,7 +256,7 @@ impl Mailbox {
     }
 }
 
-impl Drop for Mailbox {
+impl Drop for StagingBuffer {
     fn drop(&mut self) {
         self.region = None;
         let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::context::set_nonblocking;
 use crate::ffi;
 use crate::port::Gid;
-use crate::{Context, Error, Region};
+use crate::{Context, Error, MemoryRegion};
 
 /// Tells what queue pairs have done.
 pub struct CompletionQueue {
@@ -244,7 +244,7 @@ pub enum Payload<'a> {
     /// They are copied when the write is posted; at most [`QueuePair::inline`].
     Inline(&'a [u8]),
     /// In a region, which must live until the write has completed, or the write fails: so many bytes from an address.
-    Region(&'a Region, u64, u32),
+    MemoryRegion(&'a MemoryRegion, u64, u32),
 }
 
 impl QueuePair {
@@ -393,7 +393,7 @@ impl QueuePair {
                 part.addr = bytes.as_ptr().expose_provenance() as u64;
                 part.length = bytes.len() as u32;
             }
-            Payload::Region(region, start, length) => {
+            Payload::MemoryRegion(region, start, length) => {
                 assert!(region.span().covers(start, length as usize));
                 part = ffi::Sge { addr: start, length, lkey: region.local_key() };
             }
@@ -424,7 +424,7 @@ impl QueuePair {
     pub fn read(
         &self,
         id: u64,
-        into: (&Region, u64, u32),
+        into: (&MemoryRegion, u64, u32),
         from: u64,
         key: u32,
     ) -> Result<(), Error> {

@@ -10,9 +10,9 @@ use serde::Deserialize;
 use crate::host::Result;
 
 /// The most servers of a run.
-const MOST_SERVERS: usize = 64;
+const MAX_SERVERS: usize = 64;
 /// The most ranks of a run.
-const MOST_RANKS: usize = 1024;
+const MAX_RANKS: usize = 1024;
 /// Where servers listen unless something else is said.
 const PORT: u16 = 7470;
 
@@ -143,11 +143,11 @@ impl Hosts {
 
     fn checked(self) -> Result<Self> {
         let (servers, clients) = (self.servers.len(), self.clients.len());
-        if servers > MOST_SERVERS {
-            return Err(format!("{servers} servers: at most {MOST_SERVERS}"));
+        if servers > MAX_SERVERS {
+            return Err(format!("{servers} servers: at most {MAX_SERVERS}"));
         }
-        if !(1..=MOST_RANKS).contains(&clients) {
-            return Err(format!("{clients} ranks: 1 to {MOST_RANKS}"));
+        if !(1..=MAX_RANKS).contains(&clients) {
+            return Err(format!("{clients} ranks: 1 to {MAX_RANKS}"));
         }
         Ok(self)
     }

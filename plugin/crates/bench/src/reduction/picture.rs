@@ -16,7 +16,7 @@ const GAP: f64 = 10.0;
 /// About so many marks on the axis.
 const MARKS: f64 = 8.0;
 /// Bars that a reader can still tell apart.
-const MOST_BARS: usize = 50_000;
+const MAX_BARS: usize = 50_000;
 
 /// Told apart in grey, and by people who see no red.
 const RECEIVE: &str = "#0072b2";
@@ -69,7 +69,7 @@ pub(super) fn draw(logs: &Logs, window: Option<[f64; 2]>) -> Result<String> {
         let [from, to] = [from, to].map(|at| (at - start) * 1e3);
         return Err(format!("nothing happened from {from:.3} to {to:.3} ms: --xlim takes others"));
     }
-    if bars > MOST_BARS {
+    if bars > MAX_BARS {
         return Err(format!("{bars} pieces cannot be told apart: give a shorter --xlim"));
     }
     Ok(svg(&bands, start, [from, to]))

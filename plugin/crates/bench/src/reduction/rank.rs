@@ -20,7 +20,7 @@ use crate::ring::{Buffers, Ring};
 use crate::wait::Wait;
 
 /// Most operations that rank 0 hears of, over all ranks.
-const MOST_SHARED: usize = 40_000;
+const MAX_SHARED: usize = 40_000;
 
 /// Takes part in a run, and says what came of it: to who watches, or else on rank 0.
 ///
@@ -96,7 +96,7 @@ fn measure(options: &Options, group: &mut Group) -> Result<u64> {
     };
     // Of very many, some do.
     let step =
-        if options.watched { 1 } else { (rank.operations.len() * run.ranks).div_ceil(MOST_SHARED) };
+        if options.watched { 1 } else { (rank.operations.len() * run.ranks).div_ceil(MAX_SHARED) };
     let operations = rank.operations.iter().step_by(step.max(1));
     let mut log: Vec<Line> = operations.copied().map(Line::Operation).collect();
     log.extend(pieces(&rank.operations)?.into_iter().map(Line::Piece));

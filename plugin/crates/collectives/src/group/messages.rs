@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::link::{Key, Kind};
-use crate::mesh::MOST_BYTES;
+use crate::mesh::MAX_BYTES;
 use crate::message::Wanted;
 use crate::plan::{Action, Plan, Transfer};
 
@@ -16,9 +16,9 @@ impl Group {
     /// As [`Group::allreduce`]; [`ErrorKind::Argument`](crate::ErrorKind::Argument) for a message to oneself or of more than 1 GiB.
     pub fn send(&self, to: usize, bytes: &[u8], call: &Call) -> Result<()> {
         self.check_peer(to)?;
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > MAX_BYTES {
             return Err(Error::argument(format!(
-                "a message of {} bytes: at most {MOST_BYTES}",
+                "a message of {} bytes: at most {MAX_BYTES}",
                 bytes.len()
             )));
         }
@@ -28,7 +28,7 @@ impl Group {
             "send",
             self.message(call),
             &plan,
-            (1, MOST_BYTES),
+            (1, MAX_BYTES),
             bytes,
             &mut [],
             (&|_, _| {}, call),

@@ -8,7 +8,7 @@ use crate::choose::{self, Algorithm};
 use crate::error::{Error, Result};
 use crate::link::{Key, Kind};
 use crate::lock;
-use crate::mesh::MOST_BYTES;
+use crate::mesh::MAX_BYTES;
 use crate::plan::{self, Place, Plan, consecutive};
 use crate::reduction::{Element, Reduction};
 use crate::run::{Combine, Job, run};
@@ -21,7 +21,7 @@ const PIECE: usize = 512 << 10;
 /// each other.
 const PIECE_WITHIN: usize = 1 << 20;
 /// The longest piece of an algorithm that does not cut: what a message can carry.
-const WHOLE: usize = MOST_BYTES;
+const WHOLE: usize = MAX_BYTES;
 
 impl Group {
     /// Combines what all ranks have: afterwards all have the same.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::link::{Given, Key, Kind};
 use crate::lock;
 use crate::memory::{Source, Target};
-use crate::mesh::{MOST_BYTES, Mesh, Receipt, Trouble};
+use crate::mesh::{MAX_BYTES, Mesh, Receipt, Trouble};
 use crate::message::Wanted;
 use crate::plan::{Action, Plan, Transfer};
 use crate::run::{Job, run};
@@ -160,9 +160,9 @@ impl Window {
     /// The right to ask a rank; `None` if it is this one.
     fn begin(&self, rank: usize, at: usize, length: usize) -> Result<Option<MutexGuard<'_, ()>>> {
         let has = self.length(rank)?;
-        if length > MOST_BYTES || at > has || length > has - at {
+        if length > MAX_BYTES || at > has || length > has - at {
             return Err(Error::argument(format!(
-                "{length} bytes from {at} on: rank {rank} has {has} in the window, and {MOST_BYTES} can go at a time"
+                "{length} bytes from {at} on: rank {rank} has {has} in the window, and {MAX_BYTES} can go at a time"
             )));
         }
         Ok((rank != self.rank).then(|| lock(&self.asking[rank])))
@@ -183,7 +183,7 @@ impl Window {
             what: "window",
             timeout: self.timeout,
             element: 1,
-            piece: MOST_BYTES,
+            piece: MAX_BYTES,
             combine: &|_, _| {},
         };
         let whole = Transfer { peer: rank, action: Action::SendInput, range: 0..bytes.len() };

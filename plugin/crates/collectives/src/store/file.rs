@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 use super::memory::add_to;
-use super::{MOST_VALUE, Store, check};
+use super::{MAX_VALUE, Store, check};
 use crate::error::{Error, Result};
 
 /// A store in a folder: a file for each value, complete as soon as it is there. The folder is made if it is missing, and
@@ -80,9 +80,9 @@ impl Store for FileStore {
         let path = self.path(name);
         let mut value = vec![];
         match File::open(&path)
-            .and_then(|file| file.take(MOST_VALUE as u64 + 1).read_to_end(&mut value))
+            .and_then(|file| file.take(MAX_VALUE as u64 + 1).read_to_end(&mut value))
         {
-            Ok(_) if value.len() > MOST_VALUE => {
+            Ok(_) if value.len() > MAX_VALUE => {
                 Err(Error::store(format!("{} is larger than any value", path.display())))
             }
             Ok(_) => Ok(Some(value)),

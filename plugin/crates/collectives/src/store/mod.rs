@@ -19,9 +19,9 @@ pub use redis::RedisStore;
 pub use tcp::{TcpStore, TcpStoreServer};
 
 /// The longest name, in bytes.
-pub const MOST_NAME: usize = 1024;
+pub const MAX_NAME: usize = 1024;
 /// The longest value, in bytes.
-pub const MOST_VALUE: usize = 16 << 20;
+pub const MAX_VALUE: usize = 16 << 20;
 
 /// Small values under names. Each call sees what any rank's call did before. Calls may take as long as the network does, but
 /// no longer than the store's own timeout.
@@ -119,12 +119,12 @@ pub fn open(address: &str, timeout: Duration) -> Result<Arc<dyn Store>> {
 }
 
 fn check(name: &str, value: &[u8]) -> Result<()> {
-    if name.is_empty() || name.len() > MOST_NAME {
-        return Err(Error::argument(format!("a name of {} bytes: 1 to {MOST_NAME}", name.len())));
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(Error::argument(format!("a name of {} bytes: 1 to {MAX_NAME}", name.len())));
     }
-    if value.len() > MOST_VALUE {
+    if value.len() > MAX_VALUE {
         return Err(Error::argument(format!(
-            "a value of {} bytes: at most {MOST_VALUE}",
+            "a value of {} bytes: at most {MAX_VALUE}",
             value.len()
         )));
     }

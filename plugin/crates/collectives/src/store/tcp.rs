@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{MOST_NAME, MOST_VALUE, MemoryStore, Patience, Store, check};
+use super::{MAX_NAME, MAX_VALUE, MemoryStore, Patience, Store, check};
 use crate::accept::{REST, take_all};
 use crate::bytes::{Reader, put};
 use crate::error::{Error, Result, span};
@@ -29,9 +29,9 @@ const VALUE: u8 = 1;
 const REFUSED: u8 = 2;
 
 /// The longest request or answer.
-const MOST_BYTES: usize = 16 + MOST_NAME + MOST_VALUE;
+const MAX_BYTES: usize = 16 + MAX_NAME + MAX_VALUE;
 /// Ranks that are served at a time.
-const MOST_CLIENTS: usize = 16_384;
+const MAX_CLIENTS: usize = 16_384;
 /// How often the server looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -119,7 +119,7 @@ fn serve(listener: &TcpListener, ends: &AtomicBool) {
         });
         resting = take_all(listener, |stream| {
             // Who is one too many hears that it is: its connection ends.
-            if clients.len() < MOST_CLIENTS && stream.set_nodelay(true).is_ok() {
+            if clients.len() < MAX_CLIENTS && stream.set_nodelay(true).is_ok() {
                 clients.push(Client { stream, heard: vec![], to_say: vec![] });
             }
         });
@@ -145,7 +145,7 @@ impl Client {
                 self.to_say = answer;
                 continue;
             }
-            if self.heard.len() > MOST_BYTES {
+            if self.heard.len() > MAX_BYTES {
                 return false;
             }
             match self.stream.read(&mut buffer) {
@@ -257,7 +257,7 @@ fn exchange(stream: &mut TcpStream, request: &[u8]) -> std::io::Result<(u8, Vec<
     let mut front = [0; 5];
     stream.read_exact(&mut front)?;
     let length = u32::from_le_bytes([front[1], front[2], front[3], front[4]]) as usize;
-    if length > MOST_BYTES {
+    if length > MAX_BYTES {
         return Err(std::io::Error::other("that is no store"));
     }
     let mut value = vec![0; length];

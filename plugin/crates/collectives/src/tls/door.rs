@@ -23,7 +23,7 @@ use super::stream::Stream;
 /// dropped here is lost.
 const HANDSHAKE: Duration = Duration::from_secs(30);
 /// Connections that are shaking hands; the oldest is dropped for another one.
-const MOST_STRANGERS: usize = 256;
+const MAX_UNAUTHENTICATED: usize = 256;
 /// What a connection is told that has been let in.
 pub(super) const WELCOME: &[u8; 1] = b"W";
 
@@ -104,7 +104,7 @@ impl Shared {
                 if socket.set_nodelay(true).is_err() {
                     return;
                 }
-                if strangers.len() >= MOST_STRANGERS {
+                if strangers.len() >= MAX_UNAUTHENTICATED {
                     strangers.pop_front();
                 }
                 let stream = Stream::new(socket, Connection::Server(session));

@@ -28,7 +28,7 @@ use door::Door;
 use stream::Stream;
 
 /// Most messages that wait for room in a connection.
-const MOST_WAITING: usize = 32;
+const MAX_WAITING: usize = 32;
 /// Others that sleep on an endpoint where somebody sleeps already.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 
@@ -263,7 +263,7 @@ impl Writer {
 
 impl Outgoing for Writer {
     fn send(&mut self, head: &Head, payload: Source) -> std::result::Result<Option<Given>, Broken> {
-        if !self.is_open()? || self.waiting.len() >= MOST_WAITING {
+        if !self.is_open()? || self.waiting.len() >= MAX_WAITING {
             return Ok(None);
         }
         self.waiting.push_back(Waiting { head: head.encode(), payload, at: 0 });

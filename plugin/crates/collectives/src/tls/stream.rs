@@ -10,7 +10,7 @@ use crate::link::Broken;
 use crate::memory::{Source, Target};
 
 /// Bytes that a session keeps until the socket takes them.
-const MOST_KEPT: usize = 256 << 10;
+const MAX_KEPT: usize = 256 << 10;
 pub(super) const GONE: &str = "its process has ended or has closed the group";
 
 pub(super) struct Stream {
@@ -34,7 +34,7 @@ impl Write for Quiet<'_> {
 impl Stream {
     /// Over a socket that does not block.
     pub(super) fn new(socket: TcpStream, mut session: Connection) -> Self {
-        session.set_buffer_limit(Some(MOST_KEPT));
+        session.set_buffer_limit(Some(MAX_KEPT));
         Self { socket, session }
     }
 

@@ -32,17 +32,17 @@ pub(super) fn ranges(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use evenkeel_chance::Chance;
+    use evenkeel_testkit::TestRng;
 
     #[test]
     fn ranges_cover_the_vector_once_and_no_server_twice() {
-        let mut chance = Chance::new(3);
+        let mut rng = TestRng::new(3);
         for _ in 0..10_000 {
-            let servers = 1 + chance.below(9) as usize;
-            let limit = 1 << chance.below(28);
-            let total = chance.below(limit) as usize;
-            let most = 1 + chance.below(9) as usize;
-            let ranges = ranges(chance.any(), total, servers, most);
+            let servers = 1 + rng.below(9) as usize;
+            let limit = 1 << rng.below(28);
+            let total = rng.below(limit) as usize;
+            let most = 1 + rng.below(9) as usize;
+            let ranges = ranges(rng.any(), total, servers, most);
             assert!(ranges.len() <= most);
             let mut at = 0;
             let mut used = vec![false; servers];

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    Answer, Block, Connecting, Error, Handle, Listener, Reach, Receiving, RecvConnection,
+    Answer, Block, Connecting, Error, Handle, Listener, MemoryTypes, Receiving, RecvConnection,
     SendConnection, Sending, Transport,
 };
 
@@ -176,7 +176,7 @@ struct Way<'a> {
 impl Way<'_> {
     fn call(&self, name: &str, address: SocketAddr) -> Result<Stage, Error> {
         let label = format!("comm={:#x}", self.member.communicator);
-        let listener = self.transport.listen(self.device, &label, Reach::HOST)?;
+        let listener = self.transport.listen(self.device, &label, MemoryTypes::HOST)?;
         let caller = Caller {
             transport: Arc::clone(self.transport),
             device: self.device,

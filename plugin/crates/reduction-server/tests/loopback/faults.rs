@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use evenkeel_reduce::{DataType, Op};
-use evenkeel_reduction::{Client, MOST_RANKS, Member, Seat};
+use evenkeel_reduction::{Client, MAX_RANKS, Member, TreePosition};
+use evenkeel_reduction_kernels::{DataType, Op};
 use evenkeel_transport::{Nonce, Notify};
 
 use crate::harness::{
@@ -128,13 +128,13 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     let refused = |member: &Member| {
         join_within(&transport, &names, member, PATIENCE).err().unwrap().to_string()
     };
-    let error = refused(&members(MOST_RANKS, "large")[0]);
+    let error = refused(&members(MAX_RANKS, "large")[0]);
     assert!(error.contains("no memory") && error.contains(&names[0]), "{error}");
     let twice = members(2, "twice");
     let _first = join(&transport, &names, &twice[0]);
     assert!(refused(&twice[0]).contains("rank 0 is there already"));
     let mut more = twice[1].clone();
-    (more.ranks, more.seat) = (3, Seat::alone(1, 3));
+    (more.ranks, more.seat) = (3, TreePosition::alone(1, 3));
     assert!(refused(&more).contains("3 ranks, others say 2"));
 }
 

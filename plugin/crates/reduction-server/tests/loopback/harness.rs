@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use evenkeel_chance::Chance;
-use evenkeel_reduce::{DataType, Op, reference};
-use evenkeel_reduction::{Client, ClientError, Member, Options, Seat, Server, Ticket, mark};
+use evenkeel_reduction::{
+    Client, ClientError, Member, Options, Server, Ticket, TreePosition, mark,
+};
+use evenkeel_reduction_kernels::{DataType, Op, reference};
+use evenkeel_testkit::TestRng;
 use evenkeel_transport::{Log, RecvBuffer, SendBuffer, Settings, Transport};
 
 /// Long enough for a loaded machine; reached only when something is broken.
@@ -79,7 +81,7 @@ pub(crate) fn members(ranks: u32, job: &str) -> Vec<Member> {
     let communicator = NEXT.fetch_add(1, Ordering::Relaxed);
     let group = Member::new_group().unwrap();
     let member = |rank| {
-        let (seat, job) = (Seat::alone(rank, ranks), job.to_owned());
+        let (seat, job) = (TreePosition::alone(rank, ranks), job.to_owned());
         Member { group, communicator, rank, ranks, seat, is_leaf: false, job }
     };
     (0..ranks).map(member).collect()
@@ -90,7 +92,7 @@ pub(crate) fn members_with(lists: &[&[String]], job: &str) -> Vec<Member> {
     let marks: Vec<_> = lists.iter().map(|list| mark(list, 64)).collect();
     let mut members = members(lists.len() as u32, job);
     for (rank, member) in members.iter_mut().enumerate() {
-        member.seat = Seat::find(rank, &marks).unwrap();
+        member.seat = TreePosition::find(rank, &marks).unwrap();
     }
     members
 }
@@ -183,16 +185,16 @@ pub(crate) fn all_reduce(
 
 /// Bytes that are numbers of moderate size in every type.
 pub(crate) fn data(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
-    let mut chance = Chance::new(seed);
+    let mut rng = TestRng::new(seed);
     let mut data = Vec::with_capacity(bytes);
     while data.len() < bytes {
-        let number = chance.below(2000) as f64 / 7.0 - 140.0;
+        let number = rng.below(2000) as f64 / 7.0 - 140.0;
         match kind {
             DataType::Float32 => data.extend((number as f32).to_ne_bytes()),
             DataType::Float64 => data.extend(number.to_ne_bytes()),
             // Any bits but those of the largest exponents.
-            DataType::Float16 | DataType::Bfloat16 => data.extend([chance.any() as u8, 0x3f]),
-            _ => data.extend((chance.any() as u32).to_ne_bytes()),
+            DataType::Float16 | DataType::Bfloat16 => data.extend([rng.any() as u8, 0x3f]),
+            _ => data.extend((rng.any() as u32).to_ne_bytes()),
         }
     }
     data.truncate(bytes);

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use evenkeel_chance::Chance;
-use evenkeel_reduce::{DataType, Op};
-use evenkeel_transport::{Block, Connecting, Handle, Nonce, Reach, SendConnection, Transport};
+use evenkeel_reduction_kernels::{DataType, Op};
+use evenkeel_testkit::TestRng;
+use evenkeel_transport::{
+    Block, Connecting, Handle, MemoryTypes, Nonce, SendConnection, Transport,
+};
 
 use crate::harness::{PATIENCE, address, all_reduce, data, join, members, server, transport};
 
@@ -17,7 +19,7 @@ const NONCE: Nonce = Nonce(*b"evenkeel-reduce\x01");
 
 fn call(transport: &Transport, server: std::net::SocketAddr) -> SendConnection {
     let handle = Handle { addresses: vec![server.ip()], port: server.port(), nonce: NONCE };
-    let call: Connecting = transport.connect(0, &handle, "hostile", Reach::HOST).unwrap();
+    let call: Connecting = transport.connect(0, &handle, "hostile", MemoryTypes::HOST).unwrap();
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(connection) = call.poll().unwrap() {
@@ -43,12 +45,12 @@ fn strangers_and_nonsense_do_not_disturb_others() {
     let client = join(&transport, &names, &members(1, "honest")[0]);
     let mut garbage = TcpStream::connect(address(&server)).unwrap();
     garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let mut chance = Chance::new(5);
+    let mut rng = TestRng::new(5);
     let mut open = vec![];
     for round in 0..100 {
         let connection = call(&transport, address(&server));
         // From nothing like the protocol to almost a join.
-        let mut bytes = chance.bytes(64 + round % 3 * 100);
+        let mut bytes = rng.bytes(64 + round % 3 * 100);
         if round % 2 == 0 {
             bytes[..12].copy_from_slice(b"EVKL-RED\x02\0\x01\0");
         }
@@ -73,7 +75,7 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
         let honest = join(&transport, &names, &members[0]);
         let own = data(round, DataType::Float32, 256 << 10);
         let up = call(&transport, address(&server));
-        let home = transport.listen(0, "", Reach::HOST).unwrap();
+        let home = transport.listen(0, "", MemoryTypes::HOST).unwrap();
         let mut hello = front(1);
         // At the first server of a list.
         let group = u128::from_le_bytes(members[1].group).rotate_left(16);

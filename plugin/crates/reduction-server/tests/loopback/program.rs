@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use evenkeel_reduce::{DataType, Op};
 use evenkeel_reduction::{Client, ClientError};
+use evenkeel_reduction_kernels::{DataType, Op};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 

@@ -4,9 +4,9 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use std::{env, fs, process, thread};
 
-use evenkeel_chance::Chance;
-use evenkeel_reduce::{DataType, Op};
 use evenkeel_reduction::Options;
+use evenkeel_reduction_kernels::{DataType, Op};
+use evenkeel_testkit::TestRng;
 
 use crate::harness::{
     agreed, all_reduce, begin, data, expected, join, members, names, options, server, server_at,
@@ -34,10 +34,10 @@ fn sensitive(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
         DataType::Bfloat16 => [0x4a00, 0x3300],
         _ => return data(seed, kind, bytes),
     };
-    let mut chance = Chance::new(seed);
+    let mut rng = TestRng::new(seed);
     let mut half = || {
-        let size = if chance.below(2) == 0 { large } else { small };
-        let (sign, mantissa) = (chance.below(2) as u16, chance.below(4) as u16);
+        let size = if rng.below(2) == 0 { large } else { small };
+        let (sign, mantissa) = (rng.below(2) as u16, rng.below(4) as u16);
         (sign << 15 | size | mantissa).to_ne_bytes()
     };
     (0..bytes / 2).flat_map(|_| half()).collect()
@@ -69,14 +69,14 @@ fn results(of: Circumstances, ranks: u32) -> Vec<Vec<u8>> {
             thread::spawn(move || {
                 let transport = transport(&[("EVENKEEL_REDUCTION_SPLIT", of.split)]);
                 let client = join(&transport, &names, &member);
-                let mut chance = Chance::new(of.servers as u64 + u64::from(member.rank));
+                let mut rng = TestRng::new(of.servers as u64 + u64::from(member.rank));
                 let mut results = vec![];
                 for (round, size) in SIZES.into_iter().enumerate() {
                     for (kind, op) in REDUCTIONS {
                         let data =
                             |rank| sensitive(u64::from(rank) * 100 + round as u64, kind, size);
                         // Ranks come at different times, in another order each time.
-                        (0..chance.below(50)).for_each(|_| thread::yield_now());
+                        (0..rng.below(50)).for_each(|_| thread::yield_now());
                         let parts = data(member.rank);
                         let parts = parts.chunks(of.operation);
                         let result: Vec<u8> = parts

@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_verbs::{CompletionQueue, Context, Gid, GidKind, Peer, Port, Region, gids};
-use evenkeel_wire::{PairWord, PortWord, Traffic};
+use evenkeel_protocol::{PortInfo, QueuePairInfo, Traffic};
+use evenkeel_verbs::{CompletionQueue, Context, Gid, GidKind, MemoryRegion, Peer, Port, gids};
 
 use crate::log::Log;
 use crate::rdma::cache::Cache;
 use crate::rdma::events::Events;
 use crate::rdma::locked;
-use crate::rdma::reach::Reach;
+use crate::rdma::reach::MemoryTypes;
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::InterfaceAddress;
 
@@ -34,7 +34,7 @@ pub(crate) struct Adapter {
     service_level: Option<u8>,
     timeout: u8,
     /// The memory in which messages may be.
-    reach: Reach,
+    reach: MemoryTypes,
     /// Those of the device.
     events: Arc<Events>,
 }
@@ -137,8 +137,8 @@ fn open(
 }
 
 /// The memory in which messages of a port may be, which the log says if it is more than the host's.
-fn reach(name: &str, context: &Arc<Context>, settings: &Settings, log: &dyn Log) -> Reach {
-    let possible = Reach::of(context);
+fn reach(name: &str, context: &Arc<Context>, settings: &Settings, log: &dyn Log) -> MemoryTypes {
+    let possible = MemoryTypes::of(context);
     if possible.is_host() {
         return possible;
     }
@@ -153,7 +153,7 @@ fn reach(name: &str, context: &Arc<Context>, settings: &Settings, log: &dyn Log)
             log.info(&format!(
                 "evenkeel: {name}: messages are in host memory, {why} GPU memory: {names}"
             ));
-            Reach::HOST
+            MemoryTypes::HOST
         }
     }
 }
@@ -253,13 +253,13 @@ impl Adapter {
     }
 
     /// The memory in which messages may be.
-    pub(crate) fn reach(&self) -> Reach {
+    pub(crate) fn reach(&self) -> MemoryTypes {
         self.reach
     }
 
     /// What a peer needs to know of this port, and of the memory that it writes to; whether messages may be copied there.
-    pub(crate) fn word(&self, memory: &Region, eager: bool, traffic: Traffic) -> PortWord {
-        PortWord {
+    pub(crate) fn word(&self, memory: &MemoryRegion, eager: bool, traffic: Traffic) -> PortInfo {
+        PortInfo {
             gid: self.gid.0,
             lid: self.port.lid,
             mtu: self.port.mtu,
@@ -278,8 +278,8 @@ impl Adapter {
     /// How to connect a queue pair that begins with this packet with one of that port.
     pub(crate) fn peer(
         &self,
-        port: &PortWord,
-        pair: PairWord,
+        port: &PortInfo,
+        pair: QueuePairInfo,
         own_sequence: u32,
         traffic: Traffic,
     ) -> Peer {

@@ -3,19 +3,19 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
 
-use evenkeel_verbs::{Access, Context, Region, Span};
+use evenkeel_verbs::{Access, Context, MemoryRegion, Span};
 
 use crate::counters::Counter;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
-use crate::rdma::{Adapter, Reach};
+use crate::rdma::{Adapter, MemoryTypes};
 use crate::sys::{RecvBuffer, lock};
 
 /// The registrations of a device. Who uses one holds it; it ends with the last who does.
 pub(crate) struct Cache {
     context: Arc<Context>,
     /// Looked through for each message: spans are compared faster than references are taken.
-    regions: Mutex<Vec<(Span, Weak<Region>)>>,
+    regions: Mutex<Vec<(Span, Weak<MemoryRegion>)>>,
     /// Host memory that its owner has registered here, which other devices may come to need.
     owned: Mutex<Vec<Weak<Owned>>>,
     /// Calls of the device.
@@ -43,8 +43,8 @@ impl Cache {
         start: u64,
         length: usize,
         access: Access,
-        register: impl FnOnce(&Arc<Context>) -> Result<Region, evenkeel_verbs::Error>,
-    ) -> Result<Arc<Region>, Error> {
+        register: impl FnOnce(&Arc<Context>) -> Result<MemoryRegion, evenkeel_verbs::Error>,
+    ) -> Result<Arc<MemoryRegion>, Error> {
         let mut regions = lock(&self.regions);
         let fits = |span: &Span| span.covers(start, length) && span.allows(access);
         let mut known = regions.iter().filter(|(span, _)| fits(span));
@@ -76,7 +76,7 @@ impl Cache {
     }
 
     /// A registration of a buffer, by its owner.
-    fn of(&self, memory: RecvBuffer) -> Result<Arc<Region>, Error> {
+    fn of(&self, memory: RecvBuffer) -> Result<Arc<MemoryRegion>, Error> {
         let made = |context: &_| memory.register(context);
         self.region(&[], memory.address(), memory.length(), Access::All, made)
     }
@@ -97,30 +97,34 @@ impl Cache {
 struct Owned {
     memory: RecvBuffer,
     /// Its registrations with other devices.
-    elsewhere: Mutex<Vec<Arc<Region>>>,
+    elsewhere: Mutex<Vec<Arc<MemoryRegion>>>,
 }
 
 /// Memory that is registered with a device, until this is dropped. Connections that use the memory then need
 /// no call of the device for that.
 pub struct Registration {
     /// With the device, and with those by which its connections may go on.
-    _regions: Vec<Arc<Region>>,
+    _regions: Vec<Arc<MemoryRegion>>,
     /// For host memory, with which others can be registered when they are needed.
     _owned: Option<Arc<Owned>>,
 }
 
 /// Registers memory with a device, for all connections that use it.
-pub struct Registrar {
+pub struct MrCache {
     adapter: Option<Arc<Adapter>>,
     /// Ports by which connections may go on that use memory beside the host's: it cannot be registered when they do so.
     others: Vec<Arc<Adapter>>,
     /// Of messages that the memory is for.
-    reach: Reach,
+    reach: MemoryTypes,
 }
 
-impl Registrar {
+impl MrCache {
     /// For memory of this reach that is used with connections of this device, which may go on by others.
-    pub(crate) fn new(device: &Device, others: impl Iterator<Item = Device>, reach: Reach) -> Self {
+    pub(crate) fn new(
+        device: &Device,
+        others: impl Iterator<Item = Device>,
+        reach: MemoryTypes,
+    ) -> Self {
         let others = others.filter(|other| !reach.is_host() && other.name() != device.name());
         let others = others.filter_map(|device| device.rdma().cloned()).collect();
         Self { adapter: device.rdma().cloned(), others, reach }
@@ -166,7 +170,7 @@ impl Registrar {
         self.register_all(adapter, |adapter| {
             let cache = &adapter.memory;
             cache.region(&[], address, length, Access::All, |context| {
-                Region::of_dma_buffer(context, buffer, offset, address, length)
+                MemoryRegion::of_dma_buffer(context, buffer, offset, address, length)
             })
         })
     }
@@ -175,7 +179,7 @@ impl Registrar {
     fn register_all(
         &self,
         adapter: &Adapter,
-        register: impl Fn(&Adapter) -> Result<Arc<Region>, Error>,
+        register: impl Fn(&Adapter) -> Result<Arc<MemoryRegion>, Error>,
     ) -> Result<Registration, Error> {
         let mut regions = vec![register(adapter)?];
         // Without the others connections go on as long as the port does.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{Handle, MAX_ADDRESSES};
+use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use super::send::Sender;
 use crate::Context;
@@ -71,7 +71,7 @@ impl Detour {
     }
 
     #[cfg(test)]
-    pub(super) fn connection(&self) -> evenkeel_wire::ConnectionId {
+    pub(super) fn connection(&self) -> evenkeel_protocol::ConnectionId {
         self.destination.connection
     }
 

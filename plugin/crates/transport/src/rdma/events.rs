@@ -10,7 +10,7 @@ use crate::log::Log;
 use crate::sys::lock;
 
 /// Most queues that are remembered: nobody looks at those whose owners were faster.
-const MOST_FAILED: usize = 4096;
+const MAX_FAILED: usize = 4096;
 
 /// What has happened to a device, for all of its ports: whoever asks hears it for the others, too.
 pub(super) struct Events {
@@ -62,13 +62,13 @@ impl Events {
             match event {
                 Event::QueuePair(number) => {
                     let mut failed = lock(&self.failed);
-                    if failed.len() < MOST_FAILED {
+                    if failed.len() < MAX_FAILED {
                         failed.insert(number);
                     }
                 }
                 Event::CompletionQueue(queue) => {
                     let mut mute = lock(&self.mute);
-                    if mute.len() < MOST_FAILED {
+                    if mute.len() < MAX_FAILED {
                         mute.insert(queue);
                     }
                 }

@@ -7,13 +7,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_wire::{Hello, WELCOME_BYTES, Welcome, Word};
+use evenkeel_protocol::{ControlMessage, Hello, WELCOME_BYTES, Welcome};
 
 use super::tests::{Lines, PEER, carry, exchange, message, transport_with};
 use crate::sys::{Block, Fenced, lock};
 use crate::tagged;
 use crate::testing::{meet, until};
-use crate::{Listener, Reach, RecvConnection, SendConnection, Transport};
+use crate::{Listener, MemoryTypes, RecvConnection, SendConnection, Transport};
 
 /// Both ends of a connection that begins by the first pair of ports.
 struct Ends {
@@ -27,10 +27,10 @@ struct Ends {
 
 impl Ends {
     fn new(settings: &[(&str, &str)]) -> Self {
-        Self::for_memory_in(Reach::HOST, settings)
+        Self::for_memory_in(MemoryTypes::HOST, settings)
     }
 
-    fn for_memory_in(reach: Reach, settings: &[(&str, &str)]) -> Self {
+    fn for_memory_in(reach: MemoryTypes, settings: &[(&str, &str)]) -> Self {
         let with = |ports| {
             let own = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", ports)];
             transport_with(&[&own, settings].concat())
@@ -184,8 +184,8 @@ fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
         ])
     };
     let ((from, log), (to, _)) = (with("auto", "=rxe0"), with("auto", "=rxe1"));
-    let listener = to.listen(0, "", Reach::HOST).unwrap();
-    let call = from.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+    let listener = to.listen(0, "", MemoryTypes::HOST).unwrap();
+    let call = from.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
     let (send, recv) = meet(&call, &listener);
     assert_eq!(send.sender.lanes(), 0, "TCP's has none");
     exchange((&send, &recv), &lengths(), |_| {});
@@ -193,8 +193,8 @@ fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
     assert!(said.contains("TCP carries the connection to 10.77.0.2"), "{said}");
     let (from, _) = with("rdma", "=rxe0");
     let (to, _) = with("rdma", "=rxe1");
-    let listener = to.listen(0, "", Reach::HOST).unwrap();
-    let call = from.connect(0, listener.handle(), "", Reach::HOST).unwrap();
+    let listener = to.listen(0, "", MemoryTypes::HOST).unwrap();
+    let call = from.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
     let error = until(|| call.poll().err()).to_string();
     assert!(error.contains("10.77.0.2") && error.contains("rxe0:1"), "{error}");
 }
@@ -366,7 +366,7 @@ fn what_comes_late_on_a_lifeline_that_was_left_is_not_heard() {
     let _silenced = Silenced::new(0);
     ends.exchange(&lengths(), |_| {});
     assert_eq!(ends.moves(), [1, 1]);
-    late.write_all(&Word::Heard(0).encode()).unwrap();
+    late.write_all(&ControlMessage::Heard(0).encode()).unwrap();
     // Its end, or a reset, since there is what nobody has read.
     assert!(!matches!(late.read(&mut [0]), Ok(1..)));
     ends.exchange(&lengths(), |_| {});

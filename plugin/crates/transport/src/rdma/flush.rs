@@ -9,8 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_verbs::{Completion, CompletionQueue, Mailbox, Outcome, QueuePair, Region};
-use evenkeel_wire::PairWord;
+use evenkeel_protocol::QueuePairInfo;
+use evenkeel_verbs::{
+    Completion, CompletionQueue, MemoryRegion, Outcome, QueuePair, StagingBuffer,
+};
 
 use super::Adapter;
 use super::lanes::system;
@@ -27,7 +29,7 @@ pub(super) struct Flush {
     pair: QueuePair,
     completions: Arc<CompletionQueue>,
     /// Where bytes go that nobody looks at.
-    into: Mailbox,
+    into: StagingBuffer,
     /// What waits for which read, the oldest first.
     waiting: VecDeque<Waiting>,
     /// Since when it cannot read, and why.
@@ -40,15 +42,15 @@ struct Waiting {
     operation: Arc<Operation>,
     memory: RecvBuffer,
     /// Held while it is read.
-    _region: Arc<Region>,
+    _region: Arc<MemoryRegion>,
 }
 
 impl Flush {
     pub(super) fn new(adapter: &Adapter) -> Result<Self, Error> {
         let completions = Arc::new(CompletionQueue::new(&adapter.context, DEPTH).map_err(system)?);
         let pair = QueuePair::new(&completions, DEPTH, 0, adapter.number()).map_err(system)?;
-        let into = Mailbox::new(&adapter.context, 1).map_err(system)?;
-        let itself = PairWord { number: pair.number(), sequence: 0 };
+        let into = StagingBuffer::new(&adapter.context, 1).map_err(system)?;
+        let itself = QueuePairInfo { number: pair.number(), sequence: 0 };
         let traffic = adapter.traffic(None);
         let port = adapter.word(into.region(), false, traffic);
         pair.connect(&adapter.peer(&port, itself, 0, traffic)).map_err(system)?;
@@ -65,7 +67,7 @@ impl Flush {
     /// Begins to read the last byte of this memory, which is in the region, for the operation.
     pub(super) fn begin(
         &mut self,
-        region: Arc<Region>,
+        region: Arc<MemoryRegion>,
         memory: RecvBuffer,
         operation: &Arc<Operation>,
     ) -> Result<(), Error> {

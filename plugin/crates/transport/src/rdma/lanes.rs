@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use evenkeel_protocol::{LANE_PARTS, PortInfo, QueuePairInfo, Traffic};
 use evenkeel_verbs::{
-    Access, Completion, CompletionQueue, Context, Mailbox, Outcome, Payload, QueuePair, Region,
-    Write,
+    Access, Completion, CompletionQueue, Context, MemoryRegion, Outcome, Payload, QueuePair,
+    StagingBuffer, Write,
 };
-use evenkeel_wire::{LANE_PARTS, PairWord, PortWord, Traffic};
 
 use super::{Adapter, DRAIN};
 use crate::counters::FlowCounters;
@@ -134,13 +134,13 @@ impl<W> Lanes<W> {
     }
 
     /// The registration of a buffer for what is written there.
-    pub(super) fn target(&self, buffer: &RecvBuffer) -> Result<Arc<Region>, Error> {
+    pub(super) fn target(&self, buffer: &RecvBuffer) -> Result<Arc<MemoryRegion>, Error> {
         let made = |context: &_| buffer.register(context);
         self.region(buffer.address(), buffer.length(), Access::All, made)
     }
 
     /// The registration of a buffer for what is sent.
-    pub(super) fn payload(&self, buffer: &SendBuffer) -> Result<Arc<Region>, Error> {
+    pub(super) fn payload(&self, buffer: &SendBuffer) -> Result<Arc<MemoryRegion>, Error> {
         let made = |context: &_| buffer.register(context);
         self.region(buffer.address(), buffer.length(), Access::Send, made)
     }
@@ -150,8 +150,8 @@ impl<W> Lanes<W> {
         start: u64,
         length: usize,
         access: Access,
-        register: impl FnOnce(&Arc<Context>) -> Result<Region, evenkeel_verbs::Error>,
-    ) -> Result<Arc<Region>, Error> {
+        register: impl FnOnce(&Arc<Context>) -> Result<MemoryRegion, evenkeel_verbs::Error>,
+    ) -> Result<Arc<MemoryRegion>, Error> {
         self.adapter.memory.region(&self.left, start, length, access, register)
     }
 
@@ -181,7 +181,7 @@ impl<W> Lanes<W> {
     }
 
     /// Gives a lane a new queue pair.
-    pub(super) fn renew(&mut self, lane: usize) -> Result<PairWord, Error> {
+    pub(super) fn renew(&mut self, lane: usize) -> Result<QueuePairInfo, Error> {
         let number = self.adapter.number();
         let lane = &mut self.all[lane];
         // The old one first: there may be room for one only.
@@ -193,7 +193,7 @@ impl<W> Lanes<W> {
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
         lane.sequence = u32::from_le_bytes(random) & 0xff_ffff;
         lane.stage = Stage::New;
-        let word = PairWord { number: pair.number(), sequence: lane.sequence };
+        let word = QueuePairInfo { number: pair.number(), sequence: lane.sequence };
         lane.pair = Some(pair);
         Ok(word)
     }
@@ -202,8 +202,8 @@ impl<W> Lanes<W> {
     pub(super) fn connect(
         &mut self,
         at: usize,
-        port: &PortWord,
-        pair: PairWord,
+        port: &PortInfo,
+        pair: QueuePairInfo,
         traffic: Traffic,
     ) -> Result<(), Error> {
         let peer = self.adapter.peer(port, pair, self.all[at].sequence, traffic);
@@ -244,7 +244,7 @@ impl<W> Lanes<W> {
         &mut self,
         at: usize,
         bytes: &[u8],
-        (outbox, place): (&Mailbox, usize),
+        (outbox, place): (&StagingBuffer, usize),
         to: (u64, u32),
         immediate: u32,
         note: W,
@@ -255,7 +255,7 @@ impl<W> Lanes<W> {
         } else if bytes.len() <= inline {
             Payload::Inline(bytes)
         } else {
-            Payload::Region(outbox.region(), outbox.address(place), bytes.len() as u32)
+            Payload::MemoryRegion(outbox.region(), outbox.address(place), bytes.len() as u32)
         };
         self.write(at, from, to, immediate, note)
     }
@@ -272,7 +272,7 @@ impl<W> Lanes<W> {
         let bytes = match &from {
             Payload::Nothing => 0,
             Payload::Inline(bytes) => bytes.len() as u64,
-            Payload::Region(_, _, length) => u64::from(*length),
+            Payload::MemoryRegion(_, _, length) => u64::from(*length),
         };
         let id = self.id(at);
         let lane = &mut self.all[at];
@@ -287,7 +287,7 @@ impl<W> Lanes<W> {
     pub(super) fn probe(
         &mut self,
         at: usize,
-        (into, place): (&Region, u64),
+        (into, place): (&MemoryRegion, u64),
         (from, key): (u64, u32),
     ) -> Result<(), Error> {
         let id = self.id(at) | PROBING;

@@ -4,14 +4,14 @@ use std::io::{self, Read};
 use std::net::Shutdown;
 use std::time::Duration;
 
-use evenkeel_wire::{Lasting, Word};
+use evenkeel_protocol::{ControlMessage, Lasting};
 use socket2::Socket;
 
 use crate::base::not_now;
 use crate::sys;
 
 /// Most bytes that wait to be said or heard. Each word is an answer, or one of a few in a connection's life.
-const MOST_UNHEARD: usize = 64 << 10;
+const MAX_UNHEARD: usize = 64 << 10;
 
 pub(super) struct Lifeline {
     socket: Socket,
@@ -69,7 +69,7 @@ impl Lifeline {
     }
 
     /// Says a word, now or as soon as the socket takes it.
-    pub(super) fn say(&mut self, word: &Word) {
+    pub(super) fn say(&mut self, word: &ControlMessage) {
         let encoded = word.encode();
         if !word.is_lasting() {
             self.unsaid.extend(encoded);
@@ -98,15 +98,15 @@ impl Lifeline {
             }
         }
         let unheard: usize = self.lasting.unconfirmed().map(<[u8]>::len).sum();
-        if self.unsaid.len() + unheard > MOST_UNHEARD {
+        if self.unsaid.len() + unheard > MAX_UNHEARD {
             self.end(None, "the peer does not listen".to_owned());
         }
     }
 
     /// The next word; `None` when there is none now, or none any more.
-    pub(super) fn hear(&mut self) -> Option<Word> {
+    pub(super) fn hear(&mut self) -> Option<ControlMessage> {
         loop {
-            match Word::decode(&self.heard) {
+            match ControlMessage::decode(&self.heard) {
                 Ok(Some((word, used))) => {
                     self.heard.drain(..used);
                     if let Some(word) = self.note(word) {
@@ -138,8 +138,8 @@ impl Lifeline {
     }
 
     /// Sees to what is said again and what is not; any other word is for who hears.
-    fn note(&mut self, word: Word) -> Option<Word> {
-        if let Word::Heard(words) = word {
+    fn note(&mut self, word: ControlMessage) -> Option<ControlMessage> {
+        if let ControlMessage::Heard(words) = word {
             if !self.lasting.confirm(words) {
                 let why = format!("protocol error: the peer has heard {words} words");
                 self.end(None, why);

@@ -6,10 +6,10 @@
 //! The receiver writes a *credit* into the sender's memory for each buffer that is posted: where it is, its key, its
 //! length. The sender cuts the message into parts; the lane with the least on its way takes the next part, and writes it
 //! where it belongs together with a number that says which part it is. The receiver counts the parts
-//! ([`evenkeel_wire::Arrivals`]), so lanes need no order among each other. Messages of a few KiB do not wait for a credit:
+//! ([`evenkeel_protocol::Arrivals`]), so lanes need no order among each other. Messages of a few KiB do not wait for a credit:
 //! they go to a ring in the receiver's memory and are copied from there.
 //!
-//! Where messages may be in memory that the processor cannot reach ([`Reach`]), all wait for credits and nothing is copied.
+//! Where messages may be in memory that the processor cannot reach ([`MemoryTypes`]), all wait for credits and nothing is copied.
 //!
 //! When a queue pair fails, both sides stop theirs; the receiver tells which parts it has, and the sender sends the others
 //! again by other lanes, while the lane gets new queue pairs.
@@ -33,15 +33,15 @@ mod side;
 mod tests;
 
 pub(crate) use adapter::{Adapter, Found, discover};
-pub use cache::{Registrar, Registration};
-pub use reach::Reach;
+pub use cache::{MrCache, Registration};
+pub use reach::MemoryTypes;
 pub(crate) use recv::Receiver;
 pub(crate) use rejoin::Candidate;
 pub(crate) use send::Sender;
 
 use std::time::Duration;
 
-use evenkeel_wire::ArrivalError;
+use evenkeel_protocol::ArrivalError;
 
 use crate::error::{Error, ErrorKind};
 use crate::order::TooLong;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use evenkeel_verbs::{Context, Region};
+use evenkeel_verbs::{Context, MemoryRegion};
 
 use crate::settings::Carrier;
 
@@ -20,14 +20,14 @@ const PEER_MEMORY: [&str; 3] = [
 /// takes none before the receiver has posted a buffer, and tags are told with buffers from the first one on. For both sides
 /// that is so as soon as one of them wants it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct MemoryTypes {
     /// Memory that is registered by its address, which the GPU's driver knows.
     pub peer_memory: bool,
     /// Memory that DMA buffers stand for.
     pub dma_buffers: bool,
 }
 
-impl Reach {
+impl MemoryTypes {
     /// The host's memory, and no other.
     pub const HOST: Self = Self { peer_memory: false, dma_buffers: false };
 
@@ -35,7 +35,7 @@ impl Reach {
     pub(super) fn of(context: &Arc<Context>) -> Self {
         Self {
             peer_memory: has_peer_memory(Path::new("/sys")),
-            dma_buffers: Region::can_be_of_dma_buffers(context),
+            dma_buffers: MemoryRegion::can_be_of_dma_buffers(context),
         }
     }
 
@@ -95,7 +95,7 @@ mod tests {
     fn with_tcp_or_reduction_servers_messages_are_in_host_memory() {
         for peer_memory in [false, true] {
             for dma_buffers in [false, true] {
-                let reach = Reach { peer_memory, dma_buffers };
+                let reach = MemoryTypes { peer_memory, dma_buffers };
                 assert_eq!(reach.offered(Carrier::Rdma, false), Ok(reach));
                 let with_servers = reach.offered(Carrier::Rdma, true).unwrap_err();
                 assert!(with_servers.contains("reduction servers"), "{with_servers}");

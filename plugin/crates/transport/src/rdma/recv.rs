@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_verbs::{Mailbox, Payload, Region};
-use evenkeel_wire::{
-    ArrivalError, Arrivals, Arrived, MAX_MESSAGE_BYTES, PairWord, Part, WINDOW, Word,
+use evenkeel_protocol::{
+    ArrivalError, Arrivals, Arrived, ControlMessage, MAX_MESSAGE_BYTES, Part, QueuePairInfo, WINDOW,
 };
+use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
 use socket2::Socket;
 
 use super::flush::Flush;
@@ -69,7 +69,7 @@ impl Credit {
     }
 
     /// The credit that has come with this number, and the message that it is of.
-    pub(super) fn read(credits: &Mailbox, number: u32) -> Option<(u64, Self)> {
+    pub(super) fn read(credits: &StagingBuffer, number: u32) -> Option<(u64, Self)> {
         let mut bytes = [0; CREDIT_BYTES];
         credits.read(Self::place(number.into()), &mut bytes);
         Self::decode(&bytes)
@@ -94,9 +94,9 @@ pub(crate) type Receiver = Side<Awaiting>;
 pub(crate) struct Awaiting {
     core: Core<()>,
     /// Where small messages come.
-    ring: Mailbox,
+    ring: StagingBuffer,
     /// Copies of credits on their way.
-    outbox: Mailbox,
+    outbox: StagingBuffer,
     arrivals: Arrivals<Posted>,
     order: Order,
     /// Messages whose credits are to be written.
@@ -104,7 +104,7 @@ pub(crate) struct Awaiting {
     /// So many messages have left the ring, as the sender knows.
     told_room: u64,
     /// What the sender has offered for lanes that are not ready for it.
-    offered: Vec<Option<(PairWord, Vec<Part>)>>,
+    offered: Vec<Option<(QueuePairInfo, Vec<Part>)>>,
     /// A message that the sender waits with, and its length.
     wanted: Option<(u64, u64)>,
     /// The sender has sent all messages below this one, and nothing else.
@@ -125,7 +125,7 @@ struct Posted {
     /// Whose buffer it is; nobody's for a message that goes aside.
     target: Option<Target>,
     /// Held while the sender may write there.
-    region: Option<Arc<Region>>,
+    region: Option<Arc<MemoryRegion>>,
 }
 
 impl Receiver {
@@ -140,7 +140,7 @@ impl Receiver {
         elsewhere: Vec<IpAddr>,
         opened: Opened,
     ) -> Result<Arc<Self>, Error> {
-        let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
+        let mailbox = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
         let deadline = Instant::now() + context.settings.connect_timeout;
         let is_host = context.reach.is_host();
         // Credits are short: no lane has enough of them.
@@ -163,7 +163,7 @@ impl Receiver {
         };
         state.core.say_port(state.ring.region());
         if !elsewhere.is_empty() {
-            state.core.lifeline.say(&Word::Elsewhere(elsewhere));
+            state.core.lifeline.say(&ControlMessage::Elsewhere(elsewhere));
         }
         Self::start(context, Direction::Recv, peer, workers, state)
     }
@@ -281,7 +281,7 @@ impl State for Awaiting {
             Told::Failed(lane, why) => {
                 if self.core.lanes.stop(lane, &why) {
                     base.counters.lost.add(1);
-                    self.core.lifeline.say(&Word::Dead(lane as u8));
+                    self.core.lifeline.say(&ControlMessage::Dead(lane as u8));
                 }
             }
         }
@@ -358,21 +358,21 @@ impl State for Awaiting {
     fn hear(&mut self, base: &Base) -> Result<(), Problem> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
-                Word::Port(port) if self.core.port.is_none() => {
+                ControlMessage::Port(port) if self.core.port.is_none() => {
                     self.core.hear_port(port)?;
                     if self.core.is_opening() && !self.core.is_eager() {
                         self.order = Order::told();
                     }
                 }
-                Word::Elsewhere(_) => self.can_move = true,
-                Word::Offer(lane, pair, parts) => {
+                ControlMessage::Elsewhere(_) => self.can_move = true,
+                ControlMessage::Offer(lane, pair, parts) => {
                     let lane = self.core.known(lane)?;
                     if self.core.lanes.stop(lane, "the peer's has failed") {
                         base.counters.lost.add(1);
                     }
                     self.offered[lane] = Some((pair, parts));
                 }
-                Word::Go(lane) => {
+                ControlMessage::Go(lane) => {
                     let lane = self.core.known(lane)?;
                     self.core.lanes.go(lane);
                     if !self.core.is_opening() {
@@ -380,13 +380,15 @@ impl State for Awaiting {
                         self.tell_again();
                     }
                 }
-                Word::Wants(message, length) => {
+                ControlMessage::Wants(message, length) => {
                     self.wanted = Some((message, length));
                     self.check_wanted()?;
                 }
-                Word::Bye(messages) => self.bye = Some(messages),
-                Word::Tag(tag) => self.order.hear_tag(tag),
-                Word::PlainUntil(until, lengths) => self.set_aside(until, &lengths, base)?,
+                ControlMessage::Bye(messages) => self.bye = Some(messages),
+                ControlMessage::Tag(tag) => self.order.hear_tag(tag),
+                ControlMessage::PlainUntil(until, lengths) => {
+                    self.set_aside(until, &lengths, base)?
+                }
                 other => {
                     let what = format!("protocol error: the sender says {other:?}");
                     return Err(Problem(ErrorKind::Remote, what));
@@ -406,7 +408,7 @@ impl State for Awaiting {
         self.core.check_deadlines(now)?;
         for lane in self.core.lanes.look_after(now) {
             base.counters.lost.add(1);
-            self.core.lifeline.say(&Word::Dead(lane as u8));
+            self.core.lifeline.say(&ControlMessage::Dead(lane as u8));
         }
         let patience = base.context.settings.recovery_timeout;
         if self.outstanding() > 0
@@ -435,8 +437,8 @@ impl State for Awaiting {
         true
     }
 
-    fn last_word(&self) -> Word {
-        Word::Bye(0)
+    fn last_word(&self) -> ControlMessage {
+        ControlMessage::Bye(0)
     }
 
     fn let_go(&mut self) {
@@ -452,7 +454,7 @@ impl Awaiting {
     }
 
     /// The registration that a buffer needs.
-    fn region(&self, buffer: &RecvBuffer) -> Result<Option<Arc<Region>>, Error> {
+    fn region(&self, buffer: &RecvBuffer) -> Result<Option<Arc<MemoryRegion>>, Error> {
         let by_ring = buffer.length() <= EAGER_BYTES && self.core.is_eager();
         if by_ring || buffer.length() == 0 {
             return Ok(None);
@@ -475,7 +477,7 @@ impl Awaiting {
         &mut self,
         target: Target,
         tag: i32,
-        region: Option<Arc<Region>>,
+        region: Option<Arc<MemoryRegion>>,
         base: &Base,
     ) -> Result<(), Problem> {
         let buffer = target.buffer;
@@ -505,7 +507,7 @@ impl Awaiting {
                 }
                 Step::Ask => {
                     if let Some(from) = self.order.asks() {
-                        self.core.lifeline.say(&Word::Mixed(from));
+                        self.core.lifeline.say(&ControlMessage::Mixed(from));
                     }
                 }
                 Step::Filled => self.core.has_news = true,
@@ -605,7 +607,7 @@ impl Awaiting {
                 base.info(&format!("cannot connect a queue pair: {error}"));
                 continue;
             }
-            self.core.lifeline.say(&Word::Answer(lane as u8, own, have));
+            self.core.lifeline.say(&ControlMessage::Answer(lane as u8, own, have));
         }
         Ok(())
     }

@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_verbs::{Mailbox, Payload, Region};
-use evenkeel_wire::{Immediate, MAX_MESSAGE_BYTES, PairWord, Part, PortWord, WINDOW, Word};
+use evenkeel_protocol::{
+    ControlMessage, Immediate, MAX_MESSAGE_BYTES, Part, PortInfo, QueuePairInfo, WINDOW,
+};
+use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
 use socket2::Socket;
 
 use super::detour::Detour;
@@ -27,7 +29,7 @@ const PARTS_AHEAD: u64 = 4;
 /// Messages on their way before a caller who sends another one looks which of them have come.
 const UNSEEN: usize = 16;
 /// Times in a row that lanes may fail before anything has come through.
-const MOST_FAILURES: u32 = 64;
+const MAX_FAILURES: u32 = 64;
 /// How long the peer may take to connect a queue pair before other ways to it are looked for.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 /// The same after it has come by another way: it may have to register much memory first.
@@ -40,11 +42,11 @@ pub(crate) type Sender = Side<Sending>;
 pub(crate) struct Sending {
     core: Core<Part>,
     /// Where the receiver writes credits.
-    credits: Mailbox,
+    credits: StagingBuffer,
     /// Those that have come, each in the place of its message's number: what lies there may be half of the next one.
     granted: Vec<Option<(u64, Credit)>>,
     /// Copies of small messages, each in the place of its number until it has come.
-    outbox: Mailbox,
+    outbox: StagingBuffer,
     /// Most bytes of a part.
     part_bytes: u64,
     /// Messages from the oldest one that is not done.
@@ -84,7 +86,7 @@ struct Outgoing {
     operation: Arc<Operation>,
     /// Where it goes, if it is not small.
     credit: Option<Credit>,
-    region: Option<Arc<Region>>,
+    region: Option<Arc<MemoryRegion>>,
     /// Parts that were begun.
     begun: u32,
     /// Of those, the ones that have come.
@@ -104,7 +106,7 @@ impl Sender {
         let context = destination.context.clone();
         let settings = Arc::clone(&context.settings);
         let part_bytes = settings.chunk_bytes;
-        let mailbox = |bytes| Mailbox::new(&adapter.context, bytes).map_err(system);
+        let mailbox = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
         let lanes = Lanes::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
         let mut state = Sending {
             core: Core::new(lanes, socket, &context, opened, deadline),
@@ -132,7 +134,7 @@ impl Sender {
         state.introduce()?;
         let elsewhere = state.detour.own_addresses();
         if !elsewhere.is_empty() {
-            state.core.lifeline.say(&Word::Elsewhere(elsewhere));
+            state.core.lifeline.say(&ControlMessage::Elsewhere(elsewhere));
         }
         let workers = &destination.workers;
         let sender = Self::start(context, Direction::Send, destination.peer, workers, state)?;
@@ -216,7 +218,7 @@ impl State for Sending {
         match told {
             Told::Through(lane) => {
                 self.core.lanes.go(lane);
-                self.core.lifeline.say(&Word::Go(lane as u8));
+                self.core.lifeline.say(&ControlMessage::Go(lane as u8));
                 if !self.core.is_opening() {
                     base.counters.replaced.add(1);
                 }
@@ -303,21 +305,23 @@ impl State for Sending {
     fn hear(&mut self, base: &Base) -> Result<(), Problem> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
-                Word::Port(port) if self.core.port.is_none() => {
+                ControlMessage::Port(port) if self.core.port.is_none() => {
                     self.core.hear_port(port)?;
                     if self.core.is_opening() && !self.core.is_eager() {
                         self.gate = Gate::told();
                     }
                 }
-                Word::Elsewhere(addresses) => self.detour.hear(&addresses),
-                Word::Answer(lane, pair, have) => self.answered(lane, pair, have, base)?,
-                Word::Dead(lane) => {
+                ControlMessage::Elsewhere(addresses) => self.detour.hear(&addresses),
+                ControlMessage::Answer(lane, pair, have) => {
+                    self.answered(lane, pair, have, base)?
+                }
+                ControlMessage::Dead(lane) => {
                     let lane = self.core.known(lane)?;
                     if self.core.lanes.stop(lane, "the peer's has failed") {
                         self.lost(lane, base);
                     }
                 }
-                Word::Mixed(from) => {
+                ControlMessage::Mixed(from) => {
                     let next = self.next_number();
                     let until = self.gate.mix(from, next);
                     let length = |number: u64| {
@@ -326,9 +330,9 @@ impl State for Sending {
                     };
                     let lengths = (from..until).map(|number| length(number).unwrap_or_default());
                     let lengths = lengths.take(WINDOW as usize).collect();
-                    self.core.lifeline.say(&Word::PlainUntil(until, lengths));
+                    self.core.lifeline.say(&ControlMessage::PlainUntil(until, lengths));
                 }
-                Word::Bye(_) => {
+                ControlMessage::Bye(_) => {
                     // What was acknowledged before the peer went is done.
                     self.drain(usize::MAX, base)?;
                     let what = "the peer closed the connection".to_owned();
@@ -358,7 +362,7 @@ impl State for Sending {
         if let Some((since, why)) = self.core.lanes.longest_down() {
             let since = self.failing.map_or(since, |(first, _)| first);
             let late = now.saturating_duration_since(since) >= patience;
-            if late || self.failures > MOST_FAILURES {
+            if late || self.failures > MAX_FAILURES {
                 let seconds = patience.as_secs();
                 let how = if late {
                     format!("and no other one for {seconds} s")
@@ -395,8 +399,8 @@ impl State for Sending {
         self.messages.is_empty()
     }
 
-    fn last_word(&self) -> Word {
-        Word::Bye(self.first)
+    fn last_word(&self) -> ControlMessage {
+        ControlMessage::Bye(self.first)
     }
 
     fn let_go(&mut self) {
@@ -419,7 +423,7 @@ impl Sending {
     fn offer(&mut self, lane: usize) -> Result<(), Error> {
         let pair = self.core.lanes.renew(lane)?;
         let parts = self.core.lanes.unknown(lane).to_vec();
-        self.core.lifeline.say(&Word::Offer(lane as u8, pair, parts));
+        self.core.lifeline.say(&ControlMessage::Offer(lane as u8, pair, parts));
         Ok(())
     }
 
@@ -475,7 +479,7 @@ impl Sending {
         self.ring_end = self.ring_end.max(number + 1);
         if length > u64::from(credit.capacity) {
             let capacity = credit.capacity;
-            self.core.lifeline.say(&Word::Wants(number, length));
+            self.core.lifeline.say(&ControlMessage::Wants(number, length));
             let what = format!(
                 "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
             );
@@ -500,7 +504,7 @@ impl Sending {
         let said = self.gate.tag();
         let opens = self.gate.opens(tag, next, || credit.map(|(_, credit)| credit.tag));
         if self.gate.tag() != said {
-            self.core.lifeline.say(&Word::Tag(tag));
+            self.core.lifeline.say(&ControlMessage::Tag(tag));
         }
         opens
     }
@@ -558,7 +562,7 @@ impl Sending {
     }
 
     /// Begins a part on a lane.
-    fn write(&mut self, lane: usize, part: Part, port: &PortWord) -> Result<(), Problem> {
+    fn write(&mut self, lane: usize, part: Part, port: &PortInfo) -> Result<(), Problem> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
         let length = message.length;
@@ -587,7 +591,7 @@ impl Sending {
         let number = Immediate::part(part.message, part.index, last).encode();
         let from = match &message.region {
             Some(region) => {
-                Payload::Region(region, message.buffer.address() + offset, bytes as u32)
+                Payload::MemoryRegion(region, message.buffer.address() + offset, bytes as u32)
             }
             None => Payload::Nothing,
         };
@@ -599,7 +603,7 @@ impl Sending {
     fn answered(
         &mut self,
         lane: u8,
-        pair: PairWord,
+        pair: QueuePairInfo,
         have: u64,
         base: &Base,
     ) -> Result<(), Problem> {
@@ -648,7 +652,7 @@ impl Sending {
             && self.wanted != Some(self.next)
         {
             self.wanted = Some(self.next);
-            self.core.lifeline.say(&Word::Wants(self.next, message.length));
+            self.core.lifeline.say(&ControlMessage::Wants(self.next, message.length));
         }
     }
 }
@@ -658,7 +662,7 @@ fn parts(length: u64, part_bytes: u64) -> u32 {
     length.div_ceil(part_bytes).max(1) as u32
 }
 
-fn unexpected(word: &Word) -> Problem {
+fn unexpected(word: &ControlMessage) -> Problem {
     Problem(ErrorKind::Remote, format!("protocol error: the receiver says {word:?}"))
 }
 
@@ -724,7 +728,7 @@ impl Outbound for Sender {
     }
 
     #[cfg(test)]
-    fn id(&self) -> evenkeel_wire::ConnectionId {
+    fn id(&self) -> evenkeel_protocol::ConnectionId {
         self.state().detour.connection()
     }
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_verbs::{Gid, Region};
-use evenkeel_wire::{PortWord, Traffic, Word};
+use evenkeel_protocol::{ControlMessage, PortInfo, Traffic};
+use evenkeel_verbs::{Gid, MemoryRegion};
 use socket2::Socket;
 
 use super::lanes::{Lanes, Told, system};
@@ -68,7 +68,7 @@ pub(crate) trait State: Send + Sized + 'static {
     /// Whether there is nothing for which a connection lingers when its owner has left.
     fn is_delivered(&self) -> bool;
     /// What the peer is told last.
-    fn last_word(&self) -> Word;
+    fn last_word(&self) -> ControlMessage;
     /// Ends the registrations of messages: no lane uses them any more.
     fn let_go(&mut self);
 
@@ -101,7 +101,7 @@ pub(crate) struct Core<W> {
     pub(super) lanes: Lanes<W>,
     pub(super) lifeline: Lifeline,
     /// The peer's.
-    pub(super) port: Option<PortWord>,
+    pub(super) port: Option<PortInfo>,
     /// The communicator's, if it has one.
     traffic_class: Option<u8>,
     /// Whether this side allows messages to be copied, and whether the peer does.
@@ -143,9 +143,9 @@ impl<W> Core<W> {
     }
 
     /// Tells the peer of this side's port, and of the memory that it writes to.
-    pub(super) fn say_port(&mut self, memory: &Region) {
+    pub(super) fn say_port(&mut self, memory: &MemoryRegion) {
         let word = self.lanes.adapter.word(memory, self.eager, self.traffic());
-        self.lifeline.say(&Word::Port(word));
+        self.lifeline.say(&ControlMessage::Port(word));
     }
 
     /// What packets are marked with, if this side decides.
@@ -159,7 +159,7 @@ impl<W> Core<W> {
     }
 
     /// The peer has said its port.
-    pub(super) fn hear_port(&mut self, port: PortWord) -> Result<(), Problem> {
+    pub(super) fn hear_port(&mut self, port: PortInfo) -> Result<(), Problem> {
         // What was promised of messages' memory holds as long as the connection.
         if !self.is_opening() && port.eager != self.peer_is_eager {
             let what = "protocol error: the peer has changed its mind about copies".to_owned();

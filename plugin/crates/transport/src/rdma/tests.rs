@@ -9,12 +9,12 @@ use crate::sys::{Block, Fenced, lock};
 use crate::tagged::{self, Room};
 use crate::testing::{Deaf, connected, meet, until};
 use crate::{
-    Device, ErrorKind, Handle, Listener, Log, Nonce, Reach, Receiving, RecvConnection,
+    Device, ErrorKind, Handle, Listener, Log, MemoryTypes, Nonce, Receiving, RecvConnection,
     SendConnection, Sending, Settings, Tagged, Transport,
 };
 
 /// That of memory which is registered by its address.
-pub(super) const PEER: Reach = Reach { peer_memory: true, dma_buffers: false };
+pub(super) const PEER: MemoryTypes = MemoryTypes { peer_memory: true, dma_buffers: false };
 
 #[derive(Default)]
 pub(super) struct Lines(pub(super) Mutex<Vec<String>>);
@@ -232,7 +232,7 @@ fn who_listens_at_all_addresses_uses_the_port_of_the_one_that_was_called() {
     let port = listener.address().port();
     for (index, device) in transport.devices().iter().enumerate() {
         let handle = Handle { addresses: device.addresses(), port, nonce: Nonce([7; 16]) };
-        let call = transport.connect(0, &handle, "", Reach::HOST).unwrap();
+        let call = transport.connect(0, &handle, "", MemoryTypes::HOST).unwrap();
         let send = until(|| call.poll().unwrap());
         let recv = until(|| listener.poll_accept().unwrap());
         assert_eq!(transport.device_of(&recv), index);
@@ -281,7 +281,7 @@ fn peers_of_which_one_has_no_rdma_use_tcp_or_say_why_not() {
     }
     for (from, to) in [(transport(), last()), (first(), transport())] {
         let (_listener, handle) = listen(&to);
-        let call = from.connect(0, &handle, "", Reach::HOST).unwrap();
+        let call = from.connect(0, &handle, "", MemoryTypes::HOST).unwrap();
         let error = until(|| call.poll().err());
         assert!(error.to_string().contains("EVENKEEL_TRANSPORT"), "{error}");
     }
@@ -297,7 +297,7 @@ fn peers_with_different_job_keys_do_not_meet() {
     let (send, recv) = pair(&with("c0"), &with("c0"));
     exchange((&send, &recv), &[100, 100_000], |_| {});
     let (_listener, handle) = listen(&with("c1"));
-    let call = with("c0").connect(0, &handle, "", Reach::HOST).unwrap();
+    let call = with("c0").connect(0, &handle, "", MemoryTypes::HOST).unwrap();
     let error = until(|| call.poll().err());
     assert!(error.to_string().contains("job key"), "{error}");
 }
@@ -380,7 +380,11 @@ fn queue_pairs_that_fail_cost_no_message_of_any_tag() {
 }
 
 /// Both ends of a connection for messages in memory of such a reach, at either side.
-fn pair_for(transport: &Transport, from: Reach, to: Reach) -> (SendConnection, RecvConnection) {
+fn pair_for(
+    transport: &Transport,
+    from: MemoryTypes,
+    to: MemoryTypes,
+) -> (SendConnection, RecvConnection) {
     let listener = transport.listen(transport.devices().len() - 1, "", to).unwrap();
     let call = transport.connect(0, listener.handle(), "", from).unwrap();
     meet(&call, &listener)
@@ -420,9 +424,9 @@ fn no_byte_is_touched_by_the_processor_where_it_cannot_reach() {
     let (send, recv) = pair_for(&transport, PEER, PEER);
     lengths.iter().for_each(|length| carry::<Fenced, Fenced>((&send, &recv), *length));
     // One side says so for both.
-    let (send, recv) = pair_for(&transport, Reach::HOST, PEER);
+    let (send, recv) = pair_for(&transport, MemoryTypes::HOST, PEER);
     lengths.iter().for_each(|length| carry::<Block, Fenced>((&send, &recv), *length));
-    let (send, recv) = pair_for(&transport, PEER, Reach::HOST);
+    let (send, recv) = pair_for(&transport, PEER, MemoryTypes::HOST);
     lengths.iter().for_each(|length| carry::<Fenced, Block>((&send, &recv), *length));
 }
 
@@ -453,7 +457,7 @@ fn flushes_are_bounded_and_for_what_is_not_the_hosts_memory() {
     until(|| flushes.last().unwrap().test().unwrap());
     flushes.iter().for_each(|flush| assert_eq!(flush.test().unwrap(), Some(0)));
     assert_eq!(recv.flush(lent.part(0, 0)).err().unwrap().kind(), ErrorKind::Argument);
-    let (_send, recv) = pair_for(&transport, PEER, Reach::HOST);
+    let (_send, recv) = pair_for(&transport, PEER, MemoryTypes::HOST);
     let error = recv.flush(lent).err().unwrap().to_string();
     assert!(error.contains("host memory"), "{error}");
 }
@@ -466,18 +470,18 @@ fn memory_is_registered_as_far_as_a_connection_reaches_and_the_kernel_can() {
     assert!(transport.devices().iter().all(|device| device.reach().is_host()));
     let none = std::fs::File::open("/dev/zero").unwrap();
     let register = |reach| {
-        let (send, _recv) = pair_for(&transport, reach, Reach::HOST);
+        let (send, _recv) = pair_for(&transport, reach, MemoryTypes::HOST);
         let registered = send.registrar().register_dma_buffer(none.as_fd(), 0, 0, 4096);
         registered.err().unwrap()
     };
     let error = register(PEER);
     assert_eq!(error.kind(), ErrorKind::Argument);
     assert!(error.to_string().contains("peer memory, not a DMA buffer"), "{error}");
-    let error = register(Reach { peer_memory: false, dma_buffers: true });
+    let error = register(MemoryTypes { peer_memory: false, dma_buffers: true });
     assert_eq!(error.kind(), ErrorKind::System);
     let line = error.to_string();
     assert!(line.contains("rxe0") && line.contains("4096") && !line.contains('\n'), "{line}");
-    let (send, _recv) = pair_for(&transport, Reach::HOST, Reach::HOST);
+    let (send, _recv) = pair_for(&transport, MemoryTypes::HOST, MemoryTypes::HOST);
     let mut block = Block::new(8);
     let error = send.registrar().register_peer_memory(block.lend_mut(8)).err().unwrap();
     assert!(error.to_string().contains("rxe0:1 takes host memory, not"), "{error}");

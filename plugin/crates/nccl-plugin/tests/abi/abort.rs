@@ -1,0 +1,152 @@
+//! Closing with requests in flight: it waits for nobody, and no memory is touched afterwards.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use evenkeel_protocol::{ChunkHeader, Frame};
+use evenkeel_testkit::TestRng;
+
+use crate::by_hand;
+use crate::harness::{Net, Opaque};
+use crate::hostile::{self, UNTOUCHED, contents};
+
+/// What NCCL has in flight at most.
+const REQUESTS: usize = 8;
+const SIZE: usize = 4 << 20;
+/// Reached only when closing waits for something.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    SenderFirst,
+    ReceiverFirst,
+    BothAtOnce,
+}
+
+/// The requests, and the memory that they were made with.
+type Posted = Vec<(Opaque, Vec<u8>)>;
+
+fn send_all(net: &Net, comm: Opaque, message: impl Fn(u64) -> Vec<u8>) -> Posted {
+    let all = (0..REQUESTS as u64).map(|number| {
+        let memory = message(number);
+        // SAFETY: the memory lives and stays as it is until the comm is closed.
+        let request = unsafe { net.isend(comm, memory.as_ptr(), SIZE) };
+        (request.unwrap().unwrap(), memory)
+    });
+    all.collect()
+}
+
+fn receive_all(net: &Net, comm: Opaque) -> Posted {
+    let all = (0..REQUESTS).map(|_| {
+        let mut memory = vec![0; SIZE];
+        // SAFETY: the memory lives, and nobody else uses it, until the comm is closed.
+        let request = unsafe { net.irecv(comm, memory.as_mut_ptr(), SIZE) };
+        (request.unwrap().unwrap(), memory)
+    });
+    all.collect()
+}
+
+/// From here on it belongs to somebody else.
+fn use_again(posted: &mut Posted) {
+    posted.iter_mut().for_each(|(_, memory)| memory.fill(UNTOUCHED));
+}
+
+/// Another connection over the same threads shows that they are past the ones before.
+fn exchange_a_byte(net: &Net) {
+    let (send, recv) = net.pair();
+    let mut byte = 0;
+    // SAFETY: the byte lives until the requests are finished.
+    let (sent, received) = unsafe {
+        (net.isend(send, &7, 1).unwrap().unwrap(), net.irecv(recv, &mut byte, 1).unwrap().unwrap())
+    };
+    assert_eq!((net.finish(received), net.finish(sent), byte), (Ok(1), Ok(1), 7));
+    net.close_send(send);
+    net.close_recv(recv);
+}
+
+#[test]
+fn both_sides_close_in_the_middle_of_it_all() {
+    let net = Net::init(12, 0xab01).unwrap();
+    for round in 0..4 {
+        for order in [Order::SenderFirst, Order::ReceiverFirst, Order::BothAtOnce] {
+            let (send, recv) = net.pair();
+            let (mut incoming, mut outgoing) =
+                (receive_all(&net, recv), send_all(&net, send, |_| vec![1; SIZE]));
+            // Further into it in each round.
+            for _ in 0..round {
+                let _ = net.test(incoming[0].0);
+                let _ = net.test(outgoing[0].0);
+            }
+            let begun = Instant::now();
+            let mut close_send = || {
+                net.close_send(send);
+                use_again(&mut outgoing);
+            };
+            let mut close_recv = || {
+                net.close_recv(recv);
+                use_again(&mut incoming);
+            };
+            match order {
+                Order::SenderFirst => (close_send(), close_recv()),
+                Order::ReceiverFirst => (close_recv(), close_send()),
+                Order::BothAtOnce => thread::scope(|scope| {
+                    let other = scope.spawn(close_send);
+                    (close_recv(), other.join().unwrap())
+                }),
+            };
+            assert!(begun.elapsed() < AT_ONCE, "{order:?} took {:?}", begun.elapsed());
+            exchange_a_byte(&net);
+            for (_, memory) in incoming {
+                assert!(memory.iter().all(|byte| *byte == UNTOUCHED), "{order:?}: written to");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sender_closes_although_its_peer_reads_nothing() {
+    let net = Net::init(12, 0xab02).unwrap();
+    let (mut peer, mut handle) = hostile::Receiver::listen(&mut TestRng::new(1));
+    let send = peer.connected(&net, &mut handle);
+    let mut outgoing = send_all(&net, send, |number| contents(number, 0, SIZE as u64));
+    assert_eq!(net.test(outgoing[0].0), Ok(None));
+    let begun = Instant::now();
+    net.close_send(send);
+    use_again(&mut outgoing);
+    assert!(begun.elapsed() < AT_ONCE, "took {:?}", begun.elapsed());
+    // What reaches the peer is what the memory was before.
+    peer.drain();
+    assert!(peer.received < (REQUESTS * SIZE) as u64, "nothing was in flight");
+}
+
+#[test]
+fn a_receiver_closes_although_its_peer_stands_still() {
+    let net = Net::init(12, 0xab03).unwrap();
+    let (mut peer, recv) = by_hand::Sender::connect(&net, 2);
+    let mut incoming = receive_all(&net, recv);
+    // Half of a chunk on each flow.
+    let half = SIZE as u64 / 2;
+    let halves = [0, half].map(|offset| {
+        let (length, total) = (half as u32, SIZE as u64);
+        let chunk = ChunkHeader { message: 0, offset, length, total, ack_wanted: true };
+        let bytes = contents(0, offset, offset + half);
+        let (before, after) = bytes.split_at(bytes.len() / 2);
+        ([&Frame::Chunk(chunk).encode(), before].concat(), after.to_vec())
+    });
+    for (flow, (before, _)) in halves.iter().enumerate() {
+        peer.write(flow, before);
+    }
+    peer.delivered();
+    assert_eq!(net.test(incoming[0].0), Ok(None));
+    let begun = Instant::now();
+    net.close_recv(recv);
+    use_again(&mut incoming);
+    assert!(begun.elapsed() < AT_ONCE, "took {:?}", begun.elapsed());
+    for (flow, (_, after)) in halves.iter().enumerate() {
+        peer.try_write(flow, after);
+    }
+    exchange_a_byte(&net);
+    for (_, memory) in incoming {
+        assert!(memory.iter().all(|byte| *byte == UNTOUCHED), "written to after close");
+    }
+}

@@ -1,0 +1,510 @@
+//! How two peers recognise each other: the handle, the hello and the welcome.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::lifeline::MAX_QUEUE_PAIRS;
+
+/// Version of everything in this crate. Peers of different versions refuse each other.
+pub const PROTOCOL_VERSION: u16 = 6;
+/// Most flows a connection may have.
+pub const MAX_FLOWS: usize = 64;
+/// Most addresses of a listener.
+pub const MAX_ADDRESSES: usize = 4;
+/// Encoded length of a [`Handle`], in bytes. NCCL carries 128.
+pub const HANDLE_BYTES: usize = 32 + 16 * MAX_ADDRESSES;
+/// Encoded length of a [`Hello`], in bytes.
+pub const HELLO_BYTES: usize = 64;
+/// Encoded length of a [`Welcome`], in bytes.
+pub const WELCOME_BYTES: usize = 32;
+
+const HANDLE_MAGIC: [u8; 8] = *b"EVKL-HND";
+const HELLO_MAGIC: [u8; 8] = *b"EVKL-HEL";
+const WELCOME_MAGIC: [u8; 8] = *b"EVKL-WEL";
+/// How peers prove who they are. Without a job key they don't.
+const AUTH_NONE: u16 = 0;
+/// They prove that they have the same [`crate::JobKey`].
+const AUTH_JOB_KEY: u16 = 1;
+
+/// Sixteen random bytes chosen by a listener: who knows them was given the listener's handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Nonce(pub [u8; 16]);
+
+// The nonce is what tells a peer from a stranger: it stays out of logs.
+impl fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Nonce(..)")
+    }
+}
+
+/// Sixteen random bytes chosen by a connector: tells the flows of one connection from another's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConnectionId(pub [u8; 16]);
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectionId({self})")
+    }
+}
+
+/// Why bytes are not the handshake message that was expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// Another protocol altogether.
+    #[error("not an Evenkeel {0}")]
+    NotEvenkeel(&'static str),
+    /// Evenkeel, but another version of it.
+    #[error("peer speaks Evenkeel protocol version {0}, this side version {PROTOCOL_VERSION}")]
+    Version(u16),
+    /// One side has a job key and the other has none.
+    #[error("the peer {}", if *theirs == AUTH_NONE { "has no job key, this side has one" } else { "has a job key, this side has none" })]
+    Authentication {
+        /// The peer's method.
+        theirs: u16,
+    },
+    /// One side wants checksums and the other does not.
+    #[error("the peer has EVENKEEL_CHECKSUM={}, this side has not", if *theirs { "on" } else { "off" })]
+    Checksum {
+        /// Whether the peer wants them.
+        theirs: bool,
+    },
+    /// The hello was meant for another listener.
+    #[error("the hello is for another listener (a stale or foreign peer)")]
+    WrongListener,
+    /// A field is outside its range.
+    #[error("{field} is {value}, must be {accepted}")]
+    OutOfRange {
+        /// Which field.
+        field: &'static str,
+        /// What it was.
+        value: u64,
+        /// What it may be.
+        accepted: String,
+    },
+    /// Something is set that means nothing.
+    #[error("{0} with fields that it does not have")]
+    Unused(&'static str),
+    /// The listener refused this flow.
+    #[error("the listener refused the flow: {0}")]
+    Refused(Refusal),
+}
+
+/// What a listener publishes: where it is, and the nonce that its peers must present.
+///
+/// Layout: magic 8, version u16, number of addresses u8, zero u8, port u16, zero u16, nonce 16 bytes, then four times 16
+/// bytes: an IPv6 address, or an IPv4 address mapped to one, or zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handle {
+    /// Where the listener accepts connections, 1 to [`MAX_ADDRESSES`]: those of all its interfaces. IPv6 scope ids are not
+    /// carried: they mean nothing on another host.
+    pub addresses: Vec<IpAddr>,
+    /// The port, the same at all of them.
+    pub port: u16,
+    /// What a peer must present.
+    pub nonce: Nonce,
+}
+
+impl Handle {
+    /// The bytes to hand to the peer out of band. Addresses beyond [`MAX_ADDRESSES`] are left out.
+    pub fn encode(&self) -> [u8; HANDLE_BYTES] {
+        let mut out = [0; HANDLE_BYTES];
+        out[0..8].copy_from_slice(&HANDLE_MAGIC);
+        out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        out[10] = self.addresses.len().min(MAX_ADDRESSES) as u8;
+        out[12..14].copy_from_slice(&self.port.to_le_bytes());
+        out[16..32].copy_from_slice(&self.nonce.0);
+        for (place, address) in out[32..].chunks_exact_mut(16).zip(&self.addresses) {
+            place.copy_from_slice(&mapped(*address).octets());
+        }
+        out
+    }
+
+    /// Reads what [`Handle::encode`] wrote.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] when the bytes are not a handle of this version.
+    pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, HandshakeError> {
+        if bytes[0..8] != HANDLE_MAGIC {
+            return Err(HandshakeError::NotEvenkeel("handle"));
+        }
+        check_version(bytes)?;
+        let count = usize::from(bytes[10]);
+        if !(1..=MAX_ADDRESSES).contains(&count) {
+            return Err(HandshakeError::OutOfRange {
+                field: "number of addresses",
+                value: count as u64,
+                accepted: format!("1 to {MAX_ADDRESSES}"),
+            });
+        }
+        let address = |at| Ipv6Addr::from(array::<16>(bytes, 32 + 16 * at)).to_canonical();
+        let addresses = (0..count).map(address).collect();
+        let handle = Self { addresses, port: u16_at(bytes, 12), nonce: Nonce(array(bytes, 16)) };
+        if handle.encode() == *bytes { Ok(handle) } else { Err(HandshakeError::Unused("a handle")) }
+    }
+}
+
+/// First bytes of every flow, from the connector.
+///
+/// Layout: magic 8, version u16, authentication u16, flows u16, checksums u8 (0 or 1), RDMA u8 (0 or 1), nonce 16 bytes,
+/// connection 16 bytes, flow u32, random 12 bytes (zeros without a job key). Authentication is 0 without a job key; with one
+/// it is 1, and proofs follow the hello before the welcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The listener's nonce, from its handle.
+    pub nonce: Nonce,
+    /// Which connection the flow belongs to.
+    pub connection: ConnectionId,
+    /// Number of this flow in the connection. Those below `flows` make up the connection; flows
+    /// that come later take numbers that no flow had before.
+    pub flow: u32,
+    /// Number of flows that make up the connection, 1 to [`MAX_FLOWS`].
+    pub flows: u16,
+    /// Whether frames are sealed and payloads checked.
+    pub checksum: bool,
+    /// Whether this is no flow but the lifeline of a connection whose messages are carried by RDMA. The first one is numbered
+    /// 0; those that are to take its place have numbers that none had before. The number of flows is then that of the
+    /// connection's lanes, 1 to [`crate::MAX_QUEUE_PAIRS`].
+    pub rdma: bool,
+    /// With a job key: fresh random bytes, which make the listener's proof one for this flow only.
+    pub random: Option<[u8; 12]>,
+}
+
+impl Hello {
+    /// The bytes to send first on the flow.
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        out[0..8].copy_from_slice(&HELLO_MAGIC);
+        out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        let authentication = if self.random.is_some() { AUTH_JOB_KEY } else { AUTH_NONE };
+        out[10..12].copy_from_slice(&authentication.to_le_bytes());
+        out[12..14].copy_from_slice(&self.flows.to_le_bytes());
+        out[14] = self.checksum.into();
+        out[15] = self.rdma.into();
+        out[16..32].copy_from_slice(&self.nonce.0);
+        out[32..48].copy_from_slice(&self.connection.0);
+        out[48..52].copy_from_slice(&self.flow.to_le_bytes());
+        out[52..64].copy_from_slice(&self.random.unwrap_or_default());
+        out
+    }
+
+    /// Whether bytes received so far can still become a hello. Lets a listener drop a stranger at
+    /// its first wrong byte.
+    pub fn may_begin_with(received: &[u8]) -> bool {
+        received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
+    }
+
+    /// Reads a hello that must be meant for the listener with this nonce, which has a job key or not, and wants checksums
+    /// or not.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] when the sender is not a peer of that listener.
+    pub fn decode(
+        bytes: &[u8; HELLO_BYTES],
+        listener: Nonce,
+        has_key: bool,
+        checksum: bool,
+    ) -> Result<Self, HandshakeError> {
+        if !Self::may_begin_with(bytes) {
+            return Err(HandshakeError::NotEvenkeel("peer"));
+        }
+        check_version(bytes)?;
+        let nonce = Nonce(array(bytes, 16));
+        if nonce != listener {
+            return Err(HandshakeError::WrongListener);
+        }
+        let theirs = u16_at(bytes, 10);
+        if theirs != if has_key { AUTH_JOB_KEY } else { AUTH_NONE } {
+            return Err(HandshakeError::Authentication { theirs });
+        }
+        let theirs = bytes[14] != 0;
+        if theirs != checksum {
+            return Err(HandshakeError::Checksum { theirs });
+        }
+        let (flow, flows) = (u32::from_le_bytes(array(bytes, 48)), u16_at(bytes, 12));
+        let rdma = bytes[15] != 0;
+        let most = if rdma { MAX_QUEUE_PAIRS } else { MAX_FLOWS };
+        if flows == 0 || usize::from(flows) > most {
+            return Err(HandshakeError::OutOfRange {
+                field: "number of flows",
+                value: flows.into(),
+                accepted: format!("1 to {most}"),
+            });
+        }
+        let random = has_key.then(|| array(bytes, 52));
+        let connection = ConnectionId(array(bytes, 32));
+        let hello = Self { nonce, connection, flow, flows, checksum, rdma, random };
+        if hello.encode() == *bytes { Ok(hello) } else { Err(HandshakeError::Unused("a hello")) }
+    }
+}
+
+/// Why a listener refuses a flow of a peer that it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Refusal {
+    /// The two sides run different protocol versions.
+    Version = 1,
+    /// The two sides don't agree on authentication.
+    Authentication = 2,
+    /// The flow contradicts the other flows of its connection.
+    Inconsistent = 3,
+    /// The listener has as many unfinished connections as it allows.
+    Busy = 4,
+    /// The connection that the flow was to join is closed.
+    Gone = 5,
+    /// One side wants checksums and the other does not.
+    Checksum = 6,
+    /// The listener cannot carry messages by RDMA, or is not to.
+    NoRdma = 7,
+    /// The listener carries messages by RDMA only.
+    RdmaOnly = 8,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Version => "different protocol versions",
+            Self::Authentication => "the two sides do not have the same job key",
+            Self::Inconsistent => "flow contradicts the others of its connection",
+            Self::Busy => "too many unfinished connections",
+            Self::Gone => "the connection is closed",
+            Self::Checksum => "EVENKEEL_CHECKSUM is not the same on both sides",
+            Self::NoRdma => "it has no RDMA (EVENKEEL_TRANSPORT=tcp, or no RDMA device)",
+            Self::RdmaOnly => "it takes RDMA only (EVENKEEL_TRANSPORT=rdma)",
+        })
+    }
+}
+
+/// The listener's answer to a hello: accepted, or why not.
+///
+/// Layout: magic 8, version u16, status u16 (0 accepted, else a [`Refusal`]), zero u32,
+/// connection 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The connection named in the hello.
+    pub connection: ConnectionId,
+    /// `Ok` when the flow was taken.
+    pub verdict: Result<(), Refusal>,
+}
+
+impl Welcome {
+    /// The bytes to answer with.
+    pub fn encode(&self) -> [u8; WELCOME_BYTES] {
+        let mut out = [0; WELCOME_BYTES];
+        out[0..8].copy_from_slice(&WELCOME_MAGIC);
+        out[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        let status = self.verdict.err().map_or(0, |refusal| refusal as u16);
+        out[10..12].copy_from_slice(&status.to_le_bytes());
+        out[16..32].copy_from_slice(&self.connection.0);
+        out
+    }
+
+    /// Reads the answer to a hello for `connection`.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] when the other side is not an Evenkeel listener that took the flow.
+    pub fn check(
+        bytes: &[u8; WELCOME_BYTES],
+        connection: ConnectionId,
+    ) -> Result<(), HandshakeError> {
+        if bytes[0..8] != WELCOME_MAGIC {
+            return Err(HandshakeError::NotEvenkeel("listener"));
+        }
+        check_version(bytes)?;
+        if bytes[12..16] != [0; 4] {
+            return Err(HandshakeError::Unused("a welcome"));
+        }
+        match u16_at(bytes, 10) {
+            0 if array::<16>(bytes, 16) == connection.0 => Ok(()),
+            0 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
+            1 => Err(HandshakeError::Refused(Refusal::Version)),
+            2 => Err(HandshakeError::Refused(Refusal::Authentication)),
+            3 => Err(HandshakeError::Refused(Refusal::Inconsistent)),
+            4 => Err(HandshakeError::Refused(Refusal::Busy)),
+            5 => Err(HandshakeError::Refused(Refusal::Gone)),
+            6 => Err(HandshakeError::Refused(Refusal::Checksum)),
+            7 => Err(HandshakeError::Refused(Refusal::NoRdma)),
+            8 => Err(HandshakeError::Refused(Refusal::RdmaOnly)),
+            other => Err(HandshakeError::OutOfRange {
+                field: "welcome status",
+                value: other.into(),
+                accepted: "0 to 8".into(),
+            }),
+        }
+    }
+}
+
+/// An address as all are carried.
+pub(crate) fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+fn check_version(bytes: &[u8]) -> Result<(), HandshakeError> {
+    match u16_at(bytes, 8) {
+        PROTOCOL_VERSION => Ok(()),
+        other => Err(HandshakeError::Version(other)),
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array(bytes, at))
+}
+
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NONCE: Nonce = Nonce([7; 16]);
+    const ID: ConnectionId = ConnectionId([9; 16]);
+
+    fn hello() -> Hello {
+        Hello {
+            nonce: NONCE,
+            connection: ID,
+            flow: 3,
+            flows: 4,
+            checksum: false,
+            rdma: false,
+            random: None,
+        }
+    }
+
+    #[test]
+    fn handles_keep_both_address_families() {
+        let addresses = ["10.1.2.3", "2001:db8::1", "0.0.0.0", "::1"].map(|ip| ip.parse().unwrap());
+        for count in 1..=addresses.len() {
+            let addresses = addresses[..count].to_vec();
+            let handle = Handle { addresses, port: 65_535, nonce: NONCE };
+            assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
+        }
+    }
+
+    #[test]
+    fn a_handle_of_another_kind_is_refused() {
+        assert!(matches!(Handle::decode(&[0; HANDLE_BYTES]), Err(HandshakeError::NotEvenkeel(_))));
+        let handle = Handle { addresses: vec![[10, 1, 2, 3].into()], port: 4567, nonce: NONCE };
+        for count in [0, 5] {
+            let mut bytes = handle.encode();
+            bytes[10] = count;
+            assert!(matches!(Handle::decode(&bytes), Err(HandshakeError::OutOfRange { .. })));
+        }
+    }
+
+    #[test]
+    fn only_the_right_peer_is_let_in() {
+        let bytes = hello().encode();
+        assert_eq!(Hello::decode(&bytes, NONCE, false, false), Ok(hello()));
+        assert_eq!(
+            Hello::decode(&bytes, Nonce([8; 16]), false, false),
+            Err(HandshakeError::WrongListener)
+        );
+        let changed = |at: usize, value: u8| {
+            let mut changed = bytes;
+            changed[at] = value;
+            Hello::decode(&changed, NONCE, false, false).unwrap_err()
+        };
+        assert_eq!(changed(0, b'G'), HandshakeError::NotEvenkeel("peer"));
+        assert_eq!(changed(8, 1), HandshakeError::Version(1));
+        assert_eq!(changed(10, 1), HandshakeError::Authentication { theirs: 1 });
+        let keyed = Hello { random: Some([5; 12]), ..hello() };
+        assert_eq!(Hello::decode(&keyed.encode(), NONCE, true, false), Ok(keyed));
+        let refused = HandshakeError::Authentication { theirs: 0 };
+        assert_eq!(Hello::decode(&bytes, NONCE, true, false), Err(refused));
+        assert!(matches!(changed(12, 0), HandshakeError::OutOfRange { .. }));
+        assert!(matches!(changed(12, 65), HandshakeError::OutOfRange { .. }));
+    }
+
+    #[test]
+    fn stray_fields_are_refused() {
+        let changed = |at: usize| {
+            let mut changed = hello().encode();
+            changed[at] = 1;
+            Hello::decode(&changed, NONCE, false, false)
+        };
+        assert_eq!(changed(14), Err(HandshakeError::Checksum { theirs: true }));
+        assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")));
+        let checked = Hello { checksum: true, ..hello() };
+        assert_eq!(Hello::decode(&checked.encode(), NONCE, false, true), Ok(checked));
+        for flow in [0, 9] {
+            let lifeline = Hello { rdma: true, flow, ..hello() };
+            assert_eq!(Hello::decode(&lifeline.encode(), NONCE, false, false), Ok(lifeline));
+        }
+        let refused = HandshakeError::Checksum { theirs: false };
+        assert_eq!(Hello::decode(&hello().encode(), NONCE, false, true), Err(refused));
+        assert_eq!(changed(63), Err(HandshakeError::Unused("a hello")), "random without a key");
+        let handle = Handle { addresses: vec![[10, 1, 2, 3].into()], port: 4567, nonce: NONCE };
+        for at in [11, 14, HANDLE_BYTES - 1] {
+            let mut changed = handle.encode();
+            changed[at] = 1;
+            assert_eq!(Handle::decode(&changed), Err(HandshakeError::Unused("a handle")));
+        }
+        let mut changed = Welcome { connection: ID, verdict: Ok(()) }.encode();
+        changed[12] = 1;
+        assert_eq!(Welcome::check(&changed, ID), Err(HandshakeError::Unused("a welcome")));
+    }
+
+    #[test]
+    fn strangers_are_recognised_early() {
+        assert!(Hello::may_begin_with(b""));
+        assert!(Hello::may_begin_with(&hello().encode()[..5]));
+        assert!(!Hello::may_begin_with(b"GET / HTTP/1.1"));
+    }
+
+    #[test]
+    fn a_refusal_reaches_the_connector() {
+        let ok = Welcome { connection: ID, verdict: Ok(()) };
+        assert_eq!(Welcome::check(&ok.encode(), ID), Ok(()));
+        for refusal in [
+            Refusal::Version,
+            Refusal::Authentication,
+            Refusal::Inconsistent,
+            Refusal::Busy,
+            Refusal::Gone,
+            Refusal::Checksum,
+            Refusal::NoRdma,
+            Refusal::RdmaOnly,
+        ] {
+            let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
+            assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));
+        }
+        assert!(Welcome::check(&ok.encode(), ConnectionId([1; 16])).is_err());
+    }
+
+    #[test]
+    fn the_nonce_stays_out_of_logs() {
+        assert!(!format!("{:?}", hello()).contains('7'));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_without_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 64), keep_magic: bool,
+        ) {
+            let mut raw = [0; 64];
+            raw.copy_from_slice(&bytes);
+            if keep_magic {
+                raw[0..10].copy_from_slice(&hello().encode()[0..10]);
+            }
+            prop_assert!(Hello::decode(&raw, NONCE, false, false).is_err());
+            prop_assert!(Hello::decode(&raw, NONCE, true, false).is_err());
+            let mut handle = [0; HANDLE_BYTES];
+            handle[..64].copy_from_slice(&raw);
+            prop_assert!(Handle::decode(&handle).is_err());
+        }
+    }
+}

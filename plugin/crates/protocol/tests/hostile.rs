@@ -1,0 +1,142 @@
+//! A peer that says anything: this side's books stay in order, so that no byte is written twice or elsewhere, and no
+//! message is given back while it is written.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+use evenkeel_protocol::{ChunkHeader, Claim, Frame, Next, Reassembly, Schedule, Scheduler};
+use evenkeel_testkit::TestRng;
+
+/// Chunks of nearby messages that may contradict each other, over some flows that end in the middle.
+#[test]
+fn chunks_in_any_order() {
+    let mut completed = 0;
+    for seed in 0..2000 {
+        let mut rng = TestRng::new(seed);
+        let mut reassembly = Reassembly::default();
+        let capacities: Vec<u64> = (0..8).map(|_| rng.below(5) * 128 + rng.below(3)).collect();
+        let mut written: Vec<Vec<u8>> =
+            capacities.iter().map(|capacity| vec![0; *capacity as usize]).collect();
+        let mut done = vec![false; capacities.len()];
+        // What flows have claimed and not reported: message, from, to.
+        let mut reserved: Vec<(usize, u64, u64)> = Vec::new();
+        let mut posted = 0;
+        for _ in 0..100 {
+            if posted < capacities.len() && rng.one_in(5) {
+                reassembly.post(capacities[posted], posted);
+                posted += 1;
+            }
+            if !reserved.is_empty() && rng.one_in(2) {
+                let (message, from, to) = reserved.swap_remove(rng.index(reserved.len()));
+                let until = if rng.one_in(3) { from + rng.below(to - from) } else { to };
+                // Nothing is there to be written of an empty one that comes twice.
+                assert!(!done[message] || from == to, "written after it was reported");
+                written[message][from as usize..until as usize]
+                    .iter_mut()
+                    .for_each(|times| *times += 1);
+                let finished = reassembly.arrived(message as u64, until - from);
+                reassembly.give_back(message as u64, until, to);
+                if let Some(finished) = finished {
+                    assert_eq!(finished.payload, message);
+                    let total = finished.total as usize;
+                    assert!(written[message][..total].iter().all(|times| *times == 1));
+                    assert!(written[message][total..].iter().all(|times| *times == 0));
+                    done[message] = true;
+                    completed += 1;
+                }
+                continue;
+            }
+            let Some(chunk) = any_chunk(&mut rng, &capacities) else { continue };
+            let mut at = chunk.offset;
+            loop {
+                match reassembly.claim(&chunk, at) {
+                    Ok(Claim::Deliver { payload, end }) => {
+                        assert_eq!(payload as u64, chunk.message);
+                        assert!(end <= chunk.end() && end <= capacities[payload]);
+                        reserved.push((payload, at, end));
+                        at = end;
+                    }
+                    Ok(Claim::Discard { end }) => at = end,
+                    Ok(Claim::NotPosted) => break,
+                    Err(_) => break,
+                }
+                assert!(at <= chunk.end());
+                if at == chunk.end() {
+                    break;
+                }
+            }
+        }
+        assert!(reassembly.ack() <= posted as u64);
+    }
+    assert!(completed > 1000, "{completed}");
+}
+
+/// A chunk that a receiver would not refuse at once.
+fn any_chunk(rng: &mut TestRng, capacities: &[u64]) -> Option<ChunkHeader> {
+    let message = rng.index(capacities.len() + 1);
+    let most = capacities.get(message).copied().unwrap_or(1000);
+    let total = if rng.one_in(20) { rng.below(2 * most) } else { most };
+    let offset = rng.below(total / 128 + 1) * 128;
+    let length = if rng.one_in(2) { total - offset.min(total) } else { 128 };
+    let (message, ack_wanted) = (message as u64, rng.one_in(2));
+    let chunk = ChunkHeader { message, offset, length: length as u32, total, ack_wanted };
+    match Frame::decode(&Frame::Chunk(chunk).encode()) {
+        Ok(Frame::Chunk(chunk)) => Some(chunk),
+        _ => None,
+    }
+}
+
+/// Acknowledgements of anything, and flows that the peer declares dead.
+#[test]
+fn acknowledgements_of_anything() {
+    const PLACES: usize = 3;
+    let (mut believed, mut refused) = (0, 0);
+    for seed in 0..2000 {
+        let mut rng = TestRng::new(seed);
+        let schedules = [Schedule::Pull, Schedule::Static { least: 256 }];
+        let mut scheduler = Scheduler::new(*rng.pick(&schedules));
+        (0..PLACES).for_each(|place| scheduler.opened(place));
+        // What each flow is writing.
+        let mut writing: [Option<u64>; PLACES] = [None; PLACES];
+        let (mut pushed, mut given_back) = (0, 0);
+        for _ in 0..100 {
+            let place = rng.index(PLACES);
+            match rng.below(5) {
+                0 => {
+                    scheduler.push(rng.below(1000), rng.one_in(2), pushed);
+                    pushed += 1;
+                }
+                1 if writing[place].is_none() => match scheduler.next(place, rng.below(600)) {
+                    Some(Next::Chunk(chunk, payload)) => {
+                        assert_eq!(chunk.message, *payload);
+                        assert!(chunk.message >= given_back, "a message that was given back");
+                        writing[place] = Some(chunk.message);
+                    }
+                    Some(Next::FlowDead(_)) | None => {}
+                },
+                2 => {
+                    if writing[place].take().is_some() {
+                        scheduler.written(place);
+                    }
+                }
+                3 if rng.one_in(4) => {
+                    scheduler.died(place, place as u32);
+                    scheduler.opened(place);
+                    writing[place] = None;
+                }
+                _ => {
+                    let below = if rng.one_in(4) { rng.any() } else { rng.below(pushed + 2) };
+                    match scheduler.acked(below) {
+                        Ok(()) => believed += 1,
+                        Err(_) => refused += 1,
+                    }
+                }
+            }
+            while let Some(sent) = scheduler.pop_sent() {
+                assert_eq!(sent.payload, given_back, "in order");
+                assert!(!writing.contains(&Some(sent.payload)), "while it is written");
+                given_back += 1;
+            }
+        }
+    }
+    assert!(believed > 1000 && refused > 1000, "{believed} and {refused}");
+}

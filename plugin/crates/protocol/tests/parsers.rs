@@ -1,0 +1,212 @@
+//! Everything that reads bytes or text of a peer, given seeds that have gone wrong: nothing panics, nothing is accepted
+//! that would be said otherwise, and what is said is understood.
+//!
+//! The seeds, one a line with its name, are what peers of this protocol version say: they also keep its layout.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+use evenkeel_protocol::{
+    CHALLENGE_BYTES, ChunkHeader, ConnectionId, FRAME_BYTES, Frame, HANDLE_BYTES, HELLO_BYTES,
+    Handle, HandshakeError, Hello, JobKey, MAX_MESSAGE_BYTES, Nonce, PROOF_BYTES, Refusal,
+    WELCOME_BYTES, Welcome,
+};
+use evenkeel_testkit::TestRng;
+
+const ROUNDS: usize = 50_000;
+const NONCE: Nonce = Nonce([0x11; 16]);
+const CONNECTION: ConnectionId = ConnectionId([0x22; 16]);
+
+fn seeds<const N: usize>(text: &str) -> Vec<[u8; N]> {
+    let bytes = |line: &str| {
+        let (name, hex) = line.split_once(' ').unwrap();
+        assert_eq!(hex.len(), 2 * N, "{name}");
+        std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap())
+    };
+    text.lines().map(bytes).collect()
+}
+
+/// Gives each seed as it is, then seeds with some changes. `accepts` says whether bytes were taken, and looks at what
+/// came of them.
+fn mutations<const N: usize>(seeds: &[[u8; N]], mut accepts: impl FnMut(&[u8; N]) -> bool) {
+    for seed in seeds {
+        assert!(accepts(seed), "not accepted: {seed:02x?}");
+    }
+    let mut rng = TestRng::new(1);
+    let (mut accepted, mut refused) = (0, 0);
+    for _ in 0..ROUNDS {
+        let mut bytes = *rng.pick(seeds);
+        if rng.one_in(4) {
+            let at = rng.index(N);
+            bytes[at..].copy_from_slice(&rng.pick(seeds)[at..]);
+        }
+        (0..=rng.below(3)).for_each(|_| rng.disturb(&mut bytes));
+        *(if accepts(&bytes) { &mut accepted } else { &mut refused }) += 1;
+    }
+    assert!(accepted > ROUNDS / 100 && refused > ROUNDS / 100, "{accepted} and {refused}");
+}
+
+#[test]
+fn handles() {
+    mutations(&seeds::<HANDLE_BYTES>(include_str!("seeds/handle.txt")), |bytes| {
+        let Ok(handle) = Handle::decode(bytes) else { return false };
+        assert_eq!(handle.encode(), *bytes);
+        true
+    });
+}
+
+#[test]
+fn hellos() {
+    mutations(&seeds::<HELLO_BYTES>(include_str!("seeds/hello.txt")), |bytes| {
+        let all = [(false, false), (false, true), (true, false), (true, true)]
+            .map(|(has_key, checksum)| Hello::decode(bytes, NONCE, has_key, checksum));
+        for hello in all.iter().flatten() {
+            assert_eq!(hello.encode(), *bytes);
+            assert!(Hello::may_begin_with(bytes));
+        }
+        let accepted = all.iter().flatten().count();
+        assert!(accepted <= 1, "on more than one condition");
+        accepted == 1
+    });
+}
+
+#[test]
+fn welcomes() {
+    mutations(&seeds::<WELCOME_BYTES>(include_str!("seeds/welcome.txt")), |bytes| {
+        let verdict = match Welcome::check(bytes, CONNECTION) {
+            Ok(()) => Ok(()),
+            // Of another connection.
+            Err(HandshakeError::Refused(Refusal::Inconsistent)) if bytes[10] == 0 => return true,
+            Err(HandshakeError::Refused(refusal)) => Err(refusal),
+            Err(_) => return false,
+        };
+        let said = Welcome { connection: CONNECTION, verdict }.encode();
+        // A refusal may come before the connection is known.
+        assert_eq!(said[..16], bytes[..16]);
+        assert!(verdict.is_err() || said == *bytes);
+        true
+    });
+}
+
+#[test]
+fn frames() {
+    mutations(&seeds::<FRAME_BYTES>(include_str!("seeds/frame.txt")), |bytes| {
+        let Ok(frame) = Frame::decode(bytes) else { return false };
+        assert_eq!(frame.encode(), *bytes);
+        if let Frame::Chunk(chunk) = frame {
+            assert!(chunk.end() <= chunk.total && chunk.total <= MAX_MESSAGE_BYTES);
+        }
+        true
+    });
+}
+
+#[test]
+fn sealed_frames() {
+    mutations(&seeds::<FRAME_BYTES>(include_str!("seeds/sealed.txt")), |bytes| {
+        // As somebody would who can compute checksums.
+        let mut resealed = *bytes;
+        let sum = evenkeel_protocol::checksum(0, &bytes[..28]);
+        resealed[28..].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(
+            Frame::open(bytes).is_ok(),
+            Frame::open(&resealed).is_ok() && resealed == *bytes
+        );
+        let Ok((frame, payload)) = Frame::open(&resealed) else { return false };
+        assert_eq!(frame.seal(payload), resealed);
+        true
+    });
+}
+
+#[test]
+fn challenges_and_proofs() {
+    let key = JobKey::parse(&"5a".repeat(32)).unwrap();
+    let hello = seeds::<HELLO_BYTES>(include_str!("seeds/hello.txt"))[0];
+    let challenge = key.challenge(&hello, [0x33; 32]);
+    let proof = key.answer(&hello, &challenge).unwrap();
+    // They are all the secret's: nothing that differs is accepted.
+    let mut rng = TestRng::new(2);
+    for _ in 0..2000 {
+        let (mut other, mut answer) = (challenge, proof);
+        rng.disturb(&mut other);
+        rng.disturb(&mut answer);
+        assert_eq!(key.answer(&hello, &other).is_some(), other == challenge);
+        assert_eq!(key.accepts(&hello, &challenge, &answer), answer == proof);
+        let bytes: [u8; CHALLENGE_BYTES] = rng.array();
+        assert_eq!(key.answer(&hello, &bytes), None);
+        assert!(!key.accepts(&hello, &bytes, &rng.array::<PROOF_BYTES>()));
+    }
+}
+
+#[test]
+fn job_keys() {
+    let mut rng = TestRng::new(3);
+    let mut accepted = 0;
+    for _ in 0..ROUNDS {
+        let mut text = format!(" {}\n", "0aBf".repeat(16)).into_bytes();
+        (0..rng.below(3)).for_each(|_| rng.mutate(&mut text));
+        let text = String::from_utf8_lossy(&text);
+        let is_key =
+            |key: &str| key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert_eq!(JobKey::parse(&text).is_some(), is_key(text.trim()), "{text:?}");
+        accepted += usize::from(JobKey::parse(&text).is_some());
+    }
+    assert!(accepted > ROUNDS / 100 && accepted < ROUNDS, "{accepted}");
+}
+
+#[test]
+fn what_is_said_is_understood() {
+    let mut rng = TestRng::new(4);
+    for _ in 0..ROUNDS {
+        let addresses = (0..1 + rng.below(4))
+            .map(|_| match rng.below(2) {
+                0 => rng.array::<4>().into(),
+                _ => rng.array::<16>().into(),
+            })
+            .collect();
+        let handle = Handle { addresses, port: rng.any() as u16, nonce: Nonce(rng.array()) };
+        assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
+
+        let rdma = rng.one_in(2);
+        let hello = Hello {
+            nonce: Nonce(rng.array()),
+            connection: ConnectionId(rng.array()),
+            flow: if rdma { 0 } else { rng.any() as u32 },
+            flows: 1 + rng.below(if rdma { 8 } else { 64 }) as u16,
+            checksum: rng.one_in(2),
+            rdma,
+            random: rng.one_in(2).then(|| rng.array()),
+        };
+        let has_key = hello.random.is_some();
+        let decoded = Hello::decode(&hello.encode(), hello.nonce, has_key, hello.checksum);
+        assert_eq!(decoded, Ok(hello));
+
+        let frame = any_frame(&mut rng);
+        assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        let sum = if matches!(frame, Frame::Chunk(_)) { rng.any() as u32 } else { 0 };
+        assert_eq!(Frame::open(&frame.seal(sum)), Ok((frame, sum)));
+    }
+}
+
+fn any_frame(rng: &mut TestRng) -> Frame {
+    match rng.below(8) {
+        0 => Frame::Ack(rng.any()),
+        1 => Frame::FlowDead(rng.any() as u32),
+        2 => Frame::Bye,
+        3 => Frame::Tag(rng.any() as i32),
+        4 => Frame::Mixed(rng.any()),
+        5 => Frame::PlainUntil(rng.any()),
+        6 => Frame::Slot(rng.any(), rng.any() as i32),
+        _ => {
+            let total = rng.below(MAX_MESSAGE_BYTES + 1);
+            let offset = rng.below(total) / 128 * 128;
+            let left = total - offset;
+            let length = if rng.one_in(2) {
+                left
+            } else {
+                (left.min(128) + rng.below(left)).min(left) / 128 * 128
+            };
+            let length = if length == 0 { left } else { length } as u32;
+            let (message, ack_wanted) = (rng.any(), rng.one_in(2));
+            Frame::Chunk(ChunkHeader { message, offset, length, total, ack_wanted })
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Two peers over flows that deliver when they like and die when they like, in simulated time.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+use std::collections::VecDeque;
+
+use evenkeel_protocol::{ChunkHeader, Claim, Frame, Next, Reassembly, Schedule, Scheduler};
+use evenkeel_testkit::TestRng;
+use proptest::prelude::*;
+
+const PLACES: usize = 4;
+
+/// A frame on its way, and how many bytes of its payload have been written.
+struct InTransit {
+    frame: Frame,
+    written: u64,
+}
+
+/// What a receiver is doing with the chunk at the head of a flow.
+struct Reading {
+    chunk: ChunkHeader,
+    at: u64,
+    /// Up to where it knows what to do, and whether that is to deliver.
+    claimed: Option<(u64, bool)>,
+}
+
+struct Flow {
+    number: u32,
+    place: usize,
+    /// The sender uses it.
+    open: bool,
+    /// The receiver reads from it.
+    read: bool,
+    /// What the sender will write next.
+    taken: VecDeque<Frame>,
+    to_receiver: VecDeque<InTransit>,
+    to_sender: VecDeque<Frame>,
+    reading: Option<Reading>,
+}
+
+#[derive(Default)]
+struct World {
+    scheduler: Scheduler<usize>,
+    reassembly: Reassembly<usize>,
+    /// Every flow that ever was, by number.
+    flows: Vec<Flow>,
+    /// How often each byte of each message was written into its buffer.
+    buffers: Vec<Vec<u8>>,
+    received: Vec<bool>,
+    sent: Vec<bool>,
+}
+
+impl World {
+    fn open(&mut self, place: usize) {
+        self.scheduler.opened(place);
+        self.flows.push(Flow {
+            number: self.flows.len() as u32,
+            place,
+            open: true,
+            read: true,
+            taken: VecDeque::new(),
+            to_receiver: VecDeque::new(),
+            to_sender: VecDeque::new(),
+            reading: None,
+        });
+    }
+
+    fn in_place(&self, place: usize) -> Option<usize> {
+        self.flows.iter().position(|flow| flow.open && flow.place == place)
+    }
+
+    /// The sender goes on with what it writes, or takes something new.
+    fn write(&mut self, index: usize, rng: &mut TestRng) {
+        let flow = &mut self.flows[index];
+        if let Some(InTransit { frame: Frame::Chunk(chunk), written }) = flow.to_receiver.back_mut()
+            && *written < u64::from(chunk.length)
+        {
+            let left = u64::from(chunk.length) - *written;
+            *written += 1 + rng.below(left);
+            if *written == u64::from(chunk.length) {
+                self.scheduler.written(flow.place);
+                self.collect();
+            }
+            return;
+        }
+        while flow.taken.is_empty() || rng.one_in(4) && flow.taken.len() < 5 {
+            flow.taken.push_back(match self.scheduler.next(flow.place, rng.below(900)) {
+                Some(Next::Chunk(chunk, message)) => {
+                    assert_eq!(*message as u64, chunk.message);
+                    assert!(!self.sent[*message], "a reported message is touched");
+                    Frame::Chunk(chunk)
+                }
+                Some(Next::FlowDead(number)) => Frame::FlowDead(number),
+                None => break,
+            });
+        }
+        let Some(frame) = flow.taken.pop_front() else { return };
+        let empty = matches!(frame, Frame::Chunk(ChunkHeader { length: 0, .. }));
+        flow.to_receiver.push_back(InTransit { frame, written: 0 });
+        if empty {
+            self.scheduler.written(flow.place);
+        }
+    }
+
+    /// The sender takes the messages that are done.
+    fn collect(&mut self) {
+        while let Some(sent) = self.scheduler.pop_sent() {
+            assert!(self.received[sent.payload], "reported before it arrived");
+            for flow in self.flows.iter().filter(|flow| flow.open) {
+                if let Some(InTransit { frame: Frame::Chunk(chunk), written }) =
+                    flow.to_receiver.back()
+                {
+                    let writing = *written < u64::from(chunk.length);
+                    assert!(!writing || chunk.message != sent.payload as u64, "still written");
+                }
+                let will = |frame: &Frame| matches!(frame, Frame::Chunk(chunk) if chunk.message == sent.payload as u64);
+                assert!(!flow.taken.iter().any(will), "still to be written");
+            }
+            self.sent[sent.payload] = true;
+        }
+    }
+
+    fn hear(&mut self, index: usize) {
+        if let Some(Frame::Ack(below)) = self.flows[index].to_sender.pop_front() {
+            self.scheduler.acked(below).unwrap();
+            self.collect();
+        }
+    }
+
+    /// The flow breaks: some of what is on its way still arrives.
+    fn kill(&mut self, index: usize, rng: &mut TestRng) {
+        let flow = &mut self.flows[index];
+        flow.open = false;
+        flow.taken.clear();
+        self.scheduler.died(flow.place, flow.number);
+        // What was read has arrived.
+        let read = flow.reading.as_ref().map(|reading| reading.at - reading.chunk.offset);
+        let keep = usize::from(read.is_some());
+        let kept = keep + rng.below(1 + (flow.to_receiver.len() - keep) as u64) as usize;
+        flow.to_receiver.truncate(kept);
+        let least = if kept == 1 { read.unwrap_or(0) } else { 0 };
+        if let Some(last) = flow.to_receiver.back_mut() {
+            last.written = least + rng.below(1 + last.written - least);
+        }
+        flow.to_sender.clear();
+        self.collect();
+    }
+
+    /// The receiver will not read from the flow again.
+    fn settle(&mut self, index: usize) {
+        let flow = &mut self.flows[index];
+        flow.read = false;
+        if let Some(Reading { chunk, at, claimed: Some((end, true)) }) = flow.reading.take() {
+            self.reassembly.give_back(chunk.message, at, end);
+        }
+    }
+
+    /// The receiver reads some of what has arrived.
+    fn read(&mut self, index: usize, rng: &mut TestRng) {
+        let flow = &mut self.flows[index];
+        if !flow.read {
+            return;
+        }
+        let Some(front) = flow.to_receiver.front() else {
+            if !flow.open {
+                self.settle(index);
+            }
+            return;
+        };
+        let (frame, written) = (front.frame, front.written);
+        let chunk = match frame {
+            Frame::Chunk(chunk) => chunk,
+            Frame::FlowDead(number) => {
+                flow.to_receiver.pop_front();
+                self.settle(number as usize);
+                let ack = Frame::Ack(self.reassembly.ack());
+                self.answer(index, ack);
+                return;
+            }
+            other => panic!("{other:?} to the receiver"),
+        };
+        let reading =
+            flow.reading.get_or_insert(Reading { chunk, at: chunk.offset, claimed: None });
+        let (end, deliver) = match reading.claimed {
+            Some(claimed) => claimed,
+            None => match self.reassembly.claim(&chunk, reading.at).unwrap() {
+                Claim::NotPosted => return,
+                Claim::Deliver { payload, end } => {
+                    assert_eq!(payload as u64, chunk.message);
+                    (end, true)
+                }
+                Claim::Discard { end } => (end, false),
+            },
+        };
+        let have = (chunk.offset + written).min(end);
+        let until = reading.at + rng.below(1 + have - reading.at);
+        let (from, at) = (reading.at, if rng.one_in(3) { have } else { until });
+        reading.at = at;
+        reading.claimed = (at < end).then_some((end, deliver));
+        let over = at == chunk.end();
+        let dead = !flow.open && at == chunk.offset + written && !over;
+        if over {
+            flow.reading = None;
+            flow.to_receiver.pop_front();
+        }
+        if deliver {
+            let message = chunk.message as usize;
+            assert!(!self.received[message] || from == at, "written after it was reported");
+            self.buffers[message][from as usize..at as usize]
+                .iter_mut()
+                .for_each(|byte| *byte += 1);
+            if (at > from || chunk.length == 0)
+                && let Some(done) = self.reassembly.arrived(chunk.message, at - from)
+            {
+                assert_eq!((done.payload, done.total), (message, chunk.total));
+                assert!(self.buffers[message].iter().all(|times| *times == 1));
+                assert!(!std::mem::replace(&mut self.received[message], true));
+            }
+        }
+        if dead {
+            self.settle(index);
+        }
+        if let Some(below) = self.reassembly.ack_due() {
+            self.answer(index, Frame::Ack(below));
+        }
+    }
+
+    fn answer(&mut self, index: usize, frame: Frame) {
+        // What goes onto a dead flow is lost.
+        if self.flows[index].open {
+            self.flows[index].to_sender.push_back(frame);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    /// Whatever dies, each byte is written once, nothing is touched after it was reported, and
+    /// everything completes as long as there are flows to be had.
+    #[test]
+    fn every_byte_arrives_once(
+        totals in proptest::collection::vec((0u64..3000, any::<bool>()), 1..40),
+        seed: u64,
+        deaths in 0u64..30,
+        window in 1usize..6,
+        dealt: bool,
+    ) {
+        let mut rng = TestRng::new(seed);
+        let mut world = World {
+            buffers: totals.iter().map(|(total, _)| vec![0; *total as usize]).collect(),
+            received: vec![false; totals.len()],
+            sent: vec![false; totals.len()],
+            scheduler: Scheduler::new(if dealt { Schedule::Static { least: 256 } } else { Schedule::Pull }),
+            ..World::default()
+        };
+        (0..PLACES).for_each(|place| world.open(place));
+        let (mut pushed, mut posted, mut deaths) = (0, 0, deaths);
+        // A message that nobody waits for may go unacknowledged.
+        let waited_for = totals.iter().rposition(|(_, waits)| *waits).map_or(0, |last| last + 1);
+        let mut steps = 0;
+        while !(world.received.iter().all(|done| *done) && world.sent[..waited_for].iter().all(|done| *done)) {
+            steps += 1;
+            prop_assert!(steps < 1_000_000, "it does not end");
+            if world.scheduler.must_repeat() && rng.one_in(100) {
+                // No flow takes it: another one is opened.
+                let free = (PLACES..).find(|place| world.in_place(*place).is_none());
+                world.open(free.unwrap());
+            }
+            let places = world.flows.iter().map(|flow| flow.place + 1).max().unwrap_or(PLACES);
+            let place = rng.below(places as u64) as usize;
+            if pushed < totals.len() && rng.one_in(4) {
+                let (total, waits) = totals[pushed];
+                world.scheduler.push(total, waits, pushed);
+                pushed += 1;
+            }
+            // Buffers are posted as others become free.
+            let done = world.received.iter().take_while(|done| **done).count();
+            if posted < totals.len() && posted < done + window && rng.one_in(4) {
+                world.reassembly.post(totals[posted].0 + rng.below(5), posted);
+                posted += 1;
+            }
+            match world.in_place(place) {
+                None if place < PLACES && rng.one_in(3) => world.open(place),
+                None => {}
+                Some(index) if deaths > 0 && rng.one_in(50) => {
+                    deaths -= 1;
+                    world.kill(index, &mut rng);
+                }
+                Some(index) => {
+                    world.write(index, &mut rng);
+                    if rng.one_in(2) {
+                        world.hear(index);
+                    }
+                }
+            }
+            let index = rng.below(world.flows.len() as u64) as usize;
+            world.read(index, &mut rng);
+        }
+    }
+}

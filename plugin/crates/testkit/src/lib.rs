@@ -1,0 +1,144 @@
+//! Repeatable choices for tests, and bytes that go wrong: what a seed gives once, it gives always.
+
+/// Numbers that parsers get wrong: limits of types, of messages and of chunks, and what is next to them.
+const AWKWARD: [u64; 12] = [
+    0,
+    1,
+    127,
+    128,
+    u16::MAX as u64,
+    (1 << 30) - 128,
+    1 << 30,
+    (1 << 30) + 1,
+    u32::MAX as u64,
+    1 << 63,
+    u64::MAX - 127,
+    u64::MAX,
+];
+
+/// A source of choices (xorshift64).
+#[derive(Clone, Debug)]
+pub struct TestRng(u64);
+
+impl TestRng {
+    /// Choices that follow from the seed.
+    pub fn new(seed: u64) -> Self {
+        // Zero would stay zero; seeds next to each other give unlike choices at once.
+        Self((seed ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).max(1))
+    }
+
+    /// Any number.
+    pub fn any(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        // The lowest bits of a xorshift are the least mixed.
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(32)
+    }
+
+    /// A number below `limit`; 0 when that is 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.any() % limit.max(1)
+    }
+
+    /// A number below `limit`; 0 when that is 0.
+    pub fn index(&mut self, limit: usize) -> usize {
+        self.below(limit as u64) as usize
+    }
+
+    /// True once in so many times.
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of them.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.index(from.len())]
+    }
+
+    /// Any bytes.
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.any() as u8).collect()
+    }
+
+    /// Any bytes.
+    pub fn array<const N: usize>(&mut self) -> [u8; N] {
+        std::array::from_fn(|_| self.any() as u8)
+    }
+
+    /// Changes bytes in one place, but not their number.
+    pub fn disturb(&mut self, bytes: &mut [u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let at = self.index(bytes.len());
+        match self.below(4) {
+            0 => bytes[at] ^= 1 << self.below(8),
+            1 => bytes[at] = self.any() as u8,
+            2 => {
+                let (number, width) = (*self.pick(&AWKWARD), *self.pick(&[1, 2, 4, 8]));
+                let at = at - at % width;
+                let places = bytes[at..].iter_mut().take(width);
+                places.zip(number.to_le_bytes()).for_each(|(place, byte)| *place = byte);
+            }
+            _ => {
+                let from = self.index(bytes.len());
+                let length = self.index(bytes.len() - at.max(from));
+                bytes.copy_within(from..from + length, at);
+            }
+        }
+    }
+
+    /// Changes bytes in one place: some may go, some may come.
+    pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
+        let at = self.index(bytes.len() + 1);
+        let end = at + self.index(bytes.len() + 1 - at);
+        match self.below(6) {
+            0 => drop(bytes.drain(at..end)),
+            1 => bytes.truncate(at),
+            2 => bytes.extend_from_within(at..end),
+            3 => bytes.insert(at, self.any() as u8),
+            _ => self.disturb(bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same() {
+        let some = |seed| TestRng::new(seed).bytes(32);
+        assert_eq!(some(1), some(1));
+        assert_ne!(some(1), some(2));
+    }
+
+    #[test]
+    fn every_number_is_met() {
+        let mut rng = TestRng::new(0);
+        let mut met = [0; 10];
+        (0..10_000).for_each(|_| met[rng.index(10)] += 1);
+        assert!(met.iter().all(|times| (800..1200).contains(times)), "{met:?}");
+    }
+
+    #[test]
+    fn every_byte_can_change_and_every_length_is_taken() {
+        let mut rng = TestRng::new(0);
+        for length in 0..20 {
+            let mut changed = vec![false; length];
+            for _ in 0..1000 {
+                let before = rng.bytes(length);
+                let mut after = before.clone();
+                rng.disturb(&mut after);
+                let differ = before.iter().zip(&after).map(|(before, after)| before != after);
+                changed.iter_mut().zip(differ).for_each(|(changed, differs)| *changed |= differs);
+                rng.mutate(&mut after);
+            }
+            assert!(changed.iter().all(|changed| *changed), "of {length}");
+        }
+    }
+}
