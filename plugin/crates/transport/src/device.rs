@@ -7,10 +7,10 @@ use std::sync::Arc;
 use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
-use crate::log::Log;
 use crate::rdma::{self, Adapter, MemoryTypes};
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::{self, InterfaceAddress};
+use crate::telemetry::log::Log;
 
 /// Assumed where neither the system nor the user knows a device's speed, in Mb/s. NCCL assumes the
 /// same for its own sockets.

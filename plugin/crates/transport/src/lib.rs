@@ -13,81 +13,49 @@
 //! Every failure of a connection is reported by all its requests, and by one line in the log. Errors
 //! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
 
-mod attendance;
-mod base;
-mod bell;
-mod breadth;
-mod call;
-mod check;
-mod connect;
-mod copies;
-mod counters;
+mod connection;
 mod device;
-mod engine;
 mod error;
-mod exporter;
-mod lent;
-mod listen;
-mod log;
-mod mend;
-mod metrics;
-#[cfg(test)]
-mod modelled;
-mod notify;
-mod order;
-mod rails;
+mod handshake;
+mod memory;
 mod rdma;
-mod recv;
-mod request;
-mod send;
+mod runtime;
 mod settings;
+pub mod sync;
 mod sys;
+mod tcp;
+mod telemetry;
 #[cfg(test)]
-mod tagged;
-#[cfg(test)]
-mod testing;
-mod turn;
-
-/// What [`turn`] is made of, so that its tests can make it of something else.
-mod sync {
-    pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
-    pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-    #[cfg(test)]
-    pub(crate) use std::thread;
-
-    /// Runs a test with real threads, in the orders that they happen to take.
-    #[cfg(test)]
-    pub(crate) fn model(test: impl Fn()) {
-        (0..1000).for_each(|_| test());
-    }
-}
+mod test_support;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
-pub use bell::wait_for;
-pub use connect::Connecting;
+pub use connection::owned::{Receiving, Sending};
+pub use connection::recv::{RecvConnection, Tagged};
+pub use connection::request::{MAX_RECVS, MAX_REQUESTS, Request};
+pub use connection::send::{Farewell, SendConnection};
 pub use device::Device;
-pub use engine::soon;
 pub use error::{Answer, Error, ErrorKind};
 pub use evenkeel_protocol::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
-pub use exporter::{Exporter, Page, Pages};
-pub use lent::{Receiving, Sending};
-pub use listen::Listener;
-pub use log::Log;
-pub use notify::Notify;
-pub use rails::Rail;
+pub use handshake::connect::Connecting;
+pub use handshake::listen::Listener;
+pub use memory::block::Block;
+pub use memory::buffers::{RecvBuffer, SendBuffer};
 pub use rdma::{MemoryTypes, MrCache, Registration};
-pub use recv::{RecvConnection, Tagged};
-pub use request::{MAX_RECVS, MAX_REQUESTS, Request};
-pub use send::{Farewell, SendConnection};
+pub use runtime::notify::{Notify, NullNotify};
+pub use runtime::reactor::soon;
+pub use runtime::waiters::wait_for;
+pub use settings::rails::Rail;
 pub use settings::{SETTINGS, Setting, Settings, SettingsError};
-pub use sys::{Block, RecvBuffer, SendBuffer};
+pub use sys::random;
+pub use telemetry::exporter::{Exporter, Page, Pages};
+pub use telemetry::log::{Log, NullLog};
 
-use engine::Engine;
-use listen::Port;
-use metrics::Metrics;
-use sys::lock;
+use handshake::listen::Port;
+use runtime::reactor::Engine;
+use sync::lock;
+use telemetry::metrics::Metrics;
 
 /// This process's way to the network.
 pub struct Transport {

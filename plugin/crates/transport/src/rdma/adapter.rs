@@ -9,13 +9,13 @@ use std::time::Duration;
 use evenkeel_protocol::{PortInfo, QueuePairInfo, Traffic};
 use evenkeel_verbs::{CompletionQueue, Context, Gid, GidKind, MemoryRegion, Peer, Port, gids};
 
-use crate::log::Log;
 use crate::rdma::cache::Cache;
 use crate::rdma::events::Events;
 use crate::rdma::locked;
 use crate::rdma::reach::MemoryTypes;
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::InterfaceAddress;
+use crate::telemetry::log::Log;
 
 /// Most ports of a device.
 const MAX_PORTS: u8 = 8;

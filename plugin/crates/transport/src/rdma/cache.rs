@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, Weak};
 
 use evenkeel_verbs::{Access, Context, MemoryRegion, Span};
 
-use crate::counters::Counter;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
+use crate::memory::buffers::RecvBuffer;
 use crate::rdma::{Adapter, MemoryTypes};
-use crate::sys::{RecvBuffer, lock};
+use crate::sync::lock;
+use crate::telemetry::counters::Counter;
 
 /// The registrations of a device. Who uses one holds it; it ends with the last who does.
 pub(crate) struct Cache {

@@ -12,8 +12,8 @@ use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use super::send::Sender;
 use crate::Context;
-use crate::call::{Call, CallError, Caller, Destination};
 use crate::device::Device;
+use crate::handshake::dial::{Call, CallError, Caller, Destination};
 
 /// How long a call waits for the listener's welcome.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use evenkeel_verbs::{Context, Event};
 
-use crate::log::Log;
-use crate::sys::lock;
+use crate::sync::lock;
+use crate::telemetry::log::Log;
 
 /// Most queues that are remembered: nobody looks at those whose owners were faster.
 const MAX_FAILED: usize = 4096;

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use evenkeel_protocol::{ControlMessage, Hello, WELCOME_BYTES, Welcome};
 
 use super::tests::{Lines, PEER, carry, exchange, message, transport_with};
-use crate::sys::{Block, Fenced, lock};
-use crate::tagged;
-use crate::testing::{meet, until};
+use crate::connection::tag_matching_tests;
+use crate::memory::block::Block;
+use crate::memory::protected::ProtectedMemory;
+use crate::sync::lock;
+use crate::test_support::{meet, until};
 use crate::{Listener, MemoryTypes, RecvConnection, SendConnection, Transport};
 
 /// Both ends of a connection that begins by the first pair of ports.
@@ -256,7 +258,7 @@ fn words_that_were_lost_with_a_path_are_said_again() {
     let ends = Ends::new(&TIMES);
     let _silenced = Silenced::new(0);
     // The first of any tag.
-    tagged::a_group_waits_for_all_of_its_messages((ends.send, ends.recv));
+    tag_matching_tests::a_group_waits_for_all_of_its_messages((ends.send, ends.recv));
 }
 
 #[test]
@@ -267,7 +269,7 @@ fn messages_of_any_tag_survive_paths_that_come_and_go() {
         let mut silenced = (None, 0);
         let pair = (ends.send, ends.recv);
         let from_log = ends.from_log;
-        tagged::random_groups::<Block>(pair, 500 + seed, 3, |_, _, done| {
+        tag_matching_tests::random_groups::<Block>(pair, 500 + seed, 3, |_, _, done| {
             if done % 40 == 20 {
                 silenced.0 = None;
                 silenced = (Some(Silenced::new(silenced.1)), 1 - silenced.1);
@@ -334,13 +336,18 @@ fn memory_that_no_processor_reaches_is_registered_with_the_other_port_before() {
     let ends = Ends::for_memory_in(PEER, &TIMES);
     let carry = |lengths: &[usize]| {
         let pair = (&ends.send, &ends.recv);
-        lengths.iter().for_each(|length| carry::<Fenced, Fenced>(pair, *length));
+        lengths.iter().for_each(|length| carry::<ProtectedMemory, ProtectedMemory>(pair, *length));
     };
     carry(&[1, 100_000, 8 << 20]);
     let _silenced = Silenced::new(0);
     carry(&[0, 1, 4096, 100_000, 8 << 20]);
     assert_eq!(ends.moves(), [1, 1]);
-    tagged::random_groups::<Fenced>((ends.send, ends.recv), 700, 3, |_, _, _| {});
+    tag_matching_tests::random_groups::<ProtectedMemory>(
+        (ends.send, ends.recv),
+        700,
+        3,
+        |_, _, _| {},
+    );
 }
 
 /// A lifeline that was welcomed and speaks late is none that the peer goes on by.

@@ -16,9 +16,9 @@ use evenkeel_verbs::{
 
 use super::Adapter;
 use super::lanes::system;
+use crate::connection::request::{MAX_REQUESTS, Operation};
 use crate::error::Error;
-use crate::request::{MAX_REQUESTS, Operation};
-use crate::sys::RecvBuffer;
+use crate::memory::buffers::RecvBuffer;
 
 /// Reads on their way, at most.
 const DEPTH: u32 = MAX_REQUESTS as u32;

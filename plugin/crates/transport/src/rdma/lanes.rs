@@ -11,10 +11,11 @@ use evenkeel_verbs::{
 };
 
 use super::{Adapter, DRAIN};
-use crate::counters::FlowCounters;
 use crate::error::{Error, ErrorKind};
-use crate::metrics::FlowObservation;
-use crate::sys::{self, PathFigures, RecvBuffer, SendBuffer};
+use crate::memory::buffers::{RecvBuffer, SendBuffer};
+use crate::sys::{self, PathFigures};
+use crate::telemetry::counters::FlowCounters;
+use crate::telemetry::metrics::FlowObservation;
 
 /// Writes of the peer that a queue pair makes room for. When there is no room, its device asks the peer's to wait.
 const EXPECTED: usize = 256;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use evenkeel_protocol::{ControlMessage, Lasting};
 use socket2::Socket;
 
-use crate::base::not_now;
+use crate::connection::base::not_now;
 use crate::sys;
 
 /// Most bytes that wait to be said or heard. Each word is an answer, or one of a few in a connection's life.

@@ -17,14 +17,14 @@ use super::lifeline::Cut;
 use super::side::{Core, Side, State};
 use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
 use crate::Context;
-use crate::base::{Base, Direction, InFlight};
+use crate::connection::base::{Base, Direction, InFlight};
+use crate::connection::recv::{Inbound, Tagged};
+use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
+use crate::connection::tag_matching::{Order, Step};
 use crate::device::Device;
-use crate::engine::Workers;
 use crate::error::{Error, ErrorKind};
-use crate::order::{Order, Step};
-use crate::recv::{Inbound, Tagged};
-use crate::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
-use crate::sys::RecvBuffer;
+use crate::memory::buffers::RecvBuffer;
+use crate::runtime::reactor::Workers;
 
 /// Places for credits in the sender's memory; a message's is that of its number modulo this.
 pub(super) const CREDITS: usize = 2 * WINDOW as usize;

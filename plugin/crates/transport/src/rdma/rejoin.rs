@@ -7,10 +7,11 @@ use std::time::Instant;
 use socket2::Socket;
 
 use super::recv::Receiver;
-use crate::base::not_now;
+use crate::connection::base::not_now;
 use crate::device::Device;
-use crate::engine::{Readiness, Registration, Source, Workers};
-use crate::sys::{self, lock};
+use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
+use crate::sync::lock;
+use crate::sys;
 
 /// A lifeline that was welcomed, and that is its connection's as soon as the peer says something there: it calls by several
 /// ways at a time, and may go on by another one, or by the one it had.

@@ -16,13 +16,13 @@ use super::lifeline::Cut;
 use super::recv::{CREDIT_BYTES, CREDITS, Credit};
 use super::side::{Core, Side, State};
 use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
-use crate::base::{Base, Direction, InFlight};
-use crate::call::{CallError, Caller, Destination};
+use crate::connection::base::{Base, Direction, InFlight};
+use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
+use crate::connection::send::{LINGER, Outbound};
+use crate::connection::tag_matching::Gate;
 use crate::error::{Error, ErrorKind};
-use crate::order::Gate;
-use crate::request::{MAX_REQUESTS, Operation, Owner, Request};
-use crate::send::{LINGER, Outbound};
-use crate::sys::SendBuffer;
+use crate::handshake::dial::{CallError, Caller, Destination};
+use crate::memory::buffers::SendBuffer;
 
 /// Parts on a lane before another lane takes what is left.
 const PARTS_AHEAD: u64 = 4;

@@ -13,14 +13,14 @@ use super::lanes::{Lanes, Told, system};
 use super::lifeline::Lifeline;
 use super::{Opened, Problem};
 use crate::Context;
-use crate::base::{Base, Direction, InFlight, Medium};
-use crate::bell;
+use crate::connection::base::{Base, Direction, InFlight, Medium};
+use crate::connection::request::Owner;
 use crate::device::Device;
-use crate::engine::{Linger, Readiness, Registration, Source, Workers};
 use crate::error::{Error, ErrorKind};
-use crate::metrics::{FlowObservation, Observed};
-use crate::request::Owner;
-use crate::sys::lock;
+use crate::runtime::reactor::{Linger, Readiness, Registration, Source, Workers};
+use crate::runtime::waiters;
+use crate::sync::lock;
+use crate::telemetry::metrics::{FlowObservation, Observed};
 
 /// Most rounds of completions that are taken at a time.
 const ROUNDS: usize = 16;
@@ -411,7 +411,7 @@ impl<S: State> Owner for Side<S> {
             return;
         }
         let core = state.core();
-        let armed = match core.callers.visit(bell::falls_asleep()) {
+        let armed = match core.callers.visit(waiters::falls_asleep()) {
             true => core.lanes.completions.arm().map_err(|error| system(error).into()),
             false => Ok(()),
         };

@@ -5,9 +5,12 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use crate::sys::{Block, Fenced, lock};
-use crate::tagged::{self, Room};
-use crate::testing::{Deaf, connected, meet, until};
+use crate::connection::tag_matching_tests::{self, Room};
+use crate::memory::block::Block;
+use crate::memory::protected::ProtectedMemory;
+use crate::runtime::notify::NullNotify;
+use crate::sync::lock;
+use crate::test_support::{connected, meet, until};
 use crate::{
     Device, ErrorKind, Handle, Listener, Log, MemoryTypes, Nonce, Receiving, RecvConnection,
     SendConnection, Sending, Settings, Tagged, Transport,
@@ -47,7 +50,7 @@ fn transport() -> Transport {
 fn listen(transport: &Transport) -> (Listener, Handle) {
     let ip = transport.devices().last().unwrap().addresses()[0];
     let nonce = Nonce([7; 16]);
-    let listener = transport.listen_at((ip, 0).into(), nonce, "", Arc::new(Deaf)).unwrap();
+    let listener = transport.listen_at((ip, 0).into(), nonce, "", Arc::new(NullNotify)).unwrap();
     let handle = Handle { addresses: vec![ip], port: listener.address().port(), nonce };
     (listener, handle)
 }
@@ -227,7 +230,7 @@ fn a_peer_that_closes_is_told_of() {
 #[ignore = "runs in the RDMA lab"]
 fn who_listens_at_all_addresses_uses_the_port_of_the_one_that_was_called() {
     let transport = transport();
-    let deaf = || Arc::new(Deaf);
+    let deaf = || Arc::new(NullNotify);
     let listener = transport.listen_at(([0; 8], 0).into(), Nonce([7; 16]), "", deaf()).unwrap();
     let port = listener.address().port();
     for (index, device) in transport.devices().iter().enumerate() {
@@ -333,21 +336,23 @@ fn a_port_that_is_gone_is_named_after_the_time_set() {
 #[ignore = "runs in the RDMA lab"]
 fn groups_wait_for_all_of_their_messages() {
     let transport = transport();
-    tagged::a_group_waits_for_all_of_its_messages(pair(&transport, &transport));
+    tag_matching_tests::a_group_waits_for_all_of_its_messages(pair(&transport, &transport));
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn early_messages_stand_in_nobodys_way() {
     let transport = transport();
-    tagged::messages_that_nobody_waits_for_stand_in_nobodys_way(|| pair(&transport, &transport));
+    tag_matching_tests::messages_that_nobody_waits_for_stand_in_nobodys_way(|| {
+        pair(&transport, &transport)
+    });
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn too_long_messages_fail_their_group() {
     let transport = transport();
-    tagged::a_message_that_is_too_long_fails_its_group(|| pair(&transport, &transport));
+    tag_matching_tests::a_message_that_is_too_long_fails_its_group(|| pair(&transport, &transport));
 }
 
 #[test]
@@ -356,7 +361,7 @@ fn any_groups_get_the_messages_of_their_tags() {
     let transport = transport();
     for seed in 0..6 {
         let pair = pair(&transport, &transport);
-        tagged::random_groups::<Block>(pair, seed, 1 + seed % 5 * 2, |_, _, _| {});
+        tag_matching_tests::random_groups::<Block>(pair, seed, 1 + seed % 5 * 2, |_, _, _| {});
     }
 }
 
@@ -375,7 +380,7 @@ fn queue_pairs_that_fail_cost_no_message_of_any_tag() {
     let transport = transport();
     for seed in 0..2 {
         let pair = pair(&transport, &transport);
-        tagged::random_groups::<Block>(pair, 100 + seed, 3, break_lanes);
+        tag_matching_tests::random_groups::<Block>(pair, 100 + seed, 3, break_lanes);
     }
 }
 
@@ -422,12 +427,14 @@ fn no_byte_is_touched_by_the_processor_where_it_cannot_reach() {
     let transport = transport();
     let lengths = [0, 1, 8, 256, 257, 4095, 4096, 4097, 70_000, 1 << 20, (8 << 20) + 1];
     let (send, recv) = pair_for(&transport, PEER, PEER);
-    lengths.iter().for_each(|length| carry::<Fenced, Fenced>((&send, &recv), *length));
+    lengths
+        .iter()
+        .for_each(|length| carry::<ProtectedMemory, ProtectedMemory>((&send, &recv), *length));
     // One side says so for both.
     let (send, recv) = pair_for(&transport, MemoryTypes::HOST, PEER);
-    lengths.iter().for_each(|length| carry::<Block, Fenced>((&send, &recv), *length));
+    lengths.iter().for_each(|length| carry::<Block, ProtectedMemory>((&send, &recv), *length));
     let (send, recv) = pair_for(&transport, PEER, MemoryTypes::HOST);
-    lengths.iter().for_each(|length| carry::<Fenced, Block>((&send, &recv), *length));
+    lengths.iter().for_each(|length| carry::<ProtectedMemory, Block>((&send, &recv), *length));
 }
 
 #[test]
@@ -436,10 +443,15 @@ fn any_groups_get_the_messages_of_their_tags_where_no_processor_reaches() {
     let transport = transport();
     for seed in 0..2 {
         let pair = pair_for(&transport, PEER, PEER);
-        tagged::random_groups::<Fenced>(pair, 200 + seed, 1 + seed * 2, |_, _, _| {});
+        tag_matching_tests::random_groups::<ProtectedMemory>(
+            pair,
+            200 + seed,
+            1 + seed * 2,
+            |_, _, _| {},
+        );
     }
     let pair = pair_for(&transport, PEER, PEER);
-    tagged::random_groups::<Fenced>(pair, 300, 3, break_lanes);
+    tag_matching_tests::random_groups::<ProtectedMemory>(pair, 300, 3, break_lanes);
 }
 
 #[test]
@@ -447,7 +459,7 @@ fn any_groups_get_the_messages_of_their_tags_where_no_processor_reaches() {
 fn flushes_are_bounded_and_for_what_is_not_the_hosts_memory() {
     let transport = transport();
     let (_send, recv) = pair_for(&transport, PEER, PEER);
-    let mut memory = Fenced::new(5000);
+    let mut memory = ProtectedMemory::new(5000);
     let lent = memory.give_mut(&recv.registrar(), 5000);
     let mut flushes = Vec::new();
     for length in (1..5000).step_by(500) {

@@ -1,0 +1,10 @@
+//! What every connection has, whatever carries its messages.
+
+pub(crate) mod base;
+pub(crate) mod owned;
+pub(crate) mod recv;
+pub(crate) mod request;
+pub(crate) mod send;
+pub(crate) mod tag_matching;
+#[cfg(test)]
+pub(crate) mod tag_matching_tests;

@@ -1,0 +1,310 @@
+//! Messages in memory of one's own, without unsafe code: the memory goes along with the message and comes back when
+//! that is done.
+
+use std::sync::Arc;
+
+use crate::connection::recv::RecvConnection;
+use crate::connection::request::Request;
+use crate::connection::send::SendConnection;
+use crate::error::Error;
+use crate::memory::block::Block;
+
+/// A message that is being received into a block. Dropping it gives the message up.
+pub struct Receiving {
+    request: Request,
+    /// `None` once it has come back.
+    block: Option<Block>,
+}
+
+/// A message that is being sent from a block, which others may send from too. Dropping it gives nothing up but the word
+/// that it is done.
+pub struct Sending {
+    request: Request,
+    block: Option<Arc<Block>>,
+}
+
+impl RecvConnection {
+    /// Posts a block's first `length` bytes for the next message; the block comes back when as many requests as possible
+    /// are outstanding.
+    ///
+    /// # Errors
+    /// The connection's failure.
+    ///
+    /// # Panics
+    /// When the block is not as long.
+    pub fn recv_block(
+        &self,
+        mut block: Block,
+        length: usize,
+    ) -> Result<Result<Receiving, Block>, Error> {
+        if self.receiver.base().needs_registration(length) {
+            block.register_with(&self.registrar());
+        }
+        let buffer = block.lend_mut(length);
+        Ok(match self.recv(buffer)? {
+            Some(request) => Ok(Receiving { request, block: Some(block) }),
+            None => Err(block),
+        })
+    }
+}
+
+impl SendConnection {
+    /// Begins to send a block's first `length` bytes; `None` when as many requests as possible are outstanding.
+    ///
+    /// # Errors
+    /// As [`SendConnection::send`].
+    ///
+    /// # Panics
+    /// When the block is not as long.
+    pub fn send_block(&self, block: &Arc<Block>, length: usize) -> Result<Option<Sending>, Error> {
+        if self.sender.base().needs_registration(length) {
+            block.register_with(&self.registrar());
+        }
+        let request = self.send(block.lend(length))?;
+        Ok(request.map(|request| Sending { request, block: Some(Arc::clone(block)) }))
+    }
+}
+
+impl Receiving {
+    /// The block and the message's length once it is there; `None` before, and once it was given. As [`Request::test`]
+    /// if `diligent`, else as [`Request::look`].
+    ///
+    /// # Errors
+    /// The connection's failure.
+    pub fn poll(&mut self, diligent: bool) -> Result<Option<(Block, usize)>, Error> {
+        let length = poll(&self.request, diligent)?;
+        // A message is no longer than its buffer, which is in memory.
+        Ok(length.and_then(|length| Some((self.block.take()?, length as usize))))
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.request.keep(Box::new(block));
+        }
+    }
+}
+
+impl Sending {
+    /// Whether the message is sent. As [`Request::test`] if `diligent`, else as [`Request::look`].
+    ///
+    /// # Errors
+    /// The connection's failure.
+    pub fn poll(&mut self, diligent: bool) -> Result<bool, Error> {
+        let done = poll(&self.request, diligent)?.is_some();
+        if done {
+            self.block = None;
+        }
+        Ok(done)
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.request.keep(Box::new(block));
+        }
+    }
+}
+
+fn poll(request: &Request, diligent: bool) -> Result<Option<u64>, Error> {
+    if diligent { request.test() } else { request.look() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{self, Sender};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::test_support::{loopback, transport, until};
+    use crate::{Handle, MemoryTypes, Nonce, Notify, NullLog, Settings, Transport, soon};
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Notify for Count {
+        fn notify(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Waits for a number of words, without a look at the network.
+    fn heard(count: &Count, least: usize) {
+        until(|| (count.0.load(Ordering::SeqCst) >= least).then_some(()));
+    }
+
+    /// Both ends of a connection to a known address, and who hears of the receiving one.
+    fn pair(transport: &Transport) -> (SendConnection, RecvConnection, Arc<Count>) {
+        let (send, recv) = unheard_pair(transport);
+        let count = Arc::new(Count::default());
+        recv.notify(Arc::<Count>::clone(&count));
+        (send, recv, count)
+    }
+
+    fn unheard_pair(transport: &Transport) -> (SendConnection, RecvConnection) {
+        let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
+        let door = Arc::new(Count::default());
+        let notified: Arc<Count> = Arc::clone(&door);
+        let listener = transport.listen_at(any, nonce, "", notified).unwrap();
+        let address = listener.address();
+        let handle = Handle { addresses: vec![address.ip()], port: address.port(), nonce };
+        let call = transport.try_connect(0, &handle, "", 1).unwrap();
+        heard(&door, 1);
+        let recv = listener.poll_accept().unwrap().unwrap();
+        (until(|| call.poll().unwrap()), recv)
+    }
+
+    #[test]
+    fn blocks_travel_and_come_back_and_who_wants_to_know_hears_of_it() {
+        let transport = transport();
+        let (send, recv, count) = pair(&transport);
+        for length in [100, 100_000] {
+            let before = count.0.load(Ordering::SeqCst);
+            let mut block = Block::new(length);
+            block.bytes_mut().fill(length as u8);
+            let block = Arc::new(block);
+            let mut receiving =
+                recv.recv_block(Block::new(length + 9), length + 9).unwrap().ok().unwrap();
+            assert!(receiving.poll(false).unwrap().is_none());
+            let mut sending = send.send_block(&block, length).unwrap().unwrap();
+            // The workers move it: nobody asks.
+            heard(&count, before + 1);
+            let (came, bytes) = receiving.poll(false).unwrap().unwrap();
+            assert_eq!(bytes, length);
+            assert!(came.bytes()[..length].iter().all(|byte| *byte == length as u8));
+            assert!(receiving.poll(false).unwrap().is_none(), "it was given");
+            until(|| sending.poll(true).unwrap().then_some(()));
+            assert_eq!(Arc::strong_count(&block), 1);
+        }
+    }
+
+    #[test]
+    fn connections_at_the_pace_of_others_keep_their_paths_and_what_is_said_goes_for_all() {
+        for (said, own, others) in
+            [("", false, true), ("auto", false, true), ("on", false, false), ("off", true, true)]
+        {
+            let settings = Settings::from_lookup(|name| match name {
+                "NCCL_SOCKET_IFNAME" => Some("lo".to_owned()),
+                "EVENKEEL_REPATH" => Some(said.to_owned()),
+                _ => None,
+            });
+            let transport = Transport::new(settings.unwrap(), Arc::new(NullLog)).unwrap();
+            let (send, _recv) = unheard_pair(&transport);
+            assert_eq!(send.keeps_paths(), others, "{said:?}");
+            let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
+            let call = transport.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
+            let _recv = until(|| listener.poll_accept().unwrap());
+            assert_eq!(until(|| call.poll().unwrap()).keeps_paths(), own, "{said:?}");
+        }
+    }
+
+    #[test]
+    fn what_goes_ahead_comes_before_the_next_one_whoever_moves_it() {
+        for (callers_move, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
+            let mut settings = loopback();
+            settings.callers_move(callers_move);
+            let transport = Transport::new(settings, Arc::new(NullLog)).unwrap();
+            let (send, recv) = unheard_pair(&transport);
+            let (head, body) = (Arc::new(Block::new(32)), Arc::new(Block::new(length)));
+            let receive = |room| {
+                let mut receiving = recv.recv_block(Block::new(room), room).unwrap().ok().unwrap();
+                until(|| receiving.poll(true).unwrap()).1
+            };
+            for _ in 0..40 {
+                let ahead = send.send_ahead(head.lend(32)).unwrap().unwrap();
+                let mut sending = send.send_block(&body, length).unwrap().unwrap();
+                assert_eq!((receive(32), receive(length)), (32, length));
+                until(|| sending.poll(true).unwrap().then_some(()));
+                until(|| ahead.test().unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn a_lost_peer_is_told_without_being_asked_for() {
+        let transport = transport();
+        let (send, recv, count) = pair(&transport);
+        let mut receiving = recv.recv_block(Block::new(10), 10).unwrap().ok().unwrap();
+        drop(send);
+        heard(&count, 1);
+        assert!(receiving.poll(false).is_err());
+    }
+
+    #[test]
+    fn memory_of_messages_that_are_given_up_stays_as_long_as_somebody_may_write_to_it() {
+        let transport = transport();
+        let (send, recv, count) = pair(&transport);
+        let receiving = recv.recv_block(Block::new(1 << 20), 1 << 20).unwrap().ok().unwrap();
+        drop(receiving);
+        let block = Arc::new(Block::new(1 << 20));
+        let sending = send.send_block(&block, 1 << 20).unwrap().unwrap();
+        drop(sending);
+        // It still goes from memory to memory.
+        heard(&count, 1);
+        drop((send, recv));
+        until(|| (Arc::strong_count(&block) == 1).then_some(()));
+    }
+
+    /// Where bounded copies have no room, memory is the message's until the peer has it.
+    #[test]
+    fn copies_of_small_messages_can_be_bounded() {
+        for (bound, room) in [(1 << 20, true), (999, false)] {
+            let mut settings = loopback();
+            settings.bound_copies(bound);
+            let transport = Transport::new(settings, Arc::new(NullLog)).unwrap();
+            let (send, recv, _) = pair(&transport);
+            let block = Arc::new(Block::new(1000));
+            let mut sending = send.send_block(&block, 1000).unwrap().unwrap();
+            // There is room for this one, which comes after it.
+            let mut next = send.send_block(&block, 100).unwrap().unwrap();
+            until(|| next.poll(true).unwrap().then_some(()));
+            assert_eq!(sending.poll(true).unwrap(), room, "{bound} bytes of copies");
+            let mut receiving = recv.recv_block(Block::new(1000), 1000).unwrap().ok().unwrap();
+            until(|| receiving.poll(true).unwrap());
+            until(|| sending.poll(true).unwrap().then_some(()));
+        }
+    }
+
+    /// Both ends of a connection, used where their bytes come.
+    struct There {
+        both: Mutex<Option<(SendConnection, RecvConnection)>>,
+        done: Sender<bool>,
+    }
+
+    impl Notify for There {
+        fn notify(&self) {
+            let (both, done) = (self.both.lock().unwrap().take(), self.done.clone());
+            let Some((send, recv)) = both else { return };
+            let here = soon(move || {
+                // It can be used, so that no lock is held, and be dropped.
+                let posted = recv.recv_block(Block::new(8), 8).unwrap().is_ok();
+                drop((send, recv));
+                done.send(posted).unwrap();
+            });
+            assert!(here, "the caller has moved the bytes");
+        }
+    }
+
+    #[test]
+    fn who_is_notified_can_go_on_at_once_where_the_bytes_came() {
+        // Nothing is promised to the peer when it is closed.
+        const LARGE: usize = 100_000;
+        assert!(!soon(|| unreachable!("no thread that moves bytes")));
+        let transport = transport();
+        let (send, recv) = unheard_pair(&transport);
+        let _receiving = recv.recv_block(Block::new(LARGE), LARGE).unwrap().ok().unwrap();
+        let (done, is_done) = mpsc::channel();
+        let there = Arc::new(There { both: Mutex::default(), done });
+        recv.notify(Arc::<There>::clone(&there));
+        let mut both = there.both.lock().unwrap();
+        let (send, _) = both.insert((send, recv));
+        let _sending = send.send_block(&Arc::new(Block::new(LARGE)), LARGE).unwrap().unwrap();
+        drop(both);
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(true));
+        until(|| (!transport.in_use()).then_some(()));
+    }
+}

@@ -1,0 +1,142 @@
+//! The sending side of a connection, whatever carries its messages.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::connection::base::Base;
+use crate::connection::request::Request;
+use crate::error::Error;
+use crate::memory::buffers::SendBuffer;
+use crate::rdma::MrCache;
+use crate::runtime::notify::Notify;
+use crate::runtime::reactor::Engine;
+
+/// How long a closed connection goes on delivering messages that were reported as sent.
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
+
+/// Sends messages to one peer, which receives them in the order of the calls.
+///
+/// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
+/// Messages whose requests are done are still delivered.
+pub struct SendConnection {
+    pub(crate) sender: Arc<dyn Outbound>,
+    _engine: Arc<Engine>,
+}
+
+/// The sending side of a connection, whatever carries its messages.
+pub(crate) trait Outbound: Send + Sync {
+    fn base(&self) -> &Base;
+    /// As [`SendConnection::send`].
+    fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error>;
+    /// As [`SendConnection::send_tagged`].
+    fn send_tagged(
+        self: Arc<Self>,
+        message: SendBuffer,
+        tag: i32,
+    ) -> Result<Option<Request>, Error>;
+    /// As [`SendConnection::send_ahead`].
+    fn send_ahead(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        self.send(buffer)
+    }
+    /// The owner has closed the connection.
+    fn leave(self: Arc<Self>);
+    /// As [`Farewell::is_over`].
+    fn is_delivered(&self) -> bool;
+    /// Breaks a queue pair, as its device may, or a flow.
+    #[cfg(test)]
+    fn break_lane(&self, lane: usize);
+    /// How many queue pairs it has.
+    #[cfg(test)]
+    fn lanes(&self) -> usize;
+    /// What its peer knows it by.
+    #[cfg(test)]
+    fn id(&self) -> evenkeel_protocol::ConnectionId;
+}
+
+impl SendConnection {
+    pub(crate) fn new(sender: Arc<dyn Outbound>, engine: Arc<Engine>) -> Self {
+        sender.base().first_words();
+        Self { sender, _engine: engine }
+    }
+
+    /// Begins to send a message; 0 bytes are a message too. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are
+    /// outstanding: try again later. Never blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) above [`MAX_MESSAGE_BYTES`](crate::MAX_MESSAGE_BYTES); else the connection's failure.
+    pub fn send(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        Arc::clone(&self.sender).send(buffer)
+    }
+
+    /// As [`SendConnection::send`], of a message that goes to the first buffer which the peer has posted with the same tag and
+    /// which has none. `None` also while the peer has posted buffers with different tags and the next one in turn has another
+    /// one: try again later. Messages with the same tag keep their order.
+    ///
+    /// It is for callers who test all their requests again and again: what is small and is begun before the next test may go
+    /// together with others then. All messages of a connection have tags, or none has.
+    ///
+    /// # Errors
+    /// As [`SendConnection::send`].
+    pub fn send_tagged(&self, buffer: SendBuffer, tag: i32) -> Result<Option<Request>, Error> {
+        Arc::clone(&self.sender).send_tagged(buffer, tag)
+    }
+
+    /// As [`SendConnection::send`], of a message that may wait for the next one, which the caller sends at once: both go in one
+    /// system call where they can.
+    ///
+    /// # Errors
+    /// As [`SendConnection::send`].
+    pub fn send_ahead(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        Arc::clone(&self.sender).send_ahead(buffer)
+    }
+
+    /// Has this called from now on whenever a request is done and when the connection fails.
+    pub fn notify(&self, notified: Arc<dyn Notify>) {
+        self.sender.base().notify_with(notified);
+    }
+
+    /// Where the peer is.
+    pub fn peer(&self) -> SocketAddr {
+        self.sender.base().peer()
+    }
+
+    /// Bytes sent so far, over TCP also those of messages that are not whole yet.
+    pub fn carried(&self) -> u64 {
+        self.sender.base().moved()
+    }
+
+    /// Whether its flows, over TCP, stay on their paths until they die.
+    pub fn keeps_paths(&self) -> bool {
+        self.sender.base().context.settings.repath == Some(false)
+    }
+
+    /// Registers memory for messages.
+    pub fn registrar(&self) -> MrCache {
+        self.sender.base().registrar()
+    }
+
+    /// Closes it, as dropping it does, and tells when that is of no consequence for the peer any more.
+    pub fn finish(self) -> Farewell {
+        Farewell { sender: Arc::clone(&self.sender), _engine: Arc::clone(&self._engine) }
+    }
+}
+
+/// A connection that its owner has closed.
+pub struct Farewell {
+    sender: Arc<dyn Outbound>,
+    _engine: Arc<Engine>,
+}
+
+impl Farewell {
+    /// Whether the peer has all messages whose requests were done, or never will. Never blocks.
+    pub fn is_over(&self) -> bool {
+        self.sender.is_delivered()
+    }
+}
+
+impl Drop for SendConnection {
+    fn drop(&mut self) {
+        Arc::clone(&self.sender).leave();
+    }
+}

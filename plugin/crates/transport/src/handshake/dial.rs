@@ -1,0 +1,300 @@
+//! One flow on its way to being welcomed by a listener.
+
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use evenkeel_protocol::{
+    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, Handle, HandshakeError, Hello, Refusal,
+    WELCOME_BYTES, Welcome, is_challenge,
+};
+use socket2::{Domain, Socket, Type};
+
+use crate::Context;
+use crate::connection::base::{not_now, prepare};
+use crate::error::Answer;
+use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
+use crate::sync::lock;
+use crate::sys;
+
+/// Whom a connection's flows go to. All that is needed to open another one.
+pub(crate) struct Destination {
+    pub(crate) context: Context,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) handle: Handle,
+    /// The listener's first address as this host reaches it, for people.
+    pub(crate) peer: SocketAddr,
+    pub(crate) connection: ConnectionId,
+}
+
+/// Why a flow was not welcomed.
+#[derive(Debug)]
+pub(crate) struct CallError {
+    /// Whether there is nobody to call again: the listener's process is gone or the connection
+    /// closed there.
+    pub(crate) is_final: bool,
+    pub(crate) answer: Answer,
+    /// Whether that is because it has no RDMA.
+    pub(crate) no_rdma: bool,
+    /// Whether it says that it does not have the connection any more.
+    pub(crate) is_gone: bool,
+    pub(crate) what: String,
+}
+
+/// Who wants the flow.
+pub(crate) trait Caller: Send + Sync {
+    /// The listener has taken the flow.
+    fn welcomed(self: Arc<Self>, flow: u32, socket: Socket);
+    /// It has not. Not called after [`Call::take_socket`].
+    fn not_welcomed(self: Arc<Self>, flow: u32, error: CallError);
+}
+
+/// A TCP connection that is being opened and has not been welcomed yet.
+pub(crate) struct Call {
+    destination: Arc<Destination>,
+    caller: Arc<dyn Caller>,
+    flow: u32,
+    /// For the lifeline of a connection that is carried by RDMA: how many lanes that has.
+    lanes: Option<u16>,
+    deadline: Instant,
+    registration: Registration,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None` once the flow is welcomed or given up.
+    socket: Option<Socket>,
+    /// What was sent once TCP had connected.
+    hello: Option<[u8; HELLO_BYTES]>,
+    /// Whether the listener's challenge is answered; true without a job key.
+    proved: bool,
+    /// Bytes of the answer that is awaited: a challenge or a welcome.
+    have: usize,
+    answer: [u8; CHALLENGE_BYTES],
+}
+
+impl From<io::Error> for CallError {
+    fn from(error: io::Error) -> Self {
+        let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
+        let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
+        let answer = if dropped.contains(&error.kind()) { Answer::Later } else { Answer::None };
+        Self { is_final, answer, no_rdma: false, is_gone: false, what: error.to_string() }
+    }
+}
+
+impl From<HandshakeError> for CallError {
+    fn from(error: HandshakeError) -> Self {
+        let busy = error == HandshakeError::Refused(Refusal::Busy);
+        let no_rdma = error == HandshakeError::Refused(Refusal::NoRdma);
+        let answer = if busy { Answer::Later } else { Answer::Never };
+        let is_gone = error == HandshakeError::Refused(Refusal::Gone);
+        Self { is_final: !busy, answer, no_rdma, is_gone, what: error.to_string() }
+    }
+}
+
+impl CallError {
+    /// Only one side has a job key, or the other side's is another one.
+    fn key(what: &str) -> Self {
+        let answer = Answer::Never;
+        Self { is_final: true, answer, no_rdma: false, is_gone: false, what: what.to_owned() }
+    }
+}
+
+impl Call {
+    /// Begins to open a flow; the caller hears of the outcome at the deadline at the latest.
+    pub(crate) fn start(
+        destination: &Arc<Destination>,
+        caller: Arc<dyn Caller>,
+        flow: u32,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        Self::begin(destination, caller, flow, None, deadline)
+    }
+
+    /// As [`Call::start`], for the lifeline of this number of a connection with so many lanes.
+    pub(crate) fn lifeline(
+        destination: &Arc<Destination>,
+        caller: Arc<dyn Caller>,
+        number: u32,
+        lanes: u16,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        Self::begin(destination, caller, number, Some(lanes), deadline)
+    }
+
+    fn begin(
+        destination: &Arc<Destination>,
+        caller: Arc<dyn Caller>,
+        flow: u32,
+        lanes: Option<u16>,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        let Destination { context, workers, handle, .. } = &**destination;
+        let (local, peer) = context.device.path(flow, handle);
+        let kind = Type::STREAM.nonblocking().cloexec();
+        let socket = Socket::new(Domain::for_address(peer), kind, None)?;
+        prepare(&socket, context)?;
+        if local.is_ipv4() == peer.is_ipv4() {
+            // Packets must leave through the device that was asked for.
+            sys::set_late_port(&socket)?;
+            socket.bind(&local.into())?;
+        }
+        match socket.connect(&peer.into()) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+            _ => {}
+        }
+        let state = State {
+            socket: None,
+            hello: None,
+            proved: context.settings.job_key.is_none(),
+            have: 0,
+            answer: [0; CHALLENGE_BYTES],
+        };
+        let call = Arc::new(Self {
+            destination: Arc::clone(destination),
+            caller,
+            flow,
+            lanes,
+            deadline,
+            registration: workers.registration(),
+            state: Mutex::new(state),
+        });
+        // The lock keeps the worker from the socket until it is in place.
+        let mut state = lock(&call.state);
+        call.registration.watch(&socket, Arc::<Self>::clone(&call))?;
+        state.socket = Some(socket);
+        drop(state);
+        Ok(call)
+    }
+
+    /// Number of the flow that is being opened.
+    pub(crate) fn flow(&self) -> u32 {
+        self.flow
+    }
+
+    /// Ends the call; its socket, if it is still there.
+    pub(crate) fn take_socket(&self) -> Option<Socket> {
+        let socket = lock(&self.state).socket.take()?;
+        self.registration.end(&socket);
+        Some(socket)
+    }
+
+    /// Does the next step that is possible; true when the flow is welcomed.
+    fn step(&self, readiness: Readiness) -> Result<bool, CallError> {
+        let destination = &self.destination;
+        let mut state = lock(&self.state);
+        let State { socket: Some(socket), hello, proved, have, answer } = &mut *state else {
+            return Ok(false);
+        };
+        if let Some(error) = socket.take_error()? {
+            return Err(error.into());
+        }
+        let key = destination.context.settings.job_key.as_ref();
+        let said = match hello {
+            Some(hello) => hello,
+            None if !readiness.writable => return Ok(false),
+            None => {
+                let random = if key.is_some() { Some(sys::random()?) } else { None };
+                let bytes = Hello {
+                    nonce: destination.handle.nonce,
+                    connection: destination.connection,
+                    flow: self.flow,
+                    flows: self.lanes.unwrap_or(destination.context.settings.flows),
+                    checksum: destination.context.settings.checksum,
+                    rdma: self.lanes.is_some(),
+                    random,
+                };
+                let bytes = bytes.encode();
+                if !say(socket, &bytes)? {
+                    return Ok(false);
+                }
+                hello.insert(bytes)
+            }
+        };
+        loop {
+            // A listener that refuses the hello sends a welcome that says so where a challenge is awaited.
+            let challenged = !*proved && (*have < WELCOME_BYTES || is_challenge(answer));
+            let want = match challenged && *have >= WELCOME_BYTES {
+                true => CHALLENGE_BYTES,
+                false => WELCOME_BYTES,
+            };
+            if *have < want {
+                match sys::uninterrupted(|| (&*socket).read(&mut answer[*have..want])) {
+                    Ok(0) => {
+                        return Err(temporary(Answer::Later, "the listener closed the connection"));
+                    }
+                    Ok(received) => *have += received,
+                    Err(error) if not_now(&error) => return Ok(false),
+                    Err(error) => return Err(error.into()),
+                }
+                continue;
+            }
+            let Some(key) = key.filter(|_| challenged) else { break };
+            let proof = key
+                .answer(said, answer)
+                .ok_or_else(|| CallError::key("the listener does not have the job key"))?;
+            if !say(socket, &proof)? {
+                return Ok(false);
+            }
+            (*proved, *have) = (true, 0);
+        }
+        let (welcome, _) = answer.split_first_chunk().unwrap_or((&[0; WELCOME_BYTES], &[]));
+        Welcome::check(welcome, destination.connection)?;
+        if !*proved {
+            return Err(CallError::key("the listener asks for no job key; this side has one"));
+        }
+        Ok(true)
+    }
+
+    fn give_up(&self, error: CallError) {
+        // Whoever takes the socket tells of the outcome.
+        if self.take_socket().is_some() {
+            Arc::clone(&self.caller).not_welcomed(self.flow, error);
+        }
+    }
+}
+
+/// Sends a part of the handshake, for which a new socket has room; false if it is not connected yet.
+fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
+    match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
+        Ok(written) if written == bytes.len() => Ok(true),
+        Ok(_) => Err(temporary(Answer::None, "a new socket has no room for the handshake")),
+        Err(error) if not_now(&error) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn temporary(answer: Answer, what: &str) -> CallError {
+    CallError { is_final: false, answer, no_rdma: false, is_gone: false, what: what.to_owned() }
+}
+
+impl Source for Call {
+    fn ready(&self, readiness: Readiness) {
+        match self.step(readiness) {
+            Ok(false) => {}
+            Ok(true) => {
+                if let Some(socket) = self.take_socket() {
+                    Arc::clone(&self.caller).welcomed(self.flow, socket);
+                }
+            }
+            Err(error) => self.give_up(error),
+        }
+    }
+
+    fn tick(&self, now: Instant) {
+        if now >= self.deadline {
+            self.give_up(temporary(Answer::None, "no answer in time"));
+        }
+    }
+
+    fn abandoned(&self, why: &str) {
+        self.give_up(CallError {
+            is_final: true,
+            answer: Answer::None,
+            no_rdma: false,
+            is_gone: false,
+            what: why.to_owned(),
+        });
+    }
+}

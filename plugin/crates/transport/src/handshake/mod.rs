@@ -1,0 +1,5 @@
+//! How connections are opened: from both sides.
+
+pub(crate) mod connect;
+pub(crate) mod dial;
+pub(crate) mod listen;

@@ -1,0 +1,398 @@
+//! The threads that move bytes, and how sockets are assigned to them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use crate::error::Error;
+use crate::runtime::flow_count::Breadths;
+use crate::sync::lock;
+use crate::sys;
+use crate::telemetry::exporter::Exporter;
+
+/// How often sources are asked about their deadlines. Events are never delayed by it.
+const TICK: Duration = Duration::from_millis(125);
+/// Marks the worker's own wake-up among its sources.
+const WAKE: u64 = 0;
+
+thread_local! {
+    /// Address of the worker that runs on this thread; 0 on other threads.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// What the worker that runs on this thread is to do when it is through with a source.
+    static SOON: RefCell<VecDeque<Box<dyn FnOnce()>>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Has the calling thread do something as soon as it holds no lock of a connection, if it is one of those that move bytes;
+/// says whether it is. For who is [notified](crate::Notify) and has little to do: no other thread is woken for it. It must
+/// not wait, since bytes wait for it.
+pub fn soon(work: impl FnOnce() + 'static) -> bool {
+    let here = CURRENT.get() != 0;
+    if here {
+        SOON.with_borrow_mut(|soon| soon.push_back(Box::new(work)));
+    }
+    here
+}
+
+/// What a socket has become since it was last looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Readiness {
+    /// There may be something to read, the end of the stream included.
+    pub(crate) readable: bool,
+    /// There may be room to write.
+    pub(crate) writable: bool,
+    /// The peer has ended its direction, or the socket has an error.
+    pub(crate) ended: bool,
+}
+
+/// Something that waits for a socket. Called by one worker thread at a time, but concurrently with
+/// callers' threads.
+pub(crate) trait Source: Send + Sync {
+    /// The socket's state changed, or [`Registration::kick`] was called. Not called again until
+    /// the next change, so it must use up what it can or kick itself.
+    fn ready(&self, readiness: Readiness);
+    /// Some time has passed: look at deadlines.
+    fn tick(&self, _now: Instant) {}
+    /// Whether [`Source::tick`] does anything: most sources are flows, whose connection looks at their deadlines.
+    fn has_deadlines(&self) -> bool {
+        true
+    }
+    /// The worker will not call the source again, or cannot tell whether it is in order.
+    fn abandoned(&self, why: &str);
+}
+
+/// The workers, running. Dropping it stops and joins them, but for a worker that drops it: sources keep [`Workers`],
+/// only what callers hold keeps an `Engine`, and a caller may have let go in what [`soon`] took.
+pub(crate) struct Engine {
+    workers: Arc<Workers>,
+    threads: Vec<JoinHandle<()>>,
+    _exporter: Option<Exporter>,
+}
+
+/// The workers as sources see them.
+pub(crate) struct Workers {
+    all: Vec<Arc<Worker>>,
+    next: AtomicUsize,
+    /// Connections that were closed and still deliver what was promised.
+    lingering: Arc<AtomicUsize>,
+    /// Nanoseconds in which callers did the workers' work.
+    helped: AtomicU64,
+    pub(crate) breadths: Breadths,
+}
+
+struct Worker {
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    lingering: Arc<AtomicUsize>,
+    sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
+    /// When to call which source although nothing happened to its socket. Few at any time.
+    alarms: Mutex<Vec<(Instant, u64)>>,
+    next_token: AtomicU64,
+    /// Nanoseconds in which it has not waited.
+    worked: AtomicU64,
+}
+
+impl Engine {
+    /// Starts `count` workers. The exporter lives as long as they do.
+    pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
+        let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
+        let lingering = Arc::new(AtomicUsize::new(0));
+        let all = (0..count)
+            .map(|_| Worker::new(&lingering).map(Arc::new))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(fail)?;
+        let workers = Arc::new(Workers {
+            all,
+            next: AtomicUsize::new(0),
+            lingering,
+            helped: AtomicU64::new(0),
+            breadths: Breadths::default(),
+        });
+        // From here on, dropping the engine stops the threads that did start.
+        let mut engine = Self { workers, threads: Vec::new(), _exporter: exporter };
+        for index in 0..count {
+            let worker = Arc::clone(&engine.workers.all[index]);
+            let thread = std::thread::Builder::new()
+                .name(format!("evenkeel-io-{index}"))
+                .spawn(move || worker.run())
+                .map_err(fail)?;
+            engine.threads.push(thread);
+        }
+        Ok(Arc::new(engine))
+    }
+
+    pub(crate) fn workers(&self) -> &Arc<Workers> {
+        &self.workers
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for worker in &self.workers.all {
+            worker.stop.store(true, Ordering::Release);
+            worker.wake();
+        }
+        let by_worker = self.workers.all.iter().any(|worker| worker.is_current());
+        if by_worker || self.workers.lingering.load(Ordering::Acquire) > 0 {
+            // The threads end by themselves; nobody may wait for a peer here, nor for itself.
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            // A worker catches its sources' panics, so there is nothing to hand on.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Workers {
+    /// A place for one socket with the next worker in turn.
+    pub(crate) fn registration(&self) -> Registration {
+        let index = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
+        let worker = Arc::clone(&self.all[index]);
+        let token = worker.next_token.fetch_add(1, Ordering::Relaxed);
+        Registration { worker, token }
+    }
+
+    /// How long, in all, workers have not waited for anything, and callers have done what is theirs.
+    pub(crate) fn worked(&self) -> Duration {
+        let worked = self.all.iter().map(|worker| worker.worked.load(Ordering::Relaxed));
+        Duration::from_nanos(worked.sum::<u64>() + self.helped.load(Ordering::Relaxed))
+    }
+
+    /// A caller has done for so long what is the workers' work.
+    pub(crate) fn helped(&self, time: Duration) {
+        self.helped.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Keeps the workers running, also without their engine, until the result is dropped.
+    pub(crate) fn linger(self: &Arc<Self>) -> Linger {
+        self.lingering.fetch_add(1, Ordering::AcqRel);
+        Linger(Arc::clone(self))
+    }
+}
+
+/// Keeps the workers running.
+pub(crate) struct Linger(Arc<Workers>);
+
+impl Drop for Linger {
+    fn drop(&mut self) {
+        if self.0.lingering.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.all.iter().for_each(|worker| worker.wake());
+        }
+    }
+}
+
+/// One socket's place with a worker.
+pub(crate) struct Registration {
+    worker: Arc<Worker>,
+    token: u64,
+}
+
+fn interest() -> epoll::EventFlags {
+    epoll::EventFlags::IN
+        | epoll::EventFlags::OUT
+        | epoll::EventFlags::RDHUP
+        | epoll::EventFlags::ET
+}
+
+impl Registration {
+    /// Begins to watch the socket: the source hears of its present state and of each change.
+    pub(crate) fn watch(&self, socket: impl AsFd, source: Arc<dyn Source>) -> io::Result<()> {
+        self.watch_time(source);
+        let data = epoll::EventData::new_u64(self.token);
+        epoll::add(&self.worker.epoll, socket, data, interest()).map_err(|error| {
+            lock(&self.worker.sources).remove(&self.token);
+            error.into()
+        })
+    }
+
+    /// Begins to call the source's [`Source::tick`], without a socket.
+    pub(crate) fn watch_time(&self, source: Arc<dyn Source>) {
+        let first = {
+            let mut sources = lock(&self.worker.sources);
+            sources.insert(self.token, source);
+            sources.len() == 1
+        };
+        if first {
+            // The worker sleeps without a limit while it has no source.
+            self.worker.wake();
+        }
+    }
+
+    /// Makes the worker call the source at this time, or soon after, as if its socket had become
+    /// writable.
+    pub(crate) fn alarm(&self, at: Instant) {
+        let earliest = {
+            let mut alarms = lock(&self.worker.alarms);
+            let earliest = alarms.iter().all(|(other, _)| at < *other);
+            match alarms.iter_mut().find(|(_, token)| *token == self.token) {
+                Some(alarm) => alarm.0 = at,
+                None => alarms.push((at, self.token)),
+            }
+            earliest
+        };
+        if earliest && !self.worker.is_current() {
+            self.worker.wake();
+        }
+    }
+
+    /// Makes the worker call the source as if the socket's state had changed. Setting the same
+    /// interest again makes the kernel report the present state once more.
+    pub(crate) fn kick(&self, socket: impl AsFd) {
+        let data = epoll::EventData::new_u64(self.token);
+        // Fails only when the socket is no longer watched: nobody is to be called then.
+        let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
+    }
+
+    /// The worker does not hear of the socket any more, and nobody pays for telling it, until [`Registration::rejoin`].
+    pub(crate) fn leave(&self, socket: impl AsFd) {
+        // Fails only when the socket is not watched.
+        let _ = epoll::delete(&self.worker.epoll, socket);
+    }
+
+    /// Ends [`Registration::leave`]: the worker hears of the socket's present state and of each change.
+    pub(crate) fn rejoin(&self, socket: impl AsFd) {
+        let data = epoll::EventData::new_u64(self.token);
+        // There was room for it before.
+        let _ = epoll::add(&self.worker.epoll, socket, data, interest());
+    }
+
+    /// Ends the watch. A call of the source that has begun may still be running.
+    pub(crate) fn end(&self, socket: impl AsFd) {
+        // Fails only when the socket is not watched.
+        let _ = epoll::delete(&self.worker.epoll, socket);
+        self.end_time();
+    }
+
+    /// Ends what [`Registration::watch_time`] began.
+    pub(crate) fn end_time(&self) {
+        // Dropped after the lock is released: it may be the last reference to a connection.
+        let source = lock(&self.worker.sources).remove(&self.token);
+        drop(source);
+        lock(&self.worker.alarms).retain(|(_, token)| *token != self.token);
+    }
+}
+
+impl Worker {
+    fn new(lingering: &Arc<AtomicUsize>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        Ok(Self {
+            epoll,
+            wake,
+            stop: AtomicBool::new(false),
+            lingering: Arc::clone(lingering),
+            sources: Mutex::new(HashMap::new()),
+            alarms: Mutex::default(),
+            next_token: AtomicU64::new(WAKE + 1),
+            worked: AtomicU64::new(0),
+        })
+    }
+
+    fn wake(&self) {
+        // Edge-triggered: each write is an event, nobody needs to read the counter. It would fail
+        // only after 2^64 wake-ups.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Whether the calling thread is this worker.
+    fn is_current(&self) -> bool {
+        CURRENT.get() == ptr::from_ref(self).addr()
+    }
+
+    fn run(&self) {
+        sys::block_signals();
+        CURRENT.set(ptr::from_ref(self).addr());
+        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); 64];
+        let mut next_tick = Instant::now() + TICK;
+        let mut woke = Instant::now();
+        while !self.stop.load(Ordering::Acquire) || self.lingering.load(Ordering::Acquire) > 0 {
+            let asleep = Instant::now();
+            self.worked.fetch_add((asleep - woke).as_nanos() as u64, Ordering::Relaxed);
+            let timeout = if lock(&self.sources).is_empty() {
+                None
+            } else {
+                let alarm = lock(&self.alarms).iter().map(|(at, _)| *at).min();
+                let next = alarm.map_or(next_tick, |at| at.min(next_tick));
+                let left = next.saturating_duration_since(asleep);
+                Some(Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ })
+            };
+            let events = match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
+                Ok((events, _)) => events,
+                Err(rustix::io::Errno::INTR) => {
+                    woke = Instant::now();
+                    continue;
+                }
+                Err(error) => {
+                    let why = format!("an I/O thread cannot go on: epoll_wait: {error}");
+                    let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+                    sources.iter().for_each(|source| source.abandoned(&why));
+                    return;
+                }
+            };
+            woke = Instant::now();
+            for event in events {
+                let flags = event.flags;
+                let source = lock(&self.sources).get(&event.data.u64()).cloned();
+                let Some(source) = source else { continue };
+                let end = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP;
+                let readiness = Readiness {
+                    readable: flags.intersects(epoll::EventFlags::IN | end),
+                    writable: flags.intersects(epoll::EventFlags::OUT),
+                    ended: flags.intersects(epoll::EventFlags::ERR | end),
+                };
+                Self::guard(&*source, |source| source.ready(readiness));
+            }
+            let now = Instant::now();
+            self.ring_alarms(now);
+            if now >= next_tick {
+                next_tick = now + TICK;
+                let mut sources = Vec::new();
+                let all = lock(&self.sources);
+                sources.extend(all.values().filter(|source| source.has_deadlines()).cloned());
+                drop(all);
+                for source in sources {
+                    Self::guard(&*source, |source| source.tick(now));
+                }
+            }
+        }
+    }
+
+    fn ring_alarms(&self, now: Instant) {
+        let due = |alarms: &Mutex<Vec<(Instant, u64)>>| {
+            let mut alarms = lock(alarms);
+            let index = alarms.iter().position(|(at, _)| *at <= now)?;
+            Some(alarms.swap_remove(index).1)
+        };
+        while let Some(token) = due(&self.alarms) {
+            let source = lock(&self.sources).get(&token).cloned();
+            if let Some(source) = source {
+                let readiness = Readiness { readable: false, writable: true, ended: false };
+                Self::guard(&*source, |source| source.ready(readiness));
+            }
+        }
+    }
+
+    /// A defect in one source must not take the others' worker away.
+    fn guard(source: &dyn Source, call: impl Fn(&dyn Source)) {
+        if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
+            source.abandoned("defect: an I/O thread panicked");
+        }
+        while let Some(work) = SOON.with_borrow_mut(VecDeque::pop_front) {
+            // Whose it is says so itself where it can; others go on.
+            let _ = catch_unwind(AssertUnwindSafe(work));
+        }
+    }
+}

@@ -1,0 +1,834 @@
+//! Everything that can be set, in one table.
+
+pub(crate) mod rails;
+
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, Schedule, Traffic};
+
+use crate::device::NameFilter;
+use rails::Rails;
+
+/// One environment variable.
+pub struct Setting {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+    /// What values it takes.
+    pub accepts: &'static str,
+    /// Its value when unset or empty.
+    pub default: &'static str,
+    /// Takes a value over; `None` when it is not of the accepted form.
+    apply: fn(&mut Settings, &str) -> Option<()>,
+}
+
+impl Setting {
+    /// Whether its value must not be shown.
+    pub fn is_secret(&self) -> bool {
+        self.name == JOB_KEY
+    }
+}
+
+const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
+/// Least bytes of a share that is dealt: as NCCL's socket transport has it.
+const MIN_SHARE: u64 = 64 << 10;
+
+/// A variable has a value that it does not take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value:?} is not valid: it takes {accepts} (default {default:?})")]
+pub struct SettingsError {
+    name: &'static str,
+    value: String,
+    accepts: &'static str,
+    default: &'static str,
+}
+
+/// Address families a device may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    Any,
+    V4,
+    V6,
+}
+
+/// What carries messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// RDMA between peers that both have it, else TCP.
+    Auto,
+    Tcp,
+    Rdma,
+}
+
+/// The values of all settings.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub(crate) carrier: Carrier,
+    /// Queue pairs of a connection.
+    pub(crate) lanes: u16,
+    /// NCCL_IB_HCA.
+    rdma_ports: String,
+    pub(crate) gid_index: Option<u8>,
+    pub(crate) traffic_class: Option<u8>,
+    pub(crate) service_level: Option<u8>,
+    pub(crate) flows: u16,
+    pub(crate) chunk_bytes: u64,
+    pub(crate) inline_bytes: u64,
+    /// Callers write and read themselves what is no longer than this, small or not.
+    pub(crate) caller_bytes: u64,
+    /// Most bytes of copies of small messages that a connection keeps.
+    pub(crate) copies_bytes: usize,
+    pub(crate) workers: usize,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) accept_timeout: Duration,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) peer_timeout: Duration,
+    pub(crate) recovery_timeout: Duration,
+    /// Nothing said: where a connection goes at its own pace.
+    pub(crate) repath: Option<bool>,
+    pub(crate) schedule: Schedule,
+    pub(crate) checksum: bool,
+    /// Mb/s, for all devices.
+    pub(crate) link_speed: Option<u32>,
+    pub(crate) interfaces: String,
+    pub(crate) family: Family,
+    /// One device whose flows spread over all interfaces.
+    pub(crate) joined: bool,
+    pub(crate) rails: Rails,
+    /// Ports to listen on; none: any.
+    pub(crate) ports: Option<RangeInclusive<u16>>,
+    pub(crate) job_key: Option<JobKey>,
+    /// Where to serve metrics: the first that is free.
+    pub(crate) metrics: Vec<SocketAddr>,
+    status_folder: Option<PathBuf>,
+    reduction_servers: Vec<String>,
+    reduction_split: usize,
+    reduction_timeout: Duration,
+    reduction_timeline: Option<String>,
+    job: String,
+}
+
+/// Least bytes of copies of small messages, unless they are bounded otherwise: more than a receiver leaves
+/// unacknowledged, so that room comes back by itself.
+const COPIES_BYTES: usize = 1 << 20;
+
+/// All settings.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "EVENKEEL_TRANSPORT",
+        meaning: "what carries messages; auto: RDMA between peers that reach each other by RDMA ports, else TCP; tcp or rdma: that, or an error",
+        accepts: "auto, tcp or rdma",
+        default: "auto",
+        apply: |settings, value| {
+            settings.carrier = match value {
+                "auto" => Carrier::Auto,
+                "tcp" => Carrier::Tcp,
+                "rdma" => Carrier::Rdma,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_QUEUE_PAIRS",
+        meaning: "RDMA queue pairs that share the messages of one connection, and stand in for each other when one fails; the sending side decides",
+        accepts: "a whole number from 1 to 8",
+        default: "2",
+        apply: |settings, value| {
+            settings.lanes = ranged(value, 1, MAX_QUEUE_PAIRS as u64)? as u16;
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_HCA",
+        meaning: "RDMA ports to use, as NCCL reads it: prefixes of device names, with a port or all, = for whole names, ^ for all others",
+        accepts: "[^][=]name[:port],name[:port],...",
+        default: "",
+        apply: |settings, value| {
+            value.clone_into(&mut settings.rdma_ports);
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_GID_INDEX",
+        meaning: "which address (GID) of an RDMA port to use; without it the RoCE v2 one of an address of this host",
+        accepts: "a whole number from 0 to 255, or -1",
+        default: "",
+        apply: |settings, value| {
+            settings.gid_index = ranged_or_none(value, 255)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_TC",
+        meaning: "traffic class of RDMA packets over Ethernet; without it the communicator's (trafficClass of ncclConfig_t), else 0; the sending side decides",
+        accepts: "a whole number from 0 to 255, or -1",
+        default: "",
+        apply: |settings, value| {
+            settings.traffic_class = ranged_or_none(value, 255)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_IB_SL",
+        meaning: "service level of RDMA packets; without it the communicator's traffic class over InfiniBand, if it is one, else 0; the sending side decides",
+        accepts: "a whole number from 0 to 15, or -1",
+        default: "",
+        apply: |settings, value| {
+            settings.service_level = ranged_or_none(value, Traffic::MAX_LEVEL)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_FLOWS",
+        meaning: "TCP connections (flows) that share the messages of one connection; the sending side decides",
+        accepts: "a whole number from 1 to 64",
+        default: "4",
+        apply: |settings, value| {
+            settings.flows = ranged(value, 1, MAX_FLOWS as u64)? as u16;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_CHUNK_BYTES",
+        meaning: "most bytes that a flow takes at once; slow flows take less",
+        accepts: "a multiple of 128 from 4096 to 16777216",
+        default: "524288",
+        apply: |settings, value| {
+            settings.chunk_bytes = ranged(value, 4096, 16 << 20)?;
+            settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN).then_some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_INLINE_BYTES",
+        meaning: "messages up to this many bytes are written and read by the calling thread when a flow is free",
+        accepts: "a whole number of bytes from 0 to 1048576",
+        default: "16384",
+        apply: |settings, value| {
+            settings.inline_bytes = ranged(value, 0, 1 << 20)?;
+            settings.caller_bytes = settings.inline_bytes;
+            settings.copies_bytes = COPIES_BYTES.max(4 * settings.inline_bytes as usize);
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_WORKERS",
+        meaning: "threads that move bytes for all connections of the process; auto is one per 4 cores, 1 to 4",
+        accepts: "auto or a whole number from 1 to 16",
+        default: "auto",
+        apply: |settings, value| {
+            settings.workers = if value == "auto" {
+                std::thread::available_parallelism()
+                    .map_or(1, |cores| (cores.get() / 4).clamp(1, 4))
+            } else {
+                ranged(value, 1, 16)? as usize
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_CONNECT_TIMEOUT",
+        meaning: "how long to try to reach a listener",
+        accepts: "seconds from 1 to 3600",
+        default: "30",
+        apply: |settings, value| {
+            settings.connect_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_ACCEPT_TIMEOUT",
+        meaning: "how long to wait for the peer that was given a listener's handle",
+        accepts: "seconds from 1 to 3600",
+        default: "600",
+        apply: |settings, value| {
+            settings.accept_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_HANDSHAKE_TIMEOUT",
+        meaning: "how long an incoming TCP connection may take to show that it is a peer",
+        accepts: "seconds from 1 to 3600",
+        default: "5",
+        apply: |settings, value| {
+            settings.handshake_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_PEER_TIMEOUT",
+        meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead; a queue pair gives up after an eighth of it, and is replaced",
+        accepts: "seconds from 1 to 3600",
+        default: "15",
+        apply: |settings, value| {
+            settings.peer_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_RECOVERY_TIMEOUT",
+        meaning: "how long a connection that has lost all its flows tries to get new ones",
+        accepts: "seconds from 1 to 3600",
+        default: "30",
+        apply: |settings, value| {
+            settings.recovery_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REPATH",
+        meaning: "whether a flow that stays slow beside others is replaced by one on another path; auto: not in connections that go at the pace of the slowest of many ranks, which are those to reduction servers and those of the collectives",
+        accepts: "auto, on or off",
+        default: "auto",
+        apply: |settings, value| {
+            settings.repath = match value {
+                "auto" => None,
+                "on" => Some(true),
+                "off" => Some(false),
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_SCHEDULE",
+        meaning: "pull: whichever flow can take bytes takes the next chunk; static: each message is dealt to all flows in equal shares, and paths stay as they are: what others do, to compare with",
+        accepts: "pull or static",
+        default: "pull",
+        apply: |settings, value| {
+            settings.schedule = match value {
+                "pull" => Schedule::Pull,
+                "static" => Schedule::Static { least: MIN_SHARE },
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_CHECKSUM",
+        meaning: "whether every chunk carries a checksum (CRC-32C); one that does not match is not delivered, and is sent again on another flow; the same on all ranks",
+        accepts: "1 or on, 0 or off",
+        default: "0",
+        apply: |settings, value| {
+            settings.checksum = match value {
+                "1" | "on" => true,
+                "0" | "off" => false,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_LINK_SPEED",
+        meaning: "speed of every device, instead of what the system says",
+        accepts: "Mb/s, a whole number from 1 to 10000000, such as 25000",
+        default: "",
+        apply: |settings, value| {
+            settings.link_speed =
+                if value.is_empty() { None } else { Some(ranged(value, 1, 10_000_000)? as u32) };
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_SOCKET_IFNAME",
+        meaning: "interfaces to use, as NCCL reads it: prefixes, = for whole names, ^ for all others",
+        accepts: "[^][=]name,name,...",
+        default: "",
+        apply: |settings, value| {
+            value.clone_into(&mut settings.interfaces);
+            Some(())
+        },
+    },
+    Setting {
+        name: "NCCL_SOCKET_FAMILY",
+        meaning: "address family to use",
+        accepts: "AF_INET or AF_INET6",
+        default: "",
+        apply: |settings, value| {
+            settings.family = match value {
+                "" => Family::Any,
+                "AF_INET" => Family::V4,
+                "AF_INET6" => Family::V6,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_DEVICES",
+        meaning: "separate: each interface is a device of its own for NCCL; joined: one device, whose flows spread over all interfaces (4 at most) and which goes on when one fails",
+        accepts: "separate or joined",
+        default: "separate",
+        apply: |settings, value| {
+            settings.joined = match value {
+                "separate" => false,
+                "joined" => true,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_RAILS",
+        meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later: it joins devices of the same rail, and does not try those that cannot reach each other",
+        accepts: "NAME=RAIL or NAME=RAIL/PLANE, several with commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
+        default: "",
+        apply: |settings, value| {
+            settings.rails = Rails::parse(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_PORTS",
+        meaning: "ports to listen on, for firewalls; without it any that is free",
+        accepts: "first-last, such as 29600-29699, or one port",
+        default: "",
+        apply: |settings, value| {
+            settings.ports = if value.is_empty() { None } else { Some(ports(value)?) };
+            Some(())
+        },
+    },
+    Setting {
+        name: JOB_KEY,
+        meaning: "secret of the job: peers that do not have it are refused",
+        accepts: "64 hexadecimal digits, the same on all ranks",
+        default: "",
+        apply: |settings, value| {
+            if !value.is_empty() {
+                settings.job_key = Some(JobKey::parse(value)?);
+            }
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_JOB_KEY_FILE",
+        meaning: "file that holds the secret of the job, instead of EVENKEEL_JOB_KEY",
+        accepts: "the path of a file with 64 hexadecimal digits",
+        default: "",
+        apply: |settings, value| {
+            if !value.is_empty() {
+                settings.job_key = Some(key_in(value)?);
+            }
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_METRICS",
+        meaning: "where to serve metrics for Prometheus, at /metrics; of a range of ports the first that is free, so that all ranks of a host can have the same value",
+        accepts: "address:port or address:first-last, such as 0.0.0.0:9600-9615",
+        default: "",
+        apply: |settings, value| {
+            settings.metrics = if value.is_empty() { Vec::new() } else { addresses(value)? };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_STATUS_DIR",
+        meaning: "folder in which each process in which NCCL starts the plugin says so, in a file plugin.PROCESS; evenkeel-run looks there",
+        accepts: "the path of a folder",
+        default: "",
+        apply: |settings, value| {
+            settings.status_folder = (!value.is_empty()).then(|| PathBuf::from(value));
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REDUCTION_SERVERS",
+        meaning: "reduction servers that sum all-reduces, through NCCL's CollNet (NCCL_COLLNET_ENABLE=1); the same on all ranks, or a list for those of each leaf of a tree",
+        accepts: "host:port,host:port,... with names or addresses, 64 at most",
+        default: "",
+        apply: |settings, value| {
+            settings.reduction_servers =
+                if value.is_empty() { Vec::new() } else { servers(value)? };
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REDUCTION_SPLIT",
+        meaning: "most reduction servers that an operation is cut over, which then take turns; the same on all ranks",
+        accepts: "1 to 64",
+        default: "64",
+        apply: |settings, value| {
+            settings.reduction_split = ranged(value, 1, 64)? as usize;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REDUCTION_TIMEOUT",
+        meaning: "how long to wait for reduction servers to let a rank in (3 s for one that has an address and cannot be reached), and how long one may show no sign of life later",
+        accepts: "seconds from 1 to 3600",
+        default: "30",
+        apply: |settings, value| {
+            settings.reduction_timeout = seconds(value)?;
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_REDUCTION_TIMELINE",
+        meaning: "file to append to when each piece went to a reduction server and came back, a line each; the process's number is added to its name",
+        accepts: "a path",
+        default: "",
+        apply: |settings, value| {
+            settings.reduction_timeline = (!value.is_empty()).then(|| value.to_owned());
+            Some(())
+        },
+    },
+    Setting {
+        name: "EVENKEEL_JOB",
+        meaning: "name of the job in the metrics and log lines of reduction servers",
+        accepts: "up to 63 letters, digits, dashes, dots, underscores and slashes",
+        default: "",
+        apply: |settings, value| {
+            let fine = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
+            value.clone_into(&mut settings.job);
+            (value.len() <= 63 && value.chars().all(fine)).then_some(())
+        },
+    },
+];
+
+impl Settings {
+    /// Whether TCP may carry messages where RDMA does not.
+    pub(crate) fn may_use_tcp(&self) -> bool {
+        self.carrier == Carrier::Auto
+    }
+
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// [`SettingsError`] naming the first variable whose value is not of the accepted form.
+    pub fn from_env() -> Result<Self, SettingsError> {
+        Self::from_lookup(|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
+    }
+
+    /// Reads variables through a function that gives a variable's value, if it has one.
+    ///
+    /// # Errors
+    /// As [`Settings::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, SettingsError> {
+        // Every field is overwritten below by its row of the table.
+        let mut settings = Self {
+            carrier: Carrier::Auto,
+            lanes: 0,
+            rdma_ports: String::new(),
+            gid_index: None,
+            traffic_class: None,
+            service_level: None,
+            flows: 0,
+            chunk_bytes: 0,
+            inline_bytes: 0,
+            caller_bytes: 0,
+            copies_bytes: 0,
+            workers: 0,
+            connect_timeout: Duration::ZERO,
+            accept_timeout: Duration::ZERO,
+            handshake_timeout: Duration::ZERO,
+            peer_timeout: Duration::ZERO,
+            recovery_timeout: Duration::ZERO,
+            repath: None,
+            schedule: Schedule::Pull,
+            checksum: false,
+            link_speed: None,
+            interfaces: String::new(),
+            family: Family::Any,
+            joined: false,
+            rails: Rails::default(),
+            ports: None,
+            job_key: None,
+            metrics: Vec::new(),
+            status_folder: None,
+            reduction_servers: Vec::new(),
+            reduction_split: 0,
+            reduction_timeout: Duration::ZERO,
+            reduction_timeline: None,
+            job: String::new(),
+        };
+        for setting in SETTINGS {
+            let given = lookup(setting.name).unwrap_or_default();
+            let value = match given.trim() {
+                "" => setting.default,
+                given => given,
+            };
+            (setting.apply)(&mut settings, value).ok_or_else(|| SettingsError {
+                name: setting.name,
+                value: if setting.is_secret() {
+                    "(not shown)".to_owned()
+                } else {
+                    value.to_owned()
+                },
+                accepts: setting.accepts,
+                default: setting.default,
+            })?;
+        }
+        Ok(settings)
+    }
+
+    /// Whether peers must prove that they have the job's key.
+    pub fn has_job_key(&self) -> bool {
+        self.job_key.is_some()
+    }
+
+    /// Where to say that the plugin was started; `None`: nowhere.
+    pub fn status_folder(&self) -> Option<&Path> {
+        self.status_folder.as_deref()
+    }
+
+    /// Bounds the memory that each connection to send on keeps copies of small messages in, until its peer has them: for who
+    /// has many connections. Where a message finds no room, its request is done once the peer has it.
+    pub fn bound_copies(&mut self, bytes: usize) {
+        self.copies_bytes = bytes;
+    }
+
+    /// Has callers write and read messages up to this length themselves, also those that are too long to be copied: for who tests
+    /// its requests until they are done, where nobody else has a processor to move bytes with.
+    pub fn callers_move(&mut self, bytes: u64) {
+        self.caller_bytes = self.inline_bytes.max(bytes);
+    }
+
+    /// Flows of a connection.
+    pub fn flows(&self) -> usize {
+        self.flows.into()
+    }
+
+    /// Most reduction servers that an operation is cut over.
+    pub fn reduction_split(&self) -> usize {
+        self.reduction_split
+    }
+
+    /// Reads a list of reduction servers, `host:port,host:port,...`; `None` where it is none.
+    pub fn servers(text: &str) -> Option<Vec<String>> {
+        servers(text)
+    }
+
+    /// `host:port` of each reduction server; none: there are none.
+    pub fn reduction_servers(&self) -> &[String] {
+        &self.reduction_servers
+    }
+
+    /// How long reduction servers may be out of reach.
+    pub fn reduction_timeout(&self) -> Duration {
+        self.reduction_timeout
+    }
+
+    /// Where a client of reduction servers notes pieces' moments, but for the process's number, if anywhere.
+    pub fn reduction_timeline(&self) -> Option<&str> {
+        self.reduction_timeline.as_deref()
+    }
+
+    /// The job's name; empty when nobody gave it one.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// Whether a port of an RDMA device may be used.
+    pub(crate) fn wants_rdma(&self, device: &str, port: u8) -> bool {
+        self.rdma_ports.is_empty() || NameFilter::parse(&self.rdma_ports).matches_port(device, port)
+    }
+
+    /// Whether all flows have equal shares, on the paths that they have.
+    pub(crate) fn is_static(&self) -> bool {
+        self.schedule != Schedule::Pull
+    }
+}
+
+/// A small number, or none: NCCL takes -1 for its own choice.
+fn ranged_or_none(value: &str, most: u8) -> Option<Option<u8>> {
+    match value {
+        "" | "-1" => Some(None),
+        value => ranged(value, 0, most.into()).map(|number| Some(number as u8)),
+    }
+}
+
+fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
+    value.parse().ok().filter(|number| (min..=max).contains(number))
+}
+
+fn key_in(file: &str) -> Option<JobKey> {
+    let mut text = String::new();
+    // A key with white space around it; a file that goes on is none.
+    File::open(file).ok()?.take(1024).read_to_string(&mut text).ok()?;
+    JobKey::parse(&text)
+}
+
+fn ports(value: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = value.split_once('-').unwrap_or((value, value));
+    let port = |text: &str| Some(ranged(text.trim(), 1, u16::MAX.into())? as u16);
+    let range = port(first)?..=port(last)?;
+    (!range.is_empty()).then_some(range)
+}
+
+fn addresses(value: &str) -> Option<Vec<SocketAddr>> {
+    let (address, range) = value.rsplit_once(':')?;
+    let address: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
+    Some(ports(range)?.map(|port| SocketAddr::new(address, port)).collect())
+}
+
+fn servers(value: &str) -> Option<Vec<String>> {
+    let servers: Vec<String> = value.split(',').map(|server| server.trim().to_owned()).collect();
+    let fine = |server: &String| {
+        let (host, port) = server.rsplit_once(':')?;
+        // A colon in a host is one of an IPv6 address, which wants brackets.
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let wrong = match bare {
+            Some(address) => address.parse::<IpAddr>().is_err(),
+            None => host.is_empty() || host.contains([':', '/', ' ', '[', ']']),
+        };
+        (!wrong && ranged(port, 1, u16::MAX.into()).is_some()).then_some(())
+    };
+    (servers.len() <= 64 && servers.iter().all(|server| fine(server).is_some())).then_some(servers)
+}
+
+fn seconds(value: &str) -> Option<Duration> {
+    ranged(value, 1, 3600).map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evenkeel_testkit::TestRng;
+
+    fn with(name: &str, value: &str) -> Result<Settings, SettingsError> {
+        Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn defaults_are_valid_and_complete() {
+        let settings = Settings::from_lookup(|_| None).unwrap();
+        assert_eq!((settings.flows, settings.chunk_bytes), (4, 524_288));
+        assert!((1..=4).contains(&settings.workers));
+        assert_eq!(settings.peer_timeout, Duration::from_secs(15));
+        assert_eq!(settings.link_speed, None);
+    }
+
+    #[test]
+    fn empty_means_default() {
+        assert_eq!(with("EVENKEEL_FLOWS", " ").unwrap().flows, 4);
+    }
+
+    #[test]
+    fn ports_are_a_range_or_one() {
+        assert_eq!(with("EVENKEEL_PORTS", "29600-29699").unwrap().ports, Some(29600..=29699));
+        assert_eq!(with("EVENKEEL_PORTS", "29600").unwrap().ports, Some(29600..=29600));
+        assert_eq!(with("EVENKEEL_PORTS", "").unwrap().ports, None);
+    }
+
+    #[test]
+    fn reduction_servers_are_names_or_addresses_with_ports() {
+        let servers = |value| {
+            with("EVENKEEL_REDUCTION_SERVERS", value).map(|settings| settings.reduction_servers)
+        };
+        assert_eq!(servers(""), Ok(vec![]));
+        let given = "llama-rs-0.llama-rs:7470, 10.0.0.1:80,[::1]:7470";
+        assert_eq!(
+            servers(given).unwrap(),
+            ["llama-rs-0.llama-rs:7470", "10.0.0.1:80", "[::1]:7470"]
+        );
+        for wrong in
+            ["host", "host:", ":7470", "::1:7470", "a:1,,b:1", "a:0", "a b:1", "http://a:1"]
+        {
+            assert!(servers(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_job_key_stays_out_of_logs() {
+        let error = with("EVENKEEL_JOB_KEY", "c0ffee").unwrap_err().to_string();
+        assert!(error.contains("64 hexadecimal digits") && !error.contains("c0ffee"), "{error}");
+        let settings = with("EVENKEEL_JOB_KEY", &"c0".repeat(32)).unwrap();
+        assert!(settings.job_key.is_some() && !format!("{settings:?}").contains("192"));
+    }
+
+    /// Whatever is given, it is a value or a line that names the variable.
+    #[test]
+    fn any_text_is_taken_or_refused() {
+        const SEEDS: [&str; 14] = [
+            "4",
+            "524288",
+            "auto",
+            "on",
+            "joined",
+            "AF_INET6",
+            "^=eth0,lo:1",
+            "29600-29699",
+            "65535",
+            "0.0.0.0:9600-9615",
+            "[::1]:9600",
+            "00112233445566778899aAbBcCdDeEfF00112233445566778899aabbccddeeff",
+            "18446744073709551616",
+            "/no/such/file",
+        ];
+        let mut rng = TestRng::new(5);
+        let (mut taken, mut refused) = (0, 0);
+        for round in 0..20_000 {
+            let mut value = rng.pick(&SEEDS).as_bytes().to_vec();
+            (0..rng.below(3)).for_each(|_| rng.mutate(&mut value));
+            let value = String::from_utf8_lossy(&value).into_owned();
+            let Setting { name, accepts, .. } = SETTINGS[round % SETTINGS.len()];
+            match with(name, &value) {
+                Ok(settings) => {
+                    taken += 1;
+                    assert!((1..=MAX_FLOWS as u16).contains(&settings.flows));
+                    assert!(settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN));
+                    assert!((4096..=16 << 20).contains(&settings.chunk_bytes));
+                    assert!((1..=16).contains(&settings.workers));
+                    assert!(settings.ports.is_none_or(|ports| *ports.start() > 0));
+                    assert!(settings.metrics.len() <= u16::MAX.into());
+                }
+                Err(error) => {
+                    refused += 1;
+                    let text = error.to_string();
+                    assert!(text.contains(name) && text.contains(accepts), "{text}");
+                }
+            }
+        }
+        assert!(taken > 1000 && refused > 1000, "{taken} and {refused}");
+    }
+
+    #[test]
+    fn a_key_file_of_any_length_is_read_no_further_than_a_key_is_long() {
+        assert!(with("EVENKEEL_JOB_KEY_FILE", "/dev/zero").is_err());
+    }
+
+    #[test]
+    fn bad_values_are_named_with_what_would_be_right() {
+        for (name, value) in [
+            ("EVENKEEL_FLOWS", "0"),
+            ("EVENKEEL_FLOWS", "65"),
+            ("EVENKEEL_FLOWS", "four"),
+            ("EVENKEEL_CHUNK_BYTES", "100000"),
+            ("EVENKEEL_WORKERS", "-1"),
+            ("EVENKEEL_LINK_SPEED", "25G"),
+            ("NCCL_SOCKET_FAMILY", "ipv4"),
+            ("EVENKEEL_PORTS", "2000-1000"),
+            ("EVENKEEL_PORTS", "0-10"),
+            ("EVENKEEL_METRICS", "9600"),
+            ("EVENKEEL_METRICS", "host:9600"),
+            ("EVENKEEL_METRICS", "127.0.0.1:"),
+            ("EVENKEEL_JOB_KEY_FILE", "/no/such/file"),
+            ("EVENKEEL_PEER_TIMEOUT", "1.5"),
+            ("EVENKEEL_RECOVERY_TIMEOUT", "0"),
+            ("EVENKEEL_REPATH", "maybe"),
+            ("EVENKEEL_SCHEDULE", "dynamic"),
+            ("EVENKEEL_CHECKSUM", "crc32"),
+            ("EVENKEEL_TRANSPORT", "ib"),
+            ("EVENKEEL_QUEUE_PAIRS", "9"),
+            ("NCCL_IB_GID_INDEX", "256"),
+            ("NCCL_IB_SL", "16"),
+            ("EVENKEEL_RAILS", "eth0"),
+        ] {
+            let text = with(name, value).unwrap_err().to_string();
+            assert!(
+                text.contains(name) && text.contains(value) && text.contains("it takes"),
+                "{text}"
+            );
+        }
+    }
+}

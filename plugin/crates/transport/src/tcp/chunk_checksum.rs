@@ -1,0 +1,69 @@
+//! The checksum of a chunk that is being received: before it is known to be right, nothing of the chunk has arrived.
+
+use evenkeel_protocol::checksum;
+
+use crate::memory::buffers::RecvBuffer;
+
+/// What of the chunk at hand is in place, and whether it is what was sent.
+#[derive(Debug, Default)]
+pub(crate) struct Check {
+    message: u64,
+    expected: u32,
+    sum: u32,
+    /// Parts of the message that are reserved and written: from, to.
+    parts: Vec<(u64, u64)>,
+}
+
+impl Check {
+    /// A chunk of this message comes, whose bytes have this checksum.
+    pub(crate) fn begin(&mut self, message: u64, expected: u32) {
+        (self.message, self.expected, self.sum) = (message, expected, 0);
+        self.parts.clear();
+    }
+
+    /// Takes in bytes that have been received into a buffer.
+    pub(crate) fn received(&mut self, bytes: RecvBuffer) {
+        self.sum = bytes.checksum(self.sum);
+    }
+
+    /// Takes in bytes that came before and are wanted nowhere.
+    pub(crate) fn discarded(&mut self, bytes: &[u8]) {
+        self.sum = checksum(self.sum, bytes);
+    }
+
+    /// This part of the message is in place.
+    pub(crate) fn written(&mut self, from: u64, to: u64) {
+        self.parts.push((from, to));
+    }
+
+    /// All of the chunk has been taken in: whether it is what was sent. What has arrived, or is to be given back, comes
+    /// from [`Check::take_parts`].
+    pub(crate) fn is_right(&self) -> bool {
+        self.sum == self.expected
+    }
+
+    /// The message, and the parts of it that were reserved and written.
+    pub(crate) fn take_parts(&mut self) -> (u64, Vec<(u64, u64)>) {
+        (self.message, std::mem::take(&mut self.parts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_right_with_all_its_bytes_in_order() {
+        let mut check = Check::default();
+        let sum = checksum(0, b"123456");
+        for (first, right) in [(b"12", true), (b"13", false)] {
+            check.begin(7, sum);
+            check.discarded(first);
+            assert!(!check.is_right());
+            check.received(RecvBuffer::from_static(Box::leak(Box::new(*b"3456"))));
+            check.written(130, 134);
+            assert_eq!(check.is_right(), right);
+            assert_eq!(check.take_parts(), (7, vec![(130, 134)]));
+        }
+    }
+}

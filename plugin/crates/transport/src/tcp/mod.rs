@@ -1,0 +1,10 @@
+//! Connections whose messages TCP carries, over several flows.
+
+pub(crate) mod chunk_checksum;
+pub(crate) mod receiver;
+pub(crate) mod repair;
+pub(crate) mod retransmit_buffer;
+pub(crate) mod sender;
+
+/// Most flows at a time: each may have one that is to take its place.
+pub(crate) const PLACES: usize = 2 * evenkeel_protocol::MAX_FLOWS;

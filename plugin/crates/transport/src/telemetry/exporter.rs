@@ -1,0 +1,242 @@
+//! Serves metrics and the like over HTTP, from a thread of its own. No more of HTTP than a scrape needs: a library would bring a
+//! pool of threads into the training process.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::sys;
+
+/// How long one scrape may take: the next one waits.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest request.
+const MAX_BYTES: usize = 8 << 10;
+
+/// Answers scrapes and probes over HTTP as long as it lives.
+pub struct Exporter {
+    stop: Arc<OwnedFd>,
+    address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What is served.
+pub trait Pages: Send + Sync {
+    /// The page at this path, if there is one.
+    fn page(&self, path: &str) -> Option<Page>;
+}
+
+/// An answer.
+pub struct Page {
+    /// Of HTTP, with its reason: `200 OK`.
+    pub status: &'static str,
+    /// The media type.
+    pub kind: &'static str,
+    /// The text.
+    pub body: String,
+}
+
+impl Page {
+    /// Metrics in the OpenMetrics text format.
+    pub fn open_metrics(body: String) -> Self {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        Self { status: "200 OK", kind, body }
+    }
+}
+
+impl Exporter {
+    /// Listens at the first of the addresses that is free.
+    ///
+    /// # Errors
+    /// When none is, or no thread can be started.
+    pub fn start(addresses: &[SocketAddr], pages: Arc<dyn Pages>) -> io::Result<Self> {
+        let listener = TcpListener::bind(addresses)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stopped = Arc::clone(&stop);
+        let thread =
+            std::thread::Builder::new().name("evenkeel-metrics".to_owned()).spawn(move || {
+                sys::block_signals();
+                serve(&listener, &stopped, &*pages);
+            })?;
+        Ok(Self { stop, address, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        // Fails only after 2^64 writes.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // It does not panic, and if it did there would be nothing to hand on.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: &TcpListener, stop: &OwnedFd, pages: &dyn Pages) {
+    loop {
+        let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut waited, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+        if !waited[1].revents().is_empty() {
+            return;
+        }
+        if let Ok((stream, _)) = listener.accept() {
+            // Who scrapes notices; nobody else has to.
+            let _ = answer(stream, pages, Instant::now() + PATIENCE);
+        }
+    }
+}
+
+/// Reads a request and answers it, until the deadline at most.
+fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Result<()> {
+    let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    stream.set_nonblocking(false)?;
+    let mut request = Vec::new();
+    let mut buffer = [0; 1024];
+    while !request.windows(4).any(|window| window == b"\r\n\r\n") {
+        stream.set_read_timeout(Some(left()))?;
+        let received = stream.read(&mut buffer)?;
+        request.extend_from_slice(&buffer[..received]);
+        if received == 0 || request.len() > MAX_BYTES || Instant::now() >= deadline {
+            return Ok(());
+        }
+    }
+    let page = path_of(&request).and_then(|path| pages.page(path)).unwrap_or_else(|| Page {
+        status: "404 Not Found",
+        kind: "text/plain",
+        body: "the metrics are at /metrics\n".to_owned(),
+    });
+    let Page { status, kind, body } = page;
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    let text = head + &body;
+    let mut rest = text.as_bytes();
+    // Who reads a little now and then would keep the others, and the end of the process, waiting.
+    while !rest.is_empty() && Instant::now() < deadline {
+        stream.set_write_timeout(Some(left()))?;
+        let written = stream.write(rest)?;
+        rest = &rest[written..];
+    }
+    Ok(())
+}
+
+/// The path that a GET asks for.
+fn path_of(request: &[u8]) -> Option<&str> {
+    let rest = request.strip_prefix(b"GET ")?;
+    let end = rest.iter().position(|byte| *byte == b' ')?;
+    std::str::from_utf8(&rest[..end]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics::Metrics;
+    use evenkeel_testkit::TestRng;
+    use std::net::Shutdown;
+
+    fn start(addresses: &[SocketAddr]) -> io::Result<(Exporter, SocketAddr)> {
+        let exporter = Exporter::start(addresses, Arc::new(Metrics::default()))?;
+        let address = exporter.address();
+        Ok((exporter, address))
+    }
+
+    fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let mut text = String::new();
+        // A request that is cut off may end with a reset, at any of these steps.
+        let _ = stream.write_all(request.as_ref());
+        let _ = stream.shutdown(Shutdown::Write);
+        let _ = stream.read_to_string(&mut text);
+        text
+    }
+
+    #[test]
+    fn scrapes_are_answered_and_others_told_where() {
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let (exporter, address) = start(&any).unwrap();
+        let scraped = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(scraped.starts_with("HTTP/1.1 200 OK\r\n"), "{scraped}");
+        assert!(scraped.ends_with("\r\n\r\n# EOF\n"), "{scraped}");
+        assert!(ask(address, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+        assert_eq!(ask(address, "x".repeat(10_000)), "", "too long");
+        drop(exporter);
+        assert!(TcpStream::connect(address).is_err(), "it is closed");
+    }
+
+    #[test]
+    fn any_request_is_answered_or_dropped() {
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let (_exporter, address) = start(&any).unwrap();
+        let mut rng = TestRng::new(6);
+        let mut scrapes = 0;
+        for _ in 0..500 {
+            let mut request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+            (0..rng.below(4)).for_each(|_| rng.mutate(&mut request));
+            let text = ask(address, &request);
+            let whole = request.windows(4).any(|window| window == b"\r\n\r\n");
+            let scrape = request.starts_with(b"GET /metrics ");
+            let expected = match (whole, scrape) {
+                (false, _) => "",
+                (true, true) => "HTTP/1.1 200 OK\r\n",
+                (true, false) => "HTTP/1.1 404 Not Found\r\n",
+            };
+            let as_expected = text.starts_with(expected) && text.is_empty() == expected.is_empty();
+            assert!(as_expected, "{:?} gave {text:?}", request.escape_ascii().to_string());
+            scrapes += usize::from(whole && scrape);
+        }
+        assert!(scrapes > 50, "{scrapes}");
+    }
+
+    /// Its page is more than sockets hold.
+    struct Large;
+
+    impl Pages for Large {
+        fn page(&self, _path: &str) -> Option<Page> {
+            Some(Page { status: "200 OK", kind: "text/plain", body: "x".repeat(64 << 20) })
+        }
+    }
+
+    #[test]
+    fn who_reads_slowly_is_cut_off() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let reader = std::thread::spawn(move || {
+            let (mut buffer, mut all) = (vec![0; 64 << 10], 0);
+            // Something is read all the time, and never nothing for long.
+            while let Ok(count @ 1..) = slow.read(&mut buffer) {
+                all += count;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            all
+        });
+        let _ = answer(stream, &Large, Instant::now() + Duration::from_millis(200));
+        assert!(reader.join().unwrap() < 64 << 20, "it was waited for until it had all");
+    }
+
+    #[test]
+    fn the_next_free_address_is_taken() {
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let (_first, address) = start(&any).unwrap();
+        let (_second, other) = start(&[address, any[0]]).unwrap();
+        assert_ne!(address, other);
+        assert!(start(&[address]).is_err());
+    }
+}
