@@ -14,7 +14,7 @@ demo: ## An annotated PyTorchJob over Evenkeel on a real cluster (CLUSTER=existi
 .PHONY: test
 test: ## All tests: unit, plugin, rdma, python, operator, chart, e2e
 	@echo "compiling the test runner (a minute or two the first time)"
-	@$(GO) run ./hack/check
+	@$(GO) run ./hack/ci/check
 
 .PHONY: test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e test-aarch64 test-kueue
 test-unit: ## Pure code, Rust and Go
@@ -27,36 +27,38 @@ test-e2e: ## Everything on a real cluster (root)
 test-aarch64: ## Reductions and protocol on an emulated aarch64; not part of `test`, as Rust's library for it comes from rustup
 test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
 test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e test-aarch64 test-kueue: test-%:
-	$(GO) run ./hack/check $*
+	$(GO) run ./hack/ci/check $*
 
 .PHONY: bench
 bench: ## Measure the plugin beside plain sockets into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench $(BENCH)
+	$(GO) run ./hack/bench/tcp $(BENCH)
 
-.PHONY: bench-reduction bench-collectives bench-preflight
+.PHONY: bench-reduction bench-collectives bench-rdma bench-preflight
 bench-reduction: ## Measure reduction servers beside a ring into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench reduction $(BENCH)
+	$(GO) run ./hack/bench/tcp reduction $(BENCH)
 bench-collectives: ## Measure the collectives beside Gloo into docs/results/ (BENCH="--quick" for less)
-	$(GO) run ./hack/gloo $(BENCH)
+	$(GO) run ./hack/bench/collectives $(BENCH)
+bench-rdma: ## Measure RDMA beside perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)
+	$(GO) run ./hack/bench/rdma $(BENCH)
 bench-preflight: ## Check 1,000 pretend nodes into docs/results/
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 30m \
 		-scale 1000 -scale-pods 10000 -scale-results docs/results/preflight.md
 
 .PHONY: gpu
 gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--quick" for less)
-	$(GO) run ./hack/gpu $(GPU)
+	$(GO) run ./hack/bench/gpu $(GPU)
 
 .PHONY: lint
 lint: ## Formatters and linters of every language
-	$(GO) run ./hack/lint
+	$(GO) run ./hack/ci/lint
 
 .PHONY: images
 images: ## Build the container images with buildah
-	$(GO) run ./hack/images all
+	$(GO) run ./hack/ci/images all
 
 .PHONY: wheel
 wheel: ## Build the Python package, with the plugin and evenkeel-run in it, into dist/wheel/
-	@$(GO) run ./hack/wheel
+	@$(GO) run ./hack/ci/wheel
 
 .PHONY: generate
 generate: ## Generated code and manifests (CRDs, deep copies)

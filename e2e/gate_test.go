@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/env"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -21,7 +21,7 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	ctx := testContext(t)
 	slow(t, "40mbit", "n4")
 	// Results of other tests would do for a policy: it is to find out by itself.
-	if err := env.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
+	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
 		t.Fatal(err)
 	}
 	size, iterations := int64(4<<20), int32(5)
@@ -32,11 +32,11 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 			Sweep:  evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations},
 		},
 	}}
-	if err := env.Client.Create(ctx, policy); err != nil {
+	if err := cluster.Client.Create(ctx, policy); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := env.Client.Delete(context.Background(), policy); err != nil {
+		if err := cluster.Client.Delete(context.Background(), policy); err != nil {
 			t.Error(err)
 		}
 	})
@@ -45,12 +45,12 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	would := func(job *unstructured.Unstructured, be bool) func(context.Context) (bool, error) {
 		return func(ctx context.Context) (bool, error) {
 			try := job.DeepCopy()
-			err := env.Client.Create(ctx, try, client.DryRunAll)
+			err := cluster.Client.Create(ctx, try, client.DryRunAll)
 			return isSuspended(try) == be, err
 		}
 	}
 	eventually(ctx, t, "the webhook has heard of the policy", would(job, true))
-	if err := env.Client.Create(ctx, job); err != nil {
+	if err := cluster.Client.Create(ctx, job); err != nil {
 		t.Fatal(err)
 	}
 	if !isSuspended(job) || job.GetLabels()[evenkeel.GateKey] == "" {
@@ -58,7 +58,7 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	}
 	heard := func() map[string]string {
 		var list corev1.EventList
-		if err := env.Client.List(ctx, &list, client.InNamespace(ns)); err != nil {
+		if err := cluster.Client.List(ctx, &list, client.InNamespace(ns)); err != nil {
 			t.Fatal(err)
 		}
 		events := map[string]string{}
@@ -71,13 +71,13 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			out, err := env.Kubectl(context.Background(), "get", "netcheck,nodehealth,netcheckpolicy,pods,pytorchjobs", "-A", "-o", "wide")
+			out, err := cluster.Kubectl(context.Background(), "get", "netcheck,nodehealth,netcheckpolicy,pods,pytorchjobs", "-A", "-o", "wide")
 			t.Logf("%s %v", out, err)
 		}
 	})
 	eventually(ctx, t, "the job hears that it started, and why", func(ctx context.Context) (bool, error) {
 		var pods corev1.PodList
-		if err := env.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+		if err := cluster.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
 			return false, err
 		}
 		events := heard()
@@ -97,7 +97,7 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 		}
 	}
 	var checks evenkeel.NetworkCheckList
-	if err := env.Client.List(ctx, &checks, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
+	if err := cluster.Client.List(ctx, &checks, client.InNamespace(env.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
 		t.Fatal(err)
 	}
 	if len(checks.Items) != 1 || !strings.HasPrefix(checks.Items[0].Name, "gate-job-") {
@@ -108,14 +108,14 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	other := newNamespace(t)
 	next := trainingJob{profile: "default", script: "true"}.object(other)
 	eventually(ctx, t, "the webhook has heard of the verdicts", would(next, false))
-	if err := env.Client.Create(ctx, next); err != nil {
+	if err := cluster.Client.Create(ctx, next); err != nil {
 		t.Fatal(err)
 	}
 	if isSuspended(next) || next.GetLabels()[evenkeel.GateKey] != "" {
 		t.Fatalf("the job is held: %v", next.Object)
 	}
 	waitJob(ctx, t, other, "Succeeded")
-	if err := env.Client.Get(ctx, client.ObjectKeyFromObject(next), next); err != nil {
+	if err := cluster.Client.Get(ctx, client.ObjectKeyFromObject(next), next); err != nil {
 		t.Fatal(err)
 	}
 	conditions, _, _ := unstructured.NestedSlice(next.Object, "status", "conditions")

@@ -31,11 +31,11 @@ func newNamespace(t *testing.T) string {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: "e2e-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
 	}}
-	if err := env.Client.Create(t.Context(), ns); err != nil {
+	if err := cluster.Client.Create(t.Context(), ns); err != nil {
 		t.Fatalf("create a namespace: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := env.Client.Delete(context.Background(), ns); err != nil {
+		if err := cluster.Client.Delete(context.Background(), ns); err != nil {
 			t.Errorf("delete namespace %s: %v", ns.Name, err)
 		}
 	})
@@ -55,7 +55,7 @@ type trainingJob struct {
 func (j trainingJob) object(namespace string) *unstructured.Unstructured {
 	image := j.image
 	if image == "" {
-		image = env.Images.Bench
+		image = cluster.Images.Bench
 	}
 	variables := []any{map[string]any{"name": "NCCL_DEBUG", "value": "INFO"}}
 	for name, value := range j.env {
@@ -96,13 +96,13 @@ func (j trainingJob) object(namespace string) *unstructured.Unstructured {
 // create creates the job and reports its pods' logs when the test fails.
 func (j trainingJob) create(ctx context.Context, t *testing.T, namespace string) {
 	t.Helper()
-	if err := env.Client.Create(ctx, j.object(namespace)); err != nil {
+	if err := cluster.Client.Create(ctx, j.object(namespace)); err != nil {
 		t.Fatalf("create the PyTorchJob: %v", err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, pod := range []string{"train-master-0", "train-worker-0"} {
-				out, err := env.Kubectl(context.Background(), "-n", namespace, "describe", "pod", pod)
+				out, err := cluster.Kubectl(context.Background(), "-n", namespace, "describe", "pod", pod)
 				t.Logf("%s: %s %v\n%s", pod, logs(context.Background(), namespace, pod), err, out)
 			}
 		}
@@ -116,7 +116,7 @@ func waitJob(ctx context.Context, t *testing.T, namespace string, conditions ...
 	job.SetGroupVersionKind(schema.GroupVersionKind{Group: "kubeflow.org", Version: "v1", Kind: "PyTorchJob"})
 	var reached string
 	eventually(ctx, t, fmt.Sprintf("the job is %s", strings.Join(conditions, " or ")), func(ctx context.Context) (bool, error) {
-		if err := env.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "train"}, job); err != nil {
+		if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "train"}, job); err != nil {
 			return false, err
 		}
 		list, _, _ := unstructured.NestedSlice(job.Object, "status", "conditions")
@@ -137,14 +137,14 @@ func waitJob(ctx context.Context, t *testing.T, namespace string, conditions ...
 func pod(ctx context.Context, t *testing.T, namespace, name string) *corev1.Pod {
 	t.Helper()
 	p := &corev1.Pod{}
-	if err := env.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, p); err != nil {
+	if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, p); err != nil {
 		t.Fatalf("read pod %s: %v", name, err)
 	}
 	return p
 }
 
 func logs(ctx context.Context, namespace, name string) string {
-	raw, err := env.Clientset.CoreV1().Pods(namespace).GetLogs(name, &corev1.PodLogOptions{Container: "pytorch"}).DoRaw(ctx)
+	raw, err := cluster.Clientset.CoreV1().Pods(namespace).GetLogs(name, &corev1.PodLogOptions{Container: "pytorch"}).DoRaw(ctx)
 	if err != nil {
 		return err.Error()
 	}
@@ -167,7 +167,7 @@ func plainPod(namespace string, labels map[string]string) *corev1.Pod {
 		Spec: corev1.PodSpec{
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{
-				Name: "plain", Image: env.Images.Bench, Command: []string{"sleep", "600"},
+				Name: "plain", Image: cluster.Images.Bench, Command: []string{"sleep", "600"},
 				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
 			}},
 		},

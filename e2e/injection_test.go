@@ -22,21 +22,21 @@ const (
 func profile(t *testing.T, name, plugin string) {
 	t.Helper()
 	manifest := fmt.Sprintf("{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkProfile, metadata: {name: %s}, spec: {plugin: %s}}", name, plugin)
-	if _, err := env.KubectlInput(t.Context(), manifest, "apply", "-f", "-"); err != nil {
+	if _, err := cluster.KubectlInput(t.Context(), manifest, "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := env.Kubectl(context.Background(), "delete", "networkprofile", name); err != nil {
+		if _, err := cluster.Kubectl(context.Background(), "delete", "networkprofile", name); err != nil {
 			t.Error(err)
 		}
 	})
-	if _, err := env.Kubectl(t.Context(), "wait", "networkprofile/"+name, "--for=condition=Ready", "--timeout=30s"); err != nil {
+	if _, err := cluster.Kubectl(t.Context(), "wait", "networkprofile/"+name, "--for=condition=Ready", "--timeout=30s"); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestAnnotatedJobTrainsOverEvenkeel(t *testing.T) {
-	profile(t, "by-init-container", fmt.Sprintf("{image: %q, delivery: InitContainer}", env.Images.Plugin))
+	profile(t, "by-init-container", fmt.Sprintf("{image: %q, delivery: InitContainer}", cluster.Images.Plugin))
 	profile(t, "by-preinstalled", `{delivery: Preinstalled, path: /opt/evenkeel/plugin}`)
 	for _, test := range []struct {
 		name, profile, image string
@@ -44,21 +44,21 @@ func TestAnnotatedJobTrainsOverEvenkeel(t *testing.T) {
 	}{
 		{name: "image volume", profile: "default", delivered: func(p *corev1.Pod) error {
 			for _, v := range p.Spec.Volumes {
-				if v.Image != nil && v.Image.Reference == env.Images.Plugin {
+				if v.Image != nil && v.Image.Reference == cluster.Images.Plugin {
 					return nil
 				}
 			}
-			return fmt.Errorf("no volume of image %s in %+v", env.Images.Plugin, p.Spec.Volumes)
+			return fmt.Errorf("no volume of image %s in %+v", cluster.Images.Plugin, p.Spec.Volumes)
 		}},
 		{name: "init container", profile: "by-init-container", delivered: func(p *corev1.Pod) error {
 			for _, c := range p.Spec.InitContainers {
-				if c.Image == env.Images.Plugin {
+				if c.Image == cluster.Images.Plugin {
 					return nil
 				}
 			}
-			return fmt.Errorf("no init container of image %s in %+v", env.Images.Plugin, p.Spec.InitContainers)
+			return fmt.Errorf("no init container of image %s in %+v", cluster.Images.Plugin, p.Spec.InitContainers)
 		}},
-		{name: "preinstalled", profile: "by-preinstalled", image: env.Images.Training, delivered: func(p *corev1.Pod) error {
+		{name: "preinstalled", profile: "by-preinstalled", image: cluster.Images.Training, delivered: func(p *corev1.Pod) error {
 			for _, v := range p.Spec.Volumes {
 				if v.Name == "evenkeel" {
 					return fmt.Errorf("a volume was added: %+v", v)
@@ -103,7 +103,7 @@ func TestWithoutTheAnnotationNothingChanges(t *testing.T) {
 	trainingJob{script: "exit 0"}.create(ctx, t, ns)
 	waitJob(ctx, t, ns, "Succeeded")
 	bare := plainPod(ns, nil)
-	if err := env.Client.Create(ctx, bare); err != nil {
+	if err := cluster.Client.Create(ctx, bare); err != nil {
 		t.Fatalf("create a pod: %v", err)
 	}
 	for _, p := range []*corev1.Pod{pod(ctx, t, ns, "train-master-0"), bare} {
@@ -125,7 +125,7 @@ func TestWithoutTheAnnotationNothingChanges(t *testing.T) {
 
 func TestUnknownProfileIsRefusedAtCreation(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
-	err := env.Client.Create(ctx, trainingJob{profile: "defualt", script: "exit 0"}.object(ns))
+	err := cluster.Client.Create(ctx, trainingJob{profile: "defualt", script: "exit 0"}.object(ns))
 	if err == nil {
 		t.Fatal("the job was accepted")
 	}
@@ -145,7 +145,7 @@ func TestUserValueStaysAndIsReported(t *testing.T) {
 	}
 	eventually(ctx, t, "an event on the pod says what was left alone", func(ctx context.Context) (bool, error) {
 		var events corev1.EventList
-		if err := env.Client.List(ctx, &events, client.InNamespace(ns)); err != nil {
+		if err := cluster.Client.List(ctx, &events, client.InNamespace(ns)); err != nil {
 			return false, err
 		}
 		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
@@ -160,7 +160,7 @@ func TestLostWorkerFailsTheJobAndIsNamed(t *testing.T) {
 	eventually(ctx, t, "the all-reduce is under way", func(ctx context.Context) (bool, error) {
 		return strings.Contains(logs(ctx, ns, "train-master-0"), "1048576"), nil
 	})
-	if _, err := env.Kubectl(ctx, "-n", ns, "exec", "train-worker-0", "-c", "pytorch", "--", "sh", "-c", "kill -9 $(pidof evenkeel-bench)"); err != nil {
+	if _, err := cluster.Kubectl(ctx, "-n", ns, "exec", "train-worker-0", "-c", "pytorch", "--", "sh", "-c", "kill -9 $(pidof evenkeel-bench)"); err != nil {
 		t.Fatal(err)
 	}
 	waitJob(ctx, t, ns, "Failed")
@@ -177,30 +177,30 @@ func TestWebhookDownStopsOnlyLabelledPods(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	scale := func(replicas string) {
 		t.Helper()
-		if _, err := env.Kubectl(context.WithoutCancel(ctx), "-n", "evenkeel-system", "scale", "deployment/evenkeel-webhook", "--replicas="+replicas); err != nil {
+		if _, err := cluster.Kubectl(context.WithoutCancel(ctx), "-n", "evenkeel-system", "scale", "deployment/evenkeel-webhook", "--replicas="+replicas); err != nil {
 			t.Fatal(err)
 		}
 	}
 	scale("0")
 	t.Cleanup(func() {
 		scale("2")
-		if _, err := env.Kubectl(context.Background(), "-n", "evenkeel-system", "rollout", "status", "deployment/evenkeel-webhook", "--timeout=60s"); err != nil {
+		if _, err := cluster.Kubectl(context.Background(), "-n", "evenkeel-system", "rollout", "status", "deployment/evenkeel-webhook", "--timeout=60s"); err != nil {
 			t.Error(err)
 		}
 	})
 	eventually(ctx, t, "no webhook pod is left", func(ctx context.Context) (bool, error) {
 		var pods corev1.PodList
-		err := env.Client.List(ctx, &pods, client.InNamespace("evenkeel-system"), client.MatchingLabels{"app.kubernetes.io/component": "webhook"})
+		err := cluster.Client.List(ctx, &pods, client.InNamespace("evenkeel-system"), client.MatchingLabels{"app.kubernetes.io/component": "webhook"})
 		return len(pods.Items) == 0, err
 	})
 	labelled := plainPod(ns, map[string]string{"evenkeel.dev/profile": "default"})
-	if err := env.Client.Create(ctx, labelled); err == nil {
+	if err := cluster.Client.Create(ctx, labelled); err == nil {
 		t.Error("a labelled pod was accepted without the webhook")
 	} else if !strings.Contains(err.Error(), `"pods.evenkeel.dev"`) {
 		t.Errorf("the refusal does not name the webhook: %v", err)
 	}
 	bare := plainPod(ns, nil)
-	if err := env.Client.Create(ctx, bare); err != nil {
+	if err := cluster.Client.Create(ctx, bare); err != nil {
 		t.Fatalf("an unlabelled pod was refused: %v", err)
 	}
 	eventually(ctx, t, "the unlabelled pod runs", func(ctx context.Context) (bool, error) {

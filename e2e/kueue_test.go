@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/env"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -66,7 +66,7 @@ type kueueStatus struct {
 func workload(ctx context.Context, namespace string) (status kueueStatus, there bool, err error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "kueue.x-k8s.io", Version: "v1beta2", Kind: "WorkloadList"})
-	if err := env.Client.List(ctx, list, client.InNamespace(namespace)); err != nil || len(list.Items) == 0 {
+	if err := cluster.Client.List(ctx, list, client.InNamespace(namespace)); err != nil || len(list.Items) == 0 {
 		return status, false, err
 	}
 	if len(list.Items) > 1 {
@@ -89,7 +89,7 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 				{"get", "netcheck,nodehealth,netcheckpolicy,pods,pytorchjobs,workloads,clusterqueues,admissionchecks", "-A", "-o", "wide"},
 				{"get", "workloads,admissionchecks", "-A", "-o", "yaml"}, {"-n", "kueue-system", "logs", "deployment/kueue-controller-manager", "--tail=60"},
 			} {
-				out, err := env.Kubectl(context.Background(), args...)
+				out, err := cluster.Kubectl(context.Background(), args...)
 				t.Logf("%s %v", out, err)
 			}
 		}
@@ -106,23 +106,23 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 			Sweep:  evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations},
 		},
 	}}
-	if err := env.Client.Create(ctx, policy); err != nil {
+	if err := cluster.Client.Create(ctx, policy); err != nil {
 		t.Fatal(err)
 	}
 	objects := fmt.Sprintf(queue, ns)
 	t.Cleanup(func() {
-		if _, err := env.KubectlInput(context.Background(), objects, "delete", "--wait=false", "-f", "-"); err != nil {
+		if _, err := cluster.KubectlInput(context.Background(), objects, "delete", "--wait=false", "-f", "-"); err != nil {
 			t.Error(err)
 		}
-		if err := env.Client.Delete(context.Background(), policy); err != nil {
+		if err := cluster.Client.Delete(context.Background(), policy); err != nil {
 			t.Error(err)
 		}
 	})
-	if _, err := env.KubectlInput(ctx, objects, "apply", "--server-side", "-f", "-"); err != nil {
+	if _, err := cluster.KubectlInput(ctx, objects, "apply", "--server-side", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
 	// Kueue takes an AdmissionCheck for active when Evenkeel says so.
-	if _, err := env.Kubectl(ctx, "wait", "clusterqueue/all", "--for=condition=Active", "--timeout=60s"); err != nil {
+	if _, err := cluster.Kubectl(ctx, "wait", "clusterqueue/all", "--for=condition=Active", "--timeout=60s"); err != nil {
 		t.Fatal(err)
 	}
 	job := trainingJob{profile: "default", script: "true"}.object(ns)
@@ -138,7 +138,7 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := env.Client.Create(ctx, job); err != nil {
+	if err := cluster.Client.Create(ctx, job); err != nil {
 		t.Fatal(err)
 	}
 	if suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend"); !suspended || job.GetLabels()[evenkeel.GateKey] != "" {
@@ -152,7 +152,7 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 	if c := status.AdmissionChecks[0]; c.Name != "network-preflight" || c.State != "Pending" || !strings.Contains(c.Message, "n1, n2, n3, n4") {
 		t.Errorf("the check is %+v", c)
 	}
-	said, err := exec.CommandContext(ctx, plugin, "why", "pytorchjob/train", "-n", ns, "--kubeconfig", env.Kubeconfig).CombinedOutput()
+	said, err := exec.CommandContext(ctx, plugin, "why", "pytorchjob/train", "-n", ns, "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "admission check network-preflight is Pending: waits until the network") {
 		t.Errorf("kubectl evenkeel why: %v\n%s", err, said)
 	}
@@ -165,11 +165,11 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 		t.Errorf("the check is %+v", c)
 	}
 	var checks evenkeel.NetworkCheckList
-	if err := env.Client.List(ctx, &checks, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
+	if err := cluster.Client.List(ctx, &checks, client.InNamespace(env.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
 		t.Fatal(err)
 	}
 	var pods corev1.PodList
-	if err := env.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+	if err := cluster.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
 		t.Fatal(err)
 	}
 	reserved, admitted := meta.FindStatusCondition(status.Conditions, "QuotaReserved"), meta.FindStatusCondition(status.Conditions, "Admitted")

@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
-	"evenkeel.dev/evenkeel/hack/cluster/cluster"
+	"evenkeel.dev/evenkeel/hack/cluster/local"
+	"evenkeel.dev/evenkeel/hack/env"
 )
 
-// env is the cluster that every test of this package shares.
-var env *setup.Env
+// cluster is the one that every test of this package shares.
+var cluster *env.Cluster
 
 // withKueue says that it has Kueue: the test of that, which has a build tag of its own, sets it.
 var withKueue bool
@@ -32,15 +32,15 @@ func run(m *testing.M) int {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := cluster.Down(ctx, name); err != nil {
+		if err := local.Down(ctx, name); err != nil {
 			fmt.Fprintln(os.Stderr, "e2e: take the cluster down:", err)
 		}
 	}()
 	var err error
-	env, err = setup.Start(ctx, setup.Config{
+	cluster, err = env.Start(ctx, env.Config{
 		Progress: os.Stderr, MPIOperator: true, Kueue: withKueue,
 		// Links are slow enough that they, and not the processors, are what is measured.
-		Cluster: cluster.Config{Name: name, Nodes: 4, LinkRate: "400mbit", Progress: os.Stderr},
+		Cluster: local.Config{Name: name, Nodes: 4, LinkRate: "400mbit", Progress: os.Stderr},
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)

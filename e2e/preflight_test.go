@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/env"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -37,7 +37,7 @@ func begin(ctx context.Context, t *testing.T, name string, change func(*evenkeel
 	t.Helper()
 	size, iterations := int64(4<<20), int32(5)
 	c := &evenkeel.NetworkCheck{
-		ObjectMeta: metav1.ObjectMeta{Namespace: setup.Namespace, Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: env.Namespace, Name: name},
 		Spec: evenkeel.NetworkCheckSpec{
 			Nodes: evenkeel.NodeSet{Selector: &metav1.LabelSelector{}},
 			CheckOptions: evenkeel.CheckOptions{
@@ -49,17 +49,17 @@ func begin(ctx context.Context, t *testing.T, name string, change func(*evenkeel
 	if change != nil {
 		change(&c.Spec)
 	}
-	if err := env.Client.Create(ctx, c); err != nil {
+	if err := cluster.Client.Create(ctx, c); err != nil {
 		t.Fatalf("create the check: %v", err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, args := range [][]string{{"get", "netcheck,mpijobs,jobs,pods,configmaps", "-o", "wide"}, {"get", "netcheck", name, "-o", "yaml"}} {
-				out, err := env.Kubectl(context.Background(), append([]string{"-n", setup.Namespace}, args...)...)
+				out, err := cluster.Kubectl(context.Background(), append([]string{"-n", env.Namespace}, args...)...)
 				t.Logf("%s %v", out, err)
 			}
 		}
-		if err := env.Client.Delete(context.Background(), c); err != nil {
+		if err := cluster.Client.Delete(context.Background(), c); err != nil {
 			t.Errorf("delete the check: %v", err)
 		}
 	})
@@ -75,7 +75,7 @@ func end(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, look func(
 				return false, err
 			}
 		}
-		err := env.Client.Get(ctx, client.ObjectKeyFromObject(c), c)
+		err := cluster.Client.Get(ctx, client.ObjectKeyFromObject(c), c)
 		return meta.IsStatusConditionTrue(c.Status.Conditions, evenkeel.ConditionComplete), err
 	})
 	return c
@@ -109,7 +109,7 @@ type mpiJob struct {
 func runs(ctx context.Context, c *evenkeel.NetworkCheck) (map[string]mpiJob, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJobList"})
-	if err := env.Client.List(ctx, list, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name}); err != nil {
+	if err := cluster.Client.List(ctx, list, client.InNamespace(env.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name}); err != nil {
 		return nil, err
 	}
 	found := map[string]mpiJob{}
@@ -166,11 +166,11 @@ func (f finding) check(t *testing.T, c *evenkeel.NetworkCheck) {
 func slow(t *testing.T, rate string, nodes ...string) {
 	t.Helper()
 	for _, node := range nodes {
-		if err := env.Local.LimitLink(t.Context(), node, rate); err != nil {
+		if err := cluster.Local.LimitLink(t.Context(), node, rate); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := env.Local.LimitLink(context.Background(), node, ""); err != nil {
+			if err := cluster.Local.LimitLink(context.Background(), node, ""); err != nil {
 				t.Error(err)
 			}
 		})
@@ -189,7 +189,7 @@ func TestHealthyNodesPassTheCheck(t *testing.T) {
 		t.Errorf("what carried the check is %+v", c.Status.Networks)
 	}
 	report := &corev1.ConfigMap{}
-	if err := env.Client.Get(ctx, client.ObjectKey{Namespace: setup.Namespace, Name: c.Status.ReportName}, report); err != nil {
+	if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: env.Namespace, Name: c.Status.ReportName}, report); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(report.Data["report.md"], "n1") || !strings.HasPrefix(report.Data["pairs.svg"], "<svg") {
@@ -238,7 +238,7 @@ func TestAKilledControllerRepeatsNothing(t *testing.T) {
 	ctx := testContext(t)
 	c := begin(ctx, t, "killed", quickPairs)
 	begun(ctx, t, c, 2)
-	if _, err := env.Kubectl(ctx, "-n", setup.Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=controller", "--grace-period=0", "--force"); err != nil {
+	if _, err := cluster.Kubectl(ctx, "-n", env.Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=controller", "--grace-period=0", "--force"); err != nil {
 		t.Fatal(err)
 	}
 	made := map[types.UID]string{}
@@ -263,11 +263,11 @@ func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "leaving", Labels: map[string]string{corev1.LabelHostname: "leaving"}},
 		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "leaving", Effect: corev1.TaintEffectNoSchedule}}},
 	}
-	if err := env.Client.Create(ctx, node); err != nil {
+	if err := cluster.Client.Create(ctx, node); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := env.Client.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
+		if err := cluster.Client.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
 			t.Error(err)
 		}
 	})
@@ -276,7 +276,7 @@ func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
 	status.Status = corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{
 		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
 	}}}
-	if err := env.Client.Status().Patch(ctx, status, client.MergeFrom(node)); err != nil {
+	if err := cluster.Client.Status().Patch(ctx, status, client.MergeFrom(node)); err != nil {
 		t.Fatal(err)
 	}
 	c := begin(ctx, t, "leaving", func(spec *evenkeel.NetworkCheckSpec) {
@@ -286,10 +286,10 @@ func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
 	})
 	eventually(ctx, t, "a rank is to run on the node", func(ctx context.Context) (bool, error) {
 		var pods corev1.PodList
-		err := env.Client.List(ctx, &pods, client.InNamespace(setup.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name})
+		err := cluster.Client.List(ctx, &pods, client.InNamespace(env.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name})
 		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == node.Name }), err
 	})
-	if err := env.Client.Delete(ctx, node); err != nil {
+	if err := cluster.Client.Delete(ctx, node); err != nil {
 		t.Fatal(err)
 	}
 	finding{verdict: evenkeel.VerdictInconclusive, fabric: evenkeel.VerdictPass, passed: 3}.check(t, end(ctx, t, c, nil))
@@ -301,7 +301,7 @@ func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
 func TestAMissingImageBlamesNobody(t *testing.T) {
 	timeout := int32(20)
 	c := check(testContext(t), t, "no-image", func(spec *evenkeel.NetworkCheckSpec) {
-		spec.Runner.Image = env.Images.Bench[:strings.LastIndex(env.Images.Bench, ":")] + ":" + strings.Repeat("0", 64)
+		spec.Runner.Image = cluster.Images.Bench[:strings.LastIndex(cluster.Images.Bench, ":")] + ":" + strings.Repeat("0", 64)
 		spec.RunTimeoutSeconds = &timeout
 	})
 	if c.Status.Verdict != evenkeel.VerdictInconclusive || c.Status.BadNodes != "" {
@@ -323,7 +323,7 @@ func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]
 	}()
 	eventually(ctx, t, what, func(ctx context.Context) (bool, error) {
 		nodes := &corev1.NodeList{}
-		if err := env.Client.List(ctx, nodes); err != nil {
+		if err := cluster.Client.List(ctx, nodes); err != nil {
 			return false, err
 		}
 		marks = map[string]string{}
@@ -360,16 +360,16 @@ func TestJobsKeepOffANodeThatFailed(t *testing.T) {
 		},
 	}
 	// Results of other tests would do for a policy: it is to find out by itself.
-	if err := env.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
+	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := env.Client.Create(ctx, policy); err != nil {
+	if err := cluster.Client.Create(ctx, policy); err != nil {
 		t.Fatal(err)
 	}
 	deleted := false
 	remove := func() {
 		if !deleted {
-			if err := env.Client.Delete(context.Background(), policy); err != nil {
+			if err := cluster.Client.Delete(context.Background(), policy); err != nil {
 				t.Error(err)
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/env"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -28,14 +28,14 @@ func pretendHCAs(ctx context.Context, t *testing.T) {
 		defer cancel()
 		eventually(ctx, t, what, func(ctx context.Context) (bool, error) {
 			p := &evenkeel.NetworkProfile{}
-			err := env.Client.Get(ctx, client.ObjectKey{Name: "default"}, p)
+			err := cluster.Client.Get(ctx, client.ObjectKey{Name: "default"}, p)
 			return p.Status.RDMAResourceName == want, err
 		})
 	}
 	// The devices go first, and then it is waited for that.
 	t.Cleanup(func() { device("the profile has heard that the devices are gone", "") })
-	for _, node := range env.Local.Nodes() {
-		plugin, err := env.Local.PretendDevice(context.WithoutCancel(ctx), node, hca, 8)
+	for _, node := range cluster.Local.Nodes() {
+		plugin, err := cluster.Local.PretendDevice(context.WithoutCancel(ctx), node, hca, 8)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 			}
 		}
 		report := &corev1.ConfigMap{}
-		if err := env.Client.Get(ctx, client.ObjectKey{Namespace: setup.Namespace, Name: c.Status.ReportName}, report); err != nil {
+		if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: env.Namespace, Name: c.Status.ReportName}, report); err != nil {
 			t.Fatal(err)
 		}
 		// In the plugin's words.

@@ -28,7 +28,7 @@ func servers(ctx context.Context, t *testing.T, namespace, state string) *evenke
 	t.Helper()
 	var list evenkeel.ReductionServiceList
 	eventually(ctx, t, "the reduction servers are "+state, func(ctx context.Context) (bool, error) {
-		if err := env.Client.List(ctx, &list, client.InNamespace(namespace)); err != nil || len(list.Items) != 1 {
+		if err := cluster.Client.List(ctx, &list, client.InNamespace(namespace)); err != nil || len(list.Items) != 1 {
 			return false, err
 		}
 		c := meta.FindStatusCondition(list.Items[0].Status.Conditions, evenkeel.ConditionAvailable)
@@ -40,7 +40,7 @@ func servers(ctx context.Context, t *testing.T, namespace, state string) *evenke
 // serverPods are the pods of all reduction servers in the namespace.
 func serverPods(ctx context.Context, namespace string) ([]corev1.Pod, error) {
 	var pods corev1.PodList
-	err := env.Client.List(ctx, &pods, client.InNamespace(namespace), client.HasLabels{evenkeel.ReductionServerKey})
+	err := cluster.Client.List(ctx, &pods, client.InNamespace(namespace), client.HasLabels{evenkeel.ReductionServerKey})
 	return pods.Items, err
 }
 
@@ -49,9 +49,9 @@ func reportServers(t *testing.T, namespace string) {
 	t.Cleanup(func() {
 		if t.Failed() {
 			ctx := context.Background()
-			out, err := env.Kubectl(ctx, "-n", namespace, "get", "rsvc,statefulsets,pods,events", "-o", "wide")
+			out, err := cluster.Kubectl(ctx, "-n", namespace, "get", "rsvc,statefulsets,pods,events", "-o", "wide")
 			t.Logf("%s %v", out, err)
-			out, err = env.Kubectl(ctx, "-n", namespace, "logs", "-l", evenkeel.ReductionServerKey, "--prefix", "--tail=50")
+			out, err = cluster.Kubectl(ctx, "-n", namespace, "logs", "-l", evenkeel.ReductionServerKey, "--prefix", "--tail=50")
 			t.Logf("%s %v", out, err)
 		}
 	})
@@ -78,11 +78,11 @@ func TestReductionServersSumForTheirJobAndGoWithIt(t *testing.T) {
 		return len(pods) == 0, err
 	})
 	// What is left goes with the job.
-	if err := env.Client.Delete(ctx, job.object(ns)); err != nil {
+	if err := cluster.Client.Delete(ctx, job.object(ns)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, "nothing of the servers is left", func(ctx context.Context) (bool, error) {
-		out, err := env.Kubectl(ctx, "-n", ns, "get", "rsvc,statefulsets,services,poddisruptionbudgets,networkpolicies,secrets",
+		out, err := cluster.Kubectl(ctx, "-n", ns, "get", "rsvc,statefulsets,services,poddisruptionbudgets,networkpolicies,secrets",
 			"-l", evenkeel.ReductionServerKey, "-o", "name")
 		return strings.TrimSpace(out) == "", err
 	})
@@ -99,16 +99,16 @@ func TestTheBenchmarkReachesPodsThroughKubectl(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	images := strings.NewReplacer("SERVER_IMAGE", env.Images.Server, "BENCH_IMAGE", env.Images.Bench, "PLUGIN_IMAGE", env.Images.Plugin)
-	if _, err := env.KubectlInput(ctx, images.Replace(string(pods)), "-n", ns, "apply", "-f", "-"); err != nil {
+	images := strings.NewReplacer("SERVER_IMAGE", cluster.Images.Server, "BENCH_IMAGE", cluster.Images.Bench, "PLUGIN_IMAGE", cluster.Images.Plugin)
+	if _, err := cluster.KubectlInput(ctx, images.Replace(string(pods)), "-n", ns, "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
 	var hosts strings.Builder
 	for _, role := range []string{"server", "client"} {
-		if _, err := env.Kubectl(ctx, "-n", ns, "rollout", "status", "statefulset/reduction-bench-"+role); err != nil {
+		if _, err := cluster.Kubectl(ctx, "-n", ns, "rollout", "status", "statefulset/reduction-bench-"+role); err != nil {
 			t.Fatal(err)
 		}
-		list, err := env.Kubectl(ctx, "-n", ns, "get", "pods", "-l", "app=reduction-bench,role="+role, "-o",
+		list, err := cluster.Kubectl(ctx, "-n", ns, "get", "pods", "-l", "app=reduction-bench,role="+role, "-o",
 			`jsonpath={range .items[*]}- name: {.metadata.name}{"\n"}  address: {.status.podIP}{"\n"}{end}`)
 		if err != nil {
 			t.Fatal(err)
@@ -120,10 +120,10 @@ func TestTheBenchmarkReachesPodsThroughKubectl(t *testing.T) {
 		t.Fatal(err)
 	}
 	bench := exec.CommandContext(ctx, filepath.Join(root, "dist", "evenkeel-bench"), "reduction", "--hosts", file,
-		"--rsh", env.KubectlPath()+" -n "+ns+" exec -i {} -c main -- sh -c",
+		"--rsh", cluster.KubectlPath()+" -n "+ns+" exec -i {} -c main -- sh -c",
 		"--bench-program", "/usr/local/bin/evenkeel-bench", "--server-program", "/usr/local/bin/evenkeel-reduction-server",
 		"--plugin", "/evenkeel/plugin/libnccl-net-evenkeel.so", "--size", "4M", "-w", "1", "-n", "3")
-	bench.Env = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig)
+	bench.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig)
 	out, err := bench.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "2 ranks reduce 4194304 bytes of float") || !strings.Contains(string(out), ", 0 wrong") {
 		t.Errorf("%v\n%s\nwith\n%s", err, out, hosts.String())
@@ -146,7 +146,7 @@ func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
 		return sums(ctx, ns, strings.TrimSuffix(service.Status.Endpoints[1], ":7470"))
 	})
 	t.Run("nobody joins without the key", func(t *testing.T) { refusesOtherKeys(ctx, t, ns) })
-	if _, err := env.Kubectl(ctx, "-n", ns, "delete", "pod", lost, "--grace-period=0", "--force"); err != nil {
+	if _, err := cluster.Kubectl(ctx, "-n", ns, "delete", "pod", lost, "--grace-period=0", "--force"); err != nil {
 		t.Fatal(err)
 	}
 	waitJob(ctx, t, ns, "Failed")
@@ -167,7 +167,7 @@ func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
 	}
 	eventually(ctx, t, "an Event on the job names it", func(ctx context.Context) (bool, error) {
 		var events corev1.EventList
-		err := env.Client.List(ctx, &events, client.InNamespace(ns))
+		err := cluster.Client.List(ctx, &events, client.InNamespace(ns))
 		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
 			return e.Reason == "EvenkeelReductionServerLost" && e.InvolvedObject.Name == "train" && strings.Contains(e.Message, lost)
 		}), err
@@ -178,7 +178,7 @@ func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
 func sums(ctx context.Context, namespace, host string) (bool, error) {
 	// The image has no program that asks for pages.
 	ask := `exec 3<>/dev/tcp/$0/9470 && printf 'GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n' "$0" >&3 && timeout 5 cat <&3`
-	out, err := env.Kubectl(ctx, "-n", namespace, "exec", "train-master-0", "-c", "pytorch", "--", "bash", "-c", ask, host)
+	out, err := cluster.Kubectl(ctx, "-n", namespace, "exec", "train-master-0", "-c", "pytorch", "--", "bash", "-c", ask, host)
 	if err != nil {
 		return false, nil // the worker has yet to start
 	}
@@ -204,7 +204,7 @@ func refusesOtherKeys(ctx context.Context, t *testing.T, namespace string) {
 		{"no key", []string{"-u", "EVENKEEL_JOB_KEY_FILE"}, false},
 	} {
 		args := append([]string{"-n", namespace, "exec", "train-master-0", "-c", "pytorch", "--", "env"}, test.key...)
-		out, err := env.Kubectl(ctx, append(args, "evenkeel-bench", "reduction", "--rank", "0", "--world-size", "1",
+		out, err := cluster.Kubectl(ctx, append(args, "evenkeel-bench", "reduction", "--rank", "0", "--world-size", "1",
 			"--master-addr", "127.0.0.1", "--master-port", "29555", "--timeout", "30", "--size", "1M", "-w", "0", "-n", "1", "-c", "1")...)
 		switch {
 		case test.joins && (err != nil || !strings.Contains(out, ", 0 wrong")):

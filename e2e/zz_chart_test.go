@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/env"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -20,11 +20,11 @@ import (
 
 func TestChartUpgradeKeepsWorking(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
-	if err := env.InstallChart(ctx, "--set", "webhook.replicas=1", "--set", "defaultProfile.spec.transport.tcp.flowsPerPeer=2"); err != nil {
+	if err := cluster.InstallChart(ctx, "--set", "webhook.replicas=1", "--set", "defaultProfile.spec.transport.tcp.flowsPerPeer=2"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, "the new controller leads and has applied the new default profile", func(ctx context.Context) (bool, error) {
-		flows, err := env.Kubectl(ctx, "get", "networkprofile", "default", "-o", "jsonpath={.spec.transport.tcp.flowsPerPeer}")
+		flows, err := cluster.Kubectl(ctx, "get", "networkprofile", "default", "-o", "jsonpath={.spec.transport.tcp.flowsPerPeer}")
 		return flows == "2", err
 	})
 	trainingJob{profile: "default", script: "exit 0"}.create(ctx, t, ns)
@@ -37,10 +37,10 @@ func TestChartUpgradeKeepsWorking(t *testing.T) {
 func TestChartUninstallLeavesNothing(t *testing.T) {
 	ctx := testContext(t)
 	markANode(ctx, t)
-	if _, err := env.Helm(ctx, "uninstall", setup.Release, "--namespace", setup.Namespace, "--wait", "--timeout", "2m"); err != nil {
+	if _, err := cluster.Helm(ctx, "uninstall", env.Release, "--namespace", env.Namespace, "--wait", "--timeout", "2m"); err != nil {
 		t.Fatal(err)
 	}
-	kinds, err := env.Kubectl(ctx, "api-resources", "--verbs=list", "-o", "name")
+	kinds, err := cluster.Kubectl(ctx, "api-resources", "--verbs=list", "-o", "name")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,12 +57,12 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 			if strings.HasPrefix(kind, "events") || kind == "componentstatuses" {
 				continue // events expire by themselves
 			}
-			out, err := env.Kubectl(ctx, "get", kind, "-A", "-o", "name", "--ignore-not-found")
+			out, err := cluster.Kubectl(ctx, "get", kind, "-A", "-o", "name", "--ignore-not-found")
 			if err != nil {
 				return false, fmt.Errorf("list %s: %w", kind, err)
 			}
 			for name := range strings.FieldsSeq(out) {
-				if strings.Contains(name, "evenkeel") && name != "namespace/"+setup.Namespace {
+				if strings.Contains(name, "evenkeel") && name != "namespace/"+env.Namespace {
 					left = append(left, name)
 				}
 			}
@@ -76,7 +76,7 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 func markANode(ctx context.Context, t *testing.T) {
 	t.Helper()
 	var nodes corev1.NodeList
-	if err := errors.Join(env.Client.List(ctx, &nodes), env.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{})); err != nil {
+	if err := errors.Join(cluster.Client.List(ctx, &nodes), cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{})); err != nil {
 		t.Fatal(err)
 	}
 	now := metav1.Now()
@@ -84,7 +84,7 @@ func markANode(ctx context.Context, t *testing.T) {
 		state := &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{
 			Name: node.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
 		}}
-		if err := env.Client.Create(ctx, state); err != nil {
+		if err := cluster.Client.Create(ctx, state); err != nil {
 			t.Fatal(err)
 		}
 		state.Status = evenkeel.NodeNetworkHealthStatus{
@@ -94,14 +94,14 @@ func markANode(ctx context.Context, t *testing.T) {
 		if node.Name == "n2" {
 			state.Status.Health, state.Status.Reason, state.Status.History[0].Verdict = evenkeel.HealthUnhealthy, "TooSlow", evenkeel.VerdictFail
 		}
-		if err := env.Client.Status().Update(ctx, state); err != nil {
+		if err := cluster.Client.Status().Update(ctx, state); err != nil {
 			t.Fatal(err)
 		}
 	}
 	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "last"}}
 	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
 	policy.Spec.OnFail.Taint = evenkeel.SwitchEnabled
-	if err := env.Client.Create(ctx, policy); err != nil {
+	if err := cluster.Client.Create(ctx, policy); err != nil {
 		t.Fatal(err)
 	}
 	awaitMarks(ctx, t, "the node is marked", map[string]string{

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"evenkeel.dev/evenkeel/hack/cluster/cluster"
+	"evenkeel.dev/evenkeel/hack/cluster/local"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
@@ -37,7 +37,7 @@ func main() {
 	root.PersistentFlags().StringVar(&name, "name", "dev", "the cluster's name; clusters of different names run side by side")
 	root.AddCommand(upCommand(&name), downCommand(&name), statusCommand(&name), loadCommand(&name),
 		kubeconfigCommand(&name), execCommand(&name), linkCommand(&name), toolCommand())
-	root.AddCommand(cluster.Roles()...)
+	root.AddCommand(local.Roles()...)
 	if err := root.ExecuteContext(ctx); err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) && exit.ExitCode() > 0 {
@@ -49,7 +49,7 @@ func main() {
 }
 
 func upCommand(name *string) *cobra.Command {
-	var c cluster.Config
+	var c local.Config
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Start the cluster, or find it running",
@@ -60,7 +60,7 @@ func upCommand(name *string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			start := time.Now()
 			c.Name, c.Progress = *name, cmd.ErrOrStderr()
-			running, err := cluster.Up(cmd.Context(), c)
+			running, err := local.Up(cmd.Context(), c)
 			if err != nil {
 				return err
 			}
@@ -69,7 +69,7 @@ func upCommand(name *string) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().IntVar(&c.Nodes, "nodes", 2, fmt.Sprintf("number of nodes, at most %d", cluster.MaxNodes))
+	cmd.Flags().IntVar(&c.Nodes, "nodes", 2, fmt.Sprintf("number of nodes, at most %d", local.MaxNodes))
 	cmd.Flags().IntVar(&c.GPUs, "gpus", 0, "pretend GPUs on each node")
 	cmd.Flags().StringVar(&c.LinkRate, "link-rate", "", "speed of each node's link in both directions, like 500mbit or 10gbit (default unlimited)")
 	return cmd
@@ -82,7 +82,7 @@ func downCommand(name *string) *cobra.Command {
 		Example: `  go run ./hack/cluster down
   go run ./hack/cluster down --name slow`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cluster.Down(cmd.Context(), *name) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return local.Down(cmd.Context(), *name) },
 	}
 }
 
@@ -94,7 +94,7 @@ func linkCommand(name *string) *cobra.Command {
   go run ./hack/cluster link n3`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := cluster.Open(*name)
+			c, err := local.Open(*name)
 			if err != nil {
 				return err
 			}
@@ -110,7 +110,7 @@ func statusCommand(name *string) *cobra.Command {
 		Example: `  go run ./hack/cluster status`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			names, err := cluster.List()
+			names, err := local.List()
 			if err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func statusCommand(name *string) *cobra.Command {
 // report prints how one cluster is, and returns nil if it is well.
 func report(cmd *cobra.Command, name string) error {
 	out := cmd.OutOrStdout()
-	c, err := cluster.Open(name)
+	c, err := local.Open(name)
 	if err != nil {
 		fmt.Fprintf(out, "%s: stopped; \"down\" removes what it has left\n", name)
 		return fmt.Errorf("cluster %s does not run", name)
@@ -152,7 +152,7 @@ func loadCommand(name *string) *cobra.Command {
   go run ./hack/cluster load dist/plugin.tar`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := cluster.Open(*name)
+			c, err := local.Open(*name)
 			if err != nil {
 				return err
 			}
@@ -173,7 +173,7 @@ func kubeconfigCommand(name *string) *cobra.Command {
 		Example: `  export KUBECONFIG=$(go run ./hack/cluster kubeconfig)`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := cluster.Open(*name)
+			c, err := local.Open(*name)
 			if err != nil {
 				return err
 			}
@@ -191,7 +191,7 @@ func execCommand(name *string) *cobra.Command {
   go run ./hack/cluster exec n2 ip addr`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := cluster.Open(*name)
+			c, err := local.Open(*name)
 			if err != nil {
 				return err
 			}

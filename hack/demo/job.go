@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/env"
 )
 
 const jobTimeout = 5 * time.Minute
@@ -33,7 +33,7 @@ type podResult struct {
 }
 
 // runJob creates the job anew and follows it to its end.
-func runJob(ctx context.Context, env *setup.Env, manifest string, progress io.Writer) (*jobResult, error) {
+func runJob(ctx context.Context, cluster *env.Cluster, manifest string, progress io.Writer) (*jobResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
 	defer cancel()
 	var written unstructured.Unstructured
@@ -43,27 +43,27 @@ func runJob(ctx context.Context, env *setup.Env, manifest string, progress io.Wr
 	written.SetNamespace(namespace)
 	// The namespace enforces Kubernetes' strictest pod standard: the injection has to fit in.
 	const ns = `{apiVersion: v1, kind: Namespace, metadata: {name: ` + namespace + `, labels: {pod-security.kubernetes.io/enforce: restricted}}}`
-	if _, err := env.KubectlInput(ctx, ns, "apply", "-f", "-"); err != nil {
+	if _, err := cluster.KubectlInput(ctx, ns, "apply", "-f", "-"); err != nil {
 		return nil, err
 	}
-	if _, err := env.Kubectl(ctx, "-n", namespace, "delete", "pytorchjob", written.GetName(), "--ignore-not-found", "--cascade=foreground", "--timeout=60s"); err != nil {
+	if _, err := cluster.Kubectl(ctx, "-n", namespace, "delete", "pytorchjob", written.GetName(), "--ignore-not-found", "--cascade=foreground", "--timeout=60s"); err != nil {
 		return nil, err
 	}
 	job := written.DeepCopy()
-	if err := env.Client.Create(ctx, job); err != nil {
+	if err := cluster.Client.Create(ctx, job); err != nil {
 		return nil, fmt.Errorf("create the job: %w", err)
 	}
-	if err := follow(ctx, env.Client, job, progress); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, symptoms(context.WithoutCancel(ctx), env, job.GetName()))
+	if err := follow(ctx, cluster.Client, job, progress); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, symptoms(context.WithoutCancel(ctx), cluster, job.GetName()))
 	}
 	result := &jobResult{written: &written}
 	for replica, into := range map[string]*podResult{"master": &result.master, "worker": &result.worker} {
 		pod := &corev1.Pod{}
 		key := client.ObjectKey{Namespace: namespace, Name: fmt.Sprintf("%s-%s-0", job.GetName(), replica)}
-		if err := env.Client.Get(ctx, key, pod); err != nil {
+		if err := cluster.Client.Get(ctx, key, pod); err != nil {
 			return nil, fmt.Errorf("pod of the %s: %w", replica, err)
 		}
-		stream, err := env.Clientset.CoreV1().Pods(namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: "pytorch"}).Stream(ctx)
+		stream, err := cluster.Clientset.CoreV1().Pods(namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: "pytorch"}).Stream(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("logs of %s: %w", pod.Name, err)
 		}
@@ -80,7 +80,7 @@ func runJob(ctx context.Context, env *setup.Env, manifest string, progress io.Wr
 
 // symptoms is what a person would look at first when a job fails: what the cluster warned of, and the last words of the
 // pods. What cannot be read says why.
-func symptoms(ctx context.Context, env *setup.Env, job string) string {
+func symptoms(ctx context.Context, cluster *env.Cluster, job string) string {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	var out strings.Builder
@@ -88,7 +88,7 @@ func symptoms(ctx context.Context, env *setup.Env, job string) string {
 		{"get", "events", "--field-selector=type=Warning", "--sort-by=.lastTimestamp"},
 		{"logs", "-l", "training.kubeflow.org/job-name=" + job, "--prefix", "--tail=20"},
 	} {
-		text, err := env.Kubectl(ctx, append([]string{"-n", namespace}, arguments...)...)
+		text, err := cluster.Kubectl(ctx, append([]string{"-n", namespace}, arguments...)...)
 		if err != nil {
 			text = err.Error()
 		}

@@ -17,8 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
-	"evenkeel.dev/evenkeel/hack/cluster/cluster"
+	"evenkeel.dev/evenkeel/hack/cluster/local"
+	"evenkeel.dev/evenkeel/hack/env"
 )
 
 //go:embed job.yaml
@@ -36,7 +36,7 @@ func main() {
 }
 
 func command() *cobra.Command {
-	config := setup.Config{Progress: os.Stderr, Cluster: cluster.Config{
+	config := env.Config{Progress: os.Stderr, Cluster: local.Config{
 		// With three, one that is bad can be told from the others, and a job of two pods can keep off it.
 		Name: "local", Nodes: 3, Progress: os.Stderr,
 	}}
@@ -65,15 +65,15 @@ func command() *cobra.Command {
 	return cmd
 }
 
-func run(ctx context.Context, config setup.Config, out io.Writer) error {
+func run(ctx context.Context, config env.Config, out io.Writer) error {
 	started := time.Now()
-	env, err := setup.Start(ctx, config)
+	cluster, err := env.Start(ctx, config)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "==> PyTorchJob")
-	manifest := strings.ReplaceAll(jobManifest, "TRAINING_IMAGE", env.Images.Bench)
-	result, err := runJob(ctx, env, manifest, config.Progress)
+	manifest := strings.ReplaceAll(jobManifest, "TRAINING_IMAGE", cluster.Images.Bench)
+	result, err := runJob(ctx, cluster, manifest, config.Progress)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func run(ctx context.Context, config setup.Config, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "\n==> The same with reduction servers")
-	reduced, err := runJob(ctx, env, withReduction(manifest), config.Progress)
+	reduced, err := runJob(ctx, cluster, withReduction(manifest), config.Progress)
 	if err != nil {
 		return err
 	}
@@ -89,17 +89,17 @@ func run(ctx context.Context, config setup.Config, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "\n==> Pre-flight")
-	second, err := newAct(ctx, env, out, config.Progress)
+	second, err := newAct(ctx, cluster, out, config.Progress)
 	if err != nil {
 		return err
 	}
 	if err := second.run(ctx, func(ctx context.Context) (*jobResult, error) {
 		// Its links are slow, so it sends less.
-		return runJob(ctx, env, strings.ReplaceAll(manifest, `"64M"`, `"1M"`), config.Progress)
+		return runJob(ctx, cluster, strings.ReplaceAll(manifest, `"64M"`, `"1M"`), config.Progress)
 	}); err != nil {
 		return err
 	}
-	next(out, env, result, second.plugin)
+	next(out, cluster, result, second.plugin)
 	_, err = fmt.Fprintf(out, "\nThe whole run took %s.\n", time.Since(started).Round(time.Second))
 	return err
 }

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
+	"evenkeel.dev/evenkeel/hack/env"
 )
 
 // page prints what the job showed. Everything on it is read from the cluster and from the pods' logs.
@@ -47,12 +47,12 @@ func page(out io.Writer, result *jobResult) error {
 }
 
 // next says where to go from here.
-func next(out io.Writer, env *setup.Env, result *jobResult, plugin string) {
+func next(out io.Writer, cluster *env.Cluster, result *jobResult, plugin string) {
 	p := func(format string, args ...any) { fmt.Fprintf(out, format, args...) }
 	p("\n%s\n", rule("Where to look next"))
-	p("  export KUBECONFIG=%s PATH=%s:%s:$PATH\n", env.Kubeconfig, filepath.Dir(plugin), filepath.Dir(env.KubectlPath()))
+	p("  export KUBECONFIG=%s PATH=%s:%s:$PATH\n", cluster.Kubeconfig, filepath.Dir(plugin), filepath.Dir(cluster.KubectlPath()))
 	p("  kubectl get networkprofiles,nodehealth,netcheck -A\n  kubectl -n %s get pytorchjobs,pods,events\n  kubectl -n %s logs %s\n  kubectl evenkeel --help\n", namespace, namespace, result.master.pod.Name)
-	if env.Local != nil {
+	if cluster.Local != nil {
 		p("  slow a link yourself: go run ./hack/cluster link %s %s --name local\n  stop the cluster: make cluster-down\n", slowNode, slowRate)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"evenkeel.dev/evenkeel/e2e/setup"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/env"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -42,7 +42,7 @@ const (
 
 // An act is the second one: `kubectl evenkeel` on a cluster in which a link is slowed and restored.
 type act struct {
-	env *setup.Env
+	cluster *env.Cluster
 	// out gets the page, progress what happens meanwhile.
 	out, progress io.Writer
 	// plugin is kubectl-evenkeel.
@@ -50,7 +50,7 @@ type act struct {
 }
 
 // newAct builds kubectl's plugin into the user's cache, where it stays to be tried.
-func newAct(ctx context.Context, env *setup.Env, out, progress io.Writer) (*act, error) {
+func newAct(ctx context.Context, cluster *env.Cluster, out, progress io.Writer) (*act, error) {
 	root, err := toolbox.Root()
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func newAct(ctx context.Context, env *setup.Env, out, progress io.Writer) (*act,
 	if err != nil {
 		return nil, fmt.Errorf("no folder for kubectl's plugin: %w", err)
 	}
-	a := &act{env: env, out: out, progress: progress, plugin: filepath.Join(cache, "evenkeel", "bin", "kubectl-evenkeel")}
+	a := &act{cluster: cluster, out: out, progress: progress, plugin: filepath.Join(cache, "evenkeel", "bin", "kubectl-evenkeel")}
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", a.plugin, "./operator/cmd/kubectl-evenkeel")
 	cmd.Dir = root
 	if text, err := cmd.CombinedOutput(); err != nil {
@@ -70,18 +70,18 @@ func newAct(ctx context.Context, env *setup.Env, out, progress io.Writer) (*act,
 
 // run plays the act. Links are as they were when it returns, whatever happens.
 func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, error)) (err error) {
-	if a.env.Local == nil {
+	if a.cluster.Local == nil {
 		return a.checkOnly(ctx)
 	}
 	defer func() {
 		free, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		for _, node := range a.env.Local.Nodes() {
-			err = errors.Join(err, a.env.Local.LimitLink(free, node, ""))
+		for _, node := range a.cluster.Local.Nodes() {
+			err = errors.Join(err, a.cluster.Local.LimitLink(free, node, ""))
 		}
 	}()
-	for _, node := range a.env.Local.Nodes() {
-		if err := a.env.Local.LimitLink(ctx, node, usualRate); err != nil {
+	for _, node := range a.cluster.Local.Nodes() {
+		if err := a.cluster.Local.LimitLink(ctx, node, usualRate); err != nil {
 			return err
 		}
 	}
@@ -94,7 +94,7 @@ func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, er
 		return err
 	}
 	a.say("6. The link of " + slowNode + " is slowed to " + slowRate + ": the check names the node")
-	if err := a.env.Local.LimitLink(ctx, slowNode, slowRate); err != nil {
+	if err := a.cluster.Local.LimitLink(ctx, slowNode, slowRate); err != nil {
 		return err
 	}
 	if err := a.check(ctx, "demo-slow", exitFail); err != nil {
@@ -122,7 +122,7 @@ func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, er
 	}
 
 	a.say("8. The link is restored: the next check clears the node")
-	if err := a.env.Local.LimitLink(ctx, slowNode, usualRate); err != nil {
+	if err := a.cluster.Local.LimitLink(ctx, slowNode, usualRate); err != nil {
 		return err
 	}
 	if err := a.check(ctx, "demo-after", 0); err != nil {
@@ -138,7 +138,7 @@ func (a *act) run(ctx context.Context, job func(context.Context) (*jobResult, er
 func (a *act) checkOnly(ctx context.Context) error {
 	a.say("5. Before a job: is the network fine?")
 	var nodes corev1.NodeList
-	if err := a.env.Client.List(ctx, &nodes); err != nil {
+	if err := a.cluster.Client.List(ctx, &nodes); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
 	}
 	var names []string
@@ -165,19 +165,19 @@ func (a *act) prepare(ctx context.Context) error {
 	policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled // this demo says itself when
 	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
 	for _, object := range []client.Object{policy.DeepCopy(),
-		&evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: setup.Namespace, Name: "demo-before"}},
-		&evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: setup.Namespace, Name: "demo-slow"}},
-		&evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: setup.Namespace, Name: "demo-after"}},
+		&evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: env.Namespace, Name: "demo-before"}},
+		&evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: env.Namespace, Name: "demo-slow"}},
+		&evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: env.Namespace, Name: "demo-after"}},
 	} {
-		if err := a.env.Client.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
+		if err := a.cluster.Client.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete what an earlier demo left: %w", err)
 		}
 	}
-	if err := a.env.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
+	if err := a.cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
 		return fmt.Errorf("forget what earlier checks found: %w", err)
 	}
 	err := wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, markTimeout, true, func(ctx context.Context) (bool, error) {
-		err := a.env.Client.Create(ctx, policy.DeepCopy())
+		err := a.cluster.Client.Create(ctx, policy.DeepCopy())
 		return err == nil, ignoreAlreadyExists(err) // the earlier one may be going still
 	})
 	if err != nil {
@@ -201,7 +201,7 @@ func (a *act) check(ctx context.Context, name string, status int) error {
 		return err
 	}
 	check := &evenkeel.NetworkCheck{}
-	if err := a.env.Client.Get(ctx, client.ObjectKey{Namespace: setup.Namespace, Name: name}, check); err != nil {
+	if err := a.cluster.Client.Get(ctx, client.ObjectKey{Namespace: env.Namespace, Name: name}, check); err != nil {
 		return fmt.Errorf("read the check: %w", err)
 	}
 	bad := ""
@@ -220,7 +220,7 @@ func (a *act) show(ctx context.Context, status int, args ...string) error {
 	defer cancel()
 	fmt.Fprintf(a.out, "\n$ kubectl evenkeel %s\n", strings.Join(args, " "))
 	cmd := exec.CommandContext(ctx, a.plugin, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+a.env.Kubeconfig)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+a.cluster.Kubeconfig)
 	var errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = a.out, io.MultiWriter(&errs, a.progress)
 	err := cmd.Run()
@@ -235,7 +235,7 @@ func (a *act) show(ctx context.Context, status int, args ...string) error {
 func (a *act) marked(ctx context.Context, label string) error {
 	node := &corev1.Node{}
 	err := wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, markTimeout, true, func(ctx context.Context) (bool, error) {
-		err := a.env.Client.Get(ctx, client.ObjectKey{Name: slowNode}, node)
+		err := a.cluster.Client.Get(ctx, client.ObjectKey{Name: slowNode}, node)
 		return node.Labels[evenkeel.HealthKey] == label, err
 	})
 	if err != nil {

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// A library is the Gloo that is measured.
+type library struct {
+	what       string   // for people
+	algorithms []string // that it has
+	// prepare is called once before the first run, with a folder for what it makes.
+	prepare func(ctx context.Context, folder string) error
+	runs    func(folder, algorithm string) func(context.Context, task) (map[int]figure, error)
+}
+
+// whichGloo is Debian's, or that of a benchmark program of Gloo's.
+func whichGloo(program string) (library, error) {
+	if program == "" {
+		return debians(), nil
+	}
+	info, err := os.Stat(program)
+	if err != nil {
+		return library{}, fmt.Errorf("--gloo: %w", err)
+	}
+	if info.IsDir() || info.Mode()&0o111 == 0 {
+		return library{}, fmt.Errorf("--gloo %s: not a program: Gloo's benchmark is needed, gloo/benchmark/benchmark in its build folder", program)
+	}
+	path, err := filepath.Abs(program)
+	return benchmarked(path), err
+}
+
+// debians is Debian's library with a driver of ours.
+func debians() library {
+	driver := func(folder string) string { return filepath.Join(folder, "driver") }
+	return library{
+		what:       "Debian's libgloo",
+		algorithms: algorithms,
+		prepare:    func(ctx context.Context, folder string) error { return build(ctx, driver(folder)) },
+		runs: func(folder, algorithm string) func(context.Context, task) (map[int]figure, error) {
+			return func(ctx context.Context, t task) (map[int]figure, error) {
+				out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
+					argv := []string{driver(folder), strconv.Itoa(rank), strconv.Itoa(t.ranks), store, t.network.device, algorithm, strconv.FormatInt(t.length.Milliseconds(), 10)}
+					for _, n := range t.elements {
+						argv = append(argv, strconv.Itoa(n))
+					}
+					return argv
+				})
+				if err != nil {
+					return nil, err
+				}
+				figures := map[int]figure{}
+				for line := range strings.Lines(string(out)) {
+					var n, samples int
+					var f figure
+					if _, err := fmt.Sscan(line, &n, &samples, &f.least, &f.median); err != nil {
+						return nil, fmt.Errorf("the driver's %q: %w", line, err)
+					}
+					figures[n] = f
+				}
+				return figures, complete(figures, t.elements)
+			}
+		},
+	}
+}
+
+// build compiles the driver.
+func build(ctx context.Context, driver string) error {
+	needed := []toolbox.Program{{Name: "g++", Package: "g++"}, {Name: "/usr/include/gloo/allreduce.h", Package: "libgloo-dev"}}
+	if err := toolbox.EnsurePrograms(ctx, os.Stderr, needed); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, "hack/bench/collectives/driver/driver.cc", "-lgloo", "-pthread")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("g++: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// benchmarks are the benchmark's names of the algorithms that it has.
+var benchmarks = map[string]string{
+	"ring":             "allreduce_ring",
+	"ring_chunked":     "allreduce_ring_chunked",
+	"halving_doubling": "allreduce_halving_doubling",
+	"bcube":            "allreduce_bcube",
+	"new_ring":         "new_allreduce_ring",
+}
+
+// benchmarked is a program of Gloo's. It takes one number of elements, and so is started once for each.
+func benchmarked(program string) library {
+	lacks := func(algorithm string) bool { return benchmarks[algorithm] == "" }
+	return library{
+		what:       "a benchmark of Gloo's that was built elsewhere",
+		algorithms: slices.DeleteFunc(slices.Clone(algorithms), lacks),
+		prepare:    func(context.Context, string) error { return nil },
+		runs: func(folder, algorithm string) func(context.Context, task) (map[int]figure, error) {
+			return func(ctx context.Context, t task) (map[int]figure, error) {
+				figures := map[int]figure{}
+				for _, n := range t.elements {
+					out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
+						return []string{program, "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store, "--prefix", "evenkeel",
+							"--transport", "tcp", "--tcp-device", t.network.device, "--elements", strconv.Itoa(n), "--no-verify",
+							"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), benchmarks[algorithm]}
+					})
+					if err != nil {
+						return nil, fmt.Errorf("%d elements: %w", n, err)
+					}
+					if figures[n], err = readBenchmark(string(out), n); err != nil {
+						return nil, err
+					}
+				}
+				return figures, nil
+			}
+		},
+	}
+}
+
+// readBenchmark finds the row of a number of float32 in what Gloo's benchmark printed: elements, least and median time in
+// microseconds come one after the other, and newer versions print the bytes in front of them.
+func readBenchmark(text string, elements int) (figure, error) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		bytes := len(fields) > 1 && fields[0] == strconv.Itoa(4*elements) && fields[1] == strconv.Itoa(elements)
+		if bytes {
+			fields = fields[1:]
+		}
+		if len(fields) < 3 || fields[0] != strconv.Itoa(elements) {
+			continue
+		}
+		var f figure
+		if _, err := fmt.Sscan(fields[1]+" "+fields[2], &f.least, &f.median); err == nil && f.least > 0 {
+			return f, nil
+		}
+	}
+	return figure{}, fmt.Errorf("no row for %d elements in what Gloo's benchmark printed: %q", elements, text)
+}

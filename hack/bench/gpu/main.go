@@ -1,0 +1,270 @@
+// Command gpu runs real NCCL over the plugin, all ranks on this machine's
+// first GPU as if each were a host of its own, and writes docs/results/gpu.md.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// A missing is what a run needs and this machine has not; the exit status is 2.
+type missing struct{ what string }
+
+func (m missing) Error() string { return m.what }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	err := rootCommand().ExecuteContext(ctx)
+	if err == nil {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "gpu:", err)
+	if errors.As(err, &missing{}) {
+		os.Exit(2)
+	}
+	os.Exit(1)
+}
+
+type options struct {
+	nccl, plugin string
+	ranks        int
+	quick        bool
+	output       string
+	logs         string
+	plan         plan
+}
+
+// A plan is how much is done, and how long it may take.
+type plan struct {
+	most       int           // bytes of the largest all-reduce
+	iterations int           // of each size
+	patience   time.Duration // for one call or one all-reduce, whole seconds
+	silence    time.Duration // of all ranks together: the last resort
+}
+
+var (
+	fullPlan  = plan{most: 256 << 20, iterations: 5, patience: 2 * time.Minute, silence: 10 * time.Minute}
+	quickPlan = plan{most: 4 << 20, iterations: 2, patience: 2 * time.Minute, silence: 10 * time.Minute}
+)
+
+func rootCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "gpu",
+		Short: "Run real NCCL over the plugin on one GPU, and write the result",
+		Long: `Run real NCCL over the plugin on one GPU, and write the result.
+
+Every rank is a process that NCCL takes for a host of its own, so that they reach each other only through
+the network. They all-reduce every type and size and look at every element, first over the plugin, then over
+NCCL's own sockets; then one rank is killed, and the others must be told so. NCCL_ and EVENKEEL_ settings
+in the environment do not count.
+
+Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, it says which and ends with status 2.`,
+		Example: `  go run ./hack/bench/gpu
+  go run ./hack/bench/gpu --quick --nccl /opt/nccl/lib/libnccl.so.2`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.plan = fullPlan
+			if o.quick {
+				o.plan = quickPlan
+			}
+			return run(cmd.Context(), cmd.OutOrStdout(), o)
+		},
+	}
+	cmd.Flags().StringVar(&o.nccl, "nccl", "", "NCCL's library (default libnccl.so.2 where the loader finds it, or Python's package)")
+	cmd.Flags().StringVar(&o.plugin, "plugin", "", "the plugin (default: built from this checkout)")
+	cmd.Flags().IntVar(&o.ranks, "ranks", 2, "number of ranks: 2, 4 or 8")
+	cmd.Flags().BoolVar(&o.quick, "quick", false, fmt.Sprintf("fewer repetitions, and only up to %s", size(quickPlan.most)))
+	cmd.Flags().StringVar(&o.output, "output", "", "folder for gpu.md (default docs/results)")
+	return cmd
+}
+
+func run(ctx context.Context, out io.Writer, o options) error {
+	if o.ranks != 2 && o.ranks != 4 && o.ranks != 8 {
+		return fmt.Errorf("--ranks %d: 2, 4 or 8, so that every type holds all results exactly", o.ranks)
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	if o.output == "" {
+		o.output = filepath.Join(root, "docs", "results")
+	}
+	work, err := os.MkdirTemp("", "evenkeel-gpu-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	program, err := compile(ctx, work)
+	if err != nil {
+		return err
+	}
+	r := report{Driver: driverVersion(), Library: o.plugin + ", of a commit that is not known here"}
+	if o.nccl, r.Probe, err = findNCCL(ctx, program, o.nccl); err != nil {
+		return err
+	}
+	if o.plugin == "" {
+		r.Library = "of commit " + toolbox.Commit(ctx, root, "plugin", "hack/bench/gpu")
+		if o.plugin, err = build(ctx, root); err != nil {
+			return err
+		}
+	}
+	if o.plugin, err = filepath.Abs(o.plugin); err != nil {
+		return err
+	}
+	if _, err := os.Stat(o.plugin); err != nil {
+		return fmt.Errorf("--plugin: %w", err)
+	}
+	if o.logs == "" {
+		o.logs = filepath.Join(root, "dist", "gpu")
+	}
+	if err := os.MkdirAll(o.logs, 0o755); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "NCCL %s, %s; NCCL's logs are in %s\n", r.Probe.version(), r.Probe.GPU, o.logs)
+	w := world{program: program, nccl: o.nccl, ranks: o.ranks, plan: o.plan, work: work, logs: o.logs}
+	overPlugin, overSocket := w, w
+	overPlugin.name, overPlugin.network = "plugin", "Evenkeel"
+	overPlugin.environment = []string{"NCCL_NET_PLUGIN=" + o.plugin}
+	overSocket.name, overSocket.network = "socket", "Socket"
+	overSocket.environment = []string{"NCCL_NET_PLUGIN=none", "NCCL_NET=Socket"}
+	if r.Plugin, err = overPlugin.allReduce(ctx, out); err != nil {
+		return err
+	}
+	if r.Socket, err = overSocket.allReduce(ctx, out); err != nil {
+		return err
+	}
+	overPlugin.name = "kill"
+	if r.Lost, err = overPlugin.loseOne(ctx); err != nil {
+		return err
+	}
+	r.Options = o
+	return r.write(out)
+}
+
+//go:embed rank/allreduce.c
+var source []byte
+
+// compile builds what a rank runs.
+func compile(ctx context.Context, work string) (program string, err error) {
+	program = filepath.Join(work, "allreduce")
+	cmd := exec.CommandContext(ctx, "cc", "-std=c11", "-D_DEFAULT_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, "-x", "c", "-", "-ldl")
+	cmd.Stdin = bytes.NewReader(source)
+	said, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", missing{"there is no C compiler (cc): apt-get install gcc libc6-dev"}
+	}
+	if err != nil {
+		return "", fmt.Errorf("cc: %w: %s", err, bytes.TrimSpace(said))
+	}
+	return program, nil
+}
+
+// A probe is what there is to run with.
+type probe struct {
+	NCCL int // as ncclGetVersion gives it
+	CUDA int // the newest that the driver knows, as cuDriverGetVersion gives it
+	GPU  string
+}
+
+func (p probe) version() string {
+	return fmt.Sprintf("%d.%d.%d", p.NCCL/10000, p.NCCL/100%100, p.NCCL%100)
+}
+
+// oldest is the first NCCL that takes a plugin by its path.
+const oldest = 22100
+
+// findNCCL looks for NCCL, and tries whether it and the driver load.
+func findNCCL(ctx context.Context, program, given string) (path string, p probe, err error) {
+	candidates := []string{given}
+	if given == "" {
+		candidates = []string{"libnccl.so.2"}
+		const ask = "import importlib.util as u; print(*u.find_spec('nvidia.nccl').submodule_search_locations)"
+		if folder, err := exec.CommandContext(ctx, "python3", "-c", ask).Output(); err == nil {
+			candidates = append(candidates, filepath.Join(strings.TrimSpace(string(folder)), "lib", "libnccl.so.2"))
+		}
+	}
+	for _, path = range candidates {
+		if p, err = tryNCCL(ctx, program, path); err == nil {
+			break
+		}
+	}
+	if err == nil && p.NCCL < oldest {
+		err = missing{fmt.Sprintf("NCCL %s (%s) is too old: 2.21 is the first that takes a plugin by its path", p.version(), path)}
+	}
+	return path, p, err
+}
+
+func tryNCCL(ctx context.Context, program, path string) (probe, error) {
+	var p probe
+	cmd := exec.CommandContext(ctx, program, "--probe", "1", "--nccl", path)
+	text, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		said := strings.TrimPrefix(strings.TrimSpace(string(exit.Stderr)), prefix)
+		if exit.ExitCode() == 2 {
+			return p, missing{said}
+		}
+		return p, fmt.Errorf("%s: %w: %s", path, err, said)
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
+	if err != nil {
+		return p, fmt.Errorf("%s: %w", path, err)
+	}
+	return p, nil
+}
+
+// build builds the plugin, optimised.
+func build(ctx context.Context, root string) (library string, err error) {
+	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin", "--message-format", "json-render-diagnostics")
+	cmd.Dir, cmd.Stderr = filepath.Join(root, "plugin"), os.Stderr
+	text, err := cmd.Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", missing{"there is no cargo to build the plugin with: install Rust, or name a plugin with --plugin PATH"}
+	}
+	if err != nil {
+		return "", fmt.Errorf("cargo build: %w", err)
+	}
+	for line := bufio.NewScanner(bytes.NewReader(text)); line.Scan(); {
+		var message struct{ Filenames []string }
+		if json.Unmarshal(line.Bytes(), &message) != nil {
+			continue
+		}
+		for _, file := range message.Filenames {
+			if filepath.Base(file) == "libnccl_net_evenkeel.so" {
+				return file, nil
+			}
+		}
+	}
+	return "", errors.New("cargo build: it made no libnccl_net_evenkeel.so")
+}
+
+// driverVersion is that of NVIDIA's kernel module.
+func driverVersion() string {
+	text, err := os.ReadFile("/sys/module/nvidia/version")
+	if err != nil {
+		return "of unknown version"
+	}
+	return strings.TrimSpace(string(text))
+}

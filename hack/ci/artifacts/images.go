@@ -1,0 +1,395 @@
+// Package artifacts makes Evenkeel's binaries and container images.
+//
+// The binaries are built on this machine into dist/ and copied into the images, so an image build needs no compiler
+// and, with a base made here, no registry.
+package artifacts
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// Names of the images, as buildah's local storage knows them.
+const (
+	Operator = "localhost/evenkeel-operator:dev"
+	Plugin   = "localhost/evenkeel-plugin:dev"
+	Bench    = "localhost/evenkeel-bench:dev"
+	Server   = "localhost/evenkeel-reduction-server:dev"
+	Training = "localhost/evenkeel-training:dev"
+	// NCCLTests is not one of All: see [Builder.NCCLTests].
+	NCCLTests = "localhost/evenkeel-nccl-tests:dev"
+
+	debianImage = "localhost/evenkeel-debian:dev"
+	mpiImage    = "localhost/evenkeel-mpi:dev"
+)
+
+// keyLabel is an image's label with a hash of what it was made from.
+const keyLabel = "evenkeel.dev/made-from"
+
+// PluginDir is where the plugin's files lie inside the plugin image.
+const PluginDir = "/plugin"
+
+// A Builder builds from the checkout that the working directory is in.
+type Builder struct {
+	// Registry uses the base images that the Dockerfiles name, which a registry has to serve.
+	Registry bool
+	// Progress receives one line per step and the output of a step that fails.
+	Progress io.Writer
+}
+
+// Dist builds every binary and library into dist/.
+func (b Builder) Dist(ctx context.Context) error {
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	dist := filepath.Join(root, "dist")
+	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
+		return fmt.Errorf("make dist: %w", err)
+	}
+	b.say("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
+	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server"); err != nil {
+		return err
+	}
+	release := filepath.Join(root, "plugin", "target", "release")
+	if target := os.Getenv("CARGO_TARGET_DIR"); target != "" {
+		release = filepath.Join(target, "release")
+	}
+	library := filepath.Join(dist, "plugin", "libnccl-net-evenkeel.so")
+	for _, c := range [][2]string{
+		{filepath.Join(release, "libnccl_net_evenkeel.so"), library},
+		{filepath.Join(release, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", "libnccl-net.so")},
+		{filepath.Join(release, "evenkeel-bench"), filepath.Join(dist, "evenkeel-bench")},
+		{filepath.Join(release, "evenkeel-reduction-server"), filepath.Join(dist, "evenkeel-reduction-server")},
+	} {
+		if err := copyFile(c[0], c[1]); err != nil {
+			return err
+		}
+	}
+	if err := writeManifest(ctx, root, library, filepath.Join(dist, "plugin", "manifest.json")); err != nil {
+		return err
+	}
+	b.say("building the operator (go, static)")
+	return b.run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dist+"/",
+		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install")
+}
+
+// debian makes an image of Debian where no registry serves one: the release of this machine, so that what is built here
+// runs in it, with no more than apt needs. It returns the image's id.
+func (b Builder) debian(ctx context.Context, root string) (string, error) {
+	release, err := codename("/etc/os-release")
+	if err != nil {
+		return "", err
+	}
+	i := image{file: "images/base/Dockerfile", name: debianImage}
+	key, err := i.key(root, release)
+	if err != nil {
+		return "", err
+	}
+	if b.has(ctx, debianImage, key) {
+		return b.id(ctx, debianImage)
+	}
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "debootstrap", Package: "debootstrap"}}); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(root, "dist", "base")
+	if err := os.RemoveAll(dir); err != nil {
+		return "", fmt.Errorf("clear %s: %w", dir, err)
+	}
+	defer os.RemoveAll(dir) // best effort: it is in the image
+	b.say("making a base of Debian " + release + " (a minute or two, once)")
+	if err := b.run(ctx, root, nil, "debootstrap", "--variant=minbase", release, dir); err != nil {
+		return "", err
+	}
+	for _, unused := range []string{"var/cache/apt/archives", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man"} {
+		// The folders themselves stay: apt wants some of them.
+		entries, err := os.ReadDir(filepath.Join(dir, unused))
+		if err != nil {
+			return "", fmt.Errorf("make base: %w", err)
+		}
+		for _, e := range entries {
+			if err := os.RemoveAll(filepath.Join(dir, unused, e.Name())); err != nil {
+				return "", fmt.Errorf("make base: %w", err)
+			}
+		}
+	}
+	if err := b.build(ctx, root, i, key); err != nil {
+		return "", err
+	}
+	return b.id(ctx, debianImage)
+}
+
+// codename is the name of the Debian release that a file like /etc/os-release describes.
+func codename(path string) (string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("which release of Debian this is: %w", err)
+	}
+	name := regexp.MustCompile(`(?m)^VERSION_CODENAME="?([a-z]+)"?$`).FindSubmatch(text)
+	if name == nil || !regexp.MustCompile(`(?m)^ID=debian$`).Match(text) {
+		return "", fmt.Errorf("%s does not describe a release of Debian, for the base of the images: build with --registry instead", path)
+	}
+	return string(name[1]), nil
+}
+
+// mpi makes the base of images that MPIJobs run, unless it is there.
+func (b Builder) mpi(ctx context.Context) error {
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	i, parent := image{file: "images/mpi/Dockerfile", name: mpiImage}, ""
+	if !b.Registry {
+		if parent, err = b.debian(ctx, root); err != nil {
+			return err
+		}
+		i.args = []string{"BASE_IMAGE=" + debianImage}
+	}
+	key, err := i.key(root, parent)
+	if err != nil || b.has(ctx, mpiImage, key) {
+		return err
+	}
+	return b.build(ctx, root, i, key)
+}
+
+// All builds every image that the chart and the tests need, and returns their names.
+func (b Builder) All(ctx context.Context) ([]string, error) {
+	if err := b.ready(ctx); err != nil {
+		return nil, err
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return nil, err
+	}
+	operator := image{file: "Dockerfile", name: Operator}
+	// What it installs is kept as a layer, for the next build.
+	server := image{file: "images/reduction-server/Dockerfile", name: Server, flags: []string{"--layers"}}
+	if !b.Registry {
+		operator.args = []string{"BASE_IMAGE=scratch"}
+		server.args = []string{"BASE_IMAGE=" + debianImage}
+	}
+	var names []string
+	for _, i := range []image{
+		operator,
+		{file: "images/plugin/Dockerfile", name: Plugin},
+		{file: "images/bench/Dockerfile", name: Bench, args: []string{"BASE_IMAGE=" + mpiImage}},
+		server,
+		{file: "images/training/Dockerfile", name: Training, args: []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
+	} {
+		if err := b.build(ctx, root, i, ""); err != nil {
+			return nil, err
+		}
+		names = append(names, i.name)
+	}
+	return names, nil
+}
+
+// NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; where it is empty, the
+// commit that the Dockerfile names is fetched.
+func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
+	if err := b.ready(ctx); err != nil {
+		return "", err
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return "", err
+	}
+	if err := b.build(ctx, root, image{file: "images/plugin/Dockerfile", name: Plugin}, ""); err != nil {
+		return "", err
+	}
+	i := image{file: "images/nccl-tests/Dockerfile", name: NCCLTests, args: []string{"MPI_IMAGE=" + mpiImage, "PLUGIN_IMAGE=" + Plugin}}
+	if folder != "" {
+		// Into what buildah is given to copy from.
+		source := filepath.Join("dist", "nccl-tests")
+		if err := os.RemoveAll(filepath.Join(root, source)); err != nil {
+			return "", fmt.Errorf("clear %s: %w", source, err)
+		}
+		if err := os.CopyFS(filepath.Join(root, source), os.DirFS(folder)); err != nil {
+			return "", fmt.Errorf("copy the source of nccl-tests: %w", err)
+		}
+		i.args = append(i.args, "NCCL_TESTS_FOLDER="+source)
+	}
+	if certificates := os.Getenv("PIP_CERT"); certificates != "" {
+		// A proxy's own, which no image has.
+		const inside = "/run/certificates.pem"
+		i.args, i.flags = append(i.args, "PIP_CERT="+inside), []string{"--volume", certificates + ":" + inside + ":ro"}
+	}
+	return i.name, b.build(ctx, root, i, "")
+}
+
+// ready makes what all images are built from.
+func (b Builder) ready(ctx context.Context) error {
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "buildah", Package: "buildah"}}); err != nil {
+		return err
+	}
+	if err := b.Dist(ctx); err != nil {
+		return err
+	}
+	return b.mpi(ctx)
+}
+
+// An image is one Dockerfile of the checkout.
+type image struct {
+	file, name string
+	args       []string // NAME=VALUE
+	flags      []string // buildah's, besides those of every image
+}
+
+// key tells whether an image has to be made anew: it follows from the Dockerfile's folder, the arguments, and what else the
+// image is made from.
+func (i image) key(root string, from string) (string, error) {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%q %q\n", i.args, from)
+	folder := filepath.Join(root, filepath.Dir(i.file))
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return "", fmt.Errorf("image %s: %w", i.name, err)
+	}
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(folder, e.Name()))
+		if err != nil {
+			return "", fmt.Errorf("image %s: %w", i.name, err)
+		}
+		fmt.Fprintf(hash, "%s %d\n%s", e.Name(), len(text), text)
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+// has reports whether buildah has the image, made with the key.
+func (b Builder) has(ctx context.Context, name, key string) bool {
+	out, err := exec.CommandContext(ctx, "buildah", "inspect", "--type", "image", "--format", `{{index .OCIv1.Config.Labels "`+keyLabel+`"}}`, name).Output()
+	return err == nil && strings.TrimSpace(string(out)) == key
+}
+
+// id is an image's, which follows from its content.
+func (b Builder) id(ctx context.Context, name string) (string, error) {
+	out, err := exec.CommandContext(ctx, "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", name).Output()
+	if err != nil {
+		return "", fmt.Errorf("look at image %s: %w", name, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// build builds the image; a key, if there is one, stays with it.
+func (b Builder) build(ctx context.Context, root string, i image, key string) error {
+	b.say("building image " + i.name)
+	// chroot isolation needs neither user namespaces nor a container runtime; a fixed time keeps digests equal for equal content.
+	argv := []string{"build", "--isolation", "chroot", "--layers=false", "--timestamp", "0", "-f", i.file, "-t", i.name}
+	if !b.Registry {
+		argv = append(argv, "--pull=never")
+	}
+	if key != "" {
+		argv = append(argv, "--label", keyLabel+"="+key)
+	}
+	for _, a := range i.args {
+		argv = append(argv, "--build-arg", a)
+	}
+	argv = append(argv, i.flags...)
+	return b.run(ctx, root, nil, "buildah", append(argv, ".")...)
+}
+
+func (b Builder) run(ctx context.Context, dir string, env []string, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), env...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, bytes.TrimSpace(out.Bytes()))
+	}
+	return nil
+}
+
+func (b Builder) say(line string) { fmt.Fprintln(b.progress(), line) }
+
+func (b Builder) progress() io.Writer {
+	if b.Progress == nil {
+		return io.Discard
+	}
+	return b.Progress
+}
+
+// writeManifest describes the library for the operator and for people: version, commit, ABI versions, checksum.
+func writeManifest(ctx context.Context, root, library, path string) error {
+	content, err := os.ReadFile(library)
+	if err != nil {
+		return fmt.Errorf("manifest: %w", err)
+	}
+	cargo, err := os.ReadFile(filepath.Join(root, "plugin", "Cargo.toml"))
+	if err != nil {
+		return fmt.Errorf("manifest: %w", err)
+	}
+	version := regexp.MustCompile(`(?m)^version = "([^"]+)"`).FindSubmatch(cargo)
+	if version == nil {
+		return errors.New("manifest: plugin/Cargo.toml states no version")
+	}
+	commit, err := exec.CommandContext(ctx, "git", "-C", root, "rev-parse", "HEAD").Output()
+	if err != nil {
+		commit = []byte("unknown") // an exported tree is not a repository
+	}
+	var abi []string
+	for v := 6; v <= 12; v++ {
+		if bytes.Contains(content, fmt.Appendf(nil, "ncclNetPlugin_v%d\x00", v)) {
+			abi = append(abi, fmt.Sprintf("v%d", v))
+		}
+	}
+	if len(abi) == 0 {
+		return fmt.Errorf("manifest: %s exports no ncclNetPlugin symbol", library)
+	}
+	sum := sha256.Sum256(content)
+	manifest, err := json.MarshalIndent(map[string]any{
+		"name": "Evenkeel", "version": string(version[1]), "commit": strings.TrimSpace(string(commit)),
+		"ncclNet": abi, "libraries": map[string]string{filepath.Base(library): hex.EncodeToString(sum[:])},
+	}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("manifest: %w", err)
+	}
+	if err := os.WriteFile(path, append(manifest, '\n'), 0o644); err != nil {
+		return fmt.Errorf("manifest: %w", err)
+	}
+	return nil
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("copy: %w", err)
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, info.Mode().Perm())
+	if err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		out.Close()
+		return fmt.Errorf("copy %s: %w", from, err)
+	}
+	if err := out.Close(); err != nil {
+		return fmt.Errorf("copy %s: %w", from, err)
+	}
+	return nil
+}

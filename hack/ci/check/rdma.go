@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"evenkeel.dev/evenkeel/hack/lab/rdma/vm"
+)
+
+// rdmaTests are the Rust tests that run in the lab: what to build, in cargo's words, the lab's topology, and what goes to the
+// test binaries, each of which gets a machine of its own.
+var rdmaTests = []struct {
+	build    []string
+	topology vm.Topology
+	run      []string
+}{
+	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"device::", "rdma::", "--include-ignored", "--skip", "a_port_that_is_gone", "--skip", "failover"}},
+	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"rdma::tests::a_port_that_is_gone", "--include-ignored"}},
+	// Each has the links for itself.
+	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Rails, []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
+	// What is ignored here is part of other tests.
+	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"data::", "abort::both", "lifecycle::the_library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::a_thousand", "peers::a_killed", "peers::a_listener", "peers::what_a", "peers::many_conn", "collnet::ranks", "collnet::more", "collnet::a_lost"}},
+	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"gpu::nccl_is", "traffic::a_comm", "--include-ignored"}},
+	{[]string{"-p", "evenkeel-bench", "--test", "commands"}, vm.Pair, []string{"rdma::", "--include-ignored"}},
+}
+
+// rdma runs the lab's own tests, and then those that need it. Where the machine cannot have the lab, each counts as skipped.
+func rdma(ctx context.Context, root string) (counts, error) {
+	_, err := vm.New(ctx, os.Stderr)
+	if missing := (vm.Missing{}); errors.As(err, &missing) {
+		fmt.Printf("skipped: no RDMA lab on this machine: %s\n", missing.What)
+		return counts{skipped: 1 + len(rdmaTests)}, nil
+	}
+	if err != nil {
+		return counts{}, err
+	}
+	n, err := goTest(ctx, root, nil, "-tags", "e2e", "-timeout", "10m", "./hack/lab/rdma/...")
+	if err != nil {
+		return n, err
+	}
+	work, err := os.MkdirTemp("", "evenkeel-check-")
+	if err != nil {
+		return n, err
+	}
+	defer os.RemoveAll(work)
+	program := filepath.Join(work, "rdmalab")
+	if err := stream(command(ctx, root, "go", "build", "-o", program, "./hack/lab/rdma"), nil); err != nil {
+		return n, err
+	}
+	// The programs and the library that tests start and load have to be there first.
+	if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
+		return n, err
+	}
+	for _, t := range rdmaTests {
+		runner := fmt.Sprintf("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=%s --topology %s --timeout 10m --", program, t.topology)
+		rust, err := cargoTest(ctx, root, []string{runner}, slices.Concat(t.build, []string{"--"}, t.run)...)
+		n.add(rust)
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}

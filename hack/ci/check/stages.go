@@ -1,0 +1,276 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// A stage is one layer of tests.
+type stage struct {
+	name, about string
+	run         func(ctx context.Context, root string) (counts, error)
+}
+
+type counts struct{ passed, failed, skipped int }
+
+func (c *counts) add(o counts) {
+	c.passed, c.failed, c.skipped = c.passed+o.passed, c.failed+o.failed, c.skipped+o.skipped
+}
+
+// stages are what is run unless others are asked for.
+var stages = []stage{
+	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
+		// The store in Redis is tested with a real server.
+		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
+			return counts{}, err
+		}
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-collectives", "-p", "evenkeel-c")
+		if err != nil {
+			return rust, err
+		}
+		packages, err := goPackages(ctx, root, "./...")
+		if err != nil {
+			return rust, err
+		}
+		golang, err := goTest(ctx, root, nil, packages...)
+		rust.add(golang)
+		return rust, err
+	}},
+	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
+		// The library that the benchmark's tests load has to be there first.
+		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
+			return counts{}, err
+		}
+		return cargoTest(ctx, root, nil, "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
+	}},
+	{"rdma", "verbs on soft-RoCE in a virtual machine", rdma},
+	{"python", "the wheel, as it is installed, and its example", func(ctx context.Context, root string) (counts, error) {
+		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		dir, err := os.MkdirTemp("", "evenkeel-wheel-")
+		if err != nil {
+			return counts{}, fmt.Errorf("room for a virtual environment: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		python, err := toolbox.PythonEnvironment(ctx, dir, wheel, "numpy=="+numpyVersion)
+		if err != nil {
+			return counts{}, err
+		}
+		return pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests"), python)
+	}},
+	{"operator", "the operator on a real API server", func(ctx context.Context, root string) (counts, error) {
+		box, err := toolbox.New(os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		assets, err := box.Envtest(ctx)
+		if err != nil {
+			return counts{}, err
+		}
+		return goTest(ctx, root, []string{"KUBEBUILDER_ASSETS=" + assets}, "./operator/test/...")
+	}},
+	{"chart", "the chart's templates and schema", func(ctx context.Context, root string) (counts, error) {
+		box, err := toolbox.New(os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		helm, err := box.Path(ctx, "helm")
+		if err != nil {
+			return counts{}, err
+		}
+		return goTest(ctx, root, []string{"HELM=" + helm}, "./charts/...")
+	}},
+	{"e2e", "everything on a real cluster", func(ctx context.Context, root string) (counts, error) {
+		// One package at a time: the clusters' tests look for anything that is left on the machine.
+		return goTest(ctx, root, nil, "-tags", "e2e", "-p", "1", "-timeout", "45m", "./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/cluster/...", "./e2e/...")
+	}},
+}
+
+// extra are run only when they are asked for: Kueue takes longer to build than all of the other controllers together, and
+// the library for another processor comes from where no registry is.
+var extra = []stage{
+	{"aarch64", "reductions and protocol as compiled for another processor, which is emulated", aarch64},
+	{"kueue", "a job in a queue of the real Kueue's, on a real cluster", func(ctx context.Context, root string) (counts, error) {
+		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestAQueuedJob", "-timeout", "45m", "./e2e")
+	}},
+}
+
+// numpyVersion is that of the arrays of the Python tests.
+const numpyVersion = "2.4.6"
+
+// goPackages lists the packages whose tests need nothing but Go: the others have stages of their own.
+func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
+	cmd := command(ctx, root, "go", "list", pattern)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	other := regexp.MustCompile(`^evenkeel\.dev/evenkeel/(operator/test|charts|e2e)(/|$)`)
+	var packages []string
+	for _, p := range regexp.MustCompile(`\S+`).FindAllString(string(out), -1) {
+		if !other.MatchString(p) {
+			packages = append(packages, p)
+		}
+	}
+	return packages, nil
+}
+
+// What cargo lists as an ignored test is no skip where it is run all the same: by another test, in a process of its own, or
+// by stage rdma.
+const (
+	partOfAnother = "... ignored, part of another test"
+	inTheLab      = "... ignored, runs in the RDMA lab"
+)
+
+// cargoTest runs cargo's tests and counts from the line that closes each test binary.
+func cargoTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
+	var n counts
+	closing := regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
+	cmd := command(ctx, pluginDir(root), "cargo", append([]string{"test", "--locked", "--no-fail-fast"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	err := stream(cmd, func(line string) string {
+		if m := closing.FindStringSubmatch(line); m != nil {
+			n.add(counts{atoi(m[1]), atoi(m[2]), atoi(m[3])})
+		} else if line := strings.TrimSpace(line); strings.HasSuffix(line, partOfAnother) || strings.HasSuffix(line, inTheLab) {
+			n.skipped--
+		}
+		return line
+	})
+	return n, err
+}
+
+// goTest runs Go's tests and counts top-level tests and subtests alike. Failed tests' output is shown, passed tests get
+// one line per package.
+func goTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
+	var n counts
+	output := map[string]string{} // of tests that have not ended
+	cmd := command(ctx, root, "go", append([]string{"test", "-json", "-count=1"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	err := stream(cmd, func(line string) string {
+		var event struct{ Action, Package, Test, Output string }
+		if json.Unmarshal([]byte(line), &event) != nil {
+			return line
+		}
+		key := event.Package + " " + event.Test
+		switch event.Action {
+		case "output":
+			if event.Test == "" {
+				return event.Output
+			}
+			output[key] += event.Output
+			return ""
+		case "build-output":
+			return event.Output
+		case "pass", "fail", "skip":
+			text := output[key]
+			delete(output, key)
+			if event.Test == "" {
+				return ""
+			}
+			switch event.Action {
+			case "pass":
+				n.passed++
+				return ""
+			case "fail":
+				n.failed++
+			default:
+				n.skipped++
+			}
+			return text
+		}
+		return ""
+	})
+	return n, err
+}
+
+// pythonTest runs the tests of a folder and counts from unittest's closing lines.
+func pythonTest(ctx context.Context, dir, python string) (counts, error) {
+	// They are to meet the installed package, so they run beside nothing else.
+	cmd := command(ctx, dir, python, "-c", "import sys, unittest; unittest.main(None, argv=['unittest', 'discover'], testRunner=unittest.TextTestRunner(sys.stdout))")
+	var n counts
+	all := 0
+	ran, closing := regexp.MustCompile(`^Ran (\d+) tests? in `), regexp.MustCompile(`^(?:OK|FAILED)(?: \((.*)\))?$`)
+	err := stream(cmd, func(line string) string {
+		if m := ran.FindStringSubmatch(line); m != nil {
+			all = atoi(m[1])
+		} else if m := closing.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			for part := range strings.SplitSeq(m[1], ", ") {
+				switch what, number, _ := strings.Cut(part, "="); what {
+				case "failures", "errors":
+					n.failed += atoi(number)
+				case "skipped":
+					n.skipped += atoi(number)
+				}
+			}
+			n.passed = all - n.failed - n.skipped
+		}
+		return line
+	})
+	if err == nil && all == 0 {
+		err = fmt.Errorf("no test in %s", dir)
+	}
+	return n, err
+}
+
+// stream runs a command and shows its output line by line, as show rewrites it.
+func stream(cmd *exec.Cmd, show func(line string) string) error {
+	cmd.Stderr = os.Stderr
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("%s: %w", cmd, err)
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("%s: %w", cmd, err)
+	}
+	lines := bufio.NewReader(pipe)
+	for {
+		line, err := lines.ReadString('\n')
+		if show != nil && line != "" {
+			line = show(line)
+		}
+		if line != "" {
+			io.WriteString(os.Stdout, line) //nolint:errcheck // nothing better to do with a closed terminal
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(cmd.Path), err)
+	}
+	return nil
+}
+
+func command(ctx context.Context, dir, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	// An interrupt reaches the whole process group by itself; children get their chance to clean up before they are killed.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 0
+	return cmd
+}
+
+func pluginDir(root string) string { return filepath.Join(root, "plugin") }
+
+func atoi(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return 0 // the pattern lets only digits through
+	}
+	return n
+}

@@ -1,0 +1,150 @@
+package env
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+// A thirdParty is another project's controller, installed from its own manifests with the program that the toolbox built.
+type thirdParty struct {
+	// name is the tool's, overlay the folder among its manifests, deployment what that makes.
+	name, overlay, deployment string
+	// crd is what a cluster that has it serves, kind the object for people, and release what to install.
+	crd, kind, release string
+	// files go into its image: a Dockerfile, which copies the program from the build context "built", and what else it copies.
+	files map[string]string
+	// namespace has the Deployment.
+	namespace string
+	// patches, as kustomize takes them, are added to that of the image.
+	patches string
+}
+
+// install installs it, or sees that a user's cluster has it.
+func (e *Cluster) install(ctx context.Context, o thirdParty) error {
+	if e.Local == nil {
+		if _, err := e.Kubectl(ctx, "get", "crd", o.crd); err != nil {
+			return fmt.Errorf("the cluster has no %s: install %s first: %w", o.kind, o.release, err)
+		}
+		return nil
+	}
+	box, err := toolbox.New(e.config.Progress)
+	if err != nil {
+		return err
+	}
+	dir, err := box.Dir(ctx, o.name)
+	if err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp("", "evenkeel-"+o.name+"-")
+	if err != nil {
+		return fmt.Errorf("work folder: %w", err)
+	}
+	defer os.RemoveAll(work)
+	image := "localhost/" + o.name + ":dev"
+	base, err := filepath.Rel(work, filepath.Join(dir, "manifests", filepath.FromSlash(o.overlay)))
+	if err != nil {
+		return fmt.Errorf("work folder: %w", err)
+	}
+	write := func(name, text string) error { return os.WriteFile(filepath.Join(work, name), []byte(text), 0o644) }
+	for name, text := range o.files {
+		if err := write(name, text); err != nil {
+			return fmt.Errorf("image of the %s: %w", o.name, err)
+		}
+	}
+	if _, err := e.command(ctx, "", "buildah", "build", "--isolation", "chroot", "--layers=false", "--timestamp", "0", "--build-context", "built="+dir, "-t", image, work); err != nil {
+		return err
+	}
+	pinned, err := e.push(ctx, image)
+	if err != nil {
+		return err
+	}
+	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [%q]
+patches:
+  - target: {kind: Deployment, name: %s}
+    patch: |
+      - {op: replace, path: /spec/template/spec/containers/0/image, value: %q}
+%s`, base, o.deployment, pinned, o.patches)
+	if err := write("kustomization.yaml", kustomization); err != nil {
+		return fmt.Errorf("kustomization: %w", err)
+	}
+	if _, err := e.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "-k", work); err != nil {
+		return err
+	}
+	_, err = e.Kubectl(ctx, "-n", o.namespace, "rollout", "status", "deployment/"+o.deployment, "--timeout=120s")
+	return err
+}
+
+// initContainers is the template of what workers wait in for the master's name, at the path where the training-operator
+// looks for one: its own default does not meet the restricted pod standard, which our jobs' namespaces enforce.
+const initContainers = `- name: init-pytorch
+  image: {{.InitContainerImage}}
+  command: [sh, -c, "for i in $(seq {{.MaxTries}}); do getent hosts {{.MasterAddr}} && exit 0; sleep 1; done; exit 1"]
+  securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`
+
+// trainingOperator installs the real training-operator, for PyTorchJobs. The kind MPIJob, of which it has an older version,
+// is left to the mpi-operator.
+func (e *Cluster) trainingOperator(ctx context.Context) error {
+	return e.install(ctx, thirdParty{
+		name: "training-operator", overlay: "overlays/standalone", namespace: "kubeflow", deployment: "training-operator",
+		crd: "pytorchjobs.kubeflow.org", kind: "PyTorchJob", release: "Kubeflow's training-operator v1.9",
+		files: map[string]string{
+			"Dockerfile":         "FROM scratch\nCOPY --from=built training-operator /manager\nCOPY initContainer.yaml /etc/config/initContainer.yaml\n",
+			"initContainer.yaml": initContainers,
+		},
+		patches: fmt.Sprintf(`      - {op: add, path: /spec/template/spec/containers/0/args, value: ["--enable-scheme=pytorchjob", "--pytorch-init-container-image=%s"]}
+      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/initialDelaySeconds, value: 1}
+      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/periodSeconds, value: 1}
+  - patch: |
+      {apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: mpijobs.kubeflow.org}, $patch: delete}
+`, e.Images.Bench),
+	})
+}
+
+// mpiOperator installs the real mpi-operator, for checks as MPIJobs.
+func (e *Cluster) mpiOperator(ctx context.Context) error {
+	return e.install(ctx, thirdParty{
+		name: "mpi-operator", overlay: "overlays/standalone", namespace: "mpi-operator", deployment: "mpi-operator",
+		crd: "mpijobs.kubeflow.org", kind: "MPIJob", release: "Kubeflow's mpi-operator v0.8",
+		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built mpi-operator /opt/mpi-operator\nENTRYPOINT [\"/opt/mpi-operator\"]\n"},
+		// Its own limit, 5 calls a second, is made for a few jobs at a time.
+		patches: `      - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-qps=50"}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-burst=100"}
+`,
+	})
+}
+
+// kueueConfig has Kueue start PyTorchJobs that name a queue, and nothing else.
+const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
+kind: Configuration
+health: {healthProbeBindAddress: ":8081"}
+metrics: {bindAddress: ":8443"}
+webhook: {port: 9443}
+leaderElection: {leaderElect: false}
+integrations: {frameworks: [kubeflow.org/pytorchjob]}
+`
+
+// kueue installs the real Kueue, without its API for looking into queues.
+func (e *Cluster) kueue(ctx context.Context) error {
+	return e.install(ctx, thirdParty{
+		name: "kueue", overlay: "default", namespace: "kueue-system", deployment: "kueue-controller-manager",
+		crd: "clusterqueues.kueue.x-k8s.io", kind: "ClusterQueue", release: "Kueue v0.19",
+		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built kueue /manager\nUSER 65532:65532\n"},
+		patches: fmt.Sprintf(`      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/initialDelaySeconds, value: 1}
+      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/periodSeconds, value: 1}
+  - target: {kind: ConfigMap, name: kueue-manager-config}
+    patch: |
+      - {op: replace, path: /data/controller_manager_config.yaml, value: %q}
+  - patch: |
+      {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1beta1.visibility.kueue.x-k8s.io}, $patch: delete}
+  - patch: |
+      {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1beta2.visibility.kueue.x-k8s.io}, $patch: delete}
+`, kueueConfig),
+	})
+}
