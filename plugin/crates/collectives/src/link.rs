@@ -139,12 +139,12 @@ mod tests {
         for kind in [Kind::Hello, Kind::Collective, Kind::Message] {
             let key = Key {
                 kind,
-                group: rng.any(),
-                tag: rng.any() as u32,
-                sequence: rng.any() as u32,
-                part: rng.any() as u32,
+                group: rng.next_u64(),
+                tag: rng.next_u64() as u32,
+                sequence: rng.next_u64() as u32,
+                part: rng.next_u64() as u32,
             };
-            let head = Head { key, length: rng.any() };
+            let head = Head { key, length: rng.next_u64() };
             let bytes = head.encode();
             assert_eq!(Head::decode(&bytes), Some(head));
             for at in 0..3 {

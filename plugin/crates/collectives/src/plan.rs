@@ -572,7 +572,7 @@ mod tests {
 
     fn numbers(size: usize, count: usize) -> Vec<Vec<u64>> {
         let mut rng = TestRng::new((size * 1000 + count) as u64);
-        (0..size).map(|_| (0..count).map(|_| rng.any()).collect()).collect()
+        (0..size).map(|_| (0..count).map(|_| rng.next_u64()).collect()).collect()
     }
 
     fn sums(inputs: &[Vec<u64>], count: usize) -> Vec<u64> {

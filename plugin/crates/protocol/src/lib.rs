@@ -13,45 +13,33 @@
 //! keeps them: when a flow dies, what it may not have delivered is sent again on others.
 //!
 //! Where messages are carried by RDMA, there is no flow but one TCP connection, the lifeline, on which the peers say
-//! [`ControlMessage`]s, of which some outlive it ([`Lasting`]); [`Arrivals`] counts what has come.
+//! [`ControlMessage`]s, of which some outlive it ([`ReplayBuffer`]); [`Arrivals`] counts what has come.
 //!
 //! Everything here is a pure function of its arguments: no sockets, no clocks, no randomness.
 //! All integers on the wire are little-endian.
 
-mod arrivals;
-mod auth;
-mod frame;
+mod codec;
 mod handshake;
-mod lasting;
-mod lifeline;
-mod pace;
+mod limits;
 mod ranges;
-mod reassembly;
-mod repath;
-mod schedule;
-mod width;
+mod rdma;
+mod tcp;
 
-pub use arrivals::{ArrivalError, Arrivals, Arrived, Immediate, MAX_PARTS, WINDOW};
-pub use auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
-pub use frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
-pub use handshake::{
-    ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, MAX_ADDRESSES,
-    MAX_FLOWS, Nonce, PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
+pub use handshake::auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
+pub use handshake::hello::{
+    ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce,
+    PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
 };
-pub use lasting::Lasting;
-pub use lifeline::{
-    ControlMessage, ControlMessageError, LANE_PARTS, MAX_QUEUE_PAIRS, Part, PortInfo,
-    QueuePairInfo, Traffic,
+pub use limits::{CHUNK_ALIGN, MAX_ADDRESSES, MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_QUEUE_PAIRS};
+pub use rdma::arrivals::{ArrivalError, Arrivals, Immediate, MAX_PARTS, ReceivedMessage, WINDOW};
+pub use rdma::control::{
+    ControlMessage, ControlMessageError, MAX_PARTS_IN_FLIGHT, MessagePart, PacketMarking, PortInfo,
+    QueuePairInfo,
 };
-pub use pace::{Pace, Progress};
-pub use reassembly::{Claim, Completed, Reassembly, ReassemblyError};
-pub use repath::{Carried, Repath, Step};
-pub use schedule::{AckError, Next, Schedule, Scheduler, Sent};
-pub use width::Width;
-
-/// Longest message, in bytes. NCCL never asks for more in one request.
-pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
-
-/// Messages are split only at multiples of this many bytes: NCCL's LL128 protocol relies on lines
-/// of 128 bytes arriving whole.
-pub const CHUNK_ALIGN: u64 = 128;
+pub use rdma::replay::ReplayBuffer;
+pub use tcp::flow_count::FlowCount;
+pub use tcp::frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
+pub use tcp::pacing::{Pacer, Progress};
+pub use tcp::reassembly::{ChunkAction, CompletedMessage, Reassembly, ReassemblyError};
+pub use tcp::repath::{FlowStats, Repath, RepathAction};
+pub use tcp::scheduler::{AckError, NextFrame, Schedule, Scheduler, SentMessage};

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
-use evenkeel_protocol::{ChunkHeader, Claim, Frame, Next, Reassembly, Schedule, Scheduler};
+use evenkeel_protocol::{
+    ChunkAction, ChunkHeader, Frame, NextFrame, Reassembly, Schedule, Scheduler,
+};
 use evenkeel_testkit::TestRng;
 
 /// Chunks of nearby messages that may contradict each other, over some flows that end in the middle.
@@ -17,7 +19,7 @@ fn chunks_in_any_order() {
         let mut written: Vec<Vec<u8>> =
             capacities.iter().map(|capacity| vec![0; *capacity as usize]).collect();
         let mut done = vec![false; capacities.len()];
-        // What flows have claimed and not reported: message, from, to.
+        // What flows have reserved and not reported: message, from, to.
         let mut reserved: Vec<(usize, u64, u64)> = Vec::new();
         let mut posted = 0;
         for _ in 0..100 {
@@ -33,8 +35,8 @@ fn chunks_in_any_order() {
                 written[message][from as usize..until as usize]
                     .iter_mut()
                     .for_each(|times| *times += 1);
-                let finished = reassembly.arrived(message as u64, until - from);
-                reassembly.give_back(message as u64, until, to);
+                let finished = reassembly.received(message as u64, until - from);
+                reassembly.release(message as u64, until, to);
                 if let Some(finished) = finished {
                     assert_eq!(finished.payload, message);
                     let total = finished.total as usize;
@@ -48,15 +50,15 @@ fn chunks_in_any_order() {
             let Some(chunk) = any_chunk(&mut rng, &capacities) else { continue };
             let mut at = chunk.offset;
             loop {
-                match reassembly.claim(&chunk, at) {
-                    Ok(Claim::Deliver { payload, end }) => {
+                match reassembly.reserve(&chunk, at) {
+                    Ok(ChunkAction::Deliver { payload, end }) => {
                         assert_eq!(payload as u64, chunk.message);
                         assert!(end <= chunk.end() && end <= capacities[payload]);
                         reserved.push((payload, at, end));
                         at = end;
                     }
-                    Ok(Claim::Discard { end }) => at = end,
-                    Ok(Claim::NotPosted) => break,
+                    Ok(ChunkAction::Discard { end }) => at = end,
+                    Ok(ChunkAction::NotPosted) => break,
                     Err(_) => break,
                 }
                 assert!(at <= chunk.end());
@@ -92,9 +94,9 @@ fn acknowledgements_of_anything() {
     let (mut believed, mut refused) = (0, 0);
     for seed in 0..2000 {
         let mut rng = TestRng::new(seed);
-        let schedules = [Schedule::Pull, Schedule::Static { least: 256 }];
-        let mut scheduler = Scheduler::new(*rng.pick(&schedules));
-        (0..PLACES).for_each(|place| scheduler.opened(place));
+        let schedules = [Schedule::Pull, Schedule::Static { min_share: 256 }];
+        let mut scheduler = Scheduler::new(*rng.choose(&schedules));
+        (0..PLACES).for_each(|place| scheduler.flow_opened(place));
         // What each flow is writing.
         let mut writing: [Option<u64>; PLACES] = [None; PLACES];
         let (mut pushed, mut given_back) = (0, 0);
@@ -106,25 +108,25 @@ fn acknowledgements_of_anything() {
                     pushed += 1;
                 }
                 1 if writing[place].is_none() => match scheduler.next(place, rng.below(600)) {
-                    Some(Next::Chunk(chunk, payload)) => {
+                    Some(NextFrame::Chunk(chunk, payload)) => {
                         assert_eq!(chunk.message, *payload);
                         assert!(chunk.message >= given_back, "a message that was given back");
                         writing[place] = Some(chunk.message);
                     }
-                    Some(Next::FlowDead(_)) | None => {}
+                    Some(NextFrame::FlowDead(_)) | None => {}
                 },
                 2 => {
                     if writing[place].take().is_some() {
-                        scheduler.written(place);
+                        scheduler.chunk_written(place);
                     }
                 }
                 3 if rng.one_in(4) => {
-                    scheduler.died(place, place as u32);
-                    scheduler.opened(place);
+                    scheduler.flow_failed(place, place as u32);
+                    scheduler.flow_opened(place);
                     writing[place] = None;
                 }
                 _ => {
-                    let below = if rng.one_in(4) { rng.any() } else { rng.below(pushed + 2) };
+                    let below = if rng.one_in(4) { rng.next_u64() } else { rng.below(pushed + 2) };
                     match scheduler.acked(below) {
                         Ok(()) => believed += 1,
                         Err(_) => refused += 1,

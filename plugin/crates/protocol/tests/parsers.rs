@@ -34,12 +34,12 @@ fn mutations<const N: usize>(seeds: &[[u8; N]], mut accepts: impl FnMut(&[u8; N]
     let mut rng = TestRng::new(1);
     let (mut accepted, mut refused) = (0, 0);
     for _ in 0..ROUNDS {
-        let mut bytes = *rng.pick(seeds);
+        let mut bytes = *rng.choose(seeds);
         if rng.one_in(4) {
             let at = rng.index(N);
-            bytes[at..].copy_from_slice(&rng.pick(seeds)[at..]);
+            bytes[at..].copy_from_slice(&rng.choose(seeds)[at..]);
         }
-        (0..=rng.below(3)).for_each(|_| rng.disturb(&mut bytes));
+        (0..=rng.below(3)).for_each(|_| rng.corrupt(&mut bytes));
         *(if accepts(&bytes) { &mut accepted } else { &mut refused }) += 1;
     }
     assert!(accepted > ROUNDS / 100 && refused > ROUNDS / 100, "{accepted} and {refused}");
@@ -126,8 +126,8 @@ fn challenges_and_proofs() {
     let mut rng = TestRng::new(2);
     for _ in 0..2000 {
         let (mut other, mut answer) = (challenge, proof);
-        rng.disturb(&mut other);
-        rng.disturb(&mut answer);
+        rng.corrupt(&mut other);
+        rng.corrupt(&mut answer);
         assert_eq!(key.answer(&hello, &other).is_some(), other == challenge);
         assert_eq!(key.accepts(&hello, &challenge, &answer), answer == proof);
         let bytes: [u8; CHALLENGE_BYTES] = rng.array();
@@ -162,14 +162,14 @@ fn what_is_said_is_understood() {
                 _ => rng.array::<16>().into(),
             })
             .collect();
-        let handle = Handle { addresses, port: rng.any() as u16, nonce: Nonce(rng.array()) };
+        let handle = Handle { addresses, port: rng.next_u64() as u16, nonce: Nonce(rng.array()) };
         assert_eq!(Handle::decode(&handle.encode()), Ok(handle));
 
         let rdma = rng.one_in(2);
         let hello = Hello {
             nonce: Nonce(rng.array()),
             connection: ConnectionId(rng.array()),
-            flow: if rdma { 0 } else { rng.any() as u32 },
+            flow: if rdma { 0 } else { rng.next_u64() as u32 },
             flows: 1 + rng.below(if rdma { 8 } else { 64 }) as u16,
             checksum: rng.one_in(2),
             rdma,
@@ -181,20 +181,20 @@ fn what_is_said_is_understood() {
 
         let frame = any_frame(&mut rng);
         assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
-        let sum = if matches!(frame, Frame::Chunk(_)) { rng.any() as u32 } else { 0 };
+        let sum = if matches!(frame, Frame::Chunk(_)) { rng.next_u64() as u32 } else { 0 };
         assert_eq!(Frame::open(&frame.seal(sum)), Ok((frame, sum)));
     }
 }
 
 fn any_frame(rng: &mut TestRng) -> Frame {
     match rng.below(8) {
-        0 => Frame::Ack(rng.any()),
-        1 => Frame::FlowDead(rng.any() as u32),
-        2 => Frame::Bye,
-        3 => Frame::Tag(rng.any() as i32),
-        4 => Frame::Mixed(rng.any()),
-        5 => Frame::PlainUntil(rng.any()),
-        6 => Frame::Slot(rng.any(), rng.any() as i32),
+        0 => Frame::Ack(rng.next_u64()),
+        1 => Frame::FlowDead(rng.next_u64() as u32),
+        2 => Frame::Close,
+        3 => Frame::Tag(rng.next_u64() as i32),
+        4 => Frame::TagsDifferFrom(rng.next_u64()),
+        5 => Frame::SameTagBelow(rng.next_u64()),
+        6 => Frame::BufferTag(rng.next_u64(), rng.next_u64() as i32),
         _ => {
             let total = rng.below(MAX_MESSAGE_BYTES + 1);
             let offset = rng.below(total) / 128 * 128;
@@ -205,7 +205,7 @@ fn any_frame(rng: &mut TestRng) -> Frame {
                 (left.min(128) + rng.below(left)).min(left) / 128 * 128
             };
             let length = if length == 0 { left } else { length } as u32;
-            let (message, ack_wanted) = (rng.any(), rng.one_in(2));
+            let (message, ack_wanted) = (rng.next_u64(), rng.one_in(2));
             Frame::Chunk(ChunkHeader { message, offset, length, total, ack_wanted })
         }
     }

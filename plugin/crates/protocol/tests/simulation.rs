@@ -4,7 +4,9 @@
 
 use std::collections::VecDeque;
 
-use evenkeel_protocol::{ChunkHeader, Claim, Frame, Next, Reassembly, Schedule, Scheduler};
+use evenkeel_protocol::{
+    ChunkAction, ChunkHeader, Frame, NextFrame, Reassembly, Schedule, Scheduler,
+};
 use evenkeel_testkit::TestRng;
 use proptest::prelude::*;
 
@@ -21,7 +23,7 @@ struct Reading {
     chunk: ChunkHeader,
     at: u64,
     /// Up to where it knows what to do, and whether that is to deliver.
-    claimed: Option<(u64, bool)>,
+    reserved: Option<(u64, bool)>,
 }
 
 struct Flow {
@@ -52,7 +54,7 @@ struct World {
 
 impl World {
     fn open(&mut self, place: usize) {
-        self.scheduler.opened(place);
+        self.scheduler.flow_opened(place);
         self.flows.push(Flow {
             number: self.flows.len() as u32,
             place,
@@ -78,19 +80,19 @@ impl World {
             let left = u64::from(chunk.length) - *written;
             *written += 1 + rng.below(left);
             if *written == u64::from(chunk.length) {
-                self.scheduler.written(flow.place);
+                self.scheduler.chunk_written(flow.place);
                 self.collect();
             }
             return;
         }
         while flow.taken.is_empty() || rng.one_in(4) && flow.taken.len() < 5 {
             flow.taken.push_back(match self.scheduler.next(flow.place, rng.below(900)) {
-                Some(Next::Chunk(chunk, message)) => {
+                Some(NextFrame::Chunk(chunk, message)) => {
                     assert_eq!(*message as u64, chunk.message);
                     assert!(!self.sent[*message], "a reported message is touched");
                     Frame::Chunk(chunk)
                 }
-                Some(Next::FlowDead(number)) => Frame::FlowDead(number),
+                Some(NextFrame::FlowDead(number)) => Frame::FlowDead(number),
                 None => break,
             });
         }
@@ -98,7 +100,7 @@ impl World {
         let empty = matches!(frame, Frame::Chunk(ChunkHeader { length: 0, .. }));
         flow.to_receiver.push_back(InTransit { frame, written: 0 });
         if empty {
-            self.scheduler.written(flow.place);
+            self.scheduler.chunk_written(flow.place);
         }
     }
 
@@ -132,7 +134,7 @@ impl World {
         let flow = &mut self.flows[index];
         flow.open = false;
         flow.taken.clear();
-        self.scheduler.died(flow.place, flow.number);
+        self.scheduler.flow_failed(flow.place, flow.number);
         // What was read has arrived.
         let read = flow.reading.as_ref().map(|reading| reading.at - reading.chunk.offset);
         let keep = usize::from(read.is_some());
@@ -150,8 +152,8 @@ impl World {
     fn settle(&mut self, index: usize) {
         let flow = &mut self.flows[index];
         flow.read = false;
-        if let Some(Reading { chunk, at, claimed: Some((end, true)) }) = flow.reading.take() {
-            self.reassembly.give_back(chunk.message, at, end);
+        if let Some(Reading { chunk, at, reserved: Some((end, true)) }) = flow.reading.take() {
+            self.reassembly.release(chunk.message, at, end);
         }
     }
 
@@ -180,23 +182,23 @@ impl World {
             other => panic!("{other:?} to the receiver"),
         };
         let reading =
-            flow.reading.get_or_insert(Reading { chunk, at: chunk.offset, claimed: None });
-        let (end, deliver) = match reading.claimed {
-            Some(claimed) => claimed,
-            None => match self.reassembly.claim(&chunk, reading.at).unwrap() {
-                Claim::NotPosted => return,
-                Claim::Deliver { payload, end } => {
+            flow.reading.get_or_insert(Reading { chunk, at: chunk.offset, reserved: None });
+        let (end, deliver) = match reading.reserved {
+            Some(reserved) => reserved,
+            None => match self.reassembly.reserve(&chunk, reading.at).unwrap() {
+                ChunkAction::NotPosted => return,
+                ChunkAction::Deliver { payload, end } => {
                     assert_eq!(payload as u64, chunk.message);
                     (end, true)
                 }
-                Claim::Discard { end } => (end, false),
+                ChunkAction::Discard { end } => (end, false),
             },
         };
         let have = (chunk.offset + written).min(end);
         let until = reading.at + rng.below(1 + have - reading.at);
         let (from, at) = (reading.at, if rng.one_in(3) { have } else { until });
         reading.at = at;
-        reading.claimed = (at < end).then_some((end, deliver));
+        reading.reserved = (at < end).then_some((end, deliver));
         let over = at == chunk.end();
         let dead = !flow.open && at == chunk.offset + written && !over;
         if over {
@@ -210,7 +212,7 @@ impl World {
                 .iter_mut()
                 .for_each(|byte| *byte += 1);
             if (at > from || chunk.length == 0)
-                && let Some(done) = self.reassembly.arrived(chunk.message, at - from)
+                && let Some(done) = self.reassembly.received(chunk.message, at - from)
             {
                 assert_eq!((done.payload, done.total), (message, chunk.total));
                 assert!(self.buffers[message].iter().all(|times| *times == 1));
@@ -250,7 +252,7 @@ proptest! {
             buffers: totals.iter().map(|(total, _)| vec![0; *total as usize]).collect(),
             received: vec![false; totals.len()],
             sent: vec![false; totals.len()],
-            scheduler: Scheduler::new(if dealt { Schedule::Static { least: 256 } } else { Schedule::Pull }),
+            scheduler: Scheduler::new(if dealt { Schedule::Static { min_share: 256 } } else { Schedule::Pull }),
             ..World::default()
         };
         (0..PLACES).for_each(|place| world.open(place));
@@ -261,7 +263,7 @@ proptest! {
         while !(world.received.iter().all(|done| *done) && world.sent[..waited_for].iter().all(|done| *done)) {
             steps += 1;
             prop_assert!(steps < 1_000_000, "it does not end");
-            if world.scheduler.must_repeat() && rng.one_in(100) {
+            if world.scheduler.must_retransmit() && rng.one_in(100) {
                 // No flow takes it: another one is opened.
                 let free = (PLACES..).find(|place| world.in_place(*place).is_none());
                 world.open(free.unwrap());

@@ -451,7 +451,7 @@ mod tests {
         let packets = packets();
         let (mut taken, mut refused) = (0, 0);
         for _ in 0..50_000 {
-            let mut message = encoded(rng.pick(&packets));
+            let mut message = encoded(rng.choose(&packets));
             (0..rng.below(3)).for_each(|_| rng.mutate(&mut message));
             match Packet::decode(&message) {
                 Ok(Packet::Part(piece) | Packet::Result(piece)) => {

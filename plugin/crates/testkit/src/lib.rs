@@ -28,7 +28,7 @@ impl TestRng {
     }
 
     /// Any number.
-    pub fn any(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -38,7 +38,7 @@ impl TestRng {
 
     /// A number below `limit`; 0 when that is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.any() % limit.max(1)
+        self.next_u64() % limit.max(1)
     }
 
     /// A number below `limit`; 0 when that is 0.
@@ -55,31 +55,31 @@ impl TestRng {
     ///
     /// # Panics
     /// When there is none.
-    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+    pub fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.index(from.len())]
     }
 
     /// Any bytes.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.any() as u8).collect()
+        (0..length).map(|_| self.next_u64() as u8).collect()
     }
 
     /// Any bytes.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
-        std::array::from_fn(|_| self.any() as u8)
+        std::array::from_fn(|_| self.next_u64() as u8)
     }
 
     /// Changes bytes in one place, but not their number.
-    pub fn disturb(&mut self, bytes: &mut [u8]) {
+    pub fn corrupt(&mut self, bytes: &mut [u8]) {
         if bytes.is_empty() {
             return;
         }
         let at = self.index(bytes.len());
         match self.below(4) {
             0 => bytes[at] ^= 1 << self.below(8),
-            1 => bytes[at] = self.any() as u8,
+            1 => bytes[at] = self.next_u64() as u8,
             2 => {
-                let (number, width) = (*self.pick(&AWKWARD), *self.pick(&[1, 2, 4, 8]));
+                let (number, width) = (*self.choose(&AWKWARD), *self.choose(&[1, 2, 4, 8]));
                 let at = at - at % width;
                 let places = bytes[at..].iter_mut().take(width);
                 places.zip(number.to_le_bytes()).for_each(|(place, byte)| *place = byte);
@@ -100,8 +100,8 @@ impl TestRng {
             0 => drop(bytes.drain(at..end)),
             1 => bytes.truncate(at),
             2 => bytes.extend_from_within(at..end),
-            3 => bytes.insert(at, self.any() as u8),
-            _ => self.disturb(bytes),
+            3 => bytes.insert(at, self.next_u64() as u8),
+            _ => self.corrupt(bytes),
         }
     }
 }
@@ -133,7 +133,7 @@ mod tests {
             for _ in 0..1000 {
                 let before = rng.bytes(length);
                 let mut after = before.clone();
-                rng.disturb(&mut after);
+                rng.corrupt(&mut after);
                 let differ = before.iter().zip(&after).map(|(before, after)| before != after);
                 changed.iter_mut().zip(differ).for_each(|(changed, differs)| *changed |= differs);
                 rng.mutate(&mut after);

@@ -137,7 +137,7 @@ fn alone_garbled() {
     let net = Net::init(12, 0xc3c0).unwrap();
     let (pair, middlebox) = pair_through(&net);
     let mut rng = TestRng::new(8);
-    let sizes: Vec<usize> = (0..600).map(|_| *rng.pick(&[0, 1, 3000, 30_000, 200_000])).collect();
+    let sizes: Vec<usize> = (0..600).map(|_| *rng.choose(&[0, 1, 3000, 30_000, 200_000])).collect();
     // How far which connection comes is a matter of chance.
     for _ in 0..20 {
         exchange(&net, pair, &sizes, 8, |_| {});

@@ -80,9 +80,9 @@ fn misbehave(rng: &mut TestRng, wild: u64, posted: usize, flow: &mut TcpStream) 
         Frame::Chunk(ChunkHeader { message, offset, length, total, ack_wanted: message % 2 == 0 })
     };
     let frame = match rng.below(12) {
-        0 if is_wild => Frame::Bye,
+        0 if is_wild => Frame::Close,
         1 if is_wild => Frame::Ack(rng.below(10)),
-        2 if is_wild => chunk(rng.any(), 0, total),
+        2 if is_wild => chunk(rng.next_u64(), 0, total),
         3 if rng.one_in(4) => Frame::FlowDead(rng.below(4) as u32),
         4..=7 => {
             let offset = rng.below(total / 128 + 1) * 128;
@@ -97,7 +97,7 @@ fn misbehave(rng: &mut TestRng, wild: u64, posted: usize, flow: &mut TcpStream) 
     };
     let mut bytes = frame.encode();
     if is_wild {
-        rng.disturb(&mut bytes);
+        rng.corrupt(&mut bytes);
     }
     let mut said = bytes.to_vec();
     let mut over = false;
@@ -139,7 +139,7 @@ fn alone_receiver() {
                 for flow in &sender.0 {
                     flow.set_nonblocking(true).unwrap();
                 }
-                let wild = *rng.pick(&[5, 50, 500]);
+                let wild = *rng.choose(&[5, 50, 500]);
                 (rng, sender, recv, wild, Vec::<Posted>::new())
             })
             .collect();
@@ -320,8 +320,8 @@ impl Flow {
     fn misbehave(&mut self, rng: &mut TestRng, sent: usize) {
         let frame = match rng.below(10) {
             0 => Frame::FlowDead(rng.below(12) as u32),
-            1 if rng.one_in(4) => Frame::Ack(rng.any()),
-            2 if rng.one_in(20) => Frame::Bye,
+            1 if rng.one_in(4) => Frame::Ack(rng.next_u64()),
+            2 if rng.one_in(20) => Frame::Close,
             3 if rng.one_in(20) => {
                 let chunk =
                     ChunkHeader { message: 0, offset: 0, length: 0, total: 0, ack_wanted: true };
@@ -386,7 +386,7 @@ fn a_sender_survives_a_receiver_that_says_anything() {
         for step in 0..100 {
             for (rng, receiver, send, sending) in &mut rounds {
                 if sending.len() < 8 && (step == 0 || rng.one_in(5)) {
-                    let size = *rng.pick(&[0, 1, 100, 1000, 30_000, 300_000]);
+                    let size = *rng.choose(&[0, 1, 100, 1000, 30_000, 300_000]);
                     let memory = contents(sending.len() as u64, 0, size);
                     // SAFETY: the memory lives until the comm is closed, and stays as it is until the request is done.
                     let request = unsafe { net.isend(*send, memory.as_ptr(), memory.len()) };

@@ -42,7 +42,7 @@ mod tests {
             let limit = 1 << rng.below(28);
             let total = rng.below(limit) as usize;
             let most = 1 + rng.below(9) as usize;
-            let ranges = ranges(rng.any(), total, servers, most);
+            let ranges = ranges(rng.next_u64(), total, servers, most);
             assert!(ranges.len() <= most);
             let mut at = 0;
             let mut used = vec![false; servers];

@@ -193,8 +193,8 @@ pub(crate) fn data(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
             DataType::Float32 => data.extend((number as f32).to_ne_bytes()),
             DataType::Float64 => data.extend(number.to_ne_bytes()),
             // Any bits but those of the largest exponents.
-            DataType::Float16 | DataType::Bfloat16 => data.extend([rng.any() as u8, 0x3f]),
-            _ => data.extend((rng.any() as u32).to_ne_bytes()),
+            DataType::Float16 | DataType::Bfloat16 => data.extend([rng.next_u64() as u8, 0x3f]),
+            _ => data.extend((rng.next_u64() as u32).to_ne_bytes()),
         }
     }
     data.truncate(bytes);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_protocol::{PortInfo, QueuePairInfo, Traffic};
+use evenkeel_protocol::{PacketMarking, PortInfo, QueuePairInfo};
 use evenkeel_verbs::{CompletionQueue, Context, Gid, GidKind, MemoryRegion, Peer, Port, gids};
 
 use crate::rdma::cache::Cache;
@@ -209,12 +209,12 @@ fn mark(
     (set_class, set_level): (Option<u8>, Option<u8>),
     class: Option<u8>,
     ethernet: bool,
-) -> Traffic {
+) -> PacketMarking {
     let by_class = class.filter(|_| ethernet);
-    let by_level = class.filter(|class| !ethernet && *class <= Traffic::MAX_LEVEL);
-    Traffic {
-        class: set_class.or(by_class).unwrap_or_default(),
-        level: set_level.or(by_level).unwrap_or_default(),
+    let by_level = class.filter(|class| !ethernet && *class <= PacketMarking::MAX_SERVICE_LEVEL);
+    PacketMarking {
+        traffic_class: set_class.or(by_class).unwrap_or_default(),
+        service_level: set_level.or(by_level).unwrap_or_default(),
     }
 }
 
@@ -258,7 +258,12 @@ impl Adapter {
     }
 
     /// What a peer needs to know of this port, and of the memory that it writes to; whether messages may be copied there.
-    pub(crate) fn word(&self, memory: &MemoryRegion, eager: bool, traffic: Traffic) -> PortInfo {
+    pub(crate) fn word(
+        &self,
+        memory: &MemoryRegion,
+        eager: bool,
+        marking: PacketMarking,
+    ) -> PortInfo {
         PortInfo {
             gid: self.gid.0,
             lid: self.port.lid,
@@ -266,12 +271,12 @@ impl Adapter {
             eager,
             key: memory.remote_key(),
             address: memory.start(),
-            traffic,
+            marking,
         }
     }
 
     /// What packets are marked with, for a communicator of this traffic class if it has one.
-    pub(crate) fn traffic(&self, class: Option<u8>) -> Traffic {
+    pub(crate) fn traffic(&self, class: Option<u8>) -> PacketMarking {
         mark((self.traffic_class, self.service_level), class, self.port.ethernet)
     }
 
@@ -281,7 +286,7 @@ impl Adapter {
         port: &PortInfo,
         pair: QueuePairInfo,
         own_sequence: u32,
-        traffic: Traffic,
+        marking: PacketMarking,
     ) -> Peer {
         Peer {
             number: pair.number,
@@ -293,8 +298,8 @@ impl Adapter {
             global: self.port.ethernet,
             gid_index: self.gid_index,
             mtu: self.port.mtu.min(port.mtu),
-            traffic_class: traffic.class,
-            service_level: traffic.level,
+            traffic_class: marking.traffic_class,
+            service_level: marking.service_level,
             timeout: self.timeout,
         }
     }
@@ -343,14 +348,14 @@ mod tests {
 
     #[test]
     fn what_the_settings_say_goes_before_the_communicators_class() {
-        let traffic = |class, level| Traffic { class, level };
-        assert_eq!(mark((None, None), None, true), traffic(0, 0));
-        assert_eq!(mark((None, None), Some(104), true), traffic(104, 0));
-        assert_eq!(mark((Some(32), None), Some(104), true), traffic(32, 0));
-        assert_eq!(mark((None, Some(3)), Some(104), true), traffic(104, 3));
-        assert_eq!(mark((None, None), Some(5), false), traffic(0, 5));
-        assert_eq!(mark((None, Some(3)), Some(5), false), traffic(0, 3));
-        assert_eq!(mark((None, None), Some(16), false), traffic(0, 0), "there is no such level");
+        let marking = |traffic_class, service_level| PacketMarking { traffic_class, service_level };
+        assert_eq!(mark((None, None), None, true), marking(0, 0));
+        assert_eq!(mark((None, None), Some(104), true), marking(104, 0));
+        assert_eq!(mark((Some(32), None), Some(104), true), marking(32, 0));
+        assert_eq!(mark((None, Some(3)), Some(104), true), marking(104, 3));
+        assert_eq!(mark((None, None), Some(5), false), marking(0, 5));
+        assert_eq!(mark((None, Some(3)), Some(5), false), marking(0, 3));
+        assert_eq!(mark((None, None), Some(16), false), marking(0, 0), "there is no such level");
         let set = settings("NCCL_IB_TC", "106");
         assert_eq!((set.traffic_class, set.service_level), (Some(106), None));
         assert_eq!(settings("NCCL_IB_TC", "-1").traffic_class, None);

@@ -373,7 +373,7 @@ fn what_comes_late_on_a_lifeline_that_was_left_is_not_heard() {
     let _silenced = Silenced::new(0);
     ends.exchange(&lengths(), |_| {});
     assert_eq!(ends.moves(), [1, 1]);
-    late.write_all(&ControlMessage::Heard(0).encode()).unwrap();
+    late.write_all(&ControlMessage::Ack(0).encode()).unwrap();
     // Its end, or a reset, since there is what nobody has read.
     assert!(!matches!(late.read(&mut [0]), Ok(1..)));
     ends.exchange(&lengths(), |_| {});

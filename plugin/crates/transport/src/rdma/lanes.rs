@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_protocol::{LANE_PARTS, PortInfo, QueuePairInfo, Traffic};
+use evenkeel_protocol::{MAX_PARTS_IN_FLIGHT, PacketMarking, PortInfo, QueuePairInfo};
 use evenkeel_verbs::{
     Access, Completion, CompletionQueue, Context, MemoryRegion, Outcome, Payload, QueuePair,
     StagingBuffer, Write,
@@ -205,7 +205,7 @@ impl<W> Lanes<W> {
         at: usize,
         port: &PortInfo,
         pair: QueuePairInfo,
-        traffic: Traffic,
+        traffic: PacketMarking,
     ) -> Result<(), Error> {
         let peer = self.adapter.peer(port, pair, self.all[at].sequence, traffic);
         let id = self.id(at) | EXPECTING;
@@ -233,7 +233,7 @@ impl<W> Lanes<W> {
     pub(super) fn best(&self) -> Option<usize> {
         let can = |lane: &Lane<W>| {
             lane.stage == Stage::Live
-                && lane.writes.len() < LANE_PARTS
+                && lane.writes.len() < MAX_PARTS_IN_FLIGHT
                 && (lane.outstanding < self.cap || lane.writes.is_empty())
         };
         let lanes = self.all.iter().enumerate().filter(|(_, lane)| can(lane));

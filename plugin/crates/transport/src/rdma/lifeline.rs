@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::net::Shutdown;
 use std::time::Duration;
 
-use evenkeel_protocol::{ControlMessage, Lasting};
+use evenkeel_protocol::{ControlMessage, ReplayBuffer};
 use socket2::Socket;
 
 use crate::connection::base::not_now;
@@ -17,7 +17,7 @@ pub(super) struct Lifeline {
     socket: Socket,
     heard: Vec<u8>,
     unsaid: Vec<u8>,
-    lasting: Lasting,
+    replay: ReplayBuffer,
     /// Of a lifeline whose peer has not told yet what it has heard: those before, of which it may still use one.
     before: Vec<Socket>,
     /// Why nothing more is heard.
@@ -46,7 +46,7 @@ impl Lifeline {
             socket,
             heard: Vec::new(),
             unsaid: Vec::new(),
-            lasting: Lasting::default(),
+            replay: ReplayBuffer::default(),
             before: Vec::new(),
             end: None,
         }
@@ -64,20 +64,20 @@ impl Lifeline {
         self.heard.clear();
         self.unsaid.clear();
         self.end = None;
-        let heard = self.lasting.tell();
+        let heard = self.replay.ack();
         self.say(&heard);
     }
 
     /// Says a word, now or as soon as the socket takes it.
     pub(super) fn say(&mut self, word: &ControlMessage) {
         let encoded = word.encode();
-        if !word.is_lasting() {
+        if !word.is_replayed() {
             self.unsaid.extend(encoded);
         } else {
             if self.before.is_empty() {
                 self.unsaid.extend(&encoded);
             }
-            self.lasting.say(encoded);
+            self.replay.push(encoded);
         }
         self.flush();
     }
@@ -97,7 +97,7 @@ impl Lifeline {
                 }
             }
         }
-        let unheard: usize = self.lasting.unconfirmed().map(<[u8]>::len).sum();
+        let unheard: usize = self.replay.unacked().map(<[u8]>::len).sum();
         if self.unsaid.len() + unheard > MAX_UNHEARD {
             self.end(None, "the peer does not listen".to_owned());
         }
@@ -139,18 +139,18 @@ impl Lifeline {
 
     /// Sees to what is said again and what is not; any other word is for who hears.
     fn note(&mut self, word: ControlMessage) -> Option<ControlMessage> {
-        if let ControlMessage::Heard(words) = word {
-            if !self.lasting.confirm(words) {
+        if let ControlMessage::Ack(words) = word {
+            if !self.replay.acked(words) {
                 let why = format!("protocol error: the peer has heard {words} words");
                 self.end(None, why);
             } else if !std::mem::take(&mut self.before).is_empty() {
-                self.lasting.unconfirmed().for_each(|word| self.unsaid.extend(word));
+                self.replay.unacked().for_each(|word| self.unsaid.extend(word));
                 self.flush();
             }
             return None;
         }
-        if word.is_lasting()
-            && let Some(confirmation) = self.lasting.hear()
+        if word.is_replayed()
+            && let Some(confirmation) = self.replay.received()
         {
             self.say(&confirmation);
         }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ArrivalError, Arrivals, Arrived, ControlMessage, MAX_MESSAGE_BYTES, Part, QueuePairInfo, WINDOW,
+    ArrivalError, Arrivals, ControlMessage, MAX_MESSAGE_BYTES, MessagePart, QueuePairInfo,
+    ReceivedMessage, WINDOW,
 };
 use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
 use socket2::Socket;
@@ -104,7 +105,7 @@ pub(crate) struct Awaiting {
     /// So many messages have left the ring, as the sender knows.
     told_room: u64,
     /// What the sender has offered for lanes that are not ready for it.
-    offered: Vec<Option<(QueuePairInfo, Vec<Part>)>>,
+    offered: Vec<Option<(QueuePairInfo, Vec<MessagePart>)>>,
     /// A message that the sender waits with, and its length.
     wanted: Option<(u64, u64)>,
     /// The sender has sent all messages below this one, and nothing else.
@@ -163,7 +164,7 @@ impl Receiver {
         };
         state.core.say_port(state.ring.region());
         if !elsewhere.is_empty() {
-            state.core.lifeline.say(&ControlMessage::Elsewhere(elsewhere));
+            state.core.lifeline.say(&ControlMessage::AlternateAddresses(elsewhere));
         }
         Self::start(context, Direction::Recv, peer, workers, state)
     }
@@ -274,14 +275,14 @@ impl State for Awaiting {
             Told::Sent(..) | Told::Through(_) => {}
             Told::Came(lane, bytes, immediate) => {
                 self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes.into());
-                if let Some(arrived) = self.arrivals.arrived(bytes, immediate)? {
+                if let Some(arrived) = self.arrivals.part_received(bytes, immediate)? {
                     self.complete(arrived, base)?;
                 }
             }
             Told::Failed(lane, why) => {
                 if self.core.lanes.stop(lane, &why) {
                     base.counters.lost.add(1);
-                    self.core.lifeline.say(&ControlMessage::Dead(lane as u8));
+                    self.core.lifeline.say(&ControlMessage::QueuePairFailed(lane as u8));
                 }
             }
         }
@@ -364,7 +365,7 @@ impl State for Awaiting {
                         self.order = Order::told();
                     }
                 }
-                ControlMessage::Elsewhere(_) => self.can_move = true,
+                ControlMessage::AlternateAddresses(_) => self.can_move = true,
                 ControlMessage::Offer(lane, pair, parts) => {
                     let lane = self.core.known(lane)?;
                     if self.core.lanes.stop(lane, "the peer's has failed") {
@@ -372,7 +373,7 @@ impl State for Awaiting {
                     }
                     self.offered[lane] = Some((pair, parts));
                 }
-                ControlMessage::Go(lane) => {
+                ControlMessage::Ready(lane) => {
                     let lane = self.core.known(lane)?;
                     self.core.lanes.go(lane);
                     if !self.core.is_opening() {
@@ -380,13 +381,13 @@ impl State for Awaiting {
                         self.tell_again();
                     }
                 }
-                ControlMessage::Wants(message, length) => {
+                ControlMessage::CreditRequest(message, length) => {
                     self.wanted = Some((message, length));
                     self.check_wanted()?;
                 }
-                ControlMessage::Bye(messages) => self.bye = Some(messages),
+                ControlMessage::Close(messages) => self.bye = Some(messages),
                 ControlMessage::Tag(tag) => self.order.hear_tag(tag),
-                ControlMessage::PlainUntil(until, lengths) => {
+                ControlMessage::SameTagBelow(until, lengths) => {
                     self.set_aside(until, &lengths, base)?
                 }
                 other => {
@@ -408,7 +409,7 @@ impl State for Awaiting {
         self.core.check_deadlines(now)?;
         for lane in self.core.lanes.look_after(now) {
             base.counters.lost.add(1);
-            self.core.lifeline.say(&ControlMessage::Dead(lane as u8));
+            self.core.lifeline.say(&ControlMessage::QueuePairFailed(lane as u8));
         }
         let patience = base.context.settings.recovery_timeout;
         if self.outstanding() > 0
@@ -438,7 +439,7 @@ impl State for Awaiting {
     }
 
     fn last_word(&self) -> ControlMessage {
-        ControlMessage::Bye(0)
+        ControlMessage::Close(0)
     }
 
     fn let_go(&mut self) {
@@ -507,7 +508,7 @@ impl Awaiting {
                 }
                 Step::Ask => {
                     if let Some(from) = self.order.asks() {
-                        self.core.lifeline.say(&ControlMessage::Mixed(from));
+                        self.core.lifeline.say(&ControlMessage::TagsDifferFrom(from));
                     }
                 }
                 Step::Filled => self.core.has_news = true,
@@ -535,9 +536,9 @@ impl Awaiting {
         self.check_wanted()
     }
 
-    fn complete(&mut self, arrived: Arrived<Posted>, base: &Base) -> Result<(), Problem> {
-        let Arrived { posted, message, length, in_ring } = arrived;
-        if in_ring {
+    fn complete(&mut self, arrived: ReceivedMessage<Posted>, base: &Base) -> Result<(), Problem> {
+        let ReceivedMessage { posted, message, length, is_eager } = arrived;
+        if is_eager {
             if !self.core.is_eager() {
                 let what = "protocol error: a message is to be copied, which was not agreed on";
                 return Err(Problem(ErrorKind::Remote, what.to_owned()));
@@ -598,7 +599,7 @@ impl Awaiting {
                 Err(error) => return Err(error.into()),
             };
             self.core.lanes.take_unknown(lane);
-            if let Err(error) = self.core.lanes.connect(lane, &port, pair, port.traffic) {
+            if let Err(error) = self.core.lanes.connect(lane, &port, pair, port.marking) {
                 // The ports may not reach each other, though their addresses do: the sender looks for another way when it
                 // gets no answer.
                 if !may_wait {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ControlMessage, Immediate, MAX_MESSAGE_BYTES, Part, PortInfo, QueuePairInfo, WINDOW,
+    ControlMessage, Immediate, MAX_MESSAGE_BYTES, MessagePart, PortInfo, QueuePairInfo, WINDOW,
 };
 use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
 use socket2::Socket;
@@ -40,7 +40,7 @@ pub(crate) type Sender = Side<Sending>;
 
 /// What it works on.
 pub(crate) struct Sending {
-    core: Core<Part>,
+    core: Core<MessagePart>,
     /// Where the receiver writes credits.
     credits: StagingBuffer,
     /// Those that have come, each in the place of its message's number: what lies there may be half of the next one.
@@ -59,7 +59,7 @@ pub(crate) struct Sending {
     ring_end: u64,
     gate: Gate,
     /// Parts that are to be sent again.
-    again: VecDeque<Part>,
+    again: VecDeque<MessagePart>,
     /// Messages whose requests are not done. Those of small messages are as soon as there is a copy.
     requests: usize,
     /// Lanes that have failed since anything has come through; when the first of them did, and the last.
@@ -134,7 +134,7 @@ impl Sender {
         state.introduce()?;
         let elsewhere = state.detour.own_addresses();
         if !elsewhere.is_empty() {
-            state.core.lifeline.say(&ControlMessage::Elsewhere(elsewhere));
+            state.core.lifeline.say(&ControlMessage::AlternateAddresses(elsewhere));
         }
         let workers = &destination.workers;
         let sender = Self::start(context, Direction::Send, destination.peer, workers, state)?;
@@ -207,18 +207,18 @@ impl Sender {
 }
 
 impl State for Sending {
-    type Note = Part;
+    type Note = MessagePart;
     const PEER_KNOWS: bool = true;
 
-    fn core(&mut self) -> &mut Core<Part> {
+    fn core(&mut self) -> &mut Core<MessagePart> {
         &mut self.core
     }
 
-    fn take(&mut self, told: Told<Part>, base: &Base) -> Result<(), Problem> {
+    fn take(&mut self, told: Told<MessagePart>, base: &Base) -> Result<(), Problem> {
         match told {
             Told::Through(lane) => {
                 self.core.lanes.go(lane);
-                self.core.lifeline.say(&ControlMessage::Go(lane as u8));
+                self.core.lifeline.say(&ControlMessage::Ready(lane as u8));
                 if !self.core.is_opening() {
                     base.counters.replaced.add(1);
                 }
@@ -273,7 +273,7 @@ impl State for Sending {
             let Some(message) = self.messages.get_mut((number - self.first) as usize) else {
                 break;
             };
-            let part = Part { message: number, index: message.begun };
+            let part = MessagePart { message: number, index: message.begun };
             message.begun += 1;
             if message.begun == parts(message.length, self.part_bytes) {
                 self.next += 1;
@@ -311,17 +311,17 @@ impl State for Sending {
                         self.gate = Gate::told();
                     }
                 }
-                ControlMessage::Elsewhere(addresses) => self.detour.hear(&addresses),
+                ControlMessage::AlternateAddresses(addresses) => self.detour.hear(&addresses),
                 ControlMessage::Answer(lane, pair, have) => {
                     self.answered(lane, pair, have, base)?
                 }
-                ControlMessage::Dead(lane) => {
+                ControlMessage::QueuePairFailed(lane) => {
                     let lane = self.core.known(lane)?;
                     if self.core.lanes.stop(lane, "the peer's has failed") {
                         self.lost(lane, base);
                     }
                 }
-                ControlMessage::Mixed(from) => {
+                ControlMessage::TagsDifferFrom(from) => {
                     let next = self.next_number();
                     let until = self.gate.mix(from, next);
                     let length = |number: u64| {
@@ -330,9 +330,9 @@ impl State for Sending {
                     };
                     let lengths = (from..until).map(|number| length(number).unwrap_or_default());
                     let lengths = lengths.take(WINDOW as usize).collect();
-                    self.core.lifeline.say(&ControlMessage::PlainUntil(until, lengths));
+                    self.core.lifeline.say(&ControlMessage::SameTagBelow(until, lengths));
                 }
-                ControlMessage::Bye(_) => {
+                ControlMessage::Close(_) => {
                     // What was acknowledged before the peer went is done.
                     self.drain(usize::MAX, base)?;
                     let what = "the peer closed the connection".to_owned();
@@ -400,7 +400,7 @@ impl State for Sending {
     }
 
     fn last_word(&self) -> ControlMessage {
-        ControlMessage::Bye(self.first)
+        ControlMessage::Close(self.first)
     }
 
     fn let_go(&mut self) {
@@ -479,7 +479,7 @@ impl Sending {
         self.ring_end = self.ring_end.max(number + 1);
         if length > u64::from(credit.capacity) {
             let capacity = credit.capacity;
-            self.core.lifeline.say(&ControlMessage::Wants(number, length));
+            self.core.lifeline.say(&ControlMessage::CreditRequest(number, length));
             let what = format!(
                 "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
             );
@@ -528,7 +528,7 @@ impl Sending {
     }
 
     /// A part of a message has come.
-    fn came(&mut self, part: Part, base: &Base) {
+    fn came(&mut self, part: MessagePart, base: &Base) {
         let Some(at) = part.message.checked_sub(self.first) else { return };
         let part_bytes = self.part_bytes;
         let Some(message) = self.messages.get_mut(at as usize) else { return };
@@ -562,7 +562,7 @@ impl Sending {
     }
 
     /// Begins a part on a lane.
-    fn write(&mut self, lane: usize, part: Part, port: &PortInfo) -> Result<(), Problem> {
+    fn write(&mut self, lane: usize, part: MessagePart, port: &PortInfo) -> Result<(), Problem> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
         let length = message.length;
@@ -638,7 +638,7 @@ impl Sending {
         Ok(())
     }
 
-    fn bytes_of(&self, part: Part) -> u64 {
+    fn bytes_of(&self, part: MessagePart) -> u64 {
         let at = part.message.saturating_sub(self.first) as usize;
         let length = self.messages.get(at).map_or(0, |message| message.length);
         length.saturating_sub(u64::from(part.index) * self.part_bytes).min(self.part_bytes)
@@ -652,7 +652,7 @@ impl Sending {
             && self.wanted != Some(self.next)
         {
             self.wanted = Some(self.next);
-            self.core.lifeline.say(&ControlMessage::Wants(self.next, message.length));
+            self.core.lifeline.say(&ControlMessage::CreditRequest(self.next, message.length));
         }
     }
 }

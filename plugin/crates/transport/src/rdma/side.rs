@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{ControlMessage, PortInfo, Traffic};
+use evenkeel_protocol::{ControlMessage, PacketMarking, PortInfo};
 use evenkeel_verbs::{Gid, MemoryRegion};
 use socket2::Socket;
 
@@ -149,7 +149,7 @@ impl<W> Core<W> {
     }
 
     /// What packets are marked with, if this side decides.
-    pub(super) fn traffic(&self) -> Traffic {
+    pub(super) fn traffic(&self) -> PacketMarking {
         self.lanes.adapter.traffic(self.traffic_class)
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::Width;
+use evenkeel_protocol::FlowCount;
 
 use crate::sync::lock;
 
@@ -19,7 +19,7 @@ pub(crate) struct Breadth {
     carried: AtomicU64,
     flows: AtomicUsize,
     paths_matter: AtomicBool,
-    finding: Mutex<Width>,
+    finding: Mutex<FlowCount>,
 }
 
 impl Breadth {
@@ -29,7 +29,7 @@ impl Breadth {
             carried: AtomicU64::new(0),
             flows: AtomicUsize::new(flows),
             paths_matter: AtomicBool::new(true),
-            finding: Mutex::new(Width::new(flows)),
+            finding: Mutex::new(FlowCount::new(flows)),
         }
     }
 
@@ -58,7 +58,7 @@ impl Breadth {
         };
         let carried = self.carried.load(Ordering::Relaxed);
         if finding.tick(self.epoch.elapsed(), carried, worked) {
-            self.flows.store(finding.width(), Ordering::Relaxed);
+            self.flows.store(finding.in_use(), Ordering::Relaxed);
         }
         self.paths_matter.store(finding.paths_matter(), Ordering::Relaxed);
     }

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, Schedule, Traffic};
+use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketMarking, Schedule};
 
 use crate::device::NameFilter;
 use rails::Rails;
@@ -181,7 +181,7 @@ pub const SETTINGS: &[Setting] = &[
         accepts: "a whole number from 0 to 15, or -1",
         default: "",
         apply: |settings, value| {
-            settings.service_level = ranged_or_none(value, Traffic::MAX_LEVEL)?;
+            settings.service_level = ranged_or_none(value, PacketMarking::MAX_SERVICE_LEVEL)?;
             Some(())
         },
     },
@@ -305,7 +305,7 @@ pub const SETTINGS: &[Setting] = &[
         apply: |settings, value| {
             settings.schedule = match value {
                 "pull" => Schedule::Pull,
-                "static" => Schedule::Static { least: MIN_SHARE },
+                "static" => Schedule::Static { min_share: MIN_SHARE },
                 _ => return None,
             };
             Some(())
@@ -768,7 +768,7 @@ mod tests {
         let mut rng = TestRng::new(5);
         let (mut taken, mut refused) = (0, 0);
         for round in 0..20_000 {
-            let mut value = rng.pick(&SEEDS).as_bytes().to_vec();
+            let mut value = rng.choose(&SEEDS).as_bytes().to_vec();
             (0..rng.below(3)).for_each(|_| rng.mutate(&mut value));
             let value = String::from_utf8_lossy(&value).into_owned();
             let Setting { name, accepts, .. } = SETTINGS[round % SETTINGS.len()];

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkHeader, Claim, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Reassembly,
+    ChunkAction, ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Reassembly,
     ReassemblyError,
 };
 use socket2::Socket;
@@ -189,8 +189,8 @@ impl Answering {
     /// The next frame to write. An acknowledgement is the last: who hears it has heard the others.
     fn next(&mut self) -> Option<Frame> {
         let dead = self.dead.pop_front().map(Frame::FlowDead);
-        dead.or_else(|| self.mixed.take().map(Frame::Mixed))
-            .or_else(|| self.slots.pop_front().map(|(number, tag)| Frame::Slot(number, tag)))
+        dead.or_else(|| self.mixed.take().map(Frame::TagsDifferFrom))
+            .or_else(|| self.slots.pop_front().map(|(number, tag)| Frame::BufferTag(number, tag)))
             .or_else(|| self.ack.take().map(Frame::Ack))
     }
 
@@ -532,7 +532,7 @@ impl Receiver {
         let warm = self.warm.load(Ordering::Relaxed);
         let (below, flow) = {
             let mut queue = lock(&self.queue);
-            let Some(below) = queue.reassembly.ack_late() else { return };
+            let Some(below) = queue.reassembly.ack_if_idle() else { return };
             let at = queue.flows.get(warm).and_then(Option::as_ref);
             let entry = at.or_else(|| queue.flows.iter().flatten().next());
             (below, entry.map(|entry| Arc::clone(&entry.flow)))
@@ -721,7 +721,7 @@ impl RecvFlow {
                             reading.stage = Stage::Dead { number };
                             continue;
                         }
-                        Ok((Frame::Bye, _)) => {
+                        Ok((Frame::Close, _)) => {
                             reading.stage = Stage::Header { have: 0 };
                             let below = {
                                 let mut queue = lock(&receiver.queue);
@@ -739,12 +739,15 @@ impl RecvFlow {
                             });
                             continue;
                         }
-                        Ok((Frame::PlainUntil(until), _)) => {
+                        Ok((Frame::SameTagBelow(until), _)) => {
                             reading.stage = Stage::Header { have: 0 };
                             receiver.look_after_tags(|order| order.hear_plain_until(until));
                             continue;
                         }
-                        Ok((Frame::Ack(_) | Frame::Mixed(_) | Frame::Slot(..), _)) => {
+                        Ok((
+                            Frame::Ack(_) | Frame::TagsDifferFrom(_) | Frame::BufferTag(..),
+                            _,
+                        )) => {
                             drop(guard);
                             let what = "protocol error: the sender says what receivers say";
                             return receiver.fail(ErrorKind::Remote, what);
@@ -905,7 +908,7 @@ impl RecvFlow {
         let is_checked = unchecked.is_some();
         if let Some((message, parts)) = unchecked {
             let mut queue = lock(&self.receiver.queue);
-            let give_back = |(from, to)| queue.reassembly.give_back(message, from, to);
+            let give_back = |(from, to)| queue.reassembly.release(message, from, to);
             parts.into_iter().for_each(give_back);
         }
         if let Stage::Deliver { chunk, start, mut at, end, .. } = stage {
@@ -915,8 +918,8 @@ impl RecvFlow {
             }
             let mut queue = lock(&self.receiver.queue);
             // Not complete with this: more is missing.
-            queue.reassembly.arrived(chunk.message, at - start);
-            queue.reassembly.give_back(chunk.message, at, end);
+            queue.reassembly.received(chunk.message, at - start);
+            queue.reassembly.release(chunk.message, at, end);
         }
         true
     }
@@ -959,7 +962,7 @@ impl RecvFlow {
         if !std::mem::replace(&mut answering.closed, true) && answering.is_between() {
             let nothing = SendBuffer::from_static(&[]);
             // Sockets whose buffers are full tell the peer by closing.
-            let bye = self.receiver.base.encode(Frame::Bye);
+            let bye = self.receiver.base.encode(Frame::Close);
             let _ = sys::send_with_header(&self.socket, &bye, nothing);
         }
         self.shutdown();
@@ -989,15 +992,15 @@ impl Receiver {
         let chunk = *chunk;
         let mut queue = lock(&self.queue);
         Ok(loop {
-            break match queue.reassembly.claim(&chunk, at)? {
-                Claim::Deliver { payload, end } => {
+            break match queue.reassembly.reserve(&chunk, at)? {
+                ChunkAction::Deliver { payload, end } => {
                     Some(Stage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
                 }
-                Claim::Discard { end } => {
+                ChunkAction::Discard { end } => {
                     self.base.counters.repeated.add(end - at);
                     Some(Stage::Discard { chunk, at, end })
                 }
-                Claim::NotPosted => {
+                ChunkAction::NotPosted => {
                     // A flow on which no tag was said.
                     queue.order.hear_tag(0);
                     if queue.order.is_at_rest() {
@@ -1027,7 +1030,7 @@ impl Receiver {
         self.warm.store(flow.place, Ordering::Relaxed);
         let (ack, failure) = {
             let mut queue = lock(&self.queue);
-            let Some(completed) = queue.reassembly.arrived(message, bytes) else { return };
+            let Some(completed) = queue.reassembly.received(message, bytes) else { return };
             self.base.counters.message(completed.total);
             let failure = match completed.payload.target {
                 Some(target) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{Pace, Repath, Step};
+use evenkeel_protocol::{Pacer, Repath, RepathAction};
 use socket2::Socket;
 
 use crate::error::ErrorKind;
@@ -101,7 +101,7 @@ impl Sender {
         }
         let settings = &self.base.context.settings;
         let (live, all) = self.count_flows();
-        let repeats = lock(&self.queue).scheduler.must_repeat();
+        let repeats = lock(&self.queue).scheduler.must_retransmit();
         let mut mending = lock(&self.mending);
         if all == 0 {
             let since = *mending.flowless.get_or_insert(now);
@@ -163,7 +163,7 @@ impl Sender {
         let flows = self.flows();
         let clear: Vec<bool> = {
             let mut queue = lock(&self.queue);
-            flows.iter().map(|flow| queue.scheduler.is_clear(flow.place)).collect()
+            flows.iter().map(|flow| queue.scheduler.is_drained(flow.place)).collect()
         };
         if clear.iter().all(|clear| *clear) {
             return;
@@ -203,19 +203,21 @@ impl Sender {
         let carried: Vec<_> = live.iter().map(|flow| flow.carried()).collect();
         let mut mending = lock(&self.mending);
         // Those who have come in a round are judged without those on dead paths.
-        let some_have_come = mending.repath.is_trying() && live.len() > usize::from(settings.flows);
+        let some_have_come =
+            mending.repath.is_trial_running() && live.len() > usize::from(settings.flows);
         if !mending.calls.is_empty() && !some_have_come {
             return;
         }
         let limited = busy && self.breadth.paths_matter();
         match mending.repath.tick(now - self.epoch(), limited, &carried) {
-            Step::Nothing => {}
-            Step::Open(count) => {
+            RepathAction::Nothing => {}
+            RepathAction::Open(count) => {
                 let count = count.min(PLACES.saturating_sub(flows.len()));
                 self.call(&mut mending, count, now);
             }
-            Step::Close(numbers) => {
-                let old = numbers.iter().filter(|number| mending.repath.is_old(**number)).count();
+            RepathAction::Close(numbers) => {
+                let old =
+                    numbers.iter().filter(|number| mending.repath.predates_trial(**number)).count();
                 let unanswered = std::mem::take(&mut mending.calls);
                 drop(mending);
                 for call in unanswered {
@@ -254,7 +256,7 @@ impl Caller for Sender {
             let mut mending = lock(&self.mending);
             mending.calls.retain(|call| call.flow() != flow);
             (mending.failures, mending.not_before) = (0, None);
-            let needed = match mending.repath.is_trying() {
+            let needed = match mending.repath.is_trial_running() {
                 true => mending.calls.len(),
                 false => missing.saturating_sub(1).min(mending.calls.len()),
             };
@@ -263,7 +265,7 @@ impl Caller for Sender {
         for call in surplus {
             call.take_socket();
         }
-        if self.adopt(flow, socket, Pace::joining()).is_err() {
+        if self.adopt(flow, socket, Pacer::slow_start()).is_err() {
             return;
         }
         self.base.counters.replaced.add(in_place_of_another.into());

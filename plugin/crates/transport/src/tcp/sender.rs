@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    Carried, ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Next, Pace, Progress,
-    Scheduler,
+    ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, MAX_MESSAGE_BYTES, NextFrame, Pacer,
+    Progress, Scheduler,
 };
 use socket2::Socket;
 
@@ -193,7 +193,7 @@ struct Writing {
     tag_said: bool,
     /// The peer knows up to which message they all do.
     end_said: bool,
-    pace: Pace,
+    pace: Pacer,
     /// Most bytes that can be outstanding: what there was when it was last asked, and what has
     /// been written since.
     outstanding: u64,
@@ -244,7 +244,7 @@ struct Hearing {
 }
 
 impl Writing {
-    fn new(place: usize, pace: Pace) -> Self {
+    fn new(place: usize, pace: Pacer) -> Self {
         Self {
             closed: false,
             frames: VecDeque::with_capacity(MAX_FRAMES),
@@ -274,7 +274,7 @@ impl Writing {
             && let Some(until) = gate.plain_until()
         {
             self.end_said = true;
-            return Some(Frame::PlainUntil(until));
+            return Some(Frame::SameTagBelow(until));
         }
         None
     }
@@ -321,7 +321,7 @@ impl Sender {
         let observed: Weak<Self> = Arc::downgrade(&sender);
         sender.base.context.metrics.watch(observed);
         for (number, socket) in sockets.into_iter().enumerate() {
-            if let Err(error) = sender.adopt(number as u32, socket, Pace::default()) {
+            if let Err(error) = sender.adopt(number as u32, socket, Pacer::default()) {
                 sender.close();
                 return Err(error);
             }
@@ -334,7 +334,7 @@ impl Sender {
         self: &Arc<Self>,
         number: u32,
         socket: Socket,
-        pace: Pace,
+        pace: Pacer,
     ) -> io::Result<()> {
         let (flow, waiting) = {
             let mut queue = lock(&self.queue);
@@ -361,7 +361,7 @@ impl Sender {
                 queue.flows.push(None);
             }
             queue.flows[place] = Some(Arc::clone(&flow));
-            queue.scheduler.opened(place);
+            queue.scheduler.flow_opened(place);
             let waiting = queue.choose();
             (flow, waiting)
         };
@@ -402,7 +402,7 @@ impl Sender {
         if queue.requests >= MAX_REQUESTS {
             return Ok(None);
         }
-        let next = queue.scheduler.pushed();
+        let next = queue.scheduler.next_message();
         if let Some(tag) = tag
             && !queue.gate.opens(tag, next, || queue.told.tag(next))
         {
@@ -472,7 +472,7 @@ impl Sender {
         let (waiting, over) = {
             let mut queue = lock(&self.queue);
             let mut waiting = queue.remove(flow);
-            let again = queue.scheduler.died(flow.place, flow.number);
+            let again = queue.scheduler.flow_failed(flow.place, flow.number);
             self.base.counters.repeated.add(again);
             let over = self.collect(&mut queue);
             waiting.extend(std::iter::from_fn(|| queue.take_idle()));
@@ -496,14 +496,16 @@ impl Sender {
                 flow.dismiss(&mut writing);
             }
             let mut queue = lock(&self.queue);
-            if writing.closed || !writing.frames.is_empty() || !queue.scheduler.is_clear(flow.place)
+            if writing.closed
+                || !writing.frames.is_empty()
+                || !queue.scheduler.is_drained(flow.place)
             {
                 // Somebody may have wanted to write meanwhile; the worker hears of it, since no caller attends the flow.
                 flow.kick();
                 return;
             }
             writing.closed = true;
-            queue.scheduler.closed(flow.place);
+            queue.scheduler.flow_closed(flow.place);
             queue.remove(flow)
         };
         waiting.iter().for_each(|flow| flow.kick());
@@ -541,7 +543,7 @@ impl Sender {
             queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
             let over = self.collect(&mut queue);
             // Flows that have nothing later on their way any more may take what is to be repeated.
-            let repeats = queue.scheduler.must_repeat();
+            let repeats = queue.scheduler.must_retransmit();
             let idle = std::iter::from_fn(|| if repeats { queue.take_idle() } else { None });
             (over, idle.collect::<Vec<_>>())
         };
@@ -555,7 +557,7 @@ impl Sender {
     /// The peer has buffers with different tags, from that of this number on.
     fn mixed(&self, from: u64) {
         let mut queue = lock(&self.queue);
-        let next = queue.scheduler.pushed();
+        let next = queue.scheduler.next_message();
         queue.gate.mix(from, next);
         // Each flow answers: any of them may be lost. A flow that waits for work hears of this one.
         queue.idle = 0;
@@ -568,7 +570,7 @@ impl Sender {
     fn told_slot(&self, number: u64, tag: i32) -> Result<(), String> {
         let mut guard = lock(&self.queue);
         let queue = &mut *guard;
-        let next = queue.scheduler.pushed();
+        let next = queue.scheduler.next_message();
         if queue.told.hear(number, tag, next) {
             return Ok(());
         }
@@ -619,7 +621,7 @@ impl Sender {
                 writing.frames.clear();
                 if !midway && !writing.bye_said {
                     let nothing = SendBuffer::from_static(&[]);
-                    let bye = self.base.encode(Frame::Bye);
+                    let bye = self.base.encode(Frame::Close);
                     // Sockets whose buffers are full tell the peer by closing.
                     let _ = sys::send_with_header(&flow.socket, &bye, nothing);
                 }
@@ -763,7 +765,7 @@ impl Queue {
 
     /// The flows (as bits) that there may be work for. What is to be repeated cannot go on each, and all say goodbye.
     fn wanted(&self) -> u128 {
-        let all = self.scheduler.must_repeat() || self.lingering.is_some();
+        let all = self.scheduler.must_retransmit() || self.lingering.is_some();
         if all { u128::MAX } else { self.used }
     }
 
@@ -798,7 +800,7 @@ impl Queue {
     /// The flow in this place has written its chunk. A small message that is written is kept as a
     /// copy, and its request is done.
     fn written(&mut self, place: usize) {
-        if let Some(message) = self.scheduler.written(place)
+        if let Some(message) = self.scheduler.chunk_written(place)
             && !self.keep(message)
         {
             self.unkept.push_back(message);
@@ -881,9 +883,9 @@ impl SendFlow {
     }
 
     /// What it has done so far.
-    pub(crate) fn carried(&self) -> Carried {
+    pub(crate) fn carried(&self) -> FlowStats {
         let busy = sys::path_info(&self.socket).unwrap_or_default().busy;
-        Carried { flow: self.number, bytes: self.counters.bytes(), busy }
+        FlowStats { flow: self.number, bytes: self.counters.bytes(), busy }
     }
 
     /// No caller attends it any more.
@@ -1031,7 +1033,7 @@ impl SendFlow {
             let mut queue = lock(&self.sender.queue);
             while writing.frames.len() < MAX_FRAMES
                 && bytes < BATCH_BYTES
-                && queue.scheduler.next_whole().is_some_and(|length| length <= small)
+                && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
                 && let Some(frame) = self.cut(&mut queue, small.min(most))
             {
                 bytes += frame.1.length() as u64;
@@ -1051,12 +1053,12 @@ impl SendFlow {
     fn next_frame(&self, writing: &mut Writing) -> Option<(Frame, SendBuffer)> {
         let sender = &self.sender;
         let now = sender.epoch.elapsed();
-        let look = writing.pace.look_due(now);
+        let look = writing.pace.sample_due(now);
         if look && let Ok(info) = sys::path_info(&self.socket) {
             let sys::PathInfo { acked, busy, round_trip, .. } = info;
-            writing.pace.looked(now, Progress { acked, busy, round_trip });
+            writing.pace.sample(now, Progress { acked, busy, round_trip });
         }
-        let most = writing.pace.most_outstanding();
+        let most = writing.pace.max_outstanding();
         if writing.outstanding > most {
             writing.outstanding = sys::unacknowledged(&self.socket);
         }
@@ -1097,7 +1099,7 @@ impl SendFlow {
             }
             return None;
         }
-        let work = queue.scheduler.has_work() || queue.scheduler.is_dealt(self.place);
+        let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.place);
         if writing.outstanding > most && work {
             drop(guard);
             let wait = writing.pace.wait(writing.outstanding);
@@ -1107,7 +1109,7 @@ impl SendFlow {
         let next = self.cut(queue, limit).or_else(|| {
             let bye = queue.lingering.is_some() && !writing.bye_said;
             writing.bye_said |= bye;
-            bye.then(|| (Frame::Bye, SendBuffer::from_static(&[])))
+            bye.then(|| (Frame::Close, SendBuffer::from_static(&[])))
         });
         match next {
             Some(_) => queue.idle &= !(1 << self.place),
@@ -1119,13 +1121,15 @@ impl SendFlow {
     /// What the scheduler has for this flow, in chunks of so many bytes at most.
     fn cut(&self, queue: &mut Queue, limit: u64) -> Option<(Frame, SendBuffer)> {
         match queue.scheduler.next(self.place, limit)? {
-            Next::Chunk(header, outgoing) => {
+            NextFrame::Chunk(header, outgoing) => {
                 self.sender.focus.chunk(self.place);
                 let ChunkHeader { offset, length, .. } = header;
                 let payload = outgoing.buffer.part(offset as usize, length as usize);
                 Some((Frame::Chunk(header), payload))
             }
-            Next::FlowDead(number) => Some((Frame::FlowDead(number), SendBuffer::from_static(&[]))),
+            NextFrame::FlowDead(number) => {
+                Some((Frame::FlowDead(number), SendBuffer::from_static(&[])))
+            }
         }
     }
 
@@ -1180,15 +1184,15 @@ impl SendFlow {
             match frame {
                 Frame::Ack(below) => acked = acked.max(Some(below)),
                 Frame::FlowDead(number) => self.sender.told_dead(number),
-                Frame::Mixed(from) => self.sender.mixed(from),
-                Frame::Slot(number, tag) => self.sender.told_slot(number, tag)?,
-                Frame::Bye => {
+                Frame::TagsDifferFrom(from) => self.sender.mixed(from),
+                Frame::BufferTag(number, tag) => self.sender.told_slot(number, tag)?,
+                Frame::Close => {
                     if let Some(below) = acked {
                         self.sender.acked(below)?;
                     }
                     return Err("the peer closed the connection".to_owned().into());
                 }
-                Frame::Chunk(_) | Frame::Tag(_) | Frame::PlainUntil(_) => {
+                Frame::Chunk(_) | Frame::Tag(_) | Frame::SameTagBelow(_) => {
                     return Err("protocol error: the receiver sent data".to_owned().into());
                 }
             }

@@ -10,7 +10,7 @@ use std::fmt;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::HELLO_BYTES;
+use super::hello::HELLO_BYTES;
 
 /// Length of a challenge, in bytes: magic 8, random 32, the listener's proof 32.
 pub const CHALLENGE_BYTES: usize = 72;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::ChunkHeader;
+use super::frame::ChunkHeader;
 use crate::ranges::Ranges;
 
 /// A sender that does not wait hears of its messages at the latest when this many bytes...
@@ -40,7 +40,7 @@ pub enum ReassemblyError {
 
 /// What to do with the next bytes of a chunk.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Claim<T> {
+pub enum ChunkAction<T> {
     /// The bytes up to `end` belong into the buffer that was posted with this value. They are
     /// reserved: report each as arrived or give it back.
     Deliver {
@@ -60,7 +60,7 @@ pub enum Claim<T> {
 
 /// A message whose last byte has arrived.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Completed<T> {
+pub struct CompletedMessage<T> {
     /// What its buffer was posted with.
     pub payload: T,
     /// Its length in bytes.
@@ -71,7 +71,7 @@ pub struct Completed<T> {
 ///
 /// The n-th posted buffer takes the n-th message. A chunk may bring bytes that came before: the
 /// sender repeats what a dead flow may not have delivered. For each part of a chunk,
-/// [`Reassembly::claim`] reserves what is missing and [`Reassembly::arrived`] reports bytes that
+/// [`Reassembly::reserve`] reserves what is missing and [`Reassembly::received`] reports bytes that
 /// are in place, so that each byte is written once.
 #[derive(Debug)]
 pub struct Reassembly<T> {
@@ -98,7 +98,7 @@ struct Incoming<T> {
     total: Option<u64>,
     ack_wanted: bool,
     /// Bytes that have arrived or are reserved.
-    claimed: Ranges,
+    reserved: Ranges,
     arrived: u64,
     done: bool,
     payload: T,
@@ -125,7 +125,7 @@ impl<T: Clone> Reassembly<T> {
             capacity,
             total: None,
             ack_wanted: false,
-            claimed: self.spare.pop().unwrap_or_default(),
+            reserved: self.spare.pop().unwrap_or_default(),
             arrived: 0,
             done: false,
             payload,
@@ -143,16 +143,20 @@ impl<T: Clone> Reassembly<T> {
     ///
     /// # Errors
     /// [`ReassemblyError`] when the chunk does not fit the posted buffer or others of its message.
-    pub fn claim(&mut self, chunk: &ChunkHeader, at: u64) -> Result<Claim<T>, ReassemblyError> {
+    pub fn reserve(
+        &mut self,
+        chunk: &ChunkHeader,
+        at: u64,
+    ) -> Result<ChunkAction<T>, ReassemblyError> {
         let ChunkHeader { message, total, ack_wanted, .. } = *chunk;
         let end = chunk.end();
         let Some(index) = message.checked_sub(self.first) else {
-            return Ok(Claim::Discard { end });
+            return Ok(ChunkAction::Discard { end });
         };
         let index = usize::try_from(index).unwrap_or(usize::MAX);
-        let Some(incoming) = self.posted.get_mut(index) else { return Ok(Claim::NotPosted) };
+        let Some(incoming) = self.posted.get_mut(index) else { return Ok(ChunkAction::NotPosted) };
         if incoming.done {
-            return Ok(Claim::Discard { end });
+            return Ok(ChunkAction::Discard { end });
         }
         let capacity = incoming.capacity;
         if total > capacity {
@@ -166,17 +170,17 @@ impl<T: Clone> Reassembly<T> {
             Some(_) => {}
         }
         incoming.ack_wanted |= ack_wanted;
-        let (known, end) = incoming.claimed.run(at, end);
+        let (known, end) = incoming.reserved.run(at, end);
         if known {
-            return Ok(Claim::Discard { end });
+            return Ok(ChunkAction::Discard { end });
         }
-        incoming.claimed.add(at, end);
-        Ok(Claim::Deliver { payload: incoming.payload.clone(), end })
+        incoming.reserved.add(at, end);
+        Ok(ChunkAction::Deliver { payload: incoming.payload.clone(), end })
     }
 
-    /// Tells that this many bytes of a message, claimed before, are in place. Returns the message
+    /// Tells that this many bytes of a message, reserved before, are in place. Returns the message
     /// when it is complete; an empty one is complete with nothing in place.
-    pub fn arrived(&mut self, message: u64, bytes: u64) -> Option<Completed<T>> {
+    pub fn received(&mut self, message: u64, bytes: u64) -> Option<CompletedMessage<T>> {
         let incoming = self.incoming(message)?;
         incoming.arrived += bytes;
         let total = incoming.total?;
@@ -184,22 +188,22 @@ impl<T: Clone> Reassembly<T> {
             return None;
         }
         incoming.done = true;
-        let completed = Completed { payload: incoming.payload.clone(), total };
+        let completed = CompletedMessage { payload: incoming.payload.clone(), total };
         while self.posted.front().is_some_and(|incoming| incoming.done) {
             let Some(mut incoming) = self.posted.pop_front() else { break };
             self.first += 1;
             self.unacked_bytes += incoming.total.unwrap_or_default();
             self.ack_wanted |= incoming.ack_wanted;
-            incoming.claimed.clear();
-            self.spare.push(incoming.claimed);
+            incoming.reserved.clear();
+            self.spare.push(incoming.reserved);
         }
         Some(completed)
     }
 
     /// Gives back reserved bytes that will not arrive where they were expected.
-    pub fn give_back(&mut self, message: u64, start: u64, end: u64) {
+    pub fn release(&mut self, message: u64, start: u64, end: u64) {
         if let Some(incoming) = self.incoming(message) {
-            incoming.claimed.remove(start, end);
+            incoming.reserved.remove(start, end);
         }
     }
 
@@ -219,7 +223,7 @@ impl<T: Clone> Reassembly<T> {
 
     /// What to acknowledge, if anything, when asked now and then: what is complete since it was last asked and not
     /// followed by more, so that a sender that rests has nothing left to wait for. Counts as acknowledged from then on.
-    pub fn ack_late(&mut self) -> Option<u64> {
+    pub fn ack_if_idle(&mut self) -> Option<u64> {
         let before = std::mem::replace(&mut self.seen, self.first);
         (before == self.first && self.acked < self.first).then(|| self.ack())
     }
@@ -261,14 +265,17 @@ mod tests {
     fn waits_for_the_post() {
         let mut reassembly = Reassembly::default();
         let header = chunk(0, 0, 10, 10);
-        assert_eq!(reassembly.claim(&header, 0), Ok(Claim::NotPosted));
+        assert_eq!(reassembly.reserve(&header, 0), Ok(ChunkAction::NotPosted));
         assert_eq!(reassembly.post(64, 'a'), 0);
-        assert_eq!(reassembly.claim(&header, 0), Ok(Claim::Deliver { payload: 'a', end: 10 }));
+        assert_eq!(
+            reassembly.reserve(&header, 0),
+            Ok(ChunkAction::Deliver { payload: 'a', end: 10 })
+        );
         assert_eq!(reassembly.missing_bytes(), 10);
-        assert_eq!(reassembly.arrived(0, 4), None);
-        assert_eq!(reassembly.arrived(0, 6), Some(Completed { payload: 'a', total: 10 }));
+        assert_eq!(reassembly.received(0, 4), None);
+        assert_eq!(reassembly.received(0, 6), Some(CompletedMessage { payload: 'a', total: 10 }));
         assert_eq!(reassembly.outstanding(), 0);
-        assert_eq!(reassembly.claim(&header, 0), Ok(Claim::Discard { end: 10 }));
+        assert_eq!(reassembly.reserve(&header, 0), Ok(ChunkAction::Discard { end: 10 }));
     }
 
     #[test]
@@ -276,18 +283,18 @@ mod tests {
         let mut reassembly = Reassembly::default();
         reassembly.post(100, ());
         assert_eq!(
-            reassembly.claim(&chunk(0, 0, 101, 101), 0),
+            reassembly.reserve(&chunk(0, 0, 101, 101), 0),
             Err(ReassemblyError::TooLong { message: 0, total: 101, capacity: 100 })
         );
-        reassembly.claim(&chunk(0, 0, 100, 100), 0).unwrap();
+        reassembly.reserve(&chunk(0, 0, 100, 100), 0).unwrap();
     }
 
     #[test]
     fn contradictions_are_refused() {
         let mut reassembly = Reassembly::default();
         reassembly.post(1024, ());
-        reassembly.claim(&chunk(0, 256, 256, 1024), 256).unwrap();
-        let refused = reassembly.claim(&chunk(0, 0, 128, 512), 0);
+        reassembly.reserve(&chunk(0, 256, 256, 1024), 256).unwrap();
+        let refused = reassembly.reserve(&chunk(0, 0, 128, 512), 0);
         assert!(matches!(refused, Err(ReassemblyError::TotalChanged { .. })));
     }
 
@@ -295,15 +302,15 @@ mod tests {
     fn what_came_before_is_discarded_part_by_part() {
         let mut reassembly = Reassembly::default();
         reassembly.post(1024, 'a');
-        reassembly.claim(&chunk(0, 256, 256, 1024), 256).unwrap();
+        reassembly.reserve(&chunk(0, 256, 256, 1024), 256).unwrap();
         // The flow dies after 56 bytes.
-        reassembly.arrived(0, 56);
-        reassembly.give_back(0, 312, 512);
+        reassembly.received(0, 56);
+        reassembly.release(0, 312, 512);
         let again = chunk(0, 128, 512, 1024);
-        let deliver = |end| Ok(Claim::Deliver { payload: 'a', end });
-        assert_eq!(reassembly.claim(&again, 128), deliver(256));
-        assert_eq!(reassembly.claim(&again, 256), Ok(Claim::Discard { end: 312 }));
-        assert_eq!(reassembly.claim(&again, 312), deliver(640));
+        let deliver = |end| Ok(ChunkAction::Deliver { payload: 'a', end });
+        assert_eq!(reassembly.reserve(&again, 128), deliver(256));
+        assert_eq!(reassembly.reserve(&again, 256), Ok(ChunkAction::Discard { end: 312 }));
+        assert_eq!(reassembly.reserve(&again, 312), deliver(640));
         assert_eq!(reassembly.missing_bytes(), 1024 - 56);
     }
 
@@ -313,9 +320,12 @@ mod tests {
         reassembly.post(8, 'a');
         reassembly.post(8, 'b');
         let second = chunk(1, 0, 0, 0);
-        assert_eq!(reassembly.claim(&second, 0), Ok(Claim::Deliver { payload: 'b', end: 0 }));
-        assert_eq!(reassembly.arrived(1, 0), Some(Completed { payload: 'b', total: 0 }));
-        assert_eq!(reassembly.claim(&second, 0), Ok(Claim::Discard { end: 0 }));
+        assert_eq!(
+            reassembly.reserve(&second, 0),
+            Ok(ChunkAction::Deliver { payload: 'b', end: 0 })
+        );
+        assert_eq!(reassembly.received(1, 0), Some(CompletedMessage { payload: 'b', total: 0 }));
+        assert_eq!(reassembly.reserve(&second, 0), Ok(ChunkAction::Discard { end: 0 }));
     }
 
     #[test]
@@ -324,8 +334,8 @@ mod tests {
         let mut receive = |message, total, ack_wanted| {
             reassembly.post(total, ());
             let header = ChunkHeader { ack_wanted, ..chunk(message, 0, total as u32, total) };
-            reassembly.claim(&header, 0).unwrap();
-            reassembly.arrived(message, total).unwrap();
+            reassembly.reserve(&header, 0).unwrap();
+            reassembly.received(message, total).unwrap();
             reassembly.ack_due()
         };
         assert_eq!(receive(0, 10, false), None);
@@ -337,10 +347,10 @@ mod tests {
         assert_eq!(receive(67, 140_000, false), Some(68));
         assert_eq!(reassembly.ack(), 68);
         reassembly.post(10, ());
-        reassembly.claim(&chunk(68, 0, 10, 10), 0).unwrap();
-        reassembly.arrived(68, 10).unwrap();
-        assert_eq!(reassembly.ack_late(), None, "more may follow");
-        assert_eq!(reassembly.ack_late(), Some(69));
-        assert_eq!(reassembly.ack_late(), None, "all is acknowledged");
+        reassembly.reserve(&chunk(68, 0, 10, 10), 0).unwrap();
+        reassembly.received(68, 10).unwrap();
+        assert_eq!(reassembly.ack_if_idle(), None, "more may follow");
+        assert_eq!(reassembly.ack_if_idle(), Some(69));
+        assert_eq!(reassembly.ack_if_idle(), None, "all is acknowledged");
     }
 }

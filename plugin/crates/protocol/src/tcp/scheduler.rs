@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::{CHUNK_ALIGN, ChunkHeader, MAX_MESSAGE_BYTES};
+use super::frame::ChunkHeader;
+use crate::limits::{CHUNK_ALIGN, MAX_MESSAGE_BYTES};
 
 /// Which flow takes what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,14 +14,14 @@ pub enum Schedule {
     /// Each message is dealt to all flows in equal shares, in strict turns, however fast they are. What a flow was dealt
     /// goes to others only when it dies.
     Static {
-        /// Least bytes of a share, but for a message's last.
-        least: u64,
+        /// Minimum bytes of a share, except the last one of a message.
+        min_share: u64,
     },
 }
 
 /// What a flow is to send next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<'a, T> {
+pub enum NextFrame<'a, T> {
     /// Tell the peer that a flow is dead.
     FlowDead(u32),
     /// Send a piece of a message; the message was pushed with this value.
@@ -29,7 +30,7 @@ pub enum Next<'a, T> {
 
 /// A message that the peer has, and that no flow is writing any more.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Sent<T> {
+pub struct SentMessage<T> {
     /// What the message was pushed with.
     pub payload: T,
     /// Its length in bytes.
@@ -47,9 +48,9 @@ pub struct AckError {
 /// The messages of one connection that the peer has not acknowledged.
 ///
 /// Flows pull: a flow that can take bytes calls [`Scheduler::next`] and later
-/// [`Scheduler::written`]. All of a message is handed out before any of the next. What a flow was
+/// [`Scheduler::chunk_written`]. All of a message is handed out before any of the next. What a flow was
 /// given is remembered until the peer acknowledges the message; when the flow dies
-/// ([`Scheduler::died`]), it is handed out again to others, each of which first tells of the death.
+/// ([`Scheduler::flow_failed`]), it is handed out again to others, each of which first tells of the death.
 ///
 /// A flow is known by its place, a small number that is used again when the flow is gone.
 #[derive(Debug)]
@@ -145,7 +146,7 @@ impl<T> Scheduler<T> {
     }
 
     /// A flow takes this place, which no flow has.
-    pub fn opened(&mut self, place: usize) {
+    pub fn flow_opened(&mut self, place: usize) {
         if self.flows.len() <= place {
             self.flows.resize_with(place + 1, Flow::default);
         }
@@ -158,12 +159,12 @@ impl<T> Scheduler<T> {
     /// returns its number. `ack_wanted`: somebody waits for it to be acknowledged.
     pub fn push(&mut self, total: u64, ack_wanted: bool, payload: T) -> u64 {
         debug_assert!(total <= MAX_MESSAGE_BYTES);
-        let least = match self.schedule {
+        let min_share = match self.schedule {
             Schedule::Pull => None,
-            Schedule::Static { least } => Some(least),
+            Schedule::Static { min_share } => Some(min_share),
         };
         // What is dealt is not cut any more by who asks.
-        let cut = least.map_or(0, |_| total);
+        let cut = min_share.map_or(0, |_| total);
         self.uncut += total - cut;
         self.messages.push_back(Outgoing {
             total,
@@ -173,18 +174,18 @@ impl<T> Scheduler<T> {
             ack_wanted,
             payload,
         });
-        let number = self.pushed() - 1;
-        if let Some(least) = least {
+        let number = self.next_message() - 1;
+        if let Some(min_share) = min_share {
             self.cutting += 1;
-            self.deal(number, total, least);
+            self.deal(number, total, min_share);
         }
         number
     }
 
     /// Deals a message to the flows in turn.
-    fn deal(&mut self, message: u64, total: u64, least: u64) {
+    fn deal(&mut self, message: u64, total: u64, min_share: u64) {
         let flows = self.flows.iter().filter(|flow| flow.open).count() as u64;
-        let share = total.div_ceil(flows.max(1)).max(least).next_multiple_of(CHUNK_ALIGN);
+        let share = total.div_ceil(flows.max(1)).max(min_share).next_multiple_of(CHUNK_ALIGN);
         let mut offset = 0;
         loop {
             let length = share.min(total - offset);
@@ -206,11 +207,11 @@ impl<T> Scheduler<T> {
     }
 
     /// What the flow in this place is to send; `None` when there is nothing. A chunk is being
-    /// written from now on, until [`Scheduler::written`]; further ones may be asked for before.
+    /// written from now on, until [`Scheduler::chunk_written`]; further ones may be asked for before.
     ///
     /// `limit` is the longest chunk wanted, in bytes, rounded down to a multiple of 128, but never
     /// below 128. The last chunk of a message takes what is left.
-    pub fn next(&mut self, place: usize, limit: u64) -> Option<Next<'_, T>> {
+    pub fn next(&mut self, place: usize, limit: u64) -> Option<NextFrame<'_, T>> {
         let flow = &mut self.flows[place];
         debug_assert!(flow.open);
         flow.next_death = flow.next_death.max(self.first_death);
@@ -219,7 +220,7 @@ impl<T> Scheduler<T> {
             death.told = true;
             let dead = death.flow;
             self.forget_deaths();
-            return Some(Next::FlowDead(dead));
+            return Some(NextFrame::FlowDead(dead));
         }
         let limit = (limit - limit % CHUNK_ALIGN).clamp(CHUNK_ALIGN, MAX_MESSAGE_BYTES) as u32;
         let piece = match self.schedule {
@@ -242,7 +243,7 @@ impl<T> Scheduler<T> {
             total: message.total,
             ack_wanted: message.ack_wanted,
         };
-        Some(Next::Chunk(header, &message.payload))
+        Some(NextFrame::Chunk(header, &message.payload))
     }
 
     /// A piece to be sent again, unless the flow carries something of a later message: the peer may
@@ -294,7 +295,7 @@ impl<T> Scheduler<T> {
     /// Tells that the flow in this place has written the first of its chunks in full. Returns the message's number
     /// when all of it is written and nobody waits for the peer to have it: as long as nothing of it
     /// is handed out again, its payload may be changed ([`Scheduler::payload_mut`]).
-    pub fn written(&mut self, place: usize) -> Option<u64> {
+    pub fn chunk_written(&mut self, place: usize) -> Option<u64> {
         let piece = self.flows.get_mut(place)?.writing.pop_front()?;
         let index = usize::try_from(piece.message.checked_sub(self.first)?).ok()?;
         let message = self.messages.get_mut(index)?;
@@ -337,8 +338,8 @@ impl<T> Scheduler<T> {
 
     /// Takes the oldest message, if the peer has it and no flow is writing a chunk of it: its
     /// memory is not needed any more. To be called until there is none after
-    /// [`Scheduler::acked`], [`Scheduler::written`] and [`Scheduler::died`].
-    pub fn pop_sent(&mut self) -> Option<Sent<T>> {
+    /// [`Scheduler::acked`], [`Scheduler::chunk_written`] and [`Scheduler::flow_failed`].
+    pub fn pop_sent(&mut self) -> Option<SentMessage<T>> {
         if self.first >= self.acked || self.messages.front()?.writers > 0 {
             return None;
         }
@@ -346,13 +347,13 @@ impl<T> Scheduler<T> {
         self.first += 1;
         // It was cut in full, or the peer could not have it.
         self.cutting -= 1;
-        Some(Sent { payload: message.payload, total: message.total })
+        Some(SentMessage { payload: message.payload, total: message.total })
     }
 
     /// The flow in this place, which the peer knows by this number, is dead: what it was given and
     /// the peer has not acknowledged is handed out again. The place is free. Returns how many bytes
     /// that is.
-    pub fn died(&mut self, place: usize, number: u32) -> u64 {
+    pub fn flow_failed(&mut self, place: usize, number: u32) -> u64 {
         self.broke_off(place);
         let until = self.begun();
         let flow = &mut self.flows[place];
@@ -368,7 +369,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Whether the peer has all that the flow in this place was given.
-    pub fn is_clear(&mut self, place: usize) -> bool {
+    pub fn is_drained(&mut self, place: usize) -> bool {
         let acked = self.acked;
         let flow = &mut self.flows[place];
         flow.given.retain(|piece| piece.message >= acked);
@@ -376,40 +377,40 @@ impl<T> Scheduler<T> {
     }
 
     /// The flow in this place, which is clear, is gone. The place is free.
-    pub fn closed(&mut self, place: usize) {
-        debug_assert!(self.is_clear(place));
+    pub fn flow_closed(&mut self, place: usize) {
+        debug_assert!(self.is_drained(place));
         self.flows[place].open = false;
     }
 
     /// Whether [`Scheduler::next`] has something for a new flow that has told of all deaths.
     pub fn has_work(&self) -> bool {
-        self.cutting < self.messages.len() || self.must_repeat()
+        self.cutting < self.messages.len() || self.must_retransmit()
     }
 
     /// Length in bytes of the message that is cut next, if nothing of it is handed out yet and nothing is to be sent again.
-    pub fn next_whole(&self) -> Option<u64> {
+    pub fn next_unstarted_message(&self) -> Option<u64> {
         let next = self.messages.get(self.cutting).filter(|message| message.cut == 0);
-        next.filter(|_| !self.must_repeat()).map(|message| message.total)
+        next.filter(|_| !self.must_retransmit()).map(|message| message.total)
     }
 
     /// Whether the flow in this place was dealt something that it has not been given yet.
-    pub fn is_dealt(&self, place: usize) -> bool {
+    pub fn has_static_share(&self, place: usize) -> bool {
         self.flows.get(place).is_some_and(|flow| !flow.dealt.is_empty())
     }
 
     /// Whether something is to be sent again. Flows that carry later messages cannot take it: when
     /// it stays, a new flow is needed.
-    pub fn must_repeat(&self) -> bool {
+    pub fn must_retransmit(&self) -> bool {
         self.again.back().is_some_and(|piece| piece.message >= self.acked)
     }
 
     /// Bytes that no flow has taken yet, those to be sent again aside.
-    pub fn uncut_bytes(&self) -> u64 {
+    pub fn unassigned_bytes(&self) -> u64 {
         self.uncut
     }
 
     /// Number of the message that is pushed next.
-    pub fn pushed(&self) -> u64 {
+    pub fn next_message(&self) -> u64 {
         self.first + self.messages.len() as u64
     }
 
@@ -460,19 +461,21 @@ fn cut_front(pieces: &mut VecDeque<Piece>, limit: u32) -> Option<Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Frame;
+    use crate::tcp::frame::Frame;
     use proptest::prelude::*;
 
     fn scheduler(flows: usize) -> Scheduler<char> {
         let mut scheduler = Scheduler::default();
-        (0..flows).for_each(|place| scheduler.opened(place));
+        (0..flows).for_each(|place| scheduler.flow_opened(place));
         scheduler
     }
 
     /// Takes and writes the next chunk: message, offset, length.
     fn take(scheduler: &mut Scheduler<char>, place: usize, limit: u64) -> (u64, u64, u32) {
-        let Some(Next::Chunk(header, _)) = scheduler.next(place, limit) else { panic!("no chunk") };
-        scheduler.written(place);
+        let Some(NextFrame::Chunk(header, _)) = scheduler.next(place, limit) else {
+            panic!("no chunk")
+        };
+        scheduler.chunk_written(place);
         (header.message, header.offset, header.length)
     }
 
@@ -484,7 +487,7 @@ mod tests {
         assert_eq!(scheduler.next(0, 4096), None);
         assert_eq!(scheduler.pop_sent(), None);
         scheduler.acked(1).unwrap();
-        assert_eq!(scheduler.pop_sent(), Some(Sent { payload: 'a', total: 0 }));
+        assert_eq!(scheduler.pop_sent(), Some(SentMessage { payload: 'a', total: 0 }));
         assert!(scheduler.is_empty());
     }
 
@@ -493,11 +496,11 @@ mod tests {
         let mut scheduler = scheduler(2);
         scheduler.push(200, true, 'a');
         assert_eq!(take(&mut scheduler, 0, 128), (0, 0, 128));
-        assert!(matches!(scheduler.next(1, 128), Some(Next::Chunk(..))));
+        assert!(matches!(scheduler.next(1, 128), Some(NextFrame::Chunk(..))));
         scheduler.acked(1).unwrap();
         assert_eq!(scheduler.pop_sent(), None);
-        scheduler.written(1);
-        assert_eq!(scheduler.pop_sent(), Some(Sent { payload: 'a', total: 200 }));
+        scheduler.chunk_written(1);
+        assert_eq!(scheduler.pop_sent(), Some(SentMessage { payload: 'a', total: 200 }));
     }
 
     #[test]
@@ -506,14 +509,14 @@ mod tests {
         scheduler.push(200, false, 'a');
         scheduler.next(0, 128).unwrap();
         scheduler.next(1, 128).unwrap();
-        assert_eq!(scheduler.written(1), None);
-        assert_eq!(scheduler.written(0), Some(0));
+        assert_eq!(scheduler.chunk_written(1), None);
+        assert_eq!(scheduler.chunk_written(0), Some(0));
         assert_eq!(scheduler.payload_mut(0), Some(&mut 'a'));
         *scheduler.payload_mut(0).unwrap() = 'b';
         // Should the flow die, it is the new payload that is sent.
-        scheduler.died(0, 0);
-        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
-        assert!(matches!(scheduler.next(1, 128), Some(Next::Chunk(_, 'b'))));
+        scheduler.flow_failed(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(NextFrame::FlowDead(0)));
+        assert!(matches!(scheduler.next(1, 128), Some(NextFrame::Chunk(_, 'b'))));
     }
 
     #[test]
@@ -536,27 +539,27 @@ mod tests {
         assert_eq!(take(&mut scheduler, 1, 512), (0, 512, 488));
         assert_eq!(take(&mut scheduler, 0, 512), (1, 0, 100));
         assert!(!scheduler.has_work());
-        scheduler.died(0, 70);
+        scheduler.flow_failed(0, 70);
         assert!(scheduler.has_work());
-        assert_eq!(scheduler.next(1, 256), Some(Next::FlowDead(70)));
+        assert_eq!(scheduler.next(1, 256), Some(NextFrame::FlowDead(70)));
         assert_eq!(take(&mut scheduler, 1, 256), (0, 0, 256));
-        assert!(scheduler.must_repeat());
+        assert!(scheduler.must_retransmit());
         // A flow that comes later tells it too: it cannot know which of them is heard first.
-        scheduler.opened(0);
-        assert_eq!(scheduler.next(0, 256), Some(Next::FlowDead(70)));
+        scheduler.flow_opened(0);
+        assert_eq!(scheduler.next(0, 256), Some(NextFrame::FlowDead(70)));
         assert_eq!(take(&mut scheduler, 0, 256), (0, 256, 256));
         scheduler.acked(1).unwrap();
-        assert_eq!(scheduler.next(2, 256), Some(Next::FlowDead(70)));
+        assert_eq!(scheduler.next(2, 256), Some(NextFrame::FlowDead(70)));
         assert_eq!(take(&mut scheduler, 2, 256), (1, 0, 100));
         scheduler.acked(2).unwrap();
-        assert!(scheduler.is_clear(0) && scheduler.is_clear(1) && scheduler.is_clear(2));
-        scheduler.opened(3);
+        assert!(scheduler.is_drained(0) && scheduler.is_drained(1) && scheduler.is_drained(2));
+        scheduler.flow_opened(3);
         assert_eq!(scheduler.next(3, 256), None, "all that the dead flow carried is acknowledged");
     }
 
     fn dealing(flows: usize) -> Scheduler<char> {
-        let mut scheduler = Scheduler::new(Schedule::Static { least: 256 });
-        (0..flows).for_each(|place| scheduler.opened(place));
+        let mut scheduler = Scheduler::new(Schedule::Static { min_share: 256 });
+        (0..flows).for_each(|place| scheduler.flow_opened(place));
         scheduler
     }
 
@@ -569,7 +572,11 @@ mod tests {
         assert_eq!(take(&mut scheduler, 1, 4096), (0, 512, 512));
         assert_eq!(take(&mut scheduler, 1, 4096), (1, 256, 44));
         assert_eq!(scheduler.next(1, 4096), None, "the rest is dealt to others");
-        assert!(!scheduler.is_dealt(1) && scheduler.is_dealt(0) && scheduler.is_dealt(2));
+        assert!(
+            !scheduler.has_static_share(1)
+                && scheduler.has_static_share(0)
+                && scheduler.has_static_share(2)
+        );
         assert_eq!(take(&mut scheduler, 0, 256), (0, 0, 256));
         assert_eq!(take(&mut scheduler, 0, 4096), (0, 256, 256));
         assert_eq!(take(&mut scheduler, 0, 4096), (1, 0, 256));
@@ -584,19 +591,19 @@ mod tests {
         scheduler.push(1024, true, 'a');
         scheduler.push(1024, true, 'b');
         assert_eq!(take(&mut scheduler, 0, 256), (0, 0, 256));
-        assert_eq!(scheduler.died(0, 7), 256, "repeated is what was sent");
-        assert_eq!(scheduler.next(1, 4096), Some(Next::FlowDead(7)));
+        assert_eq!(scheduler.flow_failed(0, 7), 256, "repeated is what was sent");
+        assert_eq!(scheduler.next(1, 4096), Some(NextFrame::FlowDead(7)));
         assert_eq!(take(&mut scheduler, 1, 4096), (0, 0, 256));
         assert_eq!(take(&mut scheduler, 1, 4096), (0, 256, 256));
         assert_eq!(take(&mut scheduler, 1, 4096), (0, 512, 512));
         assert_eq!(take(&mut scheduler, 1, 4096), (1, 0, 512));
         assert_eq!(take(&mut scheduler, 1, 4096), (1, 512, 512));
         // Without any flow it is for the first that comes.
-        scheduler.died(1, 8);
+        scheduler.flow_failed(1, 8);
         scheduler.acked(2).unwrap();
         scheduler.push(600, true, 'c');
-        scheduler.opened(0);
-        assert_eq!(scheduler.next(0, 4096), Some(Next::FlowDead(8)));
+        scheduler.flow_opened(0);
+        assert_eq!(scheduler.next(0, 4096), Some(NextFrame::FlowDead(8)));
         assert_eq!(take(&mut scheduler, 0, 4096), (2, 0, 600));
     }
 
@@ -607,21 +614,21 @@ mod tests {
         scheduler.push(100, true, 'b');
         assert_eq!(take(&mut scheduler, 0, 128), (0, 0, 100));
         assert_eq!(take(&mut scheduler, 1, 128), (1, 0, 100));
-        scheduler.died(0, 0);
-        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        scheduler.flow_failed(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(NextFrame::FlowDead(0)));
         assert_eq!(scheduler.next(1, 128), None);
-        assert!(scheduler.must_repeat());
-        scheduler.opened(2);
-        assert_eq!(scheduler.next(2, 128), Some(Next::FlowDead(0)));
+        assert!(scheduler.must_retransmit());
+        scheduler.flow_opened(2);
+        assert_eq!(scheduler.next(2, 128), Some(NextFrame::FlowDead(0)));
         assert_eq!(take(&mut scheduler, 2, 128), (0, 0, 100));
-        assert!(!scheduler.must_repeat());
+        assert!(!scheduler.must_retransmit());
     }
 
     #[test]
     fn a_death_is_told_even_if_nothing_is_to_be_sent_again() {
         let mut scheduler = scheduler(2);
-        scheduler.died(0, 0);
-        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
+        scheduler.flow_failed(0, 0);
+        assert_eq!(scheduler.next(1, 128), Some(NextFrame::FlowDead(0)));
         assert_eq!(scheduler.next(1, 128), None);
     }
 
@@ -631,17 +638,21 @@ mod tests {
         "abc".chars().for_each(|payload| {
             scheduler.push(100, false, payload);
         });
-        assert_eq!(scheduler.next_whole(), Some(100));
+        assert_eq!(scheduler.next_unstarted_message(), Some(100));
         for _ in 0..3 {
-            assert!(matches!(scheduler.next(0, 128), Some(Next::Chunk(..))));
+            assert!(matches!(scheduler.next(0, 128), Some(NextFrame::Chunk(..))));
         }
-        assert_eq!(scheduler.next_whole(), None);
-        assert_eq!(scheduler.written(0), Some(0));
+        assert_eq!(scheduler.next_unstarted_message(), None);
+        assert_eq!(scheduler.chunk_written(0), Some(0));
         assert!(scheduler.payload_mut(0).is_some());
         assert!(scheduler.payload_mut(1).is_none(), "being written");
-        assert_eq!(scheduler.died(0, 0), 300);
-        assert_eq!(scheduler.next(1, 128), Some(Next::FlowDead(0)));
-        assert_eq!(scheduler.next_whole(), None, "what is to be sent again comes first");
+        assert_eq!(scheduler.flow_failed(0, 0), 300);
+        assert_eq!(scheduler.next(1, 128), Some(NextFrame::FlowDead(0)));
+        assert_eq!(
+            scheduler.next_unstarted_message(),
+            None,
+            "what is to be sent again comes first"
+        );
         (0..3).for_each(|message| assert_eq!(take(&mut scheduler, 1, 128), (message, 0, 100)));
     }
 
@@ -652,14 +663,14 @@ mod tests {
             limits in proptest::collection::vec(0u64..3000, 1..20),
         ) {
             let mut scheduler = Scheduler::default();
-            scheduler.opened(0);
+            scheduler.flow_opened(0);
             for total in &totals {
                 scheduler.push(*total, true, *total);
             }
             let mut limits = limits.iter().cycle();
             let (mut message, mut offset) = (0, 0);
             while let Some(next) = scheduler.next(0, *limits.next().unwrap()) {
-                let Next::Chunk(header, payload) = next else { panic!("{next:?}") };
+                let NextFrame::Chunk(header, payload) = next else { panic!("{next:?}") };
                 prop_assert_eq!(Frame::decode(&Frame::Chunk(header).encode()), Ok(Frame::Chunk(header)));
                 prop_assert_eq!((header.message, header.offset), (message, offset));
                 prop_assert_eq!(header.total, totals[message as usize]);
@@ -668,13 +679,13 @@ mod tests {
                 if offset == header.total {
                     (message, offset) = (message + 1, 0);
                 }
-                scheduler.written(0);
+                scheduler.chunk_written(0);
             }
             prop_assert_eq!(message, totals.len() as u64);
-            prop_assert_eq!(scheduler.uncut_bytes(), 0);
+            prop_assert_eq!(scheduler.unassigned_bytes(), 0);
             scheduler.acked(message).unwrap();
             for total in totals {
-                prop_assert_eq!(scheduler.pop_sent(), Some(Sent { payload: total, total }));
+                prop_assert_eq!(scheduler.pop_sent(), Some(SentMessage { payload: total, total }));
             }
             prop_assert!(scheduler.is_empty());
         }

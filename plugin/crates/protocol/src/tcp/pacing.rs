@@ -33,29 +33,29 @@ pub struct Progress {
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Clone, Debug, Default)]
-pub struct Pace {
+pub struct Pacer {
     /// Bytes per second; `None` while nothing is known.
     rate: Option<f64>,
     round_trip: Duration,
     last: Progress,
-    next_look: Duration,
+    next_sample: Duration,
 }
 
-impl Pace {
+impl Pacer {
     /// Of a flow that joins others: it begins with the least. Many that join at once, each with what a flow may have
     /// outstanding of which nothing is known, overrun the path they share, and what is lost there holds up all.
-    pub fn joining() -> Self {
+    pub fn slow_start() -> Self {
         Self { rate: Some(0.0), ..Self::default() }
     }
 
     /// Whether it is time to look at the flow's progress.
-    pub fn look_due(&self, now: Duration) -> bool {
-        now >= self.next_look
+    pub fn sample_due(&self, now: Duration) -> bool {
+        now >= self.next_sample
     }
 
     /// Takes in the flow's progress.
-    pub fn looked(&mut self, now: Duration, progress: Progress) {
-        self.next_look = now + INTERVAL;
+    pub fn sample(&mut self, now: Duration, progress: Progress) {
+        self.next_sample = now + INTERVAL;
         self.round_trip = progress.round_trip;
         let busy = progress.busy.saturating_sub(self.last.busy);
         if busy < MIN_BUSY {
@@ -73,7 +73,7 @@ impl Pace {
     }
 
     /// Most bytes that the flow should have outstanding.
-    pub fn most_outstanding(&self) -> u64 {
+    pub fn max_outstanding(&self) -> u64 {
         let depth = DEPTH + 2 * self.round_trip;
         self.in_time(depth).map_or(FIRST_OUTSTANDING, |bytes| bytes.max(MIN_OUTSTANDING))
     }
@@ -85,7 +85,7 @@ impl Pace {
 
     /// How long to wait until a flow with too much outstanding has room again.
     pub fn wait(&self, outstanding: u64) -> Duration {
-        let excess = outstanding.saturating_sub(self.most_outstanding() / 4 * 3);
+        let excess = outstanding.saturating_sub(self.max_outstanding() / 4 * 3);
         let rate = self.rate.unwrap_or_default().max(1.0);
         let wait = Duration::try_from_secs_f64(excess as f64 / rate).unwrap_or(DEPTH);
         wait.clamp(GRAIN / 4, DEPTH)
@@ -101,20 +101,20 @@ mod tests {
     use super::*;
 
     /// A flow that has delivered at this rate, in Mbit/s, for a while.
-    fn paced(mbit: u64) -> Pace {
-        let mut pace = Pace::default();
+    fn paced(mbit: u64) -> Pacer {
+        let mut pace = Pacer::default();
         look(&mut pace, mbit, 20);
         pace
     }
 
     /// Looks at it so often while it delivers at this rate, in Mbit/s.
-    fn look(pace: &mut Pace, mbit: u64, times: u32) {
+    fn look(pace: &mut Pacer, mbit: u64, times: u32) {
         for step in 0..times {
             let now = INTERVAL * step;
-            assert!(pace.look_due(now));
+            assert!(pace.sample_due(now));
             let acked = mbit * 125_000 * now.as_micros() as u64 / 1_000_000;
-            pace.looked(now, Progress { acked, busy: now, round_trip: Duration::ZERO });
-            assert!(!pace.look_due(now));
+            pace.sample(now, Progress { acked, busy: now, round_trip: Duration::ZERO });
+            assert!(!pace.sample_due(now));
         }
     }
 
@@ -122,8 +122,8 @@ mod tests {
     fn slow_flows_hold_less_and_take_less() {
         let (fast, slow) = (paced(1000), paced(200));
         assert!((fast.rate().unwrap() - 125e6).abs() < 1e6, "{fast:?}");
-        assert_eq!(fast.most_outstanding() / 10_000, 37);
-        assert_eq!(slow.most_outstanding() / 10_000, 7);
+        assert_eq!(fast.max_outstanding() / 10_000, 37);
+        assert_eq!(slow.max_outstanding() / 10_000, 7);
         assert_eq!(fast.chunk(131_072) / 1000, 125);
         assert_eq!(slow.chunk(131_072) / 1000, 25);
         assert_eq!(paced(100_000).chunk(131_072), 131_072);
@@ -137,17 +137,17 @@ mod tests {
         assert!(pace.wait(0) > Duration::ZERO);
         assert!(pace.wait(75_000) < Duration::from_micros(1000));
         assert_eq!(pace.wait(u64::MAX), DEPTH);
-        assert!(Pace::default().wait(u64::MAX) <= DEPTH);
+        assert!(Pacer::default().wait(u64::MAX) <= DEPTH);
     }
 
     #[test]
     fn who_joins_others_begins_with_the_least_and_comes_up_to_speed() {
-        let mut pace = Pace::joining();
-        assert_eq!(pace.most_outstanding(), MIN_OUTSTANDING);
+        let mut pace = Pacer::slow_start();
+        assert_eq!(pace.max_outstanding(), MIN_OUTSTANDING);
         assert_eq!(pace.chunk(131_072), MIN_CHUNK);
         assert!(pace.wait(MIN_OUTSTANDING) <= DEPTH);
         look(&mut pace, 1000, 10);
-        assert!(pace.most_outstanding() > paced(1000).most_outstanding() / 10 * 9, "{pace:?}");
+        assert!(pace.max_outstanding() > paced(1000).max_outstanding() / 10 * 9, "{pace:?}");
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let mut pace = paced(1000);
         let last = pace.last;
         for step in 0..100 {
-            pace.looked(INTERVAL * (100 + step), last);
+            pace.sample(INTERVAL * (100 + step), last);
         }
         assert_eq!(pace.chunk(131_072) / 1000, 125);
     }

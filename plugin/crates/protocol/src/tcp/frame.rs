@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{CHUNK_ALIGN, MAX_MESSAGE_BYTES};
+use crate::limits::{CHUNK_ALIGN, MAX_MESSAGE_BYTES};
 
 /// Encoded length of a [`Frame`] without its payload, in bytes.
 pub const FRAME_BYTES: usize = 32;
@@ -15,11 +15,11 @@ const FRAME_SUM: Range<usize> = 28..32;
 const KIND_CHUNK: u16 = 1;
 const KIND_FLOW_DEAD: u16 = 2;
 const KIND_ACK: u16 = 3;
-const KIND_BYE: u16 = 4;
+const KIND_CLOSE: u16 = 4;
 const KIND_TAG: u16 = 5;
-const KIND_MIXED: u16 = 6;
-const KIND_PLAIN_UNTIL: u16 = 7;
-const KIND_SLOT: u16 = 8;
+const KIND_TAGS_DIFFER_FROM: u16 = 6;
+const KIND_SAME_TAG_BELOW: u16 = 7;
+const KIND_BUFFER_TAG: u16 = 8;
 
 /// Flag of a chunk: the sender waits for its message's acknowledgement.
 const FLAG_ACK_WANTED: u16 = 1;
@@ -44,16 +44,16 @@ pub enum Frame {
     /// To the sender: every message below this number is complete.
     Ack(u64),
     /// The connection is closed on purpose: no use in opening other flows.
-    Bye,
+    Close,
     /// To the receiver, before a flow's first chunk: the tag of the messages, if it is not 0.
     Tag(i32),
     /// To the sender: from the buffer of this number on tags differ. It says up to where it goes on without regard to
-    /// that ([`Frame::PlainUntil`]), and sends further messages in the order of the buffers' tags ([`Frame::Slot`]).
-    Mixed(u64),
+    /// that ([`Frame::SameTagBelow`]), and sends further messages in the order of the buffers' tags ([`Frame::BufferTag`]).
+    TagsDifferFrom(u64),
     /// To the receiver: all messages below this number have the first one's tag.
-    PlainUntil(u64),
+    SameTagBelow(u64),
     /// To the sender: the buffer for the message of this number is posted, and has this tag.
-    Slot(u64, i32),
+    BufferTag(u64, i32),
 }
 
 /// Says which bytes of which message follow on this flow. The connection is implied by the flow.
@@ -114,11 +114,13 @@ impl Frame {
             }
             Self::FlowDead(flow) => (KIND_FLOW_DEAD, 0, 0, [flow.into(), 0, 0]),
             Self::Ack(below) => (KIND_ACK, 0, 0, [below, 0, 0]),
-            Self::Bye => (KIND_BYE, 0, 0, [0; 3]),
+            Self::Close => (KIND_CLOSE, 0, 0, [0; 3]),
             Self::Tag(tag) => (KIND_TAG, 0, 0, [tag.cast_unsigned().into(), 0, 0]),
-            Self::Mixed(from) => (KIND_MIXED, 0, 0, [from, 0, 0]),
-            Self::PlainUntil(below) => (KIND_PLAIN_UNTIL, 0, 0, [below, 0, 0]),
-            Self::Slot(message, tag) => (KIND_SLOT, 0, tag.cast_unsigned(), [message, 0, 0]),
+            Self::TagsDifferFrom(from) => (KIND_TAGS_DIFFER_FROM, 0, 0, [from, 0, 0]),
+            Self::SameTagBelow(below) => (KIND_SAME_TAG_BELOW, 0, 0, [below, 0, 0]),
+            Self::BufferTag(message, tag) => {
+                (KIND_BUFFER_TAG, 0, tag.cast_unsigned(), [message, 0, 0])
+            }
         };
         let mut out = [0; FRAME_BYTES];
         out[0..2].copy_from_slice(&kind.to_le_bytes());
@@ -157,11 +159,11 @@ impl Frame {
             // The low half is all of it: the rest is found to be zero below.
             (KIND_FLOW_DEAD, 0) => Self::FlowDead(fields[0] as u32),
             (KIND_ACK, 0) => Self::Ack(fields[0]),
-            (KIND_BYE, 0) => Self::Bye,
+            (KIND_CLOSE, 0) => Self::Close,
             (KIND_TAG, 0) => Self::Tag((fields[0] as u32).cast_signed()),
-            (KIND_MIXED, 0) => Self::Mixed(fields[0]),
-            (KIND_PLAIN_UNTIL, 0) => Self::PlainUntil(fields[0]),
-            (KIND_SLOT, 0) => Self::Slot(fields[0], length.cast_signed()),
+            (KIND_TAGS_DIFFER_FROM, 0) => Self::TagsDifferFrom(fields[0]),
+            (KIND_SAME_TAG_BELOW, 0) => Self::SameTagBelow(fields[0]),
+            (KIND_BUFFER_TAG, 0) => Self::BufferTag(fields[0], length.cast_signed()),
             _ => return Err(FrameError::UnknownKind { kind, flags }),
         };
         if frame.encode() == *bytes { Ok(frame) } else { Err(FrameError::Unused { kind }) }
@@ -233,9 +235,9 @@ mod tests {
         ChunkHeader { message: 7, offset: 128, length: 5, total: 133, ack_wanted: true };
     const TAGS: [Frame; 4] = [
         Frame::Tag(i32::MIN),
-        Frame::Mixed(u64::MAX),
-        Frame::PlainUntil(u64::MAX),
-        Frame::Slot(u64::MAX, -1),
+        Frame::TagsDifferFrom(u64::MAX),
+        Frame::SameTagBelow(u64::MAX),
+        Frame::BufferTag(u64::MAX, -1),
     ];
 
     #[test]
@@ -250,7 +252,7 @@ mod tests {
         assert_eq!(Frame::Chunk(CHUNK).encode(), expected);
         assert_eq!(Frame::decode(&expected), Ok(Frame::Chunk(CHUNK)));
         for frame in
-            [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Bye].iter().chain(&TAGS)
+            [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Close].iter().chain(&TAGS)
         {
             assert_eq!(Frame::decode(&frame.encode()), Ok(*frame));
         }
@@ -260,7 +262,7 @@ mod tests {
     fn any_changed_bit_of_a_sealed_frame_is_noticed() {
         assert_eq!(checksum(0, b"123456789"), 0xe306_9283, "the check value of CRC-32C");
         assert_eq!(checksum(checksum(0, b"1234"), b"56789"), 0xe306_9283);
-        let others = [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Bye];
+        let others = [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Close];
         for frame in others.into_iter().chain(TAGS) {
             let sum = if matches!(frame, Frame::Chunk(_)) { 0x1234_5678 } else { 0 };
             let sealed = frame.seal(sum);
@@ -271,7 +273,7 @@ mod tests {
                 assert_eq!(Frame::open(&changed), Err(FrameError::Checksum));
             }
         }
-        assert!(matches!(Frame::open(&Frame::Bye.seal(1)), Err(FrameError::Unused { .. })));
+        assert!(matches!(Frame::open(&Frame::Close.seal(1)), Err(FrameError::Unused { .. })));
     }
 
     #[test]

@@ -30,7 +30,7 @@ const MIN_BYTES: u64 = 128 << 10;
 
 /// What a flow has done in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Carried {
+pub struct FlowStats {
     /// The flow's number.
     pub flow: u32,
     /// Payload bytes.
@@ -41,7 +41,7 @@ pub struct Carried {
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RepathAction {
     /// Go on as it is.
     Nothing,
     /// Open this many more flows: they may find other paths.
@@ -69,7 +69,7 @@ pub struct Repath {
     /// Flows that the connection is to have.
     flows: usize,
     /// What each flow had carried when the period began.
-    before: Vec<Carried>,
+    before: Vec<FlowStats>,
     since: Option<Duration>,
     round: Option<Round>,
     /// A flow was closed in the last period.
@@ -103,7 +103,7 @@ enum Stage {
     Helps,
 }
 
-impl Carried {
+impl FlowStats {
     /// What the flow has done since it had done that.
     fn since(&self, before: &Self) -> Self {
         let bytes = self.bytes.saturating_sub(before.bytes);
@@ -129,7 +129,7 @@ impl Repath {
     }
 
     /// Some time has passed. `busy`: there are messages to send. `carried`: what each flow has done.
-    pub fn tick(&mut self, now: Duration, busy: bool, carried: &[Carried]) -> Step {
+    pub fn tick(&mut self, now: Duration, busy: bool, carried: &[FlowStats]) -> RepathAction {
         let known = carried.len() == self.before.len()
             && carried.iter().zip(&self.before).all(|(new, old)| new.flow == old.flow);
         let Some(since) = self.since.filter(|_| busy && known) else {
@@ -137,11 +137,11 @@ impl Repath {
             if !busy {
                 self.since = None;
             }
-            return Step::Nothing;
+            return RepathAction::Nothing;
         };
         let time = now.saturating_sub(since);
         if time < PERIOD {
-            return Step::Nothing;
+            return RepathAction::Nothing;
         }
         let moved: Vec<_> =
             carried.iter().zip(&self.before).map(|(new, old)| new.since(old)).collect();
@@ -153,11 +153,11 @@ impl Repath {
             return self.thin_out(rate, &moved);
         }
         if carried.len() < self.flows || total < MIN_BYTES * carried.len() as u64 {
-            return Step::Nothing;
+            return RepathAction::Nothing;
         }
         if std::mem::take(&mut self.unsettled) {
             // The others need a moment to take over what the last one had.
-            return Step::Nothing;
+            return RepathAction::Nothing;
         }
         if let Some(round) = self.round.take() {
             let helped = rate > round.rate * GAIN;
@@ -168,7 +168,7 @@ impl Repath {
         let busy = moved.iter().map(|flow| flow.busy).sum::<Duration>() / moved.len() as u32;
         if busy < time.mul_f64(BUSY) {
             self.losses = 0;
-            return Step::Nothing;
+            return RepathAction::Nothing;
         }
         self.losses = if rate < self.best * LOSS { self.losses + 1 } else { 0 };
         self.best = self.best.max(rate);
@@ -179,44 +179,44 @@ impl Repath {
             self.not_before = now;
         }
         if now < self.not_before {
-            return Step::Nothing;
+            return RepathAction::Nothing;
         }
         let newest = carried.iter().map(|flow| flow.flow).max().unwrap_or_default();
         self.round = Some(Round { rate: self.best, newest, stage: Stage::Begun });
         let harmless = (self.best * BURST.as_secs_f64() / FIRST_BYTES) as usize;
         let many = if self.vain < THOROUGH { MANY.min(3 * self.flows).min(harmless) } else { 0 };
-        Step::Open(self.flows.max(many))
+        RepathAction::Open(self.flows.max(many))
     }
 
     /// Whether a round is going on.
-    pub fn is_trying(&self) -> bool {
+    pub fn is_trial_running(&self) -> bool {
         self.round.is_some()
     }
 
     /// Whether this flow was there before the round that is going on.
-    pub fn is_old(&self, flow: u32) -> bool {
+    pub fn predates_trial(&self, flow: u32) -> bool {
         self.round.is_none_or(|round| flow <= round.newest)
     }
 
     /// What to close while there are more flows than the connection is to have. `moved`: what each flow has done in the
     /// period, at this rate together.
-    fn thin_out(&mut self, rate: f64, moved: &[Carried]) -> Step {
-        let slowest = |moved: &[Carried]| {
+    fn thin_out(&mut self, rate: f64, moved: &[FlowStats]) -> RepathAction {
+        let slowest = |moved: &[FlowStats]| {
             let slowest = moved.iter().min_by_key(|flow| flow.bytes);
-            slowest.map_or(Step::Nothing, |slowest| Step::Close(vec![slowest.flow]))
+            slowest.map_or(RepathAction::Nothing, |slowest| RepathAction::Close(vec![slowest.flow]))
         };
         // Flows in place of lost ones may have come after others were opened.
         let Some(round) = &mut self.round else { return slowest(moved) };
         match round.stage {
             Stage::Begun if rate >= round.rate * HARM => {
                 round.stage = Stage::Settled;
-                Step::Nothing
+                RepathAction::Nothing
             }
             Stage::Begun | Stage::Settled if rate <= round.rate * GAIN => {
                 let new = moved.iter().map(|flow| flow.flow).filter(|flow| *flow > round.newest);
                 let new: Vec<_> = new.take(moved.len() - self.flows).collect();
                 // There may have been more old ones than it is to have.
-                if new.is_empty() { slowest(moved) } else { Step::Close(new) }
+                if new.is_empty() { slowest(moved) } else { RepathAction::Close(new) }
             }
             Stage::Begun | Stage::Settled | Stage::Helps => {
                 round.stage = Stage::Helps;
@@ -225,7 +225,7 @@ impl Repath {
         }
     }
 
-    fn begin(&mut self, now: Duration, carried: &[Carried]) {
+    fn begin(&mut self, now: Duration, carried: &[FlowStats]) {
         self.since = Some(now);
         self.before.clear();
         self.before.extend_from_slice(carried);
@@ -243,7 +243,7 @@ mod tests {
     struct Network {
         links: Vec<f64>,
         /// What each flow has done, and its link.
-        flows: Vec<(Carried, usize)>,
+        flows: Vec<(FlowStats, usize)>,
         next: u32,
         random: u64,
     }
@@ -260,7 +260,7 @@ mod tests {
             for _ in 0..count {
                 self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(7);
                 let link = (self.random >> 33) as usize % self.links.len();
-                let flow = Carried { flow: self.next, bytes: 0, busy: Duration::ZERO };
+                let flow = FlowStats { flow: self.next, bytes: 0, busy: Duration::ZERO };
                 self.flows.push((flow, link));
                 self.next += 1;
             }
@@ -294,12 +294,14 @@ mod tests {
         fn look_after(&mut self, repath: &mut Repath, now: Duration) -> usize {
             let carried: Vec<_> = self.flows.iter().map(|flow| flow.0).collect();
             match repath.tick(now, true, &carried) {
-                Step::Nothing => {}
-                Step::Open(count) => {
+                RepathAction::Nothing => {}
+                RepathAction::Open(count) => {
                     self.open(count);
                     return count;
                 }
-                Step::Close(numbers) => self.flows.retain(|flow| !numbers.contains(&flow.0.flow)),
+                RepathAction::Close(numbers) => {
+                    self.flows.retain(|flow| !numbers.contains(&flow.0.flow))
+                }
             }
             0
         }
@@ -473,11 +475,11 @@ mod tests {
             let carried: Vec<_> = network.flows.iter().map(|flow| flow.0).collect();
             repath.tick(now, true, &carried)
         };
-        assert_eq!(step(&mut network, 0.0), Step::Nothing);
-        assert_eq!(step(&mut network, 100e6), Step::Open(12), "rounds may help");
+        assert_eq!(step(&mut network, 0.0), RepathAction::Nothing);
+        assert_eq!(step(&mut network, 100e6), RepathAction::Open(12), "rounds may help");
         network.open(12);
-        assert_eq!(step(&mut network, 50e6), Step::Nothing, "there are new ones");
-        assert_eq!(step(&mut network, 50e6), Step::Close((4..16).collect()));
+        assert_eq!(step(&mut network, 50e6), RepathAction::Nothing, "there are new ones");
+        assert_eq!(step(&mut network, 50e6), RepathAction::Close((4..16).collect()));
     }
 
     #[test]
@@ -509,7 +511,7 @@ mod tests {
     fn who_has_lost_all_flows_waits_for_others() {
         let mut repath = Repath::new(4);
         for step in 0..10 {
-            assert_eq!(repath.tick(step * TICK, true, &[]), Step::Nothing);
+            assert_eq!(repath.tick(step * TICK, true, &[]), RepathAction::Nothing);
         }
     }
 
@@ -520,7 +522,7 @@ mod tests {
         let flows: Vec<_> = network.flows.iter().map(|flow| flow.0).collect();
         for step in 0..100 {
             let now = Duration::from_millis(200 * step);
-            assert_eq!(repath.tick(now, step % 2 == 0, &flows), Step::Nothing);
+            assert_eq!(repath.tick(now, step % 2 == 0, &flows), RepathAction::Nothing);
         }
     }
 }

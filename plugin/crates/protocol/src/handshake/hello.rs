@@ -3,14 +3,11 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::lifeline::MAX_QUEUE_PAIRS;
+use crate::codec::{array, mapped, u16_at};
+use crate::limits::{MAX_ADDRESSES, MAX_FLOWS, MAX_QUEUE_PAIRS};
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
 pub const PROTOCOL_VERSION: u16 = 6;
-/// Most flows a connection may have.
-pub const MAX_FLOWS: usize = 64;
-/// Most addresses of a listener.
-pub const MAX_ADDRESSES: usize = 4;
 /// Encoded length of a [`Handle`], in bytes. NCCL carries 128.
 pub const HANDLE_BYTES: usize = 32 + 16 * MAX_ADDRESSES;
 /// Encoded length of a [`Hello`], in bytes.
@@ -339,29 +336,11 @@ impl Welcome {
     }
 }
 
-/// An address as all are carried.
-pub(crate) fn mapped(address: IpAddr) -> Ipv6Addr {
-    match address {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    }
-}
-
 fn check_version(bytes: &[u8]) -> Result<(), HandshakeError> {
     match u16_at(bytes, 8) {
         PROTOCOL_VERSION => Ok(()),
         other => Err(HandshakeError::Version(other)),
     }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(array(bytes, at))
-}
-
-pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut out = [0; N];
-    out.copy_from_slice(&bytes[at..at + N]);
-    out
 }
 
 #[cfg(test)]

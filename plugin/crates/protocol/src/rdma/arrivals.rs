@@ -75,7 +75,7 @@ pub enum ArrivalError {
 
 /// A message that has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arrived<T> {
+pub struct ReceivedMessage<T> {
     /// What its buffer was posted with.
     pub posted: T,
     /// Its number.
@@ -83,7 +83,7 @@ pub struct Arrived<T> {
     /// Its length in bytes.
     pub length: u64,
     /// Whether it waits in the ring; else it is in its buffer.
-    pub in_ring: bool,
+    pub is_eager: bool,
 }
 
 /// The messages of one connection.
@@ -221,7 +221,7 @@ impl<T> Arrivals<T> {
         &mut self,
         capacity: u64,
         posted: T,
-    ) -> Result<(u64, Option<Arrived<T>>), ArrivalError> {
+    ) -> Result<(u64, Option<ReceivedMessage<T>>), ArrivalError> {
         assert!(self.has_room());
         let number = self.next;
         self.next += 1;
@@ -238,11 +238,11 @@ impl<T> Arrivals<T> {
     ///
     /// # Errors
     /// [`ArrivalError`] when it cannot be.
-    pub fn arrived(
+    pub fn part_received(
         &mut self,
         bytes: u32,
         immediate: u32,
-    ) -> Result<Option<Arrived<T>>, ArrivalError> {
+    ) -> Result<Option<ReceivedMessage<T>>, ArrivalError> {
         let part = Immediate::decode(immediate);
         let ahead = u64::from(part.slot).wrapping_sub(self.first) % SLOTS;
         if ahead >= WINDOW {
@@ -306,8 +306,8 @@ impl<T> Arrivals<T> {
         &mut self,
         number: u64,
         length: u64,
-        in_ring: bool,
-    ) -> Result<Arrived<T>, ArrivalError> {
+        is_eager: bool,
+    ) -> Result<ReceivedMessage<T>, ArrivalError> {
         let message = self.message(number);
         let Some((capacity, posted)) = message.posted.take() else {
             return Err(ArrivalError::NotPosted);
@@ -321,7 +321,7 @@ impl<T> Arrivals<T> {
             self.messages.pop_front();
             self.first += 1;
         }
-        Ok(Arrived { posted, message: number, length, in_ring })
+        Ok(ReceivedMessage { posted, message: number, length, is_eager })
     }
 }
 
@@ -338,43 +338,43 @@ mod tests {
     fn a_message_is_complete_when_all_its_parts_have_come_in_any_order() {
         let mut arrivals = Arrivals::default();
         assert_eq!(arrivals.post(1000, 'a'), Ok((0, None)));
-        assert_eq!(arrivals.arrived(100, part(0, 2, true)), Ok(None));
-        assert_eq!(arrivals.arrived(400, part(0, 0, false)), Ok(None));
-        assert_eq!(arrivals.arrived(400, part(0, 0, false)), Ok(None), "the same once more");
+        assert_eq!(arrivals.part_received(100, part(0, 2, true)), Ok(None));
+        assert_eq!(arrivals.part_received(400, part(0, 0, false)), Ok(None));
+        assert_eq!(arrivals.part_received(400, part(0, 0, false)), Ok(None), "the same once more");
         assert!(arrivals.has(0, 0) && !arrivals.has(0, 1) && arrivals.has(0, 2));
-        let all = Arrived { posted: 'a', message: 0, length: 900, in_ring: false };
-        assert_eq!(arrivals.arrived(400, part(0, 1, false)), Ok(Some(all)));
+        let all = ReceivedMessage { posted: 'a', message: 0, length: 900, is_eager: false };
+        assert_eq!(arrivals.part_received(400, part(0, 1, false)), Ok(Some(all)));
         assert!(arrivals.has(0, 1), "of a message that is complete");
-        assert_eq!(arrivals.arrived(400, part(0, 1, false)), Ok(None), "long ago");
+        assert_eq!(arrivals.part_received(400, part(0, 1, false)), Ok(None), "long ago");
         assert_eq!((arrivals.first(), arrivals.outstanding()), (1, 0));
     }
 
     #[test]
     fn small_messages_may_come_before_their_buffers() {
         let mut arrivals = Arrivals::default();
-        assert_eq!(arrivals.arrived(8, Immediate::eager(1).encode()), Ok(None));
+        assert_eq!(arrivals.part_received(8, Immediate::eager(1).encode()), Ok(None));
         assert_eq!(arrivals.post(10, 'a'), Ok((0, None)));
-        let early = Arrived { posted: 'b', message: 1, length: 8, in_ring: true };
+        let early = ReceivedMessage { posted: 'b', message: 1, length: 8, is_eager: true };
         assert_eq!(arrivals.post(10, 'b'), Ok((1, Some(early))));
         assert_eq!(arrivals.first(), 0, "the ring's place is needed");
-        let empty = Arrived { posted: 'a', message: 0, length: 0, in_ring: true };
-        assert_eq!(arrivals.arrived(0, Immediate::eager(0).encode()), Ok(Some(empty)));
+        let empty = ReceivedMessage { posted: 'a', message: 0, length: 0, is_eager: true };
+        assert_eq!(arrivals.part_received(0, Immediate::eager(0).encode()), Ok(Some(empty)));
         assert_eq!(arrivals.first(), 2);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         let mut arrivals = Arrivals::default();
-        assert_eq!(arrivals.arrived(8, part(0, 0, true)), Err(ArrivalError::NotPosted));
+        assert_eq!(arrivals.part_received(8, part(0, 0, true)), Err(ArrivalError::NotPosted));
         arrivals.post(10, 'a').unwrap();
         let long = ArrivalError::TooLong { length: 11, capacity: 10 };
-        assert_eq!(arrivals.arrived(11, Immediate::eager(0).encode()), Err(long));
+        assert_eq!(arrivals.part_received(11, Immediate::eager(0).encode()), Err(long));
         arrivals.post(10, 'b').unwrap();
         let long = ArrivalError::TooLong { length: 12, capacity: 10 };
-        assert_eq!(arrivals.arrived(12, part(1, 0, false)), Err(long));
+        assert_eq!(arrivals.part_received(12, part(1, 0, false)), Err(long));
         arrivals.post(10, 'c').unwrap();
-        arrivals.arrived(1, part(2, 1, true)).unwrap();
-        assert_eq!(arrivals.arrived(1, part(2, 2, false)), Err(ArrivalError::BeyondLast));
+        arrivals.part_received(1, part(2, 1, true)).unwrap();
+        assert_eq!(arrivals.part_received(1, part(2, 2, false)), Err(ArrivalError::BeyondLast));
     }
 
     #[test]
@@ -385,10 +385,10 @@ mod tests {
         }
         assert!(!arrivals.has_room());
         for number in 1..WINDOW {
-            arrivals.arrived(8, part(number, 0, true)).unwrap().unwrap();
+            arrivals.part_received(8, part(number, 0, true)).unwrap().unwrap();
         }
         assert!(!arrivals.has_room());
-        arrivals.arrived(8, part(0, 0, true)).unwrap().unwrap();
+        arrivals.part_received(8, part(0, 0, true)).unwrap().unwrap();
         assert!(arrivals.has_room());
         assert_eq!(arrivals.first(), WINDOW);
     }
@@ -406,7 +406,7 @@ mod tests {
             let mut came = Vec::new();
             let rest = (0..6).flat_map(|message| (0..5).map(move |index| (message, index)));
             for (message, index) in order.into_iter().chain(rest) {
-                if let Some(all) = arrivals.arrived(10, part(message, index, index == 4)).unwrap() {
+                if let Some(all) = arrivals.part_received(10, part(message, index, index == 4)).unwrap() {
                     prop_assert_eq!(all.length, 50);
                     prop_assert_eq!(all.posted, message);
                     came.push(message);
@@ -420,7 +420,7 @@ mod tests {
         fn any_number_is_taken_or_refused_without_panic(numbers in proptest::collection::vec(any::<u32>(), 0..100)) {
             let mut arrivals = Arrivals::default();
             for number in numbers {
-                let _ = arrivals.arrived(5, number);
+                let _ = arrivals.part_received(5, number);
                 if arrivals.has_room() {
                     let _ = arrivals.post(u64::MAX, ());
                 }

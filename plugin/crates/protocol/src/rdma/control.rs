@@ -9,17 +9,16 @@
 //! Queue pairs are those of the two ports at whose addresses the lifeline ends. When nothing gets through there, the
 //! connector opens another lifeline, from or to another address, and all begins anew on it: each side says its port, and the
 //! connector offers a queue pair for each lane. What does not depend on the ports is said again if the peer has not heard it
-//! ([`crate::Lasting`]).
+//! ([`crate::ReplayBuffer`]).
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::arrivals::WINDOW;
-use crate::handshake::{MAX_ADDRESSES, array, mapped};
+use super::arrivals::WINDOW;
+use crate::codec::{array, mapped};
+use crate::limits::{MAX_ADDRESSES, MAX_QUEUE_PAIRS};
 
 /// Most parts of messages that a lane has on their way.
-pub const LANE_PARTS: usize = 64;
-/// Most lanes of a connection.
-pub const MAX_QUEUE_PAIRS: usize = 8;
+pub const MAX_PARTS_IN_FLIGHT: usize = 64;
 /// Bytes in front of each word: kind u8, lane u8, number of bytes that follow u16, zero u32.
 const HEAD: usize = 8;
 const PART: usize = 12;
@@ -34,30 +33,30 @@ pub enum ControlMessage {
     /// others.
     Port(PortInfo),
     /// The connector has a new queue pair for a lane. These parts may not have come by the old one.
-    Offer(u8, QueuePairInfo, Vec<Part>),
+    Offer(u8, QueuePairInfo, Vec<MessagePart>),
     /// The listener has one too. Of the parts it has those whose bit is set, the lowest for the first.
     Answer(u8, QueuePairInfo, u64),
     /// The connector's queue pair is connected: the listener may use it.
-    Go(u8),
+    Ready(u8),
     /// The listener's queue pair has failed.
-    Dead(u8),
+    QueuePairFailed(u8),
     /// The connector waits for the buffer of a message (its number), which is so long (its length in bytes).
-    Wants(u64, u64),
+    CreditRequest(u64, u64),
     /// No more comes. The connector has sent all messages below this number.
-    Bye(u64),
+    Close(u64),
     /// From the connector, before its first message: the messages' tag. As [`crate::Frame::Tag`], and 0 is said too.
     Tag(i32),
-    /// From the listener, as [`crate::Frame::Mixed`]. The buffers' tags come with their credits.
-    Mixed(u64),
-    /// From the connector, as [`crate::Frame::PlainUntil`], with the lengths in bytes of the messages from the one on of
+    /// From the listener, as [`crate::Frame::TagsDifferFrom`]. The buffers' tags come with their credits.
+    TagsDifferFrom(u64),
+    /// From the connector, as [`crate::Frame::SameTagBelow`], with the lengths in bytes of the messages from the one on of
     /// which the listener has spoken; 0 of those that it has in its ring.
-    PlainUntil(u64, Vec<u32>),
+    SameTagBelow(u64, Vec<u32>),
     /// The addresses of this side's other ports, by which the connection could go on; 1 to [`MAX_ADDRESSES`]. Not said where
     /// there is none.
-    Elsewhere(Vec<IpAddr>),
+    AlternateAddresses(Vec<IpAddr>),
     /// So many words that outlive a lifeline have been heard, from the first one on. The first word of each side on a
     /// lifeline that takes the place of another one.
-    Heard(u64),
+    Ack(u64),
 }
 
 /// A port, and the memory there that the peer writes to.
@@ -72,7 +71,7 @@ pub struct PortInfo {
     /// Whether small messages may come before there is a buffer for them.
     pub eager: bool,
     /// What packets between the two ports are marked with, if the connector says this: traffic class and service level.
-    pub traffic: Traffic,
+    pub marking: PacketMarking,
     /// Where the memory begins.
     pub address: u64,
     /// Its key.
@@ -81,16 +80,16 @@ pub struct PortInfo {
 
 /// What tells packets from others on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct PacketMarking {
     /// Traffic class of the IP header.
-    pub class: u8,
-    /// Service level, on InfiniBand, at most [`Traffic::MAX_LEVEL`].
-    pub level: u8,
+    pub traffic_class: u8,
+    /// Service level, on InfiniBand, at most [`PacketMarking::MAX_SERVICE_LEVEL`].
+    pub service_level: u8,
 }
 
-impl Traffic {
+impl PacketMarking {
     /// Highest service level.
-    pub const MAX_LEVEL: u8 = 15;
+    pub const MAX_SERVICE_LEVEL: u8 = 15;
 }
 
 /// A queue pair.
@@ -104,7 +103,7 @@ pub struct QueuePairInfo {
 
 /// A part of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct MessagePart {
     /// The message's number.
     pub message: u64,
     /// The part's number in it.
@@ -121,24 +120,24 @@ pub struct ControlMessageError {
 
 impl ControlMessage {
     /// Whether it holds whatever the lifeline and the ports are.
-    pub fn is_lasting(&self) -> bool {
+    pub fn is_replayed(&self) -> bool {
         match self {
-            Self::Wants(..)
-            | Self::Bye(_)
+            Self::CreditRequest(..)
+            | Self::Close(_)
             | Self::Tag(_)
-            | Self::Mixed(_)
-            | Self::PlainUntil(..)
-            | Self::Elsewhere(_) => true,
+            | Self::TagsDifferFrom(_)
+            | Self::SameTagBelow(..)
+            | Self::AlternateAddresses(_) => true,
             Self::Port(_)
             | Self::Offer(..)
             | Self::Answer(..)
-            | Self::Go(_)
-            | Self::Dead(_)
-            | Self::Heard(_) => false,
+            | Self::Ready(_)
+            | Self::QueuePairFailed(_)
+            | Self::Ack(_) => false,
         }
     }
 
-    /// The bytes to send. An offer's parts beyond [`LANE_PARTS`] are left out, lengths beyond [`WINDOW`], and addresses beyond
+    /// The bytes to send. An offer's parts beyond [`MAX_PARTS_IN_FLIGHT`] are left out, lengths beyond [`WINDOW`], and addresses beyond
     /// [`MAX_ADDRESSES`].
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
@@ -149,12 +148,12 @@ impl ControlMessage {
                 body.extend([port.mtu, port.eager.into()]);
                 body.extend(port.key.to_le_bytes());
                 body.extend(port.address.to_le_bytes());
-                body.extend([port.traffic.class, port.traffic.level]);
+                body.extend([port.marking.traffic_class, port.marking.service_level]);
                 (1, 0)
             }
             Self::Offer(lane, pair, parts) => {
                 body.extend(pair.encode());
-                for part in parts.iter().take(LANE_PARTS) {
+                for part in parts.iter().take(MAX_PARTS_IN_FLIGHT) {
                     body.extend(part.message.to_le_bytes());
                     body.extend(part.index.to_le_bytes());
                 }
@@ -165,14 +164,14 @@ impl ControlMessage {
                 body.extend(have.to_le_bytes());
                 (3, *lane)
             }
-            Self::Go(lane) => (4, *lane),
-            Self::Dead(lane) => (5, *lane),
-            Self::Wants(message, length) => {
+            Self::Ready(lane) => (4, *lane),
+            Self::QueuePairFailed(lane) => (5, *lane),
+            Self::CreditRequest(message, length) => {
                 body.extend(message.to_le_bytes());
                 body.extend(length.to_le_bytes());
                 (6, 0)
             }
-            Self::Bye(messages) => {
+            Self::Close(messages) => {
                 body.extend(messages.to_le_bytes());
                 (7, 0)
             }
@@ -180,24 +179,24 @@ impl ControlMessage {
                 body.extend(tag.to_le_bytes());
                 (8, 0)
             }
-            Self::Mixed(from) => {
+            Self::TagsDifferFrom(from) => {
                 body.extend(from.to_le_bytes());
                 (9, 0)
             }
-            Self::PlainUntil(below, lengths) => {
+            Self::SameTagBelow(below, lengths) => {
                 body.extend(below.to_le_bytes());
                 for length in lengths.iter().take(WINDOW as usize) {
                     body.extend(length.to_le_bytes());
                 }
                 (10, 0)
             }
-            Self::Elsewhere(addresses) => {
+            Self::AlternateAddresses(addresses) => {
                 for address in addresses.iter().take(MAX_ADDRESSES) {
                     body.extend(mapped(*address).octets());
                 }
                 (11, 0)
             }
-            Self::Heard(words) => {
+            Self::Ack(words) => {
                 body.extend(words.to_le_bytes());
                 (12, 0)
             }
@@ -217,7 +216,7 @@ impl ControlMessage {
         let [kind, lane, low, high, zeros @ ..] = *head;
         let length = u16::from_le_bytes([low, high]);
         let error = ControlMessageError { kind, length };
-        let most = PAIR + LANE_PARTS * PART;
+        let most = PAIR + MAX_PARTS_IN_FLIGHT * PART;
         let laned = matches!(kind, 2..=5);
         if !(1..=12).contains(&kind)
             || usize::from(length) > most
@@ -231,7 +230,7 @@ impl ControlMessage {
             (1, PORT) => Self::Port(PortInfo::decode(body).ok_or(error)?),
             (2, length) if length >= PAIR && (length - PAIR).is_multiple_of(PART) => {
                 let (pair, parts) = body.split_at(PAIR);
-                let parts = parts.chunks_exact(PART).map(|part| Part {
+                let parts = parts.chunks_exact(PART).map(|part| MessagePart {
                     message: u64::from_le_bytes(array(part, 0)),
                     index: u32::from_le_bytes(array(part, 8)),
                 });
@@ -241,14 +240,15 @@ impl ControlMessage {
                 let have = u64::from_le_bytes(array(body, PAIR));
                 Self::Answer(lane, QueuePairInfo::decode(body), have)
             }
-            (4, 0) => Self::Go(lane),
-            (5, 0) => Self::Dead(lane),
-            (6, 16) => {
-                Self::Wants(u64::from_le_bytes(array(body, 0)), u64::from_le_bytes(array(body, 8)))
-            }
-            (7, 8) => Self::Bye(u64::from_le_bytes(array(body, 0))),
+            (4, 0) => Self::Ready(lane),
+            (5, 0) => Self::QueuePairFailed(lane),
+            (6, 16) => Self::CreditRequest(
+                u64::from_le_bytes(array(body, 0)),
+                u64::from_le_bytes(array(body, 8)),
+            ),
+            (7, 8) => Self::Close(u64::from_le_bytes(array(body, 0))),
             (8, 4) => Self::Tag(i32::from_le_bytes(array(body, 0))),
-            (9, 8) => Self::Mixed(u64::from_le_bytes(array(body, 0))),
+            (9, 8) => Self::TagsDifferFrom(u64::from_le_bytes(array(body, 0))),
             (10, length) if length >= 8 && length <= 8 + 4 * WINDOW as usize => {
                 let (below, lengths) = body.split_at(8);
                 let lengths = lengths.chunks_exact(4);
@@ -256,7 +256,7 @@ impl ControlMessage {
                     return Err(error);
                 }
                 let lengths = lengths.map(|length| u32::from_le_bytes(array(length, 0))).collect();
-                Self::PlainUntil(u64::from_le_bytes(array(below, 0)), lengths)
+                Self::SameTagBelow(u64::from_le_bytes(array(below, 0)), lengths)
             }
             (11, length) if (ADDRESS..=MAX_ADDRESSES * ADDRESS).contains(&length) => {
                 let addresses = body.chunks_exact(ADDRESS);
@@ -264,9 +264,9 @@ impl ControlMessage {
                     return Err(error);
                 }
                 let address = |bytes| Ipv6Addr::from(array::<ADDRESS>(bytes, 0)).to_canonical();
-                Self::Elsewhere(addresses.map(address).collect())
+                Self::AlternateAddresses(addresses.map(address).collect())
             }
-            (12, 8) => Self::Heard(u64::from_le_bytes(array(body, 0))),
+            (12, 8) => Self::Ack(u64::from_le_bytes(array(body, 0))),
             _ => return Err(error),
         };
         Ok(Some((word, HEAD + body.len())))
@@ -282,9 +282,11 @@ impl PortInfo {
             eager: body[19] == 1,
             key: u32::from_le_bytes(array(body, 20)),
             address: u64::from_le_bytes(array(body, 24)),
-            traffic: Traffic { class: body[32], level: body[33] },
+            marking: PacketMarking { traffic_class: body[32], service_level: body[33] },
         };
-        ((1..=5).contains(&port.mtu) && body[19] <= 1 && body[33] <= Traffic::MAX_LEVEL)
+        ((1..=5).contains(&port.mtu)
+            && body[19] <= 1
+            && body[33] <= PacketMarking::MAX_SERVICE_LEVEL)
             .then_some(port)
     }
 }
@@ -312,8 +314,9 @@ mod tests {
 
     fn words() -> Vec<ControlMessage> {
         let pair = QueuePairInfo { number: 17, sequence: 0xab_cdef };
-        let parts: Vec<Part> =
-            (0..LANE_PARTS as u32).map(|index| Part { message: 1 << 40, index }).collect();
+        let parts: Vec<MessagePart> = (0..MAX_PARTS_IN_FLIGHT as u32)
+            .map(|index| MessagePart { message: 1 << 40, index })
+            .collect();
         vec![
             ControlMessage::Port(PortInfo {
                 gid: [7; 16],
@@ -322,24 +325,27 @@ mod tests {
                 eager: true,
                 address: 0x7fff_0000_1000,
                 key: 99,
-                traffic: Traffic { class: 0xff, level: 15 },
+                marking: PacketMarking { traffic_class: 0xff, service_level: 15 },
             }),
             ControlMessage::Offer(7, pair, vec![]),
             ControlMessage::Offer(0, pair, parts),
             ControlMessage::Answer(1, pair, u64::MAX),
-            ControlMessage::Go(0),
-            ControlMessage::Dead(3),
-            ControlMessage::Wants(9, 1 << 30),
-            ControlMessage::Bye(u64::MAX),
+            ControlMessage::Ready(0),
+            ControlMessage::QueuePairFailed(3),
+            ControlMessage::CreditRequest(9, 1 << 30),
+            ControlMessage::Close(u64::MAX),
             ControlMessage::Tag(-5),
-            ControlMessage::Mixed(1 << 40),
-            ControlMessage::PlainUntil(1 << 50, vec![]),
-            ControlMessage::PlainUntil(64, (0..WINDOW as u32).map(|number| number << 24).collect()),
-            ControlMessage::Elsewhere(vec![[10, 1, 2, 3].into()]),
-            ControlMessage::Elsewhere(
+            ControlMessage::TagsDifferFrom(1 << 40),
+            ControlMessage::SameTagBelow(1 << 50, vec![]),
+            ControlMessage::SameTagBelow(
+                64,
+                (0..WINDOW as u32).map(|number| number << 24).collect(),
+            ),
+            ControlMessage::AlternateAddresses(vec![[10, 1, 2, 3].into()]),
+            ControlMessage::AlternateAddresses(
                 (1..=4).map(|last| [0xfd00, 0, 0, 0, 0, 0, 0, last].into()).collect(),
             ),
-            ControlMessage::Heard(u64::MAX),
+            ControlMessage::Ack(u64::MAX),
         ]
     }
 
@@ -363,7 +369,7 @@ mod tests {
     #[test]
     fn what_means_nothing_is_refused_before_all_of_it_has_come() {
         for (at, value) in [(0, 0), (0, 13), (1, 8), (3, 0xff), (5, 1)] {
-            let mut bytes = ControlMessage::Go(1).encode();
+            let mut bytes = ControlMessage::Ready(1).encode();
             bytes[at] = value;
             assert!(ControlMessage::decode(&bytes).is_err(), "{bytes:?}");
         }

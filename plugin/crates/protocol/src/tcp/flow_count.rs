@@ -27,7 +27,7 @@ const LONGEST_REST: Duration = Duration::from_secs(20);
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Debug)]
-pub struct Width {
+pub struct FlowCount {
     /// Flows that the connection has.
     most: usize,
     /// Flows that are in use.
@@ -55,7 +55,7 @@ struct Trial {
     settled: bool,
 }
 
-impl Width {
+impl FlowCount {
     /// For a connection that has this many flows, all of which are used at first.
     pub fn new(flows: usize) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Width {
     }
 
     /// How many flows are to be used.
-    pub fn width(&self) -> usize {
+    pub fn in_use(&self) -> usize {
         self.width
     }
 
@@ -150,7 +150,7 @@ mod tests {
     const BOTH: Model = |width| (100_000_000 * width as u64, 0.15 * width as f64);
 
     struct Run {
-        width: Width,
+        width: FlowCount,
         now: Duration,
         carried: u64,
         worked: Duration,
@@ -159,7 +159,7 @@ mod tests {
     impl Run {
         fn new(flows: usize) -> Self {
             let zero = Duration::ZERO;
-            Self { width: Width::new(flows), now: zero, carried: 0, worked: zero }
+            Self { width: FlowCount::new(flows), now: zero, carried: 0, worked: zero }
         }
 
         /// Returns the share of the time in which each width was used.
@@ -168,8 +168,8 @@ mod tests {
             let steps = length.as_millis() / STEP.as_millis();
             let mut used = vec![0.0; 65];
             for _ in 0..steps {
-                let (rate, load) = model(self.width.width());
-                used[self.width.width()] += 1.0 / steps as f64;
+                let (rate, load) = model(self.width.in_use());
+                used[self.width.in_use()] += 1.0 / steps as f64;
                 self.now += STEP;
                 self.carried += (rate as f64 * STEP.as_secs_f64()) as u64;
                 self.worked += STEP.mul_f64(load);
@@ -202,12 +202,12 @@ mod tests {
     fn what_changes_is_noticed() {
         let mut run = Run::new(4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
-        assert_eq!(run.width.width(), 1);
+        assert_eq!(run.width.in_use(), 1);
         assert!(!run.width.paths_matter());
         run.go(PATHS_ARE_THE_LIMIT, Duration::from_millis(600));
-        assert_eq!(run.width.width(), 4);
+        assert_eq!(run.width.in_use(), 4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
-        assert_eq!(run.width.width(), 1);
+        assert_eq!(run.width.in_use(), 1);
     }
 
     #[test]
@@ -218,6 +218,6 @@ mod tests {
             run.now += Duration::from_secs(1);
         }
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_millis(5));
-        assert_eq!(run.width.width(), 4);
+        assert_eq!(run.width.in_use(), 4);
     }
 }

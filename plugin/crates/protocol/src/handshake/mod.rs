@@ -1,0 +1,4 @@
+//! How peers find and recognise each other before any message is carried.
+
+pub(crate) mod auth;
+pub(crate) mod hello;

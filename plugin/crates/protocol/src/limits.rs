@@ -1,0 +1,13 @@
+//! Limits that both peers keep to.
+
+/// Maximum length of a message, in bytes. NCCL never asks for more in one request.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
+/// Messages are split only at multiples of this many bytes: NCCL's LL128 protocol relies on lines
+/// of 128 bytes arriving whole.
+pub const CHUNK_ALIGN: u64 = 128;
+/// Maximum number of flows of a connection.
+pub const MAX_FLOWS: usize = 64;
+/// Maximum number of queue pairs of a connection.
+pub const MAX_QUEUE_PAIRS: usize = 8;
+/// Maximum number of addresses of a listener.
+pub const MAX_ADDRESSES: usize = 4;

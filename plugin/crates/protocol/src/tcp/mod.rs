@@ -1,0 +1,8 @@
+//! Messages over TCP flows: frames, and which flow carries which bytes.
+
+pub(crate) mod flow_count;
+pub(crate) mod frame;
+pub(crate) mod pacing;
+pub(crate) mod reassembly;
+pub(crate) mod repath;
+pub(crate) mod scheduler;
