@@ -52,6 +52,10 @@ gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--q
 lint: ## Formatters and linters of every language
 	$(GO) run ./hack/ci/lint
 
+.PHONY: docs
+docs: ## Write the generated pages of docs/, and build the book with search into dist/docs/
+	@$(GO) run ./hack/ci/docs
+
 .PHONY: images
 images: ## Build the container images with buildah
 	$(GO) run ./hack/ci/images all

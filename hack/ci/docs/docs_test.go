@@ -1,0 +1,132 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+)
+
+func root(t *testing.T) string {
+	t.Helper()
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func TestGeneratedPagesAreFresh(t *testing.T) {
+	root := root(t)
+	for _, p := range pages {
+		want, err := p.generate(root)
+		if err != nil {
+			t.Errorf("%s: %v", p.path, err)
+			continue
+		}
+		got, err := os.ReadFile(filepath.Join(root, p.path))
+		if err != nil || string(got) != string(want) {
+			t.Errorf("%s is stale: run \"go run ./hack/ci/docs generate\" (%v)", p.path, err)
+		}
+	}
+}
+
+// TestStagedLinksLeadToFiles stages the book, which fails on a link to a file that is missing, and follows the links of
+// the pages in it.
+func TestStagedLinksLeadToFiles(t *testing.T) {
+	book := t.TempDir()
+	if err := stage(root(t), book); err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	err := filepath.WalkDir(book, func(name string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(name, ".md") {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for _, part := range link.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(part[2], "://") {
+				continue
+			}
+			checked++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(name), part[2])); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if checked < 50 {
+		t.Errorf("%d links were checked, want at least 50", checked)
+	}
+}
+
+func TestSummaryListsEveryPage(t *testing.T) {
+	root := root(t)
+	summary, err := os.ReadFile(filepath.Join(root, "docs", "SUMMARY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = filepath.WalkDir(filepath.Join(root, "docs"), func(name string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(name, ".md") || entry.Name() == "SUMMARY.md" {
+			return err
+		}
+		relative, err := filepath.Rel(filepath.Join(root, "docs"), name)
+		if err == nil && !strings.Contains(string(summary), "("+relative+")") {
+			t.Errorf("docs/SUMMARY.md does not list %s", relative)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRustMetricsAreRead(t *testing.T) {
+	const text = `
+type OfJob<M> = Family<Label, M>;
+struct Label {
+    job: String,
+}
+struct Metrics {
+    sent: OfJob<Counter>,
+    refused: Gauge,
+}
+let mut all = Registry::with_prefix("x");
+let help = "Bytes that were sent";
+all.register_with_unit("sent", help, Unit::Bytes, self.sent.clone());
+all.register("refused", "Clients that were refused", self.refused.clone());
+`
+	got, err := rustMetrics(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || got[0].name != "x_sent_bytes_total" || got[0].kind != "counter" || strings.Join(got[0].labels, " ") != "job" ||
+		got[0].help != "Bytes that were sent" || got[1].name != "x_refused" || got[1].kind != "gauge" || len(got[1].labels) != 0 {
+		t.Errorf("got %+v", got)
+	}
+	if _, err := rustMetrics(strings.Replace(text, "self.refused.clone()", "refused", 1)); err == nil {
+		t.Error("a metric of an unknown type is accepted")
+	}
+}
+
+func TestGoMetricsAreRead(t *testing.T) {
+	const text = `package p
+var jobs = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x_total", Help: "Jobs."}, []string{"result"})
+var desc = prometheus.NewDesc("x_nodes", "Nodes.", []string{"node"}, nil)`
+	got, err := goMetrics(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || got[0].name != "x_total" || got[0].kind != "counter" || got[0].labels[0] != "result" ||
+		got[1].name != "x_nodes" || got[1].kind != "gauge" || got[1].labels[0] != "node" {
+		t.Errorf("got %+v", got)
+	}
+}
