@@ -21,8 +21,8 @@ const mdbookVersion = "0.5.4"
 // outside is the folder of the book for files that lie outside docs/.
 const outside = "repository"
 
-// link matches a Markdown link or picture; the second group is its target.
-var link = regexp.MustCompile(`(\]\()([^)\s#]+)(#[^)\s]*)?(\))`)
+// link matches a Markdown link or picture: its text, target and anchor.
+var link = regexp.MustCompile(`(!?\[([^\]]*)\]\()([^)\s#]+)(#[^)\s]*)?\)`)
 
 // build makes the book of docs/ in output.
 func build(ctx context.Context, root, output string) error {
@@ -105,11 +105,19 @@ func (s *stager) rewrite(file, to string) error {
 	var failed error
 	changed := link.ReplaceAllStringFunc(string(text), func(match string) string {
 		part := link.FindStringSubmatch(match)
-		target := part[2]
+		target := part[3]
 		if failed != nil || strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
 			return match
 		}
 		linked := path.Join(path.Dir(file), target)
+		info, err := os.Stat(filepath.Join(s.root, linked))
+		if err != nil {
+			failed = fmt.Errorf("%s: link %s: %w", file, target, err)
+			return match
+		}
+		if info.IsDir() {
+			return part[2] // a book has no page for a folder
+		}
 		if err := s.include(linked); err != nil {
 			failed = fmt.Errorf("%s: link %s: %w", file, target, err)
 			return match
@@ -119,7 +127,7 @@ func (s *stager) rewrite(file, to string) error {
 			failed = err
 			return match
 		}
-		return part[1] + filepath.ToSlash(relative) + part[3] + part[4]
+		return part[1] + filepath.ToSlash(relative) + part[4] + ")"
 	})
 	if failed != nil {
 		return failed
@@ -133,13 +141,6 @@ func (s *stager) rewrite(file, to string) error {
 
 // include copies a linked file that is not in docs/.
 func (s *stager) include(file string) error {
-	info, err := os.Stat(filepath.Join(s.root, file))
-	if err != nil {
-		return err
-	}
-	if info.IsDir() {
-		return fmt.Errorf("%s is a folder: link to a file in it", file)
-	}
 	if file == "README.md" || strings.HasPrefix(file, "docs/") || s.staged[file] {
 		return nil
 	}

@@ -50,11 +50,11 @@ func TestStagedLinksLeadToFiles(t *testing.T) {
 			return err
 		}
 		for _, part := range link.FindAllStringSubmatch(string(text), -1) {
-			if strings.Contains(part[2], "://") {
+			if strings.Contains(part[3], "://") {
 				continue
 			}
 			checked++
-			if _, err := os.Stat(filepath.Join(filepath.Dir(name), part[2])); err != nil {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(name), part[3])); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
