@@ -11,7 +11,6 @@ import (
 )
 
 //go:generate go tool controller-gen object paths=.
-//go:generate go tool controller-gen crd paths=. output:crd:dir=../../../config/crd
 //go:generate go tool controller-gen crd paths=. output:crd:dir=../../../charts/evenkeel/files/crds
 
 // GroupVersion of every kind in this package.

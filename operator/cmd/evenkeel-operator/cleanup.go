@@ -11,8 +11,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/suspend"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 )
 
 // cleanupTimeout bounds the work, which is some requests for each node that was marked and each job that is held.
@@ -40,7 +40,7 @@ label and the taint evenkeel.dev/network from all nodes. The chart runs it when 
 			if err != nil {
 				return fmt.Errorf("client: %w", err)
 			}
-			return errors.Join(jobstart.OpenAll(ctx, c), nodehealth.Clear(ctx, c))
+			return errors.Join(suspend.OpenAll(ctx, c), nodenetworkhealth.Clear(ctx, c))
 		},
 	}
 }

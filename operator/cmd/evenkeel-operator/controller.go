@@ -13,16 +13,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"evenkeel.dev/evenkeel/operator/internal/controller/audit"
-	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/defaults"
-	"evenkeel.dev/evenkeel/operator/internal/controller/gates"
-	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
-	"evenkeel.dev/evenkeel/operator/internal/controller/kueue"
-	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
-	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
-	"evenkeel.dev/evenkeel/operator/internal/controller/reduction"
+	"evenkeel.dev/evenkeel/operator/internal/controller/injectionevents"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/suspend"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/reductionservice"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
@@ -79,9 +79,9 @@ func (c *controllerRole) validate() error {
 }
 
 func (c *controllerRole) run(ctx context.Context) error {
-	byObject := profile.Cached()
-	maps.Copy(byObject, audit.Cached())
-	maps.Copy(byObject, netcheck.Cached(c.namespace))
+	byObject := networkprofile.Cached()
+	maps.Copy(byObject, injectionevents.Cached())
+	maps.Copy(byObject, networkcheck.Cached(c.namespace))
 	kinds := []string{"NetworkProfile", "NetworkCheck", "NetworkCheckPolicy", "NodeNetworkHealth"}
 	if c.reductionImage != "" {
 		kinds = append(kinds, "ReductionService")
@@ -100,30 +100,30 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
 		return fmt.Errorf("readiness check: %w", err)
 	}
-	if err := (&profile.Controller{}).SetupWithManager(mgr); err != nil {
-		return fmt.Errorf("profile controller: %w", err)
+	if err := (&networkprofile.Controller{}).SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("networkprofile controller: %w", err)
 	}
-	if err := (&audit.Controller{}).SetupWithManager(mgr); err != nil {
-		return fmt.Errorf("audit controller: %w", err)
+	if err := (&injectionevents.Controller{}).SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("injectionevents controller: %w", err)
 	}
 	clientset, err := kubernetes.NewForConfig(mgr.GetConfig())
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	checks := &netcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: netcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
-	demand := checkpolicy.NewDemand()
-	keeper := gates.Keeper{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll}
+	checks := &networkcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: networkcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
+	demand := networkcheckpolicy.NewDemand()
+	keeper := jobgate.Keeper{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{
-		"netcheck":           checks,
-		"nodehealth-results": &nodehealth.Results{},
-		"nodehealth-marks":   &nodehealth.Marks{Now: time.Now},
-		"metrics":            &metrics.State{},
-		"checkpolicy":        &checkpolicy.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now},
-		"kueue":              &kueue.Controller{Keeper: keeper},
-		"jobstart":           &jobstart.Controller{Keeper: keeper},
+		"networkcheck":              checks,
+		"nodenetworkhealth-results": &nodenetworkhealth.Results{},
+		"nodenetworkhealth-marker":  &nodenetworkhealth.Marks{Now: time.Now},
+		"metrics":                   &metrics.State{},
+		"networkcheckpolicy":        &networkcheckpolicy.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now},
+		"jobgate-kueue":             &kueue.Controller{Keeper: keeper},
+		"jobgate-suspend":           &suspend.Controller{Keeper: keeper},
 	}
 	if c.reductionImage != "" {
-		controllers["reduction"] = &reduction.Controller{Image: c.reductionImage, Now: time.Now, KindPoll: kindPoll}
+		controllers["reductionservice"] = &reductionservice.Controller{Image: c.reductionImage, Now: time.Now, KindPoll: kindPoll}
 	}
 	for name, controller := range controllers {
 		if err := controller.SetupWithManager(mgr); err != nil {

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 )
 
 func checkStatusCommand(c *connection) *cobra.Command {
@@ -50,7 +50,7 @@ const maxShown = 10
 
 // overview answers: is the fabric fine, and which node is not.
 func overview(ctx context.Context, cluster client.Client, namespace string, out io.Writer, now time.Time) error {
-	nodes, healths, policies, err := nodehealth.Read(ctx, cluster)
+	nodes, healths, policies, err := nodenetworkhealth.Read(ctx, cluster)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func overview(ctx context.Context, cluster client.Client, namespace string, out 
 	slices.Sort(bad)
 	unhealthy := fmt.Sprintf("%d unhealthy", len(bad))
 	if len(bad) > 0 {
-		unhealthy += " (" + netcheck.List(bad, 200) + ")"
+		unhealthy += " (" + networkcheck.List(bad, 200) + ")"
 	}
 	fmt.Fprintf(out, "%d nodes: %d healthy, %s, %d unknown\n", len(nodes), healthy, unhealthy, len(nodes)-healthy-len(bad))
 	for _, p := range policies {
@@ -202,16 +202,16 @@ func reportCommand(c *connection) *cobra.Command {
 			if err := cluster.Get(cmd.Context(), client.ObjectKey{Namespace: check.Namespace, Name: check.Status.ReportName}, report); err != nil {
 				return fmt.Errorf("read the report: %w", err)
 			}
-			if report.Data[netcheck.ReportFile] == "" {
+			if report.Data[networkcheck.ReportFile] == "" {
 				return fmt.Errorf("check %s has no report yet: %s", check.Name, check.Status.Progress)
 			}
 			if svg != "" {
-				if err := os.WriteFile(svg, []byte(report.Data[netcheck.PairsFile]), 0o644); err != nil {
+				if err := os.WriteFile(svg, []byte(report.Data[networkcheck.PairsFile]), 0o644); err != nil {
 					return fmt.Errorf("--svg: %w", err)
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "the pairs are drawn in %s\n", svg)
 			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), report.Data[netcheck.ReportFile])
+			_, err = fmt.Fprint(cmd.OutOrStdout(), report.Data[networkcheck.ReportFile])
 			return err
 		},
 	}

@@ -15,7 +15,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 func TestBadCommandLinesAreOneLineEach(t *testing.T) {
@@ -106,8 +106,8 @@ func TestEveryReasonHasAdviceOfItsOwn(t *testing.T) {
 	f := &nodeFacts{node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, system: systemNamespace}
 	fallback := f.advice("", nil)
 	for _, reason := range []string{
-		string(verdict.ReasonProven), string(verdict.ReasonFallback), string(verdict.ReasonWrongData), string(verdict.ReasonBroken), string(verdict.ReasonSlow), string(verdict.ReasonFabricSuspect),
-		string(verdict.ReasonInfrastructure), string(verdict.ReasonUnconfirmed), string(verdict.ReasonNoPartner), string(verdict.ReasonUnfinished),
+		string(pairing.ReasonProven), string(pairing.ReasonFallback), string(pairing.ReasonWrongData), string(pairing.ReasonBroken), string(pairing.ReasonSlow), string(pairing.ReasonFabricSuspect),
+		string(pairing.ReasonInfrastructure), string(pairing.ReasonUnconfirmed), string(pairing.ReasonNoPartner), string(pairing.ReasonUnfinished),
 		preflight.ReasonReady, preflight.ReasonLocalBroken, preflight.ReasonPlugin,
 		preflight.ReasonMissingGPUs, preflight.ReasonNotReady, preflight.ReasonCordoned, preflight.ReasonTainted,
 	} {
@@ -115,7 +115,7 @@ func TestEveryReasonHasAdviceOfItsOwn(t *testing.T) {
 			t.Errorf("%s: %q", reason, text)
 		}
 	}
-	if text := f.advice(string(verdict.ReasonSlow), []string{"n2"}); !strings.Contains(text, "--nodes n1,n2 --wait") {
+	if text := f.advice(string(pairing.ReasonSlow), []string{"n2"}); !strings.Contains(text, "--nodes n1,n2 --wait") {
 		t.Errorf("the partner that passed is not named: %s", text)
 	}
 }

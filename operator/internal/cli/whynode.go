@@ -14,11 +14,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
-	"evenkeel.dev/evenkeel/operator/internal/health"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 func checkWhyCommand(c *connection) *cobra.Command {
@@ -58,7 +58,7 @@ type nodeFacts struct {
 }
 
 func gatherNode(ctx context.Context, cluster client.Client, system, name string) (*nodeFacts, error) {
-	nodes, healths, policies, err := nodehealth.Read(ctx, cluster)
+	nodes, healths, policies, err := nodenetworkhealth.Read(ctx, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func gatherNode(ctx context.Context, cluster client.Client, system, name string)
 	if err != nil {
 		return nil, fmt.Errorf("read the report of check %s: %w", check.Name, err)
 	}
-	record, err := preflight.Decode(report.Data[netcheck.RecordFile])
+	record, err := preflight.Decode(report.Data[networkcheck.RecordFile])
 	if err != nil {
 		return nil, fmt.Errorf("ConfigMap %s: %w", report.Name, err)
 	}
@@ -179,7 +179,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 
 // decide is what the check said about the node, and what its pool's runs were measured against, GB/s; 0: nothing.
 func (f *nodeFacts) decide() (*preflight.NodeResult, float64) {
-	d := preflight.Decide(netcheck.Options(f.check), f.record)
+	d := preflight.Decide(networkcheck.Options(f.check), f.record)
 	for i := range d.Nodes {
 		n := &d.Nodes[i]
 		if n.Name != f.node.Name {
@@ -222,9 +222,9 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 		}
 		said := "good"
 		switch {
-		case run.Outcome == verdict.Fault:
+		case run.Outcome == pairing.Fault:
 			said = "says nothing: " + run.Detail
-		case run.Outcome == verdict.Broken:
+		case run.Outcome == pairing.Broken:
 			said = "broken: " + run.Detail
 		case run.Wrong > 0:
 			said = fmt.Sprintf("%d wrong elements", run.Wrong)
@@ -236,7 +236,7 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 		if len(networks) > 0 {
 			said += ", over " + strings.Join(networks, " and ")
 		}
-		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), netcheck.List(with, 60), speed(run.BusBW * 1e9), said})
+		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), networkcheck.List(with, 60), speed(run.BusBW * 1e9), said})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(out, "  none: it was sorted out before the first")
@@ -275,8 +275,8 @@ func (f *nodeFacts) marks(out io.Writer) {
 func (f *nodeFacts) advice(reason string, partners []string) string {
 	partner := "A-HEALTHY-NODE"
 	if f.record != nil {
-		for _, r := range preflight.Decide(netcheck.Options(f.check), f.record).Nodes {
-			if r.Verdict == verdict.Pass && r.Name != f.node.Name {
+		for _, r := range preflight.Decide(networkcheck.Options(f.check), f.record).Nodes {
+			if r.Verdict == pairing.Pass && r.Name != f.node.Name {
 				partner = r.Name
 				break
 			}
@@ -288,27 +288,27 @@ func (f *nodeFacts) advice(reason string, partners []string) string {
 	again := fmt.Sprintf("kubectl evenkeel check run --nodes %s,%s --wait%s", f.node.Name, partner, inNamespace(f.system))
 	then := "\n  Then check it again, with a proven partner: " + again
 	switch reason {
-	case string(verdict.ReasonProven), preflight.ReasonReady:
+	case string(pairing.ReasonProven), preflight.ReasonReady:
 		return "Nothing. To check it now: " + again
-	case string(verdict.ReasonSlow):
+	case string(pairing.ReasonSlow):
 		return "The link is up, but slow, with every partner: look at its negotiated speed (ethtool), its error counters (ip -s link, or the switch port's), cable and optics, and at what else uses it." + then
-	case string(verdict.ReasonBroken):
+	case string(pairing.ReasonBroken):
 		return "Connections to the node break: look for a link that flaps (dmesg), a firewall or NetworkPolicy in the way, a wrong MTU." + then
-	case string(verdict.ReasonWrongData):
+	case string(pairing.ReasonWrongData):
 		return "Data arrives changed. Take the node out of use: its memory, network card or driver is at fault. EVENKEEL_CHECKSUM=1 shows whether it happens on the way." + then
-	case string(verdict.ReasonFallback):
+	case string(pairing.ReasonFallback):
 		return "The plugin did not carry the run, something else did: look at the profile's delivery (kubectl get networkprofiles) and whether the plugin loads on this node (NCCL_DEBUG=INFO)." + then
 	case preflight.ReasonLocalBroken:
 		return "The benchmark fails inside the node already: look at the plugin's delivery, shared memory and, with NCCLTests, the driver of this node." + then
-	case preflight.ReasonPlugin, string(verdict.ReasonFabricSuspect), string(verdict.ReasonNoPairPassed), string(verdict.ReasonMostNodesFailed):
+	case preflight.ReasonPlugin, string(pairing.ReasonFabricSuspect), string(pairing.ReasonNoPairPassed), string(pairing.ReasonMostNodesFailed):
 		return "Too many nodes have the same trouble for this one to be the cause: look at what they have in common, a switch, the profile, the image. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
 	case preflight.ReasonMissingGPUs:
 		return "GPUs that the machine has are not offered to pods: look at the device plugin on the node, and nvidia-smi." + then
 	case preflight.ReasonNotReady, preflight.ReasonCordoned, preflight.ReasonTainted:
 		return "Checks leave nodes alone that pods cannot run on. Once it takes pods again, check it: " + again
-	case string(verdict.ReasonInfrastructure):
+	case string(pairing.ReasonInfrastructure):
 		return "The runs say nothing about the network; what stopped them is above. Mend that, then: " + again
-	case string(verdict.ReasonNoPartner), string(verdict.ReasonUnconfirmed), string(verdict.ReasonUnfinished):
+	case string(pairing.ReasonNoPartner), string(pairing.ReasonUnconfirmed), string(pairing.ReasonUnfinished):
 		return "It takes partners that pass to tell. Check it together with others of its pool: " + again
 	}
 	return "Check it, together with another node: " + again

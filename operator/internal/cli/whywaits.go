@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/gates"
-	"evenkeel.dev/evenkeel/operator/internal/gate"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
@@ -29,7 +29,7 @@ func waitsFor(ctx context.Context, cluster client.Client, job *unstructured.Unst
 		return nil, err
 	}
 	if mine := held(pods); len(mine) > 0 {
-		until, err := heldUntil(ctx, cluster, gates.OfPods(mine), now)
+		until, err := heldUntil(ctx, cluster, jobgate.OfPods(mine), now)
 		if err != nil {
 			return nil, err
 		}
@@ -65,7 +65,7 @@ func suspendedBy(ctx context.Context, cluster client.Client, job *unstructured.U
 	case job.GetLabels()[evenkeel.GateKey] == "":
 		return []string{"it is suspended, and not by Evenkeel: until whoever did that sets its suspend to false"}, nil
 	}
-	waits, err := gates.OfJob(job)
+	waits, err := jobgate.OfJob(job)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func suspendedBy(ctx context.Context, cluster client.Client, job *unstructured.U
 
 // heldUntil says what a job of ours is held for, as the controller decides it.
 func heldUntil(ctx context.Context, cluster client.Client, job gate.Job, now time.Time) (string, error) {
-	world, err := gates.See(ctx, cluster, "", now) // where Evenkeel is installed, nobody has told
+	world, err := jobgate.See(ctx, cluster, "", now) // where Evenkeel is installed, nobody has told
 	if err != nil {
 		return "", err
 	}

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 // What a webhook did with a pod or a job.
@@ -48,7 +48,7 @@ func init() {
 		checks.WithLabelValues(string(v))
 	}
 	for _, stage := range []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang} {
-		for _, outcome := range []verdict.Outcome{verdict.Measured, verdict.Broken, verdict.Fault} {
+		for _, outcome := range []pairing.Outcome{pairing.Measured, pairing.Broken, pairing.Fault} {
 			runs.WithLabelValues(string(stage), string(outcome))
 		}
 	}
@@ -69,7 +69,7 @@ func CheckEnded(v evenkeel.Verdict, took time.Duration) {
 }
 
 // RunEnded counts a run of the benchmark.
-func RunEnded(stage evenkeel.Stage, outcome verdict.Outcome) {
+func RunEnded(stage evenkeel.Stage, outcome pairing.Outcome) {
 	runs.WithLabelValues(string(stage), string(outcome)).Inc()
 }
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 // Options are what the check's spec asks for, with defaults applied.
@@ -14,7 +14,7 @@ type Options struct {
 	Stages []evenkeel.Stage
 	// Network has to carry the runs.
 	Network    string
-	Thresholds verdict.Thresholds
+	Thresholds pairing.Thresholds
 	// Rails is the number of devices that stage Rails tries.
 	Rails int
 	// Seed varies who meets whom.
@@ -48,10 +48,10 @@ const (
 	ReasonNoRDMA      = "NoRDMADevice"
 	ReasonTransport   = "WrongTransport"
 	ReasonMemoryLock  = "MemoryLockTooLow"
-	reasonFault       = string(verdict.ReasonInfrastructure)
-	reasonFallback    = string(verdict.ReasonFallback)
-	reasonWrongData   = string(verdict.ReasonWrongData)
-	reasonUnfinished  = string(verdict.ReasonUnfinished)
+	reasonFault       = string(pairing.ReasonInfrastructure)
+	reasonFallback    = string(pairing.ReasonFallback)
+	reasonWrongData   = string(pairing.ReasonWrongData)
+	reasonUnfinished  = string(pairing.ReasonUnfinished)
 	leastGang         = 3   // two are a pair, which was tried
 	slowRail          = 0.5 // of the median of a node's rails
 	messageUnfinished = "rounds are still to come"
@@ -73,7 +73,7 @@ type NodeResult struct {
 // FabricResult is the verdict on what connects the nodes of a pool.
 type FabricResult struct {
 	Pools   []string
-	Verdict verdict.Verdict
+	Verdict pairing.Verdict
 	Reason  string
 	Message string
 	// MinBusBW is what its runs were measured against, GB/s; 0: nothing.
@@ -88,7 +88,7 @@ type Decision struct {
 	Stage        evenkeel.Stage
 	Round, Total int
 	// Verdict is Fail if a node or a fabric failed, else Inconclusive if one of them is, else Pass.
-	Verdict verdict.Verdict
+	Verdict pairing.Verdict
 	// Nodes are in the order of the record.
 	Nodes   []NodeResult
 	Fabrics []FabricResult
@@ -131,7 +131,7 @@ type state struct {
 	record  *Record
 	done    map[workKey]bool
 	results []NodeResult
-	pairing verdict.Decision
+	pairing pairing.Decision
 	out     Decision
 }
 
@@ -157,7 +157,7 @@ func (s *state) plan(round int, works []Work) bool {
 	return len(missing) == 0
 }
 
-func (s *state) set(at int, stage evenkeel.Stage, v verdict.Verdict, reason, message string) {
+func (s *state) set(at int, stage evenkeel.Stage, v pairing.Verdict, reason, message string) {
 	n := &s.results[at]
 	n.Stage, n.Verdict, n.Reason, n.Message = stage, v, reason, message
 }
@@ -184,11 +184,11 @@ func (s *state) flaw(run *Run) (reason, message string) {
 		detail = " (" + run.Detail + ")"
 	}
 	switch {
-	case run.Outcome == verdict.Fault:
+	case run.Outcome == pairing.Fault:
 		return reasonFault, "the run says nothing" + detail
 	case slices.ContainsFunc(networks, other):
 		return reasonFallback, fmt.Sprintf("ran over %s, not %s", strings.Join(networks, " and "), s.Network)
-	case run.Outcome == verdict.Broken:
+	case run.Outcome == pairing.Broken:
 		return ReasonLocalBroken, "the run broke" + detail
 	case len(networks) == 0 && s.Network != "":
 		return reasonFault, "the run does not say which network carried it"
@@ -214,7 +214,7 @@ func (s *state) rdma() {
 		case s.record.Nodes[at].RDMA:
 			having = append(having, at)
 		case s.record.Transport == TransportRDMA:
-			s.set(at, evenkeel.StageRDMA, verdict.Fail, ReasonNoRDMA, "the node does not offer the RDMA device that jobs get")
+			s.set(at, evenkeel.StageRDMA, pairing.Fail, ReasonNoRDMA, "the node does not offer the RDMA device that jobs get")
 		}
 	}
 	s.inside(evenkeel.StageRDMA, having)
@@ -242,19 +242,19 @@ func (s *state) inside(stage evenkeel.Stage, places []int) {
 		switch reason {
 		case "":
 		case reasonFault:
-			s.set(at, stage, verdict.Inconclusive, reason, message)
+			s.set(at, stage, pairing.Inconclusive, reason, message)
 		default:
 			bad++
-			s.set(at, stage, verdict.Fail, reason, "inside the node: "+message)
+			s.set(at, stage, pairing.Fail, reason, "inside the node: "+message)
 		}
 	})
 	if bad > 1 && 2*bad > tested {
 		for i := range s.results {
-			if n := &s.results[i]; n.Stage == stage && n.Verdict == verdict.Fail && n.Reason != ReasonNoRDMA {
-				n.Verdict, n.Reason, n.Message = verdict.Inconclusive, ReasonPlugin, clip(n.Message, maxDetail)+"; so did too many others for this node to be the cause"
+			if n := &s.results[i]; n.Stage == stage && n.Verdict == pairing.Fail && n.Reason != ReasonNoRDMA {
+				n.Verdict, n.Reason, n.Message = pairing.Inconclusive, ReasonPlugin, clip(n.Message, maxDetail)+"; so did too many others for this node to be the cause"
 			}
 		}
-		s.out.Fabrics = append(s.out.Fabrics, FabricResult{Pools: []string{}, Verdict: verdict.Fail, Reason: ReasonPlugin,
+		s.out.Fabrics = append(s.out.Fabrics, FabricResult{Pools: []string{}, Verdict: pairing.Fail, Reason: ReasonPlugin,
 			Message: fmt.Sprintf("%d of %d nodes failed by themselves: more likely the plugin, the profile or the image than the nodes", bad, tested)})
 	}
 }
@@ -267,19 +267,19 @@ func (s *state) locksTooLittle(run *Run) bool {
 }
 
 func (s *state) pairs() {
-	check := verdict.Check{Network: s.Network, Thresholds: s.Thresholds, Seed: s.Seed}
+	check := pairing.Check{Network: s.Network, Thresholds: s.Thresholds, Seed: s.Seed}
 	places := map[string]int{}
 	for _, at := range s.open() {
 		n := s.record.Nodes[at]
 		places[n.Name] = at
-		check.Nodes = append(check.Nodes, verdict.Node{Name: n.Name, Pool: n.Pool})
+		check.Nodes = append(check.Nodes, pairing.Node{Name: n.Name, Pool: n.Pool})
 	}
 	s.runs(evenkeel.StagePairs, func(run *Run) {
 		nodes, _ := s.record.names(run)
 		networks := s.carriers(run)
-		check.Runs = append(check.Runs, verdict.Run{Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
+		check.Runs = append(check.Runs, pairing.Run{Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
 	})
-	s.pairing = verdict.Decide(check)
+	s.pairing = pairing.Decide(check)
 	if next := s.pairing.Next; next != nil && s.record.Ended == "" {
 		for _, g := range next.Groups {
 			s.out.Work = append(s.out.Work, Work{Stage: evenkeel.StagePairs, Round: next.Number, Index: g.Index, Nodes: g.Nodes, Device: -1})
@@ -304,8 +304,8 @@ func (s *state) pairs() {
 	var speeds []float64
 	for i := range check.Runs {
 		run := &check.Runs[i]
-		passed := func(name string) bool { return s.results[places[name]].Verdict == verdict.Pass }
-		if run.Outcome == verdict.Measured && !slices.ContainsFunc(run.Nodes, func(n string) bool { return !passed(n) }) {
+		passed := func(name string) bool { return s.results[places[name]].Verdict == pairing.Pass }
+		if run.Outcome == pairing.Measured && !slices.ContainsFunc(run.Nodes, func(n string) bool { return !passed(n) }) {
 			speeds = append(speeds, run.BusBW)
 		}
 	}
@@ -332,7 +332,7 @@ func (s *state) carriers(run *Run) []string {
 }
 
 // badLinks names runs that were bad between good nodes.
-func (s *state) badLinks(runs []verdict.Run, links []int) string {
+func (s *state) badLinks(runs []pairing.Run, links []int) string {
 	var all []string
 	for i, at := range links {
 		if i == 3 {
@@ -351,12 +351,12 @@ func (s *state) rails() {
 	var works []Work
 	for at := range s.results {
 		n := &s.results[at]
-		if n.Stage != evenkeel.StagePairs || n.Verdict != verdict.Fail || n.Reason == reasonFallback {
+		if n.Stage != evenkeel.StagePairs || n.Verdict != pairing.Fail || n.Reason == reasonFallback {
 			continue
 		}
 		var partners []int
 		for i := range s.results {
-			if p := &s.results[i]; p.Verdict == verdict.Pass && p.Pool == n.Pool {
+			if p := &s.results[i]; p.Verdict == pairing.Pass && p.Pool == n.Pool {
 				partners = append(partners, i)
 			}
 		}
@@ -386,7 +386,7 @@ func (s *state) slowRails(at int) string {
 	var known []float64
 	s.runs(evenkeel.StageRails, func(run *Run) {
 		device := run.Round - 1
-		if run.Nodes[0] != at || device >= s.Rails || run.Outcome == verdict.Fault {
+		if run.Nodes[0] != at || device >= s.Rails || run.Outcome == pairing.Fault {
 			if run.Nodes[0] == at && device < s.Rails {
 				speeds[device] = -1
 			}
@@ -413,7 +413,7 @@ func (s *state) gang() {
 	members := map[string][]string{}
 	var pools []string
 	for i := range s.results {
-		if n := &s.results[i]; n.Verdict == verdict.Pass {
+		if n := &s.results[i]; n.Verdict == pairing.Pass {
 			if members[n.Pool] == nil {
 				pools = append(pools, n.Pool)
 			}
@@ -430,15 +430,15 @@ func (s *state) gang() {
 	s.plan(1, works)
 	s.runs(evenkeel.StageGang, func(run *Run) {
 		pool := s.record.Nodes[run.Nodes[0]].Pool
-		f := FabricResult{Pools: []string{pool}, Verdict: verdict.Pass, Reason: string(verdict.ReasonProven), MinBusBW: s.pairing.Limits[pool].MinBusBW}
+		f := FabricResult{Pools: []string{pool}, Verdict: pairing.Pass, Reason: string(pairing.ReasonProven), MinBusBW: s.pairing.Limits[pool].MinBusBW}
 		f.Message = fmt.Sprintf("all %d nodes together reach %.4g GB/s", len(run.Nodes), run.BusBW)
 		switch reason, message := s.flaw(run); {
 		case reason == reasonFault:
-			f.Verdict, f.Reason, f.Message = verdict.Inconclusive, reason, "all nodes together: "+message
+			f.Verdict, f.Reason, f.Message = pairing.Inconclusive, reason, "all nodes together: "+message
 		case reason != "":
-			f.Verdict, f.Reason, f.Message = verdict.Fail, ReasonGang, fmt.Sprintf("all %d nodes together: %s; pairs of them pass", len(run.Nodes), message)
+			f.Verdict, f.Reason, f.Message = pairing.Fail, ReasonGang, fmt.Sprintf("all %d nodes together: %s; pairs of them pass", len(run.Nodes), message)
 		case run.BusBW < f.MinBusBW:
-			f.Verdict, f.Reason = verdict.Fail, ReasonGang
+			f.Verdict, f.Reason = pairing.Fail, ReasonGang
 			f.Message += fmt.Sprintf(", at least %.4g wanted; pairs of them pass", f.MinBusBW)
 		}
 		s.out.Fabrics = append(s.out.Fabrics, f)
@@ -454,15 +454,15 @@ func (s *state) finish() Decision {
 		}
 		switch {
 		case s.record.Ended != "":
-			n.Verdict, n.Reason, n.Message = verdict.Inconclusive, reasonUnfinished, s.record.Ended
+			n.Verdict, n.Reason, n.Message = pairing.Inconclusive, reasonUnfinished, s.record.Ended
 		case len(s.out.Work) > 0:
-			n.Verdict, n.Reason, n.Message = verdict.Inconclusive, reasonUnfinished, messageUnfinished
+			n.Verdict, n.Reason, n.Message = pairing.Inconclusive, reasonUnfinished, messageUnfinished
 		case s.has(evenkeel.StageRDMA) && n.RDMA:
-			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageRDMA, verdict.Pass, ReasonReady, "RDMA works inside the node"
+			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageRDMA, pairing.Pass, ReasonReady, "RDMA works inside the node"
 		case s.has(evenkeel.StageLocal):
-			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageLocal, verdict.Pass, ReasonReady, "the plugin works inside the node"
+			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageLocal, pairing.Pass, ReasonReady, "the plugin works inside the node"
 		default:
-			n.Verdict, n.Reason, n.Message = verdict.Pass, ReasonReady, "the node is ready"
+			n.Verdict, n.Reason, n.Message = pairing.Pass, ReasonReady, "the node is ready"
 		}
 	}
 	if s.record.Ended != "" {
@@ -477,12 +477,12 @@ func (s *state) finish() Decision {
 			}
 		}
 	}
-	s.out.Nodes, s.out.Verdict = s.results, verdict.Pass
+	s.out.Nodes, s.out.Verdict = s.results, pairing.Pass
 	if len(s.results) == 0 {
-		s.out.Verdict = verdict.Inconclusive
+		s.out.Verdict = pairing.Inconclusive
 	}
-	note := func(v verdict.Verdict) {
-		if v == verdict.Fail || s.out.Verdict == verdict.Pass {
+	note := func(v pairing.Verdict) {
+		if v == pairing.Fail || s.out.Verdict == pairing.Pass {
 			s.out.Verdict = v
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/nccltests"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/ncclout"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 func pool(count int) *Record {
@@ -27,7 +27,7 @@ func pool(count int) *Record {
 }
 
 func good(speed float64) Measurement {
-	return Measurement{Outcome: verdict.Measured, BusBW: speed, Networks: []nccltests.Network{{Name: "Evenkeel", Version: 10}}}
+	return Measurement{Outcome: pairing.Measured, BusBW: speed, Networks: []ncclout.Network{{Name: "Evenkeel", Version: 10}}}
 }
 
 var all = Options{Network: "Evenkeel", Rails: 4, Seed: 7, Stages: []evenkeel.Stage{
@@ -60,7 +60,7 @@ func play(t *testing.T, o Options, r *Record, run func(Work) Measurement) (Decis
 func verdicts(d Decision) map[string]string {
 	out := map[string]string{}
 	for _, n := range d.Nodes {
-		if n.Verdict != verdict.Pass {
+		if n.Verdict != pairing.Pass {
 			out[n.Name] = string(n.Verdict) + " " + n.Reason + " in " + string(n.Stage)
 		}
 	}
@@ -69,17 +69,17 @@ func verdicts(d Decision) map[string]string {
 
 func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
 	r := pool(8)
-	r.Nodes[0].Verdict, r.Nodes[0].Reason = verdict.Fail, ReasonMissingGPUs
+	r.Nodes[0].Verdict, r.Nodes[0].Reason = pairing.Fail, ReasonMissingGPUs
 	seen := map[string]bool{}
 	d, counts := play(t, all, r, func(w Work) Measurement {
 		for _, n := range w.Nodes {
 			seen[string(w.Stage)+n] = true
 		}
 		if w.Stage == evenkeel.StageLocal && w.Nodes[0] == "gpu-0001" {
-			return Measurement{Outcome: verdict.Broken, Detail: "error: no such device"}
+			return Measurement{Outcome: pairing.Broken, Detail: "error: no such device"}
 		}
 		if w.Stage == evenkeel.StageLocal && w.Nodes[0] == "gpu-0002" {
-			return Measurement{Outcome: verdict.Fault, Detail: "ImagePullBackOff"}
+			return Measurement{Outcome: pairing.Fault, Detail: "ImagePullBackOff"}
 		}
 		return good(40)
 	})
@@ -92,7 +92,7 @@ func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
 	if seen["Localgpu-0000"] || seen["Pairsgpu-0001"] || seen["Pairsgpu-0002"] || !seen["Ganggpu-0007"] {
 		t.Error("a node was tried again after it was left out, or left out without a reason")
 	}
-	if counts[evenkeel.StageLocal] != 7 || counts[evenkeel.StagePairs] != 2 || counts[evenkeel.StageGang] != 1 || d.Verdict != verdict.Fail || d.Median != 40 {
+	if counts[evenkeel.StageLocal] != 7 || counts[evenkeel.StagePairs] != 2 || counts[evenkeel.StageGang] != 1 || d.Verdict != pairing.Fail || d.Median != 40 {
 		t.Errorf("runs %v, %s, median %g", counts, d.Verdict, d.Median)
 	}
 }
@@ -102,13 +102,13 @@ func TestWhatMostNodesFailByThemselvesIsNotTheirFault(t *testing.T) {
 		if w.Nodes[0] == "gpu-0004" {
 			return good(1)
 		}
-		return Measurement{Outcome: verdict.Broken, Detail: "error: undefined symbol"}
+		return Measurement{Outcome: pairing.Broken, Detail: "error: undefined symbol"}
 	})
-	if d.Verdict != verdict.Fail || len(d.Fabrics) == 0 || d.Fabrics[0].Reason != ReasonPlugin || counts[evenkeel.StagePairs] != 0 {
+	if d.Verdict != pairing.Fail || len(d.Fabrics) == 0 || d.Fabrics[0].Reason != ReasonPlugin || counts[evenkeel.StagePairs] != 0 {
 		t.Errorf("%+v", d)
 	}
 	for _, n := range d.Nodes {
-		if n.Verdict == verdict.Fail {
+		if n.Verdict == pairing.Fail {
 			t.Errorf("%s is blamed: %s", n.Name, n.Message)
 		}
 	}
@@ -130,7 +130,7 @@ func TestASlowRailIsNamed(t *testing.T) {
 
 func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
 	for name, gang := range map[string]Measurement{
-		"slow": good(10), "broken": {Outcome: verdict.Broken, Detail: "rank 3 is gone"}, "no result": {Outcome: verdict.Fault, Detail: "evicted"},
+		"slow": good(10), "broken": {Outcome: pairing.Broken, Detail: "rank 3 is gone"}, "no result": {Outcome: pairing.Fault, Detail: "evicted"},
 	} {
 		d, _ := play(t, all, pool(4), func(w Work) Measurement {
 			if w.Stage == evenkeel.StageGang {
@@ -138,9 +138,9 @@ func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
 			}
 			return good(40)
 		})
-		want := verdict.Fail
+		want := pairing.Fail
 		if name == "no result" {
-			want = verdict.Inconclusive
+			want = pairing.Inconclusive
 		}
 		last := d.Fabrics[len(d.Fabrics)-1]
 		if d.Verdict != want || last.Verdict != want || len(verdicts(d)) != 0 {
@@ -153,15 +153,15 @@ func TestACheckThatEndsEarlySaysSo(t *testing.T) {
 	r := pool(4)
 	r.Ended = "the check's time was up"
 	d := Decide(all, r)
-	if len(d.Work) != 0 || d.Verdict != verdict.Inconclusive {
+	if len(d.Work) != 0 || d.Verdict != pairing.Inconclusive {
 		t.Fatalf("%+v", d)
 	}
 	for _, n := range d.Nodes {
-		if n.Verdict != verdict.Inconclusive || n.Message != r.Ended {
+		if n.Verdict != pairing.Inconclusive || n.Message != r.Ended {
 			t.Errorf("%+v", n)
 		}
 	}
-	if d := Decide(all, &Record{}); d.Verdict != verdict.Inconclusive {
+	if d := Decide(all, &Record{}); d.Verdict != pairing.Inconclusive {
 		t.Errorf("no nodes: %s", d.Verdict)
 	}
 }
@@ -206,7 +206,7 @@ func TestALargePoolFitsIntoAConfigMap(t *testing.T) {
 	r := pool(5000)
 	d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w Work) Measurement {
 		if w.Index%20 == 0 {
-			return Measurement{Outcome: verdict.Broken, Detail: strings.Repeat("long ", 100)}
+			return Measurement{Outcome: pairing.Broken, Detail: strings.Repeat("long ", 100)}
 		}
 		return good(46.123456789)
 	})
@@ -225,7 +225,7 @@ func TestTheReportIsWellFormed(t *testing.T) {
 	r.Nodes[0].Name = `<a&"b`
 	d, _ := play(t, all, r, func(w Work) Measurement {
 		if w.Stage == evenkeel.StagePairs {
-			return Measurement{Outcome: verdict.Broken, Detail: "a | b < c"}
+			return Measurement{Outcome: pairing.Broken, Detail: "a | b < c"}
 		}
 		return good(1)
 	})
@@ -327,13 +327,13 @@ func TestStageRDMA(t *testing.T) {
 		"all is well":             {odd: over("rdma", unlimited)},
 		"enough may be locked":    {odd: over("rdma", much)},
 		"carried by TCP":          {odd: over("tcp", unlimited), want: "Fail WrongTransport in RDMA"},
-		"by both":                 {odd: over(nccltests.Mixed, unlimited), want: "Fail WrongTransport in RDMA"},
+		"by both":                 {odd: over(ncclout.Mixed, unlimited), want: "Fail WrongTransport in RDMA"},
 		"does not say":            {odd: over("", unlimited), want: "Inconclusive InfrastructureFault in RDMA"},
 		"little may be locked":    {odd: over("rdma", little), want: "Fail MemoryLockTooLow in RDMA"},
-		"and so it broke":         {odd: Measurement{Outcome: verdict.Broken, Detail: "error: ibv_reg_mr: ENOMEM", LockedMemory: over("", little).LockedMemory}, want: "Fail MemoryLockTooLow in RDMA"},
-		"little, and no result":   {odd: Measurement{Outcome: verdict.Fault, Detail: "no plugin loaded", LockedMemory: over("", little).LockedMemory}, want: "Fail MemoryLockTooLow in RDMA"},
+		"and so it broke":         {odd: Measurement{Outcome: pairing.Broken, Detail: "error: ibv_reg_mr: ENOMEM", LockedMemory: over("", little).LockedMemory}, want: "Fail MemoryLockTooLow in RDMA"},
+		"little, and no result":   {odd: Measurement{Outcome: pairing.Fault, Detail: "no plugin loaded", LockedMemory: over("", little).LockedMemory}, want: "Fail MemoryLockTooLow in RDMA"},
 		"little, and exempt":      {exempt: true, odd: over("rdma", little)},
-		"broke by itself":         {odd: Measurement{Outcome: verdict.Broken, Detail: "error: no device"}, want: "Fail LocalRunBroken in RDMA"},
+		"broke by itself":         {odd: Measurement{Outcome: pairing.Broken, Detail: "error: no device"}, want: "Fail LocalRunBroken in RDMA"},
 		"no device":               {lacks: true, odd: over("rdma", unlimited)},
 		"no device, and needs it": {lacks: true, strict: true, odd: over("rdma", unlimited), want: "Fail NoRDMADevice in RDMA"},
 	} {
@@ -377,11 +377,11 @@ func TestTooLittleLockedEverywhereBlamesNoNode(t *testing.T) {
 		r.Nodes[i].RDMA = true
 	}
 	d, _ := play(t, withRDMA, r, func(Work) Measurement { return over("rdma", 64<<10) })
-	if len(d.Fabrics) != 1 || d.Fabrics[0].Reason != ReasonPlugin || d.Verdict != verdict.Fail {
+	if len(d.Fabrics) != 1 || d.Fabrics[0].Reason != ReasonPlugin || d.Verdict != pairing.Fail {
 		t.Errorf("%+v", d.Fabrics)
 	}
 	for _, n := range d.Nodes {
-		if n.Verdict != verdict.Inconclusive || !strings.Contains(n.Message, "64 KiB") || !strings.Contains(n.Message, "LimitMEMLOCK") {
+		if n.Verdict != pairing.Inconclusive || !strings.Contains(n.Message, "64 KiB") || !strings.Contains(n.Message, "LimitMEMLOCK") {
 			t.Errorf("%s: %s %q", n.Name, n.Verdict, n.Message)
 		}
 	}

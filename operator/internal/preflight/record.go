@@ -11,8 +11,8 @@ import (
 	"time"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/nccltests"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/ncclout"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 // Record is what a check knows. It is kept outside of the check's status, which stays small however many nodes there are.
@@ -28,7 +28,7 @@ type Record struct {
 	// Nodes are the chosen ones. The list never changes: everything that is derived depends on it.
 	Nodes []Node `json:"nodes"`
 	// Networks that carried runs, each once.
-	Networks []nccltests.Network `json:"networks,omitempty"`
+	Networks []ncclout.Network `json:"networks,omitempty"`
 	// Runs that have ended, in the order in which that was seen.
 	Runs []Run `json:"runs,omitempty"`
 	// Finished is when the verdicts were final; zero before.
@@ -42,7 +42,7 @@ type Node struct {
 	Name string `json:"name"`
 	Pool string `json:"pool,omitempty"`
 	// Verdict, Reason and Message are what stage Capacity has against the node; empty if nothing.
-	Verdict verdict.Verdict `json:"verdict,omitempty"`
+	Verdict pairing.Verdict `json:"verdict,omitempty"`
 	Reason  string          `json:"reason,omitempty"`
 	Message string          `json:"message,omitempty"`
 	// RDMA says that the node offers the device that jobs get.
@@ -56,7 +56,7 @@ type Run struct {
 	Index int            `json:"index"`
 	// Nodes are places in Record.Nodes.
 	Nodes   []int           `json:"nodes"`
-	Outcome verdict.Outcome `json:"outcome"`
+	Outcome pairing.Outcome `json:"outcome"`
 	// BusBW is the peak over all sizes, GB/s, and Wrong the wrong elements.
 	BusBW float64 `json:"busBW,omitempty"`
 	Wrong int64   `json:"wrong,omitempty"`
@@ -70,10 +70,10 @@ type Run struct {
 
 // Measurement is what a run came to.
 type Measurement struct {
-	Outcome  verdict.Outcome
+	Outcome  pairing.Outcome
 	BusBW    float64
 	Wrong    int64
-	Networks []nccltests.Network
+	Networks []ncclout.Network
 	// LockedMemory is as in [Run].
 	LockedMemory *int64
 	Detail       string

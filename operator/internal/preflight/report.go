@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 // Files are a report for people.
@@ -30,12 +30,12 @@ func Report(name string, r *Record, d Decision) Files {
 func markdown(name string, r *Record, d Decision) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Network check %s: %s\n\n", name, d.Verdict)
-	counts := map[verdict.Verdict]int{}
+	counts := map[pairing.Verdict]int{}
 	for _, n := range d.Nodes {
 		counts[n.Verdict]++
 	}
 	fmt.Fprintf(&b, "%d nodes: %d passed, %d failed, %d inconclusive. %d runs, started by %s from %s on.\n",
-		len(d.Nodes), counts[verdict.Pass], counts[verdict.Fail], counts[verdict.Inconclusive], len(r.Runs), r.Launcher, r.Started.Format("2006-01-02 15:04:05 MST"))
+		len(d.Nodes), counts[pairing.Pass], counts[pairing.Fail], counts[pairing.Inconclusive], len(r.Runs), r.Launcher, r.Started.Format("2006-01-02 15:04:05 MST"))
 	if d.Median > 0 {
 		fmt.Fprintf(&b, "Median bus bandwidth between nodes that passed: %.4g GB/s.\n", d.Median)
 	}
@@ -72,8 +72,8 @@ func markdown(name string, r *Record, d Decision) string {
 
 func inCell(s string) string { return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s) }
 
-func rank(v verdict.Verdict) int {
-	return slices.Index([]verdict.Verdict{verdict.Fail, verdict.Inconclusive, verdict.Pass}, v)
+func rank(v pairing.Verdict) int {
+	return slices.Index([]pairing.Verdict{pairing.Fail, pairing.Inconclusive, pairing.Pass}, v)
 }
 
 // heatMap draws the runs of stage Pairs: a row and a column for each node, a square for each pair that met.
@@ -94,7 +94,7 @@ func heatMap(r *Record, d Decision) string {
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="#fff"/><text x="4" y="%d">%d of %d nodes; GB/s between pairs, median %.4g; grey: no result</text>`+"\n", size+24, len(drawn), len(r.Nodes), d.Median)
 	for place, node := range drawn {
 		name, colour := clip(r.Nodes[node].Name, 40), "#222"
-		if d.Nodes[node].Verdict == verdict.Fail {
+		if d.Nodes[node].Verdict == pairing.Fail {
 			colour = "#c00"
 		}
 		middle := left + cell*place + cell - 3
@@ -131,7 +131,7 @@ func chooseDrawn(r *Record, d Decision) []int {
 	for i := range r.Runs {
 		for _, x := range r.Runs[i].Nodes {
 			for _, y := range r.Runs[i].Nodes {
-				if d.Nodes[y].Verdict != verdict.Pass {
+				if d.Nodes[y].Verdict != pairing.Pass {
 					weight[x] = min(weight[x], 3)
 				}
 			}
@@ -149,10 +149,10 @@ func chooseDrawn(r *Record, d Decision) []int {
 
 // colourOf goes from red, half of the median or less, to green, the median or more.
 func colourOf(run *Run, median float64) string {
-	if run.Outcome == verdict.Fault {
+	if run.Outcome == pairing.Fault {
 		return "#bbb"
 	}
-	if run.Outcome == verdict.Broken || run.Wrong > 0 || median == 0 && run.BusBW == 0 {
+	if run.Outcome == pairing.Broken || run.Wrong > 0 || median == 0 && run.BusBW == 0 {
 		return "#800000"
 	}
 	share := 1.0
@@ -164,9 +164,9 @@ func colourOf(run *Run, median float64) string {
 
 func told(run *Run) string {
 	switch run.Outcome {
-	case verdict.Measured:
+	case pairing.Measured:
 		return fmt.Sprintf("%.4g GB/s, round %d", run.BusBW, run.Round)
-	case verdict.Broken:
+	case pairing.Broken:
 		return "broken: " + run.Detail
 	default:
 		return "no result: " + run.Detail

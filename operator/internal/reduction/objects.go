@@ -15,7 +15,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
-	"evenkeel.dev/evenkeel/operator/internal/specs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 )
 
 const (
@@ -200,7 +200,7 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 func tolerations(own []evenkeel.Toleration) []corev1.Toleration {
 	var out []corev1.Toleration
 	for _, t := range own {
-		out = append(out, specs.Toleration(t))
+		out = append(out, jobs.Toleration(t))
 	}
 	return out
 }

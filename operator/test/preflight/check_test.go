@@ -33,15 +33,15 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/checkpolicy"
-	"evenkeel.dev/evenkeel/operator/internal/controller/gates"
-	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
-	"evenkeel.dev/evenkeel/operator/internal/controller/kueue"
-	"evenkeel.dev/evenkeel/operator/internal/controller/netcheck"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
-	"evenkeel.dev/evenkeel/operator/internal/controller/profile"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/suspend"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
-	"evenkeel.dev/evenkeel/operator/internal/specs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
@@ -58,8 +58,8 @@ func (c *clock) advance(by time.Duration) { c.ahead.Add(int64(by)) }
 func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Options)) (stop func()) {
 	t.Helper()
 	skip := true
-	cached := profile.Cached()
-	maps.Copy(cached, netcheck.Cached(namespace))
+	cached := networkprofile.Cached()
+	maps.Copy(cached, networkcheck.Cached(namespace))
 	options := ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
 		Cache:      cache.Options{ByObject: cached, ReaderFailOnMissingInformer: true},
@@ -72,12 +72,12 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 	if err != nil {
 		t.Fatal(err)
 	}
-	demand := checkpolicy.NewDemand()
-	keeper := gates.Keeper{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond}
+	demand := networkcheckpolicy.NewDemand()
+	keeper := jobgate.Keeper{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
-		&netcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond},
-		&nodehealth.Results{}, &nodehealth.Marks{Now: calendar.now}, &checkpolicy.Controller{Namespace: namespace, Demand: demand, Now: calendar.now},
-		&jobstart.Controller{Keeper: keeper}, &kueue.Controller{Keeper: keeper},
+		&networkcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond},
+		&nodenetworkhealth.Results{}, &nodenetworkhealth.Marks{Now: calendar.now}, &networkcheckpolicy.Controller{Namespace: namespace, Demand: demand, Now: calendar.now},
+		&suspend.Controller{Keeper: keeper}, &kueue.Controller{Keeper: keeper},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			t.Fatal(err)
@@ -245,10 +245,10 @@ func TestAHealthyPoolPasses(t *testing.T) {
 	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: s.ReportName}, report); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(report.Data[netcheck.ReportFile], "healthy-3") || !strings.Contains(report.Data[netcheck.PairsFile], "<svg") {
+	if !strings.Contains(report.Data[networkcheck.ReportFile], "healthy-3") || !strings.Contains(report.Data[networkcheck.PairsFile], "<svg") {
 		t.Errorf("report: %v", report.Data)
 	}
-	if record, err := preflight.Decode(report.Data[netcheck.RecordFile]); err != nil || len(record.Runs) != 8 {
+	if record, err := preflight.Decode(report.Data[networkcheck.RecordFile]); err != nil || len(record.Runs) != 8 {
 		t.Errorf("record: %v", err)
 	}
 }
@@ -537,7 +537,7 @@ func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
 		t.Errorf("launcher %s, failed %v: %+v", c.Status.Launcher, bad, c.Status)
 	}
 	left := &unstructured.UnstructuredList{}
-	left.SetGroupVersionKind(specs.MPIJobKind.GroupVersion().WithKind("MPIJobList"))
+	left.SetGroupVersionKind(jobs.MPIJobKind.GroupVersion().WithKind("MPIJobList"))
 	if err := admin.List(t.Context(), left, client.InNamespace(namespace)); err != nil || len(left.Items) > 0 {
 		t.Errorf("%d MPIJobs are left (%v)", len(left.Items), err)
 	}
@@ -545,7 +545,7 @@ func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
 }
 
 func TestAMissingDriverBlamesNobody(t *testing.T) {
-	log, err := os.ReadFile(filepath.Join("..", "..", "internal", "nccltests", "testdata", "nccl-tests-no-driver.log"))
+	log, err := os.ReadFile(filepath.Join("..", "..", "internal", "preflight", "ncclout", "testdata", "nccl-tests-no-driver.log"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/specs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 )
 
 // An ending is how a run goes.
@@ -209,7 +209,7 @@ func (f *fleet) job(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) err
 // mpiJobs does what the mpi-operator would, with what counts for a check: the pods, and the condition at the end.
 func (f *fleet) mpiJobs(ctx context.Context) error {
 	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(specs.MPIJobKind.GroupVersion().WithKind("MPIJobList"))
+	list.SetGroupVersionKind(jobs.MPIJobKind.GroupVersion().WithKind("MPIJobList"))
 	if err := admin.List(ctx, list, client.InNamespace(namespace)); err != nil {
 		return err
 	}

@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/jobstart"
-	"evenkeel.dev/evenkeel/operator/internal/gate"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/suspend"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
@@ -244,7 +244,7 @@ func TestJobsThatOthersDecideAboutAreLetGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	isState(t, job, started)
-	isTold(t, job, jobstart.ReasonStarted, "before its nodes were proven")
+	isTold(t, job, suspend.ReasonStarted, "before its nodes were proven")
 }
 
 // newHeldPods makes pods as the webhook leaves those of a job that cannot be suspended.
@@ -356,7 +356,7 @@ func TestTheCleanupOpensEveryGate(t *testing.T) {
 	})
 	pods := newHeldPods(t, "uninstall", 2)
 	for range 2 { // it may be started again
-		if err := jobstart.OpenAll(t.Context(), hook); err != nil {
+		if err := suspend.OpenAll(t.Context(), hook); err != nil {
 			t.Fatal(err)
 		}
 		for _, job := range jobs {

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/kueue"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
 )
 
 // kueueObject makes one of Kueue's objects, as YAML has it, with its status; it goes with the test.

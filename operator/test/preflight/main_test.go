@@ -74,7 +74,7 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(work)
-	definitions, err := filepath.Glob(filepath.Join(root, "config", "crd", "*.yaml"))
+	definitions, err := filepath.Glob(filepath.Join(root, "charts", "evenkeel", "files", "crds", "*.yaml"))
 	if err != nil {
 		return 1, err
 	}

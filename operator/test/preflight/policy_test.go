@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodehealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
@@ -236,7 +236,7 @@ func TestTheCleanupLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // it may be started again
-		if err := nodehealth.Clear(t.Context(), hook); err != nil {
+		if err := nodenetworkhealth.Clear(t.Context(), hook); err != nil {
 			t.Fatal(err)
 		}
 		for _, n := range nodes {

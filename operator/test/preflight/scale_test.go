@@ -34,7 +34,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
-	"evenkeel.dev/evenkeel/operator/internal/verdict"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
@@ -272,7 +272,7 @@ func planning(nodes int) time.Duration {
 			break
 		}
 		for _, w := range d.Work {
-			m := preflight.Measurement{Outcome: verdict.Measured, BusBW: 40}
+			m := preflight.Measurement{Outcome: pairing.Measured, BusBW: 40}
 			if w.Stage == evenkeel.StagePairs && slices.ContainsFunc(w.Nodes, func(n string) bool { return strings.HasSuffix(n, "50") }) {
 				m.BusBW = 4
 			}
@@ -397,7 +397,7 @@ func TestScale(t *testing.T) {
 		var err error
 		rest, err = p.scrape()
 		looked := rest[`workqueue_depth`] == 0 && rest["workqueue_unfinished_work_seconds"] == 0
-		for _, controller := range []string{"netcheck", "nodehealth-results", "nodehealth-marks", "checkpolicy", "profile"} {
+		for _, controller := range []string{"networkcheck", "nodenetworkhealth-results", "nodenetworkhealth-marker", "networkcheckpolicy", "networkprofile"} {
 			looked = looked && rest[fmt.Sprintf("controller_runtime_reconcile_total controller=%q", controller)] > 0
 		}
 		return looked && rest["evenkeel_nodes"] == float64(*scale), err

@@ -1,0 +1,120 @@
+package injectionevents
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+)
+
+func pod(name string, annotations map[string]string) *metav1.PartialObjectMetadata {
+	controller := true
+	return &metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Name: name, UID: types.UID("uid of " + name),
+			Labels: map[string]string{evenkeel.ProfileKey: "default"}, Annotations: annotations,
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "kubeflow.org/v1", Kind: "PyTorchJob", Name: "train", UID: "job", Controller: &controller}},
+		},
+	}
+}
+
+func TestEvents(t *testing.T) {
+	injected := map[string]string{evenkeel.InjectedKey: "abc"}
+	if events := Events(pod("quiet", injected), time.Now()); events != nil {
+		t.Errorf("nothing was left alone, and yet: %v", events)
+	}
+	for _, test := range []struct {
+		name, severity, reason, message string
+		annotations                     map[string]string
+	}{
+		{"skipped", corev1.EventTypeNormal, ReasonSkipped, "NCCL_NET_PLUGIN", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets NCCL_NET_PLUGIN itself"}},
+		{"not injected", corev1.EventTypeWarning, ReasonNotInjected, "evenkeel.dev/profile=default", nil},
+		{"very long", corev1.EventTypeNormal, ReasonSkipped, "...", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: strings.Repeat("x", 5000)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			events := Events(pod(strings.Repeat("p", 253), test.annotations), time.Now())
+			if len(events) != 2 || events[0].InvolvedObject.Kind != "Pod" || events[1].InvolvedObject.Name != "train" {
+				t.Fatalf("want one Event on the pod and one on the job: %+v", events)
+			}
+			for _, e := range events {
+				if e.Type != test.severity || e.Reason != test.reason || !strings.Contains(e.Message, test.message) {
+					t.Errorf("%s %s %q", e.Type, e.Reason, e.Message)
+				}
+				if problems := validation.IsDNS1123Subdomain(e.Name); len(problems) > 0 || len(e.Message) > 1024 {
+					t.Errorf("the API server would refuse it: name %q %v, message of %d", e.Name, problems, len(e.Message))
+				}
+			}
+		})
+	}
+}
+
+func TestSaidOnce(t *testing.T) {
+	skipped := map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets X itself"}
+	objects := fake.NewClientBuilder().WithObjects(pod("one", skipped), pod("two", skipped)).Build()
+	c := &Controller{now: time.Now, client: objects, live: objects, told: map[types.UID]string{}}
+	for range 2 { // the second round is a restart of the controller
+		for _, name := range []string{"one", "two", "deleted"} {
+			if _, err := c.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Namespace: "team", Name: name}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var events corev1.EventList
+	if err := c.client.List(t.Context(), &events); err != nil {
+		t.Fatal(err)
+	}
+	about := map[string]int{}
+	for _, e := range events.Items {
+		about[e.InvolvedObject.Kind+" "+e.InvolvedObject.Name]++
+	}
+	for _, object := range []string{"Pod one", "Pod two", "PyTorchJob train"} {
+		if about[object] != 1 {
+			t.Errorf("%d Events on %s, want 1", about[object], object)
+		}
+	}
+}
+
+func TestAJobHearsWhatItIsKeptOff(t *testing.T) {
+	bad := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n3", Labels: map[string]string{evenkeel.HealthKey: evenkeel.UnhealthyValue}}}
+	bad.Status.Conditions = []corev1.NodeCondition{{Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionFalse, Reason: "TooSlow"}}
+	now := time.Now()
+	whole := func(name string, made time.Time) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: pod(name, map[string]string{evenkeel.InjectedKey: "abc"}).ObjectMeta}
+		p.CreationTimestamp = metav1.NewTime(made)
+		inject.KeepOff(p)
+		return p
+	}
+	c := &Controller{now: func() time.Time { return now }, told: map[types.UID]string{}}
+	c.client = fake.NewClientBuilder().WithObjects(bad, whole("one", now), whole("two", now), whole("old", now.Add(-time.Hour))).Build()
+	c.live = c.client
+	reconciled := func(names ...string) []corev1.Event {
+		t.Helper()
+		for _, name := range names {
+			if _, err := c.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Namespace: "team", Name: name}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var events corev1.EventList
+		if err := c.client.List(t.Context(), &events); err != nil {
+			t.Fatal(err)
+		}
+		return events.Items
+	}
+	if events := reconciled("old"); len(events) != 0 {
+		t.Errorf("old news: %+v", events)
+	}
+	events := reconciled("one", "two")
+	if len(events) != 1 || events[0].Reason != ReasonKeptOff || events[0].InvolvedObject.Name != "train" || !strings.Contains(events[0].Message, "n3 (TooSlow)") {
+		t.Errorf("%+v", events)
+	}
+}

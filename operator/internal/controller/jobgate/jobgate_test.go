@@ -1,0 +1,94 @@
+package jobgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func TestRounds(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "all"}}
+	policy.Spec.Triggers.JobStart = evenkeel.SwitchEnabled
+	builder := fake.NewClientBuilder().WithScheme(scheme).WithObjects(policy)
+	for _, name := range []string{"n1", "n2"} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		builder = builder.WithObjects(node)
+	}
+	k := &Keeper{Namespace: "system", Demand: networkcheckpolicy.NewDemand(), Now: func() time.Time { return noon }, Client: builder.Build()}
+	var acts []string
+	waiter := func(name string, since time.Time, err error) Waiter {
+		return Waiter{
+			Key: name, Told: types.UID(name), Job: gate.Job{Profile: "default", Since: since, Pods: []*corev1.PodSpec{{}}},
+			Act: func(_ context.Context, d gate.Decision, news bool) error {
+				acts = append(acts, fmt.Sprintf("%s %s %t", name, d.Action, news))
+				return err
+			},
+		}
+	}
+	for name, round := range []struct {
+		waiting []Waiter
+		acts    []string
+		after   time.Duration
+		failed  bool
+	}{
+		{[]Waiter{waiter("a", noon, errors.New("no")), waiter("b", noon, nil)}, []string{"a Check true", "b Check true"}, 0, true},
+		// a has not been told yet. The time of b, which waits longer, is up first.
+		{[]Waiter{waiter("a", noon, nil), waiter("b", noon.Add(-10*time.Minute), nil)}, []string{"a Check true", "b Check false"}, 20 * time.Minute, false},
+		{nil, nil, 0, false},
+		{[]Waiter{waiter("b", noon, nil)}, []string{"b Check true"}, 30 * time.Minute, false},
+	} {
+		acts = nil
+		result, err := k.Round(t.Context(), round.waiting)
+		if (err != nil) != round.failed || result.RequeueAfter != round.after {
+			t.Errorf("round %d: again after %s, %v", name, result.RequeueAfter, err)
+		}
+		if diff := cmp.Diff(round.acts, acts); diff != "" {
+			t.Errorf("round %d: %s", name, diff)
+		}
+	}
+}
+
+func TestWhatWaits(t *testing.T) {
+	early, late := &corev1.Pod{}, &corev1.Pod{}
+	early.CreationTimestamp, late.CreationTimestamp = metav1.NewTime(noon), metav1.NewTime(noon.Add(time.Hour))
+	late.Labels = map[string]string{evenkeel.ProfileKey: "default"}
+	if job := OfPods([]*corev1.Pod{late, early}); !job.Since.Equal(noon) || len(job.Pods) != 2 || job.Profile != "default" {
+		t.Errorf("%+v", job)
+	}
+	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"template": map[string]any{
+		"spec": map[string]any{"nodeSelector": map[string]any{"pool": "a"}},
+	}}}}
+	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "fast"})
+	job.SetCreationTimestamp(metav1.NewTime(noon))
+	if waits, err := OfJob(job); err != nil || waits.Profile != "fast" || !waits.Since.Equal(noon) || waits.Pods[0].NodeSelector["pool"] != "a" {
+		t.Errorf("%+v %v", waits, err)
+	}
+	if err := unstructured.SetNestedField(job.Object, "all of them", "spec", "template", "spec", "nodeSelector"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OfJob(job); err == nil {
+		t.Error("a selector that is none is no error")
+	}
+}

@@ -1,0 +1,298 @@
+package kueue
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+)
+
+// Kinds of Kueue's, and the states of a workload's check.
+const (
+	kindCheck    = "AdmissionCheck"
+	kindFlavor   = "ResourceFlavor"
+	kindWorkload = "Workload"
+
+	statePending = "Pending"
+	stateReady   = "Ready"
+	stateRetry   = "Retry"
+)
+
+// needed are the kinds to decide by.
+var needed = []string{kindCheck, kindFlavor, kindWorkload}
+
+// How long a workload that gives its quota back waits: until nodes that failed are marked and others are chosen, and until
+// it is worth another attempt to prove them.
+const (
+	afterMove = time.Minute
+	afterHold = 5 * time.Minute
+)
+
+// The parts of Kueue's objects that count here, as versions v1beta1 and v1beta2 have them.
+type (
+	checkSpec struct {
+		ControllerName string `json:"controllerName"`
+		Parameters     *struct {
+			APIGroup string `json:"apiGroup"`
+			Kind     string `json:"kind"`
+			Name     string `json:"name"`
+		} `json:"parameters"`
+	}
+	flavorSpec struct {
+		NodeLabels  map[string]string   `json:"nodeLabels"`
+		Tolerations []corev1.Toleration `json:"tolerations"`
+	}
+	workloadSpec struct {
+		Active  *bool `json:"active"`
+		PodSets []struct {
+			Name     string                 `json:"name"`
+			Template corev1.PodTemplateSpec `json:"template"`
+		} `json:"podSets"`
+	}
+	workloadStatus struct {
+		Conditions      []metav1.Condition `json:"conditions"`
+		AdmissionChecks []struct {
+			Name  string `json:"name"`
+			State string `json:"state"`
+		} `json:"admissionChecks"`
+		Admission *struct {
+			PodSetAssignments []assignment `json:"podSetAssignments"`
+		} `json:"admission"`
+	}
+	assignment struct {
+		Name                   string            `json:"name"`
+		Flavors                map[string]string `json:"flavors"`
+		DelayedTopologyRequest string            `json:"delayedTopologyRequest"`
+		TopologyAssignment     *topology         `json:"topologyAssignment"`
+	}
+	// A topology says where the pods of a set go: values of the levels' node labels, one list for each domain. Version
+	// v1beta1 has domains, v1beta2 slices of them, level by level.
+	topology struct {
+		Levels  []string `json:"levels"`
+		Domains []struct {
+			Values []string `json:"values"`
+		} `json:"domains"`
+		Slices []struct {
+			DomainCount    int32 `json:"domainCount"`
+			ValuesPerLevel []struct {
+				Universal  *string `json:"universal"`
+				Individual *struct {
+					Prefix string   `json:"prefix"`
+					Suffix string   `json:"suffix"`
+					Roots  []string `json:"roots"`
+				} `json:"individual"`
+			} `json:"valuesPerLevel"`
+		} `json:"slices"`
+	}
+)
+
+// field reads a part of an object, which may be absent.
+func field(object *unstructured.Unstructured, name string, into any) error {
+	content, _ := object.Object[name].(map[string]any)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, into); err != nil {
+		return fmt.Errorf("%s of %s %s: %w", name, object.GetKind(), object.GetName(), err)
+	}
+	return nil
+}
+
+// parameters reads an AdmissionCheck: its name and policy, and whether it is one of ours.
+func parameters(check *unstructured.Unstructured) (name, policy string, ours bool) {
+	var spec checkSpec
+	if err := field(check, "spec", &spec); err != nil || spec.ControllerName != ControllerName {
+		return "", "", false
+	}
+	if p := spec.Parameters; p != nil && p.APIGroup == evenkeel.GroupVersion.Group && p.Kind == "NetworkCheckPolicy" {
+		policy = p.Name
+	}
+	return check.GetName(), policy, true
+}
+
+// active is the condition of an AdmissionCheck of ours.
+func active(check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPolicy) metav1.Condition {
+	condition := metav1.Condition{Type: "Active", Status: metav1.ConditionFalse, ObservedGeneration: check.GetGeneration()}
+	_, policy, _ := parameters(check)
+	there := slices.ContainsFunc(policies, func(p evenkeel.NetworkCheckPolicy) bool { return p.Name == policy && p.DeletionTimestamp == nil })
+	switch {
+	case policy == "":
+		condition.Reason, condition.Message = "BadParameters", "spec.parameters: want apiGroup evenkeel.dev, kind NetworkCheckPolicy and the policy's name"
+	case !there:
+		condition.Reason, condition.Message = "NoPolicy", fmt.Sprintf("there is no NetworkCheckPolicy named %q", policy)
+	default:
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionTrue, "Active", "workloads wait until the network of their nodes is proven"
+	}
+	return condition
+}
+
+// waits is a workload that waits for a check of ours.
+type waits struct {
+	object        *unstructured.Unstructured
+	check, policy string
+	spec          workloadSpec
+	status        workloadStatus
+	since         time.Time
+}
+
+// uid tells one check of one workload from others.
+func (w waits) uid() types.UID { return w.object.GetUID() + types.UID("/"+w.check) }
+
+// pending are the checks of ours that the workload waits for now: it has its quota, and no state of them yet.
+func pending(object *unstructured.Unstructured, ours map[string]string) ([]waits, error) {
+	if len(ours) == 0 || object.GetDeletionTimestamp() != nil {
+		return nil, nil
+	}
+	var status workloadStatus
+	if err := field(object, "status", &status); err != nil {
+		return nil, err
+	}
+	reserved := meta.FindStatusCondition(status.Conditions, "QuotaReserved")
+	if reserved == nil || reserved.Status != metav1.ConditionTrue || status.Admission == nil ||
+		meta.IsStatusConditionTrue(status.Conditions, "Finished") || meta.IsStatusConditionTrue(status.Conditions, "Evicted") {
+		return nil, nil
+	}
+	var list []waits
+	for _, c := range status.AdmissionChecks {
+		if policy, is := ours[c.Name]; is && c.State == statePending {
+			list = append(list, waits{object: object, check: c.Name, policy: policy, status: status, since: reserved.LastTransitionTime.Time})
+		}
+	}
+	if len(list) == 0 {
+		return nil, nil
+	}
+	var spec workloadSpec
+	if err := field(object, "spec", &spec); err != nil {
+		return nil, err
+	}
+	if spec.Active != nil && !*spec.Active {
+		return nil, nil
+	}
+	for i := range list {
+		list[i].spec = spec
+	}
+	return list, nil
+}
+
+// job is the workload as package gate takes it. It is not ready while Kueue has yet to choose its nodes.
+func (w waits) job(flavors []unstructured.Unstructured) (job gate.Job, ready bool, err error) {
+	// Without a policy of its own nothing is under it, and the workload does not wait.
+	job = gate.Job{Policy: cmp.Or(w.policy, "/"), Since: w.since}
+	for i := range w.spec.PodSets {
+		set := &w.spec.PodSets[i]
+		var a assignment
+		for _, one := range w.status.Admission.PodSetAssignments {
+			if one.Name == set.Name {
+				a = one
+			}
+		}
+		if a.DelayedTopologyRequest == "Pending" {
+			return job, false, nil
+		}
+		spec, err := flavored(&set.Template.Spec, a.Flavors, flavors)
+		if err != nil {
+			return job, false, err
+		}
+		if a.TopologyAssignment == nil {
+			job.Pods = append(job.Pods, spec)
+			continue
+		}
+		domains, err := a.TopologyAssignment.domains()
+		if err != nil {
+			return job, false, fmt.Errorf("workload %s/%s: %w", w.object.GetNamespace(), w.object.GetName(), err)
+		}
+		levels := a.TopologyAssignment.Levels
+		for _, values := range domains {
+			if last := len(levels) - 1; levels[last] == corev1.LabelHostname {
+				job.Hosts = append(job.Hosts, values[last])
+				continue
+			}
+			there := spec.DeepCopy()
+			for i, level := range levels {
+				there.NodeSelector = with(there.NodeSelector, map[string]string{level: values[i]})
+			}
+			job.Pods = append(job.Pods, there)
+		}
+	}
+	return job, true, nil
+}
+
+// flavored is the pod on nodes of its flavors.
+func flavored(spec *corev1.PodSpec, assigned map[string]string, flavors []unstructured.Unstructured) (*corev1.PodSpec, error) {
+	spec = spec.DeepCopy()
+	for i := range flavors {
+		if !slices.Contains(slices.Collect(maps.Values(assigned)), flavors[i].GetName()) {
+			continue
+		}
+		var f flavorSpec
+		if err := field(&flavors[i], "spec", &f); err != nil {
+			return nil, err
+		}
+		spec.NodeSelector = with(spec.NodeSelector, f.NodeLabels)
+		spec.Tolerations = append(spec.Tolerations, f.Tolerations...)
+	}
+	return spec, nil
+}
+
+func with(a, b map[string]string) map[string]string {
+	all := maps.Clone(a)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, b)
+	return all
+}
+
+// domains are the values of all levels, for each domain.
+func (t *topology) domains() ([][]string, error) {
+	var all [][]string
+	for _, d := range t.Domains {
+		all = append(all, d.Values)
+	}
+	for _, s := range t.Slices {
+		first := len(all)
+		for range s.DomainCount {
+			all = append(all, nil)
+		}
+		for _, level := range s.ValuesPerLevel {
+			for i := range int(s.DomainCount) {
+				value := ""
+				switch {
+				case level.Universal != nil:
+					value = *level.Universal
+				case level.Individual != nil && i < len(level.Individual.Roots):
+					value = level.Individual.Prefix + level.Individual.Roots[i] + level.Individual.Suffix
+				}
+				all[first+i] = append(all[first+i], value)
+			}
+		}
+	}
+	for _, values := range all {
+		if len(values) != len(t.Levels) || len(t.Levels) == 0 || slices.Contains(values, "") {
+			return nil, fmt.Errorf("its topology assignment has values %q for the levels %q", values, t.Levels)
+		}
+	}
+	return all, nil
+}
+
+// answerOf is what the decision means to Kueue, and how long the workload stays away if it gives its quota back: one
+// that is held longer than its time does not keep others from it. Nothing that Evenkeel finds rejects a workload for good.
+func answerOf(d gate.Decision) (state string, after time.Duration) {
+	switch {
+	case !d.Holds():
+		return stateReady, 0
+	case d.Action == gate.Move:
+		return stateRetry, afterMove
+	case d.Overdue:
+		return stateRetry, afterHold
+	}
+	return statePending, 0
+}

@@ -1,0 +1,163 @@
+package kueue
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+)
+
+func parse(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func TestActive(t *testing.T) {
+	policies := []evenkeel.NetworkCheckPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "nightly"}}}
+	for text, want := range map[string]string{
+		`{spec: {controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy, name: nightly}}}`: "Active",
+		`{spec: {controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy, name: weekly}}}`:  "NoPolicy",
+		`{spec: {controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkProfile, name: nightly}}}`:     "BadParameters",
+		`{spec: {controllerName: evenkeel.dev/preflight}}`: "BadParameters",
+	} {
+		check := parse(t, text)
+		if c := active(check, policies); c.Reason != want || (c.Status == metav1.ConditionTrue) != (want == "Active") {
+			t.Errorf("%s: %+v", text, c)
+		}
+		if _, _, ours := parameters(check); !ours {
+			t.Errorf("%s is ours", text)
+		}
+	}
+	for _, text := range []string{`{spec: {controllerName: example.com/other}}`, `{}`, `{spec: 7}`} {
+		if _, _, ours := parameters(parse(t, text)); ours {
+			t.Errorf("%s is not ours", text)
+		}
+	}
+}
+
+const reserved = `{kind: Workload, metadata: {name: w, uid: u}, spec: {podSets: [{name: main, template: {spec: {nodeSelector: {a: b}, containers: [{name: c}]}}}]}, status: {
+  conditions: [{type: QuotaReserved, status: "True", lastTransitionTime: "2026-11-21T12:00:00Z"}],
+  admissionChecks: [{name: network, state: Pending}, {name: network-too, state: Ready}, {name: other, state: Pending}],
+  admission: {podSetAssignments: [{name: main, flavors: {cpu: h100}}]}}}`
+
+var ours = map[string]string{"network": "nightly", "network-too": "nightly"}
+
+func TestPending(t *testing.T) {
+	list, err := pending(parse(t, reserved), ours)
+	if err != nil || len(list) != 1 || list[0].check != "network" || list[0].policy != "nightly" || !list[0].since.Equal(time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)) {
+		t.Errorf("%+v %v", list, err)
+	}
+	for name, change := range map[string]string{
+		"no quota":            `QuotaReserved, status: "True"|QuotaReserved, status: "False"`,
+		"finished":            `conditions: [|conditions: [{type: Finished, status: "True"}, `,
+		"evicted":             `conditions: [|conditions: [{type: Evicted, status: "True"}, `,
+		"not active":          `spec: {podSets|spec: {active: false, podSets`,
+		"answered":            `network, state: Pending|network, state: Ready`,
+		"no admission so far": `admission:|another:`,
+		"going":               `metadata: {|metadata: {deletionTimestamp: "2026-11-21T12:00:00Z", `,
+	} {
+		from, to, _ := strings.Cut(change, "|")
+		if list, err := pending(parse(t, strings.Replace(reserved, from, to, 1)), ours); err != nil || len(list) != 0 {
+			t.Errorf("%s: %+v %v", name, list, err)
+		}
+	}
+	if _, err := pending(parse(t, strings.Replace(reserved, "conditions: [", "conditions: 7, x: [", 1)), ours); err == nil {
+		t.Error("conditions that are none are no error")
+	}
+}
+
+func TestJob(t *testing.T) {
+	flavors := []unstructured.Unstructured{
+		*parse(t, `{metadata: {name: h100}, spec: {nodeLabels: {pool: h100}, tolerations: [{key: gpu, operator: Exists}]}}`),
+		*parse(t, `{metadata: {name: cpu}, spec: {nodeLabels: {pool: cpu}}}`),
+	}
+	for name, test := range map[string]struct {
+		assignment string
+		hosts      []string
+		selectors  []map[string]string
+		ready      bool
+		problem    string
+	}{
+		"flavor": {`{}`, nil, []map[string]string{{"a": "b", "pool": "h100"}}, true, ""},
+		"hosts, v1beta1": {
+			`topologyAssignment: {levels: [rack, kubernetes.io/hostname], domains: [{values: [r1, n1], count: 1}, {values: [r1, n2], count: 1}]}`,
+			[]string{"n1", "n2"}, nil, true, "",
+		},
+		"hosts, v1beta2": {
+			`topologyAssignment: {levels: [kubernetes.io/hostname], slices: [{domainCount: 2, podCounts: {universal: 1}, valuesPerLevel: [{individual: {prefix: gpu-, suffix: .x, roots: ["1", "2"]}}]}, {domainCount: 1, podCounts: {universal: 1}, valuesPerLevel: [{universal: n9}]}]}`,
+			[]string{"gpu-1.x", "gpu-2.x", "n9"}, nil, true, "",
+		},
+		"racks": {
+			`topologyAssignment: {levels: [block, rack], slices: [{domainCount: 2, podCounts: {universal: 1}, valuesPerLevel: [{universal: b1}, {individual: {roots: [r1, r2]}}]}]}`,
+			nil, []map[string]string{{"a": "b", "pool": "h100", "block": "b1", "rack": "r1"}, {"a": "b", "pool": "h100", "block": "b1", "rack": "r2"}}, true, "",
+		},
+		"to be chosen":               {`delayedTopologyRequest: Pending`, nil, nil, false, ""},
+		"fewer values than domains":  {`topologyAssignment: {levels: [rack], slices: [{domainCount: 2, valuesPerLevel: [{individual: {roots: [r1]}}]}]}`, nil, nil, false, "topology assignment"},
+		"more levels than values":    {`topologyAssignment: {levels: [rack, host], domains: [{values: [r1]}]}`, nil, nil, false, "topology assignment"},
+		"a topology that is not one": {`topologyAssignment: {levels: [], domains: [{values: []}]}`, nil, nil, false, "topology assignment"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list, err := pending(parse(t, strings.Replace(reserved, "flavors: {cpu: h100}", "flavors: {cpu: h100}, "+strings.TrimPrefix(test.assignment, "{}"), 1)), ours)
+			if err != nil || len(list) != 1 {
+				t.Fatalf("%+v %v", list, err)
+			}
+			job, ready, err := list[0].job(flavors)
+			if test.problem != "" {
+				if err == nil || !strings.Contains(err.Error(), test.problem) {
+					t.Errorf("%v", err)
+				}
+				return
+			}
+			if err != nil || ready != test.ready {
+				t.Fatalf("ready %t, %v", ready, err)
+			}
+			var selectors []map[string]string
+			for _, spec := range job.Pods {
+				selectors = append(selectors, spec.NodeSelector)
+				if len(spec.Tolerations) != 1 {
+					t.Errorf("tolerations %+v", spec.Tolerations)
+				}
+			}
+			if diff := cmp.Diff(test.selectors, selectors); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff(test.hosts, job.Hosts); diff != "" {
+				t.Error(diff)
+			}
+			if job.Policy != "nightly" {
+				t.Errorf("policy %q", job.Policy)
+			}
+		})
+	}
+}
+
+func TestAnswer(t *testing.T) {
+	for _, test := range []struct {
+		action  gate.Action
+		overdue bool
+		state   string
+		after   time.Duration
+	}{
+		{gate.Open, false, stateReady, 0},
+		{gate.GiveUp, false, stateReady, 0},
+		{gate.Check, false, statePending, 0},
+		{gate.Wait, false, statePending, 0},
+		{gate.Check, true, stateRetry, afterHold},
+		{gate.Move, false, stateRetry, afterMove},
+	} {
+		if state, after := answerOf(gate.Decision{Action: test.action, Overdue: test.overdue}); state != test.state || after != test.after {
+			t.Errorf("%s, overdue %t: %s after %s", test.action, test.overdue, state, after)
+		}
+	}
+}

@@ -1,0 +1,494 @@
+// Package networkcheck runs NetworkChecks: it starts what package preflight asks for, records what came of it, and cleans up.
+//
+// What is known about a check lies in the record of its report, a ConfigMap, and in its Jobs; nothing is kept in memory. A
+// result is recorded before its Job is deleted, the record is read from the API server itself and written only if nobody
+// else has, and names follow from the work: so no run happens twice, whenever the controller stops.
+package networkcheck
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+)
+
+const (
+	fieldOwner = client.FieldOwner("evenkeel-networkcheck")
+	// network is what has to carry every run: the plugin's own name, as it tells NCCL.
+	network = "Evenkeel"
+	// concurrentChecks are worked on at a time; each waits for nothing but the API server.
+	concurrentChecks = 4
+	// moment is how long runs that end are gathered: their results are recorded with one write.
+	moment = 300 * time.Millisecond
+	// A check goes on soon after the API server does, however long it was away.
+	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
+
+	// RecordFile, ReportFile and PairsFile are the report's parts.
+	RecordFile = "record.json"
+	ReportFile = "report.md"
+	PairsFile  = "pairs.svg"
+)
+
+// Controller runs the NetworkChecks of one namespace.
+type Controller struct {
+	// Namespace is the one whose checks are run: its administrators are trusted with images on any node. Checks elsewhere
+	// are told so.
+	Namespace string
+	// BenchImage is the runner Bench's image where a check names none.
+	BenchImage string
+	// Logs reads the results.
+	Logs LogReader
+	// Now is the time, and Poll how long at most until pods are looked at again.
+	Now  func() time.Time
+	Poll time.Duration
+
+	client client.Client
+	live   client.Reader
+}
+
+// Cached keeps only Jobs that belong to checks, in the one namespace.
+func Cached(namespace string) map[client.Object]cache.ByObject {
+	ours, err := labels.NewRequirement(evenkeel.CheckKey, selection.Exists, nil)
+	if err != nil {
+		panic(err) // the key is a constant
+	}
+	return map[client.Object]cache.ByObject{&batchv1.Job{}: {
+		Namespaces: map[string]cache.Config{namespace: {LabelSelector: labels.NewSelector().Add(*ours)}},
+	}}
+}
+
+// SetupWithManager starts the controller with the manager.
+func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
+	// Nodes and profiles are watched too: reading what is not is an error.
+	for _, object := range []client.Object{&corev1.Node{}, &evenkeel.NetworkProfile{}} {
+		if _, err := mgr.GetCache().GetInformer(context.Background(), object); err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
+	}
+	return builder.ControllerManagedBy(mgr).Named("networkcheck").
+		For(&evenkeel.NetworkCheck{}).
+		Watches(&batchv1.Job{}, debounce.Events(moment, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: concurrentChecks,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		}).
+		Complete(c)
+}
+
+// Reconcile takes a check as far as it goes now.
+func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	object := &evenkeel.NetworkCheck{}
+	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if object.DeletionTimestamp != nil {
+		return reconcile.Result{}, nil // what it owns goes with it
+	}
+	if meta.IsStatusConditionTrue(object.Status.Conditions, evenkeel.ConditionComplete) {
+		return c.expire(ctx, object)
+	}
+	if object.Namespace != c.Namespace {
+		return reconcile.Result{}, c.refuse(ctx, object, "WrongNamespace", fmt.Sprintf("checks run in namespace %s: create this one there", c.Namespace))
+	}
+	check := jobs.Check{Object: object, Options: object.Spec.WithDefaults()}
+	if check.Options.Runner.Image == "" {
+		check.Options.Runner.Image = c.BenchImage
+	}
+	report, err := c.report(ctx, &check)
+	if err != nil || report == nil {
+		return reconcile.Result{}, err
+	}
+	return c.advance(ctx, check, report)
+}
+
+// expire deletes a check that has ended when its time has come.
+func (c *Controller) expire(ctx context.Context, object *evenkeel.NetworkCheck) (reconcile.Result, error) {
+	if object.Spec.TTLSecondsAfterFinished == nil || object.Status.CompletionTime == nil {
+		return reconcile.Result{}, nil
+	}
+	left := object.Status.CompletionTime.Add(time.Duration(*object.Spec.TTLSecondsAfterFinished) * time.Second).Sub(c.Now())
+	if left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	if err := c.client.Delete(ctx, object, client.Preconditions{UID: &object.UID}); client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("delete NetworkCheck %s: %w", object.Name, err)
+	}
+	return reconcile.Result{}, nil
+}
+
+// A report is a check's ConfigMap and the record in it.
+type report struct {
+	*corev1.ConfigMap
+	record *preflight.Record
+}
+
+// report reads the check's report, or begins it. It is nil where the check cannot be run, which its status then says.
+func (c *Controller) report(ctx context.Context, check *jobs.Check) (*report, error) {
+	r := &report{ConfigMap: &corev1.ConfigMap{}}
+	err := c.live.Get(ctx, client.ObjectKey{Namespace: check.Object.Namespace, Name: check.ReportName()}, r.ConfigMap)
+	if apierrors.IsNotFound(err) {
+		return c.begin(ctx, check)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the report of NetworkCheck %s: %w", check.Object.Name, err)
+	}
+	if owner := metav1.GetControllerOf(r.ConfigMap); owner == nil || owner.UID != check.Object.UID {
+		return nil, c.refuse(ctx, check.Object, "ReportNameTaken", fmt.Sprintf("the ConfigMap %s, which would be the report, belongs to something else", r.Name))
+	}
+	if r.record, err = preflight.Decode(r.Data[RecordFile]); err != nil {
+		return nil, c.refuse(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
+	}
+	check.Plugin, err = inject.FromPod(map[string]string{evenkeel.ProfileKey: check.Options.ProfileName}, r.record.Plugin)
+	if err != nil {
+		return nil, c.refuse(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
+	}
+	return r, nil
+}
+
+// begin chooses the nodes, pins the plugin and writes both down.
+func (c *Controller) begin(ctx context.Context, check *jobs.Check) (*report, error) {
+	if check.Options.Runner.Image == "" {
+		return nil, c.refuse(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without preflight.benchImage")
+	}
+	profile := &evenkeel.NetworkProfile{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
+	if apierrors.IsNotFound(err) {
+		// Nobody is refused for a cache that has yet to see what was applied together with the check.
+		err = c.live.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, c.refuse(ctx, check.Object, "NoProfile", fmt.Sprintf("there is no NetworkProfile named %q", check.Options.ProfileName))
+	case err != nil:
+		return nil, fmt.Errorf("read NetworkProfile %s: %w", check.Options.ProfileName, err)
+	}
+	launcher, err := c.launcher(check.Options.Runner)
+	if err != nil {
+		return nil, err
+	}
+	if launcher == "" {
+		return nil, c.refuse(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or use the runner Bench with launcher IndexedJob")
+	}
+	check.Plugin = inject.Resolve(profile, "")
+	if why := rdmaObstacle(check, profile, launcher); why != "" {
+		return nil, c.refuse(ctx, check.Object, "NoRDMA", why)
+	}
+	nodes, err := c.choose(ctx, check)
+	if err != nil {
+		return nil, err
+	}
+	if len(nodes) == 0 {
+		return nil, c.refuse(ctx, check.Object, "NoNodes", "no node matches spec.nodes")
+	}
+	record := &preflight.Record{Started: c.Now().UTC().Truncate(time.Second), Launcher: launcher, Plugin: check.Plugin.Annotations(), Nodes: nodes}
+	if profile.Spec.Transport.Mode == evenkeel.TransportRDMA && check.Options.Runner.Type == evenkeel.RunnerBench {
+		record.Transport = preflight.TransportRDMA
+	}
+	text, err := record.Encode()
+	if err != nil {
+		return nil, err
+	}
+	r := &report{ConfigMap: &corev1.ConfigMap{ObjectMeta: check.Meta(check.ReportName()), Data: map[string]string{RecordFile: text}}, record: record}
+	if err := c.client.Create(ctx, r.ConfigMap); err != nil {
+		return nil, fmt.Errorf("begin the report of NetworkCheck %s: %w", check.Object.Name, err)
+	}
+	c.say(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes were chosen; runs are started by %s, over the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
+	return r, nil
+}
+
+// rdmaObstacle is what keeps stage RDMA from being run, where it is asked for; empty if nothing does.
+func rdmaObstacle(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher evenkeel.Launcher) string {
+	device := check.Plugin.RDMA
+	switch {
+	case !slices.Contains(check.Options.Stages, evenkeel.StageRDMA):
+		return ""
+	case device == nil:
+		why := "its transport.mode is TCP"
+		if c := meta.FindStatusCondition(profile.Status.Conditions, evenkeel.ConditionRDMA); c != nil {
+			why = c.Message
+		}
+		return fmt.Sprintf("stage RDMA: jobs of NetworkProfile %s get no RDMA device: %s", profile.Name, why)
+	case device.LockMemory && launcher == evenkeel.LauncherMPIJob:
+		return fmt.Sprintf("stage RDMA: NetworkProfile %s lets containers lock memory by a capability, which counts for root only, and MPIJobs do not run as root: set runner.launcher to IndexedJob", profile.Name)
+	}
+	return ""
+}
+
+// launcher decides what Auto means here; it is empty where the cluster lacks what was asked for.
+func (c *Controller) launcher(runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
+	if runner.Launcher == evenkeel.LauncherIndexedJob {
+		return runner.Launcher, nil
+	}
+	_, err := c.client.RESTMapper().RESTMapping(jobs.MPIJobKind.GroupKind(), jobs.MPIJobKind.Version)
+	switch {
+	case err == nil:
+		return evenkeel.LauncherMPIJob, nil
+	case !meta.IsNoMatchError(err):
+		return "", fmt.Errorf("look for MPIJob: %w", err)
+	case runner.Launcher == evenkeel.LauncherMPIJob || runner.Type == evenkeel.RunnerNCCLTests:
+		return "", nil
+	}
+	return evenkeel.LauncherIndexedJob, nil
+}
+
+// choose lists the check's nodes and, for stage Capacity, what the API has against each. The list is read live: what is
+// cached of a node is less than this needs.
+func (c *Controller) choose(ctx context.Context, check *jobs.Check) ([]preflight.Node, error) {
+	selector := labels.Nothing()
+	names := check.Object.Spec.Nodes.Names
+	wanted := make(map[string]bool, len(names))
+	for _, name := range names {
+		wanted[name] = true
+	}
+	if names != nil {
+		selector = labels.Everything()
+	} else if s := check.Object.Spec.Nodes.Selector; s != nil {
+		var err error
+		if selector, err = metav1.LabelSelectorAsSelector(s); err != nil {
+			return nil, reconcile.TerminalError(fmt.Errorf("spec.nodes.selector: %w", err))
+		}
+	}
+	var list corev1.NodeList
+	if err := c.live.List(ctx, &list, client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	found := map[string]bool{}
+	var nodes []preflight.Node
+	tolerations := jobs.Tolerations(check.Options.Runner.Tolerations)
+	for i := range list.Items {
+		node := &list.Items[i]
+		if names != nil && !wanted[node.Name] {
+			continue
+		}
+		found[node.Name] = true
+		n := preflight.Node{Name: node.Name, Pool: node.Labels[check.Options.PoolLabel]}
+		if slices.Contains(check.Options.Stages, evenkeel.StageCapacity) {
+			n.Verdict, n.Reason, n.Message = preflight.Capacity(node, tolerations)
+		}
+		if device := check.Plugin.RDMA; device != nil {
+			offered := node.Status.Allocatable[corev1.ResourceName(device.Resource)]
+			n.RDMA = offered.Sign() > 0
+		}
+		nodes = append(nodes, n)
+	}
+	for _, name := range names {
+		if !found[name] {
+			nodes = append(nodes, preflight.Node{Name: name, Verdict: pairing.Inconclusive, Reason: preflight.ReasonNodeNotFound, Message: "there is no node of this name"})
+		}
+	}
+	slices.SortFunc(nodes, func(a, b preflight.Node) int {
+		return strings.Compare(a.Name, b.Name)
+	})
+	return nodes, nil
+}
+
+// Options are what the spec asks for, in the form in which package preflight takes it.
+func Options(object *evenkeel.NetworkCheck) preflight.Options {
+	spec := object.Spec.WithDefaults()
+	o := preflight.Options{Stages: spec.Stages, Network: network}
+	if spec.Rails != nil {
+		o.Rails = int(*spec.Rails)
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(object.UID)) // a hash never fails to write
+	o.Seed = hash.Sum64()
+	t := spec.Thresholds
+	if t.MinBusBandwidth != nil {
+		o.Thresholds.MinBusBW = t.MinBusBandwidth.AsApproximateFloat64() / 1e9
+	}
+	if t.MinPercentOfMedian != nil {
+		o.Thresholds.MinPercentOfMedian = float64(*t.MinPercentOfMedian)
+	}
+	o.Thresholds.PoolMinBusBW = map[string]float64{}
+	for _, pool := range t.Pools {
+		o.Thresholds.PoolMinBusBW[pool.Name] = pool.MinBusBandwidth.AsApproximateFloat64() / 1e9
+	}
+	return o
+}
+
+// advance records the runs that have ended, starts those that are next, and ends the check when there are none.
+func (c *Controller) advance(ctx context.Context, check jobs.Check, r *report) (reconcile.Result, error) {
+	options := Options(check.Object)
+	deadline := r.record.Started.Add(time.Duration(*check.Options.TimeoutSeconds) * time.Second)
+	if r.record.Ended == "" && !c.Now().Before(deadline) {
+		r.record.Ended = fmt.Sprintf("the check's time, %d s, was up", *check.Options.TimeoutSeconds)
+		if err := c.save(ctx, r); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	existing, err := c.jobs(ctx, check, r.record.Launcher)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	decision := preflight.Decide(options, r.record)
+	running, done, err := c.collect(ctx, check, decision.Work, existing, r)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := c.remove(ctx, done...); err != nil {
+		return reconcile.Result{}, err
+	}
+	decision = preflight.Decide(options, r.record)
+	if len(decision.Work) == 0 {
+		return reconcile.Result{}, c.end(ctx, check, r, decision)
+	}
+	refused, err := c.start(ctx, check, r, decision.Work, running)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if refused {
+		return reconcile.Result{RequeueAfter: time.Millisecond}, c.save(ctx, r)
+	}
+	if err := c.tell(ctx, check, r.record, decision); err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: min(c.Poll, max(time.Millisecond, deadline.Sub(c.Now())))}, nil
+}
+
+// collect records what has ended. It returns the works that run, and the Jobs that are of no more use.
+func (c *Controller) collect(ctx context.Context, check jobs.Check, works []preflight.Work, existing map[string]job, r *report) (running []preflight.Work, done []client.Object, err error) {
+	var pods map[string][]corev1.Pod
+	if len(existing) > 0 {
+		if pods, err = c.pods(ctx, check); err != nil {
+			return nil, nil, err
+		}
+	}
+	recorded := false
+	for _, w := range works {
+		j, there := existing[check.RunName(w)]
+		if !there {
+			continue
+		}
+		delete(existing, j.GetName())
+		m, err := c.look(ctx, check, w, j, pods[j.GetName()])
+		if err != nil {
+			// The others go on; this one has its timeout.
+			log.FromContext(ctx).Info("cannot read a result yet", "run", j.GetName(), "reason", err.Error())
+		}
+		if m == nil {
+			running = append(running, w)
+			continue
+		}
+		if r.record.Add(w, *m) {
+			recorded = true
+			metrics.RunEnded(w.Stage, m.Outcome)
+		}
+		done = append(done, j.Object)
+	}
+	for _, j := range existing {
+		done = append(done, j.Object)
+	}
+	if recorded {
+		err = c.save(ctx, r)
+	}
+	return running, done, err
+}
+
+// save writes the record, unless somebody else has meanwhile.
+func (c *Controller) save(ctx context.Context, r *report) error {
+	text, err := r.record.Encode()
+	if err != nil {
+		return err
+	}
+	r.Data[RecordFile] = text
+	if err := c.client.Update(ctx, r.ConfigMap); err != nil {
+		return fmt.Errorf("write the report %s: %w", r.Name, err)
+	}
+	return nil
+}
+
+// start starts what the limit allows of the works that do not run, none on a node that is in use. It reports whether the
+// API server refused one for good, as by a policy of the cluster: that is noted in the record.
+func (c *Controller) start(ctx context.Context, check jobs.Check, r *report, works, running []preflight.Work) (refused bool, err error) {
+	busy, names := map[string]bool{}, map[string]bool{}
+	occupy := func(w preflight.Work) {
+		names[w.Name()] = true
+		for _, n := range w.Nodes {
+			busy[n] = true
+		}
+	}
+	for _, w := range running {
+		occupy(w)
+	}
+	for _, w := range works {
+		if names[w.Name()] || slices.ContainsFunc(w.Nodes, func(n string) bool { return busy[n] }) {
+			continue
+		}
+		// What is larger than the limit, as a whole pool may be, runs alone.
+		if len(busy) > 0 && len(busy)+len(w.Nodes) > int(*check.Options.MaxConcurrentNodes) {
+			break
+		}
+		if len(names) == 0 {
+			if err := c.client.Create(ctx, check.Service()); err != nil && !apierrors.IsAlreadyExists(err) {
+				return false, fmt.Errorf("create the Service of NetworkCheck %s: %w", check.Object.Name, err)
+			}
+		}
+		err := c.create(ctx, check, r.record.Launcher, w)
+		switch {
+		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
+			if r.record.Add(w, fault(err.Error())) {
+				refused = true
+				metrics.RunEnded(w.Stage, pairing.Fault)
+			}
+			continue
+		case err != nil:
+			return refused, err
+		}
+		occupy(w)
+	}
+	return refused, nil
+}
+
+// end writes the report, removes what is left, and says what was found.
+func (c *Controller) end(ctx context.Context, check jobs.Check, r *report, decision preflight.Decision) error {
+	left, err := c.jobs(ctx, check, r.record.Launcher)
+	if err != nil {
+		return err
+	}
+	objects := []client.Object{&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: check.Object.Namespace, Name: check.ServiceName()}}}
+	for _, j := range left {
+		objects = append(objects, j.Object)
+	}
+	if err := c.remove(ctx, objects...); err != nil {
+		return err
+	}
+	// Once: a status that could not be written is the same the next time.
+	if r.record.Finished.IsZero() {
+		files := preflight.Report(check.Object.Name, r.record, decision)
+		r.record.Finished, r.Data[ReportFile], r.Data[PairsFile] = c.Now().UTC().Truncate(time.Second), files.Markdown, files.SVG
+		if err := c.save(ctx, r); err != nil {
+			return err
+		}
+	}
+	status := final(check.Object, r.record, decision)
+	status.ReportName = r.Name
+	return c.conclude(ctx, check.Object, status)
+}

@@ -1,0 +1,164 @@
+package networkcheck
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/ncclout"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+)
+
+func TestMeasure(t *testing.T) {
+	for file, want := range map[string]struct {
+		outcome pairing.Outcome
+		network string
+	}{
+		"evenkeel-json.log":                  {pairing.Measured, "Evenkeel"},
+		"evenkeel-text.log":                  {pairing.Measured, "Evenkeel"},
+		"synthetic-nccl-tests.log":           {pairing.Measured, "Evenkeel"},
+		"synthetic-nccl-tests-fallback.log":  {pairing.Measured, "Socket"},
+		"synthetic-nccl-tests-no-driver.log": {pairing.Fault, ""},
+		"nccl-tests-no-driver.log":           {pairing.Fault, ""},
+		"evenkeel-noplugin.log":              {pairing.Fault, ""},
+		"cut-evenkeel-after-two-rows.log":    {pairing.Fault, ""},
+	} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "preflight", "ncclout", "testdata", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := measure(text)
+		if m.Outcome != want.outcome || (m.Detail == "") != (want.outcome == pairing.Measured) {
+			t.Errorf("%s: %+v", file, m)
+		}
+		if driver := strings.Contains(file, "no-driver"); driver != strings.HasPrefix(m.Detail, "no usable GPU driver: ") {
+			t.Errorf("%s: %q", file, m.Detail)
+		}
+		if want.network != "" && (len(m.Networks) != 1 || m.Networks[0].Name != want.network || m.BusBW <= 0) {
+			t.Errorf("%s: %+v", file, m)
+		}
+	}
+	lost := measure([]byte("error: rank 1 (gpu-4, 10.0.0.2) is gone: its process or its machine has ended\n"))
+	if lost.Outcome != pairing.Broken || !strings.Contains(lost.Detail, "rank 1 (gpu-4") {
+		t.Errorf("%+v", lost)
+	}
+	if m := measure(nil); m.Outcome != pairing.Fault {
+		t.Errorf("an empty log: %+v", m)
+	}
+}
+
+func TestObstacle(t *testing.T) {
+	container := func(state corev1.ContainerState) corev1.PodStatus {
+		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: jobs.Container, State: state}}}
+	}
+	ended := func(code int32, reason string) corev1.PodStatus {
+		status := container(corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason}})
+		status.Phase = corev1.PodFailed
+		return status
+	}
+	waiting := func(reason string) corev1.PodStatus {
+		return container(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "so\nit is"}})
+	}
+	for want, status := range map[string]corev1.PodStatus{
+		"":                                 ended(1, "Error"),
+		" ":                                waiting("ContainerCreating"),
+		"  ":                               {},
+		"ImagePullBackOff: so it is":       waiting("ImagePullBackOff"),
+		"CreateContainerConfigError":       waiting("CreateContainerConfigError"),
+		"OOMKilled":                        ended(137, "OOMKilled"),
+		"ended by signal 11":               ended(139, "Error"),
+		"EvictionByEvictionAPI: drained":   {Conditions: []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "drained"}}},
+		"Evicted: low on memory":           {Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"},
+		"UnexpectedAdmissionError: no GPU": {Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "no GPU"},
+	} {
+		pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{NodeName: "gpu-1"}, Status: status}
+		got := obstacle([]corev1.Pod{{}, pod})
+		if strings.TrimSpace(want) == "" {
+			if got != "" {
+				t.Errorf("%+v: %q, want nothing", status, got)
+			}
+		} else if !strings.Contains(got, want) || !strings.HasPrefix(got, "pod p on gpu-1: ") {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestLauncher(t *testing.T) {
+	without := &Controller{client: fake.NewClientBuilder().WithRESTMapper(meta.NewDefaultRESTMapper(nil)).Build()}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(jobs.MPIJobKind, meta.RESTScopeNamespace)
+	with := &Controller{client: fake.NewClientBuilder().WithRESTMapper(mapper).Build()}
+	for _, test := range []struct {
+		kind                   evenkeel.RunnerType
+		asked, without, served evenkeel.Launcher
+	}{
+		{evenkeel.RunnerBench, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob},
+		{evenkeel.RunnerBench, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob},
+		{evenkeel.RunnerBench, evenkeel.LauncherMPIJob, "", evenkeel.LauncherMPIJob},
+		{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob},
+	} {
+		runner := evenkeel.RunnerSpec{Type: test.kind, Launcher: test.asked}
+		if got, err := without.launcher(runner); err != nil || got != test.without {
+			t.Errorf("%+v without MPIJobs: %q %v, want %q", runner, got, err, test.without)
+		}
+		if got, err := with.launcher(runner); err != nil || got != test.served {
+			t.Errorf("%+v with MPIJobs: %q %v, want %q", runner, got, err, test.served)
+		}
+	}
+}
+
+// TestAStatusIsBounded has thousands of nodes, pools and networks fail with long names and reasons.
+func TestAStatusIsBounded(t *testing.T) {
+	long := strings.Repeat("x", 2000)
+	record := &preflight.Record{Started: time.Unix(0, 0), Finished: time.Unix(1, 0)}
+	d := preflight.Decision{Verdict: pairing.Fail}
+	for i := range 5000 {
+		name := fmt.Sprintf("%s-%04d", long[:248], i)
+		record.Networks = append(record.Networks, ncclout.Network{Name: name, SHA256: long, Version: 1})
+		d.Nodes = append(d.Nodes, preflight.NodeResult{Node: preflight.Node{Name: name, Verdict: pairing.Fail, Reason: "TooSlow", Message: long}, Stage: evenkeel.StagePairs, BusBW: 1.5})
+		d.Fabrics = append(d.Fabrics, preflight.FabricResult{Pools: slices.Repeat([]string{long[:63]}, 5000), Verdict: pairing.Fail, Reason: "NoPairPassed", Message: long, MinBusBW: 400})
+	}
+	text, err := json.Marshal(final(&evenkeel.NetworkCheck{}, record, d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(text) > 64<<10 {
+		t.Errorf("%d bytes", len(text))
+	}
+}
+
+func TestList(t *testing.T) {
+	names := []string{"gpu-1", "gpu-2", "gpu-3"}
+	for most, want := range map[int]string{100: "gpu-1, gpu-2, gpu-3", 25: "gpu-1, gpu-2 and 1 more", 20: "gpu-1 and 2 more", 4: "g..."} {
+		if got := List(names, most); got != want || len(got) > most {
+			t.Errorf("%d: %q, want %q", most, got, want)
+		}
+	}
+	if got := List(nil, 10); got != "" {
+		t.Errorf("no names: %q", got)
+	}
+}
+
+func TestQuantity(t *testing.T) {
+	for gigabytes, want := range map[float64]string{0.1: "100M", 46.1234: "46123M", 340: "340G", 0.0001: "100k"} {
+		if got := Quantity(gigabytes).String(); got != want {
+			t.Errorf("%g: %s, want %s", gigabytes, got, want)
+		}
+	}
+	if Quantity(0) != nil || Quantity(-1) != nil {
+		t.Error("no speed is no quantity")
+	}
+}

@@ -1,0 +1,163 @@
+package networkcheck
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/ncclout"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+)
+
+// LogReader reads what a container wrote.
+type LogReader interface {
+	// Tail returns the end of the log of the container jobs.Container, whole lines but for the first.
+	Tail(ctx context.Context, namespace, pod string) ([]byte, error)
+}
+
+// PodLogs reads logs from the API server.
+type PodLogs struct{ Clientset kubernetes.Interface }
+
+// Bounds of what is read of a log: nobody but a benchmark gone astray writes more.
+const (
+	maxLogLines = 5000
+	maxLogBytes = 8 << 20
+)
+
+// Tail implements LogReader.
+func (l PodLogs) Tail(ctx context.Context, namespace, pod string) ([]byte, error) {
+	lines, size := int64(maxLogLines), int64(maxLogBytes)
+	stream, err := l.Clientset.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Container: jobs.Container, TailLines: &lines, LimitBytes: &size}).Stream(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("log of pod %s: %w", pod, err)
+	}
+	defer stream.Close()
+	text, err := io.ReadAll(io.LimitReader(stream, maxLogBytes))
+	if err != nil {
+		return nil, fmt.Errorf("log of pod %s: %w", pod, err)
+	}
+	return text, nil
+}
+
+// hopeless are reasons for which a container waits that no waiting mends.
+var hopeless = []string{
+	"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "SignatureValidationFailed",
+	"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
+}
+
+// obstacle is what keeps a run from saying anything about the network, as far as its pods tell; empty if nothing does.
+// Ranks that ended by themselves are no obstacle: their logs tell.
+func obstacle(pods []corev1.Pod) string {
+	for i := range pods {
+		pod := &pods[i]
+		if why := podObstacle(pod); why != "" {
+			where := ""
+			if pod.Spec.NodeName != "" {
+				where = " on " + pod.Spec.NodeName
+			}
+			return fmt.Sprintf("pod %s%s: %s", pod.Name, where, why)
+		}
+	}
+	return ""
+}
+
+func podObstacle(pod *corev1.Pod) string {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue {
+			return join(c.Reason, c.Message)
+		}
+	}
+	if pod.Status.Phase == corev1.PodFailed && pod.Status.Reason != "" && len(terminated(pod)) == 0 {
+		return join(pod.Status.Reason, pod.Status.Message)
+	}
+	if pod.Status.Reason == "Evicted" || pod.Status.Reason == "NodeLost" || pod.Status.Reason == "Preempting" {
+		return join(pod.Status.Reason, pod.Status.Message)
+	}
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if w := c.State.Waiting; w != nil && slices.Contains(hopeless, w.Reason) {
+			return join(w.Reason, w.Message)
+		}
+	}
+	for _, t := range terminated(pod) {
+		switch {
+		case t.Reason == "OOMKilled" || t.Reason == "ContainerCannotRun" || t.Reason == "StartError":
+			return join(t.Reason, t.Message)
+		case t.ExitCode > 128:
+			return fmt.Sprintf("its process was ended by signal %d", t.ExitCode-128)
+		}
+	}
+	return ""
+}
+
+func terminated(pod *corev1.Pod) []*corev1.ContainerStateTerminated {
+	var all []*corev1.ContainerStateTerminated
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if t := c.State.Terminated; t != nil && (t.ExitCode != 0 || c.Name == jobs.Container) {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// lagging says what the pods wait for, for a run whose time is up.
+func lagging(pods []corev1.Pod, wanted int) string {
+	if len(pods) < wanted {
+		return fmt.Sprintf("%d of its %d pods exist", len(pods), wanted)
+	}
+	for i := range pods {
+		pod := &pods[i]
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+				return fmt.Sprintf("pod %s is not scheduled: %s", pod.Name, c.Message)
+			}
+		}
+		if pod.Status.Phase == corev1.PodPending {
+			return fmt.Sprintf("pod %s on %s has not started", pod.Name, pod.Spec.NodeName)
+		}
+	}
+	return "its pods still run"
+}
+
+func join(reason, message string) string {
+	return strings.TrimSuffix(reason+": "+strings.Join(strings.Fields(message), " "), ": ")
+}
+
+// measure says what a run came to whose processes ended by themselves.
+func measure(log []byte) preflight.Measurement {
+	report, err := ncclout.Parse(log)
+	m := preflight.Measurement{Outcome: pairing.Measured, BusBW: report.PeakBusBW(), Wrong: report.OutOfBounds, Networks: report.Networks}
+	switch {
+	case err == nil:
+	case report.Failure != nil && report.Failure.Kind == ncclout.FailureRun:
+		m.Outcome, m.BusBW, m.Detail = pairing.Broken, 0, report.Failure.Line
+	case report.Failure != nil && report.Failure.Kind == ncclout.FailureDriver:
+		m = fault("no usable GPU driver: " + report.Failure.Line)
+	default:
+		m = fault(err.Error())
+	}
+	m.LockedMemory = report.LockedMemory
+	return m
+}
+
+func fault(detail string) preflight.Measurement {
+	return preflight.Measurement{Outcome: pairing.Fault, Detail: detail}
+}
+
+// speaker is the pod whose log has the results: an MPIJob's launcher, else rank 0.
+func speaker(pods []corev1.Pod) *corev1.Pod {
+	for i := range pods {
+		labels := pods[i].Labels
+		if labels[evenkeel.RoleKey] == evenkeel.RoleLauncher || labels["batch.kubernetes.io/job-completion-index"] == "0" && labels[evenkeel.RoleKey] == evenkeel.RoleRank {
+			return &pods[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package networkcheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+)
+
+// job is a run's Job or MPIJob.
+type job struct {
+	client.Object
+	ended bool
+	// why it ended, in the words of its own controller; empty if it succeeded.
+	why string
+}
+
+// jobs lists the check's, by name. Those of another check of the same name, which was deleted a moment ago, are left out.
+func (c *Controller) jobs(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher) (map[string]job, error) {
+	found := map[string]job{}
+	options := []client.ListOption{client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}}
+	add := func(object client.Object, ended bool, why string) {
+		if owner := metav1.GetControllerOf(object); owner != nil && owner.UID == check.Object.UID {
+			found[object.GetName()] = job{object, ended, why}
+		}
+	}
+	if launcher == evenkeel.LauncherMPIJob {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(jobs.MPIJobKind.GroupVersion().WithKind(jobs.MPIJobKind.Kind + "List"))
+		switch err := c.live.List(ctx, list, options...); {
+		case meta.IsNoMatchError(err): // the mpi-operator was removed, and its jobs with it
+			return found, nil
+		case err != nil:
+			return nil, fmt.Errorf("list MPIJobs: %w", err)
+		}
+		for i := range list.Items {
+			ended, why := mpiEnd(&list.Items[i])
+			add(&list.Items[i], ended, why)
+		}
+		return found, nil
+	}
+	var list batchv1.JobList
+	if err := c.client.List(ctx, &list, options...); err != nil {
+		return nil, fmt.Errorf("list Jobs: %w", err)
+	}
+	for i := range list.Items {
+		ended, why := jobEnd(&list.Items[i])
+		add(&list.Items[i], ended, why)
+	}
+	return found, nil
+}
+
+func jobEnd(j *batchv1.Job) (ended bool, why string) {
+	for _, c := range j.Status.Conditions {
+		if c.Status != corev1.ConditionTrue {
+			continue
+		}
+		switch c.Type {
+		case batchv1.JobComplete:
+			return true, ""
+		case batchv1.JobFailed:
+			return true, join(c.Reason, c.Message)
+		}
+	}
+	return false, ""
+}
+
+func mpiEnd(j *unstructured.Unstructured) (ended bool, why string) {
+	conditions, _, _ := unstructured.NestedSlice(j.Object, "status", "conditions") // what is not a list has no conditions
+	for _, item := range conditions {
+		condition, _ := item.(map[string]any)
+		text := func(key string) string { s, _ := condition[key].(string); return s }
+		if text("status") != "True" {
+			continue
+		}
+		switch text("type") {
+		case "Succeeded":
+			return true, ""
+		case "Failed":
+			return true, join(text("reason"), text("message"))
+		}
+	}
+	return false, ""
+}
+
+// create starts the work. What is there already is what a reader behind the times did not show.
+func (c *Controller) create(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher, w preflight.Work) error {
+	var object client.Object
+	var err error
+	if launcher == evenkeel.LauncherMPIJob {
+		object, err = check.MPIJob(w)
+	} else {
+		object, err = check.Job(w)
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.client.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create run %s: %w", object.GetName(), err)
+	}
+	return nil
+}
+
+// remove deletes runs, and their pods with them.
+func (c *Controller) remove(ctx context.Context, objects ...client.Object) error {
+	var all []error
+	for _, object := range objects {
+		if object.GetDeletionTimestamp() != nil {
+			continue
+		}
+		err := c.client.Delete(ctx, object, client.PropagationPolicy(metav1.DeletePropagationBackground))
+		if client.IgnoreNotFound(err) != nil {
+			all = append(all, fmt.Errorf("delete %s: %w", object.GetName(), err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// pods are those of the check's runs, by the run's name. They are read live: what is kept of a cluster's pods is none of
+// these, and what counts of a Job is watched.
+func (c *Controller) pods(ctx context.Context, check jobs.Check) (map[string][]corev1.Pod, error) {
+	var list corev1.PodList
+	if err := c.live.List(ctx, &list, client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}); err != nil {
+		return nil, fmt.Errorf("list the pods of NetworkCheck %s: %w", check.Object.Name, err)
+	}
+	runs := map[string][]corev1.Pod{}
+	for _, p := range list.Items {
+		runs[p.Labels[evenkeel.RunKey]] = append(runs[p.Labels[evenkeel.RunKey]], p)
+	}
+	return runs, nil
+}
+
+// look gives the result of the work, if there is one.
+func (c *Controller) look(ctx context.Context, check jobs.Check, w preflight.Work, j job, pods []corev1.Pod) (*preflight.Measurement, error) {
+	for _, name := range w.Nodes {
+		switch err := c.client.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{}); {
+		case apierrors.IsNotFound(err):
+			m := fault(fmt.Sprintf("node %s was deleted", name))
+			return &m, nil
+		case err != nil:
+			return nil, fmt.Errorf("read node %s: %w", name, err)
+		}
+	}
+	limit := time.Duration(*check.Options.RunTimeoutSeconds) * time.Second
+	late := !c.Now().Before(j.GetCreationTimestamp().Add(limit))
+	var m preflight.Measurement
+	switch why, from := obstacle(pods), speaker(pods); {
+	case why != "":
+		m = fault(why)
+	case j.ended && from == nil:
+		m = fault("the pod with the results is gone; " + join("the run ended", j.why))
+	case j.ended:
+		log, err := c.Logs.Tail(ctx, from.Namespace, from.Name)
+		switch {
+		case err == nil:
+			m = measure(log)
+		case late:
+			m = fault(err.Error())
+		default:
+			return nil, err
+		}
+	case late:
+		m = fault(fmt.Sprintf("it did not end within %s: %s", limit, lagging(pods, len(w.Nodes))))
+	default:
+		return nil, nil
+	}
+	return &m, nil
+}

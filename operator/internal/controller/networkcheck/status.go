@@ -1,0 +1,247 @@
+package networkcheck
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/kube/events"
+	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+)
+
+// Bounds of a status, which the API server enforces.
+const (
+	maxFindings  = 64
+	maxFabrics   = 16
+	maxPools     = 8
+	maxNetworks  = 8
+	maxMessage   = 300 // so that a status of all that these allow has less than 64 KiB
+	maxSummary   = 1024
+	maxBadNodes  = 512
+	reasonEnded  = "Ended"
+	reasonRuns   = "Running"
+	progressStep = 10 // percent; a status write for each of a thousand runs would help nobody
+)
+
+// Quantity is a bandwidth for people: whole megabytes per second, in the largest unit that loses nothing.
+func Quantity(gigabytes float64) *resource.Quantity {
+	if !(gigabytes > 0) || gigabytes > 1e9 {
+		return nil
+	}
+	mega := int64(math.Round(gigabytes * 1e3))
+	if mega == 0 {
+		return resource.NewQuantity(int64(gigabytes*1e9), resource.DecimalSI)
+	}
+	return resource.NewScaledQuantity(mega, resource.Mega)
+}
+
+// tell writes how far a check is.
+func (c *Controller) tell(ctx context.Context, check jobs.Check, record *preflight.Record, d preflight.Decision) error {
+	status := check.Object.Status.DeepCopy()
+	started, nodes := metav1.NewTime(record.Started), int32(len(record.Nodes))
+	status.StartTime, status.Launcher, status.ReportName, status.Summary.Nodes = &started, record.Launcher, check.ReportName(), &nodes
+	round := ""
+	if d.Stage == evenkeel.StagePairs {
+		round = fmt.Sprintf(" round %d", d.Round)
+	}
+	done := 100 * (d.Total - len(d.Work)) / max(1, d.Total)
+	status.Progress = fmt.Sprintf("%s%s: %d%% of %d runs", d.Stage, round, done/progressStep*progressStep, d.Total)
+	set(status, check.Object, evenkeel.ConditionComplete, metav1.ConditionFalse, reasonRuns, status.Progress, c.Now())
+	return statusapply.Status(ctx, c.client, fieldOwner, check.Object, &check.Object.Status, status)
+}
+
+// refuse ends a check that cannot be run.
+func (c *Controller) refuse(ctx context.Context, object *evenkeel.NetworkCheck, reason, message string) error {
+	status := object.Status.DeepCopy()
+	now := metav1.NewTime(c.Now().Truncate(time.Second))
+	status.Verdict, status.Message, status.Progress, status.CompletionTime = evenkeel.VerdictInconclusive, clip(message, maxSummary), "ended", &now
+	set(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reason, message, c.Now())
+	set(status, object, evenkeel.ConditionPassed, metav1.ConditionUnknown, reason, message, c.Now())
+	return c.conclude(ctx, object, status)
+}
+
+func set(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck, kind string, value metav1.ConditionStatus, reason, message string, now time.Time) {
+	condition := metav1.Condition{Type: kind, Status: value, Reason: reason, Message: clip(message, maxSummary), ObservedGeneration: object.Generation}
+	if !meta.IsStatusConditionPresentAndEqual(status.Conditions, kind, value) {
+		condition.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+	}
+	meta.SetStatusCondition(&status.Conditions, condition)
+}
+
+// final is the status of a check that has ended.
+func final(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.Decision) *evenkeel.NetworkCheckStatus {
+	status := object.Status.DeepCopy()
+	now := record.Finished
+	started, ended := metav1.NewTime(record.Started), metav1.NewTime(now)
+	status.StartTime, status.CompletionTime, status.Launcher, status.Progress = &started, &ended, record.Launcher, "ended"
+	status.Verdict = evenkeel.Verdict(d.Verdict)
+
+	nodes := slices.Clone(d.Nodes)
+	slices.SortStableFunc(nodes, func(a, b preflight.NodeResult) int {
+		return cmp.Compare(gravity(a.Verdict), gravity(b.Verdict))
+	})
+	counts := map[pairing.Verdict]int32{}
+	var failed []string
+	status.Findings = nil
+	for _, n := range nodes {
+		counts[n.Verdict]++
+		if n.Verdict == pairing.Fail {
+			failed = append(failed, n.Name)
+		}
+		if n.Verdict != pairing.Pass && len(status.Findings) < maxFindings {
+			status.Findings = append(status.Findings, evenkeel.NodeFinding{
+				Name: n.Name, Verdict: evenkeel.Verdict(n.Verdict), Stage: n.Stage, Reason: n.Reason, Message: clip(n.Message, maxMessage), BusBandwidth: Quantity(n.BusBW),
+			})
+		}
+	}
+	total, runs := int32(len(nodes)), int32(len(record.Runs))
+	passed, bad, unclear := counts[pairing.Pass], counts[pairing.Fail], counts[pairing.Inconclusive]
+	status.Summary = evenkeel.CheckSummary{Nodes: &total, Passed: &passed, Failed: &bad, Inconclusive: &unclear, Runs: &runs, MedianBusBandwidth: Quantity(d.Median)}
+	status.BadNodes = List(failed, maxBadNodes)
+
+	fabrics := slices.Clone(d.Fabrics)
+	slices.SortStableFunc(fabrics, func(a, b preflight.FabricResult) int { return cmp.Compare(gravity(a.Verdict), gravity(b.Verdict)) })
+	status.Fabrics = nil
+	for _, f := range fabrics[:min(len(fabrics), maxFabrics)] {
+		pools := slices.Clone(f.Pools)
+		status.Fabrics = append(status.Fabrics, evenkeel.FabricFinding{
+			Pools: pools[:min(len(pools), maxPools)], Verdict: evenkeel.Verdict(f.Verdict), Reason: f.Reason, Message: clip(f.Message, maxMessage), MinBusBandwidth: Quantity(f.MinBusBW),
+		})
+	}
+	status.Networks = nil
+	for _, n := range record.Networks[:min(len(record.Networks), maxNetworks)] {
+		loaded := evenkeel.LoadedNetwork{Name: clip(n.Name, 64), SHA256: clip(n.SHA256, 64), Transport: clip(n.Transport, 16)}
+		if n.Version > 0 {
+			api := int32(n.Version)
+			loaded.API = &api
+		}
+		status.Networks = append(status.Networks, loaded)
+	}
+	status.Message = clip(summary(d, failed, fabrics), maxSummary)
+	value := map[pairing.Verdict]metav1.ConditionStatus{pairing.Pass: metav1.ConditionTrue, pairing.Fail: metav1.ConditionFalse, pairing.Inconclusive: metav1.ConditionUnknown}[d.Verdict]
+	reason := string(d.Verdict)
+	if len(status.Findings) > 0 {
+		reason = status.Findings[0].Reason
+	}
+	if len(status.Fabrics) > 0 && status.Fabrics[0].Verdict == evenkeel.VerdictFail {
+		reason = status.Fabrics[0].Reason
+	}
+	set(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reasonEnded, status.Message, now)
+	set(status, object, evenkeel.ConditionPassed, value, reason, status.Message, now)
+	return status
+}
+
+// summary answers in a line: is the fabric fine, and which node is not.
+func summary(d preflight.Decision, failed []string, fabrics []preflight.FabricResult) string {
+	var parts []string
+	for _, f := range fabrics {
+		if f.Verdict == pairing.Fail {
+			parts = append(parts, join("the fabric"+ofPools(f.Pools)+" failed", f.Message))
+		}
+	}
+	if len(failed) > 0 {
+		at := slices.IndexFunc(d.Nodes, func(n preflight.NodeResult) bool { return n.Name == failed[0] })
+		first := &d.Nodes[at]
+		parts = append(parts, fmt.Sprintf("%d of %d nodes failed: %s; %s: %s", len(failed), len(d.Nodes), List(failed, 200), first.Name, first.Message))
+	}
+	unclear, example := 0, preflight.NodeResult{}
+	for _, n := range d.Nodes {
+		if n.Verdict == pairing.Inconclusive {
+			if unclear == 0 {
+				example = n
+			}
+			unclear++
+		}
+	}
+	if unclear > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d nodes are inconclusive, such as %s: %s", unclear, len(d.Nodes), example.Name, example.Message))
+	}
+	if len(parts) == 0 {
+		return fmt.Sprintf("all %d nodes passed", len(d.Nodes))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func ofPools(pools []string) string {
+	pools = slices.DeleteFunc(slices.Clone(pools), func(p string) bool { return p == "" })
+	if len(pools) == 0 {
+		return ""
+	}
+	return " of " + List(pools, 100)
+}
+
+// List joins as many names as fit, and counts the others.
+func List(names []string, most int) string {
+	text := ""
+	for i, name := range names {
+		more := fmt.Sprintf(" and %d more", len(names)-i)
+		next := name
+		if text != "" {
+			next = text + ", " + name
+		}
+		if len(next)+len(more) > most && i > 0 {
+			return clip(text+more, most)
+		}
+		text = next
+	}
+	return clip(text, most)
+}
+
+func gravity(v pairing.Verdict) int {
+	return slices.Index([]pairing.Verdict{pairing.Fail, pairing.Inconclusive, pairing.Pass}, v)
+}
+
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most-3], "") + "..."
+}
+
+// Reasons of the Events on a check.
+const eventStarted = "EvenkeelCheckStarted"
+
+var eventEnded = map[evenkeel.Verdict]string{
+	evenkeel.VerdictPass: "EvenkeelCheckPassed", evenkeel.VerdictFail: "EvenkeelCheckFailed", evenkeel.VerdictInconclusive: "EvenkeelCheckInconclusive",
+}
+
+// conclude writes the status of a check that has ended, and says so.
+func (c *Controller) conclude(ctx context.Context, object *evenkeel.NetworkCheck, status *evenkeel.NetworkCheckStatus) error {
+	if err := statusapply.Status(ctx, c.client, fieldOwner, object, &object.Status, status); err != nil {
+		return err
+	}
+	var took time.Duration
+	if status.StartTime != nil {
+		took = status.CompletionTime.Sub(status.StartTime.Time)
+	}
+	metrics.CheckEnded(status.Verdict, took)
+	severity := corev1.EventTypeWarning
+	if status.Verdict == evenkeel.VerdictPass {
+		severity = corev1.EventTypeNormal
+	}
+	c.say(ctx, object, severity, eventEnded[status.Verdict], status.Message)
+	return nil
+}
+
+// say writes an Event on the check. One that is lost stops nothing: the status says the same.
+func (c *Controller) say(ctx context.Context, object *evenkeel.NetworkCheck, severity, reason, message string) {
+	about := corev1.ObjectReference{APIVersion: evenkeel.GroupVersion.String(), Kind: "NetworkCheck", Namespace: object.Namespace, Name: object.Name, UID: object.UID}
+	if err := events.Write(ctx, c.client, events.New(about, severity, reason, message, c.Now())); err != nil {
+		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+	}
+}

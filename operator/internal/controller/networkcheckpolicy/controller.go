@@ -1,0 +1,265 @@
+// Package networkcheckpolicy makes the checks that NetworkCheckPolicies ask for, one at a time for each policy, and counts how
+// their nodes are.
+package networkcheckpolicy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+	_ "time/tzdata" // the image has no time zones of its own
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
+	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+)
+
+const (
+	fieldOwner     = client.FieldOwner("evenkeel-networkcheckpolicy")
+	defaultHistory = 5
+	maxBadNodes    = 512
+	maxNames       = 5000 // of a check
+	// moment is how long results that arrive at their nodes are gathered: they are counted with one write.
+	moment = 500 * time.Millisecond
+)
+
+// Reasons of the condition Ready.
+const (
+	ReasonWatching         = "Watching"
+	ReasonInvalidSelector  = "InvalidSelector"
+	ReasonInvalidSchedule  = "InvalidSchedule"
+	ReasonTooManyUnhealthy = "TooManyUnhealthy"
+)
+
+// Controller keeps the policies.
+type Controller struct {
+	// Namespace is where checks are run.
+	Namespace string
+	// Demand is what others need checked.
+	Demand *Demand
+	// Now is the time.
+	Now func() time.Time
+
+	client client.Client
+}
+
+// SetupWithManager starts the controller with the manager.
+func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+	c.client = mgr.GetClient()
+	every := handler.EnqueueRequestsFromMapFunc(c.every)
+	return builder.ControllerManagedBy(mgr).Named("networkcheckpolicy").
+		For(&evenkeel.NetworkCheckPolicy{}).
+		Watches(&corev1.Node{}, every, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Events(moment, every)).
+		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(ofCheck)).
+		WatchesRawSource(source.Channel(c.Demand.changed, every)).
+		Complete(c)
+}
+
+func (c *Controller) every(ctx context.Context, _ client.Object) []reconcile.Request {
+	var policies evenkeel.NetworkCheckPolicyList
+	if err := c.client.List(ctx, &policies); err != nil {
+		return nil // the cache is closing
+	}
+	var requests []reconcile.Request
+	for _, p := range policies.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Name: p.Name}})
+	}
+	return requests
+}
+
+func ofCheck(_ context.Context, check client.Object) []reconcile.Request {
+	if name := check.GetLabels()[evenkeel.PolicyKey]; name != "" {
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: name}}}
+	}
+	return nil
+}
+
+// Reconcile makes the check that is due, if there is one, and writes how the nodes are.
+func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	policy := &evenkeel.NetworkCheckPolicy{}
+	if err := c.client.Get(ctx, request.NamespacedName, policy); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if policy.DeletionTimestamp != nil {
+		return reconcile.Result{}, nil
+	}
+	nodes, healths, policies, err := nodenetworkhealth.Read(ctx, c.client)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	now := c.Now()
+	marks, counts := health.Marks(nodes, healths, policies, now)
+	count := counts[policy.Name]
+	if count == nil {
+		return reconcile.Result{RequeueAfter: time.Second}, nil // the list is older than the policy
+	}
+	status := policy.Status.DeepCopy()
+	status.ObservedGeneration = policy.Generation
+	status.Nodes, status.Healthy, status.Unhealthy, status.Unknown = &count.Nodes, &count.Healthy, &count.Unhealthy, &count.Unknown
+	status.BadNodes = networkcheck.List(count.Bad, maxBadNodes)
+
+	var mine []*corev1.Node
+	wanted := c.Demand.of(policy.Name)
+	under := health.Of(nodes, policies)
+	for i := range nodes {
+		if p := under[nodes[i].Name]; p != nil && p.Name == policy.Name {
+			mine = append(mine, &nodes[i])
+		}
+		// Who wants it may not have seen the verdict that is there already.
+		if mark := marks[nodes[i].Name]; mark.Condition != nil && mark.Condition.Status != corev1.ConditionUnknown {
+			delete(wanted, nodes[i].Name)
+		}
+	}
+	next, problem, err := c.trigger(ctx, policy, status, mine, healths, wanted, now)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	ready := metav1.Condition{Type: evenkeel.ConditionReady, Status: metav1.ConditionTrue, Reason: ReasonWatching, ObservedGeneration: policy.Generation,
+		Message: fmt.Sprintf("%d of %d nodes are healthy", count.Healthy, count.Nodes)}
+	switch _, selectorError := metav1.LabelSelectorAsSelector(policy.Spec.NodeSelector); {
+	case selectorError != nil:
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonInvalidSelector, "nodeSelector: "+selectorError.Error()
+	case problem != nil:
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonInvalidSchedule, problem.Error()
+	case count.Unmarked > 0:
+		ready.Status, ready.Reason = metav1.ConditionFalse, ReasonTooManyUnhealthy
+		ready.Message = fmt.Sprintf("%d of %d nodes are unhealthy; %d of them are not marked, as that would be more than onFail.maxUnhealthyPercent allows: look at what they have in common", count.Unhealthy, count.Nodes, count.Unmarked)
+	}
+	meta.SetStatusCondition(&status.Conditions, ready)
+	if err := statusapply.Status(ctx, c.client, fieldOwner, policy, &policy.Status, status); err != nil {
+		return reconcile.Result{}, err
+	}
+	// Nodes become stale without an event.
+	if !count.Next.IsZero() && (next.IsZero() || count.Next.Before(next)) {
+		next = count.Next
+	}
+	if next.IsZero() {
+		return reconcile.Result{}, nil
+	}
+	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(now))}, nil
+}
+
+// trigger makes the check that is due, unless one runs, and deletes old ones. It notes in the status what it did, and
+// returns when the schedule is due next. The problem, if any, is the policy's own.
+func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted map[string]bool, now time.Time) (next time.Time, problem, err error) {
+	var list evenkeel.NetworkCheckList
+	if err := c.client.List(ctx, &list, client.InNamespace(c.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
+		return next, nil, fmt.Errorf("list NetworkChecks: %w", err)
+	}
+	checks := map[string]*evenkeel.NetworkCheck{}
+	status.RunningCheck = ""
+	var ended []*evenkeel.NetworkCheck
+	for i := range list.Items {
+		check := &list.Items[i]
+		checks[check.Name] = check
+		if meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete) {
+			ended = append(ended, check)
+		} else {
+			status.RunningCheck = check.Name
+		}
+	}
+	if err := c.prune(ctx, policy, ended); err != nil {
+		return next, nil, err
+	}
+	s, problem := parse(policy.Spec.Triggers)
+	var latest time.Time
+	if s != nil {
+		last := policy.CreationTimestamp.Time
+		if status.LastScheduleTime != nil {
+			last = status.LastScheduleTime.Time
+		}
+		latest, next = s.due(last, now)
+	}
+	if status.RunningCheck != "" || len(nodes) == 0 {
+		return next, problem, nil // the end of the one that runs, and nodes that come, are events
+	}
+	if !latest.IsZero() {
+		names := make([]string, 0, len(nodes))
+		for _, n := range nodes {
+			names = append(names, n.Name)
+		}
+		if _, err := c.make(ctx, policy, status, scheduledName(policy.Name, latest), names, checks); err != nil {
+			return next, problem, err
+		}
+		at := metav1.NewTime(latest)
+		status.LastScheduleTime = &at
+		return next, problem, nil
+	}
+	if until := settled(ended, healths, nodes, now); !until.IsZero() {
+		if next.IsZero() || until.Before(next) {
+			next = until
+		}
+		return next, problem, nil
+	}
+	chosen, partners := due(nodes, healths, policy.Spec.Triggers.NewNodes != evenkeel.SwitchDisabled, wanted)
+	if len(chosen) == 0 {
+		return next, problem, nil
+	}
+	why := "new"
+	if len(wanted) > 0 {
+		why = "job"
+	}
+	retry, err := c.make(ctx, policy, status, outOfTurnName(policy.Name, why, nodes, healths, chosen), slices.Concat(chosen, partners), checks)
+	if !retry.IsZero() && (next.IsZero() || retry.Before(next)) {
+		next = retry
+	}
+	return next, problem, err
+}
+
+// make makes a check, unless it was made before. One that could not be run is made anew after a while, as what it lacked
+// may be there: retry says when.
+func (c *Controller) make(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, name string, nodes []string, checks map[string]*evenkeel.NetworkCheck) (retry time.Time, err error) {
+	if had := checks[name]; had != nil {
+		if !gate.Refused(had) {
+			return retry, nil
+		}
+		if retry = gate.RetryRefused(had); c.Now().Before(retry) {
+			return retry, nil
+		}
+		if err := c.client.Delete(ctx, had, client.Preconditions{UID: &had.UID}); client.IgnoreNotFound(err) != nil {
+			return retry, fmt.Errorf("delete NetworkCheck %s: %w", name, err)
+		}
+	}
+	slices.Sort(nodes)
+	err = c.client.Create(ctx, newCheck(policy, c.Namespace, name, nodes[:min(len(nodes), maxNames)]))
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return retry, fmt.Errorf("create NetworkCheck %s: %w", name, err)
+	}
+	status.RunningCheck = name
+	return time.Time{}, nil
+}
+
+// prune deletes the oldest checks that have ended. Those of nodes that are new still, by their names, would be made again.
+func (c *Controller) prune(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, ended []*evenkeel.NetworkCheck) error {
+	keep := defaultHistory
+	if policy.Spec.History != nil {
+		keep = int(*policy.Spec.History)
+	}
+	slices.SortFunc(ended, func(a, b *evenkeel.NetworkCheck) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
+	})
+	for _, check := range ended[min(len(ended), keep):] {
+		if err := c.client.Delete(ctx, check, client.Preconditions{UID: &check.UID}); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete NetworkCheck %s: %w", check.Name, err)
+		}
+	}
+	return nil
+}

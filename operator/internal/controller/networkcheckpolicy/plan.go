@@ -1,0 +1,147 @@
+package networkcheckpolicy
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/robfig/cron/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+)
+
+// A schedule says when all nodes are checked.
+type schedule struct {
+	cron.Schedule
+	zone *time.Location
+}
+
+// parse reads the policy's schedule; nil where it has none.
+func parse(t evenkeel.TriggerSpec) (*schedule, error) {
+	if t.Schedule == "" {
+		return nil, nil
+	}
+	zone, err := time.LoadLocation(cmp.Or(t.TimeZone, "Etc/UTC"))
+	if err != nil || t.TimeZone == "Local" {
+		return nil, fmt.Errorf("triggers.timeZone %q is not a name of the time zone database, such as Europe/Berlin", t.TimeZone)
+	}
+	s, err := cron.ParseStandard(t.Schedule)
+	if err != nil {
+		return nil, fmt.Errorf("triggers.schedule %q: %w", t.Schedule, err)
+	}
+	return &schedule{s, zone}, nil
+}
+
+// due gives the latest time of the schedule after last that has come, and the next one that has not; zero for none. Times
+// that passed while nobody looked are made up for once.
+func (s *schedule) due(last, now time.Time) (latest, next time.Time) {
+	next = s.Next(last.In(s.zone))
+	// A schedule without a pause, looked at after years: the days before the last one cannot change the latest.
+	if day := now.Add(-24 * time.Hour); next.Before(day) {
+		if later := s.Next(day.In(s.zone)); !later.IsZero() && !later.After(now) {
+			next = later
+		}
+	}
+	for !next.IsZero() && !next.After(now) {
+		latest, next = next, s.Next(next)
+	}
+	return latest, next
+}
+
+// scheduledName is the name of the check for a time of the schedule, the same however often it is decided.
+func scheduledName(policy string, at time.Time) string {
+	return policy + "-" + strconv.FormatInt(at.Unix()/60, 10)
+}
+
+// due are the ready nodes of the policy to be checked out of turn: those that were never checked, if new ones count, and
+// those that are wanted. Partners for them are others of the policy, those that passed first. None where there are no two
+// to test together.
+func due(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, newNodes bool, wanted map[string]bool) (chosen, partners []string) {
+	var others []*corev1.Node
+	for _, n := range nodes {
+		if !gate.IsReady(n) {
+			continue
+		}
+		switch isNew := isNew(states[n.Name]); {
+		case wanted[n.Name], isNew && newNodes:
+			chosen = append(chosen, n.Name)
+		case !isNew:
+			others = append(others, n)
+		}
+	}
+	slices.Sort(chosen)
+	slices.SortFunc(others, func(a, b *corev1.Node) int {
+		return cmp.Or(cmp.Compare(rank(states[a.Name]), rank(states[b.Name])), cmp.Compare(a.Name, b.Name))
+	})
+	for _, n := range others[:min(len(others), max(1, len(chosen)))] {
+		partners = append(partners, n.Name)
+	}
+	if len(chosen)+len(partners) < 2 {
+		return nil, nil
+	}
+	return chosen, partners
+}
+
+func isNew(s *evenkeel.NodeNetworkHealthStatus) bool { return s == nil || len(s.History) == 0 }
+
+func rank(s *evenkeel.NodeNetworkHealthStatus) int {
+	return slices.Index([]evenkeel.Health{evenkeel.HealthHealthy, evenkeel.HealthUnknown, evenkeel.HealthUnhealthy}, s.Health)
+}
+
+// settling is how long the results of a check may take to reach its nodes. After that nobody waits for them.
+const settling = time.Minute
+
+// settled is zero where the results of all checks that have ended have reached their nodes, else when that no longer
+// counts: until then a node may look new that was just checked.
+func settled(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) time.Time {
+	for _, check := range ended {
+		if check.Status.CompletionTime == nil || check.Status.ReportName == "" {
+			continue
+		}
+		until := check.Status.CompletionTime.Add(settling)
+		missing := func(n *corev1.Node) bool {
+			s := states[n.Name]
+			return slices.Contains(check.Spec.Nodes.Names, n.Name) && (s == nil || !health.Known(s, string(check.UID), check.Status.CompletionTime.Time))
+		}
+		if now.Before(until) && slices.ContainsFunc(nodes, missing) {
+			return until
+		}
+	}
+	return time.Time{}
+}
+
+// outOfTurnName follows from the nodes and what was known of them, so that nothing is checked twice for the same reason.
+func outOfTurnName(policy, why string, nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []string) string {
+	hash := sha256.New()
+	for _, n := range nodes {
+		if slices.Contains(chosen, n.Name) {
+			fmt.Fprintln(hash, n.UID)
+			if s := states[n.Name]; !isNew(s) {
+				fmt.Fprintln(hash, s.History[0].UID)
+			}
+		}
+	}
+	return policy + "-" + why + "-" + hex.EncodeToString(hash.Sum(nil)[:5])
+}
+
+// newCheck is a check of the policy.
+func newCheck(p *evenkeel.NetworkCheckPolicy, namespace, name string, nodes []string) *evenkeel.NetworkCheck {
+	no := false
+	return &evenkeel.NetworkCheck{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name, Labels: map[string]string{evenkeel.PolicyKey: p.Name},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: evenkeel.GroupVersion.String(), Kind: "NetworkCheckPolicy", Name: p.Name, UID: p.UID, BlockOwnerDeletion: &no,
+			}},
+		},
+		Spec: evenkeel.NetworkCheckSpec{Nodes: evenkeel.NodeSet{Names: nodes}, CheckOptions: *p.Spec.Check.DeepCopy()},
+	}
+}

@@ -1,0 +1,96 @@
+// Package networkprofile keeps the status of NetworkProfiles: what jobs created now would get, given the nodes there are.
+package networkprofile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
+)
+
+const fieldOwner = client.FieldOwner("evenkeel-networkprofile")
+
+// Controller writes the status of NetworkProfiles.
+type Controller struct {
+	client client.Client
+}
+
+// Cached keeps of each node only what decides delivery, what checks and their marks go by, and which pods fit on it: a large cluster's nodes
+// carry megabytes of images and conditions.
+func Cached() map[client.Object]cache.ByObject {
+	return map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: func(object any) (any, error) {
+		node, ok := object.(*corev1.Node)
+		if !ok {
+			return object, nil
+		}
+		node.ManagedFields, node.Annotations, node.Spec = nil, nil, corev1.NodeSpec{Taints: node.Spec.Taints, Unschedulable: node.Spec.Unschedulable}
+		var conditions []corev1.NodeCondition
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady || c.Type == evenkeel.ConditionNodeHealthy {
+				c.LastHeartbeatTime = metav1.Time{} // changes with every heartbeat
+				conditions = append(conditions, c)
+			}
+		}
+		node.Status = corev1.NodeStatus{NodeInfo: node.Status.NodeInfo, Conditions: conditions, Allocatable: node.Status.Allocatable}
+		return node, nil
+	}}}
+}
+
+// SetupWithManager starts the controller with the manager.
+func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+	c.client = mgr.GetClient()
+	return builder.ControllerManagedBy(mgr).Named("networkprofile").
+		For(&evenkeel.NetworkProfile{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.everyProfile), builder.WithPredicates(nodeChanged)).
+		Complete(c)
+}
+
+// nodeChanged lets through what can change a decision; a kubelet's heartbeats cannot.
+var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
+	return !equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
+		before.Status.NodeInfo.KubeletVersion != after.Status.NodeInfo.KubeletVersion ||
+		before.Status.NodeInfo.ContainerRuntimeVersion != after.Status.NodeInfo.ContainerRuntimeVersion ||
+		!slices.Equal(offers(before), offers(after))
+}}
+
+func (c *Controller) everyProfile(ctx context.Context, _ client.Object) []reconcile.Request {
+	var profiles evenkeel.NetworkProfileList
+	if err := c.client.List(ctx, &profiles); err != nil {
+		return nil // the cache is closing
+	}
+	requests := make([]reconcile.Request, 0, len(profiles.Items))
+	for _, p := range profiles.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Name: p.Name}})
+	}
+	return requests
+}
+
+// Reconcile looks at the nodes and writes the status, if it changed.
+func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	profile := &evenkeel.NetworkProfile{}
+	if err := c.client.Get(ctx, request.NamespacedName, profile); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	var nodes corev1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
+	}
+	status := Observe(profile, nodes.Items)
+	return reconcile.Result{}, statusapply.Status(ctx, c.client, fieldOwner, profile, &profile.Status, &status)
+}

@@ -1,0 +1,111 @@
+package networkprofile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// Reasons of the condition Ready.
+const (
+	ReasonResolved        = "Resolved"
+	ReasonNoNodes         = "NoNodes"
+	ReasonNodesTooOld     = "NodesTooOld"
+	ReasonInvalidSelector = "InvalidSelector"
+)
+
+// From these versions on, image volumes work without a setting. Kubernetes had them earlier, turned off.
+var (
+	imageVolumeKubelet  = version.MustParseGeneric("1.35.0")
+	imageVolumeRuntimes = map[string]*version.Version{
+		"containerd": version.MustParseGeneric("2.1.0"),
+		"cri-o":      version.MustParseGeneric("1.31.0"),
+	}
+)
+
+// Observe is the status that the profile should have on a cluster with these nodes.
+func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.NetworkProfileStatus {
+	status := evenkeel.NetworkProfileStatus{ObservedGeneration: profile.Generation, Conditions: slices.Clone(profile.Status.Conditions)}
+	ready := func(value metav1.ConditionStatus, reason, format string, args ...any) evenkeel.NetworkProfileStatus {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: evenkeel.ConditionReady, Status: value, Reason: reason, Message: fmt.Sprintf(format, args...), ObservedGeneration: profile.Generation,
+		})
+		return status
+	}
+
+	if _, err := selector(profile.Spec.NamespaceSelector); err != nil {
+		return ready(metav1.ConditionFalse, ReasonInvalidSelector, "namespaceSelector: %v", err)
+	}
+	selected, err := selector(profile.Spec.NodeSelector)
+	if err != nil {
+		return ready(metav1.ConditionFalse, ReasonInvalidSelector, "nodeSelector: %v", err)
+	}
+	var matched, capable int32
+	var lacking string // one node that cannot, as the example that a message needs
+	var chosen []*corev1.Node
+	for i := range nodes {
+		if !selected.Matches(labels.Set(nodes[i].Labels)) {
+			continue
+		}
+		matched++
+		chosen = append(chosen, &nodes[i])
+		if mountsImages(&nodes[i]) {
+			capable++
+		} else if lacking == "" || nodes[i].Name < lacking {
+			lacking = nodes[i].Name
+		}
+	}
+	status.MatchedNodes, status.ImageVolumeNodes = &matched, &capable
+	observeRDMA(profile, chosen, &status)
+
+	plugin := profile.Spec.Plugin
+	if plugin.Delivery != evenkeel.DeliveryPreinstalled {
+		_, digest, _ := strings.Cut(plugin.Image, "@")
+		status.Plugin = evenkeel.PluginStatus{Image: plugin.Image, Digest: digest}
+	}
+	status.Delivery = plugin.Delivery
+	if plugin.Delivery == "" || plugin.Delivery == evenkeel.DeliveryAuto {
+		status.Delivery = evenkeel.DeliveryInitContainer
+		if matched > 0 && capable == matched {
+			status.Delivery = evenkeel.DeliveryImageVolume
+		}
+	}
+	switch {
+	case matched == 0:
+		return ready(metav1.ConditionTrue, ReasonNoNodes, "no node matches nodeSelector; jobs get delivery %s", status.Delivery)
+	case status.Delivery == evenkeel.DeliveryImageVolume && capable < matched:
+		return ready(metav1.ConditionTrue, ReasonNodesTooOld,
+			"%d of %d nodes, such as %s, cannot mount images (Kubernetes 1.35 with containerd 2.1 or CRI-O 1.31): pods there will not start; delivery Auto would use the init container",
+			matched-capable, matched, lacking)
+	default:
+		return ready(metav1.ConditionTrue, ReasonResolved, "jobs get delivery %s; %d of %d nodes can mount images", status.Delivery, capable, matched)
+	}
+}
+
+// selector is the label selector of a profile: absent selects everything.
+func selector(s *metav1.LabelSelector) (labels.Selector, error) {
+	if s == nil {
+		return labels.Everything(), nil
+	}
+	return metav1.LabelSelectorAsSelector(s)
+}
+
+// mountsImages reports whether the node can mount an image as a volume. What it cannot parse, it takes for too old.
+func mountsImages(node *corev1.Node) bool {
+	info := node.Status.NodeInfo
+	name, number, _ := strings.Cut(info.ContainerRuntimeVersion, "://")
+	return atLeast(info.KubeletVersion, imageVolumeKubelet) && imageVolumeRuntimes[name] != nil && atLeast(number, imageVolumeRuntimes[name])
+}
+
+func atLeast(text string, minimum *version.Version) bool {
+	v, err := version.ParseGeneric(text)
+	return err == nil && v.AtLeast(minimum)
+}

@@ -1,0 +1,93 @@
+package networkprofile
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// fleet is a node for each word; a word is what the node offers, separated by "+".
+func fleet(words ...string) []corev1.Node {
+	var nodes []corev1.Node
+	for i, word := range words {
+		n := node(fmt.Sprintf("n%d", i), "v1.37.2", "containerd://2.1.4")
+		n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8"), "nvidia.com/gpu": resource.MustParse("8")}
+		for name := range strings.SplitSeq(word, "+") {
+			if name, gone := strings.CutPrefix(name, "-"); gone {
+				n.Status.Allocatable[corev1.ResourceName(name)] = resource.MustParse("0") // as a device plugin that ended leaves it
+			} else if name != "" {
+				n.Status.Allocatable[corev1.ResourceName(name)] = resource.MustParse("1k")
+			}
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes
+}
+
+func TestWhichDeviceJobsGet(t *testing.T) {
+	auto, rdma := evenkeel.TransportAuto, evenkeel.TransportRDMA
+	for _, test := range []struct {
+		name     string
+		mode     evenkeel.TransportMode
+		resource string
+		nodes    []corev1.Node
+		want     string
+		offering int32
+		status   metav1.ConditionStatus
+		reason   string
+		message  string
+	}{
+		{"every node", auto, "", fleet("rdma/a", "rdma/a"), "rdma/a", 2, "True", ReasonEveryNode, "all 2 nodes"},
+		{"not said is auto", "", "", fleet("rdma/a"), "rdma/a", 1, "True", ReasonEveryNode, "rdma/a"},
+		{"some nodes", auto, "", fleet("rdma/a", "", "-rdma/a"), "", 1, "False", ReasonSomeNodes, "1 of 3 nodes offer rdma/a; jobs use TCP"},
+		{"some nodes, strict", rdma, "", fleet("rdma/a", ""), "rdma/a", 1, "True", ReasonSomeNodes, "1 of 2"},
+		{"none", auto, "", fleet("", "vendor/a"), "", 0, "False", ReasonNoDevice, "none of 2 nodes"},
+		{"none, strict", rdma, "", fleet(""), "", 0, "False", ReasonNoDevice, "jobs are refused"},
+		{"no nodes", auto, "", nil, "", 0, "False", ReasonNoDevice, "none of 0 nodes"},
+		{"the one that every node has", auto, "", fleet("rdma/a+rdma/b", "rdma/b"), "rdma/b", 2, "True", ReasonEveryNode, "rdma/b"},
+		{"two", rdma, "", fleet("rdma/a+rdma/b"), "", 1, "False", ReasonAmbiguous, "rdma/a, rdma/b: choose one"},
+		{"two, and one is named", auto, "rdma/b", fleet("rdma/a+rdma/b"), "rdma/b", 1, "True", ReasonEveryNode, "rdma/b"},
+		{"named, of another domain", auto, "vendor/vf", fleet("vendor/vf"), "vendor/vf", 1, "True", ReasonEveryNode, "vendor/vf"},
+		{"named and absent", auto, "rdma/z", fleet("rdma/a"), "", 0, "False", ReasonNoDevice, "none of 1 nodes offers rdma/z; jobs use TCP"},
+		{"named and absent, strict", rdma, "rdma/z", fleet("rdma/a"), "rdma/z", 0, "False", ReasonNoDevice, "jobs wait"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Generation: 3}}
+			profile.Spec.Plugin.Image = image
+			profile.Spec.Transport = evenkeel.TransportSpec{Mode: test.mode, RDMA: evenkeel.RDMASpec{ResourceName: test.resource}}
+			status := Observe(profile, test.nodes)
+			if status.RDMAResourceName != test.want || *status.RDMANodes != test.offering {
+				t.Errorf("device %q of %d nodes, want %q of %d", status.RDMAResourceName, *status.RDMANodes, test.want, test.offering)
+			}
+			c := meta.FindStatusCondition(status.Conditions, evenkeel.ConditionRDMA)
+			if c == nil || c.Status != test.status || c.Reason != test.reason || !strings.Contains(c.Message, test.message) {
+				t.Errorf("condition %+v, want %s %s with %q", c, test.status, test.reason, test.message)
+			}
+			profile.Status, profile.Spec.Transport.Mode = status, evenkeel.TransportTCP
+			if status = Observe(profile, test.nodes); status.RDMAResourceName != "" || status.RDMANodes != nil || meta.FindStatusCondition(status.Conditions, evenkeel.ConditionRDMA) != nil {
+				t.Errorf("with TCP there is still %+v", status)
+			}
+		})
+	}
+}
+
+func TestADeviceThatComesOrGoesIsNoticed(t *testing.T) {
+	for _, test := range []struct {
+		before, after string
+		want          bool
+	}{{"", "rdma/a", true}, {"rdma/a", "-rdma/a", true}, {"rdma/a", "rdma/a", false}} {
+		before, after := fleet(test.before), fleet(test.after)
+		after[0].Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("7") // of no matter
+		if got := nodeChanged.Update(event.UpdateEvent{ObjectOld: &before[0], ObjectNew: &after[0]}); got != test.want {
+			t.Errorf("%q to %q: %t", test.before, test.after, got)
+		}
+	}
+}

@@ -1,0 +1,143 @@
+// Package nodenetworkhealth carries what checks found to the nodes: a NodeNetworkHealth for each node that was ever checked, and,
+// on nodes that a policy selects, a condition, a label and, if asked for, a taint.
+package nodenetworkhealth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
+	"evenkeel.dev/evenkeel/operator/internal/kube/events"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+)
+
+// Reasons of the Events on nodes.
+const (
+	EventUnhealthy = "EvenkeelNetworkUnhealthy"
+	EventHealthy   = "EvenkeelNetworkHealthy"
+)
+
+// retry is how long after a node was made anew the state of the one before may still be there.
+const retry = 5 * time.Second
+
+// Results writes what checks found about each node. One check at a time: they are about the same nodes.
+type Results struct {
+	client client.Client
+	live   client.Reader
+}
+
+// SetupWithManager starts the controller with the manager.
+func (r *Results) SetupWithManager(mgr manager.Manager) error {
+	r.client, r.live = mgr.GetClient(), mgr.GetAPIReader()
+	if _, err := mgr.GetCache().GetInformer(context.Background(), &evenkeel.NodeNetworkHealth{}); err != nil {
+		return fmt.Errorf("watch NodeNetworkHealths: %w", err)
+	}
+	ended := predicate.NewPredicateFuncs(func(object client.Object) bool {
+		check, ok := object.(*evenkeel.NetworkCheck)
+		return ok && meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete) && check.Status.ReportName != ""
+	})
+	return builder.ControllerManagedBy(mgr).Named("nodenetworkhealth-results").
+		For(&evenkeel.NetworkCheck{}, builder.WithPredicates(ended)).
+		Complete(r)
+}
+
+// Reconcile adds the check's results to those of its nodes, where they are not yet.
+func (r *Results) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	check := &evenkeel.NetworkCheck{}
+	if err := r.client.Get(ctx, request.NamespacedName, check); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if check.Status.CompletionTime == nil || check.Status.ReportName == "" {
+		return reconcile.Result{}, nil
+	}
+	report := &corev1.ConfigMap{}
+	if err := r.live.Get(ctx, client.ObjectKey{Namespace: check.Namespace, Name: check.Status.ReportName}, report); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err) // somebody deleted it: there is nothing to carry
+	}
+	record, err := preflight.Decode(report.Data[networkcheck.RecordFile])
+	if err != nil {
+		return reconcile.Result{}, reconcile.TerminalError(fmt.Errorf("ConfigMap %s: %w", report.Name, err))
+	}
+	var all []error
+	again := reconcile.Result{}
+	for _, n := range preflight.Decide(networkcheck.Options(check), record).Nodes {
+		late, err := r.node(ctx, check, &n)
+		all = append(all, err)
+		if late {
+			again.RequeueAfter = retry
+		}
+	}
+	if err := errors.Join(all...); err != nil {
+		return reconcile.Result{}, err
+	}
+	return again, nil
+}
+
+// node adds one result. It reports whether that has to wait for the state of an earlier node of the name to go.
+func (r *Results) node(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult) (late bool, err error) {
+	node := &corev1.Node{}
+	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	state := &evenkeel.NodeNetworkHealth{}
+	err = r.client.Get(ctx, client.ObjectKey{Name: n.Name}, state)
+	switch {
+	case err == nil && (len(state.OwnerReferences) == 0 || state.OwnerReferences[0].UID != node.UID):
+		return true, nil
+	case client.IgnoreNotFound(err) != nil:
+		return false, fmt.Errorf("read NodeNetworkHealth %s: %w", n.Name, err)
+	case health.Known(&state.Status, string(check.UID), check.Status.CompletionTime.Time):
+		return false, nil
+	case apierrors.IsNotFound(err):
+		state = &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{
+			Name: n.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+		}}
+		if err := r.client.Create(ctx, state); err != nil {
+			return false, fmt.Errorf("create NodeNetworkHealth %s: %w", n.Name, err)
+		}
+	}
+	state = state.DeepCopy()
+	before := state.Status.Health
+	state.Status = health.Add(state.Status, evenkeel.HealthResult{
+		Check: check.Name, UID: string(check.UID), Time: *check.Status.CompletionTime,
+		Verdict: evenkeel.Verdict(n.Verdict), Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW),
+	}, n.Message)
+	if err := r.client.Status().Update(ctx, state); err != nil {
+		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
+	}
+	if e := changed(node, before, &state.Status, check.Name); e != nil {
+		// One that is lost stops nothing: the state says the same.
+		if err := events.Write(ctx, r.client, e); err != nil {
+			log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+		}
+	}
+	return false, nil
+}
+
+// changed is the Event about a node whose state has changed, nil where it has not. A node that passes its first check is no news.
+func changed(node *corev1.Node, before evenkeel.Health, now *evenkeel.NodeNetworkHealthStatus, check string) *corev1.Event {
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
+	switch {
+	case now.Health == before:
+	case now.Health == evenkeel.HealthUnhealthy:
+		return events.New(about, corev1.EventTypeWarning, EventUnhealthy, fmt.Sprintf("failed network check %s: %s: %s", check, now.Reason, now.Message), now.ObservedTime.Time)
+	case now.Health == evenkeel.HealthHealthy && before == evenkeel.HealthUnhealthy:
+		return events.New(about, corev1.EventTypeNormal, EventHealthy, fmt.Sprintf("cleared by network check %s: %s", check, now.Message), now.ObservedTime.Time)
+	}
+	return nil
+}

@@ -1,0 +1,355 @@
+// Package reductionservice makes the reduction servers of jobs that the workload webhook has promised some, keeps them for as long
+// as the job runs, and tells the job when one is lost.
+//
+// A job has a label with its servers' name, and its pod templates have their addresses. What the controller makes
+// belongs to the ReductionService of that name, and that to the job: all of it goes when the job is deleted.
+package reductionservice
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/kube/events"
+	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
+	"evenkeel.dev/evenkeel/operator/internal/reduction"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+)
+
+const (
+	fieldOwner = client.FieldOwner("evenkeel-reductionservice")
+	// refusedAgain is when a job that could not have servers is looked at again: its profile may have been mended.
+	refusedAgain = time.Minute
+	// listTimeout bounds the first listing of a kind of job, which is tried again.
+	listTimeout = 30 * time.Second
+)
+
+// Controller makes and watches reduction servers.
+type Controller struct {
+	// Image is the servers'.
+	Image string
+	// Now is the time, and KindPoll how often it is looked whether the cluster has kinds of job that it had not.
+	Now      func() time.Time
+	KindPoll time.Duration
+
+	client client.Client
+	live   client.Reader
+	// watched holds jobs with servers, and the servers' pods. It is not the manager's: others watch other Jobs and pods.
+	watched cache.Cache
+
+	mu sync.Mutex
+	// kinds of job that are watched, and listed.
+	kinds []schema.GroupVersionKind
+}
+
+// SetupWithManager starts the controller with the manager.
+func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
+	var err error
+	c.watched, err = cache.New(mgr.GetConfig(), cache.Options{
+		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
+		DefaultLabelSelector: with(evenkeel.ReductionClientKey),
+		ByObject:             map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: with(evenkeel.ReductionServerKey)}},
+		DefaultTransform:     cache.TransformStripManagedFields(),
+		// A read of something that is not watched would start to watch it.
+		ReaderFailOnMissingInformer: true,
+	})
+	if err != nil {
+		return fmt.Errorf("cache: %w", err)
+	}
+	if err := mgr.Add(c.watched); err != nil {
+		return err
+	}
+	// What is read has to be watched.
+	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, &corev1.Node{}} {
+		if _, err := mgr.GetCache().GetInformer(context.Background(), object); err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
+	}
+	built, err := builder.ControllerManagedBy(mgr).Named("reductionservice").
+		For(&evenkeel.ReductionService{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(source.Kind[client.Object](c.watched, &corev1.Pod{}, named(evenkeel.ReductionServerKey))).
+		Build(c)
+	if err != nil {
+		return err
+	}
+	return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		c.watchJobs(ctx, mgr, func(job *unstructured.Unstructured) error {
+			return built.Watch(source.Kind[client.Object](c.watched, job, named(evenkeel.ReductionClientKey)))
+		})
+		return nil
+	}))
+}
+
+// with selects what has the label.
+func with(label string) labels.Selector {
+	r, err := labels.NewRequirement(label, selection.Exists, nil)
+	if err != nil {
+		panic(err) // the labels are constants
+	}
+	return labels.NewSelector().Add(*r)
+}
+
+// named asks for the service that the object's label names.
+func named(label string) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetLabels()[label]}}}
+	})
+}
+
+// watchJobs watches every kind of job, from when the cluster has it.
+func (c *Controller) watchJobs(ctx context.Context, mgr manager.Manager, watch func(*unstructured.Unstructured) error) {
+	missing := workload.Kinds()
+	// It ends when all are there, or with the manager.
+	_ = wait.PollUntilContextCancel(ctx, c.KindPoll, true, func(ctx context.Context) (bool, error) {
+		missing = slices.DeleteFunc(missing, func(kind schema.GroupKind) bool {
+			mapping, err := mgr.GetRESTMapper().RESTMapping(kind)
+			if err != nil {
+				return false // not there, or not to be told now
+			}
+			job := &unstructured.Unstructured{}
+			job.SetGroupVersionKind(mapping.GroupVersionKind)
+			if err = c.list(ctx, job); err == nil {
+				err = watch(job)
+			}
+			if err != nil && ctx.Err() == nil {
+				mgr.GetLogger().Error(err, "watch jobs", "kind", mapping.GroupVersionKind.String())
+			}
+			return err == nil
+		})
+		return len(missing) == 0, nil
+	})
+}
+
+// list waits until all jobs of the kind are known: before that, one that is not found may well be there.
+func (c *Controller) list(ctx context.Context, job *unstructured.Unstructured) error {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	if _, err := c.watched.GetInformer(ctx, job); err != nil {
+		return fmt.Errorf("list: %w", err)
+	}
+	if !c.watched.WaitForCacheSync(ctx) {
+		return fmt.Errorf("not listed within %s", listTimeout)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if kind := job.GroupVersionKind(); !slices.Contains(c.kinds, kind) {
+		c.kinds = append(c.kinds, kind)
+	}
+	return nil
+}
+
+// Reconcile brings one service to where its job is.
+func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	service := &evenkeel.ReductionService{}
+	// What was written a moment ago counts: otherwise a server would be lost twice.
+	err := c.live.Get(ctx, request.NamespacedName, service)
+	if client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("read ReductionService %s: %w", request, err)
+	}
+	exists := err == nil
+	if exists && service.DeletionTimestamp != nil {
+		return reconcile.Result{}, nil // what it owns goes with it
+	}
+	job, err := c.job(ctx, request, service.OwnerReferences)
+	if err != nil || job == nil {
+		return reconcile.Result{}, err // a service without its job is about to go, or its job about to be listed
+	}
+	if !exists {
+		return c.begin(ctx, request, job)
+	}
+	return reconcile.Result{}, c.advance(ctx, service, job)
+}
+
+// job finds the job that the label says is the service's: the one that owns it, if it has an owner, else the oldest.
+func (c *Controller) job(ctx context.Context, service reconcile.Request, owners []metav1.OwnerReference) (*unstructured.Unstructured, error) {
+	c.mu.Lock()
+	kinds := slices.Clone(c.kinds)
+	c.mu.Unlock()
+	var found *unstructured.Unstructured
+	for _, kind := range kinds {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		if err := c.watched.List(ctx, list, client.InNamespace(service.Namespace), client.MatchingLabels{evenkeel.ReductionClientKey: service.Name}); err != nil {
+			return nil, fmt.Errorf("list %s: %w", list.GetKind(), err)
+		}
+		for i := range list.Items {
+			job := &list.Items[i]
+			if slices.ContainsFunc(owners, func(o metav1.OwnerReference) bool { return o.UID == job.GetUID() }) {
+				return job, nil
+			}
+			if len(owners) == 0 && (found == nil || job.GetCreationTimestamp().Time.Before(found.GetCreationTimestamp().Time)) {
+				found = job
+			}
+		}
+	}
+	return found, nil
+}
+
+// begin makes the service of a job.
+func (c *Controller) begin(ctx context.Context, name reconcile.Request, job *unstructured.Unstructured) (reconcile.Result, error) {
+	if workload.Finished(job) || job.GetDeletionTimestamp() != nil {
+		return reconcile.Result{}, nil
+	}
+	service, refused, err := c.service(ctx, name.Name, job)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if refused != "" {
+		return reconcile.Result{RequeueAfter: refusedAgain}, c.tell(ctx, job, corev1.EventTypeWarning, ReasonRefused, "no reduction servers: "+refused)
+	}
+	switch err := c.client.Create(ctx, service); {
+	case err == nil, apierrors.IsAlreadyExists(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return reconcile.Result{}, nil
+	case apierrors.IsInvalid(err):
+		return reconcile.Result{}, c.tell(ctx, job, corev1.EventTypeWarning, ReasonRefused, "no reduction servers: "+err.Error())
+	default:
+		return reconcile.Result{}, fmt.Errorf("create ReductionService %s: %w", name, err)
+	}
+}
+
+// service is what the job was promised. Its labels and annotations are a user's to forge, so its profile has the last word;
+// refused says why.
+func (c *Controller) service(ctx context.Context, name string, job *unstructured.Unstructured) (service *evenkeel.ReductionService, refused string, err error) {
+	templates, err := workload.Templates(job)
+	switch {
+	case err != nil:
+		return nil, err.Error(), nil
+	case len(templates) == 0:
+		return nil, "the job has no pod template", nil
+	}
+	first := templates[0]
+	profile := &evenkeel.NetworkProfile{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: first.Label(evenkeel.ProfileKey)}, profile); apierrors.IsNotFound(err) {
+		return nil, fmt.Sprintf("NetworkProfile %q is gone", first.Label(evenkeel.ProfileKey)), nil
+	} else if err != nil {
+		return nil, "", fmt.Errorf("read NetworkProfile %s: %w", first.Label(evenkeel.ProfileKey), err)
+	}
+	addresses := first.Annotations()[evenkeel.ReductionServersKey]
+	replicas := int32(strings.Count(addresses, ",") + 1)
+	switch most := reduction.Most(profile); {
+	case addresses != strings.Join(reduction.Endpoints(name, job.GetNamespace(), int(replicas)), ","):
+		return nil, fmt.Sprintf("annotation %s of %s was not written by Evenkeel", evenkeel.ReductionServersKey, first.Path), nil
+	case int(replicas) > most:
+		return nil, fmt.Sprintf("%d are more than the %d that NetworkProfile %s allows", replicas, most, profile.Name), nil
+	}
+	var nodes corev1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return nil, "", fmt.Errorf("list nodes: %w", err)
+	}
+	no := false
+	service = &evenkeel.ReductionService{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: job.GetNamespace(), Name: name,
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName(), UID: job.GetUID(),
+				Controller: &no, BlockOwnerDeletion: &no, // the job has a controller, which is not us
+			}},
+		},
+		Spec: evenkeel.ReductionServiceSpec{
+			WorkloadRef: evenkeel.WorkloadReference{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName()},
+			Replicas:    &replicas, Image: c.Image, PriorityClassName: first.PriorityClass(),
+			Server: profile.Spec.Reduction.Server,
+		},
+	}
+	reduction.Connect(service, profile, nodes.Items)
+	if t := service.Spec.Transport; t.Mode == evenkeel.TransportRDMA && t.RDMA.ResourceName == "" {
+		return nil, fmt.Sprintf("NetworkProfile %s asks for RDMA and nothing else, and has no device to give", profile.Name), nil
+	}
+	return service, "", nil
+}
+
+// advance makes servers, or ends them, and writes how they are.
+func (c *Controller) advance(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
+	if len(service.Status.Conditions) == 0 {
+		if err := c.makeKey(ctx, service); err != nil {
+			return err
+		}
+	}
+	running := *service.Spec.Replicas
+	if suspended, _ := workload.Suspended(job); suspended || workload.Finished(job) {
+		running = 0
+	}
+	for _, object := range reduction.Objects(service, running) {
+		if err := c.apply(ctx, object); err != nil {
+			return fmt.Errorf("apply %s %s/%s: %w", object.GetObjectKind().GroupVersionKind().Kind, service.Namespace, service.Name, err)
+		}
+	}
+	var pods corev1.PodList
+	if err := c.watched.List(ctx, &pods, client.InNamespace(service.Namespace), client.MatchingLabels{evenkeel.ReductionServerKey: service.Name}); err != nil {
+		return fmt.Errorf("list the servers of ReductionService %s/%s: %w", service.Namespace, service.Name, err)
+	}
+	var nodes corev1.NodeList
+	if err := c.client.List(ctx, &nodes); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	status, news := observe(service, job, pods.Items, nodes.Items, c.Now())
+	// Events first: if the status cannot be written, they are told again rather than never.
+	for _, n := range news {
+		if err := c.tell(ctx, job, n.severity, n.reason, n.message); err != nil {
+			return err
+		}
+	}
+	return statusapply.Status(ctx, c.client, fieldOwner, service, &service.Status, status)
+}
+
+// makeKey makes the job's key, once. Nobody here can read it afterwards.
+func (c *Controller) makeKey(ctx context.Context, service *evenkeel.ReductionService) error {
+	random := make([]byte, 32)
+	if _, err := rand.Read(random); err != nil {
+		return fmt.Errorf("random numbers: %w", err)
+	}
+	err := c.client.Create(ctx, reduction.Key(service, []byte(hex.EncodeToString(random))))
+	switch {
+	case err == nil, apierrors.IsAlreadyExists(err):
+		return nil
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("create Secret %s/%s: %w", service.Namespace, service.Name, err)
+	default: // whose text may quote what was sent
+		return fmt.Errorf("create Secret %s/%s: %s", service.Namespace, service.Name, apierrors.ReasonForError(err))
+	}
+}
+
+func (c *Controller) apply(ctx context.Context, object client.Object) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return err
+	}
+	delete(fields, "status")
+	err = c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: fields}), fieldOwner, client.ForceOwnership)
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return nil
+	}
+	return err
+}
+
+func (c *Controller) tell(ctx context.Context, job *unstructured.Unstructured, severity, reason, message string) error {
+	return events.Write(ctx, c.client, events.New(corev1.ObjectReference{
+		APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Namespace: job.GetNamespace(), Name: job.GetName(), UID: job.GetUID(),
+	}, severity, reason, message, c.Now()))
+}

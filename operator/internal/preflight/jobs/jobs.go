@@ -1,0 +1,327 @@
+// Package jobs builds the objects that a check's runs are made of. It is pure: what it returns follows from the check and
+// the work alone, names included, so that a controller that restarts finds what it made.
+package jobs
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
+)
+
+const (
+	// Container runs the benchmark, in every pod.
+	Container = "benchmark"
+	// Grace is how long after a run's timeout its pods are ended without the controller.
+	Grace = 60
+	// localMaxBytes is enough to prove that the plugin works inside a node.
+	localMaxBytes = 4 << 20
+	// masterPort is rank 0's; each pod has an address of its own.
+	masterPort = 29500
+	gpuName    = corev1.ResourceName("nvidia.com/gpu")
+)
+
+// resolved runs its arguments when the names of an MPIJob's workers, which are ready, have reached the DNS, or after half a
+// minute: ssh does not ask twice.
+const resolved = `for h in $(cut -d " " -f 1 /etc/mpi/hostfile); do i=0; until getent hosts "$h" >/dev/null || [ $i -gt 150 ]; do i=$((i+1)); sleep 0.2; done; done; exec "$@"`
+
+// locked says how much memory a process may lock, and runs its arguments. Shells say it in KiB, or "unlimited".
+const locked = `echo "# Locked memory, KiB: $(ulimit -l)"; exec "$@"`
+
+// MPIJobKind is the kind of the mpi-operator that is used.
+var MPIJobKind = schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJob"}
+
+// Check is what all runs of a check have in common.
+type Check struct {
+	Object *evenkeel.NetworkCheck
+	// Options have their defaults, the runner's image included.
+	Options evenkeel.CheckOptions
+	Plugin  inject.Resolved
+}
+
+// id tells apart checks of the same name, one after another.
+func (c Check) id() string {
+	sum := sha256.Sum256([]byte(c.Object.UID))
+	return hex.EncodeToString(sum[:3])
+}
+
+// ServiceName is the name of the check's Service.
+func (c Check) ServiceName() string { return "evenkeel-check-" + c.id() }
+
+// ReportName is the name of the check's ConfigMap.
+func (c Check) ReportName() string { return c.Object.Name + "-" + c.id() + "-report" }
+
+// RunName names the objects of a run. It is short enough for the hosts that it names, and a DNS label.
+func (c Check) RunName(w preflight.Work) string {
+	name := strings.ReplaceAll(c.Object.Name, ".", "-")
+	if name[0] >= '0' && name[0] <= '9' {
+		name = "c" + name
+	}
+	name = strings.TrimRight(name[:min(len(name), 28)], "-")
+	return name + "-" + c.id() + "-" + w.Name()
+}
+
+// Meta is the metadata of an object that the check owns.
+func (c Check) Meta(name string) metav1.ObjectMeta {
+	yes, no := true, false
+	return metav1.ObjectMeta{
+		Namespace: c.Object.Namespace, Name: name, Labels: map[string]string{evenkeel.CheckKey: c.Object.Name},
+		OwnerReferences: []metav1.OwnerReference{{
+			APIVersion: evenkeel.GroupVersion.String(), Kind: "NetworkCheck", Name: c.Object.Name, UID: c.Object.UID,
+			Controller: &yes, BlockOwnerDeletion: &no,
+		}},
+	}
+}
+
+// Service gives the pods of all runs their names.
+func (c Check) Service() *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: c.Meta(c.ServiceName()),
+		Spec: corev1.ServiceSpec{
+			ClusterIP: corev1.ClusterIPNone, Selector: map[string]string{evenkeel.CheckKey: c.Object.Name},
+			// A pod is found from its first moment; ranks wait for each other by themselves.
+			PublishNotReadyAddresses: true,
+		},
+	}
+}
+
+// Job runs the work as an Indexed Job, a pod on each node.
+func (c Check) Job(w preflight.Work) (*batchv1.Job, error) {
+	name, size := c.RunName(w), int32(len(w.Nodes))
+	var environment []corev1.EnvVar
+	if !inside(w) {
+		environment = []corev1.EnvVar{
+			{Name: "WORLD_SIZE", Value: strconv.Itoa(len(w.Nodes))},
+			{Name: "MASTER_ADDR", Value: name + "-0." + c.ServiceName()},
+			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
+		}
+	}
+	template, err := c.template(name, w, evenkeel.RoleRank, c.benchmark(w), environment)
+	if err != nil {
+		return nil, err
+	}
+	template.Spec.Subdomain = c.ServiceName()
+	mode, zero, deadline := batchv1.IndexedCompletion, int32(0), int64(*c.Options.RunTimeoutSeconds+Grace)
+	return &batchv1.Job{
+		ObjectMeta: c.Meta(name),
+		Spec: batchv1.JobSpec{
+			CompletionMode: &mode, Completions: &size, Parallelism: &size,
+			// By index, so that the end of one rank does not remove the others, and their last words with them.
+			BackoffLimitPerIndex: &zero, ActiveDeadlineSeconds: &deadline, Template: *template,
+		},
+	}, nil
+}
+
+// MPIJob runs the work as an MPIJob of the mpi-operator: a worker on each node, and a launcher on one of them.
+func (c Check) MPIJob(w preflight.Work) (*unstructured.Unstructured, error) {
+	name, slots := c.RunName(w), c.slots()
+	worker, err := c.template(name, w, evenkeel.RoleRank, []string{"/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"}, nil)
+	if err != nil {
+		return nil, err
+	}
+	var environment []corev1.EnvVar
+	if !inside(w) {
+		environment = []corev1.EnvVar{
+			{Name: "MASTER_ADDR", Value: fmt.Sprintf("%s-worker-0.%s.%s.svc", name, name, c.Object.Namespace)},
+			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
+		}
+	}
+	launcher, err := c.template(name, w, evenkeel.RoleLauncher, nil, environment)
+	if err != nil {
+		return nil, err
+	}
+	// Processes that mpirun starts on the workers get the variables that it is told to pass on.
+	command := []string{"sh", "-c", resolved, "sh", "mpirun", "-np", strconv.Itoa(len(w.Nodes) * slots), "--bind-to", "none"}
+	for _, e := range launcher.Spec.Containers[0].Env {
+		command = append(command, "-x", e.Name)
+	}
+	launcher.Spec.Containers[0].Command = append(command, c.benchmark(w)...)
+
+	replica := func(count int, template *corev1.PodTemplateSpec) (map[string]any, error) {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
+		if err != nil {
+			return nil, err
+		}
+		unstructured.RemoveNestedField(content, "metadata", "creationTimestamp")
+		// The replica's own restart policy is the one that counts; a second one only gives warnings.
+		unstructured.RemoveNestedField(content, "spec", "restartPolicy")
+		return map[string]any{"replicas": int64(count), "restartPolicy": "Never", "template": content}, nil
+	}
+	launchers, err := replica(1, launcher)
+	if err != nil {
+		return nil, err
+	}
+	workers, err := replica(len(w.Nodes), worker)
+	if err != nil {
+		return nil, err
+	}
+	job := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"slotsPerWorker": int64(slots), "sshAuthMountPath": "/home/mpiuser/.ssh", "launcherCreationPolicy": "WaitForWorkersReady",
+		"runPolicy":       map[string]any{"cleanPodPolicy": "None", "backoffLimit": int64(0), "activeDeadlineSeconds": int64(*c.Options.RunTimeoutSeconds + Grace)},
+		"mpiReplicaSpecs": map[string]any{"Launcher": launchers, "Worker": workers},
+	}}}
+	job.SetGroupVersionKind(MPIJobKind)
+	meta := c.Meta(name)
+	job.SetNamespace(meta.Namespace)
+	job.SetName(meta.Name)
+	job.SetLabels(meta.Labels)
+	job.SetOwnerReferences(meta.OwnerReferences)
+	return job, nil
+}
+
+// slots is the number of ranks on each node.
+func (c Check) slots() int {
+	if n := c.Options.Runner.GPUsPerNode; n != nil {
+		return int(*n)
+	}
+	return 1
+}
+
+// benchmark is what a rank runs.
+func (c Check) benchmark(w preflight.Work) []string {
+	sweep := c.Options.Sweep
+	from, to := *sweep.MinBytes, *sweep.MaxBytes
+	if inside(w) {
+		from, to = min(from, localMaxBytes), min(to, localMaxBytes)
+	}
+	sizes := []string{"-b", strconv.FormatInt(from, 10), "-e", strconv.FormatInt(to, 10), "-f", "4", "-n", strconv.Itoa(int(*sweep.Iterations)), "-w", "2", "-c", "1"}
+	if c.Options.Runner.Type == evenkeel.RunnerNCCLTests {
+		return append([]string{programs[sweep.Collective]}, append(sizes, "-g", "1")...)
+	}
+	command := append([]string{"evenkeel-bench", "allreduce", "--json"}, sizes...)
+	// Ranks that hear nothing of each other say so in time to be read.
+	command = append(command, "--timeout", strconv.Itoa(int(max(5, *c.Options.RunTimeoutSeconds/2))))
+	if w.Device >= 0 {
+		command = append(command, "--device", strconv.Itoa(w.Device))
+	}
+	if inside(w) {
+		command = append(command, "--spawn", "2")
+	}
+	if w.Stage == evenkeel.StageRDMA {
+		command = append([]string{"sh", "-c", locked, "sh"}, command...)
+	}
+	return command
+}
+
+// inside reports whether the work is done within one node.
+func inside(w preflight.Work) bool {
+	return w.Stage == evenkeel.StageLocal || w.Stage == evenkeel.StageRDMA
+}
+
+var programs = map[evenkeel.Collective]string{
+	evenkeel.CollectiveAllReduce: "all_reduce_perf", evenkeel.CollectiveAllGather: "all_gather_perf",
+	evenkeel.CollectiveReduceScatter: "reduce_scatter_perf", evenkeel.CollectiveAllToAll: "alltoall_perf",
+	evenkeel.CollectiveBroadcast: "broadcast_perf", evenkeel.CollectiveReduce: "reduce_perf", evenkeel.CollectiveSendRecv: "sendrecv_perf",
+}
+
+// template is a pod that fits the restricted standard, on one of the nodes, with the plugin as a training pod gets it.
+func (c Check) template(run string, w preflight.Work, role string, command []string, environment []corev1.EnvVar) (*corev1.PodTemplateSpec, error) {
+	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
+	yes, no := true, false
+	runner := c.Options.Runner
+	if w.Stage == evenkeel.StageRDMA {
+		environment = append(environment, corev1.EnvVar{Name: inject.TransportEnv, Value: preflight.TransportRDMA})
+	}
+	for _, e := range runner.Environment {
+		if e.Name == inject.TransportEnv && w.Stage == evenkeel.StageRDMA {
+			continue // it makes the stage what it is
+		}
+		environment = append(environment, corev1.EnvVar{Name: e.Name, Value: e.Value})
+	}
+	volumes := []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+	mounts := []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}}
+	resources := corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: *runner.Resources.CPU, corev1.ResourceMemory: *runner.Resources.Memory},
+		Limits:   corev1.ResourceList{corev1.ResourceMemory: *runner.Resources.Memory},
+	}
+	if runner.Type == evenkeel.RunnerNCCLTests {
+		// NCCL says at this level which network it uses.
+		environment = append(environment, corev1.EnvVar{Name: "NCCL_DEBUG", Value: "INFO"})
+		volumes = append(volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
+		mounts = append(mounts, corev1.VolumeMount{Name: "shm", MountPath: "/dev/shm"})
+		if role == evenkeel.RoleRank {
+			resources.Limits[gpuName] = *resource.NewQuantity(int64(c.slots()), resource.DecimalSI)
+		}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Labels: labels},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
+			TerminationGracePeriodSeconds: new(int64),
+			SecurityContext:               &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Affinity:                      &corev1.Affinity{NodeAffinity: pinned(w.Nodes)},
+			Tolerations:                   Tolerations(runner.Tolerations),
+			Volumes:                       volumes,
+			Containers: []corev1.Container{{
+				Name: Container, Image: runner.Image, ImagePullPolicy: corev1.PullIfNotPresent, Command: command, Env: environment,
+				Resources: resources, VolumeMounts: mounts,
+				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+			}},
+		},
+	}
+	if role == evenkeel.RoleRank && len(w.Nodes) > 1 {
+		pod.Spec.Affinity.PodAntiAffinity = &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+			TopologyKey:   corev1.LabelHostname,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{evenkeel.RunKey: run, evenkeel.RoleKey: role}},
+		}}}
+	}
+	plugin := c.Plugin
+	if plugin.RDMA != nil && role != evenkeel.RoleRank {
+		plugin.RDMA = nil // a launcher moves no data
+	}
+	if plugin.RDMA != nil && plugin.RDMA.LockMemory && w.Stage == evenkeel.StageRDMA {
+		// As the containers for which the capability counts. Evenkeel's namespace has to allow it.
+		root := int64(0)
+		pod.Spec.SecurityContext.RunAsNonRoot, pod.Spec.SecurityContext.RunAsUser = &no, &root
+	}
+	if err := inject.Apply(pod, plugin); err != nil {
+		return nil, fmt.Errorf("the plugin of NetworkProfile %s: %w", c.Plugin.Profile, err)
+	}
+	return &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}, nil
+}
+
+// pinned allows the nodes and no others. By name, which no label of a node can contradict; the field takes one at a time.
+func pinned(nodes []string) *corev1.NodeAffinity {
+	var terms []corev1.NodeSelectorTerm
+	for _, node := range slices.Sorted(slices.Values(nodes)) {
+		terms = append(terms, corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{
+			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+		}}})
+	}
+	return &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}
+}
+
+// Tolerations of the check's pods: the user's, and those for GPUs and for our own taint: a failed node has to be tested to be cleared.
+func Tolerations(own []evenkeel.Toleration) []corev1.Toleration {
+	out := []corev1.Toleration{
+		{Key: string(gpuName), Operator: corev1.TolerationOpExists},
+		{Key: evenkeel.HealthKey, Operator: corev1.TolerationOpExists},
+	}
+	for _, t := range own {
+		out = append(out, Toleration(t))
+	}
+	return out
+}
+
+// Toleration is the pod's form of a toleration.
+func Toleration(t evenkeel.Toleration) corev1.Toleration {
+	operator := corev1.TolerationOpExists
+	if t.Value != "" {
+		operator = corev1.TolerationOpEqual
+	}
+	return corev1.Toleration{Key: t.Key, Operator: operator, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
+}

@@ -1,0 +1,371 @@
+// Package ncclout reads what an all-reduce benchmark printed: evenkeel-bench or NVIDIA's nccl-tests, as text or as
+// JSON. It is pure, and it is made for logs as they come from pods: cut anywhere, with other programs' lines in between.
+package ncclout
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// Half is one of a row's two measurements.
+type Half struct {
+	// TimeUS is the mean time of one operation, microseconds.
+	TimeUS float64
+	// AlgBW is the buffer's bytes per time, GB/s (10^9).
+	AlgBW float64
+	// BusBW is what each link carried, GB/s; it can be compared between numbers of ranks.
+	BusBW float64
+	// Wrong counts the wrong elements; it means something only where Checked.
+	Wrong   int64
+	Checked bool
+}
+
+// Row is what was measured at one size.
+type Row struct {
+	// Size is the buffer's, bytes; Count is its elements.
+	Size, Count int64
+	// Type and Op are spelled as the benchmark does, "float" and "sum"; Op is "none" where nothing is reduced.
+	Type, Op            string
+	OutOfPlace, InPlace Half
+}
+
+// Network is what carried the data of at least one rank.
+type Network struct {
+	// Name is the plugin's own, or NCCL's for what is built in: "Evenkeel", "Socket", "IB".
+	Name string
+	// Version is that of the ncclNet interface, 0 where the log does not say; nor need it say the next two.
+	Version int
+	// Library is the plugin's file, SHA256 the first digits of its hash.
+	Library, SHA256 string
+	// Transport is what the network used: "tcp", "rdma", or [Mixed] where ranks differ; empty where the log does not say.
+	Transport string
+}
+
+// Mixed is the transport of ranks that differ.
+const Mixed = "mixed"
+
+// FailureKind says where the cause of a failed run lies.
+type FailureKind string
+
+const (
+	// FailureDriver is a node without a usable GPU or driver: it says nothing about the network.
+	FailureDriver FailureKind = "Driver"
+	// FailurePlugin is a plugin that could not be loaded.
+	FailurePlugin FailureKind = "Plugin"
+	// FailureRun is everything else that the benchmark or NCCL reported: a lost rank, a refused connection.
+	FailureRun FailureKind = "Run"
+)
+
+// Failure is what the log gives as the cause.
+type Failure struct {
+	Kind FailureKind
+	// Line is the log's own, without control characters, at most 300 bytes.
+	Line string
+}
+
+// Report is what one log says.
+type Report struct {
+	Rows []Row
+	// Networks that the ranks used, each once, by name. More than one: the ranks do not agree.
+	Networks []Network
+	// OutOfBounds counts the wrong elements; it is the benchmark's sum, or of a run that is not complete the worst row's.
+	// AverageBusBW is over all rows and both halves, GB/s, and means something only if the run is complete.
+	OutOfBounds  int64
+	AverageBusBW float64
+	// LockedMemory is how much memory the ranks may lock, bytes; negative: no limit; nil where the log does not say.
+	LockedMemory *int64
+	// Failure is nil where the log has no cause to offer.
+	Failure *Failure
+}
+
+// PeakBusBW is the highest bus bandwidth of any row, GB/s; 0 without rows.
+func (r Report) PeakBusBW() float64 {
+	var peak float64
+	for _, row := range r.Rows {
+		peak = max(peak, row.OutOfPlace.BusBW, row.InPlace.BusBW)
+	}
+	return peak
+}
+
+// Parse reads a log. A nil error means that the run is complete; whether its data was right is in OutOfBounds. The
+// error is one line that says what is missing and why, if the log knows; the Report then has what could be read.
+func Parse(log []byte) (Report, error) {
+	p := parser{networks: map[string]Network{}}
+	for len(log) > 0 {
+		line, rest, whole := bytes.Cut(log, []byte("\n"))
+		p.line(strings.TrimRight(string(line), "\r"), whole)
+		log = rest
+	}
+	for _, n := range p.networks {
+		p.report.Networks = append(p.report.Networks, n)
+	}
+	slices.SortFunc(p.report.Networks, func(a, b Network) int { return strings.Compare(a.Name, b.Name) })
+	for _, row := range p.report.Rows {
+		p.report.OutOfBounds = max(p.report.OutOfBounds, row.OutOfPlace.Wrong, row.InPlace.Wrong)
+	}
+	return p.report, p.incomplete()
+}
+
+type parser struct {
+	report   Report
+	networks map[string]Network
+	// loaded has the versions of the plugins that NCCL loaded, used or not.
+	loaded map[string]int
+	// head is a row's beginning whose numbers come on the next line, see [parser.row].
+	head []string
+	// last is the last line with anything on it.
+	last                string
+	bounds, avg, inJSON bool
+}
+
+var (
+	launcherTag = regexp.MustCompile(`^\[\d+,\d+\]<std(out|err)>:\s?`)
+	benchNet    = regexp.MustCompile(`^# Network: (\S+) \(ncclNet v(\d{1,4})\), (.+), sha256 ([0-9a-f]+)$`)
+	lockedLimit = regexp.MustCompile(`^# Locked memory, KiB: (unlimited|\d{1,15})$`)
+	benchRank   = regexp.MustCompile(`^#\s+Rank\s+\d+ \S+ \S+: (\S+) on \S`)
+	ncclUsing   = regexp.MustCompile(`NCCL INFO Using network (\S+)`)
+	ncclLoaded  = regexp.MustCompile(`NCCL INFO NET/Plugin: Loaded net plugin (\S+) \(v(\d{1,4})\)`)
+	outOfBounds = regexp.MustCompile(`^#\s*Out of bounds values\s*:\s*(\d+) (OK|FAILED)\s*$`)
+	averageBW   = regexp.MustCompile(`^#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?\s*$`)
+	ncclMessage = regexp.MustCompile(`\S*:\d+:\d+ \[-?\d+\] .*NCCL (INFO|WARN|TRACE)`)
+	driverGone  = regexp.MustCompile(`(?i)no CUDA-capable device|driver version is insufficient|libcuda\.so|driver not loaded|Invalid number of GPUs`)
+	failed      = regexp.MustCompile(`^(error:|# error:)|Test (NCCL|CUDA) failure|NCCL WARN|Invalid number of GPUs`)
+)
+
+// line takes one line; whole is false for a last one without its end, which may be cut inside a number.
+func (p *parser) line(line string, whole bool) {
+	line = launcherTag.ReplaceAllString(line, "")
+	trimmed := strings.TrimSpace(line)
+	if trimmed == "" {
+		return
+	}
+	p.last = line
+	if strings.HasPrefix(trimmed, "{") {
+		p.json([]byte(trimmed))
+		return
+	}
+	if failed.MatchString(line) {
+		p.failure(line)
+	}
+	if !whole || p.network(line) {
+		return
+	}
+	switch m := outOfBounds.FindStringSubmatch(line); {
+	case m != nil && !p.inJSON:
+		n, err := strconv.ParseInt(m[1], 10, 64)
+		p.report.OutOfBounds, p.bounds = n, err == nil && (n == 0) == (m[2] == "OK")
+		return
+	case m != nil:
+		return
+	}
+	if m := lockedLimit.FindStringSubmatch(line); m != nil {
+		limit := int64(-1)
+		if n, err := strconv.ParseInt(m[1], 10, 64); err == nil {
+			limit = n << 10
+		}
+		p.report.LockedMemory = &limit
+		return
+	}
+	if m := averageBW.FindStringSubmatch(line); m != nil {
+		if v, ok := number(m[1]); ok && !p.inJSON {
+			p.report.AverageBusBW, p.avg = v, true
+		}
+		return
+	}
+	if !p.inJSON {
+		p.row(line)
+	}
+}
+
+func (p *parser) network(line string) bool {
+	if m := benchNet.FindStringSubmatch(line); m != nil {
+		version, _ := strconv.Atoi(m[2])
+		p.uses(Network{Name: m[1], Version: version, Library: m[3], SHA256: m[4]})
+		return true
+	}
+	if m := benchRank.FindStringSubmatch(line); m != nil {
+		p.uses(Network{Name: m[1]})
+		return true
+	}
+	if m := ncclLoaded.FindStringSubmatch(line); m != nil {
+		if p.loaded == nil {
+			p.loaded = map[string]int{}
+		}
+		p.loaded[m[1]], _ = strconv.Atoi(m[2])
+		return true
+	}
+	if m := ncclUsing.FindStringSubmatch(line); m != nil {
+		p.uses(Network{Name: m[1], Version: p.loaded[m[1]]})
+	}
+	return false
+}
+
+// uses notes a network, and keeps the fullest of what is said about it, and the transport of all ranks.
+func (p *parser) uses(n Network) {
+	if n.Name == "" {
+		return
+	}
+	known := p.networks[n.Name]
+	switch {
+	case n.Transport == "":
+		n.Transport = known.Transport
+	case known.Transport != "" && known.Transport != n.Transport:
+		n.Transport = Mixed
+	}
+	if known.Version != 0 {
+		known.Transport = n.Transport
+		n = known
+	}
+	p.networks[n.Name] = n
+}
+
+// failure keeps the first cause; a driver or plugin that is missing explains what comes before and after it.
+func (p *parser) failure(line string) {
+	kind := FailureRun
+	switch {
+	case driverGone.MatchString(line):
+		kind = FailureDriver
+	case strings.Contains(line, "no plugin loaded"):
+		kind = FailurePlugin
+	}
+	if p.report.Failure == nil || (p.report.Failure.Kind == FailureRun && kind != FailureRun) {
+		p.report.Failure = &Failure{Kind: kind, Line: oneLine(line)}
+	}
+}
+
+// row takes a line that may be a row. nccl-tests writes a row's beginning before it runs and the numbers after, and
+// NCCL's messages share its stdout: the beginning can have a message behind it, and the numbers a line of their own.
+func (p *parser) row(line string) {
+	if at := ncclMessage.FindStringIndex(line); at != nil {
+		// The last field has the message's host name glued to it; it is the root, which is not kept.
+		if head := strings.Fields(line); at[0] > 0 && len(head) > 4 && isHead(head) {
+			p.head = head[:4]
+		}
+		return
+	}
+	fields := strings.Fields(line)
+	if p.head != nil {
+		if _, ok := number(fields[0]); ok && len(fields)%4 == 0 && !isHead(fields) {
+			fields = slices.Concat(p.head, fields)
+		}
+		p.head = nil
+	}
+	if row, ok := parseRow(fields); ok {
+		p.report.Rows = append(p.report.Rows, row)
+	}
+}
+
+func isHead(fields []string) bool {
+	_, ok := parseHead(fields)
+	return ok
+}
+
+// parseHead reads size, count, type and operation.
+func parseHead(fields []string) (Row, bool) {
+	if len(fields) < 4 || !isWord(fields[2]) || !isWord(fields[3]) {
+		return Row{}, false
+	}
+	size, err1 := strconv.ParseInt(fields[0], 10, 64)
+	count, err2 := strconv.ParseInt(fields[1], 10, 64)
+	return Row{Size: size, Count: count, Type: fields[2], Op: fields[3]}, err1 == nil && err2 == nil && size >= 0 && count >= 0
+}
+
+func isWord(s string) bool {
+	return len(s) <= 32 && unicode.IsLetter(rune(s[0])) && !strings.ContainsFunc(s, func(r rune) bool {
+		return r >= unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '_'
+	})
+}
+
+// parseRow reads a row: the head, the root (absent in old versions), then four numbers for each half, or eight with
+// per-iteration times; a time stamp of two fields may follow.
+func parseRow(fields []string) (Row, bool) {
+	row, ok := parseHead(fields)
+	if !ok {
+		return row, false
+	}
+	rest := fields[4:]
+	if len(rest)%2 == 1 {
+		if _, err := strconv.Atoi(rest[0]); err != nil {
+			return row, false
+		}
+		rest = rest[1:]
+	}
+	width := 4
+	switch len(rest) {
+	case 8, 10:
+	case 16, 18:
+		width = 8
+	default:
+		return row, false
+	}
+	var ok1, ok2 bool
+	row.OutOfPlace, ok1 = parseHalf(rest[:4])
+	row.InPlace, ok2 = parseHalf(rest[width : width+4])
+	return row, ok1 && ok2
+}
+
+func parseHalf(fields []string) (h Half, ok bool) {
+	for i, to := range []*float64{&h.TimeUS, &h.AlgBW, &h.BusBW} {
+		if *to, ok = number(fields[i]); !ok {
+			return h, false
+		}
+	}
+	if fields[3] == "N/A" {
+		return h, true
+	}
+	wrong, ok := number(fields[3])
+	h.Wrong, h.Checked = elements(wrong), true
+	return h, ok
+}
+
+// number reads a finite number that is not negative.
+func number(s string) (float64, bool) {
+	v, err := strconv.ParseFloat(s, 64)
+	return v, err == nil && v >= 0 && !math.IsInf(v, 0)
+}
+
+// elements is a count that was printed as a floating-point number.
+func elements(v float64) int64 { return int64(max(-1, min(v, 1<<53))) }
+
+// incomplete says what the run lacks, nil if nothing.
+func (p *parser) incomplete() error {
+	if p.avg && p.bounds && len(p.report.Rows) > 0 {
+		return nil
+	}
+	var have string
+	switch {
+	case p.last == "":
+		return errors.New("the log is empty; the benchmark wrote nothing")
+	case len(p.report.Rows) == 0:
+		have = "no results"
+	case !p.avg || !p.bounds:
+		have = fmt.Sprintf("%d rows and no summary", len(p.report.Rows))
+	}
+	if f := p.report.Failure; f != nil {
+		return fmt.Errorf("the run is not complete: %s; it reports: %s", have, f.Line)
+	}
+	return fmt.Errorf("the run is not complete: %s; the log ends with: %s", have, oneLine(p.last))
+}
+
+// oneLine makes a line of a log fit for a message.
+func oneLine(s string) string {
+	const most = 300
+	s = strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most-3], "") + "..."
+	}
+	return s
+}

@@ -1,0 +1,136 @@
+package pairing
+
+import (
+	"math"
+	"slices"
+	"strings"
+)
+
+// class is what a run says, those that are bad in order of gravity.
+type class int
+
+const (
+	classNone class = iota
+	classPass
+	classFault
+	classSlow
+	classBroken
+	classWrong
+	classFallback
+)
+
+func (c class) bad() bool { return c >= classSlow }
+
+func (c class) reason() Reason {
+	switch c {
+	case classFallback:
+		return ReasonFallback
+	case classWrong:
+		return ReasonWrongData
+	case classBroken:
+		return ReasonBroken
+	default:
+		return ReasonSlow
+	}
+}
+
+// classify weighs a run, all but its speed; that is classPass until it is compared.
+func (c *Check) classify(run *Run) class {
+	if run.Outcome != Measured && run.Outcome != Broken {
+		return classFault
+	}
+	other := func(network string) bool { return !strings.EqualFold(network, c.Network) }
+	switch {
+	case c.Network != "" && slices.ContainsFunc(run.Networks, other):
+		return classFallback
+	case run.Outcome == Broken:
+		return classBroken
+	case c.Network != "" && len(run.Networks) == 0:
+		return classFault // nobody knows what was measured
+	case run.Wrong > 0:
+		return classWrong
+	case !(run.BusBW > 0) || math.IsInf(run.BusBW, 0):
+		return classFault
+	}
+	return classPass
+}
+
+const (
+	defaultPercent = 85
+	// enoughForSpread is the least number of runs whose spread means something.
+	enoughForSpread = 5
+	// spreads is three standard deviations of normal data in median absolute deviations.
+	spreads = 3 * 1.4826
+	// mostTolerance is the share of the median that is too slow whatever the spread.
+	mostTolerance = 0.5
+)
+
+// limits are the pools' thresholds. A pool's median is that of the first rounds that measured it twice, and stays, so
+// that a run means the same however many come after it.
+type limits struct {
+	known  map[string]Limit
+	values map[string][]float64
+}
+
+func newLimits(c *Check) limits {
+	l := limits{known: map[string]Limit{}, values: map[string][]float64{}}
+	for _, n := range c.Nodes {
+		least := c.Thresholds.MinBusBW
+		if !(least > 0) {
+			least = c.Thresholds.PoolMinBusBW[n.Pool]
+		}
+		l.known[n.Pool] = Limit{MinBusBW: max(0, least)}
+	}
+	return l
+}
+
+// learn takes a round's runs. Those between pools never make a limit: a pool tested with others has one node, and no node
+// is tried again once a run of its own passed.
+func (l *limits) learn(s *state, runs []int) {
+	for _, i := range runs {
+		run := &s.check.Runs[i]
+		pool := s.byName[run.Nodes[0]].pool
+		if s.class[i] == classPass && !(l.known[pool].MinBusBW > 0) {
+			l.values[pool] = append(l.values[pool], run.BusBW)
+		}
+	}
+	for pool, values := range l.values {
+		if len(values) >= 2 {
+			l.known[pool] = fromMedian(values, s.check.Thresholds.MinPercentOfMedian)
+			delete(l.values, pool)
+		}
+	}
+}
+
+func fromMedian(values []float64, percent float64) Limit {
+	if !(percent > 0) {
+		percent = defaultPercent
+	}
+	mid := median(values)
+	apart := make([]float64, len(values))
+	for i, v := range values {
+		apart[i] = math.Abs(v - mid)
+	}
+	mad := median(apart)
+	least := mid * min(percent, 100) / 100
+	if len(values) >= enoughForSpread {
+		least = min(least, max(mid-spreads*mad, mid*mostTolerance))
+	}
+	return Limit{MinBusBW: least, Median: mid, MAD: mad}
+}
+
+// median sorts the values; of an even number it is between the middle two.
+func median(values []float64) float64 {
+	slices.Sort(values)
+	n := len(values)
+	return values[(n-1)/2] + (values[n/2]-values[(n-1)/2])/2
+}
+
+// of is the limit of a run: the lowest of its nodes' pools, 0 if one of them has none.
+func (l *limits) of(s *state, nodes []string) float64 {
+	least := math.Inf(1)
+	for _, name := range nodes {
+		least = min(least, l.known[s.byName[name].pool].MinBusBW)
+	}
+	return least
+}

@@ -1,0 +1,361 @@
+package pairing
+
+import (
+	"cmp"
+	"encoding/binary"
+	"hash/fnv"
+	"slices"
+)
+
+// faultsAllowed to a node that is not proven before it is left alone: runs cost time on other nodes, too.
+const faultsAllowed = 2
+
+// state is what follows from the complete rounds.
+type state struct {
+	check   *Check
+	nodes   []*node
+	byName  map[string]*node
+	fabrics []*fabric
+	// class has an entry for each of Check.Runs; classNone for those of no complete round.
+	class   []class
+	limits  limits
+	pending *Round
+}
+
+type node struct {
+	name, pool     string
+	fabric         *fabric
+	runs           []int
+	proven, failed bool
+	// touched by a bad run.
+	touched bool
+	faults  int
+}
+
+// fabric is the nodes that are tested among themselves.
+type fabric struct {
+	pools []string
+	nodes []*node
+	// The counts of runs, of bad ones, of those over another network, of faults; and of nodes.
+	runs, bad, fallbacks, faults int
+	proven, failed, touched      int
+	// circle is the next round of the circle method.
+	circle int
+	done   bool
+}
+
+// blamed reports whether the fabric is the cause: no run passed, and runs that were bad, not faults, are the rule; or of
+// the nodes with a verdict more than half failed.
+func (f *fabric) blamed() bool {
+	if f.proven > 0 {
+		return f.done && 2*f.failed > f.failed+f.proven
+	}
+	return f.done && 2*f.touched > len(f.nodes) && f.bad > f.faults
+}
+
+// groupKey finds a group's run.
+type groupKey struct {
+	round int
+	nodes [3]string
+}
+
+func keyOf(round int, nodes []string) (groupKey, bool) {
+	k := groupKey{round: round}
+	if len(nodes) < 2 || len(nodes) > len(k.nodes) {
+		return k, false
+	}
+	copy(k.nodes[:], nodes)
+	slices.Sort(k.nodes[:len(nodes)])
+	return k, true
+}
+
+// replay goes through the rounds as they were planned, as far as their runs are recorded.
+func replay(c *Check) *state {
+	s := newState(c)
+	recorded := map[groupKey]int{}
+	for i := range c.Runs {
+		if k, ok := keyOf(c.Runs[i].Round, c.Runs[i].Nodes); ok {
+			if _, again := recorded[k]; !again {
+				recorded[k] = i
+			}
+		}
+	}
+	for number := 1; ; number++ {
+		var groups [][]*node
+		for _, f := range s.fabrics {
+			if c.MaxRounds > 0 && number > c.MaxRounds {
+				f.done = true
+			}
+			groups = append(groups, f.plan(s, number)...)
+		}
+		if len(groups) == 0 {
+			return s
+		}
+		round := Round{Number: number, Total: len(groups)}
+		var runs []int
+		for i, group := range groups {
+			names := make([]string, len(group))
+			for j, n := range group {
+				names[j] = n.name
+			}
+			k, _ := keyOf(number, names)
+			if run, ok := recorded[k]; ok {
+				runs = append(runs, run)
+			} else {
+				round.Groups = append(round.Groups, Group{Index: i, Nodes: names})
+			}
+		}
+		if len(round.Groups) > 0 {
+			s.pending = &round
+			return s
+		}
+		s.apply(runs)
+	}
+}
+
+func newState(c *Check) *state {
+	s := &state{check: c, byName: map[string]*node{}, class: make([]class, len(c.Runs)), limits: newLimits(c)}
+	pools := map[string][]*node{}
+	for _, n := range c.Nodes {
+		if s.byName[n.Name] == nil {
+			added := &node{name: n.Name, pool: n.Pool}
+			s.nodes, s.byName[n.Name] = append(s.nodes, added), added
+			pools[n.Pool] = append(pools[n.Pool], added)
+		}
+	}
+	names := make([]string, 0, len(pools))
+	for pool := range pools {
+		names = append(names, pool)
+	}
+	slices.Sort(names)
+	alone := &fabric{}
+	for _, pool := range names {
+		if len(pools[pool]) > 1 {
+			s.fabrics = append(s.fabrics, &fabric{pools: []string{pool}, nodes: pools[pool]})
+			continue
+		}
+		alone.pools, alone.nodes = append(alone.pools, pool), append(alone.nodes, pools[pool]...)
+	}
+	if len(alone.nodes) > 0 {
+		s.fabrics = append(s.fabrics, alone)
+	}
+	for _, f := range s.fabrics {
+		shuffle(f.nodes, c.Seed)
+		for _, n := range f.nodes {
+			n.fabric = f
+		}
+	}
+	return s
+}
+
+// shuffle orders nodes by a hash of seed and name, the same wherever and whenever it is done.
+func shuffle(nodes []*node, seed uint64) {
+	places := make(map[*node]uint64, len(nodes))
+	for _, n := range nodes {
+		h := fnv.New128a()
+		var bytes [8]byte
+		binary.LittleEndian.PutUint64(bytes[:], seed)
+		_, _ = h.Write(bytes[:]) // a hash never fails to write
+		_, _ = h.Write([]byte(n.name))
+		places[n] = mix(binary.LittleEndian.Uint64(h.Sum(nil)))
+	}
+	slices.SortFunc(nodes, func(a, b *node) int {
+		return cmp.Or(cmp.Compare(places[a], places[b]), cmp.Compare(a.name, b.name))
+	})
+}
+
+// mix spreads each bit over all; names that differ at their end only are close together in an FNV hash.
+func mix(v uint64) uint64 {
+	v = (v ^ v>>33) * 0xff51afd7ed558ccd
+	v = (v ^ v>>33) * 0xc4ceb9fe1a85ec53
+	return v ^ v>>33
+}
+
+// apply takes the runs of a complete round.
+func (s *state) apply(runs []int) {
+	for _, i := range runs {
+		s.class[i] = s.check.classify(&s.check.Runs[i])
+	}
+	s.limits.learn(s, runs)
+	for _, i := range runs {
+		run := &s.check.Runs[i]
+		if s.class[i] == classPass && run.BusBW < s.limits.of(s, run.Nodes) {
+			s.class[i] = classSlow
+		}
+		s.count(i, run)
+	}
+	for _, n := range s.nodes {
+		if !n.proven && !n.failed && n.confirmed(s) {
+			n.failed = true
+			n.fabric.failed++
+		}
+	}
+}
+
+func (s *state) count(i int, run *Run) {
+	f := s.byName[run.Nodes[0]].fabric
+	f.runs++
+	switch class := s.class[i]; {
+	case class.bad():
+		f.bad++
+		if class == classFallback {
+			f.fallbacks++
+		}
+	case class == classFault:
+		f.faults++
+	}
+	for _, name := range run.Nodes {
+		n := s.byName[name]
+		if s.class[i].bad() && !n.touched {
+			n.touched = true
+			f.touched++
+		}
+		n.runs = append(n.runs, i)
+		switch {
+		case s.class[i] == classFault:
+			n.faults++
+		case s.class[i] == classPass && !n.proven:
+			n.proven = true
+			f.proven++
+		}
+	}
+}
+
+// badPartners are those with whom the node, alone, had a bad run. Of three that fail together the node may be the one
+// that is on neither side of the trouble, so that such a run is a suspicion and no more.
+func (n *node) badPartners(s *state) map[string]bool {
+	partners := map[string]bool{}
+	for _, i := range n.runs {
+		if run := &s.check.Runs[i]; s.class[i].bad() && len(run.Nodes) == 2 {
+			partners[run.others(n.name)[0]] = true
+		}
+	}
+	return partners
+}
+
+// confirmed reports whether bad runs blame the node: with two partners, of whom one at least is proven.
+func (n *node) confirmed(s *state) bool {
+	if n.fabric.proven == 0 || !n.touched {
+		return false
+	}
+	partners := n.badPartners(s)
+	for name := range partners {
+		if s.byName[name].proven {
+			return len(partners) > 1
+		}
+	}
+	return false
+}
+
+func (s *state) allProven(names []string) bool {
+	return !slices.ContainsFunc(names, func(name string) bool { return !s.byName[name].proven })
+}
+
+// plan gives the fabric's groups of a round; none when it is done.
+func (f *fabric) plan(s *state, number int) [][]*node {
+	var groups [][]*node
+	switch {
+	case f.done || len(f.nodes) < 2 || 2*f.failed > len(f.nodes):
+	case number == 1:
+		groups = f.first()
+	case f.proven == 0:
+		groups = f.anew()
+	default:
+		groups = f.again(s, number)
+	}
+	f.done = len(groups) == 0
+	return groups
+}
+
+// first covers every node; of an odd number three are together, so that none is in two groups at once.
+func (f *fabric) first() [][]*node {
+	groups, bye := f.pairs(0)
+	if bye != nil {
+		groups[0] = append(groups[0], bye)
+	}
+	f.circle = 1
+	return groups
+}
+
+// anew gives the next round of the circle method that has a pair left. It ends when every two nodes have been a pair:
+// the two that had a third with them in round 1 come last.
+func (f *fabric) anew() [][]*node {
+	odd := len(f.nodes) % 2
+	rounds := len(f.nodes) - 1 + odd
+	for f.circle < rounds+odd {
+		pairs, _ := f.pairs(f.circle % rounds)
+		if f.circle == rounds {
+			pairs = pairs[:1]
+		}
+		f.circle++
+		pairs = slices.DeleteFunc(pairs, func(pair []*node) bool {
+			return pair[0].faults >= faultsAllowed || pair[1].faults >= faultsAllowed
+		})
+		if len(pairs) > 0 {
+			return pairs
+		}
+	}
+	return nil
+}
+
+// pairs is round r of the circle method, from 0; of an odd number of nodes one is left.
+func (f *fabric) pairs(r int) (pairs [][]*node, bye *node) {
+	places := len(f.nodes) + len(f.nodes)%2
+	turning := places - 1
+	if turning < len(f.nodes) {
+		pairs = append(pairs, []*node{f.nodes[r], f.nodes[turning]})
+	} else {
+		bye = f.nodes[r]
+	}
+	for i := 1; i < places/2; i++ {
+		pairs = append(pairs, []*node{f.nodes[(r+i)%turning], f.nodes[(r-i+turning)%turning]})
+	}
+	return pairs, bye
+}
+
+// again tries those without a verdict with proven partners. Those for whom none is left are tried among themselves, which
+// may prove more.
+func (f *fabric) again(s *state, number int) [][]*node {
+	var open, free []*node
+	for _, n := range f.nodes {
+		switch {
+		case n.proven:
+			free = append(free, n)
+		case !n.failed && n.faults < faultsAllowed:
+			open = append(open, n)
+		}
+	}
+	var groups [][]*node
+	var rest []*node
+	for _, n := range open {
+		at := n.partner(s, free)
+		if at < 0 {
+			rest = append(rest, n)
+			continue
+		}
+		groups = append(groups, []*node{n, free[at]})
+		// What was passed over stays first in line.
+		copy(free[1:at+1], free[:at])
+		free = free[1:]
+	}
+	shuffle(rest, s.check.Seed+uint64(number))
+	for ; len(rest) > 1; rest = rest[2:] {
+		groups = append(groups, []*node{rest[0], rest[1]})
+	}
+	return groups
+}
+
+// partner is the place of one to try n with, or -1: not one with whom it was bad, rather none with whom it had a fault.
+func (n *node) partner(s *state, free []*node) int {
+	bad := n.badPartners(s)
+	faulty := func(p *node) bool {
+		return slices.ContainsFunc(n.runs, func(i int) bool {
+			return s.class[i] == classFault && slices.Contains(s.check.Runs[i].Nodes, p.name)
+		})
+	}
+	at := slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] && !faulty(p) })
+	if at < 0 {
+		at = slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] })
+	}
+	return at
+}
