@@ -1,23 +1,16 @@
 //! `evenkeel-bench`: everything that measures.
 
 mod allreduce;
+mod cli;
 mod collective;
 mod element;
-mod exercise;
-mod group;
-mod host;
-mod log;
+mod error;
 mod net;
-mod options;
-mod plot;
+mod output;
+mod plugin_host;
+mod ranks;
 mod reduction;
-mod report;
-mod ring;
 mod settings;
-mod size;
-mod spawn;
-mod statistics;
-mod wait;
 
 use std::process::ExitCode;
 

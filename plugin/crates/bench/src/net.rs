@@ -10,14 +10,15 @@ use clap::Args;
 use evenkeel_nccl_abi::HANDLE_SIZE;
 use serde::Serialize;
 
-use crate::group::Group;
-use crate::host::{Connecting, Listener, Plugin, Receiver, Region, Request, Result, Sender};
-use crate::log;
-use crate::options::{NetworkOptions, RankOptions};
-use crate::report::Network;
-use crate::size::{Size, sweep};
-use crate::spawn;
-use crate::wait::Wait;
+use crate::cli::options::{NetworkOptions, RankOptions};
+use crate::cli::size::{Size, sweep};
+use crate::error::Result;
+use crate::output::report::Network;
+use crate::plugin_host::log;
+use crate::plugin_host::{Connecting, Listener, Plugin, Receiver, Region, Request, Sender};
+use crate::ranks::bootstrap::World;
+use crate::ranks::spawn;
+use crate::ranks::wait::Wait;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -87,20 +88,20 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if options.ranks.spawn.is_some() || options.ranks.rank.is_none() {
         return spawn::spawn(2);
     }
-    let place = options.ranks.place()?;
-    if place.world != 2 {
-        return Err(format!("a world size of {}: net runs between two ranks", place.world));
+    let config = options.ranks.rank_config()?;
+    if config.world_size != 2 {
+        return Err(format!("a world size of {}: net runs between two ranks", config.world_size));
     }
-    let mut group = Group::join(place)?;
-    match measure(options, &sizes, &mut group) {
+    let mut world = World::join(config)?;
+    match measure(options, &sizes, &mut world) {
         Ok(0) => Ok(ExitCode::SUCCESS),
         Ok(wrong) => {
-            if group.rank() == 0 {
+            if world.rank() == 0 {
                 eprintln!("error: {wrong} messages arrived with wrong content");
             }
             Ok(ExitCode::FAILURE)
         }
-        Err(seen) => Err(group.fail(seen)),
+        Err(seen) => Err(world.fail(seen)),
     }
 }
 
@@ -130,31 +131,31 @@ struct Report {
 const RECEIVES: usize = 0;
 const SENDS: usize = 1;
 
-fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
+fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
     let (plugin, mut network) = options.network.open()?;
-    group.share(&network.name)?;
+    world.all_gather(&network.name)?;
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
-    let mut lanes = connect(options, &plugin, group, most, RECEIVES)?;
+    let mut lanes = connect(options, &plugin, world, most, RECEIVES)?;
     if options.ping_pong {
-        lanes.extend(connect(options, &plugin, group, most, SENDS)?);
+        lanes.extend(connect(options, &plugin, world, most, SENDS)?);
     }
     network.transport = log::transport();
     let output = |error: io::Error| format!("cannot write the results: {error}");
-    let print = group.rank() == 0;
+    let print = world.rank() == 0;
     if print && !options.json {
         heading(options, &network).map_err(output)?;
     }
     let mut rows = vec![];
     for size in sizes {
         let size = usize::try_from(*size).map_err(|_| format!("{size} bytes are too many"))?;
-        let mut run = Run { options, group, lanes: &mut lanes, size };
+        let mut run = Run { options, world, lanes: &mut lanes, size };
         let row = if options.ping_pong { run.round_trips() } else { run.row() }?;
         if print && !options.json {
             line(&row).map_err(output)?;
         }
         rows.push(row);
     }
-    group.barrier()?;
+    world.barrier()?;
     let wrong = rows.iter().map(|row| row.wrong).sum();
     if print && options.json {
         let Options { connections, depth, ping_pong, .. } = *options;
@@ -212,12 +213,12 @@ struct Lane {
 fn connect(
     options: &Options,
     plugin: &Plugin,
-    group: &mut Group,
+    world: &mut World,
     most: usize,
     receiver: usize,
 ) -> Result<Vec<Lane>> {
     let count = options.connections as usize;
-    let receives = group.rank() == receiver;
+    let receives = world.rank() == receiver;
     let mut listeners: Vec<Listener> = vec![];
     if receives {
         for _ in 0..count {
@@ -226,7 +227,7 @@ fn connect(
     }
     let handles: Vec<Vec<u8>> =
         listeners.iter().map(|listener| listener.handle().to_vec()).collect();
-    let handles = group.share(&handles)?.swap_remove(receiver);
+    let handles = world.all_gather(&handles)?.swap_remove(receiver);
     let mut connecting: Vec<Connecting> = vec![];
     if !receives {
         for handle in handles {
@@ -245,10 +246,10 @@ fn connect(
                 false => connecting[at].poll().map(|end| end.map(End::Sender)),
             }
             .map_err(|error| {
-                format!("connection {at} with {}: {error}", group.describe(1 - group.rank()))
+                format!("connection {at} with {}: {error}", world.describe(1 - world.rank()))
             })?;
         }
-        wait.idle(group, || "connecting".to_owned())?;
+        wait.idle(world, || "connecting".to_owned())?;
     }
     let size = most.checked_mul(options.depth as usize).ok_or("the buffers are too large")?;
     ends.into_iter()
@@ -267,7 +268,7 @@ fn connect(
 /// The messages of one size.
 struct Run<'a> {
     options: &'a Options,
-    group: &'a mut Group,
+    world: &'a mut World,
     lanes: &'a mut [Lane],
     size: usize,
 }
@@ -293,13 +294,13 @@ impl Run<'_> {
         wrong += self.stream(self.options.warmup, self.check(), &mut latencies)?;
         latencies.clear();
         latencies.reserve(self.options.iterations as usize * self.lanes.len());
-        self.group.barrier()?;
+        self.world.barrier()?;
         let start = Instant::now();
         wrong += self.stream(self.options.iterations, self.check(), &mut latencies)?;
         let seconds = start.elapsed().as_secs_f64();
         latencies.sort_by(f64::total_cmp);
         let mine = (seconds, percentile(&latencies, 0.5), percentile(&latencies, 0.99), wrong);
-        let all = self.group.share(&mine)?;
+        let all = self.world.all_gather(&mine)?;
         // The receiver knows when all has arrived and what was wrong, the sender how long each message took.
         let ((seconds, .., wrong), (_, p50, p99, _)) = (all[RECEIVES], all[SENDS]);
         let messages = f64::from(self.options.iterations) * self.lanes.len() as f64;
@@ -322,12 +323,12 @@ impl Run<'_> {
         let mut wrong = self.bounce(8, Check::All, &mut vec![])?;
         wrong += self.bounce(self.options.warmup, self.check(), &mut vec![])?;
         let mut trips = Vec::with_capacity(self.options.iterations as usize);
-        self.group.barrier()?;
+        self.world.barrier()?;
         wrong += self.bounce(self.options.iterations, self.check(), &mut trips)?;
         let total: f64 = trips.iter().sum();
         trips.sort_by(f64::total_cmp);
         let mine = (total, percentile(&trips, 0.5), percentile(&trips, 0.99), wrong);
-        let all = self.group.share(&mine)?;
+        let all = self.world.all_gather(&mine)?;
         let (total, p50, p99, _) = all[SENDS];
         let count = f64::from(self.options.iterations);
         Ok(Row {
@@ -342,7 +343,7 @@ impl Run<'_> {
 
     /// Sends `count` messages there and back, adds each one's seconds to `trips`, and counts wrong ones.
     fn bounce(&mut self, count: u32, check: Check, trips: &mut Vec<f64>) -> Result<u64> {
-        let starts = self.group.rank() == SENDS;
+        let starts = self.world.rank() == SENDS;
         let part = 0..self.size;
         let mut wrong = 0;
         for message in 0..count {
@@ -388,7 +389,7 @@ impl Run<'_> {
             if let Some(request) = posted? {
                 return Ok(request);
             }
-            wait.idle(self.group, || "posting a message".to_owned())?;
+            wait.idle(self.world, || "posting a message".to_owned())?;
         }
     }
 
@@ -399,7 +400,7 @@ impl Run<'_> {
             if let Some(size) = request.test()? {
                 return Ok(size);
             }
-            wait.idle(self.group, || format!("moving a message of {} bytes", self.size))?;
+            wait.idle(self.world, || format!("moving a message of {} bytes", self.size))?;
         }
     }
 
@@ -414,7 +415,7 @@ impl Run<'_> {
         let mut posted = vec![0; self.lanes.len()];
         let mut flights: Vec<VecDeque<Flight>> =
             self.lanes.iter().map(|_| VecDeque::with_capacity(depth as usize)).collect();
-        let peer = self.group.describe(1 - self.group.rank());
+        let peer = self.world.describe(1 - self.world.rank());
         let explain = |error: String| format!("with {peer}: {error}");
         let mut wrong = 0;
         let mut wait = Wait::new();
@@ -423,13 +424,13 @@ impl Run<'_> {
             let mut left = false;
             for (at, lane) in self.lanes.iter_mut().enumerate() {
                 let flights = &mut flights[at];
-                let place = |message: u32| {
+                let config = |message: u32| {
                     let start = (message % depth) as usize * self.size;
                     start..start + self.size
                 };
                 while posted[at] < count && flights.len() < depth as usize {
                     let message = posted[at];
-                    let part = place(message);
+                    let part = config(message);
                     let request = match &lane.end {
                         End::Sender(sender) => {
                             lane.buffer
@@ -449,7 +450,7 @@ impl Run<'_> {
                     latencies.push(since.elapsed().as_secs_f64());
                     if matches!(lane.end, End::Receiver(_)) {
                         let right = |bytes: &[u8]| is_filled(bytes, at, *message, check);
-                        let right = lane.buffer.read(place(*message), right)?;
+                        let right = lane.buffer.read(config(*message), right)?;
                         wrong += u64::from(size != self.size || !right);
                     }
                     flights.pop_front();
@@ -463,7 +464,7 @@ impl Run<'_> {
             if moved {
                 wait.progress();
             } else {
-                wait.idle(self.group, || {
+                wait.idle(self.world, || {
                     format!("moving messages of {} bytes with {peer}", self.size)
                 })?;
             }
@@ -490,13 +491,13 @@ fn word(stamp: u64, i: usize) -> [u8; 8] {
 fn fill(bytes: &mut [u8], lane: usize, message: u32, check: Check) {
     let stamp = stamp(lane, message);
     if check == Check::Stamp {
-        bytes.iter_mut().zip(stamp.to_le_bytes()).for_each(|(place, byte)| *place = byte);
+        bytes.iter_mut().zip(stamp.to_le_bytes()).for_each(|(config, byte)| *config = byte);
         return;
     }
     let (words, rest) = bytes.as_chunks_mut::<8>();
     let whole = words.len();
-    words.iter_mut().enumerate().for_each(|(i, place)| *place = word(stamp, i));
-    rest.iter_mut().zip(word(stamp, whole)).for_each(|(place, byte)| *place = byte);
+    words.iter_mut().enumerate().for_each(|(i, config)| *config = word(stamp, i));
+    rest.iter_mut().zip(word(stamp, whole)).for_each(|(config, byte)| *config = byte);
 }
 
 fn is_filled(bytes: &[u8], lane: usize, message: u32, check: Check) -> bool {

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use clap::Args;
 use evenkeel_transport::{SETTINGS, Settings};
 
-use crate::host::Result;
+use crate::error::Result;
 
 /// How to show them.
 #[derive(Args, Clone, Debug)]

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use crate::host::Result;
+use crate::error::Result;
 
 /// The most servers of a run.
 const MAX_SERVERS: usize = 64;

@@ -10,12 +10,12 @@ use std::thread;
 use clap::ValueEnum;
 
 use super::hosts::Hosts;
-use super::logs::Logs;
 use super::servers::Servers;
+use super::timeline_log::Logs;
 use super::{Options, RunType};
-use crate::host::Result;
-use crate::options::local_listener;
-use crate::spawn::Running;
+use crate::cli::options::local_listener;
+use crate::error::Result;
+use crate::ranks::spawn::Running;
 
 /// Where ranks on several hosts meet unless something else is said.
 const MASTER_PORT: u16 = 29_500;

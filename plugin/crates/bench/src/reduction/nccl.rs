@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::Options;
-use super::logs::{Line, Logs, Run};
-use crate::host::Result;
+use super::timeline_log::{Line, Logs, Run};
+use crate::error::Result;
 
 /// Runs NCCL's benchmark and reports what it measured, out of place.
 ///

@@ -11,13 +11,14 @@ use evenkeel_nccl_abi::HANDLE_SIZE;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::logs::{Journey, Line, Logs, Operation, Run, Span};
+use super::timeline_log::{Journey, Line, Logs, Operation, Run, Span};
 use super::{Options, RunType};
-use crate::group::Group;
-use crate::host::collective::{Coll, Collectives, Elements, Registered};
-use crate::host::{Plugin, Region, Result};
-use crate::ring::{Buffers, Ring};
-use crate::wait::Wait;
+use crate::allreduce::ring::{Buffers, Ring};
+use crate::error::Result;
+use crate::plugin_host::collnet::{Coll, Collectives, Elements, Registered};
+use crate::plugin_host::{Plugin, Region};
+use crate::ranks::bootstrap::World;
+use crate::ranks::wait::Wait;
 
 /// Most operations that rank 0 hears of, over all ranks.
 const MAX_SHARED: usize = 40_000;
@@ -34,9 +35,9 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
             std::process::exit(1);
         });
     }
-    let mut group = Group::join(options.ranks.place()?)?;
-    let measured = measure(options, &mut group);
-    group.conclude(measured)
+    let mut world = World::join(options.ranks.rank_config()?)?;
+    let measured = measure(options, &mut world);
+    world.finish(measured)
 }
 
 /// Seconds since 1970 of moments.
@@ -54,7 +55,7 @@ impl Clock {
 }
 
 /// Gives the number of wrong elements on all ranks.
-fn measure(options: &Options, group: &mut Group) -> Result<u64> {
+fn measure(options: &Options, world: &mut World) -> Result<u64> {
     let (plugin, network) = options.network.open()?;
     let element = options.run.kind.bytes();
     let down = |bytes: u64| bytes as usize / element * element;
@@ -68,15 +69,15 @@ fn measure(options: &Options, group: &mut Group) -> Result<u64> {
     let mut rank = Rank { options, own: &own, result: &result, chunk, clock, operations: vec![] };
     let (seconds, cpu, wrong) = match options.run_type {
         RunType::Ring => {
-            let mut ring = Ring::connect(&plugin, options.network.device, group)?;
+            let mut ring = Ring::connect(&plugin, options.network.device, world)?;
             ring.register(&own)?;
             ring.register(&result)?;
-            rank.all(group, &mut Way::Ring(&mut ring))?
+            rank.all(world, &mut Way::Ring(&mut ring))?
         }
         _ => {
-            let coll = connect(options, &plugin, group)?;
+            let coll = connect(options, &plugin, world)?;
             let (from, to) = (coll.register(&own)?, coll.register(&result)?);
-            rank.all(group, &mut Way::Collective { coll: &coll, from: &from, to: &to })?
+            rank.all(world, &mut Way::Collective { coll: &coll, from: &from, to: &to })?
         }
     };
     let run = Run {
@@ -84,8 +85,8 @@ fn measure(options: &Options, group: &mut Group) -> Result<u64> {
             RunType::Ring => format!("{}, ring", network.name),
             _ => network.name,
         },
-        rank: group.rank(),
-        ranks: group.members().len(),
+        rank: world.rank(),
+        ranks: world.ranks().len(),
         size: bytes as u64,
         chunksize: chunk as u64,
         kind: options.run.kind.name().to_owned(),
@@ -107,14 +108,14 @@ fn measure(options: &Options, group: &mut Group) -> Result<u64> {
         text.push('\n');
     }
     let kept = if options.watched { String::new() } else { text.clone() };
-    let all: Vec<Mine> = group.share(&Mine { wrong, log: kept })?;
+    let all: Vec<Mine> = world.all_gather(&Mine { wrong, log: kept })?;
     let wrong = all.iter().map(|mine| mine.wrong).sum();
     if options.watched {
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes())
             .and_then(|()| out.flush())
             .map_err(|error| format!("the log: {error}"))?;
-    } else if group.rank() == 0 {
+    } else if world.rank() == 0 {
         let logs = all.into_iter().map(|mine| mine.log).collect();
         super::report(options, &Logs::new(logs, vec![])?)?;
     }
@@ -130,7 +131,7 @@ struct Mine {
 }
 
 /// Makes a communicator of all ranks.
-fn connect(options: &Options, plugin: &Plugin, group: &mut Group) -> Result<Coll> {
+fn connect(options: &Options, plugin: &Plugin, world: &mut World) -> Result<Coll> {
     let collectives = Collectives::open(plugin, options.network.device)?;
     let (kind, op) = (options.run.kind, options.run.op);
     if !collectives.supports(kind.code(), op.code())? {
@@ -138,11 +139,11 @@ fn connect(options: &Options, plugin: &Plugin, group: &mut Group) -> Result<Coll
         return Err(format!("{name} does not reduce {} by {}", kind.name(), op.name()));
     }
     let listener = collectives.listen(options.network.device)?;
-    let handles = group.share(&listener.handle().to_vec())?;
+    let handles = world.all_gather(&listener.handle().to_vec())?;
     let handles: Option<Vec<[u8; HANDLE_SIZE]>> =
         handles.into_iter().map(|handle| handle.try_into().ok()).collect();
     let handles = handles.ok_or_else(|| "a rank shared no handle".to_owned())?;
-    listener.connect(handles, group.rank())
+    listener.connect(handles, world.rank())
 }
 
 /// What the plugin noted of the pieces of these operations; nothing where it was not asked.
@@ -186,16 +187,16 @@ struct Rank<'a> {
 
 impl Rank<'_> {
     /// All reductions; gives the mean time and the processor time of those that are timed, and the number of wrong elements.
-    fn all(&mut self, group: &mut Group, way: &mut Way<'_>) -> Result<(f64, f64, u64)> {
+    fn all(&mut self, world: &mut World, way: &mut Way<'_>) -> Result<(f64, f64, u64)> {
         let run = &self.options.run;
         for _ in 0..run.warmup {
-            self.once(group, way)?;
+            self.once(world, way)?;
         }
         self.operations.clear();
-        group.barrier()?;
+        world.barrier()?;
         let (start, used) = (Instant::now(), processor());
         for _ in 0..run.iterations {
-            self.once(group, way)?;
+            self.once(world, way)?;
         }
         let seconds = start.elapsed().as_secs_f64() / f64::from(run.iterations);
         let cpu = (processor() - used) / f64::from(run.iterations);
@@ -204,31 +205,31 @@ impl Rank<'_> {
         let whole = 0..self.own.bytes();
         for round in 0..u64::from(run.check) {
             self.result.write(whole.clone(), |bytes| bytes.fill(0xa5))?;
-            self.own.write(whole.clone(), |bytes| run.kind.fill(bytes, group.rank(), round))?;
-            self.once(group, way)?;
-            let ranks = group.members().len();
+            self.own.write(whole.clone(), |bytes| run.kind.fill(bytes, world.rank(), round))?;
+            self.once(world, way)?;
+            let ranks = world.ranks().len();
             wrong += self
                 .result
                 .read(whole.clone(), |bytes| run.kind.wrong(run.op, bytes, ranks, round))?;
         }
         self.operations = timed;
         // Nobody leaves, and closes its connections, before all are done.
-        group.barrier()?;
+        world.barrier()?;
         Ok((seconds, cpu, wrong))
     }
 
     /// Reduces the vector once.
-    fn once(&mut self, group: &mut Group, way: &mut Way<'_>) -> Result<()> {
+    fn once(&mut self, world: &mut World, way: &mut Way<'_>) -> Result<()> {
         let (kind, op) = (self.options.run.kind, self.options.run.op);
         match way {
             Way::Ring(ring) => {
                 let begin = Instant::now();
                 let buffers = Buffers { own: self.own, result: self.result, in_place: false };
-                ring.all_reduce(group, &buffers, self.own.bytes() / kind.bytes(), kind, op)?;
+                ring.all_reduce(world, &buffers, self.own.bytes() / kind.bytes(), kind, op)?;
                 self.note(begin, begin);
                 Ok(())
             }
-            Way::Collective { coll, from, to } => self.collective(group, coll, from, to),
+            Way::Collective { coll, from, to } => self.collective(world, coll, from, to),
         }
     }
 
@@ -241,7 +242,7 @@ impl Rank<'_> {
     /// Several operations at a time; the oldest one is asked, as NCCL does.
     fn collective(
         &mut self,
-        group: &mut Group,
+        world: &mut World,
         coll: &Coll,
         from: &Registered,
         to: &Registered,
@@ -274,7 +275,7 @@ impl Rank<'_> {
             if moved {
                 wait.progress();
             } else {
-                wait.idle(group, || format!("all-reducing byte {at} of {bytes}"))?;
+                wait.idle(world, || format!("all-reducing byte {at} of {bytes}"))?;
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Options;
 use super::hosts::Host;
-use crate::host::Result;
+use crate::error::Result;
 
 /// How long a server may take to start, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);

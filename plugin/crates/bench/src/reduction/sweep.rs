@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::Options;
 use super::hosts::Hosts;
 use super::launch::Launch;
-use crate::host::Result;
-use crate::size::Size;
+use crate::cli::size::Size;
+use crate::error::Result;
 
 /// The most runs.
 const MOST: usize = 500;

@@ -37,10 +37,10 @@ fn all_benchmarks_run_and_their_results_are_right() {
     let ended = collective(&[
         "--spawn",
         "2",
-        "isendirecv_stress",
+        "sendrecv_stress",
         "--messages",
         "7",
-        "--sync",
+        "--sync=true",
         "--busy-poll",
     ]);
     assert_eq!(rows(&ended), 2, "{ended:?}");
@@ -84,6 +84,19 @@ fn ranks_with_certificates_reach_each_other_encrypted() {
     assert!(rows(&ended) == 2 && ended.out.contains("3 ranks, tls lo"), "{ended:?}");
     assert!(std::fs::read_to_string(drawing).unwrap().contains("allreduce, 3 ranks over tls"));
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The command line of Gloo's README, and the benchmark of Gloo's that has no counterpart here.
+#[test]
+fn gloo_command_lines_are_taken_or_refused() {
+    let help = run(&["collective", "--help"]);
+    assert!(help.status.success() && !help.out.contains("isendirecv"), "{help:?}");
+    let whole = ["collective", "--spawn", "2", "--transport", "shm", "--iteration-count", "1"];
+    let sweep = ["--warmup-iters", "1", "--elements", "-1", "--busy-poll=false"];
+    let ended = run(&[&whole[..], &sweep].concat());
+    assert_eq!(rows(&ended), 21, "{ended:?}");
+    let ended = collective(&["--spawn", "2", "isendirecv_stress"]);
+    assert!(!ended.status.success() && ended.err.contains("isendirecv_stress"), "{ended:?}");
 }
 
 #[test]

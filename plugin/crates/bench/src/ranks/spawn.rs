@@ -6,8 +6,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::host::Result;
-use crate::options::local_listener;
+use crate::cli::options::local_listener;
+use crate::error::Result;
 
 /// The most ranks of one machine: each is a process with threads and sockets.
 const MOST: usize = 128;

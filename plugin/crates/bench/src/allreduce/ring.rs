@@ -11,9 +11,10 @@ use std::ops::Range;
 use evenkeel_nccl_abi::HANDLE_SIZE;
 
 use crate::element::{Op, Type};
-use crate::group::Group;
-use crate::host::{Plugin, Receiver, Region, Request, Result, Sender};
-use crate::wait::Wait;
+use crate::error::Result;
+use crate::plugin_host::{Plugin, Receiver, Region, Request, Sender};
+use crate::ranks::bootstrap::World;
+use crate::ranks::wait::Wait;
 
 /// The longest message, bytes: a multiple of every element's size.
 const SLICE: usize = 1 << 20;
@@ -48,23 +49,23 @@ impl Ring {
     ///
     /// # Errors
     /// Names the neighbour that could not be connected to, and what the plugin said.
-    pub(crate) fn connect(plugin: &Plugin, device: usize, group: &mut Group) -> Result<Self> {
-        let (rank, ranks) = (group.rank(), group.members().len());
+    pub(crate) fn connect(plugin: &Plugin, device: usize, world: &mut World) -> Result<Self> {
+        let (rank, ranks) = (world.rank(), world.ranks().len());
         let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
         let mut ring = Self {
             rank,
             ranks,
             ends: None,
             scratch: Region::new(SLICE * DEPTH)?,
-            next: group.describe(next),
-            previous: group.describe(previous),
+            next: world.describe(next),
+            previous: world.describe(previous),
             sent: 0,
         };
         if ranks == 1 {
             return Ok(ring);
         }
         let mut listener = plugin.listen(device)?;
-        let handles = group.share(&listener.handle().to_vec())?;
+        let handles = world.all_gather(&listener.handle().to_vec())?;
         let handle: [u8; HANDLE_SIZE] = handles
             .get(next)
             .and_then(|handle| handle.as_slice().try_into().ok())
@@ -87,7 +88,7 @@ impl Ring {
                 (Some(to), Some(from)) => break (to, from),
                 some => (sender, receiver) = some,
             }
-            wait.idle(group, || match sender {
+            wait.idle(world, || match sender {
                 None => format!("connecting to {}", ring.next),
                 Some(_) => format!("accepting {}", ring.previous),
             })?;
@@ -114,10 +115,10 @@ impl Ring {
     /// Reduces `count` elements of all ranks into every rank's result.
     ///
     /// # Errors
-    /// Names the neighbour whose transfer broke, or that made no progress within the group's timeout.
+    /// Names the neighbour whose transfer broke, or that made no progress within the world's timeout.
     pub(crate) fn all_reduce(
         &mut self,
-        group: &mut Group,
+        world: &mut World,
         buffers: &Buffers<'_>,
         count: usize,
         kind: Type,
@@ -211,7 +212,7 @@ impl Ring {
             {
                 return Ok(());
             }
-            wait.idle(group, || match receiving.is_empty() && next_receive.is_none() {
+            wait.idle(world, || match receiving.is_empty() && next_receive.is_none() {
                 true => format!("sending to {}", self.next),
                 false => format!("receiving from {}", self.previous),
             })?;

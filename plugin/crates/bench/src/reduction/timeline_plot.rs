@@ -1,8 +1,8 @@
 //! A drawing of when each piece was where, as SVG: a band for each server and each rank, in it a bar for each piece, and in
 //! that a colour for each step.
 
-use super::logs::{Logs, Span};
-use crate::host::Result;
+use super::timeline_log::{Logs, Span};
+use crate::error::Result;
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 90.0;
@@ -188,7 +188,7 @@ fn step(span: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reduction::logs::tests::two_ranks;
+    use crate::reduction::timeline_log::tests::two_ranks;
 
     #[test]
     fn a_run_is_drawn_with_all_its_steps() {

@@ -6,8 +6,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::group::Group;
-use crate::host::Result;
+use crate::error::Result;
+use crate::ranks::bootstrap::World;
 
 /// Polls without progress before the first nap: more time than a round trip takes.
 const BEFORE_NAPS: u32 = 400;
@@ -43,18 +43,18 @@ impl Wait {
     /// There was none: yields, and now and then looks whether to go on.
     ///
     /// # Errors
-    /// When another rank failed, or nothing happened for the group's timeout while waiting for `what`.
-    pub(crate) fn idle(&mut self, group: &mut Group, what: impl FnOnce() -> String) -> Result<()> {
+    /// When another rank failed, or nothing happened for the world's timeout while waiting for `what`.
+    pub(crate) fn idle(&mut self, world: &mut World, what: impl FnOnce() -> String) -> Result<()> {
         self.idle += 1;
         if self.idle.is_multiple_of(BETWEEN_LOOKS) || self.since.is_none() {
             let now = Instant::now();
             let since = *self.since.get_or_insert(now);
             if self.looked.is_none_or(|looked| now - looked >= LOOK) {
                 self.looked = Some(now);
-                group.check()?;
+                world.check()?;
             }
-            if now - since >= group.timeout() {
-                return Err(format!("no progress for {:?} while {}", group.timeout(), what()));
+            if now - since >= world.timeout() {
+                return Err(format!("no progress for {:?} while {}", world.timeout(), what()));
             }
         }
         match self.since {

@@ -12,9 +12,10 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use sha2::{Digest, Sha256};
 
 use crate::element::{Op, Type};
-use crate::group::Place;
-use crate::host::{Plugin, Result, VERSIONS};
-use crate::report::Network;
+use crate::error::Result;
+use crate::output::report::Network;
+use crate::plugin_host::{Plugin, VERSIONS};
+use crate::ranks::bootstrap::RankConfig;
 
 /// Which plugin to load and how.
 #[derive(Args, Clone, Debug)]
@@ -153,7 +154,7 @@ impl RankOptions {
     ///
     /// # Errors
     /// Says which of the four facts is missing or makes no sense.
-    pub(crate) fn place(&self) -> Result<Place> {
+    pub(crate) fn rank_config(&self) -> Result<RankConfig> {
         let missing = |what: &str, variable: &str| {
             format!("{what} is not known: set {variable}, or start all ranks here with --spawn N")
         };
@@ -183,7 +184,7 @@ impl RankOptions {
             }
         }
         let timeout = Duration::from_secs(self.timeout);
-        Ok(Place { rank, world, host, port, listener, timeout })
+        Ok(RankConfig { rank, world_size: world, host, port, listener, timeout })
     }
 }
 

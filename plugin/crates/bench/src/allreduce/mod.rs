@@ -1,18 +1,20 @@
 //! `evenkeel-bench allreduce`: a ring all-reduce between ranks through a plugin, every element checked.
 
+pub(crate) mod ring;
+
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
 
-use crate::group::Group;
-use crate::host::{Region, Result};
-use crate::log;
-use crate::options::{NetworkOptions, RankOptions, RunOptions};
-use crate::report::{Measured, Network, Printer, RankLine, Row};
-use crate::ring::{Buffers, Ring};
-use crate::size::{Size, sweep};
-use crate::spawn;
+use crate::cli::options::{NetworkOptions, RankOptions, RunOptions};
+use crate::cli::size::{Size, sweep};
+use crate::error::Result;
+use crate::output::report::{Measured, Network, Printer, RankLine, Row};
+use crate::plugin_host::{Region, log};
+use crate::ranks::bootstrap::World;
+use crate::ranks::spawn;
+use ring::{Buffers, Ring};
 
 /// What to measure. The flags are nccl-tests'.
 #[derive(Args, Clone, Debug)]
@@ -66,17 +68,17 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if let Some(ranks) = options.ranks.spawn {
         return spawn::spawn(ranks);
     }
-    let place = options.ranks.place()?;
-    let mut group = Group::join(place)?;
-    let measured = measure(options, &sizes, &mut group);
-    group.conclude(measured)
+    let config = options.ranks.rank_config()?;
+    let mut world = World::join(config)?;
+    let measured = measure(options, &sizes, &mut world);
+    world.finish(measured)
 }
 
 /// Gives the number of wrong elements on all ranks.
-fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
+fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
     let (plugin, network) = options.network.open()?;
-    let mut printer = start_printer(options, group, &network)?;
-    let mut ring = Ring::connect(&plugin, options.network.device, group)?;
+    let mut printer = start_printer(options, world, &network)?;
+    let mut ring = Ring::connect(&plugin, options.network.device, world)?;
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
     let (own, result) = (Region::new(most)?, Region::new(most)?);
     ring.register(&own)?;
@@ -86,7 +88,7 @@ fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
     while options.cycles == 0 || cycle < options.cycles {
         for size in sizes {
             let count = *size as usize / options.run.kind.bytes();
-            let mut run = Run { options, group, ring: &mut ring, count, round: u64::from(cycle) };
+            let mut run = Run { options, world, ring: &mut ring, count, round: u64::from(cycle) };
             let apart = run.time(&Buffers { own: &own, result: &result, in_place: false })?;
             let in_place = run.time(&Buffers { own: &result, result: &result, in_place: true })?;
             wrong += apart.wrong.unwrap_or(0) + in_place.wrong.unwrap_or(0);
@@ -99,7 +101,7 @@ fn measure(options: &Options, sizes: &[u64], group: &mut Group) -> Result<u64> {
         cycle = cycle.wrapping_add(1);
     }
     // Nobody leaves, and closes its connections, before all are done.
-    let transports = group.share(&log::transport())?;
+    let transports = world.all_gather(&log::transport())?;
     if let Some(printer) = printer {
         printer.finish(ring.sent(), transports).map_err(output)?;
     }
@@ -112,17 +114,16 @@ fn output(error: std::io::Error) -> String {
 
 fn start_printer(
     options: &Options,
-    group: &mut Group,
+    world: &mut World,
     network: &Network,
 ) -> Result<Option<Printer>> {
-    let networks: Vec<Network> = group.share(network)?;
-    if group.rank() != 0 {
+    let networks: Vec<Network> = world.all_gather(network)?;
+    if world.rank() != 0 {
         return Ok(None);
     }
-    let ranks =
-        group.members().iter().zip(networks).enumerate().map(|(rank, (member, network))| {
-            RankLine { rank, host: member.host.clone(), address: member.address.clone(), network }
-        });
+    let ranks = world.ranks().iter().zip(networks).enumerate().map(|(rank, (member, network))| {
+        RankLine { rank, host: member.host.clone(), address: member.address.clone(), network }
+    });
     Printer::start(ranks.collect(), options.run.kind, options.run.op, options.json)
         .map(Some)
         .map_err(output)
@@ -131,7 +132,7 @@ fn start_printer(
 /// The operations of one size.
 struct Run<'a> {
     options: &'a Options,
-    group: &'a mut Group,
+    world: &'a mut World,
     ring: &'a mut Ring,
     count: usize,
     round: u64,
@@ -142,7 +143,7 @@ impl Run<'_> {
         for _ in 0..self.options.run.warmup {
             self.once(buffers)?;
         }
-        self.group.barrier()?;
+        self.world.barrier()?;
         let start = Instant::now();
         for _ in 0..self.options.run.iterations {
             self.once(buffers)?;
@@ -153,7 +154,7 @@ impl Run<'_> {
             let seen = self.verify(buffers, self.round.wrapping_mul(31).wrapping_add(round))?;
             wrong = Some(wrong.unwrap_or(0) + seen);
         }
-        let all = self.group.share(&(seconds, wrong))?;
+        let all = self.world.all_gather(&(seconds, wrong))?;
         let mean = all.iter().map(|(seconds, _)| seconds).sum::<f64>() / all.len() as f64;
         let wrong = wrong.map(|_| all.iter().filter_map(|(_, wrong)| *wrong).sum());
         let bytes = (self.count * self.options.run.kind.bytes()) as u64;
@@ -162,7 +163,7 @@ impl Run<'_> {
 
     fn once(&mut self, buffers: &Buffers<'_>) -> Result<()> {
         self.ring.all_reduce(
-            self.group,
+            self.world,
             buffers,
             self.count,
             self.options.run.kind,
@@ -174,7 +175,7 @@ impl Run<'_> {
     fn verify(&mut self, buffers: &Buffers<'_>, round: u64) -> Result<u64> {
         let (kind, op) = (self.options.run.kind, self.options.run.op);
         let all = 0..self.count * kind.bytes();
-        let (rank, ranks) = (self.group.rank(), self.group.members().len());
+        let (rank, ranks) = (self.world.rank(), self.world.ranks().len());
         if !buffers.in_place {
             buffers.result.write(all.clone(), |bytes| bytes.fill(0xa5))?;
         }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::Result;
-use crate::statistics::Statistics;
+use crate::error::Result;
+use crate::output::statistics::Statistics;
 
 /// Begin and end, in seconds since 1970.
 pub(super) type Span = [f64; 2];

@@ -1,5 +1,7 @@
 //! `evenkeel-bench collective`: Gloo's benchmark over Evenkeel's collectives, with the same flags and columns.
 
+mod exercise;
+
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -16,11 +18,11 @@ use evenkeel_collectives::{
 use half::f16;
 use serde::Serialize;
 
-use crate::exercise::{Benchmark, Details, Exercise, Number};
-use crate::host::Result;
-use crate::options::RankOptions;
-use crate::plot::{Chart, Line};
-use crate::spawn::{check, spawn};
+use crate::cli::options::RankOptions;
+use crate::error::Result;
+use crate::output::plot::{Chart, Line};
+use crate::ranks::spawn::{check, spawn};
+use exercise::{Benchmark, Details, Exercise, Number};
 
 /// Elements of the sweep where no number is given.
 const SWEEP: [usize; 21] = [
@@ -118,15 +120,15 @@ pub(crate) struct Options {
     /// A folder of such files
     #[arg(long, value_name = "FOLDER")]
     ca_path: Option<PathBuf>,
-    /// Taken as Gloo has it, and changes nothing: a caller reads and writes itself in any case
-    #[arg(long)]
+    /// Accepted for Gloo's command lines, without effect: the calling thread always reads and writes the sockets
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
     sync: bool,
-    /// Taken as Gloo has it, and changes nothing: a caller looks again and again for 2 ms in any case
-    #[arg(long)]
+    /// Accepted for Gloo's command lines, without effect: the calling thread always polls for 2 ms before it sleeps
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
     busy_poll: bool,
-    /// Elements (float32) [default: from 1 to 5,000,000]
-    #[arg(long, value_delimiter = ',', value_name = "N")]
-    elements: Vec<usize>,
+    /// Number of elements (float32); several are separated by commas; -1: all from 1 to 5,000,000 [default: -1]
+    #[arg(long, value_delimiter = ',', value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 40))]
+    elements: Vec<i64>,
     /// How long to measure each row, such as 2s or 500ms
     #[arg(long, default_value = "2s", value_parser = time, value_name = "TIME")]
     iteration_time: Duration,
@@ -246,14 +248,13 @@ impl Options {
     /// Measures on one rank. Whether all results were right.
     fn sweep(&self, way: &Way, group: &Group) -> Result<bool> {
         let mut printer = Printer::start(self, way, group)?;
-        let sweep = if self.elements.is_empty() { &SWEEP[..] } else { &self.elements };
-        for elements in sweep {
+        for elements in element_counts(&self.elements) {
             let (samples, errors) = if self.halfprecision {
-                self.measure::<f16>(group, *elements)?
+                self.measure::<f16>(group, elements)?
             } else {
-                self.measure::<f32>(group, *elements)?
+                self.measure::<f32>(group, elements)?
             };
-            printer.row(&samples, *elements, errors)?;
+            printer.row(&samples, elements, errors)?;
         }
         printer.report.io_threads = io_threads();
         // Nobody leaves before all have their figures.
@@ -312,22 +313,22 @@ impl Options {
                 (rank, size, store::open(&address, self.timeout()).map_err(text)?)
             }
             named => {
-                let place = self.ranks().place()?;
+                let config = self.ranks().rank_config()?;
                 let store = match named {
                     Some(address) => store::open(&address, self.timeout()).map_err(text)?,
                     None => {
-                        if place.rank == 0 {
-                            let serves = match place.listener {
+                        if config.rank == 0 {
+                            let serves = match config.listener {
                                 Some(listener) => TcpStoreServer::serve(listener),
-                                None => TcpStoreServer::bind(("0.0.0.0", place.port)),
+                                None => TcpStoreServer::bind(("0.0.0.0", config.port)),
                             };
                             server = Some(serves.map_err(text)?);
                         }
-                        let address = format!("{}:{}", place.host, place.port);
+                        let address = format!("{}:{}", config.host, config.port);
                         Arc::new(TcpStore::connect(&address, self.timeout()).map_err(text)?)
                     }
                 };
-                (place.rank, place.world, store)
+                (config.rank, config.world_size, store)
             }
         };
         let store = PrefixStore::new(store, &self.prefix);
@@ -411,6 +412,15 @@ impl Options {
         }
         Ok((samples, errors))
     }
+}
+
+/// The rows to measure. A negative number, or none, stands for the whole sweep, as in Gloo's benchmark.
+fn element_counts(given: &[i64]) -> Vec<usize> {
+    if given.is_empty() {
+        return SWEEP.to_vec();
+    }
+    let counts = |given: &i64| usize::try_from(*given).map_or(SWEEP.to_vec(), |count| vec![count]);
+    given.iter().flat_map(counts).collect()
 }
 
 /// What a thread gave.
@@ -602,6 +612,13 @@ fn print(text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn elements_minus_one_is_the_sweep() {
+        assert_eq!(element_counts(&[]), SWEEP);
+        assert_eq!(element_counts(&[-1]), SWEEP);
+        assert_eq!(element_counts(&[7, 0]), [7, 0]);
+    }
 
     #[test]
     fn times_are_read() {

@@ -3,12 +3,12 @@
 
 mod hosts;
 mod launch;
-mod logs;
 mod nccl;
-mod picture;
 mod rank;
 mod servers;
 mod sweep;
+mod timeline_log;
+mod timeline_plot;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,13 +16,13 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 
-use crate::host::Result;
-use crate::options::{NetworkOptions, RankOptions, RunOptions};
-use crate::size::Size;
+use crate::cli::options::{NetworkOptions, RankOptions, RunOptions};
+use crate::cli::size::Size;
+use crate::error::Result;
 use hosts::Hosts;
 use launch::Launch;
-use logs::Logs;
 use sweep::Sweep;
+use timeline_log::Logs;
 
 /// Most ranks of all jobs together: each is a process.
 const MAX_RANKS: usize = 256;
@@ -238,7 +238,7 @@ fn report(options: &Options, logs: &Logs) -> Result<()> {
         print!("{}", logs.text()?);
     }
     if let Some(file) = &options.plot {
-        let svg = picture::draw(logs, options.xlim.map(|window| window.0))?;
+        let svg = timeline_plot::draw(logs, options.xlim.map(|window| window.0))?;
         std::fs::write(file, svg).map_err(|error| format!("{}: {error}", file.display()))?;
     }
     Ok(())

@@ -10,7 +10,8 @@ use evenkeel_nccl_abi::{
     PTR_HOST,
 };
 
-use super::{Direction, Memory, Plugin, Region, Result, check, evenkeel_bench_log, int};
+use super::{Direction, Memory, Plugin, Region, check, evenkeel_bench_log, int};
+use crate::error::Result;
 
 /// The table of an initialized plugin, and the plugin.
 struct Table {

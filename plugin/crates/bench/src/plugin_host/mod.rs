@@ -18,13 +18,12 @@ use evenkeel_nccl_abi::{
 };
 use libloading::Library;
 
-use crate::log;
+use crate::error::Result;
+
+pub(crate) mod log;
 
 /// The versions of the interface, newest first as NCCL looks for them.
 pub(crate) const VERSIONS: [u32; 7] = [12, 11, 10, 9, 8, 7, 6];
-
-/// What every call gives: an error is one line for a person.
-pub(crate) type Result<T> = std::result::Result<T, String>;
 
 unsafe extern "C" {
     fn evenkeel_bench_log(
@@ -80,7 +79,7 @@ macro_rules! call_any {
 }
 
 // After the macro, which it uses.
-pub(crate) mod collective;
+pub(crate) mod collnet;
 
 fn check(call: &str, result: NcclResult) -> Result<()> {
     if result == SUCCESS {

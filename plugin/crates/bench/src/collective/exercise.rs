@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use evenkeel_collectives::{Algorithm, Call, DataType, Error, Group, Op, Reduction};
 use half::f16;
 
-use crate::host::Result;
+use crate::error::Result;
 
 /// What can be measured. Names are Gloo's where it has the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,8 +43,7 @@ pub(crate) enum Benchmark {
     PairwiseExchange,
     /// Rank 0 to rank 1 and back
     SendrecvRoundtrip,
-    /// Many messages from rank 0 to rank 1, and one back (--messages)
-    #[value(alias = "isendirecv_stress")]
+    /// Many messages from rank 0 to rank 1, and one back (--messages), with blocking calls
     SendrecvStress,
 }
 

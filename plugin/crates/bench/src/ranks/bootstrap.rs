@@ -1,0 +1,700 @@
+//! Bootstrap of a run: a star of plain TCP connections around rank 0. The ranks join, gather small facts from each other,
+//! and agree on the cause of a failure.
+//!
+//! Messages are JSON after a length of four bytes, big endian. Rank 0 decides which rank caused a failure: the one whose
+//! connection closed without a report. The other ranks report what they saw and wait for that verdict.
+//!
+//! This does not use Evenkeel's own collectives: a benchmark must not lean on what it measures.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::Result;
+
+/// Raised with every change of the messages.
+const PROTOCOL: u32 = 1;
+/// Maximum length of a message in bytes. The facts of 10,000 ranks fit.
+const MAX_MESSAGE: usize = 8 << 20;
+/// Time that a connection has to send its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of connections that have not sent their hello.
+const MAX_PENDING: usize = 64;
+/// Time that rank 0 waits, after a failure, for a connection to close.
+const VERDICT_GRACE: Duration = Duration::from_secs(1);
+/// Time that the other ranks wait for the verdict.
+const VERDICT_TIMEOUT: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    Hello { protocol: u32, rank: usize, world_size: usize, host: String },
+    Ranks(Vec<RankInfo>),
+    Contribution(Value),
+    All(Vec<Value>),
+    Failed(String),
+    Verdict(String),
+}
+
+/// A rank's machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RankInfo {
+    /// Its name.
+    pub(crate) host: String,
+    /// Its address, as rank 0 sees it.
+    pub(crate) address: String,
+}
+
+/// Which rank this is and where to find rank 0.
+pub(crate) struct RankConfig {
+    /// This rank.
+    pub(crate) rank: usize,
+    /// The number of ranks.
+    pub(crate) world_size: usize,
+    /// Rank 0's name or address.
+    pub(crate) host: String,
+    /// Rank 0's port.
+    pub(crate) port: u16,
+    /// Rank 0's listener, if the parent process opened it.
+    pub(crate) listener: Option<TcpListener>,
+    /// Timeout of every wait.
+    pub(crate) timeout: Duration,
+}
+
+/// A connection between rank 0 and another.
+struct Connection {
+    stream: TcpStream,
+    inbox: Vec<u8>,
+    messages: VecDeque<Message>,
+    ended: bool,
+}
+
+impl Connection {
+    fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        // A machine that vanishes does not close its connections: keepalive finds out.
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
+        sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
+        sockopt::set_tcp_keepcnt(&stream, 3)?;
+        Ok(Self { stream, inbox: vec![], messages: VecDeque::new(), ended: false })
+    }
+
+    /// Reads what has arrived. A connection that breaks, or sends no valid message, has ended.
+    fn receive(&mut self) {
+        let mut buffer = [0; 16 << 10];
+        while !self.ended {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => self.ended = true,
+                Ok(count) => self.inbox.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.ended = true,
+            }
+            while let Some((length, rest)) = self.inbox.split_first_chunk::<4>() {
+                let length = u32::from_be_bytes(*length) as usize;
+                if length > MAX_MESSAGE {
+                    self.ended = true;
+                    return;
+                }
+                let Some(body) = rest.get(..length) else { break };
+                match serde_json::from_slice(body) {
+                    Ok(message) => self.messages.push_back(message),
+                    Err(_) => {
+                        self.ended = true;
+                        return;
+                    }
+                }
+                self.inbox.drain(..4 + length);
+            }
+        }
+    }
+
+    /// Sends a message within the deadline.
+    fn send(&mut self, message: &Message, deadline: Instant) -> Result<()> {
+        let body = serde_json::to_vec(message).map_err(|error| format!("a message: {error}"))?;
+        let length = u32::try_from(body.len()).map_err(|_| "a message is too long".to_owned())?;
+        let mut bytes = length.to_be_bytes().to_vec();
+        bytes.extend_from_slice(&body);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err("it does not read what was sent to it".to_owned());
+                    }
+                    wait(&[&*self], PollFlags::OUT, None, left);
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until a connection, or the listener, is ready, or the time has passed.
+fn wait(
+    connections: &[&Connection],
+    flags: PollFlags,
+    listener: Option<&TcpListener>,
+    time: Duration,
+) {
+    let mut waited: Vec<_> = connections
+        .iter()
+        .filter(|connection| !connection.ended)
+        .map(|connection| PollFd::new(&connection.stream, flags))
+        .chain(listener.map(|listener| PollFd::new(listener, PollFlags::IN)))
+        .collect();
+    // Short enough for the callers to check their other conditions.
+    let time = Timespec::try_from(time.min(Duration::from_millis(100))).unwrap_or_default();
+    // An interrupted or failed wait is a short one: the callers check again and have deadlines.
+    let _ = poll(&mut waited, Some(&time));
+}
+
+/// The ranks of a run, joined.
+pub(crate) struct World {
+    rank: usize,
+    ranks: Vec<RankInfo>,
+    timeout: Duration,
+    /// On rank 0 the others in order, elsewhere rank 0 alone.
+    connections: Vec<Connection>,
+}
+
+impl World {
+    /// Waits until all ranks are there.
+    ///
+    /// # Errors
+    /// Names the ranks that did not come, or says why rank 0 could not be reached or refused this one.
+    pub(crate) fn join(config: RankConfig) -> Result<Self> {
+        if config.rank == 0 { accept_ranks(config) } else { join_rank_0(&config) }
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Every rank's machine.
+    pub(crate) fn ranks(&self) -> &[RankInfo] {
+        &self.ranks
+    }
+
+    /// Timeout of every wait.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// A rank as it is printed: number, host, address.
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        describe(rank, &self.ranks[rank])
+    }
+
+    /// Gathers one value from every rank, in rank order. Returns once all ranks have called it.
+    pub(crate) fn all_gather<T: Serialize + DeserializeOwned>(
+        &mut self,
+        mine: &T,
+    ) -> Result<Vec<T>> {
+        let value = serde_json::to_value(mine).map_err(|error| error.to_string())?;
+        let deadline = Instant::now() + self.timeout;
+        let all = if self.rank == 0 {
+            self.gather(value, deadline)?
+        } else {
+            self.connections[0]
+                .send(&Message::Contribution(value), deadline)
+                .map_err(|error| format!("cannot send to {}: {error}", self.describe(0)))?;
+            self.wait_for_all(deadline)?
+        };
+        all.into_iter()
+            .map(|value| {
+                serde_json::from_value(value).map_err(|error| format!("a rank sent {error}"))
+            })
+            .collect()
+    }
+
+    /// Waits until all ranks are here.
+    pub(crate) fn barrier(&mut self) -> Result<()> {
+        self.all_gather(&()).map(|_| ())
+    }
+
+    /// Checks, without blocking, whether a rank failed or was lost.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        for connection in &mut self.connections {
+            connection.receive();
+        }
+        for (at, connection) in self.connections.iter().enumerate() {
+            let rank = if self.rank == 0 { at + 1 } else { 0 };
+            if let Some(said) = connection.messages.iter().find_map(|message| match message {
+                Message::Failed(text) => Some(format!("{}: {text}", self.describe(rank))),
+                Message::Verdict(text) => Some(text.clone()),
+                _ => None,
+            }) {
+                return Err(said);
+            }
+            if connection.ended {
+                return Err(self.lost_rank(rank));
+            }
+        }
+        Ok(())
+    }
+
+    fn lost_rank(&self, rank: usize) -> String {
+        format!("{} is gone: its process or its machine has ended", self.describe(rank))
+    }
+
+    fn gather(&mut self, mine: Value, deadline: Instant) -> Result<Vec<Value>> {
+        let mut shared: Vec<Option<Value>> = vec![None; self.connections.len()];
+        loop {
+            self.check()?;
+            for (config, connection) in shared.iter_mut().zip(&mut self.connections) {
+                if config.is_none()
+                    && let Some(Message::Contribution(value)) = connection.messages.pop_front()
+                {
+                    *config = Some(value);
+                }
+            }
+            if shared.iter().all(Option::is_some) {
+                break;
+            }
+            if Instant::now() >= deadline {
+                let silent = shared.iter().enumerate().filter(|(_, value)| value.is_none());
+                let silent: Vec<_> = silent.map(|(at, _)| self.describe(at + 1)).collect();
+                return Err(format!("nothing from {} for {:?}", silent.join(", "), self.timeout));
+            }
+            let connections: Vec<_> = self.connections.iter().collect();
+            wait(&connections, PollFlags::IN, None, deadline - Instant::now());
+        }
+        let all: Vec<_> = std::iter::once(mine).chain(shared.into_iter().flatten()).collect();
+        let message = Message::All(all);
+        for at in 0..self.connections.len() {
+            if let Err(error) = self.connections[at].send(&message, deadline) {
+                return Err(format!("cannot send to {}: {error}", self.describe(at + 1)));
+            }
+        }
+        let Message::All(all) = message else { return Err("a message changed".to_owned()) };
+        Ok(all)
+    }
+
+    fn wait_for_all(&mut self, deadline: Instant) -> Result<Vec<Value>> {
+        loop {
+            self.connections[0].receive();
+            if let Some(Message::All(_)) = self.connections[0].messages.front()
+                && let Some(Message::All(all)) = self.connections[0].messages.pop_front()
+            {
+                return Ok(all);
+            }
+            self.check()?;
+            if Instant::now() >= deadline {
+                return Err(format!("nothing from {} for {:?}", self.describe(0), self.timeout));
+            }
+            wait(&[&self.connections[0]], PollFlags::IN, None, deadline - Instant::now());
+        }
+    }
+
+    /// Ends the run. Gives the exit status: success if no rank counted a wrong element.
+    ///
+    /// # Errors
+    /// The verdict on the failure, the same on all ranks.
+    pub(crate) fn finish(self, wrong: Result<u64>) -> Result<ExitCode> {
+        match wrong {
+            Ok(0) => Ok(ExitCode::SUCCESS),
+            Ok(wrong) => {
+                if self.rank == 0 {
+                    eprintln!("error: {wrong} wrong elements");
+                }
+                Ok(ExitCode::FAILURE)
+            }
+            Err(seen) => Err(self.fail(seen)),
+        }
+    }
+
+    /// Ends the run for all ranks because of what this one saw. Gives the verdict, the same on all ranks.
+    pub(crate) fn fail(mut self, seen: String) -> String {
+        if self.rank == 0 { self.decide_verdict(seen) } else { self.report_failure(seen) }
+    }
+
+    fn decide_verdict(&mut self, seen: String) -> String {
+        let deadline = Instant::now() + VERDICT_GRACE;
+        let mut verdict = seen;
+        loop {
+            for connection in &mut self.connections {
+                connection.receive();
+            }
+            // The rank that closed without a report is the cause; ranks that reported only noticed it.
+            let silent = |connection: &Connection| {
+                connection.ended
+                    && !connection
+                        .messages
+                        .iter()
+                        .any(|message| matches!(message, Message::Failed(_)))
+            };
+            if let Some(at) = self.connections.iter().position(silent) {
+                verdict = self.lost_rank(at + 1);
+                break;
+            }
+            if Instant::now() >= deadline || self.connections.is_empty() {
+                break;
+            }
+            let connections: Vec<_> = self.connections.iter().collect();
+            wait(&connections, PollFlags::IN, None, deadline - Instant::now());
+        }
+        let message = Message::Verdict(verdict.clone());
+        for connection in &mut self.connections {
+            // Ranks that do not get the verdict see this connection close.
+            let _ = connection.send(&message, Instant::now() + HELLO_TIMEOUT);
+            let _ = connection.stream.shutdown(Shutdown::Write);
+        }
+        verdict
+    }
+
+    fn report_failure(&mut self, seen: String) -> String {
+        let deadline = Instant::now() + VERDICT_TIMEOUT;
+        // If rank 0 is lost this fails, and the end of its connection says so below.
+        let _ = self.connections[0].send(&Message::Failed(seen.clone()), deadline);
+        loop {
+            let connection = &mut self.connections[0];
+            connection.receive();
+            let verdict = connection.messages.iter().find_map(|message| match message {
+                Message::Verdict(text) => Some(text.clone()),
+                _ => None,
+            });
+            if let Some(verdict) = verdict {
+                return verdict;
+            }
+            if connection.ended {
+                return self.lost_rank(0);
+            }
+            if Instant::now() >= deadline {
+                return seen;
+            }
+            wait(&[&self.connections[0]], PollFlags::IN, None, deadline - Instant::now());
+        }
+    }
+}
+
+fn describe(rank: usize, member: &RankInfo) -> String {
+    format!("rank {rank} ({}, {})", member.host, member.address)
+}
+
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Rank 0: waits for the others.
+fn accept_ranks(config: RankConfig) -> Result<World> {
+    let deadline = Instant::now() + config.timeout;
+    let listener = match config.listener {
+        Some(listener) => listener,
+        // On all addresses: the address that the others use may be a Service's, which cannot be bound here.
+        None => TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, config.port)))
+            .or_else(|_| TcpListener::bind(("0.0.0.0", config.port)))
+            .map_err(|error| {
+                format!(
+                    "rank 0 cannot listen on port {}: {error}; choose another MASTER_PORT",
+                    config.port
+                )
+            })?,
+    };
+    listener.set_nonblocking(true).map_err(|error| format!("listener: {error}"))?;
+    let mut found: Vec<Option<(Connection, RankInfo)>> =
+        (1..config.world_size).map(|_| None).collect();
+    let mut pending: Vec<(Connection, SocketAddr, Instant)> = vec![];
+    while found.iter().any(Option::is_none) {
+        if Instant::now() >= deadline {
+            let missing = found.iter().enumerate().filter(|(_, connection)| connection.is_none());
+            let missing: Vec<_> = missing.map(|(at, _)| (at + 1).to_string()).collect();
+            return Err(format!(
+                "rank {} did not join within {:?}: is its process running, and can it reach port {} here?",
+                missing.join(", "),
+                config.timeout,
+                listener.local_addr().map_or(config.port, |address| address.port()),
+            ));
+        }
+        while let Ok((stream, from)) = listener.accept() {
+            if pending.len() < MAX_PENDING
+                && let Ok(connection) = Connection::new(stream)
+            {
+                pending.push((connection, from, Instant::now() + HELLO_TIMEOUT));
+            }
+        }
+        for (connection, from, until) in std::mem::take(&mut pending) {
+            if let Some(waiting) =
+                take_hello(connection, from, until, config.world_size, &mut found)
+            {
+                pending.push(waiting);
+            }
+        }
+        let connections: Vec<_> = pending
+            .iter()
+            .map(|(connection, ..)| connection)
+            .chain(found.iter().flatten().map(|(connection, _)| connection))
+            .collect();
+        wait(
+            &connections,
+            PollFlags::IN,
+            Some(&listener),
+            deadline.saturating_duration_since(Instant::now()),
+        );
+        for (at, config) in found.iter_mut().enumerate() {
+            // A rank that leaves before all have joined may join again, as a restarted pod does.
+            if let Some((connection, member)) = config {
+                connection.receive();
+                if connection.ended {
+                    eprintln!("{} left; waiting for it to join again", describe(at + 1, member));
+                    *config = None;
+                }
+            }
+        }
+    }
+    let (connections, others): (Vec<_>, Vec<_>) = found.into_iter().flatten().unzip();
+    let own = connections.first().and_then(|connection| connection.stream.local_addr().ok());
+    let address = own.map_or_else(|| config.host.clone(), |address| canonical(address.ip()));
+    let mut ranks = vec![RankInfo { host: hostname(), address }];
+    ranks.extend(others);
+    let mut world = World { rank: 0, ranks, timeout: config.timeout, connections };
+    let message = Message::Ranks(world.ranks.clone());
+    for at in 0..world.connections.len() {
+        if let Err(error) = world.connections[at].send(&message, deadline) {
+            return Err(world.fail(format!("cannot send to a rank that just joined: {error}")));
+        }
+    }
+    Ok(world)
+}
+
+fn canonical(address: IpAddr) -> String {
+    address.to_canonical().to_string()
+}
+
+/// Adds a connection to the ranks once its hello has arrived; gives it back until then.
+fn take_hello(
+    mut connection: Connection,
+    from: SocketAddr,
+    until: Instant,
+    world_size: usize,
+    found: &mut [Option<(Connection, RankInfo)>],
+) -> Option<(Connection, SocketAddr, Instant)> {
+    connection.receive();
+    let address = canonical(from.ip());
+    let refusal = match connection.messages.pop_front() {
+        Some(Message::Hello { protocol, .. }) if protocol != PROTOCOL => Some(
+            "another version of evenkeel-bench runs on rank 0; use the same everywhere".to_owned(),
+        ),
+        Some(Message::Hello { world_size: theirs, .. }) if theirs != world_size => {
+            Some(format!("rank 0 runs with {world_size} ranks, this one with {theirs}"))
+        }
+        Some(Message::Hello { rank, host, .. }) => {
+            match rank.checked_sub(1).and_then(|at| found.get_mut(at)) {
+                Some(config @ None) => {
+                    *config = Some((connection, RankInfo { host, address }));
+                    return None;
+                }
+                Some(Some((_, member))) => Some(format!(
+                    "{} has joined already; give every process its own rank",
+                    describe(rank, member)
+                )),
+                None => {
+                    Some(format!("rank {rank} is not in 1 to {}", world_size.saturating_sub(1)))
+                }
+            }
+        }
+        Some(_) => None,
+        None if !connection.ended && Instant::now() < until => {
+            return Some((connection, from, until));
+        }
+        None => None,
+    };
+    match refusal {
+        Some(refusal) => {
+            let _ =
+                connection.send(&Message::Verdict(refusal.clone()), Instant::now() + HELLO_TIMEOUT);
+            eprintln!("refused {address}: {refusal}");
+        }
+        None => eprintln!("dropped a connection from {address}: it is not a rank of this run"),
+    }
+    None
+}
+
+/// The other ranks: connects to rank 0 and waits until all have joined.
+fn join_rank_0(config: &RankConfig) -> Result<World> {
+    let deadline = Instant::now() + config.timeout;
+    let mut last = "not tried yet".to_owned();
+    while Instant::now() < deadline {
+        match try_join(config, deadline) {
+            Ok(world) => return Ok(world),
+            Err(JoinError::Refused(why)) => return Err(why),
+            Err(JoinError::Retry(why)) => last = why,
+        }
+        // Rank 0 may not run yet, and its name may not resolve yet.
+        thread::sleep(Duration::from_millis(100));
+    }
+    Err(format!(
+        "rank 0 was not found at {}:{} within {:?}: {last}",
+        config.host, config.port, config.timeout
+    ))
+}
+
+enum JoinError {
+    Retry(String),
+    Refused(String),
+}
+
+fn try_join(config: &RankConfig, deadline: Instant) -> std::result::Result<World, JoinError> {
+    let again = |error: std::io::Error| JoinError::Retry(error.to_string());
+    let addresses = (config.host.as_str(), config.port).to_socket_addrs().map_err(again)?;
+    let mut connected = Err(JoinError::Retry("its name has no address".to_owned()));
+    for address in addresses {
+        connected = TcpStream::connect_timeout(&address, HELLO_TIMEOUT).map_err(again);
+        if connected.is_ok() {
+            break;
+        }
+    }
+    let mut connection = connected.and_then(|stream| Connection::new(stream).map_err(again))?;
+    let hello = Message::Hello {
+        protocol: PROTOCOL,
+        rank: config.rank,
+        world_size: config.world_size,
+        host: hostname(),
+    };
+    connection.send(&hello, deadline).map_err(JoinError::Retry)?;
+    loop {
+        connection.receive();
+        match connection.messages.pop_front() {
+            Some(Message::Ranks(ranks)) if ranks.len() == config.world_size => {
+                let (rank, timeout) = (config.rank, config.timeout);
+                return Ok(World { rank, ranks, timeout, connections: vec![connection] });
+            }
+            Some(Message::Verdict(why)) => return Err(JoinError::Refused(why)),
+            Some(_) => {
+                return Err(JoinError::Retry(
+                    "the process that listens there is not rank 0".to_owned(),
+                ));
+            }
+            None if connection.ended => {
+                return Err(JoinError::Retry("it closed the connection".to_owned()));
+            }
+            None if Instant::now() >= deadline => {
+                return Err(JoinError::Refused(format!(
+                    "rank 0 was reached, but not all {} ranks have joined after {:?}",
+                    config.world_size, config.timeout
+                )));
+            }
+            None => wait(
+                &[&connection],
+                PollFlags::IN,
+                None,
+                deadline.saturating_duration_since(Instant::now()),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(
+        rank: usize,
+        world_size: usize,
+        port: u16,
+        listener: Option<TcpListener>,
+    ) -> RankConfig {
+        let timeout = Duration::from_secs(20);
+        RankConfig { rank, world_size, host: "127.0.0.1".to_owned(), port, listener, timeout }
+    }
+
+    /// Runs `body` as every rank of a world, each on its own thread.
+    fn run<T: Send>(world_size: usize, body: impl Fn(World) -> T + Sync) -> Vec<T> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut listener = Some(listener);
+        thread::scope(|scope| {
+            let ranks: Vec<_> = (0..world_size)
+                .map(|rank| {
+                    let config = config(rank, world_size, port, listener.take());
+                    let body = &body;
+                    scope.spawn(move || body(World::join(config).unwrap()))
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn all_gather_is_in_rank_order() {
+        let shared = run(4, |mut world| {
+            let rank = world.rank();
+            (0..3).map(|round| world.all_gather(&(rank * 10 + round)).unwrap()).collect::<Vec<_>>()
+        });
+        assert!(shared.iter().all(|got| got[2] == [2, 12, 22, 32]), "{shared:?}");
+    }
+
+    #[test]
+    fn verdict_names_the_lost_rank_everywhere() {
+        let said = run(3, |mut world| match world.rank() {
+            1 => String::new(),
+            _ => {
+                let seen = world.all_gather(&()).unwrap_err();
+                world.fail(seen)
+            }
+        });
+        assert!(said[0].starts_with("rank 1 (") && said[0].contains("is gone"), "{said:?}");
+        assert_eq!(said[0], said[2]);
+    }
+
+    #[test]
+    fn verdict_quotes_the_failed_rank_everywhere() {
+        let said = run(3, |mut world| match world.rank() {
+            2 => world.fail("the disk is on fire".to_owned()),
+            _ => {
+                let seen = world.all_gather(&()).unwrap_err();
+                world.fail(seen)
+            }
+        });
+        assert!(said[1].contains("rank 2") && said[1].contains("the disk is on fire"), "{said:?}");
+        assert_eq!(said[0], said[1]);
+    }
+
+    #[test]
+    fn bootstrap_refuses_foreign_and_duplicate_connections() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            let root = scope.spawn(move || {
+                let mut world = World::join(config(0, 3, address.port(), Some(listener))).unwrap();
+                world.barrier().unwrap();
+            });
+            let mut foreign = TcpStream::connect(address).unwrap();
+            foreign.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            let one = scope.spawn(move || {
+                World::join(config(1, 3, address.port(), None)).unwrap().barrier().unwrap();
+            });
+            let other_world = World::join(config(2, 4, address.port(), None)).err().unwrap();
+            assert!(other_world.contains("3 ranks"), "{other_world}");
+            let outside = World::join(config(7, 3, address.port(), None)).err().unwrap();
+            assert!(outside.contains("rank 7"), "{outside}");
+            World::join(config(2, 3, address.port(), None)).unwrap().barrier().unwrap();
+            root.join().unwrap();
+            one.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn bootstrap_timeout_names_the_missing_ranks() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut config = config(0, 3, 0, Some(listener));
+        config.timeout = Duration::from_millis(50);
+        let error = World::join(config).err().unwrap();
+        assert!(error.starts_with("rank 1, 2 did not join"), "{error}");
+    }
+}
