@@ -93,7 +93,7 @@ var checks = []check{
 	{
 		Name: "all packets of a pair of ports lost in the middle of a transfer, and the port down", Goal: "the transfer finishes by another pair, every byte right",
 		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport", Topology: vm.Rails,
-		Tests: []string{"rdma::failover_tests::what_is_on_its_way_when_a_path_dies_comes_by_the_other_one", "rdma::failover_tests::a_port_that_goes_down_is_left"},
+		Tests: []string{"rdma::failover::tests::what_is_on_its_way_when_a_path_dies_comes_by_the_other_one", "rdma::failover::tests::a_port_that_goes_down_is_left"},
 	},
 	{
 		Name: "all-reduces of three ranks through two reduction servers", Goal: "every element right",

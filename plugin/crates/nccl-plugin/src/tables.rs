@@ -13,7 +13,7 @@ use evenkeel_nccl_abi::{
     PropertiesV12, RAIL_UNDEFINED, VDeviceProperties,
 };
 use evenkeel_transport::{
-    MAX_RECVS, MemoryTypes, MrCache, RecvBuffer, RecvConnection, Registration, SendBuffer,
+    MAX_RECVS, MemoryTypes, MrCache, MrHandle, RecvBuffer, RecvConnection, SendBuffer,
     SendConnection, Tagged,
 };
 
@@ -518,7 +518,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(
     guard("deregMr", || {
         if !registration.is_null() {
             // SAFETY: not null, so `reg_mr` boxed it, and NCCL gives it back once.
-            drop(unsafe { Box::from_raw(registration.cast::<Registration>()) });
+            drop(unsafe { Box::from_raw(registration.cast::<MrHandle>()) });
         }
         Ok(())
     })

@@ -181,7 +181,7 @@ fn rdma_ports(
         Ok(found) => Ok(Some(
             found
                 .into_iter()
-                .map(|rdma::Found { adapter, ip, index }| Device {
+                .map(|rdma::DiscoveredPort { adapter, ip, index }| Device {
                     name: adapter.name().to_owned(),
                     interfaces: vec![Interface { ip, index }],
                     speed: settings.link_speed.or_else(|| adapter.speed()).unwrap_or(DEFAULT_SPEED),

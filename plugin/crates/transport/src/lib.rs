@@ -42,7 +42,7 @@ pub use handshake::connect::Connecting;
 pub use handshake::listen::Listener;
 pub use memory::block::Block;
 pub use memory::buffers::{RecvBuffer, SendBuffer};
-pub use rdma::{MemoryTypes, MrCache, Registration};
+pub use rdma::{MemoryTypes, MrCache, MrHandle};
 pub use runtime::notify::{Notify, NullNotify};
 pub use runtime::reactor::soon;
 pub use runtime::waiters::wait_for;

@@ -89,7 +89,7 @@ struct State {
     /// The same of those whose lifelines others may replace.
     agreed: HashMap<ConnectionId, Weak<rdma::Receiver>>,
     /// Those others, on which nothing was said yet.
-    candidates: Vec<Weak<rdma::Candidate>>,
+    candidates: Vec<Weak<rdma::FailoverCandidate>>,
     /// How many keep the socket open.
     keepers: usize,
     /// Why the listener cannot go on.
@@ -472,7 +472,8 @@ impl Shared {
             let deadline = Instant::now() + self.context.settings.handshake_timeout;
             let lifeline = (hello.flow, socket);
             let workers = &self.workers;
-            let candidate = rdma::Candidate::watch(workers, &receiver, device, lifeline, deadline);
+            let candidate =
+                rdma::FailoverCandidate::watch(workers, &receiver, device, lifeline, deadline);
             state.candidates.push(Arc::downgrade(&candidate));
         }
         Ok(())

@@ -4,14 +4,14 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use super::buffers::{RecvBuffer, SendBuffer};
-use crate::rdma::{MrCache, Registration};
+use crate::rdma::{MrCache, MrHandle};
 
 /// Memory that belongs to whoever has it: its maker, or a message until that is sent or received.
 pub struct Block {
     start: *mut u8,
     length: usize,
     /// With the device of the first message that needs it.
-    registration: OnceLock<Registration>,
+    registration: OnceLock<MrHandle>,
 }
 
 // SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent to, which has it alone.

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use super::buffers::{RecvBuffer, SendBuffer};
-use crate::rdma::{MrCache, Registration};
+use crate::rdma::{MrCache, MrHandle};
 
 /// Memory from which the processor can be kept, as it is from a GPU's: devices get at it all the same, once it is registered.
 pub(crate) struct ProtectedMemory {
@@ -14,7 +14,7 @@ pub(crate) struct ProtectedMemory {
     /// Of the mapping.
     mapped: usize,
     is_open: bool,
-    registration: OnceLock<Registration>,
+    registration: OnceLock<MrHandle>,
 }
 
 // SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent to, which has it alone.

@@ -9,10 +9,10 @@ use std::time::Duration;
 use evenkeel_protocol::{PacketMarking, PortInfo, QueuePairInfo};
 use evenkeel_verbs::{CompletionQueue, Context, Gid, GidKind, MemoryRegion, Peer, Port, gids};
 
-use crate::rdma::cache::Cache;
 use crate::rdma::events::Events;
-use crate::rdma::locked;
-use crate::rdma::reach::MemoryTypes;
+use crate::rdma::memlock;
+use crate::rdma::memory_types::MemoryTypes;
+use crate::rdma::mr_cache::RegionCache;
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::InterfaceAddress;
 use crate::telemetry::log::Log;
@@ -23,7 +23,7 @@ const MAX_PORTS: u8 = 8;
 /// An open port.
 pub(crate) struct Adapter {
     pub(crate) context: Arc<Context>,
-    pub(crate) memory: Cache,
+    pub(crate) memory: RegionCache,
     name: String,
     number: u8,
     port: Port,
@@ -46,7 +46,7 @@ impl fmt::Debug for Adapter {
 }
 
 /// A port and the address at which its host is reached by TCP.
-pub(crate) struct Found {
+pub(crate) struct DiscoveredPort {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) ip: IpAddr,
     pub(crate) index: u32,
@@ -58,7 +58,7 @@ pub(crate) fn discover(
     addresses: &[InterfaceAddress],
     fallback: Option<&InterfaceAddress>,
     log: &Arc<dyn Log>,
-) -> Result<Vec<Found>, String> {
+) -> Result<Vec<DiscoveredPort>, String> {
     let mut names = evenkeel_verbs::devices().map_err(|error| error.to_string())?;
     names.sort();
     if names.is_empty() {
@@ -66,7 +66,7 @@ pub(crate) fn discover(
     }
     // Where RDMA must be, registering says what is wrong.
     if settings.carrier == Carrier::Auto {
-        locked::check()?;
+        memlock::check()?;
     }
     let (mut found, mut unused) = (Vec::new(), Vec::new());
     for name in &names {
@@ -104,7 +104,7 @@ fn open(
     addresses: &[InterfaceAddress],
     fallback: Option<&InterfaceAddress>,
     log: &Arc<dyn Log>,
-) -> Result<Found, String> {
+) -> Result<DiscoveredPort, String> {
     let context = &events.context;
     if !port.active {
         return Err("is down".to_owned());
@@ -121,7 +121,7 @@ fn open(
     let reach = reach(&name, context, settings, &**log);
     let adapter = Adapter {
         context: Arc::clone(context),
-        memory: Cache::new(context),
+        memory: RegionCache::new(context),
         name,
         number,
         port,
@@ -133,7 +133,7 @@ fn open(
         reach,
         events: Arc::clone(events),
     };
-    Ok(Found { adapter: Arc::new(adapter), ip: address.ip, index: address.index })
+    Ok(DiscoveredPort { adapter: Arc::new(adapter), ip: address.ip, index: address.index })
 }
 
 /// The memory in which messages of a port may be, which the log says if it is more than the host's.

@@ -15,7 +15,7 @@ use evenkeel_verbs::{
 };
 
 use super::Adapter;
-use super::lanes::system;
+use super::queue_pairs::system;
 use crate::connection::request::{MAX_REQUESTS, Operation};
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;

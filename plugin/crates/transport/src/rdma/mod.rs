@@ -15,29 +15,26 @@
 //! again by other lanes, while the lane gets new queue pairs.
 
 mod adapter;
-mod cache;
-mod detour;
+mod control;
+mod endpoint;
 mod events;
-#[cfg(test)]
-mod failover_tests;
+mod failover;
 mod flush;
-mod lanes;
-mod lifeline;
-mod locked;
-mod reach;
-mod recv;
-mod rejoin;
-mod send;
-mod side;
+mod memlock;
+mod memory_types;
+mod mr_cache;
+mod queue_pairs;
+mod receiver;
+mod sender;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use adapter::{Adapter, Found, discover};
-pub use cache::{MrCache, Registration};
-pub use reach::MemoryTypes;
-pub(crate) use recv::Receiver;
-pub(crate) use rejoin::Candidate;
-pub(crate) use send::Sender;
+pub(crate) use adapter::{Adapter, DiscoveredPort, discover};
+pub(crate) use failover::FailoverCandidate;
+pub use memory_types::MemoryTypes;
+pub use mr_cache::{MrCache, MrHandle};
+pub(crate) use receiver::Receiver;
+pub(crate) use sender::Sender;
 
 use std::time::Duration;
 
@@ -67,21 +64,21 @@ fn with_room<T>(length: usize, with: impl FnOnce(&mut [u8]) -> T) -> T {
 }
 
 /// Why a connection cannot go on.
-pub(crate) struct Problem(ErrorKind, String);
+pub(crate) struct ConnectionError(ErrorKind, String);
 
-impl From<Error> for Problem {
+impl From<Error> for ConnectionError {
     fn from(error: Error) -> Self {
         Self(error.kind(), error.to_string())
     }
 }
 
-impl From<TooLong> for Problem {
+impl From<TooLong> for ConnectionError {
     fn from(TooLong { length, capacity, .. }: TooLong) -> Self {
         ArrivalError::TooLong { length, capacity }.into()
     }
 }
 
-impl From<ArrivalError> for Problem {
+impl From<ArrivalError> for ConnectionError {
     fn from(error: ArrivalError) -> Self {
         let kind = match error {
             ArrivalError::TooLong { .. } => ErrorKind::Truncated,

@@ -9,9 +9,9 @@ use evenkeel_protocol::{ControlMessage, PacketMarking, PortInfo};
 use evenkeel_verbs::{Gid, MemoryRegion};
 use socket2::Socket;
 
-use super::lanes::{Lanes, Told, system};
-use super::lifeline::Lifeline;
-use super::{Opened, Problem};
+use super::control::ControlConnection;
+use super::queue_pairs::{QueuePairEvent, QueuePairs, system};
+use super::{ConnectionError, Opened};
 use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight, Medium};
 use crate::connection::request::Owner;
@@ -32,7 +32,7 @@ const LEASE: Duration = Duration::from_millis(1);
 const LONGEST_LEASE: Duration = Duration::from_millis(8);
 
 /// One side of a connection.
-pub(crate) struct Side<S> {
+pub(crate) struct Endpoint<S> {
     base: Base,
     workers: Arc<Workers>,
     state: Mutex<S>,
@@ -43,23 +43,27 @@ pub(crate) struct Side<S> {
 }
 
 /// What a side does that the other one does not.
-pub(crate) trait State: Send + Sized + 'static {
+pub(crate) trait EndpointState: Send + Sized + 'static {
     /// What is noted of a write.
     type Note: Send;
     /// Whether the peer can say what was done, if the device does not tell any more.
     const PEER_KNOWS: bool;
 
-    fn core(&mut self) -> &mut Core<Self::Note>;
+    fn core(&mut self) -> &mut EndpointCore<Self::Note>;
     /// A lane tells something.
-    fn take(&mut self, told: Told<Self::Note>, base: &Base) -> Result<(), Problem>;
+    fn take(
+        &mut self,
+        told: QueuePairEvent<Self::Note>,
+        base: &Base,
+    ) -> Result<(), ConnectionError>;
     /// Begins what can be begun.
-    fn begin(&mut self, base: &Base) -> Result<(), Problem>;
+    fn begin(&mut self, base: &Base) -> Result<(), ConnectionError>;
     /// The connection has another port and lifeline: all that depends on them begins anew.
-    fn moved(&mut self, base: &Base) -> Result<(), Problem>;
+    fn moved(&mut self, base: &Base) -> Result<(), ConnectionError>;
     /// Hears what the peer says, and works.
-    fn hear(&mut self, base: &Base) -> Result<(), Problem>;
+    fn hear(&mut self, base: &Base) -> Result<(), ConnectionError>;
     /// Looks at deadlines, hears and works.
-    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem>;
+    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), ConnectionError>;
     fn in_flight(&self) -> InFlight;
     /// Whether somebody waits for completions, and not only memory to be used again.
     fn is_waited_for(&self) -> bool {
@@ -73,7 +77,7 @@ pub(crate) trait State: Send + Sized + 'static {
     fn let_go(&mut self);
 
     /// Takes what lanes tell, this many times some, or until there is no more.
-    fn drain(&mut self, rounds: usize, base: &Base) -> Result<(), Problem> {
+    fn drain(&mut self, rounds: usize, base: &Base) -> Result<(), ConnectionError> {
         let mut told = Vec::new();
         for _ in 0..rounds {
             let polled = self.core().lanes.poll(&mut told);
@@ -88,7 +92,7 @@ pub(crate) trait State: Send + Sized + 'static {
     }
 
     /// Takes what has been done and begins what can be begun.
-    fn work(&mut self, base: &Base) -> Result<(), Problem> {
+    fn work(&mut self, base: &Base) -> Result<(), ConnectionError> {
         self.drain(ROUNDS, base)?;
         self.begin(base)?;
         self.core().tell_news(base);
@@ -97,9 +101,9 @@ pub(crate) trait State: Send + Sized + 'static {
 }
 
 /// What the state of each side has.
-pub(crate) struct Core<W> {
-    pub(super) lanes: Lanes<W>,
-    pub(super) lifeline: Lifeline,
+pub(crate) struct EndpointCore<W> {
+    pub(super) lanes: QueuePairs<W>,
+    pub(super) lifeline: ControlConnection,
     /// The peer's.
     pub(super) port: Option<PortInfo>,
     /// The communicator's, if it has one.
@@ -117,10 +121,10 @@ pub(crate) struct Core<W> {
     closed: bool,
 }
 
-impl<W> Core<W> {
+impl<W> EndpointCore<W> {
     /// `opened` hears when all lanes are live, or why they will not be by the deadline.
     pub(super) fn new(
-        lanes: Lanes<W>,
+        lanes: QueuePairs<W>,
         socket: Socket,
         context: &Context,
         opened: Opened,
@@ -128,7 +132,7 @@ impl<W> Core<W> {
     ) -> Self {
         Self {
             lanes,
-            lifeline: Lifeline::new(socket, context.settings.peer_timeout),
+            lifeline: ControlConnection::new(socket, context.settings.peer_timeout),
             port: None,
             traffic_class: context.traffic_class,
             eager: context.reach.is_host(),
@@ -159,11 +163,11 @@ impl<W> Core<W> {
     }
 
     /// The peer has said its port.
-    pub(super) fn hear_port(&mut self, port: PortInfo) -> Result<(), Problem> {
+    pub(super) fn hear_port(&mut self, port: PortInfo) -> Result<(), ConnectionError> {
         // What was promised of messages' memory holds as long as the connection.
         if !self.is_opening() && port.eager != self.peer_is_eager {
             let what = "protocol error: the peer has changed its mind about copies".to_owned();
-            return Err(Problem(ErrorKind::Remote, what));
+            return Err(ConnectionError(ErrorKind::Remote, what));
         }
         self.port = Some(port);
         self.peer_is_eager = port.eager;
@@ -183,10 +187,10 @@ impl<W> Core<W> {
     }
 
     /// Fails when the connection should be there by now, or gone, or when nobody hears any more what its lanes do.
-    pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), Problem> {
+    pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), ConnectionError> {
         if self.lanes.adapter.is_mute(&self.lanes.completions) {
             let name = self.lanes.adapter.name();
-            return Err(Problem(
+            return Err(ConnectionError(
                 ErrorKind::System,
                 format!("completion queue of {name} has failed"),
             ));
@@ -201,20 +205,20 @@ impl<W> Core<W> {
         } else {
             return Ok(());
         };
-        Err(Problem(ErrorKind::Remote, what.to_owned()))
+        Err(ConnectionError(ErrorKind::Remote, what.to_owned()))
     }
 
     /// The lane that the peer speaks of.
-    pub(super) fn known(&self, lane: u8) -> Result<usize, Problem> {
+    pub(super) fn known(&self, lane: u8) -> Result<usize, ConnectionError> {
         let lane = usize::from(lane);
         if lane < self.lanes.count() {
             return Ok(lane);
         }
-        Err(Problem(ErrorKind::Remote, format!("protocol error: no lane {lane}")))
+        Err(ConnectionError(ErrorKind::Remote, format!("protocol error: no lane {lane}")))
     }
 }
 
-impl<S: State> Side<S> {
+impl<S: EndpointState> Endpoint<S> {
     /// Begins to work on a state, whose lifeline has been welcomed.
     pub(super) fn start(
         context: Context,
@@ -233,7 +237,7 @@ impl<S: State> Side<S> {
         let observed: Weak<Self> = Arc::downgrade(&side);
         side.base.context.metrics.watch(observed);
         let watched = side.watch(&mut lock(&side.state));
-        if let Err(Problem(kind, what)) = watched {
+        if let Err(ConnectionError(kind, what)) = watched {
             side.close();
             return Err(Error::new(kind, what));
         }
@@ -260,14 +264,14 @@ impl<S: State> Side<S> {
         device: &Device,
         socket: Socket,
         why: &str,
-    ) -> Result<bool, Problem> {
+    ) -> Result<bool, ConnectionError> {
         let Some(adapter) = device.rdma() else { return Ok(false) };
         // A port that is good for nothing is not gone on by; the peer sees that when the lifeline ends.
         let Ok(completions) = state.core().lanes.completions_at(adapter) else { return Ok(false) };
         match state.drain(usize::MAX, &this.base) {
             Ok(()) => {}
             // A device that is lost tells nothing any more.
-            Err(Problem(ErrorKind::System, _)) if S::PEER_KNOWS => {}
+            Err(ConnectionError(ErrorKind::System, _)) if S::PEER_KNOWS => {}
             Err(problem) => return Err(problem),
         }
         let core = state.core();
@@ -291,7 +295,7 @@ impl<S: State> Side<S> {
     }
 
     /// Has the workers call for the lifeline and for completions.
-    fn watch(self: &Arc<Self>, state: &mut S) -> Result<(), Problem> {
+    fn watch(self: &Arc<Self>, state: &mut S) -> Result<(), ConnectionError> {
         let core = state.core();
         core.lanes.completions.arm().map_err(system)?;
         let watched = self.ear.watch(core.lifeline.socket(), Arc::new(Ear(Arc::clone(self))));
@@ -302,7 +306,7 @@ impl<S: State> Side<S> {
     }
 
     /// Does something to the state, and deals with what comes of it.
-    pub(super) fn act(&self, act: impl FnOnce(&Self, &mut S) -> Result<(), Problem>) {
+    pub(super) fn act(&self, act: impl FnOnce(&Self, &mut S) -> Result<(), ConnectionError>) {
         let mut state = self.state();
         if state.core().closed || self.base.failed() {
             return;
@@ -311,7 +315,7 @@ impl<S: State> Side<S> {
         self.conclude(state, result);
     }
 
-    fn conclude(&self, mut state: MutexGuard<'_, S>, result: Result<(), Problem>) {
+    fn conclude(&self, mut state: MutexGuard<'_, S>, result: Result<(), ConnectionError>) {
         let delivered = state.is_delivered();
         let core = state.core();
         let opened = match &result {
@@ -323,8 +327,10 @@ impl<S: State> Side<S> {
         match (result, opened) {
             (Ok(()), None) => {}
             (Ok(()), Some((opened, _))) => opened(Ok(())),
-            (Err(Problem(kind, what)), None) => self.fail(kind, &what),
-            (Err(Problem(kind, what)), Some((opened, _))) => opened(Err(Error::new(kind, what))),
+            (Err(ConnectionError(kind, what)), None) => self.fail(kind, &what),
+            (Err(ConnectionError(kind, what)), Some((opened, _))) => {
+                opened(Err(Error::new(kind, what)))
+            }
         }
         if over {
             self.close();
@@ -390,7 +396,7 @@ impl<S: State> Side<S> {
     }
 }
 
-impl<S: State> Owner for Side<S> {
+impl<S: EndpointState> Owner for Endpoint<S> {
     fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
         self.base.keep(lent);
     }
@@ -421,7 +427,7 @@ impl<S: State> Owner for Side<S> {
     }
 }
 
-impl<S: State> Observed for Side<S> {
+impl<S: EndpointState> Observed for Endpoint<S> {
     fn base(&self) -> &Base {
         &self.base
     }
@@ -436,9 +442,9 @@ impl<S: State> Observed for Side<S> {
 }
 
 /// The lifeline, as its worker sees it.
-struct Ear<S>(Arc<Side<S>>);
+struct Ear<S>(Arc<Endpoint<S>>);
 
-impl<S: State> Source for Ear<S> {
+impl<S: EndpointState> Source for Ear<S> {
     fn ready(&self, _readiness: Readiness) {
         self.0.act(|side, state| state.hear(&side.base));
     }
@@ -453,9 +459,9 @@ impl<S: State> Source for Ear<S> {
 }
 
 /// The queue of completions, as its worker sees it.
-struct Bell<S>(Arc<Side<S>>);
+struct Bell<S>(Arc<Endpoint<S>>);
 
-impl<S: State> Source for Bell<S> {
+impl<S: EndpointState> Source for Bell<S> {
     fn ready(&self, readiness: Readiness) {
         self.0.act(|side, state| {
             if readiness.readable {

@@ -1,7 +1,7 @@
 //! The sending side.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
@@ -10,12 +10,12 @@ use evenkeel_protocol::{
 use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
 use socket2::Socket;
 
-use super::detour::Detour;
-use super::lanes::{Lanes, Stage, Told, system};
-use super::lifeline::Cut;
-use super::recv::{CREDIT_BYTES, CREDITS, Credit};
-use super::side::{Core, Side, State};
-use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
+use super::control::PathFailure;
+use super::endpoint::{Endpoint, EndpointCore, EndpointState};
+use super::failover::PathSearch;
+use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs, system};
+use super::receiver::{CREDIT_BYTES, CREDITS, Credit};
+use super::{Adapter, ConnectionError, EAGER_BYTES, Opened, ROOM, with_room};
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
@@ -36,11 +36,11 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 const MOVE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The side that sends.
-pub(crate) type Sender = Side<Sending>;
+pub(crate) type Sender = Endpoint<SendState>;
 
 /// What it works on.
-pub(crate) struct Sending {
-    core: Core<MessagePart>,
+pub(crate) struct SendState {
+    core: EndpointCore<MessagePart>,
     /// Where the receiver writes credits.
     credits: StagingBuffer,
     /// Those that have come, each in the place of its message's number: what lies there may be half of the next one.
@@ -62,13 +62,13 @@ pub(crate) struct Sending {
     again: VecDeque<MessagePart>,
     /// Messages whose requests are not done. Those of small messages are as soon as there is a copy.
     requests: usize,
-    /// Lanes that have failed since anything has come through; when the first of them did, and the last.
+    /// QueuePairs that have failed since anything has come through; when the first of them did, and the last.
     failures: u32,
     failing: Option<(Instant, Instant)>,
     /// Those lanes, a bit for each; whether one of them has failed again.
     failed: u8,
     failed_again: bool,
-    detour: Detour,
+    failover: PathSearch,
     /// When the present way was taken.
     moved: Instant,
     /// Since when nothing is heard of the peer, and why.
@@ -107,9 +107,9 @@ impl Sender {
         let settings = Arc::clone(&context.settings);
         let part_bytes = settings.chunk_bytes;
         let mailbox = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
-        let lanes = Lanes::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
-        let mut state = Sending {
-            core: Core::new(lanes, socket, &context, opened, deadline),
+        let lanes = QueuePairs::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
+        let mut state = SendState {
+            core: EndpointCore::new(lanes, socket, &context, opened, deadline),
             // A byte more, for what probes read.
             credits: mailbox(CREDITS * CREDIT_BYTES + 1)?,
             granted: vec![None; CREDITS],
@@ -126,19 +126,20 @@ impl Sender {
             failing: None,
             failed: 0,
             failed_again: false,
-            detour: Detour::new(destination),
+            failover: PathSearch::new(destination),
             moved: Instant::now(),
             silent: None,
             wanted: None,
         };
         state.introduce()?;
-        let elsewhere = state.detour.own_addresses();
+        let elsewhere = state.failover.own_addresses();
         if !elsewhere.is_empty() {
             state.core.lifeline.say(&ControlMessage::AlternateAddresses(elsewhere));
         }
         let workers = &destination.workers;
         let sender = Self::start(context, Direction::Send, destination.peer, workers, state)?;
-        sender.state().detour.set_caller(&sender);
+        let this: Weak<Self> = Arc::downgrade(&sender);
+        sender.state().failover.set_sender(this);
         Ok(sender)
     }
 
@@ -206,34 +207,38 @@ impl Sender {
     }
 }
 
-impl State for Sending {
+impl EndpointState for SendState {
     type Note = MessagePart;
     const PEER_KNOWS: bool = true;
 
-    fn core(&mut self) -> &mut Core<MessagePart> {
+    fn core(&mut self) -> &mut EndpointCore<MessagePart> {
         &mut self.core
     }
 
-    fn take(&mut self, told: Told<MessagePart>, base: &Base) -> Result<(), Problem> {
+    fn take(
+        &mut self,
+        told: QueuePairEvent<MessagePart>,
+        base: &Base,
+    ) -> Result<(), ConnectionError> {
         match told {
-            Told::Through(lane) => {
+            QueuePairEvent::Probed(lane) => {
                 self.core.lanes.go(lane);
                 self.core.lifeline.say(&ControlMessage::Ready(lane as u8));
                 if !self.core.is_opening() {
                     base.counters.replaced.add(1);
                 }
             }
-            Told::Sent(lane, part, bytes) => {
+            QueuePairEvent::Sent(lane, part, bytes) => {
                 (self.failures, self.failing) = (0, None);
                 (self.failed, self.failed_again) = (0, false);
                 // Without a lifeline the way is no good for long, whatever comes through.
                 if self.silent.is_none() {
-                    self.detour.works();
+                    self.failover.mark_working();
                 }
                 self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes);
                 self.came(part, base);
             }
-            Told::Came(_, _, immediate) => {
+            QueuePairEvent::Received(_, _, immediate) => {
                 if immediate & ROOM == 0 {
                     let credit = Credit::read(&self.credits, immediate);
                     self.granted[immediate as usize % CREDITS] = credit;
@@ -247,7 +252,7 @@ impl State for Sending {
                     }
                 }
             }
-            Told::Failed(lane, why) => {
+            QueuePairEvent::Failed(lane, why) => {
                 if self.core.lanes.stop(lane, &why) {
                     self.lost(lane, base);
                 }
@@ -256,7 +261,7 @@ impl State for Sending {
         Ok(())
     }
 
-    fn begin(&mut self, _base: &Base) -> Result<(), Problem> {
+    fn begin(&mut self, _base: &Base) -> Result<(), ConnectionError> {
         self.offer_anew();
         let Some(port) = self.core.port else { return Ok(()) };
         while let Some(lane) = self.core.lanes.best() {
@@ -283,7 +288,7 @@ impl State for Sending {
         Ok(())
     }
 
-    fn moved(&mut self, base: &Base) -> Result<(), Problem> {
+    fn moved(&mut self, base: &Base) -> Result<(), ConnectionError> {
         let context = &self.core.lanes.adapter.context;
         for mailbox in [&mut self.credits, &mut self.outbox] {
             mailbox.move_to(context).map_err(system)?;
@@ -302,7 +307,7 @@ impl State for Sending {
         Ok(self.introduce()?)
     }
 
-    fn hear(&mut self, base: &Base) -> Result<(), Problem> {
+    fn hear(&mut self, base: &Base) -> Result<(), ConnectionError> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
                 ControlMessage::Port(port) if self.core.port.is_none() => {
@@ -311,7 +316,9 @@ impl State for Sending {
                         self.gate = Gate::told();
                     }
                 }
-                ControlMessage::AlternateAddresses(addresses) => self.detour.hear(&addresses),
+                ControlMessage::AlternateAddresses(addresses) => {
+                    self.failover.add_addresses(&addresses)
+                }
                 ControlMessage::Answer(lane, pair, have) => {
                     self.answered(lane, pair, have, base)?
                 }
@@ -336,7 +343,7 @@ impl State for Sending {
                     // What was acknowledged before the peer went is done.
                     self.drain(usize::MAX, base)?;
                     let what = "the peer closed the connection".to_owned();
-                    return Err(Problem(ErrorKind::Remote, what));
+                    return Err(ConnectionError(ErrorKind::Remote, what));
                 }
                 other => return Err(unexpected(&other)),
             }
@@ -350,10 +357,10 @@ impl State for Sending {
             return self.work(base);
         }
         self.drain(usize::MAX, base)?;
-        Err(Problem(ErrorKind::Remote, why))
+        Err(ConnectionError(ErrorKind::Remote, why))
     }
 
-    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
+    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), ConnectionError> {
         self.core.check_deadlines(now)?;
         for lane in self.core.lanes.look_after(now) {
             self.lost(lane, base);
@@ -369,19 +376,19 @@ impl State for Sending {
                 } else {
                     format!("{} of them in a row", self.failures)
                 };
-                return Err(Problem(ErrorKind::Remote, format!("{why}, {how}")));
+                return Err(ConnectionError(ErrorKind::Remote, format!("{why}, {how}")));
             }
         }
         if let Some((since, why)) = &self.silent
             && now.saturating_duration_since(*since) >= patience
         {
             let what = format!("{why}, and by no other way for {} s", patience.as_secs());
-            return Err(Problem(ErrorKind::Remote, what));
+            return Err(ConnectionError(ErrorKind::Remote, what));
         }
         if self.core.is_opening() && self.failed_again && base.context.settings.may_use_tcp() {
-            return Err(Problem(ErrorKind::Remote, self.trouble()));
+            return Err(ConnectionError(ErrorKind::Remote, self.trouble()));
         }
-        self.look_for_detour(now, base);
+        self.update_failover(now, base);
         self.want();
         self.hear(base)
     }
@@ -404,12 +411,12 @@ impl State for Sending {
     }
 
     fn let_go(&mut self) {
-        self.detour.stop();
+        self.failover.cancel();
         self.messages.iter_mut().for_each(|message| message.region = None);
     }
 }
 
-impl Sending {
+impl SendState {
     /// Tells the peer of the port, and offers queue pairs.
     fn introduce(&mut self) -> Result<(), Error> {
         self.core.say_port(self.credits.region());
@@ -429,11 +436,11 @@ impl Sending {
 
     /// Whether it may go on by another way.
     fn can_move(&self) -> bool {
-        !self.core.is_opening() && self.detour.exists()
+        !self.core.is_opening() && self.failover.has_alternatives()
     }
 
     /// Looks for another way to the peer if nothing gets through by the present one.
-    fn look_for_detour(&mut self, now: Instant, base: &Base) {
+    fn update_failover(&mut self, now: Instant, base: &Base) {
         if !self.can_move() {
             return;
         }
@@ -444,14 +451,14 @@ impl Sending {
         let down = self.core.lanes.longest_down().map(|(since, _)| since);
         let is_dead = self.failed_again
             || down.is_some_and(|since| self.core.lanes.adapter.is_down() || is_late(since))
-            || self.core.lifeline.cut() == Some(Cut::Path);
+            || self.core.lifeline.cut() == Some(PathFailure::Unreachable);
         if is_dead {
-            self.detour.blame();
+            self.failover.mark_failed();
         }
         if is_dead || self.silent.is_some() {
-            self.detour.search(base.context.settings.lanes, now);
+            self.failover.start_attempts(base.context.settings.lanes, now);
         } else {
-            self.detour.stop();
+            self.failover.cancel();
         }
     }
 
@@ -463,7 +470,7 @@ impl Sending {
     }
 
     /// Whether there is where a message can go.
-    fn has_place(&mut self, number: u64) -> Result<bool, Problem> {
+    fn has_place(&mut self, number: u64) -> Result<bool, ConnectionError> {
         let eager = self.core.is_eager();
         let at = number.checked_sub(self.first).map(|at| at as usize);
         let Some(message) = at.and_then(|at| self.messages.get_mut(at)) else { return Ok(true) };
@@ -483,7 +490,7 @@ impl Sending {
             let what = format!(
                 "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
             );
-            return Err(Problem(ErrorKind::Remote, what));
+            return Err(ConnectionError(ErrorKind::Remote, what));
         }
         if length > 0 {
             message.region = Some(self.core.lanes.payload(&message.buffer)?);
@@ -553,7 +560,7 @@ impl Sending {
     /// Offers new queue pairs for lanes that have failed.
     fn offer_anew(&mut self) {
         for lane in 0..self.core.lanes.count() {
-            if self.core.lanes.stage(lane) != Stage::Drained {
+            if self.core.lanes.stage(lane) != QueuePairState::Drained {
                 continue;
             }
             // A device that has no queue pair now may have one later: the next tick asks again.
@@ -562,7 +569,12 @@ impl Sending {
     }
 
     /// Begins a part on a lane.
-    fn write(&mut self, lane: usize, part: MessagePart, port: &PortInfo) -> Result<(), Problem> {
+    fn write(
+        &mut self,
+        lane: usize,
+        part: MessagePart,
+        port: &PortInfo,
+    ) -> Result<(), ConnectionError> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
         let length = message.length;
@@ -606,13 +618,16 @@ impl Sending {
         pair: QueuePairInfo,
         have: u64,
         base: &Base,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ConnectionError> {
         let lane = self.core.known(lane)?;
         let Some(port) = self.core.port else {
-            return Err(Problem(ErrorKind::Remote, "protocol error: no port".to_owned()));
+            return Err(ConnectionError(ErrorKind::Remote, "protocol error: no port".to_owned()));
         };
-        if self.core.lanes.stage(lane) != Stage::New {
-            return Err(Problem(ErrorKind::Remote, "protocol error: nothing offered".to_owned()));
+        if self.core.lanes.stage(lane) != QueuePairState::Unconnected {
+            return Err(ConnectionError(
+                ErrorKind::Remote,
+                "protocol error: nothing offered".to_owned(),
+            ));
         }
         let (traffic, can_move) = (self.core.traffic(), self.can_move());
         let into = (self.credits.region(), self.credits.address(CREDITS * CREDIT_BYTES));
@@ -662,17 +677,17 @@ fn parts(length: u64, part_bytes: u64) -> u32 {
     length.div_ceil(part_bytes).max(1) as u32
 }
 
-fn unexpected(word: &ControlMessage) -> Problem {
-    Problem(ErrorKind::Remote, format!("protocol error: the receiver says {word:?}"))
+fn unexpected(word: &ControlMessage) -> ConnectionError {
+    ConnectionError(ErrorKind::Remote, format!("protocol error: the receiver says {word:?}"))
 }
 
 impl Caller for Sender {
     fn welcomed(self: Arc<Self>, number: u32, socket: Socket) {
         self.act(|_, state| {
-            let Some(device) = state.detour.take(number) else { return Ok(()) };
+            let Some(device) = state.failover.accepted(number) else { return Ok(()) };
             let why = state.trouble();
             if !Self::move_to(&self, state, &device, socket, &why)? {
-                state.detour.blame();
+                state.failover.mark_failed();
             }
             Ok(())
         });
@@ -680,11 +695,11 @@ impl Caller for Sender {
 
     fn not_welcomed(self: Arc<Self>, number: u32, error: CallError) {
         self.act(|_, state| {
-            if !state.detour.not_welcomed(number, &error) {
+            if !state.failover.attempt_failed(number, &error) {
                 return Ok(());
             }
             let what = format!("{}, and {}", state.trouble(), error.what);
-            Err(Problem(ErrorKind::Remote, what))
+            Err(ConnectionError(ErrorKind::Remote, what))
         });
     }
 }
@@ -729,7 +744,7 @@ impl Outbound for Sender {
 
     #[cfg(test)]
     fn id(&self) -> evenkeel_protocol::ConnectionId {
-        self.state().detour.connection()
+        self.state().failover.connection()
     }
 
     #[cfg(test)]

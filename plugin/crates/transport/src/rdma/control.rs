@@ -13,7 +13,7 @@ use crate::sys;
 /// Most bytes that wait to be said or heard. Each word is an answer, or one of a few in a connection's life.
 const MAX_UNHEARD: usize = 64 << 10;
 
-pub(super) struct Lifeline {
+pub(super) struct ControlConnection {
     socket: Socket,
     heard: Vec<u8>,
     unsaid: Vec<u8>,
@@ -25,20 +25,20 @@ pub(super) struct Lifeline {
 }
 
 struct End {
-    cut: Option<Cut>,
+    cut: Option<PathFailure>,
     why: String,
 }
 
 /// What else may be the reason for a lifeline's end, if not the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum PathFailure {
     /// Nothing gets through between the two addresses.
-    Path,
+    Unreachable,
     /// The peer's host knows nothing of it: the peer is gone, or has found before this side that nothing gets through.
     Reset,
 }
 
-impl Lifeline {
+impl ControlConnection {
     /// Who hears nothing for the time of `patience` takes the path for dead.
     pub(super) fn new(socket: Socket, patience: Duration) -> Self {
         limit(&socket, patience);
@@ -127,7 +127,7 @@ impl Lifeline {
             match sys::uninterrupted(|| (&self.socket).read(&mut bytes)) {
                 // The peer may never have taken it for the connection's.
                 Ok(0) if !self.before.is_empty() => {
-                    self.end(Some(Cut::Reset), "the peer closed the connection".to_owned());
+                    self.end(Some(PathFailure::Reset), "the peer closed the connection".to_owned());
                 }
                 Ok(0) => self.end(None, "the peer closed the connection".to_owned()),
                 Ok(count) => self.heard.extend(&bytes[..count]),
@@ -157,7 +157,7 @@ impl Lifeline {
         Some(word)
     }
 
-    fn end(&mut self, cut: Option<Cut>, why: String) {
+    fn end(&mut self, cut: Option<PathFailure>, why: String) {
         self.end.get_or_insert(End { cut, why });
     }
 
@@ -167,7 +167,7 @@ impl Lifeline {
     }
 
     /// Whether that may be so although the peer is there.
-    pub(super) fn cut(&self) -> Option<Cut> {
+    pub(super) fn cut(&self) -> Option<PathFailure> {
         self.end.as_ref()?.cut
     }
 
@@ -185,13 +185,13 @@ fn limit(socket: &Socket, patience: Duration) {
     let _ = socket.set_tcp_user_timeout(Some(patience));
 }
 
-fn cut(kind: io::ErrorKind) -> Option<Cut> {
+fn cut(kind: io::ErrorKind) -> Option<PathFailure> {
     match kind {
         io::ErrorKind::TimedOut
         | io::ErrorKind::HostUnreachable
         | io::ErrorKind::NetworkUnreachable
-        | io::ErrorKind::NetworkDown => Some(Cut::Path),
-        io::ErrorKind::ConnectionReset => Some(Cut::Reset),
+        | io::ErrorKind::NetworkDown => Some(PathFailure::Unreachable),
+        io::ErrorKind::ConnectionReset => Some(PathFailure::Reset),
         _ => None,
     }
 }

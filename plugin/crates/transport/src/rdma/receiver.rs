@@ -12,11 +12,11 @@ use evenkeel_protocol::{
 use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
 use socket2::Socket;
 
+use super::control::PathFailure;
+use super::endpoint::{Endpoint, EndpointCore, EndpointState};
 use super::flush::Flush;
-use super::lanes::{Lanes, Stage, Told, system};
-use super::lifeline::Cut;
-use super::side::{Core, Side, State};
-use super::{Adapter, EAGER_BYTES, Opened, Problem, ROOM, with_room};
+use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs, system};
+use super::{Adapter, ConnectionError, EAGER_BYTES, Opened, ROOM, with_room};
 use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::recv::{Inbound, Tagged};
@@ -89,11 +89,11 @@ impl Credit {
 }
 
 /// The side that receives.
-pub(crate) type Receiver = Side<Awaiting>;
+pub(crate) type Receiver = Endpoint<RecvState>;
 
 /// What it works on.
-pub(crate) struct Awaiting {
-    core: Core<()>,
+pub(crate) struct RecvState {
+    core: EndpointCore<()>,
     /// Where small messages come.
     ring: StagingBuffer,
     /// Copies of credits on their way.
@@ -145,9 +145,9 @@ impl Receiver {
         let deadline = Instant::now() + context.settings.connect_timeout;
         let is_host = context.reach.is_host();
         // Credits are short: no lane has enough of them.
-        let all = Lanes::new(adapter, lanes, u64::MAX)?;
-        let mut state = Awaiting {
-            core: Core::new(all, socket, &context, opened, deadline),
+        let all = QueuePairs::new(adapter, lanes, u64::MAX)?;
+        let mut state = RecvState {
+            core: EndpointCore::new(all, socket, &context, opened, deadline),
             ring: mailbox(WINDOW as usize * EAGER_BYTES)?,
             outbox: mailbox(CREDITS * CREDIT_BYTES)?,
             arrivals: Arrivals::default(),
@@ -170,7 +170,7 @@ impl Receiver {
     }
 
     /// The sender has come by another way, with the lifeline of this number.
-    pub(crate) fn rejoin(self: &Arc<Self>, number: u32, device: &Device, socket: Socket) {
+    pub(crate) fn fail_over(self: &Arc<Self>, number: u32, device: &Device, socket: Socket) {
         self.act(|_, state| {
             // What was said on one before may come late.
             if number <= state.lifeline_number {
@@ -231,7 +231,7 @@ impl Receiver {
     fn take_in(
         this: &Arc<Self>,
         count: usize,
-        post: impl FnOnce(&mut Awaiting, &Base) -> Result<Result<(), Problem>, Error>,
+        post: impl FnOnce(&mut RecvState, &Base) -> Result<Result<(), ConnectionError>, Error>,
     ) -> Result<bool, Error> {
         if let Some(error) = this.failure() {
             return Err(error);
@@ -260,26 +260,26 @@ impl Receiver {
     }
 }
 
-impl State for Awaiting {
+impl EndpointState for RecvState {
     type Note = ();
     // The sender takes what its device has acknowledged for done.
     const PEER_KNOWS: bool = false;
 
-    fn core(&mut self) -> &mut Core<()> {
+    fn core(&mut self) -> &mut EndpointCore<()> {
         &mut self.core
     }
 
-    fn take(&mut self, told: Told<()>, base: &Base) -> Result<(), Problem> {
+    fn take(&mut self, told: QueuePairEvent<()>, base: &Base) -> Result<(), ConnectionError> {
         match told {
             // Only the sender probes.
-            Told::Sent(..) | Told::Through(_) => {}
-            Told::Came(lane, bytes, immediate) => {
+            QueuePairEvent::Sent(..) | QueuePairEvent::Probed(_) => {}
+            QueuePairEvent::Received(lane, bytes, immediate) => {
                 self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes.into());
                 if let Some(arrived) = self.arrivals.part_received(bytes, immediate)? {
                     self.complete(arrived, base)?;
                 }
             }
-            Told::Failed(lane, why) => {
+            QueuePairEvent::Failed(lane, why) => {
                 if self.core.lanes.stop(lane, &why) {
                     base.counters.lost.add(1);
                     self.core.lifeline.say(&ControlMessage::QueuePairFailed(lane as u8));
@@ -289,13 +289,13 @@ impl State for Awaiting {
         Ok(())
     }
 
-    fn begin(&mut self, base: &Base) -> Result<(), Problem> {
+    fn begin(&mut self, base: &Base) -> Result<(), ConnectionError> {
         if let Some(flush) = &mut self.flush {
             self.core.has_news |= flush.look()?;
             if let Some((_, why)) = flush.broken()
                 && !self.can_move
             {
-                return Err(Problem(ErrorKind::System, why.clone()));
+                return Err(ConnectionError(ErrorKind::System, why.clone()));
             }
         }
         self.settle(base)?;
@@ -334,7 +334,7 @@ impl State for Awaiting {
         Ok(())
     }
 
-    fn moved(&mut self, _base: &Base) -> Result<(), Problem> {
+    fn moved(&mut self, _base: &Base) -> Result<(), ConnectionError> {
         let context = &self.core.lanes.adapter.context;
         for mailbox in [&mut self.ring, &mut self.outbox] {
             mailbox.move_to(context).map_err(system)?;
@@ -356,7 +356,7 @@ impl State for Awaiting {
         Ok(())
     }
 
-    fn hear(&mut self, base: &Base) -> Result<(), Problem> {
+    fn hear(&mut self, base: &Base) -> Result<(), ConnectionError> {
         while let Some(word) = self.core.lifeline.hear() {
             match word {
                 ControlMessage::Port(port) if self.core.port.is_none() => {
@@ -392,7 +392,7 @@ impl State for Awaiting {
                 }
                 other => {
                     let what = format!("protocol error: the sender says {other:?}");
-                    return Err(Problem(ErrorKind::Remote, what));
+                    return Err(ConnectionError(ErrorKind::Remote, what));
                 }
             }
         }
@@ -405,7 +405,7 @@ impl State for Awaiting {
         self.judge(base)
     }
 
-    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), Problem> {
+    fn tick(&mut self, now: Instant, base: &Base) -> Result<(), ConnectionError> {
         self.core.check_deadlines(now)?;
         for lane in self.core.lanes.look_after(now) {
             base.counters.lost.add(1);
@@ -417,12 +417,12 @@ impl State for Awaiting {
             && now.saturating_duration_since(since) >= patience
         {
             let what = format!("{why}, and no other one for {} s", patience.as_secs());
-            return Err(Problem(ErrorKind::Remote, what));
+            return Err(ConnectionError(ErrorKind::Remote, what));
         }
         if let Some((since, why)) = self.flush.as_ref().and_then(Flush::broken)
             && now.saturating_duration_since(*since) >= patience
         {
-            return Err(Problem(ErrorKind::System, why.clone()));
+            return Err(ConnectionError(ErrorKind::System, why.clone()));
         }
         self.hear(base)
     }
@@ -448,7 +448,7 @@ impl State for Awaiting {
     }
 }
 
-impl Awaiting {
+impl RecvState {
     /// Buffers that wait for their messages.
     fn outstanding(&self) -> usize {
         self.arrivals.outstanding() + self.order.waiting()
@@ -480,12 +480,12 @@ impl Awaiting {
         tag: i32,
         region: Option<Arc<MemoryRegion>>,
         base: &Base,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ConnectionError> {
         let buffer = target.buffer;
         self.place(Posted { buffer, tag, target: Some(target), region }, base)
     }
 
-    fn place(&mut self, posted: Posted, base: &Base) -> Result<(), Problem> {
+    fn place(&mut self, posted: Posted, base: &Base) -> Result<(), ConnectionError> {
         let needs_credit = posted.region.is_some() || self.order.is_mixed();
         let capacity = (posted.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
         match self.arrivals.post(capacity, posted)? {
@@ -497,7 +497,7 @@ impl Awaiting {
     }
 
     /// Posts the buffers with tags whose turn it is.
-    fn post_by_tags(&mut self, base: &Base) -> Result<(), Problem> {
+    fn post_by_tags(&mut self, base: &Base) -> Result<(), ConnectionError> {
         while self.arrivals.room() > 0
             && let Some(step) = self.order.step(self.arrivals.next())?
         {
@@ -518,13 +518,18 @@ impl Awaiting {
     }
 
     /// The sender has messages below `until` that are plain: they have these lengths, and go aside.
-    fn set_aside(&mut self, until: u64, lengths: &[u32], base: &Base) -> Result<(), Problem> {
+    fn set_aside(
+        &mut self,
+        until: u64,
+        lengths: &[u32],
+        base: &Base,
+    ) -> Result<(), ConnectionError> {
         let next = self.arrivals.next();
         let is_right =
             until.checked_sub(next).is_some_and(|more| more <= self.arrivals.room() as u64);
         if !is_right || !self.core.is_eager() || !self.order.hear_plain_until(until) {
             let what = "protocol error: the sender has gone on too far, or was not asked";
-            return Err(Problem(ErrorKind::Remote, what.to_owned()));
+            return Err(ConnectionError(ErrorKind::Remote, what.to_owned()));
         }
         for (at, number) in (next..until).enumerate() {
             let length = lengths.get(at).map_or(0, |length| *length as usize);
@@ -536,12 +541,16 @@ impl Awaiting {
         self.check_wanted()
     }
 
-    fn complete(&mut self, arrived: ReceivedMessage<Posted>, base: &Base) -> Result<(), Problem> {
+    fn complete(
+        &mut self,
+        arrived: ReceivedMessage<Posted>,
+        base: &Base,
+    ) -> Result<(), ConnectionError> {
         let ReceivedMessage { posted, message, length, is_eager } = arrived;
         if is_eager {
             if !self.core.is_eager() {
                 let what = "protocol error: a message is to be copied, which was not agreed on";
-                return Err(Problem(ErrorKind::Remote, what.to_owned()));
+                return Err(ConnectionError(ErrorKind::Remote, what.to_owned()));
             }
             let place = (message % WINDOW) as usize * EAGER_BYTES;
             // What is longer than a place of the ring did not fit into it.
@@ -564,7 +573,7 @@ impl Awaiting {
     }
 
     /// Whether what the sender waits with fits into its buffer, once there is one.
-    fn check_wanted(&mut self) -> Result<(), Problem> {
+    fn check_wanted(&mut self) -> Result<(), ConnectionError> {
         let Some((message, length)) = self.wanted else { return Ok(()) };
         let posted = self.arrivals.posted().find(|(number, ..)| *number == message);
         let Some((_, capacity, _)) = posted else { return Ok(()) };
@@ -576,10 +585,13 @@ impl Awaiting {
     }
 
     /// Takes offers for lanes by which nothing comes any more.
-    fn settle(&mut self, base: &Base) -> Result<(), Problem> {
+    fn settle(&mut self, base: &Base) -> Result<(), ConnectionError> {
         let Some(port) = self.core.port else { return Ok(()) };
         for lane in 0..self.core.lanes.count() {
-            if !matches!(self.core.lanes.stage(lane), Stage::New | Stage::Drained) {
+            if !matches!(
+                self.core.lanes.stage(lane),
+                QueuePairState::Unconnected | QueuePairState::Drained
+            ) {
                 continue;
             }
             let Some((pair, parts)) = self.offered[lane].take() else { continue };
@@ -626,20 +638,20 @@ impl Awaiting {
     fn detour(&self, base: &Base) -> Option<Duration> {
         let cut = self.core.lifeline.cut().filter(|_| self.can_move)?;
         Some(match cut {
-            Cut::Path => base.context.settings.recovery_timeout,
-            Cut::Reset => DETOUR,
+            PathFailure::Unreachable => base.context.settings.recovery_timeout,
+            PathFailure::Reset => DETOUR,
         })
     }
 
     /// Fails when what is posted can never come.
-    fn judge(&self, base: &Base) -> Result<(), Problem> {
+    fn judge(&self, base: &Base) -> Result<(), ConnectionError> {
         if self.outstanding() == 0 {
             return Ok(());
         }
         let all_came = self.bye.is_some_and(|messages| self.arrivals.first() >= messages);
         match &self.gone {
             _ if all_came => {
-                Err(Problem(ErrorKind::Remote, "the peer closed the connection".to_owned()))
+                Err(ConnectionError(ErrorKind::Remote, "the peer closed the connection".to_owned()))
             }
             Some((since, why)) => {
                 let what = match self.detour(base) {
@@ -649,7 +661,7 @@ impl Awaiting {
                     None if since.elapsed() >= LATE => why.clone(),
                     _ => return Ok(()),
                 };
-                Err(Problem(ErrorKind::Remote, what))
+                Err(ConnectionError(ErrorKind::Remote, what))
             }
             None => Ok(()),
         }

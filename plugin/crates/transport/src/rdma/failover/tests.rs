@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{ControlMessage, Hello, WELCOME_BYTES, Welcome};
 
-use super::tests::{Lines, PEER, carry, exchange, message, transport_with};
 use crate::connection::tag_matching_tests;
 use crate::memory::block::Block;
 use crate::memory::protected::ProtectedMemory;
+use crate::rdma::tests::{Lines, PEER, carry, exchange, message, transport_with};
 use crate::sync::lock;
 use crate::test_support::{meet, until};
 use crate::{Listener, MemoryTypes, RecvConnection, SendConnection, Transport};

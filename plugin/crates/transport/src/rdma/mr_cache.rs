@@ -13,7 +13,7 @@ use crate::sync::lock;
 use crate::telemetry::counters::Counter;
 
 /// The registrations of a device. Who uses one holds it; it ends with the last who does.
-pub(crate) struct Cache {
+pub(crate) struct RegionCache {
     context: Arc<Context>,
     /// Looked through for each message: spans are compared faster than references are taken.
     regions: Mutex<Vec<(Span, Weak<MemoryRegion>)>>,
@@ -25,7 +25,7 @@ pub(crate) struct Cache {
     pub(crate) reused: Counter,
 }
 
-impl Cache {
+impl RegionCache {
     pub(crate) fn new(context: &Arc<Context>) -> Self {
         Self {
             context: Arc::clone(context),
@@ -103,7 +103,7 @@ struct Owned {
 
 /// Memory that is registered with a device, until this is dropped. Connections that use the memory then need
 /// no call of the device for that.
-pub struct Registration {
+pub struct MrHandle {
     /// With the device, and with those by which its connections may go on.
     _regions: Vec<Arc<MemoryRegion>>,
     /// For host memory, with which others can be registered when they are needed.
@@ -135,21 +135,21 @@ impl MrCache {
     ///
     /// # Errors
     /// [`ErrorKind::System`] when the memory is not the process's or may not be locked.
-    pub fn register(&self, memory: RecvBuffer) -> Result<Option<Registration>, Error> {
+    pub fn register(&self, memory: RecvBuffer) -> Result<Option<MrHandle>, Error> {
         let Some(adapter) = &self.adapter else { return Ok(None) };
         let region = adapter.memory.of(memory)?;
         let owned = Arc::new(Owned { memory, elsewhere: Mutex::default() });
         let mut all = lock(&adapter.memory.owned);
         all.retain(|owned| owned.strong_count() > 0);
         all.push(Arc::downgrade(&owned));
-        Ok(Some(Registration { _regions: vec![region], _owned: Some(owned) }))
+        Ok(Some(MrHandle { _regions: vec![region], _owned: Some(owned) }))
     }
 
     /// Registers memory of a GPU by its address, which the GPU's driver knows. The contract is that of [`RecvBuffer::new`].
     ///
     /// # Errors
     /// [`ErrorKind::System`] when nobody knows the memory, [`ErrorKind::Argument`] where messages may not be in such memory.
-    pub fn register_peer_memory(&self, memory: RecvBuffer) -> Result<Registration, Error> {
+    pub fn register_peer_memory(&self, memory: RecvBuffer) -> Result<MrHandle, Error> {
         let adapter = self.adapter.as_ref().filter(|_| self.reach.peer_memory);
         let adapter = adapter.ok_or_else(|| self.out_of_reach("memory of a GPU by its address"))?;
         self.register_all(adapter, |adapter| adapter.memory.of(memory))
@@ -165,7 +165,7 @@ impl MrCache {
         offset: u64,
         address: u64,
         length: usize,
-    ) -> Result<Registration, Error> {
+    ) -> Result<MrHandle, Error> {
         let adapter = self.adapter.as_ref().filter(|_| self.reach.dma_buffers);
         let adapter = adapter.ok_or_else(|| self.out_of_reach("a DMA buffer"))?;
         self.register_all(adapter, |adapter| {
@@ -181,11 +181,11 @@ impl MrCache {
         &self,
         adapter: &Adapter,
         register: impl Fn(&Adapter) -> Result<Arc<MemoryRegion>, Error>,
-    ) -> Result<Registration, Error> {
+    ) -> Result<MrHandle, Error> {
         let mut regions = vec![register(adapter)?];
         // Without the others connections go on as long as the port does.
         regions.extend(self.others.iter().filter_map(|adapter| register(adapter).ok()));
-        Ok(Registration { _regions: regions, _owned: None })
+        Ok(MrHandle { _regions: regions, _owned: None })
     }
 
     fn out_of_reach(&self, what: &str) -> Error {

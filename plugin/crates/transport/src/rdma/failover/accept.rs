@@ -1,4 +1,4 @@
-//! Later lifelines of connections, as their listener sees them.
+//! The receiver's half of failover: it accepts the path that the sender has chosen.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, Weak};
@@ -6,28 +6,28 @@ use std::time::Instant;
 
 use socket2::Socket;
 
-use super::recv::Receiver;
 use crate::connection::base::not_now;
 use crate::device::Device;
+use crate::rdma::Receiver;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::sync::lock;
 use crate::sys;
 
-/// A lifeline that was welcomed, and that is its connection's as soon as the peer says something there: it calls by several
-/// ways at a time, and may go on by another one, or by the one it had.
-pub(crate) struct Candidate {
+/// A control connection that was accepted and may replace its connection's. It does so when the sender writes to it: the
+/// sender tries several paths at once, and may choose another one or stay on the present one.
+pub(crate) struct FailoverCandidate {
     receiver: Weak<Receiver>,
     number: u32,
-    /// Whose port it came to.
+    /// The port that it came to.
     device: Device,
     deadline: Instant,
     registration: Registration,
-    /// None once that is decided.
+    /// `None` once it was chosen or given up.
     socket: Mutex<Option<Socket>>,
 }
 
-impl Candidate {
-    /// Waits for the first word on the lifeline of this number. Nothing is left of it after the deadline.
+impl FailoverCandidate {
+    /// Waits for the first bytes on the control connection of this number. It is closed at the deadline.
     pub(crate) fn watch(
         workers: &Workers,
         receiver: &Arc<Receiver>,
@@ -45,7 +45,7 @@ impl Candidate {
         });
         // The lock keeps the worker from the socket until it is in place.
         let mut place = lock(&candidate.socket);
-        // If it cannot be watched, its end tells the peer.
+        // If it cannot be watched it is closed, which the peer sees.
         if candidate.registration.watch(&socket, Arc::<Self>::clone(&candidate)).is_ok() {
             *place = Some(socket);
         }
@@ -53,7 +53,7 @@ impl Candidate {
         candidate
     }
 
-    /// Ends the watch; its socket, if it is still there.
+    /// Stops watching. Returns the socket if it is still there.
     fn take_socket(&self) -> Option<Socket> {
         let socket = lock(&self.socket).take()?;
         self.registration.end(&socket);
@@ -61,7 +61,7 @@ impl Candidate {
     }
 }
 
-impl Source for Candidate {
+impl Source for FailoverCandidate {
     fn ready(&self, _readiness: Readiness) {
         let peeked = {
             let socket = lock(&self.socket);
@@ -77,7 +77,7 @@ impl Source for Candidate {
             && chosen
             && let Some(receiver) = self.receiver.upgrade()
         {
-            receiver.rejoin(self.number, &self.device, socket);
+            receiver.fail_over(self.number, &self.device, socket);
         }
     }
 

@@ -30,19 +30,19 @@ const EXPECTING: u64 = 1 << 63;
 const PROBING: u64 = 1 << 62;
 
 /// The lanes of one side. `W` is what is noted of a write.
-pub(super) struct Lanes<W> {
+pub(super) struct QueuePairs<W> {
     pub(super) adapter: Arc<Adapter>,
     /// Those that the connection has had.
     left: Vec<Arc<Adapter>>,
     pub(super) completions: Arc<CompletionQueue>,
-    all: Vec<Lane<W>>,
+    all: Vec<QueuePairSlot<W>>,
     /// Most bytes on their way on a lane before others take what is left.
     cap: u64,
     polled: Vec<Completion>,
 }
 
-pub(super) struct Lane<W> {
-    stage: Stage,
+pub(super) struct QueuePairSlot<W> {
+    stage: QueuePairState,
     /// None when there is none yet, or none any more.
     pair: Option<QueuePair>,
     sequence: u32,
@@ -66,13 +66,13 @@ pub(super) struct Lane<W> {
 
 /// What a lane can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum QueuePairState {
     /// There is no queue pair, or one that is not connected.
-    New,
+    Unconnected,
     /// The queue pair takes what comes, but the peer's does not yet.
     Connected,
     /// Both can send.
-    Live,
+    Active,
     /// The queue pair has failed and tells of its work.
     Draining,
     /// It has told of all.
@@ -80,22 +80,22 @@ pub(super) enum Stage {
 }
 
 /// Something that a lane tells.
-pub(crate) enum Told<W> {
+pub(crate) enum QueuePairEvent<W> {
     /// A lane that was probed gets through.
-    Through(usize),
+    Probed(usize),
     /// A write of so many bytes is where it was to go.
     Sent(usize, W, u64),
     /// A write of the peer has come: bytes and number.
-    Came(usize, u32, u32),
+    Received(usize, u32, u32),
     /// The queue pair has failed, and why.
     Failed(usize, String),
 }
 
-impl<W> Lanes<W> {
+impl<W> QueuePairs<W> {
     pub(super) fn new(adapter: &Arc<Adapter>, count: usize, cap: u64) -> Result<Self, Error> {
         let completions = completions(adapter, count)?;
-        let lane = |_| Lane {
-            stage: Stage::New,
+        let lane = |_| QueuePairSlot {
+            stage: QueuePairState::Unconnected,
             pair: None,
             sequence: 0,
             generation: 0,
@@ -122,16 +122,16 @@ impl<W> Lanes<W> {
         self.all.len()
     }
 
-    pub(super) fn all(&self) -> &[Lane<W>] {
+    pub(super) fn all(&self) -> &[QueuePairSlot<W>] {
         &self.all
     }
 
-    pub(super) fn stage(&self, lane: usize) -> Stage {
+    pub(super) fn stage(&self, lane: usize) -> QueuePairState {
         self.all[lane].stage
     }
 
     pub(super) fn are_live(&self) -> bool {
-        self.all.iter().all(|lane| lane.stage == Stage::Live)
+        self.all.iter().all(|lane| lane.stage == QueuePairState::Active)
     }
 
     /// The registration of a buffer for what is written there.
@@ -171,7 +171,7 @@ impl<W> Lanes<W> {
         let gid = self.adapter.gid();
         for (at, lane) in self.all.iter_mut().enumerate() {
             lane.end();
-            lane.stage = Stage::New;
+            lane.stage = QueuePairState::Unconnected;
             lane.down.get_or_insert_with(|| (Instant::now(), format!("lane {at} at {gid}: {why}")));
         }
         self.completions = completions;
@@ -193,7 +193,7 @@ impl<W> Lanes<W> {
             .map_err(system)?;
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
         lane.sequence = u32::from_le_bytes(random) & 0xff_ffff;
-        lane.stage = Stage::New;
+        lane.stage = QueuePairState::Unconnected;
         let word = QueuePairInfo { number: pair.number(), sequence: lane.sequence };
         lane.pair = Some(pair);
         Ok(word)
@@ -216,23 +216,23 @@ impl<W> Lanes<W> {
             own.expect(id).map_err(system)?;
             lane.expected += 1;
         }
-        lane.stage = Stage::Connected;
+        lane.stage = QueuePairState::Connected;
         Ok(())
     }
 
     /// The peer takes what a lane sends.
     pub(super) fn go(&mut self, lane: usize) {
         let lane = &mut self.all[lane];
-        if lane.stage == Stage::Connected {
-            lane.stage = Stage::Live;
+        if lane.stage == QueuePairState::Connected {
+            lane.stage = QueuePairState::Active;
         }
         lane.down = None;
     }
 
     /// The lane that has least on its way, if it takes more.
     pub(super) fn best(&self) -> Option<usize> {
-        let can = |lane: &Lane<W>| {
-            lane.stage == Stage::Live
+        let can = |lane: &QueuePairSlot<W>| {
+            lane.stage == QueuePairState::Active
                 && lane.writes.len() < MAX_PARTS_IN_FLIGHT
                 && (lane.outstanding < self.cap || lane.writes.is_empty())
         };
@@ -300,7 +300,7 @@ impl<W> Lanes<W> {
     }
 
     /// What the lanes tell, some at a time; whether there may be more.
-    pub(super) fn poll(&mut self, told: &mut Vec<Told<W>>) -> Result<bool, Error> {
+    pub(super) fn poll(&mut self, told: &mut Vec<QueuePairEvent<W>>) -> Result<bool, Error> {
         let mut polled = std::mem::take(&mut self.polled);
         self.completions.poll(&mut polled).map_err(system)?;
         let any = !polled.is_empty();
@@ -318,27 +318,27 @@ impl<W> Lanes<W> {
             match outcome {
                 Outcome::Done if probing => {
                     // One that has failed meanwhile begins anew.
-                    if lane.stage == Stage::Connected {
-                        told.push(Told::Through(at));
+                    if lane.stage == QueuePairState::Connected {
+                        told.push(QueuePairEvent::Probed(at));
                     }
                 }
                 Outcome::Done => {
                     if let Some((note, bytes)) = lane.writes.pop_front() {
                         lane.outstanding -= bytes;
-                        told.push(Told::Sent(at, note, bytes));
+                        told.push(QueuePairEvent::Sent(at, note, bytes));
                     }
                 }
                 Outcome::Written { bytes, immediate } => {
                     lane.expected -= 1;
-                    if matches!(lane.stage, Stage::Live | Stage::Connected)
+                    if matches!(lane.stage, QueuePairState::Active | QueuePairState::Connected)
                         && let Some(pair) = &lane.pair
                     {
                         match pair.expect(id) {
                             Ok(()) => lane.expected += 1,
-                            Err(error) => told.push(Told::Failed(at, error.to_string())),
+                            Err(error) => told.push(QueuePairEvent::Failed(at, error.to_string())),
                         }
                     }
-                    told.push(Told::Came(at, bytes, immediate));
+                    told.push(QueuePairEvent::Received(at, bytes, immediate));
                 }
                 Outcome::Failed(_) | Outcome::Flushed => {
                     if expecting {
@@ -347,14 +347,16 @@ impl<W> Lanes<W> {
                         lane.flushed += 1;
                     }
                     if let Outcome::Failed(why) = outcome {
-                        told.push(Told::Failed(at, why));
-                    } else if lane.stage == Stage::Live || lane.stage == Stage::Connected {
-                        told.push(Told::Failed(at, "it was given up".to_owned()));
+                        told.push(QueuePairEvent::Failed(at, why));
+                    } else if lane.stage == QueuePairState::Active
+                        || lane.stage == QueuePairState::Connected
+                    {
+                        told.push(QueuePairEvent::Failed(at, "it was given up".to_owned()));
                     }
                 }
             }
-            if lane.stage == Stage::Draining && lane.is_silent() {
-                lane.stage = Stage::Drained;
+            if lane.stage == QueuePairState::Draining && lane.is_silent() {
+                lane.stage = QueuePairState::Drained;
             }
         }
         self.polled = polled;
@@ -364,7 +366,7 @@ impl<W> Lanes<W> {
     /// Stops a lane, unless it is stopped; whether it was not. It is drained when its queue pair has told of all its work.
     pub(super) fn stop(&mut self, at: usize, why: &str) -> bool {
         let lane = &mut self.all[at];
-        if !matches!(lane.stage, Stage::Live | Stage::Connected) {
+        if !matches!(lane.stage, QueuePairState::Active | QueuePairState::Connected) {
             return false;
         }
         let number = lane.pair.as_ref().map_or(0, QueuePair::number);
@@ -372,7 +374,8 @@ impl<W> Lanes<W> {
             // Fails only when the device is gone: then nothing comes any more either.
             let _ = pair.fail();
         }
-        lane.stage = if lane.is_silent() { Stage::Drained } else { Stage::Draining };
+        lane.stage =
+            if lane.is_silent() { QueuePairState::Drained } else { QueuePairState::Draining };
         let gid = self.adapter.gid();
         lane.down.get_or_insert_with(|| {
             (Instant::now(), format!("queue pair {number} of lane {at} at {gid}: {why}"))
@@ -386,12 +389,12 @@ impl<W> Lanes<W> {
         for at in 0..self.all.len() {
             let lane = &mut self.all[at];
             match (lane.stage, &lane.down) {
-                (Stage::Draining, Some((since, _)))
+                (QueuePairState::Draining, Some((since, _)))
                     if now.saturating_duration_since(*since) >= DRAIN =>
                 {
-                    lane.stage = Stage::Drained;
+                    lane.stage = QueuePairState::Drained;
                 }
-                (Stage::Live, _) => {
+                (QueuePairState::Active, _) => {
                     let failed = lane.pair.as_ref().map(QueuePair::number);
                     if failed.is_some_and(|number| self.adapter.has_failed(number))
                         && self.stop(at, "the device has given it up")
@@ -423,7 +426,7 @@ impl<W> Lanes<W> {
 
     /// What each has carried, for the metrics.
     pub(super) fn observe(&self) -> Vec<FlowObservation> {
-        let observe = |(number, lane): (usize, &Lane<W>)| FlowObservation {
+        let observe = |(number, lane): (usize, &QueuePairSlot<W>)| FlowObservation {
             number: number as u32,
             bytes: lane.carried.bytes(),
             path: PathFigures::default(),
@@ -435,7 +438,7 @@ impl<W> Lanes<W> {
     pub(super) fn close(&mut self) {
         for lane in &mut self.all {
             lane.pair = None;
-            lane.stage = Stage::New;
+            lane.stage = QueuePairState::Unconnected;
             lane.writes.clear();
             lane.outstanding = 0;
         }
@@ -454,7 +457,7 @@ impl<W> Lanes<W> {
     }
 }
 
-impl<W> Lane<W> {
+impl<W> QueuePairSlot<W> {
     /// Ends its queue pair: nobody knows then of what was on its way whether it has come.
     fn end(&mut self) {
         self.pair = None;
