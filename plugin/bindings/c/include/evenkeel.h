@@ -115,7 +115,7 @@ typedef struct evenkeel_group evenkeel_group;
 typedef struct evenkeel_store evenkeel_store;
 
 /**
- * What a call gives: EVENKEEL_OK or one of the errors.
+ * What every function that can fail returns: EVENKEEL_OK or one of the errors.
  */
 typedef int32_t evenkeel_status;
 
@@ -146,27 +146,27 @@ typedef struct {
 typedef void (*evenkeel_combine)(void *into, const void *other, size_t count, void *context);
 
 /**
- * It is done.
+ * Success.
  */
 #define EVENKEEL_OK 0
 
 /**
- * The caller broke the contract of the call; nothing was done.
+ * The arguments of the call are invalid. Nothing was done.
  */
 #define EVENKEEL_ARGUMENT 1
 
 /**
- * Nothing happened for as long as was allowed, though every process that was asked is alive.
+ * Nothing moved for the whole timeout, although every process that was probed is alive.
  */
 #define EVENKEEL_TIMEOUT 2
 
 /**
- * A rank's process has ended, stands still or cannot be reached.
+ * A rank's process has exited, does not respond or cannot be reached.
  */
 #define EVENKEEL_LOST 3
 
 /**
- * Somebody aborted the group.
+ * A rank aborted the group.
  */
 #define EVENKEEL_ABORTED 4
 
@@ -181,7 +181,7 @@ typedef void (*evenkeel_combine)(void *into, const void *other, size_t count, vo
 #define EVENKEEL_STORE 6
 
 /**
- * Ranks disagree on what they do.
+ * The ranks called different operations, or passed different counts.
  */
 #define EVENKEEL_MISMATCH 7
 
@@ -341,7 +341,7 @@ evenkeel_status evenkeel_allreduce_custom(const evenkeel_group *group,
 /**
  * Combines the `count` elements of all ranks, for rank `root`. What is in the others' buffers afterwards is undefined.
  */
-evenkeel_status evenkeel_reduction_kernels(const evenkeel_group *group,
+evenkeel_status evenkeel_reduce(const evenkeel_group *group,
                                 void *data,
                                 size_t count,
                                 int32_t datatype,

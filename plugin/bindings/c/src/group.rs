@@ -3,10 +3,12 @@
 use std::ffi::c_char;
 use std::ptr;
 
-use evenkeel_collectives::{self as collectives, Launch, Way, seconds};
+use evenkeel_collectives::{self as collectives, Launch, TransportKind, seconds};
 
+use crate::error::Error;
+use crate::last_error::guard;
 use crate::pointers;
-use crate::status::{Failure, Status, guard};
+use crate::status::Status;
 use crate::store::Store;
 
 /// One rank's part in a group.
@@ -44,8 +46,10 @@ pub unsafe extern "C" fn evenkeel_group_join(
 ) -> Status {
     guard(|| {
         // SAFETY: the header asks for a store and a text or NULL.
-        let (store, way) = unsafe { (pointers::object("store", store)?, way(transport)?) };
-        let joined = collectives::Group::join(&*store.0, rank, size, &way, seconds(timeout)?)?;
+        let (store, transport_kind) =
+            unsafe { (pointers::object("store", store)?, parse_transport(transport)?) };
+        let joined =
+            collectives::Group::join(&*store.0, rank, size, &transport_kind, seconds(timeout)?)?;
         // SAFETY: the header asks for a place to write.
         unsafe { pointers::give(group, Group(joined)) }
     })
@@ -63,8 +67,9 @@ pub unsafe extern "C" fn evenkeel_group_join_launched(
 ) -> Status {
     guard(|| {
         // SAFETY: the header asks for texts, of which one may be NULL.
-        let (name, way) = unsafe { (pointers::text("name", name)?, way(transport)?) };
-        let joined = Launch::from_env()?.join(name, &way, seconds(timeout)?)?;
+        let (name, transport_kind) =
+            unsafe { (pointers::text("name", name)?, parse_transport(transport)?) };
+        let joined = Launch::from_env()?.join(name, &transport_kind, seconds(timeout)?)?;
         // SAFETY: the header asks for a place to write.
         unsafe { pointers::give(group, Group(joined)) }
     })
@@ -162,7 +167,7 @@ pub unsafe extern "C" fn evenkeel_group_split(
             let color = match color {
                 ..0 => None,
                 color => Some(u32::try_from(color).map_err(|_| {
-                    Failure::argument(format!("color {color}: less than 4294967296"))
+                    Error::argument(format!("color {color}: less than 4294967296"))
                 })?),
             };
             give(sub, group.split(color, &options(call)?)?)
@@ -176,7 +181,7 @@ pub unsafe extern "C" fn evenkeel_group_split(
 /// `group` is null or a group.
 pub(crate) unsafe fn with(
     group: *const Group,
-    body: impl FnOnce(&collectives::Group) -> Result<(), Failure>,
+    body: impl FnOnce(&collectives::Group) -> Result<(), Error>,
 ) -> Status {
     // SAFETY: the caller sees to it.
     guard(|| body(&unsafe { pointers::object("group", group) }?.0))
@@ -186,7 +191,7 @@ pub(crate) unsafe fn with(
 ///
 /// # Safety
 /// `call` is null or points to options.
-pub(crate) unsafe fn options(call: *const Call) -> Result<collectives::Call, Failure> {
+pub(crate) unsafe fn options(call: *const Call) -> Result<collectives::Call, Error> {
     // SAFETY: the caller sees to it.
     let Some(call) = (unsafe { call.as_ref() }) else { return Ok(collectives::Call::default()) };
     // SAFETY: the header asks for a text or NULL.
@@ -197,15 +202,15 @@ pub(crate) unsafe fn options(call: *const Call) -> Result<collectives::Call, Fai
 
 /// # Safety
 /// `transport` is null or a text.
-unsafe fn way(transport: *const c_char) -> Result<Way, Failure> {
+unsafe fn parse_transport(transport: *const c_char) -> Result<TransportKind, Error> {
     // SAFETY: the caller sees to it.
     let name = unsafe { pointers::text_or_none("transport", transport) }?;
-    Ok(Way::from_name(name.unwrap_or("tcp"))?)
+    Ok(TransportKind::from_name(name.unwrap_or("tcp"))?)
 }
 
 /// # Safety
 /// `sub` is null or can be written.
-unsafe fn give(sub: *mut *mut Group, group: Option<collectives::Group>) -> Result<(), Failure> {
+unsafe fn give(sub: *mut *mut Group, group: Option<collectives::Group>) -> Result<(), Error> {
     // SAFETY: the caller sees to it.
     unsafe {
         match group {

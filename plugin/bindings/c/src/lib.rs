@@ -1,15 +1,19 @@
 //! `libevenkeel`: [`evenkeel_collectives`] for programs in C. `include/evenkeel.h` is made of these files, and their comments are
 //! its manual.
 //!
-//! The functions only translate arguments. [`status`] is how they fail, [`pointers`] what they are given.
+//! The functions only convert arguments. Every call returns a [`status`] and records the thread's [`last_error`].
 #![expect(
     clippy::missing_safety_doc,
     reason = "what callers must see to is said once, at the top of the header (cbindgen.toml)"
 )]
 
+pub mod collectives;
+mod error;
 pub mod group;
-pub mod moving;
+pub mod last_error;
+pub mod point_to_point;
 mod pointers;
-pub mod reducing;
+pub mod reductions;
 pub mod status;
 pub mod store;
+pub mod version;

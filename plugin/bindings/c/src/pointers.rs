@@ -3,25 +3,25 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
 
-use crate::status::Failure;
+use crate::error::Error;
 
 /// An object of this library.
 ///
 /// # Safety
 /// It is null, or what [`give`] gave and nobody has taken back; and it stays so while the reference lives.
-pub(crate) unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T, Error> {
     // SAFETY: it is an object, or null.
-    unsafe { pointer.as_ref() }.ok_or_else(|| Failure::argument(format!("the {what} is NULL")))
+    unsafe { pointer.as_ref() }.ok_or_else(|| Error::argument(format!("the {what} is NULL")))
 }
 
 /// A text.
 ///
 /// # Safety
 /// It is null, or ends in a zero byte and is not changed while the reference lives.
-pub(crate) unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str, Error> {
     // SAFETY: it is a text, or null.
     unsafe { text_or_none(what, pointer) }?
-        .ok_or_else(|| Failure::argument(format!("the {what} is NULL")))
+        .ok_or_else(|| Error::argument(format!("the {what} is NULL")))
 }
 
 /// A text, unless it is null.
@@ -31,13 +31,13 @@ pub(crate) unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a 
 pub(crate) unsafe fn text_or_none<'a>(
     what: &str,
     pointer: *const c_char,
-) -> Result<Option<&'a str>, Failure> {
+) -> Result<Option<&'a str>, Error> {
     if pointer.is_null() {
         return Ok(None);
     }
     // SAFETY: it is a text.
     let text = unsafe { CStr::from_ptr(pointer) };
-    text.to_str().map(Some).map_err(|_| Failure::argument(format!("the {what} is not UTF-8")))
+    text.to_str().map(Some).map_err(|_| Error::argument(format!("the {what} is not UTF-8")))
 }
 
 /// `count` elements.
@@ -48,7 +48,7 @@ pub(crate) unsafe fn slice<'a, T>(
     what: &str,
     pointer: *const T,
     count: usize,
-) -> Result<&'a [T], Failure> {
+) -> Result<&'a [T], Error> {
     check(what, pointer, count)?;
     if count == 0 {
         return Ok(&[]);
@@ -65,7 +65,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(
     what: &str,
     pointer: *mut T,
     count: usize,
-) -> Result<&'a mut [T], Failure> {
+) -> Result<&'a mut [T], Error> {
     check(what, pointer, count)?;
     if count == 0 {
         return Ok(&mut []);
@@ -82,7 +82,7 @@ pub(crate) unsafe fn bytes<'a>(
     what: &str,
     pointer: *const c_void,
     count: usize,
-) -> Result<&'a [u8], Failure> {
+) -> Result<&'a [u8], Error> {
     // SAFETY: the caller sees to it.
     unsafe { slice(what, pointer.cast(), count) }
 }
@@ -95,7 +95,7 @@ pub(crate) unsafe fn bytes_mut<'a>(
     what: &str,
     pointer: *mut c_void,
     count: usize,
-) -> Result<&'a mut [u8], Failure> {
+) -> Result<&'a mut [u8], Error> {
     // SAFETY: the caller sees to it.
     unsafe { slice_mut(what, pointer.cast(), count) }
 }
@@ -104,7 +104,7 @@ pub(crate) unsafe fn bytes_mut<'a>(
 ///
 /// # Safety
 /// `out` is null or can be written.
-pub(crate) unsafe fn give<T>(out: *mut *mut T, object: T) -> Result<(), Failure> {
+pub(crate) unsafe fn give<T>(out: *mut *mut T, object: T) -> Result<(), Error> {
     let object = Box::new(object);
     if out.is_null() {
         return Err(nowhere());
@@ -118,7 +118,7 @@ pub(crate) unsafe fn give<T>(out: *mut *mut T, object: T) -> Result<(), Failure>
 ///
 /// # Safety
 /// `out` is null or can be written.
-pub(crate) unsafe fn write<T>(out: *mut T, value: T) -> Result<(), Failure> {
+pub(crate) unsafe fn write<T>(out: *mut T, value: T) -> Result<(), Error> {
     if out.is_null() {
         return Err(nowhere());
     }
@@ -138,23 +138,23 @@ pub(crate) unsafe fn take<T>(object: *mut T) {
     }
 }
 
-fn nowhere() -> Failure {
-    Failure::argument("the place for the result is NULL")
+fn nowhere() -> Error {
+    Error::argument("the place for the result is NULL")
 }
 
-fn check<T>(what: &str, pointer: *const T, count: usize) -> Result<(), Failure> {
+fn check<T>(what: &str, pointer: *const T, count: usize) -> Result<(), Error> {
     if count == 0 {
         return Ok(());
     }
     if pointer.is_null() {
-        return Err(Failure::argument(format!("the {what} is NULL, not {count} elements")));
+        return Err(Error::argument(format!("the {what} is NULL, not {count} elements")));
     }
     if !pointer.is_aligned() {
-        return Err(Failure::argument(format!("the {what} is not aligned")));
+        return Err(Error::argument(format!("the {what} is not aligned")));
     }
     match count.checked_mul(size_of::<T>()) {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(()),
-        _ => Err(Failure::argument(format!(
+        _ => Err(Error::argument(format!(
             "the {what} would have {count} elements: more than memory"
         ))),
     }

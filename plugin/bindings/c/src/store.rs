@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use evenkeel_collectives::{self as collectives, seconds};
 
+use crate::last_error::guard;
 use crate::pointers;
-use crate::status::{Status, guard};
+use crate::status::Status;
 
 /// Where ranks find each other.
 pub struct Store(pub(crate) Arc<dyn collectives::Store>);

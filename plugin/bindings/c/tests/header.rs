@@ -3,7 +3,16 @@
 use std::path::Path;
 
 /// In the order in which they are to be read.
-const SOURCES: [&str; 5] = ["status", "store", "group", "reducing", "moving"];
+const SOURCES: [&str; 8] = [
+    "status",
+    "version",
+    "last_error",
+    "store",
+    "group",
+    "reductions",
+    "collectives",
+    "point_to_point",
+];
 
 /// Writes it again where it is not, so that the next run passes and the change is seen.
 #[test]

@@ -51,7 +51,7 @@ static void reductions(evenkeel_group *group) {
   CHECK(numbers[0] == 2 && numbers[1] == 5 && numbers[2] == 0 && (called || me != 0));
 
   double product[] = {(double)me + 2};
-  OK(evenkeel_reduction_kernels(group, product, 1, EVENKEEL_FLOAT64, EVENKEEL_PROD, 1, NULL));
+  OK(evenkeel_reduce(group, product, 1, EVENKEEL_FLOAT64, EVENKEEL_PROD, 1, NULL));
   CHECK(me != 1 || product[0] == 24);
 
   int32_t parts[6];

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use evenkeel_collectives::{
-    self as collectives, Call, Error, Launch, Op, PrefixStore, Reduction, Way, seconds,
+    self as collectives, Call, Error, Launch, Op, PrefixStore, Reduction, TransportKind, seconds,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -31,7 +31,7 @@ pub(crate) fn init(
     let place = store.map(Place::of).transpose()?;
     let timeout = seconds(timeout).map_err(|error| exception(py, &error))?;
     let joined = py.detach(|| {
-        let way = Way::from_name(transport)?;
+        let transport_kind = TransportKind::from_name(transport)?;
         let mut launch = Launch::from_lookup(|variable| match variable {
             "RANK" if rank.is_some() => rank.map(|rank| rank.to_string()),
             "WORLD_SIZE" if size.is_some() => size.map(|size| size.to_string()),
@@ -40,12 +40,18 @@ pub(crate) fn init(
         match place {
             Some(Place::Here(store)) => {
                 let store = PrefixStore::new(store, name);
-                return collectives::Group::join(&store, launch.rank, launch.size, &way, timeout);
+                return collectives::Group::join(
+                    &store,
+                    launch.rank,
+                    launch.size,
+                    &transport_kind,
+                    timeout,
+                );
             }
             Some(Place::Address(address)) => launch.store = Some(address),
             None => {}
         }
-        launch.join(name, &way, timeout)
+        launch.join(name, &transport_kind, timeout)
     });
     joined.map(Group::new).map_err(|error| exception(py, &error))
 }

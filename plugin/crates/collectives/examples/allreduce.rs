@@ -9,14 +9,14 @@
 
 use std::time::Duration;
 
-use evenkeel_collectives::{Call, Error, Launch, Op, Result, Tcp, Way};
+use evenkeel_collectives::{Call, Error, Launch, Op, Result, Tcp, TransportKind};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<()> {
     // Rank 0 serves the store in which all meet, where the launcher says.
     let launch = Launch::from_env()?;
-    let group = launch.join("allreduce", &Way::Tcp(Tcp::from_env()?), PATIENCE)?;
+    let group = launch.join("allreduce", &TransportKind::Tcp(Tcp::from_env()?), TEST_TIMEOUT)?;
 
     let mut gradients = vec![group.rank() as f32; 1 << 20];
     if let Err(error) = group.allreduce_of(&mut gradients, Op::Sum, &Call::default()) {

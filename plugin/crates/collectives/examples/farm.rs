@@ -7,7 +7,7 @@
 use std::thread;
 use std::time::Duration;
 
-use evenkeel_collectives::{Call, Group, MemoryStore, Result, Way};
+use evenkeel_collectives::{Call, Group, MemoryStore, Result, TransportKind};
 
 const WORKERS: usize = 3;
 const TASKS: u64 = 20;
@@ -20,8 +20,13 @@ fn main() -> Result<()> {
                 let store = &store;
                 scope.spawn(move || {
                     let patience = Duration::from_secs(30);
-                    let group =
-                        Group::join(store, rank, WORKERS + 1, &Way::SharedMemory, patience)?;
+                    let group = Group::join(
+                        store,
+                        rank,
+                        WORKERS + 1,
+                        &TransportKind::SharedMemory,
+                        patience,
+                    )?;
                     if rank == 0 { hand_out(&group) } else { work(&group) }
                 })
             })

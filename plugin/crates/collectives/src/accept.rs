@@ -5,11 +5,11 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 /// How long to let a listener be whose connections cannot be taken.
-pub(crate) const REST: Duration = Duration::from_millis(100);
+pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Takes the connections that are waiting, none of which blocks. Whether the system gives no more sockets: the listener then stays
 /// readable, and who waits for it must rest.
-pub(crate) fn take_all(listener: &TcpListener, mut take: impl FnMut(TcpStream)) -> bool {
+pub(crate) fn accept_all(listener: &TcpListener, mut take: impl FnMut(TcpStream)) -> bool {
     loop {
         match listener.accept() {
             Ok((stream, _)) => {

@@ -205,8 +205,8 @@ impl Drop for Cuda {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::ranks;
-    use crate::{Call, DataType, ErrorKind, Op, Reduction, Way};
+    use crate::testing::run_ranks;
+    use crate::{Call, DataType, ErrorKind, Op, Reduction, TransportKind};
 
     /// A driver whose GPU has the host's memory, of one device, which refuses to copy to address 0.
     mod pretended {
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn an_operation_on_the_gpus_memory_is_staged() {
-        ranks(3, &Way::SharedMemory, |group| {
+        run_ranks(3, &TransportKind::SharedMemory, |group| {
             let cuda = Cuda::with(pretended(), 0).unwrap();
             let sum = Reduction::of(DataType::Int64, Op::Sum);
             for count in [1usize, 1000, 10] {

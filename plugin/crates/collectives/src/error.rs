@@ -67,12 +67,12 @@ impl Error {
     }
 
     /// The same error, with these ranks to blame.
-    pub(crate) fn of(self, ranks: impl Into<Vec<usize>>) -> Self {
+    pub(crate) fn with_ranks(self, ranks: impl Into<Vec<usize>>) -> Self {
         Self { ranks: ranks.into(), ..self }
     }
 
     /// The same error, after which the group cannot be used.
-    pub(crate) fn ends_group(self) -> Self {
+    pub(crate) fn group_unusable(self) -> Self {
         Self { usable: false, ..self }
     }
 
@@ -84,7 +84,7 @@ impl Error {
 }
 
 /// Ranks for a sentence: `rank 3`, or `ranks 1, 2 and 5`.
-pub(crate) fn list(ranks: &[usize]) -> String {
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     match ranks {
         [] => "no rank".to_owned(),
         [one] => format!("rank {one}"),
@@ -96,7 +96,7 @@ pub(crate) fn list(ranks: &[usize]) -> String {
 }
 
 /// A time for a sentence.
-pub(crate) fn span(time: Duration) -> String {
+pub(crate) fn format_duration(time: Duration) -> String {
     if time < Duration::from_secs(1) {
         format!("{} ms", time.as_millis())
     } else {
@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn ranks_and_times_read_well() {
-        assert_eq!(list(&[3]), "rank 3");
-        assert_eq!(list(&[1, 2, 5]), "ranks 1, 2 and 5");
-        assert_eq!(span(Duration::from_millis(250)), "250 ms");
-        assert_eq!(span(Duration::from_millis(2500)), "2.5 s");
-        assert_eq!(span(Duration::from_secs(30)), "30 s");
+        assert_eq!(list_ranks(&[3]), "rank 3");
+        assert_eq!(list_ranks(&[1, 2, 5]), "ranks 1, 2 and 5");
+        assert_eq!(format_duration(Duration::from_millis(250)), "250 ms");
+        assert_eq!(format_duration(Duration::from_millis(2500)), "2.5 s");
+        assert_eq!(format_duration(Duration::from_secs(30)), "30 s");
     }
 }

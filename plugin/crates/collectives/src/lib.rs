@@ -1,21 +1,21 @@
 //! Collective operations between processes: what Gloo is used for, over Evenkeel's transport.
 //!
 //! A [`Group`] is a set of processes (or threads) with numbers, the ranks. They find each other through a [`Store`] and reach
-//! each other by TCP, encrypted if that is wanted, or, on one host, through shared memory: that is their [`Way`]. All ranks of a
+//! each other by TCP, encrypted if that is wanted, or, on one host, through shared memory: that is their [`TransportKind`]. All ranks of a
 //! group call the same operations in the same order:
 //!
 //! ```
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use evenkeel_collectives::{Call, Group, MemoryStore, Op, Way};
+//! use evenkeel_collectives::{Call, Group, MemoryStore, Op, TransportKind};
 //!
 //! let store = MemoryStore::new();
 //! let ranks: Vec<_> = (0..3)
 //!     .map(|rank| {
 //!         let store = store.clone();
 //!         std::thread::spawn(move || {
-//!             let group = Group::join(&store, rank, 3, &Way::SharedMemory, Duration::from_secs(30))?;
+//!             let group = Group::join(&store, rank, 3, &TransportKind::SharedMemory, Duration::from_secs(30))?;
 //!             let mut values = [rank as f32, 1.0];
 //!             group.allreduce_of(&mut values, Op::Sum, &Call::default())?;
 //!             Ok::<_, evenkeel_collectives::Error>(values)
@@ -42,48 +42,38 @@
 //! * **Waiting** costs a processor for two milliseconds, which it yields to whoever wants it, and then nothing.
 
 mod accept;
-mod bytes;
-mod choose;
+mod algorithms;
+mod bootstrap;
+mod codec;
 mod cuda;
 mod error;
 mod group;
-mod launch;
-mod link;
-mod meeting;
+mod links;
+mod liveness;
 mod memory;
-mod mesh;
-mod message;
-mod mixed;
-mod plan;
-mod pulse;
-mod reduction;
-mod rendezvous;
-mod run;
-mod shm;
-pub mod store;
-mod tcp;
 #[cfg(test)]
 mod testing;
-mod tls;
 mod wait;
-mod way;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use choose::Algorithm;
+pub use algorithms::algorithm::Algorithm;
+pub use algorithms::reduction::{Element, Reduction};
+pub use bootstrap::env_join::seconds;
+pub use bootstrap::launcher_env::Launch;
+pub use bootstrap::store;
+pub use bootstrap::store::{
+    FileStore, MemoryStore, PrefixStore, RedisStore, Store, TcpStore, TcpStoreServer,
+};
 pub use cuda::Cuda;
 pub use error::{Error, ErrorKind, Result};
 pub use evenkeel_reduction_kernels::{DataType, Op};
 pub use group::{Call, Group, Window};
-pub use launch::Launch;
-pub use meeting::seconds;
-pub use reduction::{Element, Reduction};
-pub use store::{FileStore, MemoryStore, PrefixStore, RedisStore, Store, TcpStore, TcpStoreServer};
-pub use tcp::Tcp;
-pub use tls::Tls;
-pub use way::{Auto, Way};
+pub use links::tcp::Tcp;
+pub use links::tls::Tls;
+pub use links::transport_kind::{Auto, TransportKind};
 
 /// Locks a mutex whose data stays consistent even if a holder panicked.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

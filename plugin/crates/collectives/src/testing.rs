@@ -8,16 +8,21 @@ use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
-use crate::{Auto, Group, MemoryStore, Tcp, Tls, Way};
+use crate::{Auto, Group, MemoryStore, Tcp, Tls, TransportKind};
 
 /// Reached only when something is broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Every way for ranks to reach each other on this machine.
-pub(crate) fn ways() -> [Way; 4] {
+/// Every transport for ranks to reach each other on this host_id.
+pub(crate) fn transports() -> [TransportKind; 4] {
     let tcp = || Tcp::on("lo").unwrap();
     let tls = Authority::new("ranks").tls("rank");
-    [Way::SharedMemory, Way::Tcp(tcp()), Way::Tls(tls), Way::Auto(Auto::new(tcp()))]
+    [
+        TransportKind::SharedMemory,
+        TransportKind::Tcp(tcp()),
+        TransportKind::Tls(tls),
+        TransportKind::Auto(Auto::new(tcp())),
+    ]
 }
 
 /// Signs certificates, in a folder that is removed afterwards.
@@ -62,21 +67,23 @@ impl Authority {
 }
 
 /// Runs ranks as threads, until all have ended.
-pub(crate) fn ranks(size: usize, way: &Way, rank: impl Fn(&Group) + Sync) {
-    ranks_by(size, |_| way.clone(), rank);
+pub(crate) fn run_ranks(size: usize, transport: &TransportKind, rank: impl Fn(&Group) + Sync) {
+    run_ranks_with(size, |_| transport.clone(), rank);
 }
 
-/// As [`ranks`], each on its own way.
-pub(crate) fn ranks_by(
+/// As [`ranks`], each on its own transport.
+pub(crate) fn run_ranks_with(
     size: usize,
-    way: impl Fn(usize) -> Way + Sync,
+    transport: impl Fn(usize) -> TransportKind + Sync,
     rank: impl Fn(&Group) + Sync,
 ) {
     let store = MemoryStore::new();
     thread::scope(|scope| {
         for number in 0..size {
-            let (store, rank, way) = (&store, &rank, way(number));
-            scope.spawn(move || rank(&Group::join(store, number, size, &way, PATIENCE).unwrap()));
+            let (store, rank, transport) = (&store, &rank, transport(number));
+            scope.spawn(move || {
+                rank(&Group::join(store, number, size, &transport, TEST_TIMEOUT).unwrap())
+            });
         }
     });
 }
@@ -123,7 +130,7 @@ impl RedisServer {
             .spawn()
             .expect("setpriv and redis-server are needed: apt-get install util-linux redis-server");
         let mut server = Self { child, port, _folder: folder };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             let ended = server.child.try_wait().unwrap();
             assert!(ended.is_none() && Instant::now() < deadline, "redis-server: {ended:?}");

@@ -3,31 +3,33 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, Result, list, span};
-use crate::mesh::{Mesh, Trouble};
-use crate::pulse::{Answer, Failure, Findings, Operation, ask_around, tell_all};
+use crate::error::{Error, ErrorKind, Result, format_duration, list_ranks};
+use crate::links::mesh::{Mesh, PeerError};
+use crate::liveness::{
+    GroupFailure, Operation, PeerStatus, ProbeReport, probe_transitively, report_failure,
+};
 
 /// How long to stay awake. Who asks often is who moves the bytes, and what comes right after it has fallen asleep waits until the
 /// transport's thread looks after it, a millisecond later: were this shorter, ranks that wait for each other would take turns at that.
-const AWAKE: Duration = Duration::from_millis(2);
-/// The longest sleep. What others tell is seen after it.
-const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+const SPIN_TIME: Duration = Duration::from_millis(2);
+/// The longest sleep. What others tell is polled after it.
+const MAX_SLEEP: Duration = Duration::from_millis(20);
 /// While there is no link yet, nobody wakes us.
-const UNLINKED_SLEEP: Duration = Duration::from_micros(500);
+const MAX_SLEEP_CONNECTING: Duration = Duration::from_micros(500);
 /// How long others may take to hear of a failure.
-const TELLING: Duration = Duration::from_millis(500);
+const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long what a rank told before it ended may take to be heard.
-const HEARING: Duration = Duration::from_millis(200);
+const FAILURE_WAIT: Duration = Duration::from_millis(200);
 /// How a rank is lost that has left while it was needed.
 const LEFT: &str = "it has left the group";
 
 /// What a look at an operation finds.
-pub(crate) enum Look<T> {
+pub(crate) enum Poll<T> {
     /// It is done, with this result.
     Done(T),
     /// Something has moved.
-    Moved,
-    Nothing,
+    Progress,
+    Idle,
 }
 
 /// One operation's wait.
@@ -41,9 +43,9 @@ pub(crate) struct Wait<'a> {
     since: Option<Instant>,
     /// What was carried when that was last looked at, and since when it is that much.
     carried: Option<(u64, Instant)>,
-    /// How often others have been asked.
-    asked: u32,
-    findings: Findings,
+    /// How often others have been probes.
+    probes: u32,
+    report: ProbeReport,
 }
 
 impl<'a> Wait<'a> {
@@ -55,44 +57,44 @@ impl<'a> Wait<'a> {
         tag: u32,
         timeout: Duration,
     ) -> Result<Self> {
-        if let Some(failure) = mesh.pulse().failure() {
+        if let Some(failure) = mesh.liveness().failure() {
             return Err(failure.error());
         }
-        let operation = mesh.pulse().operation();
-        let findings = Findings::default();
-        let (since, carried, asked) = (None, None, 0);
-        Ok(Self { mesh, operation, what, tag, timeout, since, carried, asked, findings })
+        let operation = mesh.liveness().operation();
+        let report = ProbeReport::default();
+        let (since, carried, probes) = (None, None, 0);
+        Ok(Self { mesh, operation, what, tag, timeout, since, carried, probes, report })
     }
 
     /// Looks until it is done. `waits` says which ranks it waits for, and how many bytes their links have carried: a message that takes
     /// longer than the timeout moves as well.
     ///
     /// # Errors
-    /// When a look finds trouble, the group has failed, a rank that is waited for is lost, or nothing has moved for the whole
+    /// When a look finds error, the group has failed, a rank that is waited for is lost, or nothing has moved for the whole
     /// timeout.
     pub(crate) fn until<S, T>(
         &mut self,
         state: &mut S,
         waits: impl Fn(&S) -> (Vec<usize>, u64),
-        mut look: impl FnMut(&mut S) -> std::result::Result<Look<T>, Trouble>,
+        mut poll: impl FnMut(&mut S) -> std::result::Result<Poll<T>, PeerError>,
     ) -> Result<T> {
         loop {
-            let mut seen = look(state);
-            if matches!(seen, Ok(Look::Nothing)) {
+            let mut polled = poll(state);
+            if matches!(polled, Ok(Poll::Idle)) {
                 let waited = self.idle(state, &waits, &mut |state| {
-                    seen = look(state);
-                    !matches!(seen, Ok(Look::Nothing))
+                    polled = poll(state);
+                    !matches!(polled, Ok(Poll::Idle))
                 });
-                if matches!(seen, Ok(Look::Nothing)) {
+                if matches!(polled, Ok(Poll::Idle)) {
                     waited?;
                     continue;
                 }
             }
-            match seen {
-                Err(trouble) => return Err(self.trouble(trouble)),
-                Ok(Look::Done(done)) => return Ok(done),
+            match polled {
+                Err(error) => return Err(self.error(error)),
+                Ok(Poll::Done(done)) => return Ok(done),
                 Ok(_) => {
-                    (self.since, self.carried, self.asked) = (None, None, 0);
+                    (self.since, self.carried, self.probes) = (None, None, 0);
                 }
             }
         }
@@ -103,11 +105,11 @@ impl<'a> Wait<'a> {
         &mut self,
         state: &mut S,
         waits: impl Fn(&S) -> (Vec<usize>, u64),
-        look: &mut dyn FnMut(&mut S) -> bool,
+        poll: &mut dyn FnMut(&mut S) -> bool,
     ) -> Result<()> {
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        if now - since < AWAKE {
+        if now - since < SPIN_TIME {
             thread::yield_now();
             return Ok(());
         }
@@ -115,121 +117,130 @@ impl<'a> Wait<'a> {
         let still = match self.carried {
             Some((before, still)) if before == carried => still,
             Some(_) => {
-                self.asked = 0;
+                self.probes = 0;
                 now
             }
             None => since,
         };
         self.carried = Some((carried, still));
         let idle = now - still;
-        if let Some(failure) = self.mesh.pulse().failure() {
+        if let Some(failure) = self.mesh.liveness().failure() {
             return Err(failure.error());
         }
         // Early, so that whoever asks on knows; and again when there is just time to tell the others.
-        let ask_at = [self.timeout * 2 / 5, self.timeout * 7 / 10];
-        if self.asked < 2 && idle >= ask_at[self.asked as usize] {
-            self.asked += 1;
-            self.ask(ranks.clone())?;
+        let probe_at = [self.timeout * 2 / 5, self.timeout * 7 / 10];
+        if self.probes < 2 && idle >= probe_at[self.probes as usize] {
+            self.probes += 1;
+            self.probe(ranks.clone())?;
         }
         if idle >= self.timeout {
             return Err(self.timed_out(&ranks));
         }
-        let mut sleep = LONGEST_SLEEP.min(self.timeout / 10);
-        if ranks.iter().any(|rank| self.mesh.is_unlinked(*rank)) {
-            sleep = sleep.min(UNLINKED_SLEEP);
+        let mut sleep = MAX_SLEEP.min(self.timeout / 10);
+        if ranks.iter().any(|rank| self.mesh.is_connecting(*rank)) {
+            sleep = sleep.min(MAX_SLEEP_CONNECTING);
         }
         self.operation.waits_for(ranks);
-        self.mesh.sleep(sleep, &mut || look(state));
+        self.mesh.sleep(sleep, &mut || poll(state));
         Ok(())
     }
 
-    fn ask(&mut self, ranks: Vec<usize>) -> Result<()> {
+    fn probe(&mut self, ranks: Vec<usize>) -> Result<()> {
         let Self { mesh, .. } = self;
         self.operation.waits_for(ranks.clone());
         let time = (self.timeout / 5).min(Duration::from_secs(5));
-        self.findings = ask_around(mesh.contacts(), mesh.own(), ranks, time);
-        if let Some(failure) = self.findings.told.take() {
-            return Err(mesh.pulse().fail(failure).error());
+        self.report = probe_transitively(mesh.probe_addresses(), mesh.own_rank(), ranks, time);
+        if let Some(failure) = self.report.failure.take() {
+            return Err(mesh.liveness().fail(failure).error());
         }
         // What a rank sent before it left has time until the second look.
-        if self.asked > 1 {
-            let left = std::mem::take(&mut self.findings.left);
-            self.findings.lost.extend(left.into_iter().map(|rank| (rank, LEFT)));
+        if self.probes > 1 {
+            let left = std::mem::take(&mut self.report.left);
+            self.report.lost.extend(left.into_iter().map(|rank| (rank, LEFT)));
         }
         // Somebody else may have been quicker.
-        if let Some(failure) = mesh.pulse().failure() {
+        if let Some(failure) = mesh.liveness().failure() {
             return Err(failure.error());
         }
-        if self.findings.lost.is_empty() { Ok(()) } else { Err(self.lost()) }
+        if self.report.lost.is_empty() { Ok(()) } else { Err(self.lost()) }
     }
 
     /// What ends the group here ends it everywhere.
-    fn ends(&self, failure: Failure) -> Error {
+    fn end_group(&self, failure: GroupFailure) -> Error {
         let Self { mesh, .. } = self;
-        let failure = mesh.pulse().fail(failure);
-        tell_all(mesh.contacts(), mesh.own(), &failure, TELLING.min(self.timeout / 5));
+        let failure = mesh.liveness().fail(failure);
+        report_failure(
+            mesh.probe_addresses(),
+            mesh.own_rank(),
+            &failure,
+            FAILURE_REPORT_TIMEOUT.min(self.timeout / 5),
+        );
         failure.error()
     }
 
     fn lost(&self) -> Error {
         let each: Vec<_> = self
-            .findings
+            .report
             .lost
             .iter()
             .map(|(rank, how)| format!("{} is lost: {how}", self.mesh.describe(*rank)))
             .collect();
-        let ranks = self.findings.lost.iter().map(|(rank, _)| *rank).collect();
+        let ranks = self.report.lost.iter().map(|(rank, _)| *rank).collect();
         let text = format!("{}: {}", self.what, each.join("; "));
-        self.ends(Failure { kind: ErrorKind::Lost, ranks, text })
+        self.end_group(GroupFailure { kind: ErrorKind::Lost, ranks, text })
     }
 
     /// A link broke: finds out whose fault it is.
-    pub(crate) fn trouble(&mut self, trouble: Trouble) -> Error {
+    pub(crate) fn error(&mut self, error: PeerError) -> Error {
         let Self { mesh, what, tag, .. } = self;
-        let Trouble { rank, what: why, mismatch } = trouble;
+        let PeerError { rank, what: why, mismatch } = error;
         let whose = mesh.describe(rank);
-        if let Some(failure) = mesh.pulse().failure() {
+        if let Some(failure) = mesh.liveness().failure() {
             return failure.error();
         }
         if mismatch {
             let text = format!("{what} (tag {tag}) with {whose}: {why}");
-            return self.ends(Failure { kind: ErrorKind::Mismatch, ranks: vec![rank], text });
+            return self.end_group(GroupFailure {
+                kind: ErrorKind::Mismatch,
+                ranks: vec![rank],
+                text,
+            });
         }
         let time = (self.timeout / 5).min(Duration::from_secs(2));
-        match mesh.contacts()[rank].ask(time) {
-            Answer::Failed(failure) => mesh.pulse().fail(failure).error(),
-            Answer::Alive { .. } => {
+        match mesh.probe_addresses()[rank].probe(time) {
+            PeerStatus::Failed(failure) => mesh.liveness().fail(failure).error(),
+            PeerStatus::Alive { .. } => {
                 let text = format!("{what}: the connection with {whose} broke: {why}");
-                self.ends(Failure { kind: ErrorKind::Lost, ranks: vec![rank], text })
+                self.end_group(GroupFailure { kind: ErrorKind::Lost, ranks: vec![rank], text })
             }
-            answer @ (Answer::Lost(_) | Answer::Left) => {
-                let how = if let Answer::Lost(how) = answer { how } else { LEFT };
+            answer @ (PeerStatus::Lost(_) | PeerStatus::Left) => {
+                let how = if let PeerStatus::Lost(how) = answer { how } else { LEFT };
                 // It may have ended because of somebody else, and said so: that comes through the thread that answers.
-                let heard_by = Instant::now() + HEARING.min(self.timeout / 5);
-                while Instant::now() < heard_by {
-                    if let Some(failure) = mesh.pulse().failure() {
+                let deadline = Instant::now() + FAILURE_WAIT.min(self.timeout / 5);
+                while Instant::now() < deadline {
+                    if let Some(failure) = mesh.liveness().failure() {
                         return failure.error();
                     }
                     thread::sleep(Duration::from_millis(5));
                 }
-                self.findings.lost = vec![(rank, how)];
+                self.report.lost = vec![(rank, how)];
                 self.lost()
             }
         }
     }
 
     fn timed_out(&self, ranks: &[usize]) -> Error {
-        let Self { mesh, what, tag, timeout, findings, .. } = self;
-        let (to_blame, why) = if findings.idle.is_empty() {
+        let Self { mesh, what, tag, timeout, report, .. } = self;
+        let (ranks_to_name, why) = if report.idle.is_empty() {
             (ranks.to_vec(), String::new())
         } else {
-            let which = list(&findings.idle);
+            let which = list_ranks(&report.idle);
             let why = format!("; {which} in no operation of this group: has it been called there?");
             (
-                findings.idle.clone(),
+                report.idle.clone(),
                 why.replacen(
                     " in no",
-                    if findings.idle.len() == 1 { " is in no" } else { " are in no" },
+                    if report.idle.len() == 1 { " is in no" } else { " are in no" },
                     1,
                 ),
             )
@@ -237,9 +248,9 @@ impl<'a> Wait<'a> {
         let waited: Vec<_> = ranks.iter().map(|rank| mesh.describe(*rank)).collect();
         let text = format!(
             "{what} (tag {tag}): nothing moved for {}, waiting for {}{why}",
-            span(*timeout),
+            format_duration(*timeout),
             waited.join(", ")
         );
-        Error::new(ErrorKind::Timeout, text).of(to_blame)
+        Error::new(ErrorKind::Timeout, text).with_ranks(ranks_to_name)
     }
 }

@@ -4,21 +4,21 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use evenkeel_collectives::{Call, Group, MemoryStore, Op, Tcp, Way};
+use evenkeel_collectives::{Call, Group, MemoryStore, Op, Tcp, TransportKind};
 
 const RANKS: usize = 64;
 
 #[test]
 fn sixty_four_ranks_share_one_thread_for_each_core_at_most() {
     let store = MemoryStore::new();
-    let way = Way::Tcp(Tcp::on("lo").unwrap());
+    let transport = TransportKind::Tcp(Tcp::on("lo").unwrap());
     let counted = Barrier::new(RANKS);
     thread::scope(|scope| {
         for rank in 0..RANKS {
-            let (store, way, counted) = (&store, &way, &counted);
+            let (store, transport, counted) = (&store, &transport, &counted);
             scope.spawn(move || {
                 let patience = Duration::from_secs(60);
-                let group = Group::join(store, rank, RANKS, way, patience).unwrap();
+                let group = Group::join(store, rank, RANKS, transport, patience).unwrap();
                 let mut data = [rank as f32];
                 group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
                 assert_eq!(data[0], (RANKS * (RANKS - 1) / 2) as f32);

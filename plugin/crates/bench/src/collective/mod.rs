@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::{ArgAction, Args, ValueEnum};
 use evenkeel_collectives::{
     Auto, Call, Group, Launch, MemoryStore, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer,
-    Tls, Way, store,
+    Tls, TransportKind, store,
 };
 use half::f16;
 use serde::Serialize;
@@ -221,9 +221,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         Some(ranks) if options.in_process => options.run_threads(ranks)?,
         Some(ranks) => return spawn(ranks),
         None => {
-            let way = options.way()?;
-            let (group, _server) = options.join(&way)?;
-            options.sweep(&way, &group)?
+            let transport = options.transport_kind()?;
+            let (group, _server) = options.join(&transport)?;
+            options.sweep(&transport, &group)?
         }
     };
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -233,10 +233,10 @@ impl Options {
     /// All ranks as threads of this process. Whether all results were right.
     fn run_threads(&self, ranks: usize) -> Result<bool> {
         check(ranks)?;
-        let (way, store) = (self.way()?, MemoryStore::new());
+        let (transport, store) = (self.transport_kind()?, MemoryStore::new());
         let rank = |rank| {
-            let group = Group::join(&store, rank, ranks, &way, self.timeout());
-            self.sweep(&way, &group.map_err(|error| error.to_string())?)
+            let group = Group::join(&store, rank, ranks, &transport, self.timeout());
+            self.sweep(&transport, &group.map_err(|error| error.to_string())?)
         };
         let ended: Vec<Result<bool>> = thread::scope(|scope| {
             let all: Vec<_> = (0..ranks).map(|number| scope.spawn(move || rank(number))).collect();
@@ -246,8 +246,8 @@ impl Options {
     }
 
     /// Measures on one rank. Whether all results were right.
-    fn sweep(&self, way: &Way, group: &Group) -> Result<bool> {
-        let mut printer = Printer::start(self, way, group)?;
+    fn sweep(&self, transport: &TransportKind, group: &Group) -> Result<bool> {
+        let mut printer = Printer::start(self, transport, group)?;
         for elements in element_counts(&self.elements) {
             let (samples, errors) = if self.halfprecision {
                 self.measure::<f16>(group, elements)?
@@ -266,7 +266,7 @@ impl Options {
         Duration::from_secs(self.timeout)
     }
 
-    fn way(&self) -> Result<Way> {
+    fn transport_kind(&self) -> Result<TransportKind> {
         let text = |error: evenkeel_collectives::Error| error.to_string();
         let here = self.spawned_by.is_some() || self.in_process;
         let tcp = match &self.tcp_device {
@@ -279,9 +279,9 @@ impl Options {
             None => Tcp::from_env(),
         };
         match self.transport {
-            Transport::Tcp | Transport::Rdma => tcp.map(Way::Tcp).map_err(text),
-            Transport::Auto => tcp.map(|tcp| Way::Auto(Auto::new(tcp))).map_err(text),
-            Transport::Shm => Ok(Way::SharedMemory),
+            Transport::Tcp | Transport::Rdma => tcp.map(TransportKind::Tcp).map_err(text),
+            Transport::Auto => tcp.map(|tcp| TransportKind::Auto(Auto::new(tcp))).map_err(text),
+            Transport::Shm => Ok(TransportKind::SharedMemory),
             Transport::Tls => {
                 let authority = self.ca_file.as_ref().or(self.ca_path.as_ref());
                 let (Some(certificate), Some(key), Some(authority)) =
@@ -291,14 +291,14 @@ impl Options {
                         .to_owned());
                 };
                 tcp.and_then(|tcp| Tls::new(tcp, certificate, key, authority))
-                    .map(Way::Tls)
+                    .map(TransportKind::Tls)
                     .map_err(text)
             }
         }
     }
 
     /// Joins the other ranks; also gives the store's server where this rank has it.
-    fn join(&self, way: &Way) -> Result<(Group, Option<TcpStoreServer>)> {
+    fn join(&self, transport: &TransportKind) -> Result<(Group, Option<TcpStoreServer>)> {
         let named = match (&self.redis_host, &self.shared_path, &self.store) {
             (Some(host), ..) => Some(format!("redis://{host}:{}", self.redis_port)),
             (_, Some(folder), _) => Some(format!("file:{folder}")),
@@ -332,7 +332,7 @@ impl Options {
             }
         };
         let store = PrefixStore::new(store, &self.prefix);
-        let group = Group::join(&store, rank, size, way, self.timeout()).map_err(text)?;
+        let group = Group::join(&store, rank, size, transport, self.timeout()).map_err(text)?;
         Ok((group, server))
     }
 
@@ -500,13 +500,15 @@ struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    fn start(options: &'a Options, way: &'a Way, group: &Group) -> Result<Self> {
-        let (transport, device) = match way {
-            Way::Tcp(tcp) if options.transport == Transport::Rdma => ("rdma", tcp.device()),
-            Way::Tcp(tcp) => ("tcp", tcp.device()),
-            Way::Tls(tls) => ("tls", tls.device()),
-            Way::SharedMemory => ("shm", ""),
-            Way::Auto(auto) => ("auto", auto.device()),
+    fn start(options: &'a Options, transport: &'a TransportKind, group: &Group) -> Result<Self> {
+        let (transport, device) = match transport {
+            TransportKind::Tcp(tcp) if options.transport == Transport::Rdma => {
+                ("rdma", tcp.device())
+            }
+            TransportKind::Tcp(tcp) => ("tcp", tcp.device()),
+            TransportKind::Tls(tls) => ("tls", tls.device()),
+            TransportKind::SharedMemory => ("shm", ""),
+            TransportKind::Auto(auto) => ("auto", auto.device()),
         };
         let report = Report {
             benchmark: options.benchmark.name(),

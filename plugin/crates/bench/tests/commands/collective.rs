@@ -145,7 +145,7 @@ fn what_makes_no_sense_is_one_line() {
 fn a_rank_that_is_killed_or_stopped_is_named_by_every_other() {
     for transport in ["tcp", "shm"] {
         for (signal, says) in
-            [("KILL", "its process has ended"), ("STOP", "its process stands still")]
+            [("KILL", "its process has exited"), ("STOP", "its process does not respond")]
         {
             let arguments = [
                 "collective",

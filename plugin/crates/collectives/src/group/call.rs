@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::choose::Algorithm;
+use crate::algorithms::algorithm::Algorithm;
 
 /// How an operation is to be done. All ranks must say the same, but for the timeout.
 #[derive(Clone, Debug, Default)]

@@ -1,8 +1,9 @@
 //! A group of ranks: who is in it, and how it ends.
 
 mod call;
-mod messages;
 mod operations;
+mod point_to_point;
+pub(crate) mod receive;
 mod window;
 
 use std::collections::HashMap;
@@ -10,14 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::bytes;
+use crate::bootstrap::rendezvous::bootstrap_mesh;
+use crate::bootstrap::store::Store;
+use crate::codec::{self, digest};
 use crate::error::{Error, ErrorKind, Result};
+use crate::links::mesh::Mesh;
+use crate::links::transport_kind::TransportKind;
+use crate::liveness::{GroupFailure, report_failure};
 use crate::lock;
-use crate::mesh::Mesh;
-use crate::pulse::{Failure, tell_all};
-use crate::rendezvous::meet;
-use crate::store::Store;
-use crate::way::{Way, digest};
 
 pub use call::Call;
 pub use window::Window;
@@ -55,15 +56,15 @@ impl Group {
         store: &dyn Store,
         rank: usize,
         size: usize,
-        way: &Way,
+        transport: &TransportKind,
         timeout: Duration,
     ) -> Result<Self> {
         let begun = Instant::now();
-        let mesh = meet(store, rank, size, way, timeout)?;
+        let mesh = bootstrap_mesh(store, rank, size, transport, timeout)?;
         let mut identity = vec![];
-        mesh.contacts()
+        mesh.probe_addresses()
             .iter()
-            .for_each(|contact| bytes::put(&mut identity, &contact.id.to_le_bytes()));
+            .for_each(|probe_address| codec::put(&mut identity, &probe_address.id.to_le_bytes()));
         let members: Vec<usize> = (0..size).collect();
         let group = Self {
             hosts: mesh.hosts(&members),
@@ -111,15 +112,20 @@ impl Group {
 
     /// The error that ended the group, if it has ended: nothing more can be done with it.
     pub fn failure(&self) -> Option<Error> {
-        self.mesh.pulse().failure().map(|failure| self.renumbered(failure.error()))
+        self.mesh.liveness().failure().map(|failure| self.renumbered(failure.error()))
     }
 
     /// Ends the group for all ranks: their operations fail with this reason.
     pub fn abort(&self, reason: &str) {
-        let text = format!("{} aborted: {reason}", self.mesh.describe(self.mesh.own()));
-        let failure = Failure { kind: ErrorKind::Aborted, ranks: vec![], text };
-        let failure = self.mesh.pulse().fail(failure);
-        tell_all(self.mesh.contacts(), self.mesh.own(), &failure, TIMEOUT.min(self.timeout));
+        let text = format!("{} aborted: {reason}", self.mesh.describe(self.mesh.own_rank()));
+        let failure = GroupFailure { kind: ErrorKind::Aborted, ranks: vec![], text };
+        let failure = self.mesh.liveness().fail(failure);
+        report_failure(
+            self.mesh.probe_addresses(),
+            self.mesh.own_rank(),
+            &failure,
+            TIMEOUT.min(self.timeout),
+        );
     }
 
     /// A group of some of the ranks, which are numbered in the order given; `None` on the others. It costs no message, and uses
@@ -151,7 +157,7 @@ impl Group {
         };
         let mut identity = self.id.to_le_bytes().to_vec();
         identity.extend_from_slice(&made.to_le_bytes());
-        bytes::put_list(&mut identity, members.iter());
+        codec::put_list(&mut identity, members.iter());
         Ok(Some(Self {
             mesh: Arc::clone(&self.mesh),
             hosts: self.mesh.hosts(&members),
@@ -200,12 +206,13 @@ impl Drop for Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{ranks, ways};
-    use crate::{Op, choose};
+    use crate::Op;
+    use crate::algorithms::cost_model;
+    use crate::testing::{run_ranks, transports};
 
     #[test]
     fn groups_within_groups_have_numbers_of_their_own() {
-        ranks(5, &Way::SharedMemory, |group| {
+        run_ranks(5, &TransportKind::SharedMemory, |group| {
             let call = Call::default();
             let half = group.split(Some(group.rank() as u32 % 2), &call).unwrap().unwrap();
             assert_eq!(half.rank(), group.rank() / 2);
@@ -226,16 +233,16 @@ mod tests {
 
     #[test]
     fn groups_that_were_made_and_dropped_leave_nothing_behind() {
-        ranks(2, &Way::SharedMemory, |group| {
+        run_ranks(2, &TransportKind::SharedMemory, |group| {
             let call = Call::default();
             group.barrier(&call).unwrap();
-            let before = group.mesh.floors();
+            let before = group.mesh.oldest_sequences();
             for _ in 0..5 {
                 let again = group.sub_group(&[1, 0]).unwrap().unwrap();
                 again.barrier(&call).unwrap();
-                assert_eq!(group.mesh.floors(), before + 1);
+                assert_eq!(group.mesh.oldest_sequences(), before + 1);
             }
-            assert_eq!(group.mesh.floors(), before);
+            assert_eq!(group.mesh.oldest_sequences(), before);
         });
     }
 
@@ -243,7 +250,7 @@ mod tests {
     #[test]
     fn after_a_timeout_the_group_says_that_it_can_be_used_on() {
         let late = std::sync::Barrier::new(3);
-        ranks(3, &Way::SharedMemory, |group| {
+        run_ranks(3, &TransportKind::SharedMemory, |group| {
             let call = Call::default().timeout(Duration::from_millis(300));
             if group.rank() == 2 {
                 late.wait();
@@ -272,8 +279,8 @@ mod tests {
 
     #[test]
     fn who_aborts_ends_it_for_all() {
-        for way in ways() {
-            ranks(3, &way, |group| {
+        for transport in transports() {
+            run_ranks(3, &transport, |group| {
                 // All have joined when these have come.
                 if group.rank() == 1 {
                     for other in [0, 2] {
@@ -296,9 +303,9 @@ mod tests {
 
     #[test]
     fn a_rank_that_leaves_is_named() {
-        for way in ways() {
+        for transport in transports() {
             let errors = Mutex::new(vec![]);
-            ranks(3, &way, |group| {
+            run_ranks(3, &transport, |group| {
                 if group.rank() != 2 {
                     let call = Call::default().timeout(Duration::from_secs(5));
                     let error = group.allreduce_of(&mut [0i64; 4], Op::Sum, &call).unwrap_err();
@@ -314,9 +321,9 @@ mod tests {
     /// Ranks end at different times: some are gone while others still look at what they got from them.
     #[test]
     fn who_leaves_after_the_last_operation_fails_nobody() {
-        for way in ways() {
+        for transport in transports() {
             for round in 0..40 {
-                ranks(3 + round % 3, &way, |group| {
+                run_ranks(3 + round % 3, &transport, |group| {
                     let bytes = group.size() * ((512 << 10) + 1);
                     let call = Call::default();
                     if round % 4 == 0 {
@@ -331,8 +338,11 @@ mod tests {
 
     #[test]
     fn many_ranks_share_a_process_and_its_memory() {
-        ranks(32, &Way::SharedMemory, |group| {
-            assert_eq!(choose::allreduce(32, 8, 1), crate::Algorithm::RecursiveDoubling);
+        run_ranks(32, &TransportKind::SharedMemory, |group| {
+            assert_eq!(
+                cost_model::default_allreduce(32, 8, 1),
+                crate::Algorithm::RecursiveDoubling
+            );
             let mut data = [group.rank() as i64];
             group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
             assert_eq!(data[0], 31 * 16);

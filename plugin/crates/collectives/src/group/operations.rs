@@ -4,24 +4,25 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::Op;
-use crate::choose::{self, Algorithm};
+use crate::algorithms::algorithm::Algorithm;
+use crate::algorithms::cost_model;
+use crate::algorithms::executor::{Combine, Job, execute};
+use crate::algorithms::plan::{self, Plan, Position, consecutive};
+use crate::algorithms::reduction::{Element, Reduction};
 use crate::error::{Error, Result};
-use crate::link::{Key, Kind};
+use crate::links::link::{Key, Kind};
+use crate::links::mesh::MAX_BYTES;
 use crate::lock;
-use crate::mesh::MAX_BYTES;
-use crate::plan::{self, Place, Plan, consecutive};
-use crate::reduction::{Element, Reduction};
-use crate::run::{Combine, Job, run};
 
 use super::{Call, Group};
 
 /// Bytes that go on while the next are coming.
-const PIECE: usize = 512 << 10;
+const MAX_PIECE: usize = 512 << 10;
 /// The same by TCP within a host, where all ranks are as far as the processors let them: what matters is how often they wait for
 /// each other.
-const PIECE_WITHIN: usize = 1 << 20;
+const MAX_PIECE_ON_HOST: usize = 1 << 20;
 /// The longest piece of an algorithm that does not cut: what a message can carry.
-const WHOLE: usize = MAX_BYTES;
+const UNCUT_PIECE: usize = MAX_BYTES;
 
 impl Group {
     /// Combines what all ranks have: afterwards all have the same.
@@ -34,21 +35,25 @@ impl Group {
         let hosts = self.hosts();
         let algorithm = call
             .algorithm
-            .unwrap_or_else(|| choose::allreduce(self.size(), data.len(), hosts.len()));
-        let piece = if algorithm == Algorithm::Ring { WHOLE } else { self.piece() };
+            .unwrap_or_else(|| cost_model::default_allreduce(self.size(), data.len(), hosts.len()));
+        let piece = if algorithm == Algorithm::Ring { UNCUT_PIECE } else { self.max_piece() };
         let plan = match algorithm {
             Algorithm::Hierarchical => {
-                plan::allreduce_hierarchical(self.place(), count, hosts, |place, part| {
+                plan::allreduce_hierarchical(self.position(), count, hosts, |place, part| {
                     let bytes = part * reduction.element();
-                    flat(choose::allreduce(place.size, bytes, place.size), place, part)
+                    flat_plan(
+                        cost_model::default_allreduce(place.size, bytes, place.size),
+                        place,
+                        part,
+                    )
                 })
             }
             Algorithm::Bcube { base } if base < 2 => {
                 return Err(Error::argument(format!("bcube with base {base}: 2 or more")));
             }
-            algorithm => flat(algorithm, self.place(), count),
+            algorithm => flat_plan(algorithm, self.position(), count),
         };
-        self.reducing("allreduce", &plan, piece, data, reduction, call)
+        self.reduce_with("allreduce", &plan, piece, data, reduction, call)
     }
 
     /// [`Group::allreduce`] of numbers.
@@ -72,12 +77,12 @@ impl Group {
     ) -> Result<()> {
         let count = elements(data.len(), reduction)?;
         self.check_root(root)?;
-        let chain = choose::prefers_chain(self.size(), data.len(), self.piece());
+        let chain = cost_model::prefers_chain(self.size(), data.len(), self.max_piece());
         let plan = if chain { plan::reduce_chain } else { plan::reduce_tree };
-        self.reducing(
+        self.reduce_with(
             "reduce",
-            &plan(self.place(), count, root),
-            self.piece(),
+            &plan(self.position(), count, root),
+            self.max_piece(),
             data,
             reduction,
             call,
@@ -98,10 +103,10 @@ impl Group {
     ) -> Result<Range<usize>> {
         let count = elements(data.len(), reduction)?;
         let parts = self.parts(counts, count, "elements in the buffer")?;
-        let direct = choose::prefers_direct(self.size(), data.len());
+        let direct = cost_model::prefers_direct(self.size(), data.len());
         let plan = if direct { plan::reduce_scatter_direct } else { plan::reduce_scatter_ring };
-        let plan = plan(self.place(), &parts);
-        self.reducing("reduce_scatter", &plan, self.piece(), data, reduction, call)?;
+        let plan = plan(self.position(), &parts);
+        self.reduce_with("reduce_scatter", &plan, self.max_piece(), data, reduction, call)?;
         let own = &parts[self.rank];
         Ok(own.start * reduction.element()..own.end * reduction.element())
     }
@@ -111,7 +116,7 @@ impl Group {
     /// # Errors
     /// As [`Group::allreduce`].
     pub fn allgather(&self, data: &mut [u8], call: &Call) -> Result<()> {
-        let lengths = self.equal(data.len())?;
+        let lengths = self.equal_lengths(data.len())?;
         self.allgatherv(data, &lengths, call)
     }
 
@@ -121,12 +126,12 @@ impl Group {
     /// As [`Group::allreduce`].
     pub fn allgatherv(&self, data: &mut [u8], lengths: &[usize], call: &Call) -> Result<()> {
         let parts = self.parts(lengths, data.len(), "bytes in the buffer")?;
-        let plan = match choose::prefers_direct(self.size(), data.len()) {
+        let plan = match cost_model::prefers_direct(self.size(), data.len()) {
             true if self.size().is_power_of_two() => plan::allgather_recursive_doubling,
             true => plan::allgather_direct,
             false => plan::allgather_ring,
         };
-        self.moving("allgather", &plan(self.place(), &parts), &[], data, call)
+        self.transfer("allgather", &plan(self.position(), &parts), &[], data, call)
     }
 
     /// The root's bytes go to all.
@@ -135,9 +140,9 @@ impl Group {
     /// As [`Group::allreduce`].
     pub fn broadcast(&self, data: &mut [u8], root: usize, call: &Call) -> Result<()> {
         self.check_root(root)?;
-        let chain = choose::prefers_chain(self.size(), data.len(), self.piece());
+        let chain = cost_model::prefers_chain(self.size(), data.len(), self.max_piece());
         let plan = if chain { plan::broadcast_chain } else { plan::broadcast_tree };
-        self.moving("broadcast", &plan(self.place(), data.len(), root), &[], data, call)
+        self.transfer("broadcast", &plan(self.position(), data.len(), root), &[], data, call)
     }
 
     /// Every rank's bytes go to the root, one rank's after the other's; all are of the same length. `output` is the root's.
@@ -160,15 +165,15 @@ impl Group {
         root: usize,
         call: &Call,
     ) -> Result<()> {
-        let (parts, own, all) = self.shares(lengths, root)?;
-        exactly(input.len(), own.len(), "input")?;
-        let plan = plan::gather(self.place(), &parts, root);
+        let (parts, own, all) = self.rooted_parts(lengths, root)?;
+        check_length(input.len(), own.len(), "input")?;
+        let plan = plan::gather(self.position(), &parts, root);
         if self.rank != root {
-            return self.moving("gather", &plan, input, &mut [], call);
+            return self.transfer("gather", &plan, input, &mut [], call);
         }
-        exactly(output.len(), all, "output")?;
+        check_length(output.len(), all, "output")?;
         output[own].copy_from_slice(input);
-        self.moving("gather", &plan, &[], output, call)
+        self.transfer("gather", &plan, &[], output, call)
     }
 
     /// The root's bytes go to the ranks, a part for each, of the same length. `input` is the root's.
@@ -191,15 +196,15 @@ impl Group {
         root: usize,
         call: &Call,
     ) -> Result<()> {
-        let (parts, own, all) = self.shares(lengths, root)?;
-        exactly(output.len(), own.len(), "output")?;
-        let plan = plan::scatter(self.place(), &parts, root);
+        let (parts, own, all) = self.rooted_parts(lengths, root)?;
+        check_length(output.len(), own.len(), "output")?;
+        let plan = plan::scatter(self.position(), &parts, root);
         if self.rank != root {
-            return self.moving("scatter", &plan, &[], output, call);
+            return self.transfer("scatter", &plan, &[], output, call);
         }
-        exactly(input.len(), all, "input")?;
+        check_length(input.len(), all, "input")?;
         output.copy_from_slice(&input[own]);
-        self.moving("scatter", &plan, input, &mut [], call)
+        self.transfer("scatter", &plan, input, &mut [], call)
     }
 
     /// Part i of the input goes to rank i; part i of the output comes from rank i. All parts are of the same length.
@@ -207,8 +212,8 @@ impl Group {
     /// # Errors
     /// As [`Group::allreduce`].
     pub fn alltoall(&self, input: &[u8], output: &mut [u8], call: &Call) -> Result<()> {
-        exactly(output.len(), input.len(), "output")?;
-        let lengths = self.equal(input.len())?;
+        check_length(output.len(), input.len(), "output")?;
+        let lengths = self.equal_lengths(input.len())?;
         self.alltoallv(input, &lengths, output, &lengths, call)
     }
 
@@ -227,10 +232,10 @@ impl Group {
         let from = self.parts(sent, input.len(), "bytes in the input")?;
         let into = self.parts(received, output.len(), "bytes in the output")?;
         let (own, place) = (&from[self.rank], &into[self.rank]);
-        exactly(place.len(), own.len(), "own part of the output")?;
+        check_length(place.len(), own.len(), "own part of the output")?;
         output[place.clone()].copy_from_slice(&input[own.clone()]);
-        let plan = plan::alltoall(self.place(), &from, &into);
-        self.moving("alltoall", &plan, input, output, call)
+        let plan = plan::alltoall(self.position(), &from, &into);
+        self.transfer("alltoall", &plan, input, output, call)
     }
 
     /// Returns when all ranks have called it.
@@ -238,11 +243,11 @@ impl Group {
     /// # Errors
     /// As [`Group::allreduce`].
     pub fn barrier(&self, call: &Call) -> Result<()> {
-        self.moving("barrier", &plan::barrier(self.place()), &[], &mut [0], call)
+        self.transfer("barrier", &plan::barrier(self.position()), &[], &mut [0], call)
     }
 
-    fn place(&self) -> Place {
-        Place { rank: self.rank, size: self.size() }
+    fn position(&self) -> Position {
+        Position { rank: self.rank, size: self.size() }
     }
 
     fn check_root(&self, root: usize) -> Result<()> {
@@ -250,7 +255,7 @@ impl Group {
     }
 
     /// Parts of these lengths to or from a root, the own one, and the bytes of all.
-    fn shares(
+    fn rooted_parts(
         &self,
         lengths: &[usize],
         root: usize,
@@ -264,7 +269,7 @@ impl Group {
     }
 
     /// Lengths of equal parts.
-    fn equal(&self, bytes: usize) -> Result<Vec<usize>> {
+    fn equal_lengths(&self, bytes: usize) -> Result<Vec<usize>> {
         if !bytes.is_multiple_of(self.size()) {
             return Err(Error::argument(format!(
                 "{bytes} bytes are not divisible by {} ranks",
@@ -286,7 +291,7 @@ impl Group {
         Ok(consecutive(lengths))
     }
 
-    fn reducing(
+    fn reduce_with(
         &self,
         what: &'static str,
         plan: &Plan,
@@ -300,7 +305,7 @@ impl Group {
         self.run(what, self.operation(call), plan, cut, &[], data, (&combine, call))
     }
 
-    fn moving(
+    fn transfer(
         &self,
         what: &'static str,
         plan: &Plan,
@@ -312,7 +317,7 @@ impl Group {
             what,
             self.operation(call),
             plan,
-            (1, self.piece()),
+            (1, self.max_piece()),
             input,
             work,
             (&|_, _| {}, call),
@@ -320,8 +325,12 @@ impl Group {
     }
 
     /// Most bytes of a piece: all ranks come to the same.
-    fn piece(&self) -> usize {
-        if self.mesh.is_by_tcp() && self.hosts.len() == 1 { PIECE_WITHIN } else { PIECE }
+    fn max_piece(&self) -> usize {
+        if self.mesh.is_plain_tcp() && self.hosts.len() == 1 {
+            MAX_PIECE_ON_HOST
+        } else {
+            MAX_PIECE
+        }
     }
 
     /// The next operation of the call's tag.
@@ -333,7 +342,7 @@ impl Group {
             *next = next.wrapping_add(1);
             sequence
         };
-        self.mesh.raise_floor(self.id, call.tag, sequence);
+        self.mesh.set_oldest_sequence(self.id, call.tag, sequence);
         Key { kind: Kind::Collective, group: self.id, tag: call.tag, sequence, part: 0 }
     }
 
@@ -361,7 +370,7 @@ impl Group {
             piece,
             combine,
         };
-        run(&job, plan, input, work).map_err(|error| {
+        execute(&job, plan, input, work).map_err(|error| {
             self.unfinished.store(true, Ordering::Relaxed);
             self.renumbered(error)
         })
@@ -378,7 +387,7 @@ fn elements(bytes: usize, reduction: &Reduction<'_>) -> Result<usize> {
     Ok(bytes / element)
 }
 
-fn exactly(has: usize, wanted: usize, what: &str) -> Result<()> {
+fn check_length(has: usize, wanted: usize, what: &str) -> Result<()> {
     if has == wanted {
         return Ok(());
     }
@@ -386,7 +395,7 @@ fn exactly(has: usize, wanted: usize, what: &str) -> Result<()> {
 }
 
 /// The plan of an algorithm that does not care which ranks share a host.
-fn flat(algorithm: Algorithm, at: Place, count: usize) -> Plan {
+fn flat_plan(algorithm: Algorithm, at: Position, count: usize) -> Plan {
     match algorithm {
         Algorithm::Ring | Algorithm::RingChunked => plan::allreduce_ring(at, count),
         Algorithm::HalvingDoubling => plan::allreduce_halving_doubling(at, count),
@@ -402,8 +411,8 @@ fn flat(algorithm: Algorithm, at: Place, count: usize) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{ranks, ranks_by, ways};
-    use crate::{Auto, DataType, ErrorKind, Tcp, Way};
+    use crate::testing::{run_ranks, run_ranks_with, transports};
+    use crate::{Auto, DataType, ErrorKind, Tcp, TransportKind};
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
@@ -424,9 +433,9 @@ mod tests {
     /// Over all transports, below and above the sizes at which they and the engine begin to cut.
     #[test]
     fn all_algorithms_add_up() {
-        for way in ways() {
+        for transport in transports() {
             for size in [1, 2, 3, 4, 5] {
-                ranks(size, &way, |group| {
+                run_ranks(size, &transport, |group| {
                     for algorithm in Algorithm::ALL {
                         for count in [0, 1, 3, 1000, 5000, 200_001] {
                             let mut data = contribution(group.rank(), count);
@@ -443,10 +452,10 @@ mod tests {
     /// Ranks of two hosts, which are dealt to them unevenly, reach those of their own through shared memory.
     #[test]
     fn ranks_of_several_hosts_add_up_too() {
-        let on = |host: &str| Way::Auto(Auto::new(Tcp::on("lo").unwrap()).on_host(host));
+        let on = |host: &str| TransportKind::Auto(Auto::new(Tcp::on("lo").unwrap()).on_host(host));
         for (size, hosts) in [(2, 2), (4, 2), (5, 2), (6, 3)] {
-            let way = |rank: usize| on(["a", "b", "c"][rank % hosts]);
-            ranks_by(size, way, |group| {
+            let transport = |rank: usize| on(["a", "b", "c"][rank % hosts]);
+            run_ranks_with(size, transport, |group| {
                 assert_eq!(group.hosts().len(), hosts);
                 for count in [1, 3, 5000, 200_001] {
                     let mut data = contribution(group.rank(), count);
@@ -460,9 +469,9 @@ mod tests {
 
     #[test]
     fn all_operations_move_what_they_should() {
-        for way in ways() {
+        for transport in transports() {
             for size in [1, 2, 3, 4] {
-                ranks(size, &way, |group| {
+                run_ranks(size, &transport, |group| {
                     for length in [1, 8, 40_000, 700_000] {
                         operations(group, size, length);
                     }
@@ -510,7 +519,7 @@ mod tests {
     #[test]
     fn nobody_leaves_a_barrier_before_all_have_come() {
         let come = AtomicUsize::new(0);
-        ranks(5, &Way::SharedMemory, |group| {
+        run_ranks(5, &TransportKind::SharedMemory, |group| {
             for round in 1..=20 {
                 come.fetch_add(1, Ordering::SeqCst);
                 group.barrier(&Call::default()).unwrap();
@@ -521,7 +530,7 @@ mod tests {
 
     #[test]
     fn every_type_and_operation_is_the_same_on_all_ranks() {
-        ranks(3, &Way::SharedMemory, |group| {
+        run_ranks(3, &TransportKind::SharedMemory, |group| {
             for kind in DataType::ALL {
                 for op in Op::ALL {
                     let mut data: Vec<u8> = (0..kind.bytes() * 37)
@@ -546,8 +555,8 @@ mod tests {
 
     #[test]
     fn tags_do_not_wait_for_each_other() {
-        for way in ways() {
-            ranks(2, &way, |group| {
+        for transport in transports() {
+            run_ranks(2, &transport, |group| {
                 thread::scope(|scope| {
                     // In another order on each rank, and together.
                     for at in 0..4u32 {
@@ -570,8 +579,8 @@ mod tests {
 
     #[test]
     fn different_counts_are_noticed() {
-        for way in ways() {
-            ranks(2, &way, |group| {
+        for transport in transports() {
+            run_ranks(2, &transport, |group| {
                 let mut data = vec![0i64; 3 + group.rank()];
                 let error = group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
@@ -582,7 +591,7 @@ mod tests {
 
     #[test]
     fn wrong_arguments_are_errors_and_do_no_harm() {
-        ranks(2, &Way::SharedMemory, |group| {
+        run_ranks(2, &TransportKind::SharedMemory, |group| {
             let call = Call::default();
             let wrong = [
                 group.allreduce(&mut [0; 9], &SUM(), &call),

@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::bytes::Reader;
+use crate::algorithms::executor::{Job, execute};
+use crate::algorithms::plan::{Action, Plan, Transfer};
+use crate::codec::Reader;
 use crate::error::{Error, Result};
-use crate::link::{Given, Key, Kind};
+use crate::group::receive::MessageReceive;
+use crate::links::link::{Key, Kind, Submitted};
+use crate::links::mesh::{MAX_BYTES, Mesh, PeerError, ReceiveRequest};
 use crate::lock;
 use crate::memory::{Source, Target};
-use crate::mesh::{MAX_BYTES, Mesh, Receipt, Trouble};
-use crate::message::Wanted;
-use crate::plan::{Action, Plan, Transfer};
-use crate::run::{Job, run};
 
 use super::{Call, Group};
 
@@ -26,29 +26,29 @@ const REQUEST_BYTES: usize = 1 + 8 + 8;
 const PUT: u8 = 1;
 const GET: u8 = 2;
 /// What a message is, as its tag: a request, bytes that are put, an answer.
-const ASKS: u32 = 0;
-const PUTS: u32 = 1;
-const ANSWERS: u32 = 2;
+const REQUEST_TAG: u32 = 0;
+const DATA_TAG: u32 = 1;
+const RESPONSE_TAG: u32 = 2;
 /// How long the thread stays awake after it has had something to do.
-const AWAKE: Duration = Duration::from_millis(2);
+const SPIN_TIME: Duration = Duration::from_millis(2);
 /// How long it sleeps at most.
-const SLEEP: Duration = Duration::from_millis(20);
+const MAX_SLEEP: Duration = Duration::from_millis(20);
 
 /// Memory that all ranks of a group can reach.
 ///
 /// Every rank keeps its window until no rank uses it any more: call a barrier before dropping it. A window ends with its group.
 pub struct Window {
-    shared: Arc<Shared>,
+    state: Arc<WindowState>,
     members: Vec<usize>,
     rank: usize,
     lengths: Vec<usize>,
     timeout: Duration,
     /// One request at a time to each rank.
-    asking: Vec<Mutex<()>>,
+    requests: Vec<Mutex<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct WindowState {
     mesh: Mesh,
     group: u64,
     memory: Mutex<Vec<u8>>,
@@ -63,8 +63,8 @@ impl Group {
     /// # Errors
     /// As any operation.
     pub fn window(&self, bytes: usize, call: &Call) -> Result<Window> {
-        let transport = self.mesh.open()?;
-        let address = transport.address();
+        let endpoint = self.mesh.open()?;
+        let address = endpoint.address();
         let own = [bytes as u64, address.len() as u64].map(u64::to_le_bytes);
         let mut sizes = vec![0; 16 * self.size()];
         sizes[16 * self.rank()..][..16].copy_from_slice(own.as_flattened());
@@ -78,34 +78,34 @@ impl Group {
         let before: usize = of_addresses[..self.rank()].iter().sum();
         all[before..before + address.len()].copy_from_slice(&address);
         self.allgatherv(&mut all, &of_addresses, call)?;
-        let mut addresses = vec![vec![]; self.mesh.contacts().len()];
+        let mut addresses = vec![vec![]; self.mesh.probe_addresses().len()];
         let mut rest = &all[..];
         for (member, length) in self.members.iter().zip(&of_addresses) {
             let (address, more) = rest.split_at(*length);
             addresses[*member] = address.to_vec();
             rest = more;
         }
-        let shared = Arc::new(Shared {
-            mesh: self.mesh.beside(transport, addresses),
+        let state = Arc::new(WindowState {
+            mesh: self.mesh.with_endpoint(endpoint, addresses),
             group: self.id,
             memory: Mutex::new(vec![0; bytes]),
             wanted: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
         let others: Vec<usize> =
-            self.members.iter().copied().filter(|member| *member != self.mesh.own()).collect();
-        let serving = Arc::clone(&shared);
+            self.members.iter().copied().filter(|member| *member != self.mesh.own_rank()).collect();
+        let serving = Arc::clone(&state);
         let thread = thread::Builder::new()
             .name("evenkeel-window".to_owned())
             .spawn(move || serving.serve(&others))
             .map_err(|error| Error::system("a window's thread", error))?;
         Ok(Window {
-            shared,
+            state,
             members: self.members.clone(),
             rank: self.rank(),
             lengths: sizes.iter().map(|[bytes, _]| *bytes).collect(),
             timeout: self.timeout(),
-            asking: self.members.iter().map(|_| Mutex::default()).collect(),
+            requests: self.members.iter().map(|_| Mutex::default()).collect(),
             thread: Some(thread),
         })
     }
@@ -117,15 +117,15 @@ impl Window {
     /// # Errors
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when there is no such rank.
     pub fn length(&self, rank: usize) -> Result<usize> {
-        self.shared.mesh.check_other(rank, self.members.len())?;
+        self.state.mesh.check_other(rank, self.members.len())?;
         Ok(self.lengths[rank])
     }
 
     /// This rank's own memory, while nobody else reads or writes it.
     pub fn with<T>(&self, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
-        self.shared.wanted.fetch_add(1, Ordering::SeqCst);
-        let mut memory = lock(&self.shared.memory);
-        self.shared.wanted.fetch_sub(1, Ordering::SeqCst);
+        self.state.wanted.fetch_add(1, Ordering::SeqCst);
+        let mut memory = lock(&self.state.memory);
+        self.state.wanted.fetch_sub(1, Ordering::SeqCst);
         use_it(&mut memory)
     }
 
@@ -139,8 +139,8 @@ impl Window {
             self.with(|memory| memory[at..at + bytes.len()].copy_from_slice(bytes));
             return Ok(());
         };
-        self.ask(rank, PUT, at, bytes.len())?;
-        self.send(rank, PUTS, bytes)?;
+        self.request(rank, PUT, at, bytes.len())?;
+        self.send(rank, DATA_TAG, bytes)?;
         self.receive(rank, &mut [0])
     }
 
@@ -153,7 +153,7 @@ impl Window {
             self.with(|memory| room.copy_from_slice(&memory[at..at + room.len()]));
             return Ok(());
         };
-        self.ask(rank, GET, at, room.len())?;
+        self.request(rank, GET, at, room.len())?;
         self.receive(rank, room)
     }
 
@@ -165,21 +165,21 @@ impl Window {
                 "{length} bytes from {at} on: rank {rank} has {has} in the window, and {MAX_BYTES} can go at a time"
             )));
         }
-        Ok((rank != self.rank).then(|| lock(&self.asking[rank])))
+        Ok((rank != self.rank).then(|| lock(&self.requests[rank])))
     }
 
-    fn ask(&self, rank: usize, what: u8, at: usize, length: usize) -> Result<()> {
+    fn request(&self, rank: usize, what: u8, at: usize, length: usize) -> Result<()> {
         let mut request = vec![what];
         request.extend_from_slice(&(at as u64).to_le_bytes());
         request.extend_from_slice(&(length as u64).to_le_bytes());
-        self.send(rank, ASKS, &request)
+        self.send(rank, REQUEST_TAG, &request)
     }
 
     fn send(&self, rank: usize, tag: u32, bytes: &[u8]) -> Result<()> {
         let job = Job {
-            mesh: &self.shared.mesh,
+            mesh: &self.state.mesh,
             members: &self.members,
-            key: self.shared.key(tag),
+            key: self.state.key(tag),
             what: "window",
             timeout: self.timeout,
             element: 1,
@@ -187,14 +187,14 @@ impl Window {
             combine: &|_, _| {},
         };
         let whole = Transfer { peer: rank, action: Action::SendInput, range: 0..bytes.len() };
-        let sent = run(&job, &Plan::message(whole), bytes, &mut []);
+        let sent = execute(&job, &Plan::single(whole), bytes, &mut []);
         sent.map_err(|error| self.renumbered(error))
     }
 
     fn receive(&self, rank: usize, room: &mut [u8]) -> Result<()> {
-        let Shared { mesh, .. } = &*self.shared;
-        let (from, key) = ([self.members[rank]], self.shared.key(ANSWERS));
-        let wanted = Wanted { mesh, from: &from, key, timeout: self.timeout };
+        let WindowState { mesh, .. } = &*self.state;
+        let (from, key) = ([self.members[rank]], self.state.key(RESPONSE_TAG));
+        let wanted = MessageReceive { mesh, from: &from, key, timeout: self.timeout };
         wanted.receive(room).map(drop).map_err(|error| self.renumbered(error))
     }
 
@@ -205,7 +205,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.shared.closed.store(true, Ordering::Release);
+        self.state.closed.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by its own message.
             let _ = thread.join();
@@ -214,7 +214,7 @@ impl Drop for Window {
 }
 
 /// The memory, while any link has a part of it.
-struct Held<'a> {
+struct LockedMemory<'a> {
     whole: Target,
     _memory: MutexGuard<'a, Vec<u8>>,
 }
@@ -222,36 +222,36 @@ struct Held<'a> {
 /// What the thread does for one rank.
 struct Service {
     rank: usize,
-    state: State,
+    state: ServiceState,
     /// Where requests arrive. Not touched while one is awaited.
     request: Vec<u8>,
 }
 
-enum State {
+enum ServiceState {
     /// Nothing is asked for.
     Idle,
-    Awaiting(Arc<Receipt>),
+    ReceivingRequest(Arc<ReceiveRequest>),
     /// Asked for; somebody else may have the memory.
-    Asked(u8, Range<usize>),
+    Requested(u8, Range<usize>),
     /// Bytes are coming into the memory.
-    Taking(Arc<Receipt>, Range<usize>),
+    ReceivingData(Arc<ReceiveRequest>, Range<usize>),
     /// They are there; the rank is to be told.
-    Taken,
+    DataReceived,
     /// The link needs the memory until it has finished so many loans.
-    Giving(u64, Range<usize>),
+    SendingData(u64, Range<usize>),
 }
 
-impl State {
+impl ServiceState {
     /// The part of the memory that is in use.
     fn part(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Taking(_, part) | Self::Giving(_, part) => Some(part),
+            Self::ReceivingData(_, part) | Self::SendingData(_, part) => Some(part),
             _ => None,
         }
     }
 }
 
-impl Shared {
+impl WindowState {
     fn key(&self, tag: u32) -> Key {
         Key { kind: Kind::Message, group: self.group, tag, sequence: 0, part: 0 }
     }
@@ -262,31 +262,35 @@ impl Shared {
             .iter()
             .map(|rank| Service {
                 rank: *rank,
-                state: State::Idle,
+                state: ServiceState::Idle,
                 request: vec![0; REQUEST_BYTES],
             })
             .collect();
-        let mut memory: Option<Held<'_>> = None;
+        let mut memory: Option<LockedMemory<'_>> = None;
         let mut active = Instant::now();
         while !self.closed.load(Ordering::Acquire) {
             if self.advance(&mut services, &mut memory) {
                 active = Instant::now();
-            } else if active.elapsed() < AWAKE {
+            } else if active.elapsed() < SPIN_TIME {
                 thread::yield_now();
             } else {
-                self.mesh.sleep(SLEEP, &mut || {
+                self.mesh.sleep(MAX_SLEEP, &mut || {
                     self.closed.load(Ordering::Acquire) || self.advance(&mut services, &mut memory)
                 });
             }
         }
         // Before the memory goes.
         for service in &services {
-            self.take_back(service);
+            self.reclaim(service);
         }
     }
 
     /// Does for all ranks what can be done. Whether anything could.
-    fn advance<'a>(&'a self, services: &mut Vec<Service>, memory: &mut Option<Held<'a>>) -> bool {
+    fn advance<'a>(
+        &'a self,
+        services: &mut Vec<Service>,
+        memory: &mut Option<LockedMemory<'a>>,
+    ) -> bool {
         let mut moved = false;
         let mut at = 0;
         while at < services.len() {
@@ -300,7 +304,7 @@ impl Shared {
                     moved = true;
                 }
                 Err(_) => {
-                    self.take_back(service);
+                    self.reclaim(service);
                     services.swap_remove(at);
                 }
             }
@@ -316,90 +320,102 @@ impl Shared {
         &'a self,
         service: &mut Service,
         in_use: &[Range<usize>],
-        memory: &mut Option<Held<'a>>,
-    ) -> std::result::Result<Option<State>, Trouble> {
+        memory: &mut Option<LockedMemory<'a>>,
+    ) -> std::result::Result<Option<ServiceState>, PeerError> {
         let Service { rank, state, request } = service;
         let mesh = &self.mesh;
         Ok(match state {
-            State::Idle => {
+            ServiceState::Idle => {
                 // SAFETY: the bytes of a vector stay where they are when it moves; they are not touched until the request is there
                 // or taken back.
                 let room = unsafe { Target::lend(request) };
-                Some(State::Awaiting(mesh.receive(*rank, self.key(ASKS), room)))
+                Some(ServiceState::ReceivingRequest(mesh.receive(
+                    *rank,
+                    self.key(REQUEST_TAG),
+                    room,
+                )))
             }
-            State::Awaiting(receipt) => {
-                if receipt.done().is_none() {
-                    mesh.progress(*rank, receipt)?;
+            ServiceState::ReceivingRequest(receive) => {
+                if receive.done().is_none() {
+                    mesh.progress(*rank, receive)?;
                 }
-                match receipt.done() {
+                match receive.done() {
                     None => None,
-                    Some(bytes) => Some(self.understand(*rank, &request[..bytes])?),
+                    Some(bytes) => Some(self.parse_request(*rank, &request[..bytes])?),
                 }
             }
-            State::Asked(what, part) => {
+            ServiceState::Requested(what, part) => {
                 let overlaps =
                     |other: &Range<usize>| other.start < part.end && part.start < other.end;
                 if in_use.iter().any(overlaps) {
                     return Ok(None);
                 }
                 if memory.is_none() && self.wanted.load(Ordering::SeqCst) == 0 {
-                    *memory = self.hold();
+                    *memory = self.try_lock_memory();
                 }
-                let Some(Held { whole, .. }) = memory else { return Ok(None) };
+                let Some(LockedMemory { whole, .. }) = memory else { return Ok(None) };
                 if part.end > whole.length() {
-                    return Err(Trouble::counts(*rank, part.end, whole.length()));
+                    return Err(PeerError::counts(*rank, part.end, whole.length()));
                 }
                 let lent = whole.part(part.start, part.len());
                 if *what == PUT {
-                    let receipt = mesh.receive(*rank, self.key(PUTS), lent);
-                    Some(State::Taking(receipt, part.clone()))
+                    let request = mesh.receive(*rank, self.key(DATA_TAG), lent);
+                    Some(ServiceState::ReceivingData(request, part.clone()))
                 } else {
-                    let given = mesh.send(*rank, self.key(ANSWERS), lent.source())?;
+                    let given = mesh.send(*rank, self.key(RESPONSE_TAG), lent.source())?;
                     given.map(|given| match given {
-                        Given::Done => State::Idle,
-                        Given::Lent(number) => State::Giving(number, part.clone()),
+                        Submitted::Done => ServiceState::Idle,
+                        Submitted::Pending(number) => {
+                            ServiceState::SendingData(number, part.clone())
+                        }
                     })
                 }
             }
-            State::Taking(receipt, part) => {
-                if receipt.done().is_none() {
-                    mesh.progress(*rank, receipt)?;
+            ServiceState::ReceivingData(receive, part) => {
+                if receive.done().is_none() {
+                    mesh.progress(*rank, receive)?;
                 }
-                match receipt.done() {
+                match receive.done() {
                     None => None,
                     Some(bytes) if bytes != part.len() => {
-                        return Err(Trouble::counts(*rank, bytes, part.len()));
+                        return Err(PeerError::counts(*rank, bytes, part.len()));
                     }
-                    Some(_) => Some(State::Taken),
+                    Some(_) => Some(ServiceState::DataReceived),
                 }
             }
-            State::Taken => {
+            ServiceState::DataReceived => {
                 // SAFETY: the byte is static.
                 let there = unsafe { Source::lend(&[1]) };
-                mesh.send(*rank, self.key(ANSWERS), there)?.map(|_| State::Idle)
+                mesh.send(*rank, self.key(RESPONSE_TAG), there)?.map(|_| ServiceState::Idle)
             }
-            State::Giving(number, _) => (mesh.finished(*rank)? >= *number).then_some(State::Idle),
+            ServiceState::SendingData(number, _) => {
+                (mesh.finished(*rank)? >= *number).then_some(ServiceState::Idle)
+            }
         })
     }
 
     /// The memory, unless somebody has it.
-    fn hold(&self) -> Option<Held<'_>> {
+    fn try_lock_memory(&self) -> Option<LockedMemory<'_>> {
         let mut memory = self.memory.try_lock().ok()?;
         // SAFETY: the memory stays where it is and locked until no service has a part of it, or all are taken back; no two have
         // the same bytes.
         let whole = unsafe { Target::lend(&mut memory) };
-        Some(Held { whole, _memory: memory })
+        Some(LockedMemory { whole, _memory: memory })
     }
 
-    fn understand(&self, rank: usize, request: &[u8]) -> std::result::Result<State, Trouble> {
+    fn parse_request(
+        &self,
+        rank: usize,
+        request: &[u8],
+    ) -> std::result::Result<ServiceState, PeerError> {
         let mut reader = Reader::new(request);
         let read = (|| Some((reader.byte()?, reader.long()?, reader.long()?)))();
         let known = read.filter(|(what, ..)| [PUT, GET].contains(what));
         let part = known.and_then(|(what, at, length)| {
             let (at, length) = (usize::try_from(at).ok()?, usize::try_from(length).ok()?);
-            Some(State::Asked(what, at..at.checked_add(length)?))
+            Some(ServiceState::Requested(what, at..at.checked_add(length)?))
         });
-        part.ok_or_else(|| Trouble {
+        part.ok_or_else(|| PeerError {
             rank,
             what: "it asks for something that this rank does not know".to_owned(),
             mismatch: true,
@@ -407,12 +423,14 @@ impl Shared {
     }
 
     /// Takes all memory back that links have for a rank.
-    fn take_back(&self, service: &Service) {
+    fn reclaim(&self, service: &Service) {
         match &service.state {
-            State::Awaiting(receipt) | State::Taking(receipt, _) if receipt.done().is_none() => {
-                self.mesh.abandon_receive(service.rank, receipt);
+            ServiceState::ReceivingRequest(request) | ServiceState::ReceivingData(request, _)
+                if request.done().is_none() =>
+            {
+                self.mesh.abandon_receive(service.rank, request);
             }
-            State::Giving(number, _) => {
+            ServiceState::SendingData(number, _) => {
                 self.mesh.abandon_send(service.rank, *number);
             }
             _ => {}
@@ -424,15 +442,15 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::ErrorKind;
-    use crate::testing::{ranks, ways};
+    use crate::testing::{run_ranks, transports};
 
     /// Below and above the sizes at which links begin to lend memory.
     const BYTES: [usize; 3] = [8, 5000, 700_000];
 
     #[test]
     fn what_is_put_can_be_got_by_all() {
-        for way in ways() {
-            ranks(3, &way, |group| {
+        for transport in transports() {
+            run_ranks(3, &transport, |group| {
                 let (rank, call) = (group.rank(), Call::default());
                 let room = BYTES[2] * 3;
                 let window = group.window(room, &call).unwrap();
@@ -459,8 +477,8 @@ mod tests {
 
     #[test]
     fn what_is_not_inside_is_refused_and_does_no_harm() {
-        for way in ways() {
-            ranks(2, &way, |group| {
+        for transport in transports() {
+            run_ranks(2, &transport, |group| {
                 let call = Call::default();
                 let window = group.window(10 * group.rank(), &call).unwrap();
                 assert_eq!((window.length(0).unwrap(), window.length(1).unwrap()), (0, 10));
@@ -492,8 +510,8 @@ mod tests {
     /// Whoever reads sees all of a put or nothing of it.
     #[test]
     fn puts_to_the_same_place_do_not_mix() {
-        for way in ways() {
-            ranks(3, &way, |group| {
+        for transport in transports() {
+            run_ranks(3, &transport, |group| {
                 let (bytes, call) = (100_000, Call::default());
                 let sub = group.sub_group(&[2, 0, 1]).unwrap().unwrap();
                 let window = sub.window(bytes, &call).unwrap();

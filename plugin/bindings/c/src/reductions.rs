@@ -1,0 +1,275 @@
+//! Operations that combine what ranks have.
+
+use std::ffi::c_void;
+
+use evenkeel_collectives::{self as collectives, DataType, Op, Reduction};
+
+use crate::error::Error;
+use crate::group::{Call, Group, options, with};
+use crate::pointers;
+use crate::status::Status;
+
+/// Signed, 8 bits. (The numbers of types and reductions are NCCL's.)
+pub const EVENKEEL_INT8: i32 = 0;
+/// Unsigned, 8 bits.
+pub const EVENKEEL_UINT8: i32 = 1;
+/// Signed, 32 bits.
+pub const EVENKEEL_INT32: i32 = 2;
+/// Unsigned, 32 bits.
+pub const EVENKEEL_UINT32: i32 = 3;
+/// Signed, 64 bits.
+pub const EVENKEEL_INT64: i32 = 4;
+/// Unsigned, 64 bits.
+pub const EVENKEEL_UINT64: i32 = 5;
+/// IEEE 754 binary16.
+pub const EVENKEEL_FLOAT16: i32 = 6;
+/// IEEE 754 binary32: float.
+pub const EVENKEEL_FLOAT32: i32 = 7;
+/// IEEE 754 binary64: double.
+pub const EVENKEEL_FLOAT64: i32 = 8;
+/// The upper half of a binary32.
+pub const EVENKEEL_BFLOAT16: i32 = 9;
+/// OCP FP8 E4M3: no infinity, largest number 448.
+pub const EVENKEEL_FLOAT8_E4M3: i32 = 10;
+/// OCP FP8 E5M2: largest number 57344.
+pub const EVENKEEL_FLOAT8_E5M2: i32 = 11;
+
+/// Sum.
+pub const EVENKEEL_SUM: i32 = 0;
+/// Product.
+pub const EVENKEEL_PROD: i32 = 1;
+/// The largest.
+pub const EVENKEEL_MAX: i32 = 2;
+/// The smallest.
+pub const EVENKEEL_MIN: i32 = 3;
+
+/// A reduction of your own: combines `count` elements of `other` into those of `into`. Elements may have any alignment. It must not
+/// matter in which order, or which of two is first. It is called by any thread, by several at a time, and must return.
+pub type Combine = Option<
+    unsafe extern "C" fn(
+        into: *mut c_void,
+        other: *const c_void,
+        count: usize,
+        context: *mut c_void,
+    ),
+>;
+
+/// Combines the `count` elements of all ranks: afterwards all have the same, to the bit. After an error what is in the buffer is
+/// undefined.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_allreduce(
+    group: *const Group,
+    data: *mut c_void,
+    count: usize,
+    datatype: i32,
+    op: i32,
+    call: *const Call,
+) -> Status {
+    // SAFETY: as the header asks.
+    unsafe {
+        reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
+            Ok(group.allreduce(data, reduction, call)?)
+        })
+    }
+}
+
+/// evenkeel_allreduce with a reduction of your own, of elements of `element` bytes; `context` is passed to it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_allreduce_custom(
+    group: *const Group,
+    data: *mut c_void,
+    count: usize,
+    element: usize,
+    combine: Combine,
+    context: *mut c_void,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header asks for a group, a buffer of its elements, a function and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            let combine = Custom::new(element, combine, context)?;
+            let combine = |into: &mut [u8], other: &[u8]| combine.call(into, other);
+            let reduction = Reduction::custom(element, &combine);
+            let data = elements(data, count, &reduction)?;
+            Ok(group.allreduce(data, &reduction, &options(call)?)?)
+        })
+    }
+}
+
+/// Combines the `count` elements of all ranks, for rank `root`. What is in the others' buffers afterwards is undefined.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_reduce(
+    group: *const Group,
+    data: *mut c_void,
+    count: usize,
+    datatype: i32,
+    op: i32,
+    root: usize,
+    call: *const Call,
+) -> Status {
+    // SAFETY: as the header asks.
+    unsafe {
+        reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
+            Ok(group.reduce(data, root, reduction, call)?)
+        })
+    }
+}
+
+/// Combines the elements of all ranks: afterwards rank i has part i, at its place in the buffer; what is in the rest is undefined.
+/// `counts` are the parts' numbers of elements, one for each rank; NULL: equal parts of `count`. All must make `count` together.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_reduce_scatter(
+    group: *const Group,
+    data: *mut c_void,
+    count: usize,
+    counts: *const usize,
+    datatype: i32,
+    op: i32,
+    call: *const Call,
+) -> Status {
+    // SAFETY: as the header asks, which also asks for a number for each rank.
+    unsafe {
+        reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
+            let parts = parts(group, counts, count, "elements")?;
+            group.reduce_scatter(data, &parts, reduction, call)?;
+            Ok(())
+        })
+    }
+}
+
+/// Does something with a buffer of elements and a reduction of their type.
+///
+/// # Safety
+/// A group, a buffer of so many elements, and a call or null.
+unsafe fn reduce_with(
+    group: *const Group,
+    (data, count): (*mut c_void, usize),
+    (datatype, op): (i32, i32),
+    call: *const Call,
+    operation: impl FnOnce(
+        &collectives::Group,
+        &mut [u8],
+        &Reduction<'_>,
+        &collectives::Call,
+    ) -> Result<(), Error>,
+) -> Status {
+    // SAFETY: the caller sees to it.
+    unsafe {
+        with(group, |group| {
+            let reduction = reduction(datatype, op)?;
+            let data = elements(data, count, &reduction)?;
+            operation(group, data, &reduction, &options(call)?)
+        })
+    }
+}
+
+/// The parts of a buffer: as they were given, or equal ones.
+///
+/// # Safety
+/// `given` is null or a number for each rank.
+pub(crate) unsafe fn parts(
+    group: &collectives::Group,
+    given: *const usize,
+    all: usize,
+    what: &str,
+) -> Result<Vec<usize>, Error> {
+    let size = group.size();
+    if !given.is_null() {
+        // SAFETY: the caller sees to it.
+        return Ok(unsafe { pointers::slice("list of parts", given, size) }?.to_vec());
+    }
+    if !all.is_multiple_of(size) {
+        let text = format!("{all} {what} are not divisible by {size} ranks");
+        return Err(Error::argument(text));
+    }
+    Ok(vec![all / size; size])
+}
+
+fn reduction(datatype: i32, op: i32) -> Result<Reduction<'static>, Error> {
+    let datatype = u8::try_from(datatype)
+        .ok()
+        .and_then(DataType::from_code)
+        .ok_or_else(|| Error::argument(format!("there is no type {datatype}: 0 to 11")))?;
+    let op = u8::try_from(op)
+        .ok()
+        .and_then(Op::from_code)
+        .ok_or_else(|| Error::argument(format!("there is no reduction {op}: 0 to 3")))?;
+    Ok(Reduction::of(datatype, op))
+}
+
+/// # Safety
+/// `data` is that many elements, which only this call uses.
+unsafe fn elements<'a>(
+    data: *mut c_void,
+    count: usize,
+    reduction: &Reduction<'_>,
+) -> Result<&'a mut [u8], Error> {
+    let bytes = count.checked_mul(reduction.element());
+    let bytes =
+        bytes.ok_or_else(|| Error::argument(format!("{count} elements are more than memory")))?;
+    // SAFETY: the caller sees to it.
+    unsafe { pointers::bytes_mut("data", data, bytes) }
+}
+
+/// A caller's own reduction.
+struct Custom {
+    element: usize,
+    combine: unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void),
+    context: *mut c_void,
+}
+
+// SAFETY: the header says that several threads call the function, with the context.
+unsafe impl Sync for Custom {}
+
+impl Custom {
+    fn new(element: usize, combine: Combine, context: *mut c_void) -> Result<Self, Error> {
+        let combine =
+            combine.ok_or_else(|| Error::argument("the reduction is NULL, not a function"))?;
+        if element == 0 {
+            return Err(Error::argument("elements of 0 bytes: 1 or more"));
+        }
+        Ok(Self { element, combine, context })
+    }
+
+    fn call(&self, into: &mut [u8], other: &[u8]) {
+        let count = into.len().min(other.len()) / self.element;
+        // SAFETY: both hold that many elements; the header says what the function may do with them.
+        unsafe {
+            (self.combine)(into.as_mut_ptr().cast(), other.as_ptr().cast(), count, self.context);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_are_those_of_the_types() {
+        let types = [
+            (EVENKEEL_INT8, DataType::Int8),
+            (EVENKEEL_UINT8, DataType::Uint8),
+            (EVENKEEL_INT32, DataType::Int32),
+            (EVENKEEL_UINT32, DataType::Uint32),
+            (EVENKEEL_INT64, DataType::Int64),
+            (EVENKEEL_UINT64, DataType::Uint64),
+            (EVENKEEL_FLOAT16, DataType::Float16),
+            (EVENKEEL_FLOAT32, DataType::Float32),
+            (EVENKEEL_FLOAT64, DataType::Float64),
+            (EVENKEEL_BFLOAT16, DataType::Bfloat16),
+            (EVENKEEL_FLOAT8_E4M3, DataType::Float8E4m3),
+            (EVENKEEL_FLOAT8_E5M2, DataType::Float8E5m2),
+        ];
+        assert_eq!(types.map(|(_, kind)| kind), DataType::ALL);
+        assert!(types.iter().all(|(number, kind)| *number == i32::from(kind.code())));
+        let ops = [
+            (EVENKEEL_SUM, Op::Sum),
+            (EVENKEEL_PROD, Op::Prod),
+            (EVENKEEL_MAX, Op::Max),
+            (EVENKEEL_MIN, Op::Min),
+        ];
+        assert_eq!(ops.map(|(_, op)| op), Op::ALL);
+        assert!(ops.iter().all(|(number, op)| *number == i32::from(op.code())));
+        assert!(reduction(-1, 0).is_err() && reduction(12, 0).is_err() && reduction(0, 4).is_err());
+    }
+}

@@ -1,0 +1,320 @@
+//! Executes a plan: in pieces, several at a time, each as soon as the pieces it depends on are done.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::algorithms::plan::{Action, Plan};
+use crate::error::Result;
+use crate::links::link::{Key, Submitted};
+use crate::links::mesh::{Mesh, PeerError, ReceiveRequest};
+use crate::memory::{Source, Target};
+use crate::wait::{Poll, Wait};
+
+/// Pieces that are looked at together; more where a step has more transfers.
+const WINDOW: usize = 16;
+
+/// Combines what is received (second) with what is there (first); both hold the same whole number of elements.
+pub(crate) type Combine<'a> = &'a (dyn Fn(&mut [u8], &[u8]) + Sync);
+
+/// What is the same for all of an operation.
+pub(crate) struct Job<'a> {
+    pub(crate) mesh: &'a Mesh,
+    /// The group's ranks by their numbers in the mesh.
+    pub(crate) members: &'a [usize],
+    /// Without its part.
+    pub(crate) key: Key,
+    /// The operation's name.
+    pub(crate) what: &'static str,
+    pub(crate) timeout: Duration,
+    /// Bytes of an element of the plan's ranges.
+    pub(crate) element: usize,
+    /// Most bytes of a piece; the same on all ranks.
+    pub(crate) piece: usize,
+    pub(crate) combine: Combine<'a>,
+}
+
+struct Piece {
+    peer: usize,
+    action: Action,
+    at: usize,
+    length: usize,
+    part: u32,
+    state: PieceState,
+}
+
+enum PieceState {
+    Waiting,
+    /// The link needs the memory until it has finished so many loans.
+    Sending(u64),
+    Receiving(Arc<ReceiveRequest>, Vec<u8>),
+    /// Not combined yet.
+    Arrived(Vec<u8>),
+    Done,
+}
+
+/// An operation on its direction. Dropping it takes back all memory that was lent for it.
+struct Execution<'a> {
+    mesh: &'a Mesh,
+    pieces: Vec<Piece>,
+    /// All before are done.
+    first: usize,
+    window: usize,
+    input: Source,
+    work: Target,
+    borrowed: PhantomData<(&'a [u8], &'a mut [u8])>,
+}
+
+/// Executes a plan on the memory given. Ends when all is done, or with an error, after which nothing is lent any more.
+pub(crate) fn execute(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8]) -> Result<()> {
+    let mut wait = Wait::new(job.mesh, job.what, job.key.tag, job.timeout)?;
+    let largest = plan.steps().iter().map(Vec::len).max().unwrap_or(0);
+    let mut execution = Execution {
+        mesh: job.mesh,
+        pieces: pieces(job, plan),
+        first: 0,
+        window: WINDOW.max(2 * largest),
+        // SAFETY: parts of both are given to the mesh only, by the execution, which takes them back when it is dropped; it
+        // does not outlive this call, and is not forgotten.
+        input: unsafe { Source::lend(input) },
+        // SAFETY: as above. The execution alone decides what reads and writes which part, see `is_blocked`.
+        work: unsafe { Target::lend(work) },
+        borrowed: PhantomData,
+    };
+    let result = execution.run(job, &mut wait);
+    let broken = execution.reclaim();
+    result
+        .map_err(|error| if broken { job.mesh.end_group_on_partial_transfer(error) } else { error })
+}
+
+/// The plan's transfers, step by step, each step piece by piece.
+fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
+    let max_bytes = (job.piece / job.element).max(1) * job.element;
+    let mut pieces = vec![];
+    // Messages so far, to and from each rank.
+    let mut parts: Vec<(usize, bool, u32)> = vec![];
+    for step in plan.steps() {
+        let mut more = true;
+        let mut offset = 0;
+        while more {
+            more = false;
+            for transfer in step {
+                let bytes = transfer.range.len() * job.element;
+                // One of nothing is one piece.
+                if offset >= bytes.max(1) {
+                    continue;
+                }
+                more |= offset + max_bytes < bytes;
+                let (peer, sends) = (job.members[transfer.peer], transfer.action.is_send());
+                let known = parts
+                    .iter()
+                    .position(|(who, direction, _)| (*who, *direction) == (peer, sends));
+                let place = known.unwrap_or_else(|| {
+                    parts.push((peer, sends, 0));
+                    parts.len() - 1
+                });
+                let part = parts[place].2;
+                parts[place].2 += 1;
+                pieces.push(Piece {
+                    peer,
+                    action: transfer.action,
+                    at: transfer.range.start * job.element + offset,
+                    length: max_bytes.min(bytes - offset),
+                    part,
+                    state: PieceState::Waiting,
+                });
+            }
+            offset += max_bytes;
+        }
+    }
+    pieces
+}
+
+impl Piece {
+    /// Whether it and another one touch the same bytes, and one of them writes.
+    fn collides(&self, other: &Self) -> bool {
+        use Action::{Send, SendInput};
+        self.at < other.at + other.length
+            && other.at < self.at + self.length
+            && !matches!(
+                (self.action, other.action),
+                (SendInput, _) | (_, SendInput) | (Send, Send)
+            )
+    }
+
+    fn is_done(&self) -> bool {
+        matches!(self.state, PieceState::Done)
+    }
+}
+
+impl Execution<'_> {
+    fn run(&mut self, job: &Job<'_>, wait: &mut Wait<'_>) -> Result<()> {
+        wait.until(self, Self::waits, |execution| {
+            Ok(match execution.advance(job)? {
+                _ if execution.first == execution.pieces.len() => Poll::Done(()),
+                true => Poll::Progress,
+                false => Poll::Idle,
+            })
+        })
+    }
+
+    fn in_window(&self) -> impl Iterator<Item = &Piece> {
+        let end = self.pieces.len().min(self.first + self.window);
+        self.pieces[self.first..end].iter().filter(|piece| !piece.is_done())
+    }
+
+    /// Whom the operation waits for, and how many bytes their links have carried.
+    fn waits(&self) -> (Vec<usize>, u64) {
+        let carried = self.in_window().map(|piece| match &piece.state {
+            PieceState::Sending(_) => self.mesh.carried_to(piece.peer),
+            PieceState::Receiving(request, _) => self.mesh.carried_from(piece.peer, request),
+            _ => 0,
+        });
+        let carried = carried.fold(0, u64::wrapping_add);
+        let begun =
+            |piece: &&Piece| !matches!(piece.state, PieceState::Waiting | PieceState::Arrived(_));
+        let mut ranks: Vec<_> = self.in_window().filter(begun).map(|piece| piece.peer).collect();
+        if ranks.is_empty() {
+            ranks = self.in_window().map(|piece| piece.peer).take(1).collect();
+        }
+        ranks.sort_unstable();
+        ranks.dedup();
+        (ranks, carried)
+    }
+
+    /// Does what can be done. Whether anything could.
+    fn advance(&mut self, job: &Job<'_>) -> std::result::Result<bool, PeerError> {
+        let mut moved = false;
+        // Each link is asked once: pieces of one peer come in a row, mostly, and are done in their order.
+        let (mut sent_to, mut polled_from) = (usize::MAX, usize::MAX);
+        let mut at = self.first;
+        while at < self.pieces.len() && at < self.first + self.window {
+            let Piece { peer, state, .. } = &self.pieces[at];
+            match state {
+                // What is there needs its link no more: its sender may have left.
+                PieceState::Receiving(request, _)
+                    if polled_from != *peer && request.done().is_none() =>
+                {
+                    polled_from = *peer;
+                    moved |= self.mesh.progress(*peer, request)?;
+                }
+                PieceState::Sending(_) if sent_to == *peer => {
+                    at += 1;
+                    continue;
+                }
+                _ => {}
+            }
+            while self.advance_one(job, at)? {
+                moved = true;
+            }
+            if let Piece { peer, state: PieceState::Sending(_), .. } = &self.pieces[at] {
+                sent_to = *peer;
+            }
+            at += 1;
+            while self.pieces.get(self.first).is_some_and(Piece::is_done) {
+                self.first += 1;
+            }
+            at = at.max(self.first);
+        }
+        Ok(moved)
+    }
+
+    /// Brings a piece into its next state, if it can get there now.
+    fn advance_one(&mut self, job: &Job<'_>, at: usize) -> std::result::Result<bool, PeerError> {
+        let Piece { peer, at: offset, length, .. } = self.pieces[at];
+        let next = match &self.pieces[at].state {
+            PieceState::Done => return Ok(false),
+            PieceState::Waiting => match self.begin(job, at)? {
+                PieceState::Waiting => return Ok(false),
+                begun => begun,
+            },
+            PieceState::Sending(number) if self.mesh.finished(peer)? >= *number => PieceState::Done,
+            PieceState::Sending(_) => return Ok(false),
+            PieceState::Receiving(request, _) => match request.done() {
+                None => return Ok(false),
+                Some(bytes) if bytes != length => {
+                    return Err(PeerError::counts(peer, bytes, length));
+                }
+                Some(_) => self.arrived(at),
+            },
+            PieceState::Arrived(_) if self.is_blocked(at) => return Ok(false),
+            PieceState::Arrived(room) => {
+                let into = self.work.part(offset, length);
+                // SAFETY: no piece before this one that is not done touches these bytes, and none after it has begun to: no
+                // link has them, and there is no other reference.
+                (job.combine)(unsafe { into.bytes() }, &room[..length]);
+                PieceState::Done
+            }
+        };
+        if let PieceState::Arrived(room) = std::mem::replace(&mut self.pieces[at].state, next) {
+            self.mesh.return_buffer(room);
+        }
+        Ok(true)
+    }
+
+    /// What is next for a piece that is there.
+    fn arrived(&mut self, at: usize) -> PieceState {
+        let piece = &mut self.pieces[at];
+        match std::mem::replace(&mut piece.state, PieceState::Done) {
+            PieceState::Receiving(_, room) if piece.action == Action::Combine => {
+                PieceState::Arrived(room)
+            }
+            _ => PieceState::Done,
+        }
+    }
+
+    /// Begins a piece if it can begin now.
+    fn begin(&self, job: &Job<'_>, at: usize) -> std::result::Result<PieceState, PeerError> {
+        let Piece { peer, action, length, part, at: offset, .. } = self.pieces[at];
+        let key = Key { part, ..job.key };
+        if action == Action::Combine {
+            let mut room = self.mesh.take_buffer(length);
+            // SAFETY: the room is kept with the piece, and not touched, until the receive is done or taken back.
+            let into = unsafe { Target::lend(&mut room[..length]) };
+            return Ok(PieceState::Receiving(self.mesh.receive(peer, key, into), room));
+        }
+        if self.is_blocked(at) {
+            return Ok(PieceState::Waiting);
+        }
+        let source = match action {
+            Action::Store => {
+                let request = self.mesh.receive(peer, key, self.work.part(offset, length));
+                return Ok(PieceState::Receiving(request, vec![]));
+            }
+            Action::Send => self.work.source().part(offset, length),
+            Action::SendInput | Action::Combine => self.input.part(offset, length),
+        };
+        Ok(match self.mesh.send(peer, key, source)? {
+            None => PieceState::Waiting,
+            Some(Submitted::Done) => PieceState::Done,
+            Some(Submitted::Pending(number)) => PieceState::Sending(number),
+        })
+    }
+
+    /// Whether a piece has to wait for one before it that touches the same bytes.
+    fn is_blocked(&self, at: usize) -> bool {
+        let piece = &self.pieces[at];
+        self.pieces[self.first..at].iter().any(|one| !one.is_done() && one.collides(piece))
+    }
+
+    /// Takes all memory back that links have. Whether links had to be ended for it.
+    fn reclaim(&mut self) -> bool {
+        let mut broken = false;
+        for piece in &mut self.pieces[self.first..] {
+            match std::mem::replace(&mut piece.state, PieceState::Done) {
+                PieceState::Sending(number) => broken |= self.mesh.abandon_send(piece.peer, number),
+                PieceState::Receiving(request, _room) if request.done().is_none() => {
+                    broken |= self.mesh.abandon_receive(piece.peer, &request);
+                }
+                _ => {}
+            }
+        }
+        broken
+    }
+}
+
+impl Drop for Execution<'_> {
+    fn drop(&mut self) {
+        self.reclaim();
+    }
+}

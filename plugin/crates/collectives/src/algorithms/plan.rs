@@ -1,0 +1,847 @@
+//! What one rank does in a collective operation: which range it sends to whom and what it does with what it receives.
+//!
+//! A plan is pure: it follows from the algorithm, the number of ranks, the rank and the counts. All ranks' plans together make
+//! the operation. A plan is a list of steps; step k of a rank meets step k of the ranks that it names there. Ranges count
+//! elements of the *work* buffer, which holds a rank's contribution at first and its result in the end, or, where a transfer
+//! says so, of the *input*, which is only read. Within a step, what is listed first comes first where two transfers touch the
+//! same range; whoever executes a plan may do anything else at the same time, and in pieces.
+
+use std::ops::Range;
+
+/// What happens to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// A range of the work buffer is sent.
+    Send,
+    /// A range of the input is sent.
+    SendInput,
+    /// What is received replaces what is in the work buffer.
+    Store,
+    /// What is received is combined with what is in the work buffer.
+    Combine,
+}
+
+impl Action {
+    pub(crate) fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendInput)
+    }
+}
+
+/// One range to or from one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    pub(crate) peer: usize,
+    pub(crate) action: Action,
+    pub(crate) range: Range<usize>,
+}
+
+/// What one rank does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    steps: Vec<Vec<Transfer>>,
+}
+
+impl Plan {
+    pub(crate) fn steps(&self) -> &[Vec<Transfer>] {
+        &self.steps
+    }
+
+    /// One transfer, of nothing too.
+    pub(crate) fn single(transfer: Transfer) -> Self {
+        Self { steps: vec![vec![transfer]] }
+    }
+
+    /// Adds a step. Transfers of nothing are left out, on both sides alike.
+    fn step(&mut self, transfers: impl IntoIterator<Item = Transfer>) {
+        let transfers = transfers.into_iter().filter(|transfer| !transfer.range.is_empty());
+        self.steps.push(transfers.collect());
+    }
+
+    fn idle(&mut self, steps: usize) {
+        self.steps.extend((0..steps).map(|_| vec![]));
+    }
+
+    fn then(&mut self, other: Self) {
+        self.steps.extend(other.steps);
+    }
+
+    /// The same between other ranks, with ranges that begin later.
+    fn shifted(mut self, peer: impl Fn(usize) -> usize, by: usize) -> Self {
+        for transfer in self.steps.iter_mut().flatten() {
+            transfer.peer = peer(transfer.peer);
+            transfer.range = transfer.range.start + by..transfer.range.end + by;
+        }
+        self
+    }
+}
+
+fn send(peer: usize, range: &Range<usize>) -> Transfer {
+    Transfer { peer, action: Action::Send, range: range.clone() }
+}
+
+fn store(peer: usize, range: &Range<usize>) -> Transfer {
+    Transfer { peer, action: Action::Store, range: range.clone() }
+}
+
+fn combine(peer: usize, range: &Range<usize>) -> Transfer {
+    Transfer { peer, action: Action::Combine, range: range.clone() }
+}
+
+/// Which rank of how many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+}
+
+impl Position {
+    fn after(self, by: usize) -> usize {
+        (self.rank + by) % self.size
+    }
+
+    fn before(self, by: usize) -> usize {
+        (self.rank + self.size - by % self.size) % self.size
+    }
+}
+
+/// A range cut into as many parts, each as long as any other or one longer.
+pub(crate) fn parts(range: &Range<usize>, count: usize) -> Vec<Range<usize>> {
+    let (each, more) = (range.len() / count, range.len() % count);
+    let begin = |part: usize| range.start + part * each + part.min(more);
+    (0..count).map(|part| begin(part)..begin(part + 1)).collect()
+}
+
+/// Ranges of these lengths, one after the other.
+pub(crate) fn consecutive(lengths: &[usize]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    lengths
+        .iter()
+        .map(|length| {
+            let start = end;
+            end += length;
+            start..end
+        })
+        .collect()
+}
+
+/// All-reduce around a ring: each part goes around once to be combined and once to be told. Least bytes, most steps.
+pub(crate) fn allreduce_ring(at: Position, count: usize) -> Plan {
+    let parts = parts(&(0..count), at.size);
+    let mut plan = reduce_scatter_ring(at, &parts);
+    plan.then(allgather_ring(at, &parts));
+    plan
+}
+
+/// After it rank i has part i combined.
+pub(crate) fn reduce_scatter_ring(at: Position, parts: &[Range<usize>]) -> Plan {
+    let mut plan = Plan::default();
+    for step in 1..at.size {
+        let (next, last) = (at.after(1), at.before(1));
+        plan.step([
+            send(next, &parts[at.before(step)]),
+            combine(last, &parts[at.before(step + 1)]),
+        ]);
+    }
+    plan
+}
+
+/// Rank i has part i; after it all have all.
+pub(crate) fn allgather_ring(at: Position, parts: &[Range<usize>]) -> Plan {
+    let mut plan = Plan::default();
+    for step in 0..at.size - 1 {
+        let (next, last) = (at.after(1), at.before(1));
+        plan.step([send(next, &parts[at.before(step)]), store(last, &parts[at.before(step + 1)])]);
+    }
+    plan
+}
+
+/// Each rank sends its contribution to each part to the part's rank.
+pub(crate) fn reduce_scatter_direct(at: Position, parts: &[Range<usize>]) -> Plan {
+    let mut plan = Plan::default();
+    for step in 1..at.size {
+        let (to, from) = (at.after(step), at.before(step));
+        plan.step([send(to, &parts[to]), combine(from, &parts[at.rank])]);
+    }
+    plan
+}
+
+/// Each rank sends its part to each other.
+pub(crate) fn allgather_direct(at: Position, parts: &[Range<usize>]) -> Plan {
+    let mut plan = Plan::default();
+    for step in 1..at.size {
+        let (to, from) = (at.after(step), at.before(step));
+        plan.step([send(to, &parts[at.rank]), store(from, &parts[from])]);
+    }
+    plan
+}
+
+/// Ranks beyond the largest power of two hand their contributions to others, rest, and get the result in the end.
+fn fold_to_power_of_two(
+    at: Position,
+    count: usize,
+    inner: impl FnOnce(usize) -> Plan,
+    steps: usize,
+) -> Plan {
+    let power = 1 << at.size.ilog2();
+    let beyond = at.size - power;
+    let all = 0..count;
+    let mut plan = Plan::default();
+    let partner = if at.rank >= power { at.rank - power } else { at.rank + power };
+    if beyond > 0 {
+        match at.rank {
+            rank if rank >= power => plan.step([send(partner, &all)]),
+            rank if rank < beyond => plan.step([combine(partner, &all)]),
+            _ => plan.idle(1),
+        }
+    }
+    if at.rank < power {
+        plan.then(inner(power))
+    } else {
+        plan.idle(steps)
+    }
+    if beyond > 0 {
+        match at.rank {
+            rank if rank >= power => plan.step([store(partner, &all)]),
+            rank if rank < beyond => plan.step([send(partner, &all)]),
+            _ => plan.idle(1),
+        }
+    }
+    plan
+}
+
+/// All-reduce in which each rank exchanges everything with one other in each step. Least steps, most bytes.
+pub(crate) fn allreduce_recursive_doubling(at: Position, count: usize) -> Plan {
+    let steps = at.size.ilog2() as usize;
+    let inner = |_| {
+        let mut plan = Plan::default();
+        for step in 0..steps {
+            let peer = at.rank ^ (1 << step);
+            plan.step([send(peer, &(0..count)), combine(peer, &(0..count))]);
+        }
+        plan
+    };
+    fold_to_power_of_two(at, count, inner, steps)
+}
+
+/// All-reduce in which ranges are halved while they are combined, and doubled while they are told. Least bytes, few steps.
+pub(crate) fn allreduce_halving_doubling(at: Position, count: usize) -> Plan {
+    let steps = 2 * at.size.ilog2() as usize;
+    let inner = |power: usize| {
+        let (mut plan, mut kept, mut given) = (Plan::default(), 0..count, vec![]);
+        let mut distance = power / 2;
+        while distance > 0 {
+            let peer = at.rank ^ distance;
+            let middle = kept.start + kept.len() / 2;
+            let (low, high) = (kept.start..middle, middle..kept.end);
+            let (keep, give) = if at.rank < peer { (low, high) } else { (high, low) };
+            plan.step([send(peer, &give), combine(peer, &keep)]);
+            kept = keep;
+            given.push((peer, give));
+            distance /= 2;
+        }
+        while let Some((peer, range)) = given.pop() {
+            plan.step([send(peer, &kept), store(peer, &range)]);
+            kept = kept.start.min(range.start)..kept.end.max(range.end);
+        }
+        plan
+    };
+    fold_to_power_of_two(at, count, inner, steps)
+}
+
+/// All-reduce in which `base` ranks exchange parts in each step: with base 2 this is halving and doubling for any number of
+/// ranks that has only small factors; a large base has less steps and more messages in each.
+pub(crate) fn allreduce_bcube(at: Position, count: usize, base: usize) -> Plan {
+    let (mut plan, mut kept, mut levels) = (Plan::default(), 0..count, vec![]);
+    let mut stride = 1;
+    for factor in factors(at.size, base) {
+        let digit = at.rank / stride % factor;
+        let peer = |other: usize| at.rank - digit * stride + other * stride;
+        let parts = parts(&kept, factor);
+        // Each begins with another one, so that no rank is everybody's first.
+        let others = (1..factor).map(|by| (digit + by) % factor);
+        let from = (1..factor).map(|by| (digit + factor - by) % factor);
+        plan.step(
+            others
+                .map(|other| send(peer(other), &parts[other]))
+                .chain(from.map(|other| combine(peer(other), &parts[digit]))),
+        );
+        kept = parts[digit].clone();
+        levels.push((digit, factor, stride, parts));
+        stride *= factor;
+    }
+    while let Some((digit, factor, stride, parts)) = levels.pop() {
+        let peer = |other: usize| at.rank - digit * stride + other * stride;
+        let others = (1..factor).map(|by| (digit + by) % factor);
+        let from = (1..factor).map(|by| (digit + factor - by) % factor);
+        plan.step(
+            others
+                .map(|other| send(peer(other), &parts[digit]))
+                .chain(from.map(|other| store(peer(other), &parts[other]))),
+        );
+    }
+    plan
+}
+
+/// Factors whose product is `size`, as large as `base` allows; a prime factor that is larger stays whole.
+pub(crate) fn factors(mut size: usize, base: usize) -> Vec<usize> {
+    let mut factors = vec![];
+    while size > 1 {
+        let fits = (2..=base).rev().find(|factor| size.is_multiple_of(*factor));
+        let factor =
+            fits.or_else(|| (2..=size).find(|factor| size.is_multiple_of(*factor))).unwrap_or(size);
+        factors.push(factor);
+        size /= factor;
+    }
+    factors
+}
+
+/// All-reduce that sends between hosts only what must go there: the ranks of each host combine what they have, a part at each of
+/// as many of them as every host has; those with the same part combine it with each other, by a plan for so many ranks
+/// and elements; and each sends the others of its host. `hosts` has the ranks of each host.
+pub(crate) fn allreduce_hierarchical(
+    at: Position,
+    count: usize,
+    hosts: &[Vec<usize>],
+    between: impl FnOnce(Position, usize) -> Plan,
+) -> Plan {
+    let leaders = hosts.iter().map(Vec::len).min().unwrap_or(1).max(1);
+    let parts = parts(&(0..count), leaders);
+    let here = |host: &Vec<usize>| host.iter().position(|rank| *rank == at.rank);
+    let found = hosts.iter().enumerate().find_map(|(host, ranks)| Some((host, here(ranks)?)));
+    let (host, own) = found.unwrap_or((0, 0));
+    let local = &hosts[host];
+    let mine = parts.get(own).cloned();
+    // Each begins behind itself, so that no rank is everybody's first.
+    let others = (1..local.len()).map(|by| (own + by) % local.len());
+    let leading = others.clone().filter(|other| *other < leaders);
+    let to_or_from = |transfer: fn(usize, &Range<usize>) -> Transfer, other: usize, part: usize| {
+        transfer(local[other], &parts[part])
+    };
+    let mut plan = Plan::default();
+    let contributions = leading.clone().map(|other| to_or_from(send, other, other));
+    let combines =
+        others.clone().filter(|_| own < leaders).map(|other| to_or_from(combine, other, own));
+    plan.step(contributions.chain(combines));
+    let place = Position { rank: host, size: hosts.len() };
+    match mine {
+        None => plan.idle(between(place, 0).steps.len()),
+        Some(part) => {
+            let inner = between(place, part.len());
+            plan.then(inner.shifted(|host| hosts[host][own], part.start));
+        }
+    }
+    let sends = others.filter(|_| own < leaders).map(|other| to_or_from(send, other, own));
+    let receives = leading.map(|other| to_or_from(store, other, other));
+    plan.step(sends.chain(receives));
+    plan
+}
+
+/// Rank i has part i; in each step pairs exchange all that they have. For powers of two.
+pub(crate) fn allgather_recursive_doubling(at: Position, parts: &[Range<usize>]) -> Plan {
+    let mut plan = Plan::default();
+    let mut width = 1;
+    while width < at.size {
+        let peer = at.rank ^ width;
+        let block = |rank: usize| {
+            let first = rank / width * width;
+            parts[first].start..parts[first + width - 1].end
+        };
+        plan.step([send(peer, &block(at.rank)), store(peer, &block(peer))]);
+        width *= 2;
+    }
+    plan
+}
+
+/// Where a rank stands in a tree whose root is number 0.
+fn relative_rank(at: Position, root: usize) -> usize {
+    (at.rank + at.size - root) % at.size
+}
+
+/// Whoever has it sends one other, in each step.
+pub(crate) fn broadcast_tree(at: Position, count: usize, root: usize) -> Plan {
+    let (own, all) = (relative_rank(at, root), 0..count);
+    let rank = |number: usize| (number + root) % at.size;
+    let mut plan = Plan::default();
+    let mut reached = 1;
+    while reached < at.size {
+        if own < reached && own + reached < at.size {
+            plan.step([send(rank(own + reached), &all)]);
+        } else if own >= reached && own < 2 * reached {
+            plan.step([store(rank(own - reached), &all)]);
+        } else {
+            plan.idle(1);
+        }
+        reached *= 2;
+    }
+    plan
+}
+
+/// Each rank sends the next one, piece by piece: as fast as one link, however many ranks there are.
+pub(crate) fn broadcast_chain(at: Position, count: usize, root: usize) -> Plan {
+    let (own, all) = (relative_rank(at, root), 0..count);
+    let mut plan = Plan::default();
+    let receives = (own > 0).then(|| store(at.before(1), &all));
+    let sends = (own + 1 < at.size).then(|| send(at.after(1), &all));
+    plan.step(receives.into_iter().chain(sends));
+    plan
+}
+
+/// The reverse of [`broadcast_tree`].
+pub(crate) fn reduce_tree(at: Position, count: usize, root: usize) -> Plan {
+    let (own, all) = (relative_rank(at, root), 0..count);
+    let rank = |number: usize| (number + root) % at.size;
+    let mut plan = Plan::default();
+    let mut width = at.size.next_power_of_two() / 2;
+    while width > 0 {
+        if own < width && own + width < at.size {
+            plan.step([combine(rank(own + width), &all)]);
+        } else if own >= width && own < 2 * width {
+            plan.step([send(rank(own - width), &all)]);
+        } else {
+            plan.idle(1);
+        }
+        width /= 2;
+    }
+    plan
+}
+
+/// The reverse of [`broadcast_chain`].
+pub(crate) fn reduce_chain(at: Position, count: usize, root: usize) -> Plan {
+    let (own, all) = (relative_rank(at, root), 0..count);
+    let mut plan = Plan::default();
+    let receives = (own + 1 < at.size).then(|| combine(at.after(1), &all));
+    let sends = (own > 0).then(|| send(at.before(1), &all));
+    plan.step(receives.into_iter().chain(sends));
+    plan
+}
+
+/// Every rank's part, to the root.
+pub(crate) fn gather(at: Position, parts: &[Range<usize>], root: usize) -> Plan {
+    let mut plan = Plan::default();
+    if at.rank == root {
+        let others = (1..at.size).map(|by| at.after(by));
+        plan.step(others.map(|rank| store(rank, &parts[rank])));
+    } else {
+        let whole = 0..parts[at.rank].len();
+        plan.step([Transfer { peer: root, action: Action::SendInput, range: whole }]);
+    }
+    plan
+}
+
+/// Every rank's part, from the root.
+pub(crate) fn scatter(at: Position, parts: &[Range<usize>], root: usize) -> Plan {
+    let mut plan = Plan::default();
+    if at.rank == root {
+        let others = (1..at.size).map(|by| at.after(by));
+        plan.step(others.map(|rank| Transfer {
+            peer: rank,
+            action: Action::SendInput,
+            range: parts[rank].clone(),
+        }));
+    } else {
+        plan.step([store(root, &(0..parts[at.rank].len()))]);
+    }
+    plan
+}
+
+/// From each rank to each: range i of the input to rank i, what rank i sends into range i of the work buffer.
+pub(crate) fn alltoall(at: Position, from: &[Range<usize>], into: &[Range<usize>]) -> Plan {
+    let mut plan = Plan::default();
+    for step in 1..at.size {
+        let (to, whose) = (at.after(step), at.before(step));
+        plan.step([
+            Transfer { peer: to, action: Action::SendInput, range: from[to].clone() },
+            store(whose, &into[whose]),
+        ]);
+    }
+    plan
+}
+
+/// Nobody is through before all have come. Works on one element, of no meaning.
+pub(crate) fn barrier(at: Position) -> Plan {
+    let mut plan = Plan::default();
+    let mut distance = 1;
+    while distance < at.size {
+        // What is sent in the next step is what was combined in this one: so nobody runs ahead.
+        plan.step([send(at.after(distance), &(0..1)), combine(at.before(distance), &(0..1))]);
+        distance *= 2;
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evenkeel_testkit::TestRng;
+    use std::collections::{HashMap, VecDeque};
+
+    /// Executes all ranks' plans on numbers that are added up. With `rendezvous` a send waits until its receiver is there and
+    /// otherwise never: the worst that a transport may do. What is to be combined can come before its turn, as in the engine.
+    fn simulate(plans: &[Plan], inputs: &[Vec<u64>], work: &mut [Vec<u64>], rendezvous: bool) {
+        let lists: Vec<Vec<(usize, &Transfer)>> = plans
+            .iter()
+            .map(|plan| {
+                let steps = plan.steps().iter().enumerate();
+                steps.flat_map(|(step, all)| all.iter().map(move |one| (step, one))).collect()
+            })
+            .collect();
+        let mut states: Vec<Vec<State>> =
+            lists.iter().map(|list| list.iter().map(|_| State::Begun).collect()).collect();
+        let mut wires: HashMap<(usize, usize), VecDeque<Vec<u64>>> = HashMap::new();
+        loop {
+            let mut moved = false;
+            for rank in 0..plans.len() {
+                for (at, blocked) in current(&lists[rank], &states[rank]) {
+                    let Transfer { peer, action, range } = lists[rank][at].1;
+                    let next = match (&states[rank][at], action) {
+                        (State::Begun, Action::Send | Action::SendInput) if !blocked => {
+                            let waits = |(other, blocked): &(usize, bool)| {
+                                let transfer = lists[*peer][*other].1;
+                                transfer.peer == rank
+                                    && matches!(states[*peer][*other], State::Begun)
+                                    && (transfer.action == Action::Combine
+                                        || transfer.action == Action::Store && !blocked)
+                            };
+                            let theirs = current(&lists[*peer], &states[*peer]);
+                            if rendezvous && !theirs.iter().any(waits) {
+                                continue;
+                            }
+                            let from =
+                                if *action == Action::Send { &work[rank] } else { &inputs[rank] };
+                            let sent = from[range.clone()].to_vec();
+                            wires.entry((rank, *peer)).or_default().push_back(sent);
+                            State::Done
+                        }
+                        (State::Begun, Action::Store | Action::Combine)
+                            if *action == Action::Combine || !blocked =>
+                        {
+                            let wire = wires.entry((*peer, rank)).or_default();
+                            let Some(message) = wire.pop_front() else { continue };
+                            assert_eq!(message.len(), range.len(), "what is sent is received");
+                            if *action == Action::Store {
+                                work[rank][range.clone()].copy_from_slice(&message);
+                                State::Done
+                            } else {
+                                State::Arrived(message)
+                            }
+                        }
+                        (State::Arrived(message), _) if !blocked => {
+                            for (into, value) in work[rank][range.clone()].iter_mut().zip(message) {
+                                *into = into.wrapping_add(*value);
+                            }
+                            State::Done
+                        }
+                        _ => continue,
+                    };
+                    states[rank][at] = next;
+                    moved = true;
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        for (rank, list) in lists.iter().enumerate() {
+            let stuck = (0..list.len()).find(|at| !matches!(states[rank][*at], State::Done));
+            assert!(stuck.is_none(), "rank {rank} is stuck at {:?}", stuck.map(|at| list[at]));
+        }
+        assert!(wires.values().all(VecDeque::is_empty), "something was sent that nobody wanted");
+    }
+
+    enum State {
+        Begun,
+        Arrived(Vec<u64>),
+        Done,
+    }
+
+    /// What is not done of the step in progress, and whether it has to wait for something before it.
+    fn current(list: &[(usize, &Transfer)], states: &[State]) -> Vec<(usize, bool)> {
+        let open = |at: &usize| !matches!(states[*at], State::Done);
+        let collide = |a: &Transfer, b: &Transfer| {
+            a.range.start < b.range.end
+                && b.range.start < a.range.end
+                && a.action != Action::SendInput
+                && b.action != Action::SendInput
+                && (a.action, b.action) != (Action::Send, Action::Send)
+        };
+        let Some(first) = (0..list.len()).find(open) else { return vec![] };
+        (first..list.len())
+            .take_while(|at| list[*at].0 == list[first].0)
+            .filter(open)
+            .map(|at| {
+                let before = (first..at).filter(open);
+                (at, before.into_iter().any(|earlier| collide(list[earlier].1, list[at].1)))
+            })
+            .collect()
+    }
+
+    fn numbers(size: usize, count: usize) -> Vec<Vec<u64>> {
+        let mut rng = TestRng::new((size * 1000 + count) as u64);
+        (0..size).map(|_| (0..count).map(|_| rng.next_u64()).collect()).collect()
+    }
+
+    fn sums(inputs: &[Vec<u64>], count: usize) -> Vec<u64> {
+        let add = |at: usize| inputs.iter().fold(0u64, |sum, input| sum.wrapping_add(input[at]));
+        (0..count).map(add).collect()
+    }
+
+    const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
+    const COUNTS: [usize; 7] = [0, 1, 2, 5, 32, 67, 1000];
+
+    fn each(mut test: impl FnMut(usize, usize, bool)) {
+        for size in SIZES {
+            for count in COUNTS {
+                for rendezvous in [false, true] {
+                    test(size, count, rendezvous);
+                }
+            }
+        }
+    }
+
+    fn all(size: usize, plan: impl Fn(Position) -> Plan) -> Vec<Plan> {
+        let plans: Vec<_> = (0..size).map(|rank| plan(Position { rank, size })).collect();
+        let steps = plans.first().map_or(0, |plan| plan.steps().len());
+        assert!(plans.iter().all(|plan| plan.steps().len() == steps), "steps meet each other");
+        plans
+    }
+
+    fn is_allreduce(plan: impl Fn(Position, usize) -> Plan) {
+        each(|size, count, rendezvous| {
+            let inputs = numbers(size, count);
+            let mut work = inputs.clone();
+            simulate(&all(size, |at| plan(at, count)), &inputs, &mut work, rendezvous);
+            let want = sums(&inputs, count);
+            assert!(work.iter().all(|result| *result == want), "{size} ranks, {count} elements");
+        });
+    }
+
+    #[test]
+    fn every_allreduce_adds_up_everywhere() {
+        is_allreduce(allreduce_ring);
+        is_allreduce(allreduce_recursive_doubling);
+        is_allreduce(allreduce_halving_doubling);
+        for base in [2, 3, 4, 8] {
+            is_allreduce(|at, count| allreduce_bcube(at, count, base));
+        }
+    }
+
+    /// Ranks dealt to hosts of any sizes, in any order.
+    #[test]
+    fn an_allreduce_by_hosts_adds_up_everywhere_and_crosses_between_hosts_once() {
+        for inner in [allreduce_ring, allreduce_recursive_doubling] {
+            each(|size, count, rendezvous| {
+                let mut rng = TestRng::new((size + count) as u64);
+                let mut hosts = vec![vec![]; 1 + rng.index(size)];
+                for rank in 0..size {
+                    let host = if rank < hosts.len() { rank } else { rng.index(hosts.len()) };
+                    hosts[host].push(rank);
+                }
+                let inputs = numbers(size, count);
+                let mut work = inputs.clone();
+                let plans = all(size, |at| allreduce_hierarchical(at, count, &hosts, inner));
+                simulate(&plans, &inputs, &mut work, rendezvous);
+                let want = sums(&inputs, count);
+                assert!(work.iter().all(|result| *result == want), "{hosts:?}, {count} elements");
+            });
+        }
+        let hosts = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
+        let crossing: usize = (0..4)
+            .map(|rank| {
+                allreduce_hierarchical(Position { rank, size: 8 }, 4800, &hosts, allreduce_ring)
+            })
+            .flat_map(|plan| plan.steps)
+            .flatten()
+            .filter(|transfer| transfer.action.is_send() && transfer.peer >= 4)
+            .map(|transfer| transfer.range.len())
+            .sum();
+        assert_eq!(crossing, 4800, "half of everything twice");
+    }
+
+    #[test]
+    fn large_messages_go_over_each_link_no_more_than_they_must() {
+        let bytes = |plan: &Plan| -> usize {
+            let sends = plan.steps().iter().flatten().filter(|one| one.action.is_send());
+            sends.map(|one| one.range.len()).sum()
+        };
+        for size in [2, 4, 8, 16] {
+            let at = Position { rank: 0, size };
+            let least = 2 * 4800 * (size - 1) / size;
+            assert_eq!(bytes(&allreduce_ring(at, 4800)), least);
+            assert_eq!(bytes(&allreduce_halving_doubling(at, 4800)), least);
+            assert_eq!(bytes(&allreduce_bcube(at, 4800, 4)), least);
+        }
+    }
+
+    type PartsPlan = fn(Position, &[Range<usize>]) -> Plan;
+
+    fn uneven(size: usize, count: usize) -> Vec<Range<usize>> {
+        let mut rng = TestRng::new(size as u64);
+        let mut left = count;
+        let lengths: Vec<usize> = (0..size)
+            .map(|rank| {
+                let length = if rank + 1 == size { left } else { rng.index(left + 1) };
+                left -= length;
+                length
+            })
+            .collect();
+        consecutive(&lengths)
+    }
+
+    #[test]
+    fn every_reduce_scatter_leaves_each_its_part() {
+        let plans: [PartsPlan; 2] = [reduce_scatter_ring, reduce_scatter_direct];
+        each(|size, count, rendezvous| {
+            for plan in plans {
+                let (inputs, parts) = (numbers(size, count), uneven(size, count));
+                let mut work = inputs.clone();
+                simulate(&all(size, |at| plan(at, &parts)), &inputs, &mut work, rendezvous);
+                let want = sums(&inputs, count);
+                for (rank, part) in parts.iter().enumerate() {
+                    assert_eq!(work[rank][part.clone()], want[part.clone()], "{rank} of {size}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn every_allgather_gives_all_to_all() {
+        let plans: [PartsPlan; 3] =
+            [allgather_ring, allgather_direct, allgather_recursive_doubling];
+        each(|size, count, rendezvous| {
+            for (which, plan) in plans.iter().enumerate() {
+                if which == 2 && !size.is_power_of_two() {
+                    continue;
+                }
+                let (inputs, parts) = (numbers(size, count), uneven(size, count));
+                let mut work = vec![vec![0; count]; size];
+                for (rank, part) in parts.iter().enumerate() {
+                    work[rank][part.clone()].copy_from_slice(&inputs[rank][part.clone()]);
+                }
+                let want: Vec<u64> = parts
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(r, p)| inputs[r][p.clone()].to_vec())
+                    .collect();
+                simulate(&all(size, |at| plan(at, &parts)), &inputs, &mut work, rendezvous);
+                assert!(work.iter().all(|result| *result == want), "{which}: {size}, {count}");
+            }
+        });
+    }
+
+    #[test]
+    fn broadcasts_and_reductions_have_any_root() {
+        each(|size, count, rendezvous| {
+            for root in [0, size / 2, size - 1] {
+                let inputs = numbers(size, count);
+                for plan in [broadcast_tree, broadcast_chain] {
+                    let mut work = inputs.clone();
+                    simulate(
+                        &all(size, |at| plan(at, count, root)),
+                        &inputs,
+                        &mut work,
+                        rendezvous,
+                    );
+                    assert!(work.iter().all(|result| *result == inputs[root]));
+                }
+                for plan in [reduce_tree, reduce_chain] {
+                    let mut work = inputs.clone();
+                    simulate(
+                        &all(size, |at| plan(at, count, root)),
+                        &inputs,
+                        &mut work,
+                        rendezvous,
+                    );
+                    assert_eq!(work[root], sums(&inputs, count), "{root} of {size}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn gathers_and_scatters_have_any_root_and_any_counts() {
+        each(|size, count, rendezvous| {
+            let root = size / 3;
+            let (whole, parts) = (numbers(1, count).remove(0), uneven(size, count));
+            let pieces: Vec<Vec<u64>> =
+                parts.iter().map(|part| whole[part.clone()].to_vec()).collect();
+            let mut work = vec![vec![0; count]; size];
+            work[root][parts[root].clone()].copy_from_slice(&pieces[root]);
+            simulate(&all(size, |at| gather(at, &parts, root)), &pieces, &mut work, rendezvous);
+            assert_eq!(work[root], whole);
+            let mut work: Vec<Vec<u64>> = parts.iter().map(|part| vec![0; part.len()]).collect();
+            work[root].clone_from(&pieces[root]);
+            let inputs = vec![whole; size];
+            simulate(&all(size, |at| scatter(at, &parts, root)), &inputs, &mut work, rendezvous);
+            assert_eq!(work, pieces);
+        });
+    }
+
+    #[test]
+    fn everything_goes_from_each_to_each() {
+        for size in SIZES {
+            // Rank a sends (a + 2b) mod 4 numbers to rank b.
+            let length = |from: usize, to: usize| (from + 2 * to) % 4;
+            let value = |from: usize, to: usize, i: usize| (from * 10_000 + to * 10 + i) as u64;
+            let sent =
+                |rank| consecutive(&(0..size).map(|to| length(rank, to)).collect::<Vec<_>>());
+            let come =
+                |rank| consecutive(&(0..size).map(|from| length(from, rank)).collect::<Vec<_>>());
+            let inputs: Vec<Vec<u64>> = (0..size)
+                .map(|from| {
+                    let to = |to| (0..length(from, to)).map(move |i| value(from, to, i));
+                    (0..size).flat_map(to).collect()
+                })
+                .collect();
+            let mut work: Vec<Vec<u64>> = (0..size)
+                .map(|rank| {
+                    let mut room = vec![0; come(rank).last().map_or(0, |range| range.end)];
+                    let own = inputs[rank][sent(rank)[rank].clone()].to_vec();
+                    room[come(rank)[rank].clone()].copy_from_slice(&own);
+                    room
+                })
+                .collect();
+            let plans = all(size, |at| alltoall(at, &sent(at.rank), &come(at.rank)));
+            simulate(&plans, &inputs, &mut work, size % 2 == 0);
+            for (to, result) in work.iter().enumerate() {
+                let from = |from| (0..length(from, to)).map(move |i| value(from, to, i));
+                assert_eq!(*result, (0..size).flat_map(from).collect::<Vec<_>>(), "{to} of {size}");
+            }
+        }
+    }
+
+    /// Whatever a rank gets last depends on every other rank's having come.
+    #[test]
+    fn a_barrier_holds_all_back() {
+        for size in SIZES {
+            let plans = all(size, barrier);
+            // What each knows of: itself, then all that those knew who told it.
+            let mut knows: Vec<u64> = (0..size).map(|rank| 1 << rank).collect();
+            for step in 0..plans[0].steps().len() {
+                let before = knows.clone();
+                for (rank, plan) in plans.iter().enumerate() {
+                    for transfer in plan.steps()[step].iter().filter(|one| !one.action.is_send()) {
+                        knows[rank] |= before[transfer.peer];
+                    }
+                }
+            }
+            assert!(knows.iter().all(|known| *known == (1 << size) - 1), "{size} ranks");
+            simulate(&plans, &vec![vec![]; size], &mut vec![vec![0]; size], true);
+        }
+    }
+
+    #[test]
+    fn factors_multiply_to_the_size() {
+        for size in SIZES {
+            for base in [2, 4, 8] {
+                assert_eq!(factors(size, base).iter().product::<usize>(), size);
+            }
+        }
+        assert_eq!((factors(32, 4), factors(21, 4)), (vec![4, 4, 2], vec![3, 7]));
+    }
+
+    #[test]
+    fn parts_are_even_and_whole() {
+        assert_eq!(parts(&(10..20), 3), [10..14, 14..17, 17..20]);
+        assert_eq!(parts(&(0..1), 3), [0..1, 1..1, 1..1]);
+    }
+}

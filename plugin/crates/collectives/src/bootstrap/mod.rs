@@ -1,0 +1,6 @@
+//! Bootstrap: how the processes of a group find each other, through a store or through what their launcher set.
+
+pub(crate) mod env_join;
+pub(crate) mod launcher_env;
+pub(crate) mod rendezvous;
+pub mod store;

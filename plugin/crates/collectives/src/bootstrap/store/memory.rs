@@ -1,0 +1,69 @@
+//! A store for the threads of one process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use super::{Store, check};
+use crate::error::{Error, Result};
+use crate::lock;
+
+/// A store for the threads of one process. Clones are the same store.
+#[derive(Clone, Default)]
+pub struct MemoryStore {
+    values: Arc<Mutex<HashMap<String, Vec<u8>>>>,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Adds to a number that is kept as eight bytes, or not there yet.
+pub(super) fn add_to(value: Option<&[u8]>, name: &str, amount: i64) -> Result<i64> {
+    let before = match value {
+        None => 0,
+        Some(value) => {
+            let number = value.try_into().map(i64::from_le_bytes);
+            number.map_err(|_| Error::store(format!("{name:?} is not a number that `add` made")))?
+        }
+    };
+    Ok(before.wrapping_add(amount))
+}
+
+impl Store for MemoryStore {
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        check(name, value)?;
+        lock(&self.values).insert(name.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        Ok(lock(&self.values).get(name).cloned())
+    }
+
+    fn add(&self, name: &str, amount: i64) -> Result<i64> {
+        check(name, &[])?;
+        let mut values = lock(&self.values);
+        let sum = add_to(values.get(name).map(Vec::as_slice), name, amount)?;
+        values.insert(name.to_owned(), sum.to_le_bytes().to_vec());
+        Ok(sum)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        lock(&self.values).remove(name);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check_store_contract;
+    use super::*;
+
+    #[test]
+    fn it_is_a_store() {
+        check_store_contract(&(Arc::new(MemoryStore::new()) as Arc<dyn Store>));
+    }
+}

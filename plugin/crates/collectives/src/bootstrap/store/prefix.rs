@@ -1,0 +1,58 @@
+//! A part of another store.
+
+use std::sync::Arc;
+
+use super::Store;
+use crate::error::Result;
+
+/// All names of another store that begin in one way: so that several jobs can share it.
+#[derive(Clone)]
+pub struct PrefixStore {
+    store: Arc<dyn Store>,
+    prefix: String,
+}
+
+impl PrefixStore {
+    /// The part of a store whose names begin with `prefix` and a slash.
+    pub fn new(store: Arc<dyn Store>, prefix: &str) -> Self {
+        Self { store, prefix: prefix.to_owned() }
+    }
+
+    fn name(&self, name: &str) -> String {
+        if name.is_empty() { String::new() } else { format!("{}/{name}", self.prefix) }
+    }
+}
+
+impl Store for PrefixStore {
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.store.set(&self.name(name), value)
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.store.get(&self.name(name))
+    }
+
+    fn add(&self, name: &str, amount: i64) -> Result<i64> {
+        self.store.add(&self.name(name), amount)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.store.delete(&self.name(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MemoryStore, check_store_contract};
+    use super::*;
+
+    #[test]
+    fn it_is_a_store_that_another_one_does_not_disturb() {
+        let whole: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let part: Arc<dyn Store> = Arc::new(PrefixStore::new(Arc::clone(&whole), "job-1"));
+        whole.set("a", b"other").unwrap();
+        check_store_contract(&part);
+        assert_eq!(whole.get("a").unwrap().as_deref(), Some(&b"other"[..]));
+        assert_eq!(whole.get("job-1/x").unwrap().as_deref(), Some(&b"1"[..]));
+    }
+}

@@ -1,0 +1,83 @@
+//! A store in a Redis server.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use redis::{Client, Cmd, Connection, FromRedisValue};
+
+use super::{Store, check};
+use crate::error::{Error, Result, format_duration};
+use crate::lock;
+
+/// A store in a Redis server that is there already. Values stay in it when all ranks have gone: use a prefix for each job.
+pub struct RedisStore {
+    address: String,
+    connection: Mutex<Connection>,
+}
+
+impl RedisStore {
+    /// Connects to `redis://host:port`. No later call takes longer than the timeout.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the server cannot be reached in time.
+    pub fn connect(address: &str, timeout: Duration) -> Result<Self> {
+        let failed = |error: redis::RedisError| {
+            Error::store(format!(
+                "no Redis at {address} within {}: {error}",
+                format_duration(timeout)
+            ))
+        };
+        let client = Client::open(address).map_err(failed)?;
+        let connection = client.get_connection_with_timeout(timeout).map_err(failed)?;
+        connection.set_read_timeout(Some(timeout)).map_err(failed)?;
+        connection.set_write_timeout(Some(timeout)).map_err(failed)?;
+        Ok(Self { address: address.to_owned(), connection: Mutex::new(connection) })
+    }
+
+    fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        let answer = command.query(&mut *lock(&self.connection));
+        answer.map_err(|error| Error::store(format!("Redis at {}: {error}", self.address)))
+    }
+}
+
+impl Store for RedisStore {
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        check(name, value)?;
+        self.ask(redis::cmd("SET").arg(name).arg(value))
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.ask(redis::cmd("GET").arg(name))
+    }
+
+    fn add(&self, name: &str, amount: i64) -> Result<i64> {
+        check(name, &[])?;
+        self.ask(redis::cmd("INCRBY").arg(name).arg(amount))
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        let _: i64 = self.ask(redis::cmd("DEL").arg(name))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check_store_contract;
+    use super::*;
+    use crate::testing::RedisServer;
+    use std::sync::Arc;
+
+    #[test]
+    fn it_is_a_store() {
+        let server = RedisServer::start();
+        let store = RedisStore::connect(&server.address(), Duration::from_secs(20)).unwrap();
+        check_store_contract(&(Arc::new(store) as Arc<dyn Store>));
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_named() {
+        let error = RedisStore::connect("redis://127.0.0.1:1", Duration::from_secs(5)).err();
+        assert!(error.unwrap().to_string().contains("127.0.0.1:1"));
+    }
+}

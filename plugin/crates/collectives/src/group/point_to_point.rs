@@ -1,0 +1,180 @@
+//! Messages between two ranks of a group.
+
+use crate::algorithms::plan::{Action, Plan, Transfer};
+use crate::error::{Error, Result};
+use crate::group::receive::MessageReceive;
+use crate::links::link::{Key, Kind};
+use crate::links::mesh::MAX_BYTES;
+
+use super::{Call, Group};
+
+impl Group {
+    /// Sends a message to another rank. Returns when the bytes may be changed: of a large message when the other has it.
+    /// Messages of a tag arrive in their order.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`]; [`ErrorKind::Argument`](crate::ErrorKind::Argument) for a message to oneself or of more than 1 GiB.
+    pub fn send(&self, to: usize, bytes: &[u8], call: &Call) -> Result<()> {
+        self.check_peer(to)?;
+        if bytes.len() > MAX_BYTES {
+            return Err(Error::argument(format!(
+                "a message of {} bytes: at most {MAX_BYTES}",
+                bytes.len()
+            )));
+        }
+        let whole = Transfer { peer: to, action: Action::SendInput, range: 0..bytes.len() };
+        let plan = Plan::single(whole);
+        self.run(
+            "send",
+            self.message(call),
+            &plan,
+            (1, MAX_BYTES),
+            bytes,
+            &mut [],
+            (&|_, _| {}, call),
+        )
+    }
+
+    /// Receives a message from another rank; gives its length, which may be less than there is room for.
+    ///
+    /// # Errors
+    /// As [`Group::allreduce`]; one that is longer than the room ends the group.
+    pub fn recv(&self, from: usize, room: &mut [u8], call: &Call) -> Result<usize> {
+        self.check_peer(from)?;
+        self.receive(&[self.members[from]], room, call).map(|(_, bytes)| bytes)
+    }
+
+    /// Receives a message from whichever rank sends one first; gives that rank and the message's length.
+    ///
+    /// # Errors
+    /// As [`Group::recv`].
+    pub fn recv_any(&self, room: &mut [u8], call: &Call) -> Result<(usize, usize)> {
+        let others: Vec<usize> =
+            self.members.iter().copied().filter(|member| *member != self.mesh.own_rank()).collect();
+        if others.is_empty() {
+            return Err(Error::argument("there is no other rank to receive from"));
+        }
+        let (place, bytes) = self.receive(&others, room, call)?;
+        let rank = self.members.iter().position(|member| *member == others[place]);
+        Ok((rank.unwrap_or_default(), bytes))
+    }
+
+    fn receive(&self, from: &[usize], room: &mut [u8], call: &Call) -> Result<(usize, usize)> {
+        let timeout = call.timeout.unwrap_or(self.timeout);
+        let wanted = MessageReceive { mesh: &self.mesh, from, key: self.message(call), timeout };
+        wanted.receive(room).map_err(|error| self.renumbered(error))
+    }
+
+    fn message(&self, call: &Call) -> Key {
+        Key { kind: Kind::Message, group: self.id, tag: call.tag, sequence: 0, part: 0 }
+    }
+
+    fn check_peer(&self, rank: usize) -> Result<()> {
+        self.mesh.check_other(rank, self.size())?;
+        if rank == self.rank {
+            return Err(Error::argument("a rank sends no messages to itself"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{TEST_TIMEOUT, run_ranks, transports};
+    use crate::{ErrorKind, MemoryStore};
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn messages_come_in_order_from_one_and_from_any() {
+        for transport in transports() {
+            run_ranks(3, &transport, |group| {
+                let (a, b) = (Call::default().tag(1), Call::default().tag(2));
+                if group.rank() == 0 {
+                    let mut room = vec![0; 200_000];
+                    // The second tag first: what comes before it waits aside.
+                    assert_eq!(group.recv(1, &mut room, &b).unwrap(), 1);
+                    assert_eq!(room[0], 77);
+                    for expected in [1, 100_000, 3] {
+                        let bytes = group.recv(1, &mut room, &a).unwrap();
+                        assert_eq!((bytes, room[0]), (expected, expected as u8));
+                    }
+                    let mut from: Vec<usize> =
+                        (0..2).map(|_| group.recv_any(&mut room, &b).unwrap().0).collect();
+                    from.sort_unstable();
+                    assert_eq!(from, [1, 2]);
+                } else {
+                    if group.rank() == 1 {
+                        group.send(0, &[1], &a).unwrap();
+                        group.send(0, &[77], &b).unwrap();
+                        group.send(0, &vec![100_000u32 as u8; 100_000], &a).unwrap();
+                        group.send(0, &[3; 3], &a).unwrap();
+                    }
+                    group.send(0, &[0], &b).unwrap();
+                }
+                group.barrier(&Call::default()).unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn what_came_from_a_rank_that_has_left_is_still_received() {
+        for transport in transports() {
+            let left = std::sync::Barrier::new(2);
+            let store = MemoryStore::new();
+            let join = |rank| Group::join(&store, rank, 2, &transport, TEST_TIMEOUT).unwrap();
+            let (early, late) = (Call::default().tag(1), Call::default().tag(2));
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let group = join(1);
+                    group.broadcast(&mut [7], 1, &late).unwrap();
+                    group.send(0, &[8], &early).unwrap();
+                    group.send(0, &[9], &late).unwrap();
+                    drop(group);
+                    left.wait();
+                });
+                let group = join(0);
+                let mut room = [0];
+                // What the broadcast brings waits aside.
+                group.recv(1, &mut room, &early).unwrap();
+                left.wait();
+                assert_eq!((group.recv(1, &mut room, &late).unwrap(), room), (1, [9]));
+                group.broadcast(&mut room, 1, &late).unwrap();
+                assert_eq!(room, [7]);
+            });
+        }
+    }
+
+    #[test]
+    fn who_has_left_is_not_waited_for_when_others_may_send() {
+        for transport in transports() {
+            let left = std::sync::Barrier::new(2);
+            let store = MemoryStore::new();
+            let join = |rank| Group::join(&store, rank, 3, &transport, TEST_TIMEOUT).unwrap();
+            let call = Call::default();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let group = join(1);
+                    group.send(0, &[1], &call).unwrap();
+                    drop(group);
+                    left.wait();
+                });
+                scope.spawn(|| {
+                    let group = join(2);
+                    group.recv(0, &mut [0], &call).unwrap();
+                    group.send(0, &[2], &call).unwrap();
+                });
+                let group = join(0);
+                let mut room = [0];
+                assert_eq!(group.recv_any(&mut room, &call).unwrap(), (1, 1));
+                left.wait();
+                let short = call.clone().timeout(Duration::from_millis(300));
+                let error = group.recv_any(&mut room, &short).unwrap_err();
+                assert!(error.kind() == ErrorKind::Timeout && error.ranks() == [2], "{error}");
+                group.send(2, &[0], &call).unwrap();
+                assert_eq!(group.recv_any(&mut room, &call).unwrap(), (2, 1));
+            });
+        }
+    }
+}

@@ -1,0 +1,586 @@
+//! Links through shared memory, between processes of one host, or threads of one process.
+//!
+//! Each link is a ring of bytes in memory that only its two processes have: the sender makes it and passes it over a Unix
+//! socket, which also wakes who sleeps and links with the process. Nothing stays behind when a process is killed.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind as IoErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use evenkeel_transport::Notify;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, socket_with, sockopt,
+};
+
+use crate::error::{Error, Result};
+use crate::links::link::{
+    Endpoint, HEADER_BYTES, Header, Incoming, LinkError, Outgoing, Submitted,
+};
+use crate::lock;
+use crate::memory::{Shared, Source, Target};
+
+/// Bytes that a ring holds: large enough to stream, small enough for a cache.
+const RING_BYTES: usize = 256 << 10;
+/// What is in front of them. Each word has a cache line of its own.
+const RING_OFFSET: usize = 4096;
+/// Bytes ever written, by the sender.
+const WRITTEN: usize = 0;
+/// Bytes ever read, by the receiver.
+const READ: usize = 128;
+/// Whether the sender wants to be woken.
+const SENDER_SLEEPS: usize = 256;
+/// Whether the receiver wants to be woken.
+const RECEIVER_SLEEPS: usize = 384;
+/// Most senders that have connected and passed nothing yet.
+const MAX_CONNECTING: usize = 1024;
+/// Most messages that wait for room in a ring.
+const MAX_WAITING: usize = 32;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// Others that sleep on an endpoint where somebody sleeps already.
+const SHORT_SLEEP: Duration = Duration::from_millis(1);
+
+pub(crate) struct ShmEndpoint {
+    listener: UnixListener,
+    name: Vec<u8>,
+    boot: Vec<u8>,
+    /// All links that are alive.
+    links: Mutex<Vec<Weak<ShmLink>>>,
+    /// Held by who listens to the sockets.
+    listening: Mutex<()>,
+    /// Senders that have connected and not passed their rings yet.
+    connecting: Mutex<VecDeque<UnixStream>>,
+    /// What else wakes who sleeps.
+    waker: Option<Arc<Waker>>,
+}
+
+/// Wakes who sleeps on shared memory although what it waits for is elsewhere.
+pub(crate) struct Waker {
+    event: OwnedFd,
+    asleep: AtomicBool,
+}
+
+impl Waker {
+    /// # Errors
+    /// When the system gives no descriptor.
+    pub(crate) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event, asleep: AtomicBool::new(false) })
+    }
+}
+
+impl Notify for Waker {
+    fn notify(&self) {
+        // Either the sleeper sees what has happened, or this sees the sleeper.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            // A full counter wakes as well.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// One side's link of a link.
+struct ShmLink {
+    ring: Shared,
+    stream: UnixStream,
+    /// Where this side says that it sleeps, and where the other does.
+    own_word: usize,
+    peer_word: usize,
+    /// The other side's process has ended or has dropped the link.
+    gone: AtomicBool,
+}
+
+impl ShmEndpoint {
+    /// # Errors
+    /// When the system gives no socket.
+    pub(crate) fn open(waker: Option<Arc<Waker>>) -> Result<Self> {
+        let what = "shared memory";
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id")
+            .map_err(|error| Error::system(what, error))?;
+        let unique = crate::random().map_err(|error| Error::system(what, error))?;
+        let name = format!("evenkeel-{unique:016x}").into_bytes();
+        let listener = SocketAddr::from_abstract_name(&name)
+            .and_then(|address| UnixListener::bind_addr(&address))
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|error| Error::system(what, error))?;
+        Ok(Self {
+            listener,
+            name,
+            boot,
+            links: Mutex::default(),
+            listening: Mutex::new(()),
+            connecting: Mutex::default(),
+            waker,
+        })
+    }
+
+    fn end(
+        &self,
+        ring: Shared,
+        stream: UnixStream,
+        own_word: usize,
+        peer_word: usize,
+    ) -> io::Result<Arc<ShmLink>> {
+        stream.set_nonblocking(true)?;
+        let link =
+            Arc::new(ShmLink { ring, stream, own_word, peer_word, gone: AtomicBool::new(false) });
+        let mut links = lock(&self.links);
+        links.retain(|link| link.strong_count() > 0);
+        links.push(Arc::downgrade(&link));
+        Ok(link)
+    }
+
+    /// `None` when the other rank's backlog is full.
+    fn offer(&self, name: &[u8]) -> io::Result<Option<Arc<ShmLink>>> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&stream, &SocketAddrUnix::new_abstract_name(name)?) {
+            Err(Errno::AGAIN) => return Ok(None),
+            connected => connected?,
+        }
+        let stream = UnixStream::from(stream);
+        let file = memfd_create("evenkeel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, (RING_OFFSET + RING_BYTES) as u64)?;
+        // So that neither side can take the memory away under the other.
+        fcntl_add_seals(&file, SEALS)?;
+        let ring = Shared::map(&file, RING_OFFSET + RING_BYTES)?;
+        let files = [file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        sendmsg(&stream, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::NOSIGNAL)?;
+        self.end(ring, stream, SENDER_SLEEPS, RECEIVER_SLEEPS).map(Some)
+    }
+
+    /// Takes what a sender passes on; `None` if that is not a ring, or not from this user.
+    fn receive(&self, stream: &UnixStream) -> io::Result<Option<(Shared, UnixStream)>> {
+        if sockopt::socket_peercred(stream)?.uid != rustix::process::geteuid() {
+            return Ok(None);
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        let file: Option<OwnedFd> = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        let Some(file) = file else { return Ok(None) };
+        // Memory that its sender could shrink would link this process when it is read.
+        let whole = fstat(&file)?.st_size == (RING_OFFSET + RING_BYTES) as i64;
+        if !whole || !fcntl_get_seals(&file)?.contains(SEALS) {
+            return Ok(None);
+        }
+        Ok(Some((Shared::map(&file, RING_OFFSET + RING_BYTES)?, stream.try_clone()?)))
+    }
+}
+
+impl Endpoint for ShmEndpoint {
+    fn address(&self) -> Vec<u8> {
+        [&self.boot[..], &self.name].concat()
+    }
+
+    fn host(&self) -> IpAddr {
+        Ipv4Addr::LOCALHOST.into()
+    }
+
+    fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
+        let name = address.strip_prefix(&self.boot[..]).ok_or_else(|| {
+            Error::argument(
+                "shared memory joins ranks of one host only, and that rank is on another",
+            )
+        })?;
+        let link = self.offer(name).map_err(|error| {
+            Error::new(
+                crate::ErrorKind::Lost,
+                format!("shared memory: {error} (ranks must share a network namespace)"),
+            )
+        })?;
+        let Some(link) = link else { return Ok(None) };
+        let waiting = VecDeque::new();
+        Ok(Some(Box::new(ShmOutgoing { link, written: 0, waiting, lent: 0, finished: 0 })))
+    }
+
+    fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
+        let failed = |error: io::Error| Error::system("shared memory", error);
+        let mut connecting = lock(&self.connecting);
+        while connecting.len() < MAX_CONNECTING {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true).map_err(failed)?;
+                    connecting.push_back(stream);
+                }
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(error)
+                    if [IoErrorKind::WouldBlock, IoErrorKind::ConnectionAborted]
+                        .contains(&error.kind()) =>
+                {
+                    break;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        for _ in 0..connecting.len() {
+            let Some(stream) = connecting.pop_front() else { break };
+            match self.receive(&stream) {
+                Ok(Some((ring, stream))) => {
+                    let link = self.end(ring, stream, RECEIVER_SLEEPS, SENDER_SLEEPS);
+                    let link = link.map_err(failed)?;
+                    return Ok(Some(Box::new(ShmIncoming {
+                        link,
+                        read: 0,
+                        current: None,
+                        taking: None,
+                        lent: 0,
+                        finished: 0,
+                    })));
+                }
+                // It has connected and not been scheduled since.
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {
+                    connecting.push_back(stream)
+                }
+                // Whoever passes no ring is no rank.
+                Ok(None) | Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
+        let Ok(_listening) = self.listening.try_lock() else {
+            if !look() {
+                std::thread::sleep(time.min(SHORT_SLEEP));
+            }
+            return;
+        };
+        let links: Vec<_> = lock(&self.links)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|link| !link.gone.load(Ordering::Relaxed))
+            .collect();
+        links.iter().for_each(|link| link.ring.word(link.own_word).store(1, Ordering::Relaxed));
+        let set = |asleep| {
+            self.waker.iter().for_each(|waker| waker.asleep.store(asleep, Ordering::Relaxed));
+        };
+        set(true);
+        // Either the others see the words, or this sees what they have done.
+        fence(Ordering::SeqCst);
+        if !look() {
+            let mut waited: Vec<_> = links
+                .iter()
+                .map(|link| PollFd::new(&link.stream, PollFlags::IN))
+                .chain([PollFd::new(&self.listener, PollFlags::IN)])
+                .chain(self.waker.iter().map(|waker| PollFd::new(&waker.event, PollFlags::IN)))
+                .collect();
+            let time = Timespec::try_from(time).unwrap_or_default();
+            // An interrupted or failed wait is a short one: who sleeps looks again.
+            let _ = poll(&mut waited, Some(&time));
+        }
+        set(false);
+        if let Some(waker) = &self.waker {
+            // Fails when it has not rung.
+            let _ = rustix::io::read(&waker.event, &mut [0; 8]);
+        }
+        for link in &links {
+            link.ring.word(link.own_word).store(0, Ordering::Relaxed);
+            link.read_socket();
+        }
+    }
+}
+
+impl ShmLink {
+    /// Hears what the other side says over the socket: wake up, or its link.
+    fn read_socket(&self) {
+        let mut bytes = [0; 64];
+        loop {
+            match (&self.stream).read(&mut bytes) {
+                Ok(0) => self.gone.store(true, Ordering::Release),
+                Ok(_) => continue,
+                Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
+                Err(_) => self.gone.store(true, Ordering::Release),
+            }
+            return;
+        }
+    }
+
+    /// Wakes the other side if it sleeps.
+    fn wake(&self) {
+        fence(Ordering::SeqCst);
+        let word = self.ring.word(self.peer_word);
+        if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0 {
+            // A full socket wakes as well; one that is broken is noticed by listening.
+            let _ = (&self.stream).write(&[1]);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Bytes in the ring by the other side's word and our own count; an impossible number of them is nonsense.
+    fn filled(written: u64, read: u64) -> std::result::Result<usize, LinkError> {
+        let filled = written.wrapping_sub(read);
+        if filled <= RING_BYTES as u64 {
+            Ok(filled as usize)
+        } else {
+            Err("its ring is garbled".to_owned())
+        }
+    }
+}
+
+const GONE: &str = "its process has ended or has closed the group";
+
+struct ShmOutgoing {
+    link: Arc<ShmLink>,
+    /// Bytes ever written.
+    written: u64,
+    /// What did not fit.
+    waiting: VecDeque<Waiting>,
+    lent: u64,
+    finished: u64,
+}
+
+struct Waiting {
+    header: [u8; HEADER_BYTES],
+    payload: Source,
+    /// Bytes of both that are written.
+    at: usize,
+}
+
+impl ShmOutgoing {
+    fn room(&self) -> std::result::Result<usize, LinkError> {
+        let read = self.link.ring.long(READ).load(Ordering::Acquire);
+        Ok(RING_BYTES - ShmLink::filled(self.written, read)?)
+    }
+
+    /// Writes bytes for which there is room.
+    fn put(&mut self, bytes: Source) {
+        let at = (self.written % RING_BYTES as u64) as usize;
+        let first = bytes.length().min(RING_BYTES - at);
+        self.link.ring.write(RING_OFFSET + at, bytes.part(0, first));
+        self.link.ring.write(RING_OFFSET, bytes.part(first, bytes.length() - first));
+        self.written += bytes.length() as u64;
+    }
+
+    fn put_header(&mut self, header: &[u8]) {
+        // SAFETY: the borrow outlives the call, which copies.
+        self.put(unsafe { Source::lend(header) });
+    }
+
+    fn publish(&self) {
+        self.link.ring.long(WRITTEN).store(self.written, Ordering::Release);
+        self.link.wake();
+    }
+
+    fn pump(&mut self) -> std::result::Result<(), LinkError> {
+        let before = self.written;
+        while let Some(mut next) = self.waiting.pop_front() {
+            let mut room = self.room()?;
+            if next.at < HEADER_BYTES && room > 0 {
+                let part = room.min(HEADER_BYTES - next.at);
+                self.put_header(&next.header[next.at..next.at + part]);
+                next.at += part;
+                room -= part;
+            }
+            if next.at >= HEADER_BYTES {
+                let from = next.at - HEADER_BYTES;
+                let part = room.min(next.payload.length() - from);
+                self.put(next.payload.part(from, part));
+                next.at += part;
+            }
+            if next.at < HEADER_BYTES + next.payload.length() {
+                self.waiting.push_front(next);
+                break;
+            }
+            self.finished += 1;
+        }
+        if self.written != before {
+            self.publish();
+        }
+        if !self.waiting.is_empty() && self.link.is_gone() {
+            return Err(GONE.to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl Outgoing for ShmOutgoing {
+    fn send(
+        &mut self,
+        header: &Header,
+        payload: Source,
+    ) -> std::result::Result<Option<Submitted>, LinkError> {
+        if self.link.is_gone() {
+            return Err(GONE.to_owned());
+        }
+        let header = header.encode();
+        if self.waiting.is_empty() && HEADER_BYTES + payload.length() <= self.room()? {
+            self.put_header(&header);
+            self.put(payload);
+            self.publish();
+            return Ok(Some(Submitted::Done));
+        }
+        if self.waiting.len() >= MAX_WAITING {
+            return Ok(None);
+        }
+        self.waiting.push_back(Waiting { header, payload, at: 0 });
+        self.lent += 1;
+        let number = self.lent;
+        self.pump()?;
+        Ok(Some(Submitted::Pending(number)))
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, LinkError> {
+        if !self.waiting.is_empty() {
+            self.pump()?;
+        }
+        Ok(self.finished)
+    }
+
+    fn carried(&self) -> u64 {
+        self.written
+    }
+
+    fn close(&mut self) -> bool {
+        // What is in the ring stays there for the other side.
+        true
+    }
+}
+
+struct ShmIncoming {
+    link: Arc<ShmLink>,
+    /// Bytes ever read.
+    read: u64,
+    /// A head that is waiting to be taken.
+    current: Option<Header>,
+    /// Where a payload goes, and how much of it is there.
+    taking: Option<(Target, usize)>,
+    lent: u64,
+    finished: u64,
+}
+
+impl ShmIncoming {
+    fn filled(&self) -> std::result::Result<usize, LinkError> {
+        ShmLink::filled(self.link.ring.long(WRITTEN).load(Ordering::Acquire), self.read)
+    }
+
+    /// Reads bytes that are there.
+    fn get(&mut self, into: Target) {
+        let at = (self.read % RING_BYTES as u64) as usize;
+        let first = into.length().min(RING_BYTES - at);
+        self.link.ring.read(RING_OFFSET + at, into.part(0, first));
+        self.link.ring.read(RING_OFFSET, into.part(first, into.length() - first));
+        self.read += into.length() as u64;
+    }
+
+    fn publish(&self) {
+        self.link.ring.long(READ).store(self.read, Ordering::Release);
+        self.link.wake();
+    }
+
+    fn pump(&mut self) -> std::result::Result<(), LinkError> {
+        let Some((into, at)) = self.taking else { return Ok(()) };
+        // Looked at first: what was written before its link is there then.
+        let gone = self.link.is_gone();
+        let part = self.filled()?.min(into.length() - at);
+        if part > 0 {
+            self.get(into.part(at, part));
+            self.publish();
+        } else if gone && at < into.length() {
+            return Err(GONE.to_owned());
+        }
+        if at + part == into.length() {
+            self.taking = None;
+            self.finished += 1;
+        } else {
+            self.taking = Some((into, at + part));
+        }
+        Ok(())
+    }
+}
+
+impl Incoming for ShmIncoming {
+    fn next_header(&mut self) -> std::result::Result<Option<Header>, LinkError> {
+        if self.taking.is_some() {
+            self.pump()?;
+        }
+        if self.current.is_none() && self.taking.is_none() {
+            let gone = self.link.is_gone();
+            if self.filled()? >= HEADER_BYTES {
+                let mut bytes = [0; HEADER_BYTES];
+                // SAFETY: the borrow outlives the call, which copies.
+                self.get(unsafe { Target::lend(&mut bytes) });
+                let header =
+                    Header::decode(&bytes).ok_or_else(|| "its ring is garbled".to_owned())?;
+                self.current = Some(header);
+            } else if gone {
+                return Err(GONE.to_owned());
+            }
+        }
+        Ok(self.current)
+    }
+
+    fn take(&mut self, into: Target) -> std::result::Result<Submitted, LinkError> {
+        self.current = None;
+        self.lent += 1;
+        self.taking = Some((into, 0));
+        if into.length() == 0 {
+            self.publish();
+        }
+        self.pump()?;
+        Ok(Submitted::Pending(self.lent))
+    }
+
+    fn finished(&mut self) -> std::result::Result<u64, LinkError> {
+        self.pump()?;
+        Ok(self.finished)
+    }
+
+    fn carried(&self) -> u64 {
+        self.read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{accept, bind, listen};
+
+    #[test]
+    fn a_rank_whose_backlog_is_full_is_asked_again_and_not_waited_for() {
+        let own = ShmEndpoint::open(None).unwrap();
+        let name = format!("evenkeel-test-{:016x}", crate::random().unwrap()).into_bytes();
+        let flags = SocketFlags::CLOEXEC;
+        let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        bind(&other, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+        listen(&other, 1).unwrap();
+        let address = [&own.boot[..], &name].concat();
+        let mut links = vec![];
+        while let Some(link) = own.connect(&address).unwrap() {
+            links.push(link);
+            assert!(links.len() < 100, "the backlog has no end");
+        }
+        let _taken = accept(&other).unwrap();
+        assert!(own.connect(&address).unwrap().is_some());
+    }
+}
