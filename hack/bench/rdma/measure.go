@@ -98,12 +98,12 @@ var checks = []check{
 	{
 		Name: "all-reduces of three ranks through two reduction servers", Goal: "every element right",
 		Build: []string{"-p", "evenkeel-bench", "--test", "commands"}, Target: "commands",
-		Tests: []string{"rdma::reduction_servers_sum_each_element_over_it"},
+		Tests: []string{"rdma::rdma_reduction_servers_verify_each_element"},
 	},
 	{
 		Name: "a reduction server killed", Goal: "an error at all ranks that names it",
 		Build: []string{"-p", "evenkeel-bench", "--test", "commands"}, Target: "commands",
-		Tests: []string{"rdma::a_reduction_server_that_is_killed_is_named"},
+		Tests: []string{"rdma::rdma_killed_reduction_server_is_named"},
 	},
 	{
 		Name: "receiver killed, or sender", Goal: "an error of all requests that names it, within the time set for verbs (here within 1 s)",

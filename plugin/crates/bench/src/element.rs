@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reduction_of_contributions_is_what_is_checked_for() {
+    fn element_check_matches_the_reduction() {
         for kind in [Type::Float32, Type::Float64, Type::Int32] {
             for op in [Op::Sum, Op::Min, Op::Max] {
                 let mut result = vec![0; 100 * kind.bytes()];
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_place_reads_the_own_buffer() {
+    fn out_of_place_reads_the_send_buffer() {
         let (own, other) = (2f32.to_ne_bytes(), 3f32.to_ne_bytes());
         let mut into = [0; 4];
         Type::Float32.reduce(Op::Sum, Some(&own), &other, &mut into);

@@ -135,9 +135,9 @@ fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
     let (plugin, mut network) = options.network.open()?;
     world.all_gather(&network.name)?;
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
-    let mut lanes = connect(options, &plugin, world, most, RECEIVES)?;
+    let mut connections = connect(options, &plugin, world, most, RECEIVES)?;
     if options.ping_pong {
-        lanes.extend(connect(options, &plugin, world, most, SENDS)?);
+        connections.extend(connect(options, &plugin, world, most, SENDS)?);
     }
     network.transport = log::transport();
     let output = |error: io::Error| format!("cannot write the results: {error}");
@@ -148,7 +148,7 @@ fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
     let mut rows = vec![];
     for size in sizes {
         let size = usize::try_from(*size).map_err(|_| format!("{size} bytes are too many"))?;
-        let mut run = Run { options, world, lanes: &mut lanes, size };
+        let mut run = Run { options, world, connections: &mut connections, size };
         let row = if options.ping_pong { run.round_trips() } else { run.row() }?;
         if print && !options.json {
             line(&row).map_err(output)?;
@@ -205,7 +205,7 @@ enum End {
 }
 
 /// One connection and the buffers of its requests in flight, one after the other.
-struct Lane {
+struct Connection {
     end: End,
     buffer: Region,
 }
@@ -216,7 +216,7 @@ fn connect(
     world: &mut World,
     most: usize,
     receiver: usize,
-) -> Result<Vec<Lane>> {
+) -> Result<Vec<Connection>> {
     let count = options.connections as usize;
     let receives = world.rank() == receiver;
     let mut listeners: Vec<Listener> = vec![];
@@ -260,7 +260,7 @@ fn connect(
                 End::Sender(sender) => sender.register(&buffer)?,
                 End::Receiver(receiver) => receiver.register(&buffer)?,
             }
-            Ok(Lane { end, buffer })
+            Ok(Connection { end, buffer })
         })
         .collect()
 }
@@ -269,7 +269,7 @@ fn connect(
 struct Run<'a> {
     options: &'a Options,
     world: &'a mut World,
-    lanes: &'a mut [Lane],
+    connections: &'a mut [Connection],
     size: usize,
 }
 
@@ -293,7 +293,7 @@ impl Run<'_> {
         let mut wrong = self.stream(2 * self.options.depth, Check::All, &mut latencies)?;
         wrong += self.stream(self.options.warmup, self.check(), &mut latencies)?;
         latencies.clear();
-        latencies.reserve(self.options.iterations as usize * self.lanes.len());
+        latencies.reserve(self.options.iterations as usize * self.connections.len());
         self.world.barrier()?;
         let start = Instant::now();
         wrong += self.stream(self.options.iterations, self.check(), &mut latencies)?;
@@ -303,7 +303,7 @@ impl Run<'_> {
         let all = self.world.all_gather(&mine)?;
         // The receiver knows when all has arrived and what was wrong, the sender how long each message took.
         let ((seconds, .., wrong), (_, p50, p99, _)) = (all[RECEIVES], all[SENDS]);
-        let messages = f64::from(self.options.iterations) * self.lanes.len() as f64;
+        let messages = f64::from(self.options.iterations) * self.connections.len() as f64;
         Ok(Row {
             size: self.size as u64,
             time_us: seconds / messages * 1e6,
@@ -349,19 +349,21 @@ impl Run<'_> {
         for message in 0..count {
             let right = |bytes: &[u8]| is_filled(bytes, 0, message, check);
             if starts {
-                self.lanes[0].buffer.write(part.clone(), |bytes| fill(bytes, 0, message, check))?;
+                self.connections[0]
+                    .buffer
+                    .write(part.clone(), |bytes| fill(bytes, 0, message, check))?;
                 let back = self.post(1)?;
                 let start = Instant::now();
                 let there = self.post(0)?;
                 let size = self.complete(back)?;
                 trips.push(start.elapsed().as_secs_f64());
                 self.complete(there)?;
-                let right = self.lanes[1].buffer.read(part.clone(), right)?;
+                let right = self.connections[1].buffer.read(part.clone(), right)?;
                 wrong += u64::from(size != self.size || !right);
             } else {
                 let there = self.post(0)?;
                 let size = self.complete(there)?;
-                let [from, to] = &self.lanes else {
+                let [from, to] = &self.connections else {
                     return Err("two connections are needed".to_owned());
                 };
                 let right = from.buffer.read(part.clone(), |bytes| {
@@ -378,10 +380,10 @@ impl Run<'_> {
     }
 
     /// Posts one transfer on a connection.
-    fn post(&mut self, lane: usize) -> Result<Request> {
+    fn post(&mut self, connection: usize) -> Result<Request> {
         let mut wait = Wait::new();
         loop {
-            let Lane { end, buffer } = &self.lanes[lane];
+            let Connection { end, buffer } = &self.connections[connection];
             let posted = match end {
                 End::Sender(sender) => sender.isend(buffer, 0..self.size),
                 End::Receiver(receiver) => receiver.irecv(buffer, 0..self.size),
@@ -406,15 +408,15 @@ impl Run<'_> {
 
     /// Moves `count` messages on every connection, adds each one's seconds to `latencies`, and counts wrong ones.
     fn stream(&mut self, count: u32, check: Check, latencies: &mut Vec<f64>) -> Result<u64> {
-        struct Flight {
+        struct InFlight {
             request: Request,
             message: u32,
             since: Instant,
         }
         let depth = self.options.depth;
-        let mut posted = vec![0; self.lanes.len()];
-        let mut flights: Vec<VecDeque<Flight>> =
-            self.lanes.iter().map(|_| VecDeque::with_capacity(depth as usize)).collect();
+        let mut posted = vec![0; self.connections.len()];
+        let mut in_flight: Vec<VecDeque<InFlight>> =
+            self.connections.iter().map(|_| VecDeque::with_capacity(depth as usize)).collect();
         let peer = self.world.describe(1 - self.world.rank());
         let explain = |error: String| format!("with {peer}: {error}");
         let mut wrong = 0;
@@ -422,41 +424,42 @@ impl Run<'_> {
         loop {
             let mut moved = false;
             let mut left = false;
-            for (at, lane) in self.lanes.iter_mut().enumerate() {
-                let flights = &mut flights[at];
-                let config = |message: u32| {
+            for (at, connection) in self.connections.iter_mut().enumerate() {
+                let in_flight = &mut in_flight[at];
+                let range = |message: u32| {
                     let start = (message % depth) as usize * self.size;
                     start..start + self.size
                 };
-                while posted[at] < count && flights.len() < depth as usize {
+                while posted[at] < count && in_flight.len() < depth as usize {
                     let message = posted[at];
-                    let part = config(message);
-                    let request = match &lane.end {
+                    let part = range(message);
+                    let request = match &connection.end {
                         End::Sender(sender) => {
-                            lane.buffer
+                            connection
+                                .buffer
                                 .write(part.clone(), |bytes| fill(bytes, at, message, check))?;
-                            sender.isend(&lane.buffer, part)
+                            sender.isend(&connection.buffer, part)
                         }
-                        End::Receiver(receiver) => receiver.irecv(&lane.buffer, part),
+                        End::Receiver(receiver) => receiver.irecv(&connection.buffer, part),
                     };
                     let Some(request) = request.map_err(explain)? else { break };
-                    flights.push_back(Flight { request, message, since: Instant::now() });
+                    in_flight.push_back(InFlight { request, message, since: Instant::now() });
                     posted[at] += 1;
                     moved = true;
                 }
-                if let Some(Flight { request, message, since }) = flights.front_mut()
+                if let Some(InFlight { request, message, since }) = in_flight.front_mut()
                     && let Some(size) = request.test().map_err(explain)?
                 {
                     latencies.push(since.elapsed().as_secs_f64());
-                    if matches!(lane.end, End::Receiver(_)) {
+                    if matches!(connection.end, End::Receiver(_)) {
                         let right = |bytes: &[u8]| is_filled(bytes, at, *message, check);
-                        let right = lane.buffer.read(config(*message), right)?;
+                        let right = connection.buffer.read(range(*message), right)?;
                         wrong += u64::from(size != self.size || !right);
                     }
-                    flights.pop_front();
+                    in_flight.pop_front();
                     moved = true;
                 }
-                left |= posted[at] < count || !flights.is_empty();
+                left |= posted[at] < count || !in_flight.is_empty();
             }
             if !left {
                 return Ok(wrong);
@@ -479,17 +482,17 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
 }
 
 /// The number that marks a message.
-fn stamp(lane: usize, message: u32) -> u64 {
-    (lane as u64 + 1) << 32 | u64::from(message)
+fn stamp(connection: usize, message: u32) -> u64 {
+    (connection as u64 + 1) << 32 | u64::from(message)
 }
 
-/// Eight bytes of a message that is checked whole, the `i`-th: no two messages of a run look alike, nor do two parts of one.
+/// The `i`-th eight bytes of a message that is checked whole. They differ between messages and within a message.
 fn word(stamp: u64, i: usize) -> [u8; 8] {
     (stamp ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }
 
-fn fill(bytes: &mut [u8], lane: usize, message: u32, check: Check) {
-    let stamp = stamp(lane, message);
+fn fill(bytes: &mut [u8], connection: usize, message: u32, check: Check) {
+    let stamp = stamp(connection, message);
     if check == Check::Stamp {
         bytes.iter_mut().zip(stamp.to_le_bytes()).for_each(|(config, byte)| *config = byte);
         return;
@@ -500,8 +503,8 @@ fn fill(bytes: &mut [u8], lane: usize, message: u32, check: Check) {
     rest.iter_mut().zip(word(stamp, whole)).for_each(|(config, byte)| *config = byte);
 }
 
-fn is_filled(bytes: &[u8], lane: usize, message: u32, check: Check) -> bool {
-    let stamp = stamp(lane, message);
+fn is_filled(bytes: &[u8], connection: usize, message: u32, check: Check) -> bool {
+    let stamp = stamp(connection, message);
     if check == Check::Stamp {
         return bytes.iter().zip(stamp.to_le_bytes()).all(|(got, want)| *got == want);
     }
@@ -515,7 +518,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_told_from_every_other() {
+    fn message_stamps_are_unique() {
         let mut bytes = vec![0; 1000];
         fill(&mut bytes, 1, 5, Check::All);
         assert!(is_filled(&bytes, 1, 5, Check::All));

@@ -64,7 +64,7 @@ fn markdown() -> String {
 
 Environment variables of the training process: `spec.environment` of a NetworkProfile sets them for its jobs, a container's own value wins.
 A value that is not of the accepted form is a warning that says so, and the plugin refuses to start rather than guess.
-`evenkeel-bench settings --check` tells beforehand.
+`evenkeel-bench settings --check` reports it beforehand.
 
 | variable | meaning | takes | default |
 |---|---|---|---|
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_of_the_documentation_is_fresh() {
+    fn settings_page_is_up_to_date() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/settings.md");
         let written = std::fs::read_to_string(page).unwrap_or_default();
         assert!(
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_the_environment_are_shown() {
+    fn settings_show_values_of_the_environment() {
         let text = plain(|name| (name == "EVENKEEL_FLOWS").then(|| "8".to_owned()));
         assert!(text.contains("EVENKEEL_FLOWS (default 4, here \"8\")"), "{text}");
     }

@@ -100,7 +100,7 @@ fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
         }
         cycle = cycle.wrapping_add(1);
     }
-    // Nobody leaves, and closes its connections, before all are done.
+    // No rank closes its connections before all are done.
     let transports = world.all_gather(&log::transport())?;
     if let Some(printer) = printer {
         printer.finish(ring.sent(), transports).map_err(output)?;

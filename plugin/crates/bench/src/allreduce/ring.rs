@@ -287,7 +287,7 @@ impl Done {
     }
 }
 
-/// Who moves what when.
+/// Which rank sends which block in which step.
 struct Plan {
     rank: usize,
     ranks: usize,
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_sends_the_next_receives() {
+    fn ring_sends_match_the_next_ranks_receives() {
         for ranks in 2..6 {
             for count in [0, 1, 2, 7, 1000, 3 << 20] {
                 for rank in 0..ranks {
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_blocks_cover_all_elements_once() {
+    fn ring_blocks_cover_all_elements_once() {
         for (ranks, count) in [(2, 1), (3, 10), (5, 1_000_003)] {
             let plan = plan(0, ranks, count);
             let mut end = 0;
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_step_sends_arrived_in_the_step_before() {
+    fn ring_step_sends_what_the_last_step_received() {
         for ranks in 2..6 {
             for rank in 0..ranks {
                 let plan = plan(rank, ranks, 1);

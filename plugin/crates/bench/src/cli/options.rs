@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_is_what_was_given_else_mpis_else_the_index_of_a_job() {
+    fn rank_from_flag_then_openmpi_then_job_index() {
         const RANK: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"];
         let index = |name: &str| (name == "JOB_COMPLETION_INDEX").then(|| "7".to_owned());
         let both = |name: &str| Some(if name.starts_with("OMPI") { "3" } else { "7" }.to_owned());

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read() {
+    fn size_is_parsed_or_refused() {
         for (text, want) in [("8", 8), ("64K", 65_536), ("1m", 1 << 20), ("2GB", 2 << 30)] {
             assert_eq!(text.parse(), Ok(Size(want)), "{text}");
         }
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn sweeps_end_where_they_should() {
+    fn size_sweep_bounds() {
         assert_eq!(sweep(Size(8), Size(100), 2), Ok(vec![8, 16, 32, 64]));
         assert_eq!(sweep(Size(8), Size(8), 1), Ok(vec![8]));
         assert_eq!(sweep(Size(0), Size(4), 2), Ok(vec![0]));

@@ -96,7 +96,7 @@ pub(crate) struct Details {
     pub(crate) destinations: usize,
 }
 
-/// One of them, with its buffers.
+/// A benchmark with its buffers.
 pub(crate) struct Exercise<N> {
     benchmark: Benchmark,
     details: Details,
@@ -228,12 +228,12 @@ impl<N: Number> Exercise<N> {
         self.output.fill(N::from_f32(-1.0));
     }
 
-    /// Makes it all zeros.
+    /// Sets all input to zero.
     pub(crate) fn clear(&mut self) {
         self.inputs.iter_mut().for_each(|input| input.fill(N::zeroed()));
     }
 
-    /// Does it once.
+    /// Runs it once.
     ///
     /// # Errors
     /// Those of the operation.
@@ -284,10 +284,10 @@ impl<N: Number> Exercise<N> {
             Benchmark::Barrier => group.barrier(call)?,
             Benchmark::PairwiseExchange => {
                 let bytes = input.len();
-                for (by, room) in (1..).zip(output.chunks_mut(bytes.max(1))) {
-                    // To the one so many places further, from the one so many places before.
+                for (shift, room) in (1..).zip(output.chunks_mut(bytes.max(1))) {
+                    // To rank + shift, from rank - shift.
                     let (mut sent, mut received) = (vec![0; ranks], vec![0; ranks]);
-                    (sent[(rank + by) % ranks], received[(rank + ranks - by) % ranks]) =
+                    (sent[(rank + shift) % ranks], received[(rank + ranks - shift) % ranks]) =
                         (bytes, bytes);
                     group.alltoallv(input, &sent, room, &received, call)?;
                 }

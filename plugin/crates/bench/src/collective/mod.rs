@@ -29,9 +29,9 @@ const SWEEP: [usize; 21] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
     500_000, 1_000_000, 2_000_000, 5_000_000,
 ];
-/// Most samples of a row.
+/// Maximum number of samples of a row.
 const MAX_ITERATIONS: u64 = 1_000_000;
-/// Most errors of a row that are shown.
+/// Maximum number of errors shown for a row.
 const MAX_ERRORS: usize = 3;
 
 /// How the ranks reach each other.
@@ -66,7 +66,7 @@ Examples:
   mpirun -np 4 evenkeel-bench collective --shared-path /shared/run-7 allgather"
 )]
 pub(crate) struct Options {
-    /// What to do again and again
+    /// The benchmark
     #[arg(value_enum, default_value_t = Benchmark::Allreduce)]
     benchmark: Benchmark,
     /// The number of ranks [else: the launcher's]
@@ -81,16 +81,16 @@ pub(crate) struct Options {
     /// Start them as threads of this process
     #[arg(long, requires = "spawn", conflicts_with = "place")]
     in_process: bool,
-    /// Meet in this Redis server
+    /// Rendezvous through this Redis server
     #[arg(short = 'h', long, value_name = "HOST", group = "place")]
     redis_host: Option<String>,
     /// Its port
     #[arg(short = 'p', long, default_value_t = 6379, value_name = "PORT")]
     redis_port: u16,
-    /// Meet in this folder, which all ranks see
+    /// Rendezvous through this folder, which all ranks share
     #[arg(long, value_name = "FOLDER", group = "place")]
     shared_path: Option<String>,
-    /// Meet in this store: file:FOLDER, tcp://HOST:PORT or redis://HOST:PORT
+    /// Rendezvous through this store: file:FOLDER, tcp://HOST:PORT or redis://HOST:PORT
     #[arg(long, value_name = "ADDRESS", group = "place")]
     store: Option<String>,
     /// Name or address of rank 0, which serves a store if no other is named
@@ -99,7 +99,7 @@ pub(crate) struct Options {
     /// Port of rank 0
     #[arg(long, env = "MASTER_PORT", value_name = "PORT")]
     master_port: Option<u16>,
-    /// Part of the store for this run: another one for each
+    /// Key prefix of this run in the store; every run needs its own
     #[arg(short = 'x', long, default_value = "evenkeel", value_name = "NAME")]
     prefix: String,
     /// How the ranks reach each other; tcp also goes by the plugin's settings
@@ -132,16 +132,16 @@ pub(crate) struct Options {
     /// How long to measure each row, such as 2s or 500ms
     #[arg(long, default_value = "2s", value_parser = time, value_name = "TIME")]
     iteration_time: Duration,
-    /// How often instead
+    /// Number of iterations, instead of a time
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_ITERATIONS), value_name = "N")]
     iteration_count: Option<u64>,
-    /// How often before that
+    /// Number of untimed iterations before that
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100_000), value_name = "N")]
     warmup_iters: u64,
-    /// Buffers of each rank, which an allreduce combines first
+    /// Number of input buffers of each rank, which an allreduce combines first
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     inputs: u16,
-    /// Threads of each rank that do it at the same time, each with a tag of its own
+    /// Number of threads of each rank that run the benchmark at the same time, each with its own tag
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     threads: u16,
     /// Base of allreduce_bcube
@@ -156,7 +156,7 @@ pub(crate) struct Options {
     /// Other ranks of pairwise_exchange
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=128), value_name = "N")]
     destinations: u16,
-    /// Do not look whether results are right
+    /// Do not verify results
     #[arg(long)]
     no_verify: bool,
     /// Show all errors that are found, not the first ones
@@ -257,7 +257,7 @@ impl Options {
             printer.row(&samples, elements, errors)?;
         }
         printer.report.io_threads = io_threads();
-        // Nobody leaves before all have their figures.
+        // No rank leaves before all have their figures.
         group.barrier(&Call::default()).map_err(|error| error.to_string())?;
         printer.finish()
     }
@@ -390,7 +390,7 @@ impl Options {
             exercise.once(group, &call).map_err(text)?;
             errors = exercise.wrong();
         }
-        // Sums of sums of sums are no numbers in the end, which some processors are slow with.
+        // Repeated sums overflow to infinities and NaNs, which some processors compute slowly.
         exercise.clear();
         let mut warm = Duration::ZERO;
         for _ in 0..self.warmup_iters {
@@ -402,7 +402,7 @@ impl Options {
             let each = warm.as_nanos().max(100);
             (self.iteration_time.as_nanos() / each).clamp(1, MAX_ITERATIONS.into()) as u64
         })];
-        // All do it as often as the slowest thinks.
+        // All ranks run as many iterations as the slowest one estimates.
         group.allreduce_of(&mut iterations, Op::Min, &call).map_err(text)?;
         let mut samples = Vec::with_capacity(iterations[0] as usize);
         for _ in 0..iterations[0] {
@@ -423,7 +423,7 @@ fn element_counts(given: &[i64]) -> Vec<usize> {
     given.iter().flat_map(counts).collect()
 }
 
-/// What a thread gave.
+/// The result of a thread.
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
 }
@@ -438,7 +438,7 @@ fn io_threads() -> usize {
 
 /// A time such as 2s or 500ms.
 fn time(text: &str) -> std::result::Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time: 2s or 500ms, say");
+    let wrong = || format!("{text:?} is not a time: write 2s or 500ms");
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, Duration::from_millis(1)),
         None => (text.strip_suffix('s').ok_or_else(wrong)?, Duration::from_secs(1)),
@@ -496,7 +496,7 @@ impl Report<'_> {
 struct Printer<'a> {
     report: Report<'a>,
     options: &'a Options,
-    speaks: bool,
+    prints: bool,
 }
 
 impl<'a> Printer<'a> {
@@ -523,7 +523,7 @@ impl<'a> Printer<'a> {
             rows: vec![],
             errors: vec![],
         };
-        let printer = Self { report, options, speaks: group.rank() == 0 };
+        let printer = Self { report, options, prints: group.rank() == 0 };
         let unit = if options.nanos { "ns" } else { "us" };
         let mut text = format!(
             "# {} of {}, {} ranks, {transport} {device}, {} inputs, {} threads\n",
@@ -552,7 +552,7 @@ impl<'a> Printer<'a> {
 
     /// Prints, unless it is to be JSON.
     fn say(&self, text: &str) -> Result<()> {
-        if self.speaks && !self.options.json {
+        if self.prints && !self.options.json {
             print(text)?;
         }
         Ok(())
@@ -587,18 +587,18 @@ impl<'a> Printer<'a> {
 
     /// Whether all results were right.
     fn finish(self) -> Result<bool> {
-        if self.options.json && self.speaks {
+        if self.options.json && self.prints {
             let json = serde_json::to_string(&self.report);
             print(&format!("{}\n", json.map_err(|error| format!("cannot write JSON: {error}"))?))?;
         }
-        if let Some(file) = self.options.plot.as_ref().filter(|_| self.speaks) {
+        if let Some(file) = self.options.plot.as_ref().filter(|_| self.prints) {
             let drawn = self.report.chart().draw();
             std::fs::write(file, drawn).map_err(|error| format!("{}: {error}", file.display()))?;
         }
         if self.report.errors.is_empty() {
             return Ok(true);
         }
-        // Every rank says its own.
+        // Every rank prints its own errors.
         eprintln!("VERIFY ERRORS");
         self.report.errors.iter().for_each(|error| eprintln!("{error}"));
         Ok(false)
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read() {
+    fn duration_is_parsed_or_refused() {
         assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
         for wrong in ["", "2", "s", "0s", "-1s", "1.5s", "99999999999s"] {
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_samples_order_statistics() {
+    fn row_has_order_statistics() {
         let samples: Vec<_> = (1..=100).rev().map(Duration::from_micros).collect();
         let row = Row::new(&samples, 250, 4);
         assert_eq!((row.min_us, row.p50_us, row.p99_us, row.max_us), (1.0, 51.0, 100.0, 100.0));

@@ -135,14 +135,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_of_ten_are_at_equal_distances() {
+    fn plot_axis_is_logarithmic() {
         let scale = Scale::over([3.0, 5000.0].into_iter(), 0.0, 100.0);
         assert_eq!((scale.low, scale.high), (0, 4));
         assert!((scale.at(100.0) - 50.0).abs() < 1e-9);
     }
 
     #[test]
-    fn everything_is_drawn_and_text_is_text() {
+    fn plot_draws_all_lines_and_escapes_text() {
         let line = |name: &str, points: &[(f64, f64)]| Line {
             name: name.to_owned(),
             points: points.to_vec(),

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bus_bandwidth_is_what_each_link_carries() {
+    fn bus_bandwidth_is_per_link() {
         let two = Measured::new(1e-3, 1_000_000, 2, Some(0));
         assert!((two.algbw - 1.0).abs() < 1e-9 && (two.busbw - 1.0).abs() < 1e-9);
         let four = Measured::new(1e-3, 1_000_000, 4, None);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn times_keep_their_columns() {
+    fn time_column_has_a_fixed_width() {
         assert_eq!(time(12.345), "12.35");
         assert_eq!(time(1234.56), "1234.6");
         assert_eq!(time(123_456.7), "123457");

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statistics_are_those_of_the_numbers() {
+    fn statistics_of_known_numbers() {
         let four = Statistics::of(vec![4e-6, 1e-6, 3e-6, 2e-6]).unwrap();
         assert_eq!(four.len, 4);
         for (got, want) in [(four.avg, 2.5), (four.median, 2.5), (four.min, 1.0), (four.max, 4.0)] {

@@ -166,7 +166,7 @@ impl Drop for Comm {
 /// One rank of a communicator.
 pub(crate) struct Coll(Rc<Comm>);
 
-/// What is reduced: so many elements of a type, as NCCL numbers types and reductions.
+/// What is reduced. Types and reductions have the numbers of NCCL.
 #[derive(Clone, Copy)]
 pub(crate) struct Elements {
     /// How many.

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_connection_is_told_of_with_what_carries_it() {
+    fn log_line_of_a_new_connection_gives_the_transport() {
         let line = "evenkeel: connection opened peer=10.0.0.1:7 direction=send transport=rdma device=mlx5_0:1 comm=0x1";
         assert_eq!(transport_of(line), Some("rdma"));
         for other in ["evenkeel: transport=rdma", "evenkeel: connection closed transport=rdma", ""]

@@ -651,7 +651,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_not_shared_while_it_is_written() {
+    fn buffer_is_exclusive_while_written() {
         let region = Region::new(100).unwrap();
         region
             .write(0..10, |bytes| {
@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_uses_is_left_alone() {
+    fn buffer_in_use_by_a_plugin_is_untouchable() {
         let region = Region::new(100).unwrap();
         region.0.claim(&(0..10), Direction::Send).unwrap();
         region.0.claim(&(0..10), Direction::Send).unwrap();

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::cli::options::local_listener;
 use crate::error::Result;
 
-/// The most ranks of one machine: each is a process with threads and sockets.
-const MOST: usize = 128;
+/// Maximum number of ranks on one machine: each is a process with threads and sockets.
+const MAX_RANKS: usize = 128;
 /// How long the others may take to end by themselves once one failed.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -31,10 +31,10 @@ pub(crate) fn spawn(ranks: usize) -> Result<ExitCode> {
 }
 
 /// # Errors
-/// When one machine does not have so many ranks.
+/// When there are too many ranks for one machine.
 pub(crate) fn check(ranks: usize) -> Result<()> {
-    if !(1..=MOST).contains(&ranks) {
-        return Err(format!("--spawn {ranks}: 1 to {MOST}"));
+    if !(1..=MAX_RANKS).contains(&ranks) {
+        return Err(format!("--spawn {ranks}: 1 to {MAX_RANKS}"));
     }
     Ok(())
 }

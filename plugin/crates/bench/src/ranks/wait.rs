@@ -1,7 +1,6 @@
-//! Waiting for a plugin: as NCCL's progress thread does, by asking again and again and yielding the processor in between,
-//! but never longer than a deadline, and with an eye on the other ranks. Once nothing has moved for a while it naps
-//! between questions, the longer the longer nothing moves: what is measured is to be the plugin, not the waiting, and on
-//! one machine many ranks wait on the processors that others need.
+//! Waiting for a plugin as NCCL's progress thread does: polling, and yielding the processor in between. A wait has a
+//! timeout and checks the other ranks. After some time without progress it sleeps between polls, longer and longer: the
+//! plugin is to be measured and not the polling, and many ranks may share one machine's processors.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,30 +8,30 @@ use std::time::{Duration, Instant};
 use crate::error::Result;
 use crate::ranks::bootstrap::World;
 
-/// Polls without progress before the first nap: more time than a round trip takes.
-const BEFORE_NAPS: u32 = 400;
-/// The first nap. The kernel adds its timers' slack, some 50 microseconds.
-const NAP: Duration = Duration::from_micros(20);
-/// A nap is this part of the time for which nothing has moved: so much longer may a wait be for it.
-const PART: u32 = 32;
-/// The longest nap.
-const LONGEST_NAP: Duration = Duration::from_micros(500);
-/// Polls without progress between looks at the clock and at the other ranks.
-const BETWEEN_LOOKS: u32 = 1024;
-/// The longest time between two looks, should single polls be slow.
-const LOOK: Duration = Duration::from_millis(100);
+/// Polls without progress before the first sleep. They take longer than a round trip.
+const POLLS_BEFORE_SLEEP: u32 = 400;
+/// The first sleep. The kernel adds its timers' slack, some 50 microseconds.
+const MIN_SLEEP: Duration = Duration::from_micros(20);
+/// A sleep is this fraction of the time without progress, which bounds by how much it prolongs a wait.
+const SLEEP_FRACTION: u32 = 32;
+/// Maximum sleep.
+const MAX_SLEEP: Duration = Duration::from_micros(500);
+/// Polls without progress between checks of the clock and of the other ranks.
+const POLLS_PER_CHECK: u32 = 1024;
+/// Maximum time between two checks, should single polls be slow.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One wait for progress. Every success begins a new one.
 pub(crate) struct Wait {
     idle: u32,
     since: Option<Instant>,
-    looked: Option<Instant>,
+    checked: Option<Instant>,
 }
 
 impl Wait {
     /// A wait that begins at its first idle poll.
     pub(crate) fn new() -> Self {
-        Self { idle: 0, since: None, looked: None }
+        Self { idle: 0, since: None, checked: None }
     }
 
     /// There was progress.
@@ -40,17 +39,17 @@ impl Wait {
         *self = Self::new();
     }
 
-    /// There was none: yields, and now and then looks whether to go on.
+    /// There was no progress: yields, and from time to time checks whether to go on.
     ///
     /// # Errors
     /// When another rank failed, or nothing happened for the world's timeout while waiting for `what`.
     pub(crate) fn idle(&mut self, world: &mut World, what: impl FnOnce() -> String) -> Result<()> {
         self.idle += 1;
-        if self.idle.is_multiple_of(BETWEEN_LOOKS) || self.since.is_none() {
+        if self.idle.is_multiple_of(POLLS_PER_CHECK) || self.since.is_none() {
             let now = Instant::now();
             let since = *self.since.get_or_insert(now);
-            if self.looked.is_none_or(|looked| now - looked >= LOOK) {
-                self.looked = Some(now);
+            if self.checked.is_none_or(|checked| now - checked >= CHECK_INTERVAL) {
+                self.checked = Some(now);
                 world.check()?;
             }
             if now - since >= world.timeout() {
@@ -58,8 +57,8 @@ impl Wait {
             }
         }
         match self.since {
-            Some(since) if self.idle >= BEFORE_NAPS => {
-                thread::sleep((since.elapsed() / PART).clamp(NAP, LONGEST_NAP));
+            Some(since) if self.idle >= POLLS_BEFORE_SLEEP => {
+                thread::sleep((since.elapsed() / SLEEP_FRACTION).clamp(MIN_SLEEP, MAX_SLEEP));
             }
             _ => thread::yield_now(),
         }

@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 use crate::error::Result;
 
-/// The most servers of a run.
+/// Maximum number of servers of a run.
 const MAX_SERVERS: usize = 64;
-/// The most ranks of a run.
+/// Maximum number of ranks of a run.
 const MAX_RANKS: usize = 1024;
-/// Where servers listen unless something else is said.
+/// Default port of the servers.
 const PORT: u16 = 7470;
 
 /// All hosts of a run.
@@ -29,11 +29,11 @@ pub(super) struct Hosts {
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     place: Place,
-    /// What others reach it by.
+    /// The address at which others reach it.
     pub(super) address: String,
-    /// Of a server; 0: any.
+    /// Port of a server; 0: any free one.
     pub(super) port: u16,
-    /// More for its environment.
+    /// Additional environment variables.
     environment: Vec<(String, String)>,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Scalar {
 }
 
 impl Hosts {
-    /// So many servers and ranks on this machine.
+    /// This number of servers and ranks on this machine.
     pub(super) fn local(servers: usize, ranks: usize) -> Result<Self> {
         let here = Host {
             place: Place::Here,
@@ -217,7 +217,7 @@ clients:
 ";
 
     #[test]
-    fn a_file_says_where_to_run_what() {
+    fn hosts_file_is_parsed() {
         let hosts = Hosts::parse(FILE, "ssh -p 22").unwrap();
         let at = |host: &Host| (host.address.clone(), host.port);
         let servers: Vec<_> = hosts.servers.iter().map(at).collect();
@@ -240,7 +240,7 @@ clients:
     }
 
     #[test]
-    fn files_that_make_no_sense_are_refused_with_the_reason() {
+    fn hosts_file_errors_name_the_reason() {
         for (text, reason) in [
             ("clients: []", "1 to 1024"),
             ("servers: [{name: a}]", "clients"),

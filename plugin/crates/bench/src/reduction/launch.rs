@@ -17,7 +17,7 @@ use crate::cli::options::local_listener;
 use crate::error::Result;
 use crate::ranks::spawn::Running;
 
-/// Where ranks on several hosts meet unless something else is said.
+/// Default port of rank 0, for ranks on several hosts.
 const MASTER_PORT: u16 = 29_500;
 
 /// What to run where.
@@ -66,8 +66,8 @@ impl Launch<'_> {
         let mut running = Running::default();
         let mut written = vec![];
         for job in 0..options.jobs {
-            let meeting = if hosts.are_here() { Some(local_listener()?) } else { None };
-            let port = match &meeting {
+            let listener = if hosts.are_here() { Some(local_listener()?) } else { None };
+            let port = match &listener {
                 Some(listener) => port_of(listener)?,
                 None => options.ranks.master_port.unwrap_or(MASTER_PORT).saturating_add(job),
             };
@@ -75,7 +75,7 @@ impl Launch<'_> {
                 let fail = |error: std::io::Error| format!("rank {rank}: {error}");
                 let mut more = environment.to_vec();
                 if options.jobs > 1 {
-                    // So that the servers' metrics tell them apart.
+                    // So that the servers' metrics distinguish them.
                     more.push(("EVENKEEL_JOB".to_owned(), format!("bench-{job}")));
                 }
                 let name = format!("evenkeel-bench-{}-{job}-{rank}", std::process::id());
@@ -90,7 +90,7 @@ impl Launch<'_> {
                     more.push((name.to_owned(), value));
                 }
                 let mut arguments = arguments(options);
-                let input = match &meeting {
+                let input = match &listener {
                     Some(listener) => {
                         arguments
                             .extend(["--spawned-by".to_owned(), std::process::id().to_string()]);

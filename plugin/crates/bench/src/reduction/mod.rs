@@ -24,7 +24,7 @@ use launch::Launch;
 use sweep::Sweep;
 use timeline_log::Logs;
 
-/// Most ranks of all jobs together: each is a process.
+/// Maximum number of ranks of all jobs together: each is a process.
 const MAX_RANKS: usize = 256;
 
 /// What to measure.
@@ -80,18 +80,18 @@ pub(crate) struct Options {
     /// Bytes of each operation [default: the whole vector]; a ring takes it whole
     #[arg(long, value_name = "SIZE")]
     chunksize: Option<Size>,
-    /// Most operations in flight
+    /// Maximum number of operations in flight
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=32), value_name = "N")]
     depth: u16,
-    /// Who reduces
+    /// What reduces
     #[arg(long, value_enum, default_value_t = RunType::Servers, value_name = "TYPE")]
     run_type: RunType,
     #[command(flatten)]
     run: RunOptions,
-    /// Jobs at a time, of so many ranks each, at the same servers
+    /// Number of jobs at a time, each with all ranks, at the same servers
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     jobs: u16,
-    /// Most servers that an operation is cut over, which then take turns: sets EVENKEEL_REDUCTION_SPLIT [default: all]
+    /// Maximum number of servers that one operation is split over; operations rotate over the servers. Sets EVENKEEL_REDUCTION_SPLIT [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     split: Option<u16>,
     /// NCCL's benchmark, for --run-type nccl: a program, with what starts it and its arguments before those added here.
@@ -104,7 +104,7 @@ pub(crate) struct Options {
     /// Threads of each server [default: the cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     server_threads: Option<u16>,
-    /// Most bytes that a server receives, reduces and sends at once [default: the server's]
+    /// Maximum bytes that a server receives, reduces and sends at once [default: the server's]
     #[arg(long, value_name = "SIZE")]
     piece: Option<Size>,
     /// The servers' program [default: evenkeel-reduction-server beside this one]
@@ -119,7 +119,7 @@ pub(crate) struct Options {
     /// This program on the hosts [default: where it is here]
     #[arg(long, value_name = "FILE", requires = "hosts")]
     bench_program: Option<PathBuf>,
-    /// Keep what servers and ranks noted in this folder
+    /// Keep the timelines of servers and ranks in this folder
     #[arg(long, value_name = "DIR", conflicts_with = "sweep")]
     log_dir: Option<PathBuf>,
     /// Draw when each piece was where, as SVG
@@ -147,7 +147,7 @@ pub(crate) struct Options {
     network: NetworkOptions,
 }
 
-/// Who reduces.
+/// What reduces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum RunType {
     /// Reduction servers
@@ -160,7 +160,7 @@ enum RunType {
     Nccl,
 }
 
-/// A stretch of time, in milliseconds.
+/// An interval of time, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Window([f64; 2]);
 
@@ -175,7 +175,7 @@ impl FromStr for Window {
     }
 }
 
-/// Runs one rank, or starts servers and ranks, or looks at what an earlier run left.
+/// Runs one rank, or starts servers and ranks, or analyzes the logs of an earlier run.
 ///
 /// # Errors
 /// One line: what went wrong, and which rank is the cause where that is known.
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_are_read_or_refused() {
+    fn window_is_parsed_or_refused() {
         assert_eq!("0, 20.5".parse(), Ok(Window([0.0, 20.5])));
         for text in ["", "1", "2,1", "1,1", "-1,2", "nan,1", "0,inf"] {
             assert!(text.parse::<Window>().is_err(), "{text}");

@@ -14,10 +14,10 @@ use crate::error::Result;
 /// Runs NCCL's benchmark and reports what it measured, out of place.
 ///
 /// # Errors
-/// One line: that it is not there, that it failed, or that it said nothing.
+/// One line: that it is not installed, that it failed, or that it printed nothing.
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
-    let said = Benchmark::start(options)?.lines(Duration::from_secs(options.ranks.timeout))?;
-    let run = read(&said)?;
+    let output = Benchmark::start(options)?.lines(Duration::from_secs(options.ranks.timeout))?;
+    let run = read(&output)?;
     let wrong = run.wrong;
     let line =
         serde_json::to_string(&Line::Run(run)).map_err(|error| format!("the log: {error}"))?;
@@ -72,8 +72,8 @@ impl Benchmark {
         }
     }
 
-    /// All that it says, once it has ended well; given up when it says nothing for so long.
-    fn lines(mut self, patience: Duration) -> Result<Vec<String>> {
+    /// Its output, once it has ended with success. It is killed when it prints nothing for `timeout`.
+    fn lines(mut self, timeout: Duration) -> Result<Vec<String>> {
         let errors = self.child.stderr.take();
         let errors = thread::spawn(move || {
             let mut text = String::new();
@@ -81,30 +81,31 @@ impl Benchmark {
             let _ = errors.map(|mut errors| errors.read_to_string(&mut text));
             text
         });
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let out = self.child.stdout.take();
         thread::spawn(move || {
             let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
-            // Nobody listens any more once it is given up.
-            lines.map_while(std::result::Result::ok).all(|line| tell.send(line).is_ok())
+            // The receiver is gone once the wait has timed out.
+            lines.map_while(std::result::Result::ok).all(|line| sender.send(line).is_ok())
         });
-        let mut said = vec![];
+        let mut output = vec![];
         loop {
-            match told.recv_timeout(patience) {
-                Ok(line) => said.push(line),
+            match receiver.recv_timeout(timeout) {
+                Ok(line) => output.push(line),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    return Err(format!("{} says nothing for {patience:?}", self.name));
+                    return Err(format!("{} printed nothing for {timeout:?}", self.name));
                 }
             }
         }
         let status = self.child.wait().map_err(|error| format!("{}: {error}", self.name))?;
         if status.success() {
-            return Ok(said);
+            return Ok(output);
         }
         let errors = errors.join().unwrap_or_default();
-        let last = errors.lines().rev().chain(said.iter().rev().map(String::as_str));
-        let last = last.map(str::trim).find(|line| !line.is_empty()).unwrap_or("without a word");
+        let last = errors.lines().rev().chain(output.iter().rev().map(String::as_str));
+        let last =
+            last.map(str::trim).find(|line| !line.is_empty()).unwrap_or("it printed nothing");
         let gpu = if Path::new("/dev/nvidia0").exists() { "" } else { "; this machine has no GPU" };
         Err(format!("{}, {status}: {last}{gpu}", self.name))
     }
@@ -119,9 +120,9 @@ impl Drop for Benchmark {
 }
 
 /// What nccl-tests printed: a line for each rank, a heading, and a line for the size.
-fn read(said: &[String]) -> Result<Run> {
+fn read(output: &[String]) -> Result<Run> {
     let words = |line: &String| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let lines: Vec<Vec<String>> = said.iter().map(words).collect();
+    let lines: Vec<Vec<String>> = output.iter().map(words).collect();
     let none = || "nccl-tests printed no line that is a measurement".to_owned();
     let starts =
         |line: &[String], with: &[&str]| line.len() > with.len() && line[..with.len()] == *with;
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_is_read_by_its_heading() {
+    fn nccl_tests_output_is_read_by_column_heading() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         let heading = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong";
         let ranks = "#  Rank  0 Group  0 Pid 7 on gpu-0 device  0 [0x07]\n#  Rank  1 Group  0 Pid 7 on gpu-0 device  1 [0x0b]";

@@ -20,7 +20,7 @@ use crate::plugin_host::{Plugin, Region};
 use crate::ranks::bootstrap::World;
 use crate::ranks::wait::Wait;
 
-/// Most operations that rank 0 hears of, over all ranks.
+/// Maximum number of operations that are reported to rank 0, over all ranks.
 const MAX_SHARED: usize = 40_000;
 
 /// Takes part in a run, and says what came of it: to who watches, or else on rank 0.
@@ -29,7 +29,7 @@ const MAX_SHARED: usize = 40_000;
 /// One line: what went wrong, and which rank is the cause where that is known.
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     if options.watched && options.ranks.spawned_by.is_none() {
-        // Whoever watches is gone when nobody has the other end any more.
+        // The watching process is gone when the other end is closed.
         thread::spawn(|| {
             let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
             std::process::exit(1);
@@ -122,7 +122,7 @@ fn measure(options: &Options, world: &mut World) -> Result<u64> {
     Ok(wrong)
 }
 
-/// What ranks tell each other at the end.
+/// What the ranks exchange at the end.
 #[derive(Serialize, Deserialize)]
 struct Mine {
     wrong: u64,
@@ -213,7 +213,7 @@ impl Rank<'_> {
                 .read(whole.clone(), |bytes| run.kind.wrong(run.op, bytes, ranks, round))?;
         }
         self.operations = timed;
-        // Nobody leaves, and closes its connections, before all are done.
+        // No rank closes its connections before all are done.
         world.barrier()?;
         Ok((seconds, cpu, wrong))
     }

@@ -13,7 +13,7 @@ use super::hosts::Host;
 use crate::error::Result;
 
 /// How long a server may take to start, or to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Running servers. They end when this is dropped, and when this process does.
 pub(super) struct Servers(Vec<Running>);
@@ -21,14 +21,14 @@ pub(super) struct Servers(Vec<Running>);
 struct Running {
     child: Child,
     address: String,
-    noted: Option<JoinHandle<String>>,
+    timeline: Option<JoinHandle<String>>,
 }
 
 impl Servers {
     /// Starts a server on each of the hosts.
     ///
     /// # Errors
-    /// Says what could not be started, and what it said.
+    /// Names what could not be started, with its last line of output.
     pub(super) fn start(
         options: &Options,
         hosts: &[Host],
@@ -52,7 +52,7 @@ impl Servers {
         self.0.iter().map(|running| running.address.clone()).collect()
     }
 
-    /// Ends them; gives the lines that each noted.
+    /// Ends them; gives the lines that each timeline.
     ///
     /// # Errors
     /// When one does not end.
@@ -93,28 +93,28 @@ fn launch(
         .map_err(|error| fail(&error.to_string()))?;
     let (out, errors) = (child.stdout.take(), child.stderr.take());
     // Killed and waited for if this fails.
-    let mut running = Running { child, address: String::new(), noted: None };
+    let mut running = Running { child, address: String::new(), timeline: None };
     let (Some(mut out), Some(errors)) = (out, errors) else { return Err(fail("no output")) };
-    running.noted = Some(thread::spawn(move || {
+    running.timeline = Some(thread::spawn(move || {
         let mut text = String::new();
         // What has come until the connection broke is still of use.
         let _ = out.read_to_string(&mut text);
         text
     }));
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(errors).lines().map_while(std::result::Result::ok) {
             if line.starts_with("warning: ") {
                 eprintln!("server {index}: {line}");
             }
-            // Nobody listens any more once it runs.
-            let _ = tell.send(line);
+            // The receiver is gone once the server listens.
+            let _ = sender.send(line);
         }
     });
-    let deadline = Instant::now() + PATIENCE;
-    let mut said = vec![];
+    let deadline = Instant::now() + TIMEOUT;
+    let mut output = vec![];
     loop {
-        match told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 if let Some(rest) = line.strip_prefix("listening at ") {
                     let at = rest.split(',').next().unwrap_or_default();
@@ -128,33 +128,35 @@ fn launch(
                     };
                     return Ok(running);
                 }
-                said.push(line);
+                output.push(line);
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(fail(said.last().map_or("it ended without a word", String::as_str)));
+                return Err(fail(
+                    output.last().map_or("it ended and printed nothing", String::as_str),
+                ));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                return Err(fail(&format!("it does not listen after {PATIENCE:?}")));
+                return Err(fail(&format!("it does not listen after {TIMEOUT:?}")));
             }
         }
     }
 }
 
 impl Running {
-    /// Has it end by itself; gives what it has noted.
+    /// Has it end by itself; gives what it has timeline.
     fn end(&mut self) -> Result<String> {
         // It ends when its standard input does.
         drop(self.child.stdin.take());
         let fail = |why: &str| format!("ending the server at {}: {why}", self.address);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.child.try_wait().map_err(|error| fail(&error.to_string()))?.is_none() {
             if Instant::now() >= deadline {
-                return Err(fail("it goes on"));
+                return Err(fail("it still runs"));
             }
             thread::sleep(Duration::from_millis(5));
         }
-        let noted = self.noted.take().and_then(|noted| noted.join().ok());
-        noted.ok_or_else(|| fail("what it noted is lost"))
+        let timeline = self.timeline.take().and_then(|timeline| timeline.join().ok());
+        timeline.ok_or_else(|| fail("what it timeline is lost"))
     }
 }
 

@@ -11,8 +11,8 @@ use super::launch::Launch;
 use crate::cli::size::Size;
 use crate::error::Result;
 
-/// The most runs.
-const MOST: usize = 500;
+/// Maximum number of runs.
+const MAX_RUNS: usize = 500;
 
 /// The values that one setting takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,8 +146,8 @@ fn best(outcomes: &[Outcome]) -> Option<&Outcome> {
 /// When one cannot be run.
 pub(super) fn run(options: &Options, hosts: &Hosts) -> Result<ExitCode> {
     let all = combinations(&options.sweep);
-    if all.len() > MOST {
-        return Err(format!("{} combinations: at most {MOST}", all.len()));
+    if all.len() > MAX_RUNS {
+        return Err(format!("{} combinations: at most {MAX_RUNS}", all.len()));
     }
     let servers = |setting: &Setting| matches!(setting, Setting::Servers(_));
     if options.hosts.is_some() && all.iter().flatten().any(servers) {
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_combinations_are_run_once() {
+    fn sweep_runs_each_combination_once() {
         let sweeps: Vec<Sweep> =
             ["piece=64K,1M", "EVENKEEL_FLOWS=1,2,4"].map(|text| text.parse().unwrap()).into();
         let texts: Vec<_> = combinations(&sweeps)
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_run_is_the_fastest_of_those_whose_results_are_right() {
+    fn sweep_best_is_the_fastest_correct_run() {
         let outcome = |(settings, time_us, wrong): (&str, f64, u64)| Outcome {
             settings: settings.to_owned(),
             time_us,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_swept_is_refused() {
+    fn sweep_refuses_unknown_settings() {
         for text in ["piece", "piece=", "piece=x", "depth=0", "depth=33", "colour=red", "=1"] {
             assert!(text.parse::<Sweep>().is_err(), "{text}");
         }

@@ -361,7 +361,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn statistics_are_those_of_the_timed_operations() {
+    fn statistics_leave_out_warmup_operations() {
         let logs = two_ranks();
         let clients = logs.of_clients().unwrap();
         assert!((clients.algbw - 1e-3).abs() < 1e-9 && clients.wrong == 1, "{clients:?}");
@@ -377,7 +377,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_folder_gives_back_what_was_kept_in_it() {
+    fn timeline_log_round_trip_through_a_folder() {
         let folder = std::env::temp_dir().join(format!("evenkeel-logs-{}", std::process::id()));
         let logs = two_ranks();
         logs.write(&folder).unwrap();

@@ -13,9 +13,9 @@ const BOTTOM: f64 = 44.0;
 /// Height of a bar, and of the room between bands.
 const BAR: f64 = 5.0;
 const GAP: f64 = 10.0;
-/// About so many marks on the axis.
+/// Approximate number of marks on the axis.
 const MARKS: f64 = 8.0;
-/// Bars that a reader can still tell apart.
+/// Maximum number of bars that can still be read.
 const MAX_BARS: usize = 50_000;
 
 /// Told apart in grey, and by people who see no red.
@@ -70,7 +70,7 @@ pub(super) fn draw(logs: &Logs, window: Option<[f64; 2]>) -> Result<String> {
         return Err(format!("nothing happened from {from:.3} to {to:.3} ms: --xlim takes others"));
     }
     if bars > MAX_BARS {
-        return Err(format!("{bars} pieces cannot be told apart: give a shorter --xlim"));
+        return Err(format!("{bars} pieces are too many to draw: give a shorter --xlim"));
     }
     Ok(svg(&bands, start, [from, to]))
 }
@@ -191,7 +191,7 @@ mod tests {
     use crate::reduction::timeline_log::tests::two_ranks;
 
     #[test]
-    fn a_run_is_drawn_with_all_its_steps() {
+    fn timeline_plot_has_all_steps() {
         let svg = draw(&two_ranks(), None).unwrap();
         for part in ["server 0", "rank 0", "rank 1", RECEIVE, REDUCE, SEND, ">ms<", "</svg>"] {
             assert!(svg.contains(part), "no {part} in\n{svg}");
@@ -201,21 +201,21 @@ mod tests {
     }
 
     #[test]
-    fn a_window_cuts_what_is_outside() {
+    fn timeline_plot_window_cuts_the_rest() {
         let svg = draw(&two_ranks(), Some([0.0, 0.4])).unwrap();
         assert!(!svg.contains(&format!("height=\"4.0\" fill=\"{REDUCE}\"")), "{svg}");
         assert!(draw(&two_ranks(), Some([50.0, 60.0])).unwrap_err().contains("nothing happened"));
     }
 
     #[test]
-    fn bars_in_a_row_do_not_overlap() {
+    fn timeline_plot_bars_do_not_overlap() {
         let bar = |begin: f64, end: f64| vec![([begin, end], SEND)];
         let rows = rows(vec![bar(2.0, 3.0), bar(0.0, 2.0), bar(1.0, 4.0)]);
         assert_eq!(rows, [vec![bar(0.0, 2.0), bar(2.0, 3.0)], vec![bar(1.0, 4.0)]]);
     }
 
     #[test]
-    fn marks_are_at_round_numbers() {
+    fn timeline_plot_ticks_are_round_numbers() {
         for (span, want) in [(20.0, 5.0), (16.0, 2.0), (1.0, 0.2), (800.0, 100.0)] {
             assert!((step(span) - want).abs() < 1e-9, "{span}: {}", step(span));
         }

@@ -21,7 +21,7 @@ fn every_version_of_the_interface() {
 }
 
 #[test]
-fn more_ranks_than_elements_every_type_and_reduction() {
+fn allreduce_of_few_elements_every_type_and_op() {
     for kind in ["float", "double", "int32"] {
         for op in ["sum", "min", "max"] {
             let mut arguments = vec!["allreduce", "--spawn", "3", "-d", kind, "-o", op];
@@ -40,14 +40,14 @@ fn more_ranks_than_elements_every_type_and_reduction() {
 }
 
 #[test]
-fn one_rank_alone() {
+fn allreduce_of_one_rank() {
     let ended = run(&["allreduce", "--spawn", "1", "-b", "1K", "-e", "1K"]);
     assert!(ended.status.success(), "{ended:?}");
     assert!(ended.out.contains("carried 0 bytes"), "{ended:?}");
 }
 
 #[test]
-fn json_has_what_the_table_has() {
+fn allreduce_json_matches_the_table() {
     let ended =
         run(&["allreduce", "--spawn", "2", "-b", "1K", "-e", "4K", "-f", "4", "-n", "2", "--json"]);
     assert!(ended.status.success(), "{ended:?}");
@@ -63,7 +63,7 @@ fn json_has_what_the_table_has() {
 }
 
 #[test]
-fn a_network_that_changes_bytes_is_found_out() {
+fn allreduce_detects_corrupted_bytes() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     fs::create_dir_all(folder).unwrap();
     let library = folder.join("libnccl-net-corrupting.so");

@@ -7,7 +7,7 @@ use crate::process::{Ended, Running, bench, is_row, ranks_with, run};
 
 /// Everything that can be measured, as rows of a table with nothing wrong.
 #[test]
-fn all_benchmarks_run_and_their_results_are_right() {
+fn collective_benchmarks_are_verified() {
     for benchmark in [
         "allreduce",
         "allreduce_ring",
@@ -60,7 +60,7 @@ fn all_benchmarks_run_and_their_results_are_right() {
 
 /// With the files that Gloo's benchmark takes, made here.
 #[test]
-fn ranks_with_certificates_reach_each_other_encrypted() {
+fn collective_tls_with_certificates() {
     let folder = std::env::temp_dir().join(format!("evenkeel-tls-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();
     let file = |name: &str, text: String| {
@@ -88,7 +88,7 @@ fn ranks_with_certificates_reach_each_other_encrypted() {
 
 /// The command line of Gloo's README, and the benchmark of Gloo's that has no counterpart here.
 #[test]
-fn gloo_command_lines_are_taken_or_refused() {
+fn collective_takes_gloo_command_lines() {
     let help = run(&["collective", "--help"]);
     assert!(help.status.success() && !help.out.contains("isendirecv"), "{help:?}");
     let whole = ["collective", "--spawn", "2", "--transport", "shm", "--iteration-count", "1"];
@@ -100,7 +100,7 @@ fn gloo_command_lines_are_taken_or_refused() {
 }
 
 #[test]
-fn ranks_meet_in_a_folder_or_at_rank_0() {
+fn collective_rendezvous_by_folder_or_rank_0() {
     let folder = std::env::temp_dir().join(format!("evenkeel-meet-{}", std::process::id()));
     let path = folder.to_str().unwrap();
     for place in [&["--shared-path", path][..], &[]] {
@@ -118,7 +118,7 @@ fn ranks_meet_in_a_folder_or_at_rank_0() {
 }
 
 #[test]
-fn what_makes_no_sense_is_one_line() {
+fn collective_flag_errors_are_one_line() {
     for (arguments, says) in [
         (&["--elements", "1"][..], "WORLD_SIZE"),
         (&["--size", "2", "--rank", "2", "--shared-path", "/tmp"], "rank 2 is not below"),
@@ -142,7 +142,7 @@ fn what_makes_no_sense_is_one_line() {
 
 /// Killed: its process is gone. Stopped: it is there and does nothing. All others name it, in less than the timeout.
 #[test]
-fn a_rank_that_is_killed_or_stopped_is_named_by_every_other() {
+fn collective_lost_rank_is_named_by_every_other() {
     for transport in ["tcp", "shm"] {
         for (signal, says) in
             [("KILL", "its process has exited"), ("STOP", "its process does not respond")]
@@ -193,7 +193,7 @@ fn rows(ended: &Ended) -> usize {
 }
 
 #[test]
-fn help_names_the_flags_of_gloos_benchmark() {
+fn collective_help_has_gloo_flags() {
     let ended = Running::start(bench(&["collective", "--help"])).end();
     for flag in
         ["-s, --size", "-h, --redis-host", "-x, --prefix", "--shared-path", "--iteration-time"]

@@ -30,7 +30,7 @@ fn inside(network: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn a_rank_behind_a_cut_link_is_named_by_every_other() {
+fn cut_link_rank_is_named_by_every_other() {
     let ((near, here), (far, there)) = (hold(), hold());
     let folder = std::env::temp_dir().join(format!("evenkeel-cut-{}", std::process::id()));
     let host = far.id().to_string();

@@ -10,7 +10,7 @@ fn refused(arguments: &[&str], variable: (&str, &str), code: i32, text: &str) {
 }
 
 #[test]
-fn mistakes_are_explained() {
+fn flag_errors_are_explained() {
     let none = ("EVENKEEL_TEST", "");
     let plugin = |name| ("NCCL_NET_PLUGIN", name);
     refused(

@@ -41,7 +41,7 @@ fn with_cards(arguments: &[&str]) -> Running {
 }
 
 #[test]
-fn a_card_that_fails_stops_nothing() {
+fn rdma_failing_device_is_left_out() {
     let mut running =
         with_cards(&["allreduce", "--spawn", "2", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"]);
     let ranks = running.line(|line| line.contains("Rank  1"));

@@ -22,7 +22,7 @@ pub(crate) fn values(text: &str, name: &str) -> Vec<f64> {
 }
 
 #[test]
-fn every_rank_serves_its_own() {
+fn metrics_are_served_by_every_rank() {
     let mut command =
         bench(&["allreduce", "--spawn", "2", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"]);
     command.env("EVENKEEL_METRICS", "127.0.0.1:29880-29889").env("EVENKEEL_FLOWS", "3");
@@ -50,7 +50,7 @@ fn every_rank_serves_its_own() {
 }
 
 #[test]
-fn an_address_that_is_taken_stops_nothing() {
+fn metrics_address_in_use_is_a_warning() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let mut command = bench(&["allreduce", "--spawn", "2", "-b", "1K", "-e", "1K"]);

@@ -14,7 +14,7 @@ fn every_version_of_the_interface() {
 }
 
 #[test]
-fn several_connections_and_a_full_queue() {
+fn net_several_connections_with_full_queues() {
     let ended = run(&[
         "net",
         "--connections",
@@ -53,7 +53,7 @@ fn several_connections_and_a_full_queue() {
 }
 
 #[test]
-fn two_ranks_started_apart() {
+fn net_ranks_started_separately() {
     for rank in ranks(2, &["net", "-b", "64K", "-e", "64K", "-n", "4"]) {
         let ended = rank.end();
         assert!(ended.status.success(), "{ended:?}");
@@ -61,7 +61,7 @@ fn two_ranks_started_apart() {
 }
 
 #[test]
-fn messages_come_back() {
+fn net_ping_pong() {
     let ended = run(&["net", "--ping-pong", "-b", "0", "-e", "0", "-n", "20"]);
     assert!(ended.status.success(), "messages without content: {ended:?}");
     let ended =

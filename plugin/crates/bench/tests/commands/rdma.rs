@@ -28,7 +28,7 @@ fn between_ports(arguments: &[&str]) -> Value {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn messages_go_from_port_to_port_and_each_byte_is_right() {
+fn rdma_messages_are_verified() {
     let report = between_ports(&[
         "net",
         "-b",
@@ -52,7 +52,7 @@ fn messages_go_from_port_to_port_and_each_byte_is_right() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn ranks_say_that_rdma_carried_their_sum() {
+fn rdma_allreduce_reports_its_transport() {
     let report = between_ports(&[
         "allreduce",
         "-b",
@@ -75,7 +75,7 @@ fn ranks_say_that_rdma_carried_their_sum() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn collectives_take_it() {
+fn rdma_collectives() {
     let mut command = bench(&[
         "collective",
         "--spawn",
@@ -102,7 +102,7 @@ fn collectives_take_it() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn reduction_servers_sum_each_element_over_it() {
+fn rdma_reduction_servers_verify_each_element() {
     let folder = Folder::new("rdma-reduction");
     let (hosts, shell) = (folder.file("hosts.yaml"), folder.file("rsh"));
     fs::write(&shell, "exec sh -c \"$2\"\n").unwrap();
@@ -142,7 +142,7 @@ fn serve(port: u16, metrics: u16) -> Command {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_server_sums_for_a_rank_by_rdma_and_one_by_tcp() {
+fn rdma_and_tcp_ranks_share_a_reduction_server() {
     let mut command = serve(7471, 9471);
     command.env("EVENKEEL_TRANSPORT", "auto");
     let _server = Running::start(command);
@@ -166,7 +166,7 @@ fn a_server_sums_for_a_rank_by_rdma_and_one_by_tcp() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_reduction_server_that_is_killed_is_named() {
+fn rdma_killed_reduction_server_is_named() {
     let mut server = Running::start(serve(7470, 9470));
     let forever = ["reduction", "--size", "1M", "--chunksize", "64K", "-n", "1000000"];
     let ranks = ranks_with(2, &forever, |_, command| {
@@ -188,7 +188,7 @@ fn a_reduction_server_that_is_killed_is_named() {
 }
 
 #[test]
-fn without_rdma_core_tcp_carries_all_and_that_is_said() {
+fn rdma_core_missing_falls_back_to_tcp() {
     let folder = Folder::new("no-rdma-core");
     let library = folder.file("libibverbs.so.1");
     fs::write(&library, "").unwrap();
@@ -219,7 +219,7 @@ fn without_rdma_core_tcp_carries_all_and_that_is_said() {
 }
 
 #[test]
-fn where_there_is_no_rdma_that_is_said() {
+fn rdma_required_without_a_device_is_an_error() {
     let device = ["collective", "--spawn", "2", "--transport", "rdma", "--tcp-device", "lo"];
     let ended = run(&device);
     assert!(!ended.status.success() && ended.err.contains("NCCL_IB_HCA"), "{ended:?}");

@@ -16,7 +16,7 @@ fn built() {
 const SMALL: [&str; 9] = ["reduction", "--ranks", "2", "--size", "1M", "-n", "2", "-w", "1"];
 
 #[test]
-fn a_run_says_how_long_each_step_took_and_its_log_says_it_again() {
+fn reduction_steps_are_reported_and_logged() {
     built();
     let folder = Folder::new("log");
     let (log, svg, again) = (folder.file("log"), folder.file("a.svg"), folder.file("b.svg"));
@@ -41,7 +41,7 @@ fn a_run_says_how_long_each_step_took_and_its_log_says_it_again() {
 }
 
 #[test]
-fn jobs_share_servers() {
+fn reduction_jobs_share_servers() {
     built();
     let ended = run(&[&SMALL[..], &["--servers", "1", "--jobs", "3", "--json"]].concat());
     assert!(ended.status.success(), "{ended:?}");
@@ -55,7 +55,7 @@ fn jobs_share_servers() {
 }
 
 #[test]
-fn hosts_of_a_file_are_reached_by_a_command() {
+fn reduction_hosts_are_reached_by_rsh() {
     built();
     let folder = Folder::new("hosts");
     let (hosts, shell) = (folder.file("hosts.yaml"), folder.file("rsh"));
@@ -95,7 +95,7 @@ fn serve(more: &[&str]) -> (Running, String) {
 }
 
 #[test]
-fn ranks_with_a_list_of_servers_each_are_summed_by_a_tree() {
+fn reduction_tree_of_servers() {
     built();
     let (_root, root) = serve(&[]);
     let leaves = [serve(&["--upstream", &root]), serve(&["--upstream", &root])];
@@ -123,7 +123,7 @@ fn ranks_with_a_list_of_servers_each_are_summed_by_a_tree() {
 }
 
 #[test]
-fn a_sweep_says_which_setting_was_best() {
+fn reduction_sweep_prints_the_best_setting() {
     built();
     let more = ["--servers", "1", "--sweep", "chunksize=256K,1M", "--sweep", "EVENKEEL_FLOWS=1"];
     let ended = run(&[&SMALL[..], &more].concat());
@@ -134,14 +134,14 @@ fn a_sweep_says_which_setting_was_best() {
 }
 
 #[test]
-fn the_same_vector_goes_round_a_ring() {
+fn reduction_run_type_ring() {
     let ended = run(&[&SMALL[..], &["--run-type", "ring"]].concat());
     assert!(ended.status.success(), "{ended:?}");
     assert!(ended.out.contains(", ring: 2 ranks") && ended.out.contains(" 0 wrong"), "{ended:?}");
 }
 
 #[test]
-fn what_a_plugins_own_table_leads_to_is_measured() {
+fn reduction_run_type_plugin() {
     built();
     let (_server, address) = serve(&[]);
     let arguments = ["reduction", "--run-type", "plugin", "--size", "1M", "-n", "2", "-w", "1"];
@@ -168,7 +168,7 @@ echo '     1048576        262144     float     sum      -1    500.0    2.10    2
 ";
 
 #[test]
-fn nccls_own_benchmark_gives_the_same_report() {
+fn reduction_run_type_nccl_gives_the_same_report() {
     let folder = Folder::new("nccl");
     let (program, log) = (folder.file("all_reduce_perf"), folder.file("log"));
     fs::write(&program, STAND_IN).unwrap();
@@ -194,7 +194,7 @@ fn nccls_own_benchmark_gives_the_same_report() {
 }
 
 #[test]
-fn nccls_benchmark_that_is_not_there_or_fails_is_one_line() {
+fn reduction_run_type_nccl_errors_are_one_line() {
     let error_of = |command: &str| {
         let ended = run(&[&SMALL[..], &["--run-type", "nccl", "--nccl-tests", command]].concat());
         assert!(!ended.status.success() && ended.err.lines().count() == 1, "{ended:?}");
@@ -215,7 +215,7 @@ fn nccls_benchmark_that_is_not_there_or_fails_is_one_line() {
 }
 
 #[test]
-fn operations_are_cut_over_as_many_servers_as_asked_for() {
+fn reduction_split_limits_servers_per_operation() {
     built();
     let more = ["--servers", "3", "--chunksize", "256K", "--split", "1", "--server-threads", "1"];
     let ended = run(&[&SMALL[..], &more, &["--piece", "1M", "--json"]].concat());
@@ -229,7 +229,7 @@ fn operations_are_cut_over_as_many_servers_as_asked_for() {
 }
 
 #[test]
-fn a_plugin_without_servers_is_told_from_one_with() {
+fn reduction_without_servers_is_an_error() {
     let ended = run(&["reduction", "--ranks", "2", "--size", "1M"]);
     assert!(!ended.status.success());
     assert!(ended.err.contains("are reduction servers given?"), "{ended:?}");

@@ -16,7 +16,7 @@ fn with_keys(keys: [&str; 2]) -> Vec<Ended> {
 }
 
 #[test]
-fn ranks_with_the_same_key_work_together() {
+fn job_key_same_key_connects() {
     let key = "1f".repeat(32);
     for ended in with_keys([&key, &key]) {
         assert!(ended.status.success(), "{ended:?}");
@@ -24,7 +24,7 @@ fn ranks_with_the_same_key_work_together() {
 }
 
 #[test]
-fn a_rank_with_another_key_or_none_is_refused_and_told_why() {
+fn job_key_wrong_or_missing_key_is_refused() {
     let (key, other) = ("1f".repeat(32), "2e".repeat(32));
     let (key, other) = (key.as_str(), other.as_str());
     for keys in [[key, other], [key, ""], ["", key]] {
@@ -37,7 +37,7 @@ fn a_rank_with_another_key_or_none_is_refused_and_told_why() {
 }
 
 #[test]
-fn the_key_may_come_from_a_file() {
+fn job_key_from_a_file() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     fs::create_dir_all(folder).unwrap();
     let file = folder.join("job-key");
@@ -55,7 +55,7 @@ fn the_key_may_come_from_a_file() {
 }
 
 #[test]
-fn a_port_range_that_is_too_small_is_named() {
+fn port_range_too_small_is_named() {
     let ranks = ranks_with(2, &ONCE, |_, command| {
         command.env("EVENKEEL_PORTS", "29873-29874");
     });
@@ -75,7 +75,7 @@ fn a_port_range_that_is_too_small_is_named() {
 }
 
 #[test]
-fn the_key_is_not_shown_with_the_settings() {
+fn job_key_is_not_printed_with_the_settings() {
     let ended = run(&["settings"]);
     assert!(ended.out.contains("EVENKEEL_JOB_KEY"), "{ended:?}");
     let mut command = crate::process::bench(&["settings"]);
