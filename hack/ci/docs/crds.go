@@ -59,7 +59,11 @@ Kubernetes types, such as tolerations and conditions, are not repeated here.
 func writeKind(out *bytes.Buffer, crd *apiextensions.CustomResourceDefinition, version string, schema *apiextensions.JSONSchemaProps) {
 	names := crd.Spec.Names
 	fmt.Fprintf(out, "\n## %s\n\n", names.Kind)
-	fmt.Fprintf(out, "`apiVersion: %s/%s`, %s", crd.Spec.Group, version, strings.ToLower(string(crd.Spec.Scope)))
+	scope := "namespaced"
+	if crd.Spec.Scope == apiextensions.ClusterScoped {
+		scope = "for the whole cluster"
+	}
+	fmt.Fprintf(out, "`apiVersion: %s/%s`, %s", crd.Spec.Group, version, scope)
 	if len(names.ShortNames) > 0 {
 		fmt.Fprintf(out, "; `kubectl get %s`", names.ShortNames[0])
 	}
