@@ -1,14 +1,15 @@
 //! `libnccl-net-evenkeel.so`: NCCL's network plugin tables, v6 to v12, over [`evenkeel_transport`].
 //!
-//! [`tables`] holds the C tables of the network and their functions, which only translate arguments.
-//! [`plugin`] is what they all share. [`collnet`] and [`collective`] are the same for reduction
-//! servers. [`logger`] brings log lines to NCCL.
+//! [`net`] has the tables of the network, [`collnet`] those of reduction servers. Their C functions translate arguments and
+//! nothing else, with the helpers of [`ffi`]; [`error`] turns errors and panics into NCCL's result codes. [`plugin`] is the
+//! state of the process, [`request_pool`] the requests of a comm, and [`logger`] passes log lines on to NCCL.
 //!
 //! Nothing happens when the library is loaded: no thread, no file, no socket.
 
-mod collective;
 mod collnet;
-mod failure;
+mod error;
+mod ffi;
 mod logger;
+mod net;
 mod plugin;
-mod tables;
+mod request_pool;

@@ -1,4 +1,4 @@
-//! Log lines on their way to NCCL.
+//! Log lines for NCCL's logger.
 
 use std::ffi::{CString, c_int, c_ulong};
 use std::sync::{PoisonError, RwLock};
@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 use evenkeel_nccl_abi::{LOG_INFO, LOG_WARN, Logger, SUBSYSTEM_ALL, SUBSYSTEM_INIT_NET};
 use evenkeel_transport::Log;
 
-/// The process's log: NCCL's logger, once `init` has brought one.
+/// The process's log. Lines before the first `init` are dropped.
 pub(crate) static LOG: NcclLog = NcclLog { logger: RwLock::new(None) };
 
 /// Writes through the logger that NCCL passed last.
@@ -15,7 +15,7 @@ pub(crate) struct NcclLog {
 }
 
 impl NcclLog {
-    /// Takes over the logger that an `init` was given.
+    /// Replaces the logger by the one that an `init` was given.
     pub(crate) fn set(&self, logger: Option<Logger>) {
         *self.logger.write().unwrap_or_else(PoisonError::into_inner) = logger;
     }
@@ -23,7 +23,7 @@ impl NcclLog {
     fn write(&self, level: c_int, subsystems: c_ulong, line: &str) {
         let logger = *self.logger.read().unwrap_or_else(PoisonError::into_inner);
         let Some(logger) = logger else { return };
-        // A zero byte can only come from a name in the system: show the line all the same.
+        // A zero byte can only come from a name in the system. The line is logged without it.
         let line = CString::new(line.replace('\0', "?")).unwrap_or_default();
         // SAFETY: NCCL's logger may be called from any thread while NCCL is loaded, which it is as
         // long as it calls this library or keeps connections in it. The format takes one string,
@@ -43,7 +43,7 @@ impl Log for NcclLog {
     }
 }
 
-/// The log as the transport takes it.
+/// The same log in the form that the transport takes.
 pub(crate) struct SharedLog;
 
 impl Log for SharedLog {

@@ -1,4 +1,4 @@
-//! From errors to NCCL's result codes.
+//! The plugin's error type, and its way to NCCL's result codes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,37 +11,37 @@ use evenkeel_transport::{Error, ErrorKind, Log, SettingsError};
 
 use crate::logger::LOG;
 
-/// Why a call fails.
+/// Why a call fails: a result code for NCCL and a line for the log.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct PluginError {
     code: NcclResult,
-    /// What to write to the log; `None` when the transport has done that.
+    /// The line for the log; `None` when the transport has logged it.
     line: Option<String>,
 }
 
-impl Failure {
-    /// NCCL passed something that makes no sense.
-    pub(crate) fn argument(line: impl Into<String>) -> Self {
+impl PluginError {
+    /// NCCL passed an invalid argument.
+    pub(crate) fn invalid_argument(line: impl Into<String>) -> Self {
         Self { code: INVALID_ARGUMENT, line: Some(line.into()) }
     }
 
-    /// The system lacks something.
+    /// A system call failed.
     pub(crate) fn system(line: impl Into<String>) -> Self {
         Self { code: SYSTEM_ERROR, line: Some(line.into()) }
     }
 
-    /// The same with something to add.
+    /// The same with more text at the end.
     pub(crate) fn with(self, more: &str) -> Self {
         Self { line: self.line.map(|line| line + more), ..self }
     }
 
-    /// NCCL called what it must not call.
-    pub(crate) fn contract(line: impl Into<String>) -> Self {
+    /// NCCL broke the interface's contract, or the plugin has a defect.
+    pub(crate) fn internal(line: impl Into<String>) -> Self {
         Self { code: INTERNAL_ERROR, line: Some(line.into()) }
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for PluginError {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
             ErrorKind::System => SYSTEM_ERROR,
@@ -54,29 +54,29 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<ClientError> for Failure {
+impl From<ClientError> for PluginError {
     fn from(error: ClientError) -> Self {
         Self { code: REMOTE_ERROR, line: Some(error.to_string()) }
     }
 }
 
-impl From<SettingsError> for Failure {
+impl From<SettingsError> for PluginError {
     fn from(error: SettingsError) -> Self {
         Self { code: INVALID_USAGE, line: Some(error.to_string()) }
     }
 }
 
-/// Runs the body of a C function: no panic leaves it, and every failure is in the log.
-pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), Failure>) -> NcclResult {
-    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+/// Runs the body of a C function. No panic leaves it, and every error is logged.
+pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), PluginError>) -> NcclResult {
+    let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return SUCCESS,
-        Ok(Err(failure)) => failure,
-        Err(_) => Failure::contract("defect: panic"),
+        Ok(Err(error)) => error,
+        Err(_) => PluginError::internal("internal error: panic"),
     };
-    if let Some(line) = failure.line {
+    if let Some(line) = error.line {
         LOG.warn(&format!("evenkeel: {call}: {line}"));
     }
-    failure.code
+    error.code
 }
 
 #[cfg(test)]
@@ -84,13 +84,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_becomes_an_internal_error() {
+    fn guard_turns_a_panic_into_an_internal_error() {
         assert_eq!(guard("test", || panic!("for the test")), INTERNAL_ERROR);
     }
 
     #[test]
-    fn failures_keep_their_code() {
-        assert_eq!(guard("test", || Err(Failure::argument("x"))), INVALID_ARGUMENT);
+    fn guard_returns_the_error_code() {
+        assert_eq!(guard("test", || Err(PluginError::invalid_argument("x"))), INVALID_ARGUMENT);
         assert_eq!(guard("test", || Ok(())), SUCCESS);
     }
 }

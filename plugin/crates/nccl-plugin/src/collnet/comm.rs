@@ -1,0 +1,184 @@
+//! CollNet in Rust's terms: a rank's contexts and comms, and the client of the reduction servers behind them.
+
+use std::sync::Arc;
+
+use evenkeel_nccl_abi::HANDLE_SIZE;
+use evenkeel_reduction::{Client, Member, SERVER_LIST_DIGEST_BYTES, Ticket, TreePosition, mark};
+use evenkeel_reduction_kernels::{DataType, Op};
+use evenkeel_transport::{Log, MrCache, RecvBuffer, SendBuffer, Transport};
+
+use crate::error::PluginError;
+use crate::logger::LOG;
+use crate::net::device::MAX_BYTES;
+use crate::plugin;
+use crate::request_pool::{PooledRequest, RequestPool};
+
+/// Where the handle has the identity of the communicator.
+const GROUP: std::ops::Range<usize> = 0..16;
+/// Where the handle has the digest of the rank's list of servers.
+const SERVER_LIST_DIGEST: std::ops::Range<usize> = 16..16 + SERVER_LIST_DIGEST_BYTES;
+
+/// What `init` makes.
+pub(crate) struct CollNetContext {
+    /// NCCL's number for the communicator; 0 in versions that do not pass one.
+    communicator: u64,
+    transport: Arc<Transport>,
+}
+
+impl CollNetContext {
+    pub(crate) fn new(communicator: u64) -> Result<Self, PluginError> {
+        Ok(Self { communicator, transport: plugin::transport_for_collnet()? })
+    }
+
+    /// Makes the handle that a rank sends the others: an identity for the communicator, of which rank 0's is used, and the
+    /// digest of the rank's list of servers.
+    pub(crate) fn listen(
+        &self,
+        device: usize,
+        handle: &mut [u8; HANDLE_SIZE],
+    ) -> Result<CollNetListenComm, PluginError> {
+        if device >= self.transport.devices().len() {
+            return Err(PluginError::invalid_argument(format!("no device {device}")));
+        }
+        let group = Member::new_group()
+            .map_err(|error| PluginError::system(format!("no random bytes: {error}")))?;
+        handle.fill(0);
+        handle[GROUP].copy_from_slice(&group);
+        let settings = self.transport.settings();
+        let digest = mark(settings.reduction_servers(), settings.reduction_split());
+        handle[SERVER_LIST_DIGEST].copy_from_slice(&digest);
+        let transport = Arc::clone(&self.transport);
+        Ok(CollNetListenComm { device, communicator: self.communicator, transport })
+    }
+}
+
+/// The number of devices that can reduce: all if there are servers, else none.
+pub(crate) fn device_count() -> Result<usize, PluginError> {
+    let transport = plugin::transport_for_collnet()?;
+    let no_servers = transport.settings().reduction_servers().is_empty();
+    Ok(if no_servers { 0 } else { transport.devices().len() })
+}
+
+/// Whether the servers support this reduction of this data type.
+pub(crate) fn is_supported(kind: i32, op: i32) -> bool {
+    data_type(kind).is_ok() && reduction(op).is_ok()
+}
+
+fn data_type(code: i32) -> Result<DataType, PluginError> {
+    let kind = u8::try_from(code).ok().and_then(DataType::from_code);
+    kind.ok_or_else(|| PluginError::invalid_argument(format!("no data type {code}")))
+}
+
+fn reduction(code: i32) -> Result<Op, PluginError> {
+    let op = u8::try_from(code).ok().and_then(Op::from_code);
+    op.ok_or_else(|| PluginError::invalid_argument(format!("no reduction {code}")))
+}
+
+/// NCCL's listen comm of CollNet.
+pub(crate) struct CollNetListenComm {
+    device: usize,
+    communicator: u64,
+    transport: Arc<Transport>,
+}
+
+impl CollNetListenComm {
+    /// Joins the communicator of the ranks that have these handles. Blocks.
+    pub(crate) fn connect(
+        &self,
+        handles: &[&[u8; HANDLE_SIZE]],
+        rank: usize,
+    ) -> Result<CollNetComm, PluginError> {
+        let ranks = handles.len();
+        let settings = self.transport.settings();
+        let servers = settings.reduction_servers();
+        let mut group = [0; 16];
+        group.copy_from_slice(&handles[0][GROUP]);
+        let digests: Vec<[u8; SERVER_LIST_DIGEST_BYTES]> = handles
+            .iter()
+            .map(|handle| {
+                let mut digest = [0; SERVER_LIST_DIGEST_BYTES];
+                digest.copy_from_slice(&handle[SERVER_LIST_DIGEST]);
+                digest
+            })
+            .collect();
+        let fallback =
+            |error| PluginError::from(error).with("; NCCL goes on without reduction servers");
+        let seat = TreePosition::find(rank, &digests).map_err(fallback)?;
+        let number = |value: usize| {
+            u32::try_from(value)
+                .map_err(|_| PluginError::invalid_argument(format!("{value} ranks")))
+        };
+        let member = Member {
+            group,
+            communicator: self.communicator,
+            rank: number(rank)?,
+            ranks: number(ranks)?,
+            seat,
+            is_leaf: false,
+            job: settings.job().to_owned(),
+        };
+        let timeout = settings.reduction_timeout();
+        let client = Client::join(&self.transport, self.device, servers, &member, timeout)
+            .map_err(fallback)?;
+        LOG.info(&format!(
+            "evenkeel: rank {rank} of {ranks} joined {} reduction servers: {} comm={:#x}",
+            servers.len(),
+            servers.join(", "),
+            self.communicator
+        ));
+        let mr_cache = self.transport.registrar(self.device)?;
+        Ok(CollNetComm { mr_cache, client: Arc::new(client), requests: RequestPool::new() })
+    }
+}
+
+/// NCCL's CollNet comm.
+#[repr(C)]
+pub(crate) struct CollNetComm {
+    /// First, because NCCL registers memory with comms of all kinds by one function.
+    mr_cache: MrCache,
+    client: Arc<Client>,
+    requests: RequestPool<AllReduce>,
+}
+
+/// An operation in flight.
+pub(crate) struct AllReduce {
+    client: Arc<Client>,
+    ticket: Ticket,
+    bytes: usize,
+}
+
+impl CollNetComm {
+    /// Starts an all-reduce. `None` when as many as possible are in flight.
+    pub(super) fn all_reduce(
+        &self,
+        from: SendBuffer,
+        to: RecvBuffer,
+        kind: i32,
+        op: i32,
+    ) -> Result<Option<&PooledRequest<AllReduce>>, PluginError> {
+        let (kind, op) = (data_type(kind)?, reduction(op)?);
+        self.requests.start(|| {
+            let ticket = self.client.all_reduce(from, to, kind, op)?;
+            let client = Arc::clone(&self.client);
+            Ok(ticket.map(|ticket| AllReduce { client, ticket, bytes: to.length() }))
+        })
+    }
+}
+
+impl AllReduce {
+    pub(super) fn is_done(&self) -> Result<bool, PluginError> {
+        Ok(self.client.test(&self.ticket)?)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// The size in bytes of this many elements of a data type.
+pub(crate) fn bytes_of(count: usize, kind: i32) -> Result<usize, PluginError> {
+    count
+        .checked_mul(data_type(kind)?.bytes())
+        .filter(|bytes| *bytes <= MAX_BYTES)
+        .ok_or_else(|| PluginError::invalid_argument(format!("{count} elements at once")))
+}

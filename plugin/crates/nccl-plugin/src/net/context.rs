@@ -1,0 +1,118 @@
+//! A context: the listeners and connection attempts of one communicator.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use evenkeel_nccl_abi::HANDLE_SIZE;
+use evenkeel_transport::sync::lock;
+use evenkeel_transport::{
+    Connecting, Device, HANDLE_BYTES, Handle, MemoryTypes, SendConnection, Transport,
+};
+
+use super::comm::{Comm, ListenComm};
+use crate::error::PluginError;
+
+/// Where in NCCL's handle the connecting side stores the number of its attempt; zero before the first call.
+/// NCCL passes the same buffer to each call of `connect`.
+const TICKET: std::ops::Range<usize> = HANDLE_BYTES..HANDLE_BYTES + 8;
+
+const _: () = assert!(TICKET.end <= HANDLE_SIZE);
+
+/// The listeners and connection attempts of one communicator. Tables without contexts share one.
+pub(crate) struct Context {
+    transport: Arc<Transport>,
+    /// For log lines.
+    label: String,
+    /// Traffic class of the communicator's packets.
+    traffic_class: Option<u8>,
+    attempts: Mutex<HashMap<u64, Connecting>>,
+    listeners: Mutex<Vec<Weak<ListenComm>>>,
+    next_ticket: AtomicU64,
+}
+
+impl Context {
+    pub(crate) fn new(transport: Arc<Transport>, label: String, traffic_class: Option<u8>) -> Self {
+        Self {
+            transport,
+            label,
+            traffic_class,
+            attempts: Mutex::default(),
+            listeners: Mutex::default(),
+            next_ticket: AtomicU64::new(1),
+        }
+    }
+
+    /// Whether this is the context's transport.
+    pub(crate) fn uses(&self, transport: &Arc<Transport>) -> bool {
+        Arc::ptr_eq(&self.transport, transport)
+    }
+
+    /// Opens a listener and writes its handle.
+    pub(crate) fn listen(
+        &self,
+        device: usize,
+        handle: &mut [u8; HANDLE_SIZE],
+    ) -> Result<Arc<ListenComm>, PluginError> {
+        let listener = self.transport.listen(device, &self.label, self.memory_types(device))?;
+        handle.fill(0);
+        handle[..HANDLE_BYTES].copy_from_slice(&listener.handle().encode());
+        let comm = Arc::new(ListenComm::new(listener));
+        let mut listeners = lock(&self.listeners);
+        listeners.retain(|other| other.strong_count() > 0);
+        listeners.push(Arc::downgrade(&comm));
+        Ok(comm)
+    }
+
+    /// Starts to connect, or polls the attempt that the handle names. The call's traffic class goes before the context's.
+    pub(crate) fn connect(
+        &self,
+        device: usize,
+        handle: &mut [u8; HANDLE_SIZE],
+        traffic_class: Option<u8>,
+    ) -> Result<Option<Comm<SendConnection>>, PluginError> {
+        let mut ticket = [0; 8];
+        ticket.copy_from_slice(&handle[TICKET]);
+        let mut ticket = u64::from_le_bytes(ticket);
+        if ticket == 0 {
+            let mut encoded = [0; HANDLE_BYTES];
+            encoded.copy_from_slice(&handle[..HANDLE_BYTES]);
+            let peer = Handle::decode(&encoded)
+                .map_err(|error| PluginError::invalid_argument(format!("bad handle: {error}")))?;
+            let memory = self.memory_types(device);
+            let (label, class) = (&self.label, traffic_class.or(self.traffic_class));
+            let attempt = self.transport.connect_in_class(device, &peer, label, memory, class)?;
+            ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+            handle[TICKET].copy_from_slice(&ticket.to_le_bytes());
+            lock(&self.attempts).insert(ticket, attempt);
+        }
+        let mut attempts = lock(&self.attempts);
+        let attempt = attempts
+            .get(&ticket)
+            .ok_or_else(|| PluginError::internal("the connection attempt is finished"))?;
+        let outcome = attempt.poll();
+        let finished = match outcome {
+            Ok(None) => return Ok(None),
+            Ok(Some(_)) | Err(_) => attempts.remove(&ticket),
+        };
+        drop(attempts);
+        drop(finished);
+        Ok(outcome?.map(|connection| Comm::new(connection.registrar(), connection)))
+    }
+
+    /// The memory types that the device advertises. NCCL registers memory only later, so connections are made for all of them.
+    fn memory_types(&self, device: usize) -> MemoryTypes {
+        self.transport.devices().get(device).map_or(MemoryTypes::HOST, Device::reach)
+    }
+
+    /// Drops the attempts and closes the listeners that NCCL has left open.
+    pub(crate) fn release(&self) {
+        let attempts = std::mem::take(&mut *lock(&self.attempts));
+        drop(attempts);
+        for listener in std::mem::take(&mut *lock(&self.listeners)) {
+            if let Some(listener) = listener.upgrade() {
+                listener.close();
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Initialization and finalization.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use evenkeel_nccl_abi::{CommConfig, Logger, NcclResult, ProfilerCallback};
+
+use super::context::Context;
+use crate::error::guard;
+use crate::ffi::{out_param, take_arc};
+use crate::logger::LOG;
+use crate::plugin;
+
+pub(super) unsafe extern "C" fn init_v6(logger: Option<Logger>) -> NcclResult {
+    LOG.set(logger);
+    guard("init", plugin::init_global)
+}
+
+/// Takes a profiler callback as well, which is not used.
+pub(super) unsafe extern "C" fn init_v10(
+    logger: Option<Logger>,
+    _profiler: Option<ProfilerCallback>,
+) -> NcclResult {
+    LOG.set(logger);
+    guard("init", plugin::init_global)
+}
+
+/// Makes a context per communicator, to which listeners and connections belong.
+pub(super) unsafe extern "C" fn init_v11(
+    context: *mut *mut c_void,
+    communicator: u64,
+    config: *mut CommConfig,
+    logger: Option<Logger>,
+    _profiler: Option<ProfilerCallback>,
+) -> NcclResult {
+    LOG.set(logger);
+    guard("init", || {
+        // SAFETY: NCCL passes a valid out-pointer for the context.
+        let out = unsafe { out_param(context, "context") }?;
+        // SAFETY: NCCL passes a configuration, or null.
+        let class = unsafe { traffic_class(config) };
+        *out = Arc::into_raw(plugin::init_context(communicator, class)?).cast_mut().cast();
+        Ok(())
+    })
+}
+
+/// Ends a context.
+pub(super) unsafe extern "C" fn finalize_v11(context: *mut c_void) -> NcclResult {
+    guard("finalize", || {
+        // SAFETY: a context that is not null came from `init_v11`, and NCCL finalizes it once.
+        let context = unsafe { take_arc::<Context>(context, "context") }?;
+        plugin::finalize(&context);
+        Ok(())
+    })
+}
+
+/// The traffic class with which a communicator's packets are to be marked, if its configuration has a valid one.
+///
+/// # Safety
+/// `config` must be null or valid for reads.
+pub(super) unsafe fn traffic_class(config: *const CommConfig) -> Option<u8> {
+    // SAFETY: the caller guarantees it.
+    let class = unsafe { config.as_ref() }?.traffic_class;
+    u8::try_from(class).ok()
+}

@@ -1,0 +1,79 @@
+//! MrHandle of memory, with comms of all kinds.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
+use std::ptr;
+
+use evenkeel_nccl_abi::{NcclResult, PTR_CUDA, PTR_HOST};
+use evenkeel_transport::{MrCache, RecvBuffer, MrHandle};
+
+use crate::error::{PluginError, guard};
+use crate::ffi::{Size, handle_ref, out_param};
+
+pub(crate) unsafe extern "C" fn reg_mr<S: Size>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: S,
+    kind: c_int,
+    handle: *mut *mut c_void,
+) -> NcclResult {
+    guard("regMr", || {
+        // SAFETY: NCCL passes a comm of some kind that is not closed; each begins with its MR cache.
+        let mr_cache = unsafe { handle_ref::<MrCache>(comm, "comm") }?;
+        // SAFETY: NCCL passes a valid out-pointer for the result.
+        let handle = unsafe { out_param(handle, "mhandle") }?;
+        *handle = ptr::null_mut();
+        // SAFETY: NCCL keeps the memory until it has called `deregMr`, and leaves it to the requests that use it.
+        let memory = unsafe { RecvBuffer::new(data.cast(), size.bytes()?) };
+        let registered = match kind {
+            PTR_HOST => mr_cache.register(memory)?,
+            PTR_CUDA => Some(mr_cache.register_peer_memory(memory)?),
+            _ => {
+                return Err(PluginError::internal(format!(
+                    "memory of type {kind}: host (1) or GPU (2)"
+                )));
+            }
+        };
+        if let Some(registered) = registered {
+            *handle = Box::into_raw(Box::new(registered)).cast();
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn reg_mr_dma_buf(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    _kind: c_int,
+    offset: u64,
+    descriptor: c_int,
+    handle: *mut *mut c_void,
+) -> NcclResult {
+    guard("regMrDmaBuf", || {
+        // SAFETY: NCCL passes a comm of some kind that is not closed; each begins with its MR cache.
+        let mr_cache = unsafe { handle_ref::<MrCache>(comm, "comm") }?;
+        // SAFETY: NCCL passes a valid out-pointer for the result.
+        let handle = unsafe { out_param(handle, "mhandle") }?;
+        *handle = ptr::null_mut();
+        if descriptor < 0 {
+            return Err(PluginError::invalid_argument(format!("no descriptor: {descriptor}")));
+        }
+        // SAFETY: NCCL keeps the descriptor open during the call, and nothing is done with one that is not a DMA buffer's.
+        let buffer = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let address = data.expose_provenance() as u64;
+        let registered = mr_cache.register_dma_buffer(buffer, offset, address, size)?;
+        *handle = Box::into_raw(Box::new(registered)).cast();
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn dereg_mr(_comm: *mut c_void, handle: *mut c_void) -> NcclResult {
+    guard("deregMr", || {
+        if !handle.is_null() {
+            // SAFETY: not null, so `reg_mr` boxed it, and NCCL gives it back once.
+            drop(unsafe { Box::from_raw(handle.cast::<MrHandle>()) });
+        }
+        Ok(())
+    })
+}

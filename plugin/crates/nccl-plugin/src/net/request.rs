@@ -1,0 +1,206 @@
+//! Sends, receives and flushes, and testing whether they are done.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use evenkeel_nccl_abi::NcclResult;
+use evenkeel_transport::{
+    MAX_RECVS, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection, Tagged,
+};
+
+use super::comm::Comm;
+use crate::error::{PluginError, guard};
+use crate::ffi::{Size, handle_ref, out_param};
+use crate::request_pool::PooledRequest;
+
+/// # Safety
+/// As for the `isend` of NCCL's tables.
+unsafe fn send_message<S: Size>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: S,
+    tag: c_int,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard("isend", || {
+        let length = size.bytes()?;
+        if data.is_null() && length > 0 {
+            return Err(PluginError::invalid_argument("data is null"));
+        }
+        // SAFETY: NCCL passes a comm that `connect` made and that is not closed.
+        let comm = unsafe { handle_ref::<Comm<SendConnection>>(comm, "sendComm") }?;
+        // SAFETY: NCCL passes a valid out-pointer for the result.
+        let request = unsafe { out_param(request, "request") }?;
+        *request = ptr::null_mut();
+        // SAFETY: NCCL leaves the memory alone until `test` has reported the request or the comm
+        // is closed.
+        let buffer = unsafe { SendBuffer::new(data.cast_const().cast(), length) };
+        if let Some(started) = comm.send(buffer, tag)? {
+            *request = ptr::from_ref(started).cast_mut().cast();
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn isend_v6<S: Size>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: S,
+    tag: c_int,
+    _handle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL passes what its table says.
+    unsafe { send_message(comm, data, size, tag, request) }
+}
+
+/// Takes a profiler handle as well, which is not used.
+pub(super) unsafe extern "C" fn isend_v10(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    _handle: *mut c_void,
+    _profile: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL passes what its table says.
+    unsafe { send_message(comm, data, size, tag, request) }
+}
+
+/// The number of buffers of a group.
+fn group_size(count: c_int) -> Result<usize, PluginError> {
+    let size = usize::try_from(count).ok().filter(|size| (1..=MAX_RECVS).contains(size));
+    size.ok_or_else(|| {
+        PluginError::internal(format!("{count} receives in a group: maxRecvs is {MAX_RECVS}"))
+    })
+}
+
+/// # Safety
+/// As for the `irecv` of NCCL's tables.
+unsafe fn post_buffers<S: Size>(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard("irecv", || {
+        let count = group_size(count)?;
+        let empty = Tagged { buffer: RecvBuffer::from_static(&mut []), tag: 0 };
+        let mut group = [empty; MAX_RECVS];
+        for (index, tagged) in group[..count].iter_mut().enumerate() {
+            // SAFETY: NCCL passes arrays of `count` elements; null is refused before anything is added to it.
+            let (data, size, tag) = unsafe {
+                out_param(data, "data")?;
+                out_param(sizes, "sizes")?;
+                out_param(tags, "tags")?;
+                (*data.add(index), *sizes.add(index), *tags.add(index))
+            };
+            let length = size.bytes()?;
+            if data.is_null() && length > 0 {
+                return Err(PluginError::invalid_argument("data is null"));
+            }
+            // SAFETY: NCCL gives the memory away until `test` has reported the request or the comm is
+            // closed.
+            *tagged = Tagged { buffer: unsafe { RecvBuffer::new(data.cast(), length) }, tag };
+        }
+        // SAFETY: NCCL passes a comm that `accept` made and that is not closed.
+        let comm = unsafe { handle_ref::<Comm<RecvConnection>>(comm, "recvComm") }?;
+        // SAFETY: NCCL passes a valid out-pointer for the result. What is in it may be a hint: it is not read.
+        let request = unsafe { out_param(request, "request") }?;
+        *request = ptr::null_mut();
+        if let Some(started) = comm.recv(&group[..count])? {
+            *request = ptr::from_ref(started).cast_mut().cast();
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn irecv_v6<S: Size>(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    _handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL passes what its table says.
+    unsafe { post_buffers(comm, count, data, sizes, tags, request) }
+}
+
+/// Takes profiler handles as well, which are not used.
+pub(super) unsafe extern "C" fn irecv_v10(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    _handles: *mut *mut c_void,
+    _profiles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: NCCL passes what its table says.
+    unsafe { post_buffers(comm, count, data, sizes, tags, request) }
+}
+
+pub(super) unsafe extern "C" fn iflush(
+    comm: *mut c_void,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    _handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard("iflush", || {
+        // SAFETY: NCCL passes a valid out-pointer for the result.
+        let request = unsafe { out_param(request, "request") }?;
+        // A null request means that there is nothing to flush.
+        *request = ptr::null_mut();
+        let mut last = None;
+        for index in 0..group_size(count)? {
+            // SAFETY: NCCL passes arrays of `count` elements; null is refused before anything is added to it.
+            let (start, size) = unsafe {
+                out_param(data, "data")?;
+                out_param(sizes, "sizes")?;
+                (*data.add(index), *sizes.add(index))
+            };
+            if size != 0 {
+                last = Some((start, size.bytes()?));
+            }
+        }
+        let Some((start, length)) = last else { return Ok(()) };
+        // SAFETY: NCCL passes a comm that `accept` made and that is not closed.
+        let comm = unsafe { handle_ref::<Comm<RecvConnection>>(comm, "recvComm") }?;
+        // SAFETY: NCCL keeps the memory until `test` has reported the request or the comm is closed; it is only read.
+        let message = unsafe { RecvBuffer::new(start.cast(), length) };
+        *request = ptr::from_ref(comm.flush(message)?).cast_mut().cast();
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn test(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> NcclResult {
+    guard("test", || {
+        // SAFETY: NCCL passes a valid out-pointer for the result.
+        let done = unsafe { out_param(done, "done") }?;
+        *done = 0;
+        // SAFETY: NCCL passes a request of a comm that is not closed: one in its pool.
+        let pending = unsafe { handle_ref::<PooledRequest<Request>>(request, "request") }?;
+        if let Some(request) = pending.take_if_done(|request| Ok(request.test()?.is_some()))? {
+            *done = 1;
+            if !sizes.is_null() {
+                for (index, bytes) in (0..).map_while(|index| request.length(index)).enumerate() {
+                    // SAFETY: not null, and NCCL passes room for as many sizes as the request has messages.
+                    unsafe { sizes.add(index).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
+                }
+            }
+        }
+        Ok(())
+    })
+}
