@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 
 use evenkeel_nccl_abi::{NcclResult, PTR_CUDA, PTR_HOST};
-use evenkeel_transport::{MrCache, RecvBuffer, MrHandle};
+use evenkeel_transport::{MrCache, MrHandle, RecvBuffer};
 
 use crate::error::{PluginError, guard};
 use crate::ffi::{Size, handle_ref, out_param};
