@@ -35,7 +35,7 @@ bench: ## Measure the plugin beside plain sockets into docs/results/ (root; BENC
 
 .PHONY: bench-reduction bench-collectives bench-rdma bench-preflight
 bench-reduction: ## Measure reduction servers beside a ring into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench/tcp reduction $(BENCH)
+	$(GO) run ./hack/bench/reduction $(BENCH)
 bench-collectives: ## Measure the collectives beside Gloo into docs/results/ (BENCH="--quick" for less)
 	$(GO) run ./hack/bench/collectives $(BENCH)
 bench-rdma: ## Measure RDMA beside perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)

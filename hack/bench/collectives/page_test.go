@@ -6,14 +6,16 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 )
 
-// made has Gloo take 100 us and 200 us at each size, and Evenkeel a share of that by number of elements.
-func made(elements []int, overTCP, throughMemory func(n int) float64) map[string]map[int]figure {
+// figures has 100 us and 200 us of Gloo at each size, and a share of that of Evenkeel.
+func figures(elements []int, overTCP, overMemory func(n int) float64) map[string]map[int]figure {
 	all := map[string]map[int]figure{tcp: {}, oneFlow: {}, shm: {}}
 	for _, n := range elements {
 		all[tcp][n] = figure{100 * overTCP(n), 200 * overTCP(n)}
-		all[shm][n] = figure{100 * throughMemory(n), 200 * throughMemory(n)}
+		all[shm][n] = figure{100 * overMemory(n), 200 * overMemory(n)}
 		for i, algorithm := range algorithms {
 			if all[gloo(algorithm)] == nil {
 				all[gloo(algorithm)] = map[int]figure{}
@@ -26,38 +28,38 @@ func made(elements []int, overTCP, throughMemory func(n int) float64) map[string
 
 func sample() *results {
 	elements := []int{1, 1000, 100_000, starElements}
-	r := &results{Rounds: 2, Length: time.Second, Elements: elements, Machine: "a machine", Commit: "abc"}
-	for _, n := range sizes {
+	r := &results{Rounds: 2, Length: time.Second, Elements: elements, Source: page.Source{Commit: "abc", Day: "2026-01-31"}}
+	for _, n := range processCounts {
 		m := &measured{ranks: n}
-		good := made(elements, func(n int) float64 {
+		good := figures(elements, func(n int) float64 {
 			if n >= 100_000 {
 				return 0.9
 			}
 			return 0.6
 		}, func(int) float64 { return 0.25 })
-		worse := made(elements, func(int) float64 { return 1.5 }, func(int) float64 { return 0.4 })
+		worse := figures(elements, func(int) float64 { return 1.5 }, func(int) float64 { return 0.4 })
 		m.rounds = append(m.rounds, worse, good)
 		r.Local = append(r.Local, m)
 	}
 	return r
 }
 
-func verdicts(r *results) map[string]string {
+func goalsOf(r *results) map[string]string {
 	all := map[string]string{}
 	for _, row := range r.goals() {
-		all[row.what+": "+row.goal] = row.verdict + " " + row.seen
+		all[row.what+": "+row.goal] = row.reached + " " + row.measured
 	}
 	return all
 }
 
-func TestThePageSaysWhatIsReached(t *testing.T) {
+func TestGoals(t *testing.T) {
 	r := sample()
-	slow := made(r.Elements, func(n int) float64 { return 1.25 }, func(int) float64 { return 0.4 })
+	slow := figures(r.Elements, func(n int) float64 { return 1.25 }, func(int) float64 { return 0.4 })
 	r.Local[1].rounds = []map[string]map[int]figure{slow}
 	bound := wireBound(starElements)
-	r.Star.rounds = []map[string]map[int]figure{made([]int{starElements}, func(int) float64 { return bound / 200 / 0.96 }, func(int) float64 { return 1 })}
+	r.Star.rounds = []map[string]map[int]figure{figures([]int{starElements}, func(int) float64 { return bound / 200 / 0.96 }, func(int) float64 { return 1 })}
 	r.Threads.rounds = []threadsReport{{figure{10, 20}, 1}, {figure{9, 30}, 10_000}}
-	got := verdicts(r)
+	got := goalsOf(r)
 	for what, want := range map[string]string{
 		"2 processes over TCP, least: at most Gloo's best at every size":                                                             "yes at 4 of 4",
 		"2 processes over TCP, median: at most 0.7 of it at half of the sizes":                                                       "yes at 2 of 4",
@@ -73,25 +75,25 @@ func TestThePageSaysWhatIsReached(t *testing.T) {
 	}
 }
 
-// A run that is cut off keeps what it has, and says what it has not.
-func TestThePageOfARunThatWasCutOff(t *testing.T) {
+// The page of an interrupted run has what was measured, and says what was not.
+func TestPageOfAnInterruptedRun(t *testing.T) {
 	r, folder := sample(), t.TempDir()
 	r.Local[1].rounds = nil
 	if err := r.write(folder); err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(folder, "collectives.md"))
+	text, err := os.ReadFile(filepath.Join(folder, "collectives.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"| 1000 | 100 / 200 (ring) | 60 / 120 | 0.60 / 0.60 | 25 / 50 | 0.25 / 0.25 |", "## 4 processes\n\nNot measured.", "| not measured |"} {
-		if !strings.Contains(string(page), want) {
-			t.Errorf("no %q in\n%s", want, page)
+	for _, want := range []string{"commit abc, on 2026-01-31", "default blocking mode", "Goals are this project's own", "| 1000 | 100 / 200 (ring) | 60 / 120 | 0.60 / 0.60 | 25 / 50 | 0.25 / 0.25 |", "## 4 processes\n\nNot measured.", "| not measured |"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
 	for _, name := range []string{leastDrawing, medianDrawing} {
-		if text, err := os.ReadFile(filepath.Join(folder, name)); err != nil || !strings.Contains(string(text), "Evenkeel, TCP, 2 processes") {
-			t.Errorf("%s: %v, %s", name, err, text)
+		if svg, err := os.ReadFile(filepath.Join(folder, name)); err != nil || !strings.Contains(string(svg), "Evenkeel, TCP, 2 processes") {
+			t.Errorf("%s: %v, %s", name, err, svg)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(folder, starDrawing)); err == nil {

@@ -8,14 +8,14 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// A benchCase is one network and one way to use it.
+// A benchCase is one network and one load on it.
 type benchCase struct {
 	name, title string
 	lab         netns.Config
 	size, depth int // bytes of a message; messages in flight on each connection
 	connections int
 	length      time.Duration // of each run, about
-	rawFlows    []int         // connections of the plain sockets; the first is the reference
+	plainFlows  []int         // connections of the plain sockets; the first is the reference
 	goals       []goal
 	fault       *fault
 	pingPong    bool
@@ -32,38 +32,17 @@ const (
 	processor  quantity = "processor time for each GB"
 	roundTrip  quantity = "median round trip"
 	idleUse    quantity = "worst use of a core while idle"
-	mostThread quantity = "most threads"
+	maxThreads quantity = "maximum number of threads"
 )
 
-// lowIsGood tells costs from rates.
-func (q quantity) lowIsGood() bool { return q != medianRate && q != worstRate }
+// lowerIsBetter is true for costs and false for rates.
+func (q quantity) lowerIsBetter() bool { return q != medianRate && q != worstRate }
 
-// A goal is what the plugin has to reach: a figure, or a share of the
-// reference's median.
+// A goal is what the plugin has to reach: a figure, or a share of the reference's median.
 type goal struct {
 	of     quantity
 	figure float64
 	share  float64
-}
-
-// A fault is that the link which is used most falls silent for a while. A run's rate is then that
-// of the while, but for its beginning, which is there for recovery.
-type fault struct {
-	before, lasts time.Duration
-	recovery      time.Duration
-	left          float64 // GB/s that the network can carry meanwhile
-}
-
-// wireLimit is the payload that links carry at most, in GB/s: of each packet,
-// 52 bytes are headers of IP and TCP with time stamps, and Ethernet's 14 come
-// on top.
-func wireLimit(rates ...netns.Rate) float64 {
-	const mtu = netns.DefaultMTU
-	total := netns.Rate(0)
-	for _, rate := range rates {
-		total += rate
-	}
-	return float64(total) / 8e9 * (mtu - 52) / (mtu + 14)
 }
 
 func rates(config netns.Config) []netns.Rate {
@@ -74,69 +53,68 @@ func rates(config netns.Config) []netns.Rate {
 	return all
 }
 
-// limit is what the case's network can carry, in GB/s; zero where only the
-// processor sets it.
-func (c benchCase) limit() float64 { return wireLimit(rates(c.lab)...) }
+// limit is what the case's network can carry, in GB/s; zero where only the processor limits it.
+func (c benchCase) limit() float64 { return netns.PayloadLimit(rates(c.lab)...) }
 
 func cases(quick bool) []benchCase {
-	shaped, unshaped, calm := 10*time.Second, 3*time.Second, 3*time.Second
+	shaped, unshaped, margin := 10*time.Second, 3*time.Second, 3*time.Second
 	if quick {
-		shaped, unshaped, calm = 3*time.Second, time.Second, 2*time.Second
+		shaped, unshaped, margin = 3*time.Second, time.Second, 2*time.Second
 	}
 	const outage = 5 * time.Second
 	equal := netns.Links(netns.Gbit, netns.Gbit, netns.Gbit, netns.Gbit)
-	threeLinks := wireLimit(rates(netns.Config{Links: equal[1:]})...)
-	const half = 512 << 10
+	threeLinks := netns.PayloadLimit(rates(netns.Config{Links: equal[1:]})...)
+	const halfMiB = 512 << 10
 	return []benchCase{
 		{
 			name: "four-links", title: "4 links of 1 Gbit/s, chosen by a hash of addresses and ports",
 			lab:  netns.Config{Links: equal},
-			size: half, depth: 8, connections: 1, length: shaped, rawFlows: []int{16, 4},
+			size: halfMiB, depth: 8, connections: 1, length: shaped, plainFlows: []int{16, 4},
 			goals: []goal{{of: medianRate, figure: 0.45}, {of: worstRate, figure: 0.40}},
 		},
 		{
 			name: "slow-link", title: "the same, one link at 200 Mbit/s",
 			lab:  netns.Config{Links: netns.Links(netns.Gbit, netns.Gbit, netns.Gbit, 200*netns.Mbit)},
-			size: half, depth: 8, connections: 1, length: shaped, rawFlows: []int{16, 4},
+			size: halfMiB, depth: 8, connections: 1, length: shaped, plainFlows: []int{16, 4},
 			goals: []goal{{of: medianRate, figure: 0.34}, {of: worstRate, figure: 0.28}},
 		},
 		{
 			name: "capped-flows", title: "connections capped: three at 400 Mbit/s, one at 100 Mbit/s",
 			lab:  netns.Config{FlowRates: []netns.Rate{400 * netns.Mbit, 400 * netns.Mbit, 400 * netns.Mbit, 100 * netns.Mbit}},
-			size: 1 << 20, depth: 4, connections: 1, length: shaped, rawFlows: []int{4},
+			size: 1 << 20, depth: 4, connections: 1, length: shaped, plainFlows: []int{4},
 			goals: []goal{{of: medianRate, figure: 1.15 / 8}},
 		},
 		{
 			name: "silent-link", title: "4 links of 1 Gbit/s, one of them silent for 5 s",
 			lab:  netns.Config{Links: equal},
-			size: half, depth: 8, connections: 1, length: 2*calm + outage, rawFlows: []int{16},
-			fault: &fault{before: calm, lasts: outage, recovery: time.Second, left: threeLinks},
+			size: halfMiB, depth: 8, connections: 1, length: 2*margin + outage, plainFlows: []int{16},
+			fault: &fault{start: margin, length: outage, recovery: time.Second, remaining: threeLinks},
 			goals: []goal{{of: worstRate, figure: 0.9 * threeLinks}},
 		},
 		{
 			name: "one-connection", title: "hosts joined directly, unshaped, 1 connection",
-			size: half, depth: 8, connections: 1, length: unshaped, rawFlows: []int{1},
+			size: halfMiB, depth: 8, connections: 1, length: unshaped, plainFlows: []int{1},
 			goals: []goal{{of: medianRate, share: 1}, {of: processor, share: 1.15}},
 		},
 		{
 			name: "four-connections", title: "hosts joined directly, unshaped, 4 connections",
-			size: half, depth: 8, connections: 4, length: unshaped, rawFlows: []int{4},
+			size: halfMiB, depth: 8, connections: 4, length: unshaped, plainFlows: []int{4},
 			goals: []goal{{of: medianRate, share: 0.95}},
 		},
 		{
 			name: "small-messages", title: "hosts joined directly, unshaped, 1 connection, 8 KiB messages",
-			size: 8 << 10, depth: 8, connections: 1, length: unshaped, rawFlows: []int{1},
+			size: 8 << 10, depth: 8, connections: 1, length: unshaped, plainFlows: []int{1},
 			goals: []goal{{of: medianRate, share: 1}},
 		},
 		{
 			name: "ping-pong", title: "hosts joined directly, 8 bytes there and back",
-			size: 8, depth: 1, connections: 1, length: unshaped, rawFlows: []int{1}, pingPong: true,
+			size: 8, depth: 1, connections: 1, length: unshaped, plainFlows: []int{1}, pingPong: true,
 			goals: []goal{{of: roundTrip, share: 1.2}},
 		},
 		{
 			name: "idle-connections", title: "hosts joined directly, 64 connections open and not used",
 			size: 8 << 10, depth: 1, connections: 64, length: unshaped, idle: true,
-			goals: []goal{{of: idleUse, figure: 0.005}, {of: mostThread, figure: 4}},
+			goals: []goal{{of: idleUse, figure: 0.005}, {of: maxThreads, figure: 4}},
 		},
 	}
 }
@@ -149,7 +127,7 @@ func caseNames() []string {
 	return names
 }
 
-// String says what is done, for the report.
+// String is the load in words, for the page.
 func (c benchCase) String() string {
 	if c.pingPong {
 		return fmt.Sprintf("%d bytes, one at a time", c.size)

@@ -9,31 +9,44 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
+// A fault makes the busiest link silent for a while. The rate of such a run is that during the fault, less the time allowed
+// for recovery.
+type fault struct {
+	start, length time.Duration
+	recovery      time.Duration
+	remaining     float64 // GB/s that the network can carry meanwhile
+}
+
+func (f *fault) end() time.Duration { return f.start + f.length }
+
+// A point of a trace is the number of bytes that had arrived at a time.
+type point struct {
+	At    time.Duration // since the first byte
+	Bytes uint64
+}
+
 const (
 	traceStep = 50 * time.Millisecond
-	// begun is how much has passed when a run has begun in earnest: more than
-	// what a driver tries first.
-	begun = 32 << 20
-	// recoveredShare is the share of what is left that counts as recovered,
-	// over recoveredOver.
+	// startBytes is the traffic after which a run counts as started: more than what a driver sends first.
+	startBytes = 32 << 20
+	// recoveredShare is the share of the remaining capacity that counts as recovered, over recoveredOver.
 	recoveredShare = 0.9
 	recoveredOver  = 200 * time.Millisecond
 )
 
-// happen watches a run until ctx ends, and lets the fault happen to the link
-// that is used most by then. It leaves the link up.
-func (f *fault) happen(ctx context.Context, lab *netns.Lab) (trace []point, err error) {
+// inject traces a run until ctx ends, and injects the fault into the link that is busiest by then. It leaves the link up.
+func (f *fault) inject(ctx context.Context, lab *netns.Lab) (trace []point, err error) {
 	link, state := -1, netns.LinkUp
 	defer func() {
 		if link >= 0 {
 			err = errors.Join(err, lab.SetState(context.WithoutCancel(ctx), link, netns.LinkUp))
 		}
 	}()
-	zero, err := lab.Sent()
+	first, err := lab.Sent()
 	if err != nil {
 		return nil, err
 	}
-	earlier := zero
+	previous := first
 	tick := time.NewTicker(traceStep)
 	defer tick.Stop()
 	var start time.Time
@@ -47,9 +60,9 @@ func (f *fault) happen(ctx context.Context, lab *netns.Lab) (trace []point, err 
 		if err != nil {
 			return nil, err
 		}
-		moved, _ := growth(zero, now)
+		moved, _ := increase(first, now)
 		if start.IsZero() {
-			if moved < begun {
+			if moved < startBytes {
 				continue
 			}
 			start = time.Now()
@@ -57,25 +70,24 @@ func (f *fault) happen(ctx context.Context, lab *netns.Lab) (trace []point, err 
 		at := time.Since(start)
 		trace = append(trace, point{At: at, Bytes: moved})
 		want := netns.LinkUp
-		if at >= f.before && at < f.before+f.lasts {
+		if at >= f.start && at < f.end() {
 			want = netns.LinkSilent
 		}
 		if want != state {
 			if link < 0 {
-				_, link = growth(earlier, now)
+				_, link = increase(previous, now)
 			}
 			if err := lab.SetState(context.WithoutCancel(ctx), link, want); err != nil {
 				return nil, err
 			}
 			state = want
 		}
-		earlier = now
+		previous = now
 	}
 }
 
-// growth is how much all links carried between two counts, and which carried
-// most.
-func growth(from, to []uint64) (sum uint64, busiest int) {
+// increase is the traffic of all links between two counts, and the link that carried the most.
+func increase(from, to []uint64) (sum uint64, busiest int) {
 	for link := range to {
 		sum += to[link] - from[link]
 		if to[link]-from[link] > to[busiest]-from[busiest] {
@@ -85,33 +97,30 @@ func growth(from, to []uint64) (sum uint64, busiest int) {
 	return sum, busiest
 }
 
-// rate is the mean rate, in GB/s, while the link was lost, but for the time
-// that is there for recovery.
-func (f *fault) rate(trace []point) float64 {
-	return meanRate(trace, f.before+f.recovery, f.before+f.lasts)
-}
+// rate is the mean rate during the fault, in GB/s, less the time allowed for recovery.
+func (f *fault) rate(trace []point) float64 { return meanRate(trace, f.start+f.recovery, f.end()) }
 
-// recovered is how long after the fault the rate was that of what is left;
-// ok is false if it never was while the fault lasted.
+// recovered is how long after the fault began the rate was that of the remaining capacity. It is not ok if it never was
+// during the fault.
 func (f *fault) recovered(trace []point) (after time.Duration, ok bool) {
 	for _, p := range trace {
 		end := p.At + recoveredOver
-		if p.At < f.before || end > f.before+f.lasts {
+		if p.At < f.start || end > f.end() {
 			continue
 		}
-		if meanRate(trace, p.At, end) >= recoveredShare*f.left {
-			return end - f.before, true
+		if meanRate(trace, p.At, end) >= recoveredShare*f.remaining {
+			return end - f.start, true
 		}
 	}
 	return 0, false
 }
 
-// story says in a few words how a run took the fault.
-func (f *fault) story(trace []point) string {
-	if len(trace) == 0 || trace[len(trace)-1].At < f.before+f.lasts {
-		return "ended before the fault did"
+// summary is a run's recovery in a few words.
+func (f *fault) summary(trace []point) string {
+	if len(trace) == 0 || trace[len(trace)-1].At < f.end() {
+		return "the run ended before the fault did"
 	}
-	before := meanRate(trace, f.before/2, f.before)
+	before := meanRate(trace, f.start/2, f.start)
 	after, ok := f.recovered(trace)
 	if !ok {
 		return fmt.Sprintf("(%.3f before) never recovered", before)
@@ -119,7 +128,7 @@ func (f *fault) story(trace []point) string {
 	return fmt.Sprintf("(%.3f before) recovered after %.2f s", before, after.Seconds())
 }
 
-// meanRate is the rate between two moments of a trace, in GB/s.
+// meanRate is the rate between two times of a trace, in GB/s.
 func meanRate(trace []point, from, to time.Duration) float64 {
 	var first, last *point
 	for i := range trace {

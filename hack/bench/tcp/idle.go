@@ -13,47 +13,46 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
 const (
 	idleStep = 20 * time.Millisecond
-	// inUse is how much has passed when all connections are surely in use.
-	inUse = 32 << 20
-	// quietFor is how long nothing may pass for connections to count as idle.
-	quietFor = 300 * time.Millisecond
+	// usedBytes is the traffic after which all connections have surely been used.
+	usedBytes = 32 << 20
+	// idleAfter is the time without traffic after which connections count as idle.
+	idleAfter = 300 * time.Millisecond
 )
 
-// idle opens the case's connections and uses them; then it stops the driver,
-// which is the first thread of each process, and looks at what the plugin's
-// own threads use when nothing passes any more.
+// idle opens the case's connections and uses them. Then it stops the driver, which is the first thread of each process, and
+// measures the processor time of the plugin's own threads while there is no traffic.
 func (p *plugin) idle(ctx context.Context, lab *netns.Lab, c benchCase) (outcome, error) {
-	receiver, err := p.start(ctx, lab, netns.H2, c, mostMessages)
+	receiver, err := p.start(ctx, lab, netns.H2, c, maxMessages)
 	if err != nil {
 		return outcome{}, err
 	}
-	sender, err := p.start(ctx, lab, netns.H1, c, mostMessages)
+	sender, err := p.start(ctx, lab, netns.H1, c, maxMessages)
 	if err != nil {
-		return outcome{}, receiver.end(err)
+		return outcome{}, receiver.Kill(err)
 	}
 	var got outcome
 	err = onOneThread(func() error {
-		if err := awaitTraffic(ctx, lab, func(passed uint64, _ time.Duration) bool { return passed >= inUse }); err != nil {
+		if err := awaitTraffic(ctx, lab, func(passed uint64, _ time.Duration) bool { return passed >= usedBytes }); err != nil {
 			return err
 		}
-		// The sender first: the receiver is left with what an idle one has,
-		// buffers that wait for messages.
-		for _, side := range []*process{sender, receiver} {
-			if err := side.stopDriver(ctx); err != nil {
+		// The sender first: an idle receiver has buffers that wait for messages.
+		for _, side := range []*proc.Process{sender, receiver} {
+			if err := stopDriver(ctx, side); err != nil {
 				return err
 			}
-			if err := awaitTraffic(ctx, lab, func(_ uint64, quiet time.Duration) bool { return quiet >= quietFor }); err != nil {
+			if err := awaitTraffic(ctx, lab, func(_ uint64, quiet time.Duration) bool { return quiet >= idleAfter }); err != nil {
 				return err
 			}
 		}
 		var used [2]time.Duration
-		for i, side := range []*process{sender, receiver} {
-			busy, threads, err := side.pluginThreads()
+		for i, side := range []*proc.Process{sender, receiver} {
+			busy, threads, err := pluginThreads(side)
 			if err != nil {
 				return err
 			}
@@ -63,8 +62,8 @@ func (p *plugin) idle(ctx context.Context, lab *netns.Lab, c benchCase) (outcome
 		if err := pause(ctx, c.length); err != nil {
 			return err
 		}
-		for i, side := range []*process{sender, receiver} {
-			busy, _, err := side.pluginThreads()
+		for i, side := range []*proc.Process{sender, receiver} {
+			busy, _, err := pluginThreads(side)
 			if err != nil {
 				return err
 			}
@@ -72,19 +71,18 @@ func (p *plugin) idle(ctx context.Context, lab *netns.Lab, c benchCase) (outcome
 		}
 		return nil
 	})
-	// They would go on once the thread that stopped them is gone.
-	sender.cmd.Process.Kill()
-	receiver.cmd.Process.Kill()
-	sender.cmd.Wait()
-	receiver.cmd.Wait()
+	// The driver would continue once the thread that stopped it has exited.
+	sender.Cmd.Process.Kill()
+	receiver.Cmd.Process.Kill()
+	sender.Cmd.Wait()
+	receiver.Cmd.Wait()
 	if err != nil {
-		return outcome{}, receiver.explain(sender.explain(err))
+		return outcome{}, receiver.Explain(sender.Explain(err))
 	}
 	return got, nil
 }
 
-// onOneThread runs f on a thread that then ends, and with it whatever it has
-// stopped goes on.
+// onOneThread runs f on a thread of its own, as ptrace belongs to a thread. When the thread exits, what it stopped continues.
 func onOneThread(f func() error) error {
 	result := make(chan error)
 	go func() {
@@ -94,16 +92,16 @@ func onOneThread(f func() error) error {
 	return <-result
 }
 
-// stopDriver stops the process's first thread and leaves the others alone.
-func (p *process) stopDriver(ctx context.Context) error {
-	pid := p.cmd.Process.Pid
+// stopDriver stops the process's first thread; the others continue.
+func stopDriver(ctx context.Context, p *proc.Process) error {
+	pid := p.Cmd.Process.Pid
 	if err := errors.Join(unix.PtraceSeize(pid), unix.PtraceInterrupt(pid)); err != nil {
-		return fmt.Errorf("stop the %s's driver: %w", p.role, err)
+		return fmt.Errorf("stop the %s's driver: %w", p.Role, err)
 	}
 	for {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, pid))
 		if err != nil {
-			return fmt.Errorf("the %s ended early: %w", p.role, err)
+			return fmt.Errorf("the %s exited early: %w", p.Role, err)
 		}
 		// The state follows the name, which ends with the last parenthesis.
 		if _, state, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')'):]), " "); ok && strings.HasPrefix(state, "t") {
@@ -115,8 +113,8 @@ func (p *process) stopDriver(ctx context.Context) error {
 	}
 }
 
-// awaitTraffic waits until enough says so of the bytes that have passed since
-// it was called, both ways, and of how long there were no more.
+// awaitTraffic waits until enough returns true. It is given the bytes since the call, in both directions, and the time since the
+// last of them.
 func awaitTraffic(ctx context.Context, lab *netns.Lab, enough func(passed uint64, quiet time.Duration) bool) error {
 	var first, last uint64
 	since := time.Now()
@@ -140,10 +138,9 @@ func awaitTraffic(ctx context.Context, lab *netns.Lab, enough func(passed uint64
 	}
 }
 
-// pluginThreads is the processor time of all threads but the driver's, and
-// their number.
-func (p *process) pluginThreads() (used time.Duration, threads int, err error) {
-	pid := strconv.Itoa(p.cmd.Process.Pid)
+// pluginThreads is the processor time of all threads but the driver's, and their number.
+func pluginThreads(p *proc.Process) (used time.Duration, threads int, err error) {
+	pid := strconv.Itoa(p.Cmd.Process.Pid)
 	files, err := filepath.Glob(filepath.Join("/proc", pid, "task", "*", "schedstat"))
 	if err != nil {
 		return 0, 0, err
@@ -165,7 +162,7 @@ func (p *process) pluginThreads() (used time.Duration, threads int, err error) {
 		threads++
 	}
 	if len(files) == 0 {
-		return 0, 0, fmt.Errorf("the %s ended early", p.role)
+		return 0, 0, fmt.Errorf("the %s exited early", p.Role)
 	}
 	return used, threads, nil
 }

@@ -10,68 +10,92 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
+	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
 const (
 	ourName    = "Evenkeel"
-	staticName = "Evenkeel, chunks dealt in turn"
-	// staticSetting makes the plugin do what NCCL and others do.
+	staticName = "Evenkeel, static mode"
+	// staticSetting makes the plugin assign chunks to connections in turn, whatever their speed.
 	staticSetting = "EVENKEEL_SCHEDULE"
 	staticValue   = "static"
 
-	// boundBy is the share of all processors' time, in the runs of plain
-	// sockets, from which on it is the processors that are measured. The plugin's
-	// driver does not tell: like NCCL, it asks again instead of sleeping.
-	boundBy = 0.9
+	// busyShare is the share of all processors' time, in the runs of plain sockets, from which on the processors are what is
+	// measured. Runs of the plugin do not show it: like NCCL, its driver polls instead of sleeping.
+	busyShare = 0.9
 )
 
-// A bencher measures cases.
-type bencher struct {
-	options options
-	out     io.Writer
-	ours    *plugin
-	others  []*plugin // as well as the plugin with other settings
-	notes   []string
+// An outcome is the result of one run.
+type outcome struct {
+	Rate    float64 // GB/s, 10^9 bytes
+	P50     float64 // of a ping-pong's round trips, seconds
+	Send    float64 // processor seconds for each GB, system calls included
+	Receive float64
+	Own     float64 // share of all processors' time that the two programs used
+	Busy    float64 // and that all programs used
+	Trace   []point // of a fault
+	Idle    float64 // share of one processor that idle connections use, on the worse side
+	Threads int     // of the plugin, on the side that has more
+	Failure string
 }
 
-func newBencher(o options, out io.Writer) (*bencher, error) {
-	if _, err := exec.LookPath(o.driver); err != nil {
+// A contender sends a case's messages from H1 to H2.
+type contender interface {
+	// name is for tables.
+	name() string
+	// run sends messages for about as long as the case says.
+	run(ctx context.Context, lab *netns.Lab, c benchCase) (outcome, error)
+}
+
+// A bench measures cases.
+type bench struct {
+	config config
+	out    io.Writer
+	ours   *plugin
+	others []*plugin // as well as the plugin with other settings
+	notes  []string
+}
+
+func newBench(o config, out io.Writer) (*bench, error) {
+	if _, err := exec.LookPath(o.Driver); err != nil {
 		return nil, fmt.Errorf("--driver: %w", err)
 	}
-	b := &bencher{options: o, out: out}
+	b := &bench{config: o, out: out}
 	add := func(label, library string, environment ...string) (*plugin, error) {
 		library, err := filepath.Abs(library)
 		if err != nil {
 			return nil, err
 		}
-		return &plugin{label: label, library: library, environment: environment, driver: o.driver, speed: map[string]float64{}}, nil
+		return &plugin{label: label, library: library, environment: environment, driver: o.Driver, speed: map[string]float64{}}, nil
 	}
 	var err error
-	if b.ours, err = add(ourName, o.library); err != nil {
+	if b.ours, err = add(ourName, o.Library); err != nil {
 		return nil, err
 	}
-	has, err := mentions(o.library, staticSetting)
+	has, err := contains(o.Library, staticSetting)
 	if err != nil {
 		return nil, err
 	}
 	if has {
-		static, err := add(staticName, o.library, staticSetting+"="+staticValue)
+		static, err := add(staticName, o.Library, staticSetting+"="+staticValue)
 		if err != nil {
 			return nil, err
 		}
 		b.others = append(b.others, static)
 	} else {
-		b.notes = append(b.notes, "The plugin has no setting "+staticSetting+": dealing chunks in turn is not measured.")
+		b.notes = append(b.notes, "The plugin has no setting "+staticSetting+": its static mode is not measured.")
 	}
 	for _, given := range o.plugins {
 		label, path, ok := strings.Cut(given, "=")
 		if !ok || label == "" || path == "" {
 			return nil, fmt.Errorf("--plugin %q: NAME=PATH, such as bagua=/opt/libnccl-net-bagua.so", given)
 		}
-		if _, err := mentions(path, ""); err != nil {
+		if _, err := contains(path, ""); err != nil {
 			return nil, fmt.Errorf("--plugin %s: %w", label, err)
 		}
 		other, err := add(label, path)
@@ -83,15 +107,17 @@ func newBencher(o options, out io.Writer) (*bencher, error) {
 	return b, nil
 }
 
-// A caseResult is what all runs of a case gave.
+// A caseResult has all runs of a case.
 type caseResult struct {
 	Name       string
-	Case       benchCase    `json:"-"`
 	Lab        netns.Config // as it came up
-	Commit     string
-	Machine    machine
-	Runs       int
+	Source     page.Source
+	Machine    machine.Machine
+	Rounds     int
 	Contenders []series
+
+	testCase benchCase
+	outdated string // a sentence where the measured code has changed since
 }
 
 // A series is one contender's runs.
@@ -100,9 +126,9 @@ type series struct {
 	Outcomes []outcome
 }
 
-// measure brings a case's network up and lets the contenders run in turn.
-func (b *bencher) measure(ctx context.Context, c benchCase) (_ caseResult, err error) {
-	c.lab.Name, c.lab.Congestion = "bench", b.options.congestion
+// measure brings a case's network up and runs the contenders in turn.
+func (b *bench) measure(ctx context.Context, c benchCase) (_ caseResult, err error) {
+	c.lab.Name, c.lab.Congestion = "bench", b.config.Congestion
 	lab, err := netns.Up(ctx, c.lab)
 	if err != nil {
 		return caseResult{}, err
@@ -111,7 +137,7 @@ func (b *bencher) measure(ctx context.Context, c benchCase) (_ caseResult, err e
 	c.lab = lab.Config()
 	fmt.Fprintf(b.out, "\n%s: %s (%s)\n", c.name, c.title, lab.Config())
 	var contenders []contender
-	for _, flows := range c.rawFlows {
+	for _, flows := range c.plainFlows {
 		contenders = append(contenders, plain{flows})
 	}
 	if c.missing == "" {
@@ -122,41 +148,41 @@ func (b *bencher) measure(ctx context.Context, c benchCase) (_ caseResult, err e
 	} else {
 		fmt.Fprintf(b.out, "  %s is not measured: %s\n", ourName, c.missing)
 	}
-	result := caseResult{Name: c.name, Case: c, Lab: c.lab, Contenders: make([]series, len(contenders))}
-	for round := range b.options.runs {
+	result := caseResult{Name: c.name, testCase: c, Lab: c.lab, Contenders: make([]series, len(contenders))}
+	for round := range b.config.Rounds {
 		for i, contender := range contenders {
-			got := b.once(ctx, lab, c, contender)
+			got := b.runOnce(ctx, lab, c, contender)
 			if ctx.Err() != nil {
 				return caseResult{}, errors.New("interrupted")
 			}
 			result.Contenders[i].Name = contender.name()
 			result.Contenders[i].Outcomes = append(result.Contenders[i].Outcomes, got)
-			fmt.Fprintf(b.out, "  %2d of %d  %-32s %s\n", round+1, b.options.runs, contender.name(), got.line(c))
+			fmt.Fprintf(b.out, "  %2d of %d  %-32s %s\n", round+1, b.config.Rounds, contender.name(), got.line(c))
 		}
 	}
 	return result, nil
 }
 
-// once is one run; its failure is a result.
-func (b *bencher) once(ctx context.Context, lab *netns.Lab, c benchCase, who contender) outcome {
-	limit := patience + 10*c.length
+// runOnce is one run of a contender; a failure is part of the result.
+func (b *bench) runOnce(ctx context.Context, lab *netns.Lab, c benchCase, contender contender) outcome {
+	limit := proc.Timeout + 10*c.length
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %s", limit))
 	defer cancel()
-	before := readTicks()
+	before := machine.ReadCPUTime()
 	var trace []point
-	var faulted error
-	var watching sync.WaitGroup
-	watch, stop := context.WithCancel(ctx)
+	var faultErr error
+	var injecting sync.WaitGroup
+	injection, stop := context.WithCancel(ctx)
 	if c.fault != nil {
-		watching.Go(func() { trace, faulted = c.fault.happen(watch, lab) })
+		injecting.Go(func() { trace, faultErr = c.fault.inject(injection, lab) })
 	}
-	got, err := who.run(ctx, lab, c)
+	got, err := contender.run(ctx, lab, c)
 	stop()
-	watching.Wait()
-	got.Busy = before.busySince()
-	if err = errors.Join(err, faulted); err != nil {
+	injecting.Wait()
+	got.Busy = before.BusySince()
+	if err = errors.Join(err, faultErr); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
-			err = cause // the rest is what came of it
+			err = cause // the other errors follow from it
 		}
 		got.Failure = strings.ReplaceAll(err.Error(), "\n", "; ")
 		return got
@@ -168,7 +194,7 @@ func (b *bencher) once(ctx context.Context, lab *netns.Lab, c benchCase, who con
 	return got
 }
 
-// line is for people who wait.
+// line is one line of progress.
 func (o outcome) line(c benchCase) string {
 	if o.Failure != "" {
 		return "FAILED: " + o.Failure
@@ -183,7 +209,7 @@ func (o outcome) line(c benchCase) string {
 		text += fmt.Sprintf("  %5.2f + %4.2f CPU s/GB", o.Send, o.Receive)
 	}
 	if c.fault != nil {
-		text += "  " + c.fault.story(o.Trace)
+		text += "  " + c.fault.summary(o.Trace)
 	}
 	return fmt.Sprintf("%s  processors %.0f %%, own %.0f %%", text, o.Busy*100, o.Own*100)
 }
@@ -193,8 +219,8 @@ func (s series) good() []outcome {
 	return slices.DeleteFunc(slices.Clone(s.Outcomes), func(o outcome) bool { return o.Failure != "" })
 }
 
-// of lists a quantity's values over the runs that did not fail.
-func (s series) of(q quantity) []float64 {
+// values lists a quantity over the runs that did not fail, in order.
+func (s series) values(q quantity) []float64 {
 	var all []float64
 	for _, o := range s.good() {
 		switch q {
@@ -204,7 +230,7 @@ func (s series) of(q quantity) []float64 {
 			all = append(all, o.P50)
 		case idleUse:
 			all = append(all, o.Idle)
-		case mostThread:
+		case maxThreads:
 			all = append(all, float64(o.Threads))
 		default:
 			all = append(all, o.Rate)
@@ -216,27 +242,15 @@ func (s series) of(q quantity) []float64 {
 
 // value is a quantity over all runs: the worst, or the median.
 func (s series) value(q quantity) float64 {
-	all := s.of(q)
+	all := s.values(q)
 	if len(all) == 0 {
 		return 0
 	}
 	switch q {
 	case worstRate:
 		return all[0]
-	case idleUse, mostThread:
+	case idleUse, maxThreads:
 		return all[len(all)-1]
 	}
-	return median(all)
-}
-
-// median of values in order; of an even number, the mean of the middle two.
-func median(sorted []float64) float64 {
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
-}
-
-// A point of a trace is how much had arrived by then.
-type point struct {
-	At    time.Duration // since the first byte
-	Bytes uint64
+	return stats.Median(all)
 }

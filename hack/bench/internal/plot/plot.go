@@ -1,4 +1,4 @@
-// Package plot draws the two kinds of chart that results need, as SVG.
+// Package plot draws the two kinds of chart that the results pages need, as SVG.
 package plot
 
 import (
@@ -7,6 +7,8 @@ import (
 	"html"
 	"math"
 	"strings"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
 )
 
 // A Mark is a line across a chart at a value, such as a limit.
@@ -27,13 +29,12 @@ const (
 	dotRadius        = 4
 )
 
-// colours are told apart in grey and by people who see no red.
+// colours can be distinguished in grey, and by people with red-green colour blindness.
 var colours = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"}
 
 func colour(i int) string { return colours[i%len(colours)] }
 
-// Dots has a row for each name, with a dot for each value and a bar at their
-// median.
+// Dots has a row for each name, with a dot for each value and a bar at the median.
 type Dots struct {
 	Title, X string
 	Marks    []Mark
@@ -45,7 +46,7 @@ type row struct {
 	values []float64
 }
 
-// Add adds a row; values are in order.
+// Add adds a row.
 func (d *Dots) Add(name string, values []float64) { d.rows = append(d.rows, row{name, values}) }
 
 // SVG returns the drawing.
@@ -61,7 +62,7 @@ func (d *Dots) SVG() []byte {
 	}
 	x := newScale(most, nameWidth, width-right)
 	base := float64(top + rowHeight*len(d.rows))
-	c := begin(d.Title, base+bottom)
+	c := newCanvas(d.Title, base+bottom)
 	for _, tick := range x.ticks {
 		c.line(x.at(tick), top, x.at(tick), base, "#ddd", "")
 		c.text(x.at(tick), base+16, "middle", x.label(tick))
@@ -81,8 +82,7 @@ func (d *Dots) SVG() []byte {
 		for _, v := range r.values {
 			fmt.Fprintf(c, `<circle cx="%.1f" cy="%.1f" r="%d" fill="%s" fill-opacity="0.5"/>`+"\n", x.at(v), y, dotRadius, colour(i))
 		}
-		n := len(r.values)
-		median := (r.values[(n-1)/2] + r.values[n/2]) / 2
+		median := stats.Median(r.values)
 		fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="3" height="%d" fill="%s"/>`+"\n", x.at(median)-1.5, y-10, 20, colour(i))
 	}
 	return c.end()
@@ -92,7 +92,7 @@ func (d *Dots) SVG() []byte {
 type Lines struct {
 	Title, X, Y string
 	Marks       []Mark
-	// LogX lays powers of ten, from the least point on, at equal distances.
+	// LogX makes the horizontal axis logarithmic, from the least point on.
 	LogX   bool
 	series []line
 }
@@ -103,8 +103,7 @@ type line struct {
 	points [][2]float64
 }
 
-// Add adds a line. One without a name belongs to the one before and has its
-// colour.
+// Add adds a line. A line without a name has the colour of the line before.
 func (l *Lines) Add(name string, points [][2]float64) {
 	colours := 0
 	for _, s := range l.series {
@@ -120,25 +119,25 @@ func (l *Lines) Add(name string, points [][2]float64) {
 
 // SVG returns the drawing.
 func (l *Lines) SVG() []byte {
-	leastX, mostX, mostY := math.Inf(1), 0.0, 0.0
+	smallestX, largestX, largestY := math.Inf(1), 0.0, 0.0
 	for _, m := range l.Marks {
-		mostY = max(mostY, m.At)
+		largestY = max(largestY, m.At)
 	}
 	var names []line
 	for _, s := range l.series {
 		for _, p := range s.points {
-			leastX, mostX, mostY = min(leastX, p[0]), max(mostX, p[0]), max(mostY, p[1])
+			smallestX, largestX, largestY = min(smallestX, p[0]), max(largestX, p[0]), max(largestY, p[1])
 		}
 		if s.name != "" {
 			names = append(names, s)
 		}
 	}
 	base := float64(top + linesHeight)
-	x, y := newScale(mostX, axisWidth, width-right), newScale(mostY, base, top)
+	x, y := newScale(largestX, axisWidth, width-right), newScale(largestY, base, top)
 	if l.LogX {
-		x = newLogScale(leastX, mostX, axisWidth, width-right)
+		x = newLogScale(smallestX, largestX, axisWidth, width-right)
 	}
-	c := begin(l.Title, base+bottom+float64(legendLineHeight*len(names)))
+	c := newCanvas(l.Title, base+bottom+float64(legendLineHeight*len(names)))
 	for _, tick := range x.ticks {
 		c.line(x.at(tick), top, x.at(tick), base, "#eee", "")
 		c.text(x.at(tick), base+16, "middle", x.label(tick))
@@ -168,8 +167,7 @@ func (l *Lines) SVG() []byte {
 	return c.end()
 }
 
-// A scale lays values from zero on over a stretch of the drawing, or their
-// logarithms from the least one's on.
+// A scale maps values to a part of the drawing: linear from zero, or logarithmic from the least value.
 type scale struct {
 	least, most, from, to float64
 	log                   bool
@@ -217,10 +215,10 @@ func (s scale) at(value float64) float64 {
 
 func (s scale) label(value float64) string { return fmt.Sprintf("%.*f", s.digits, value) }
 
-// A canvas is a drawing in the making.
+// A canvas is an unfinished drawing.
 type canvas struct{ bytes.Buffer }
 
-func begin(title string, height float64) *canvas {
+func newCanvas(title string, height float64) *canvas {
 	c := &canvas{}
 	fmt.Fprintf(c, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" font-family="sans-serif" font-size="12">`+"\n", width, height, width, height)
 	fmt.Fprintf(c, `<rect width="%d" height="%.0f" fill="#fff"/>`+"\n", width, height)

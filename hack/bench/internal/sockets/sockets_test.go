@@ -15,7 +15,7 @@ import (
 
 // sideVariable makes the test binary one of the two sides: both settle how
 // their process schedules, which must not be the test's own.
-const sideVariable = "RAW_TEST_SIDE"
+const sideVariable = "SOCKETS_TEST_SIDE"
 
 func TestMain(m *testing.M) {
 	text := os.Getenv(sideVariable)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// What Gloo's benchmark prints, in both layouts; rank 0 alone prints a table.
+// stub prints the output of Gloo's benchmark in both layouts; only rank 0 prints a table.
 const stub = `#!/bin/sh
 while [ $# -gt 1 ]; do
 	case $1 in
@@ -29,7 +29,7 @@ else
 fi
 `
 
-func TestABenchmarkThatWasBuiltElsewhereIsMeasured(t *testing.T) {
+func TestGloosOwnBenchmarkProgram(t *testing.T) {
 	folder := t.TempDir()
 	program := filepath.Join(folder, "benchmark")
 	if _, err := whichGloo(program); err == nil || !strings.Contains(err.Error(), program) {
@@ -44,19 +44,19 @@ func TestABenchmarkThatWasBuiltElsewhereIsMeasured(t *testing.T) {
 	if err := os.Chmod(program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	theirs, err := whichGloo(program)
+	gloos, err := whichGloo(program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "ring ring_chunked halving_doubling bcube new_ring"; strings.Join(theirs.algorithms, " ") != want {
-		t.Errorf("%v, not %s", theirs.algorithms, want)
+	if want := "ring ring_chunked halving_doubling bcube new_ring"; strings.Join(gloos.algorithms, " ") != want {
+		t.Errorf("%v, not %s", gloos.algorithms, want)
 	}
 	work := task{2, time.Second, []int{1000, 100}, loopback}
-	got, err := theirs.runs(folder, "ring")(t.Context(), work)
+	got, err := gloos.runs(folder, "ring")(t.Context(), work)
 	if err != nil || got[1000] != (figure{111, 222}) || got[100] != (figure{11, 22}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := theirs.runs(folder, "bcube")(t.Context(), work); err == nil {
+	if _, err := gloos.runs(folder, "bcube")(t.Context(), work); err == nil {
 		t.Error("a run that fails has figures")
 	}
 	if _, err := readBenchmark("100 nothing here\n", 100); err == nil {
@@ -64,17 +64,16 @@ func TestABenchmarkThatWasBuiltElsewhereIsMeasured(t *testing.T) {
 	}
 }
 
-// The page has the algorithms that were measured, and no others.
-func TestThePageOfAnotherGloo(t *testing.T) {
+func TestPageListsTheMeasuredGlooAlgorithms(t *testing.T) {
 	r := sample()
-	r.Gloo = "a benchmark of Gloo's that was built elsewhere"
+	r.Gloo = "a Gloo benchmark that was built elsewhere"
 	for _, m := range r.Local {
 		for _, round := range m.rounds {
 			delete(round, gloo("new_bcube"))
 		}
 	}
-	page := string(r.page())
-	if !strings.Contains(page, "by a benchmark of Gloo's that was built elsewhere over TCP") || strings.Contains(page, "new_bcube") {
+	page := string(r.markdown())
+	if !strings.Contains(page, "by a Gloo benchmark that was built elsewhere over TCP") || strings.Contains(page, "new_bcube") {
 		t.Error(page)
 	}
 	for _, wrong := range []string{"%!", "NaN", " 0 / 0 "} {

@@ -15,17 +15,17 @@ import (
 
 // A library is the Gloo that is measured.
 type library struct {
-	what       string   // for people
+	label      string   // for the page
 	algorithms []string // that it has
-	// prepare is called once before the first run, with a folder for what it makes.
-	prepare func(ctx context.Context, folder string) error
+	// prepare is called once before the first run, with a folder for its files.
+	prepare func(ctx context.Context, root, folder string) error
 	runs    func(folder, algorithm string) func(context.Context, task) (map[int]figure, error)
 }
 
-// whichGloo is Debian's, or that of a benchmark program of Gloo's.
+// whichGloo is Debian's Gloo, or that of one of Gloo's benchmark programs.
 func whichGloo(program string) (library, error) {
 	if program == "" {
-		return debians(), nil
+		return debianGloo(), nil
 	}
 	info, err := os.Stat(program)
 	if err != nil {
@@ -35,16 +35,16 @@ func whichGloo(program string) (library, error) {
 		return library{}, fmt.Errorf("--gloo %s: not a program: Gloo's benchmark is needed, gloo/benchmark/benchmark in its build folder", program)
 	}
 	path, err := filepath.Abs(program)
-	return benchmarked(path), err
+	return benchmarkGloo(path), err
 }
 
-// debians is Debian's library with a driver of ours.
-func debians() library {
+// debianGloo is Debian's library with the driver of this folder.
+func debianGloo() library {
 	driver := func(folder string) string { return filepath.Join(folder, "driver") }
 	return library{
-		what:       "Debian's libgloo",
+		label:      "Debian's libgloo",
 		algorithms: algorithms,
-		prepare:    func(ctx context.Context, folder string) error { return build(ctx, driver(folder)) },
+		prepare:    func(ctx context.Context, root, folder string) error { return buildDriver(ctx, root, driver(folder)) },
 		runs: func(folder, algorithm string) func(context.Context, task) (map[int]figure, error) {
 			return func(ctx context.Context, t task) (map[int]figure, error) {
 				out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
@@ -62,7 +62,7 @@ func debians() library {
 					var n, samples int
 					var f figure
 					if _, err := fmt.Sscan(line, &n, &samples, &f.least, &f.median); err != nil {
-						return nil, fmt.Errorf("the driver's %q: %w", line, err)
+						return nil, fmt.Errorf("unexpected line of the driver: %q: %w", line, err)
 					}
 					figures[n] = f
 				}
@@ -72,21 +72,21 @@ func debians() library {
 	}
 }
 
-// build compiles the driver.
-func build(ctx context.Context, driver string) error {
+// buildDriver compiles the driver.
+func buildDriver(ctx context.Context, root, driver string) error {
 	needed := []toolbox.Program{{Name: "g++", Package: "g++"}, {Name: "/usr/include/gloo/allreduce.h", Package: "libgloo-dev"}}
 	if err := toolbox.EnsurePrograms(ctx, os.Stderr, needed); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, "hack/bench/collectives/driver/driver.cc", "-lgloo", "-pthread")
+	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, filepath.Join(root, "hack", "bench", "collectives", "driver", "driver.cc"), "-lgloo", "-pthread")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("g++: %w\n%s", err, out)
 	}
 	return nil
 }
 
-// benchmarks are the benchmark's names of the algorithms that it has.
-var benchmarks = map[string]string{
+// benchmarkNames are the names of the algorithms in Gloo's benchmark.
+var benchmarkNames = map[string]string{
 	"ring":             "allreduce_ring",
 	"ring_chunked":     "allreduce_ring_chunked",
 	"halving_doubling": "allreduce_halving_doubling",
@@ -95,12 +95,12 @@ var benchmarks = map[string]string{
 }
 
 // benchmarked is a program of Gloo's. It takes one number of elements, and so is started once for each.
-func benchmarked(program string) library {
-	lacks := func(algorithm string) bool { return benchmarks[algorithm] == "" }
+func benchmarkGloo(program string) library {
+	lacks := func(algorithm string) bool { return benchmarkNames[algorithm] == "" }
 	return library{
-		what:       "a benchmark of Gloo's that was built elsewhere",
+		label:      "a Gloo benchmark that was built elsewhere",
 		algorithms: slices.DeleteFunc(slices.Clone(algorithms), lacks),
-		prepare:    func(context.Context, string) error { return nil },
+		prepare:    func(context.Context, string, string) error { return nil },
 		runs: func(folder, algorithm string) func(context.Context, task) (map[int]figure, error) {
 			return func(ctx context.Context, t task) (map[int]figure, error) {
 				figures := map[int]figure{}
@@ -108,7 +108,7 @@ func benchmarked(program string) library {
 					out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
 						return []string{program, "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store, "--prefix", "evenkeel",
 							"--transport", "tcp", "--tcp-device", t.network.device, "--elements", strconv.Itoa(n), "--no-verify",
-							"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), benchmarks[algorithm]}
+							"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), benchmarkNames[algorithm]}
 					})
 					if err != nil {
 						return nil, fmt.Errorf("%d elements: %w", n, err)
@@ -123,8 +123,8 @@ func benchmarked(program string) library {
 	}
 }
 
-// readBenchmark finds the row of a number of float32 in what Gloo's benchmark printed: elements, least and median time in
-// microseconds come one after the other, and newer versions print the bytes in front of them.
+// readBenchmark finds the row of a number of float32 in the output of Gloo's benchmark: elements, least and median time in
+// microseconds. Newer versions print the bytes in front of them.
 func readBenchmark(text string, elements int) (figure, error) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -140,5 +140,5 @@ func readBenchmark(text string, elements int) (figure, error) {
 			return f, nil
 		}
 	}
-	return figure{}, fmt.Errorf("no row for %d elements in what Gloo's benchmark printed: %q", elements, text)
+	return figure{}, fmt.Errorf("no row for %d elements in the output of Gloo's benchmark: %q", elements, text)
 }

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A figure is the result of a run for one number of elements, in microseconds.
+type figure struct{ least, median float64 }
+
+// A task is what a contender has to run.
+type task struct {
+	ranks    int
+	length   time.Duration // of each measurement
+	elements []int
+	network  network
+}
+
+// A network is where a task's ranks run.
+type network struct {
+	device string
+	// command prepares a rank's command; it is killed with this process.
+	command func(ctx context.Context, rank int, argv ...string) (*exec.Cmd, error)
+}
+
+// loopback has all ranks on this machine.
+var loopback = network{"lo", func(ctx context.Context, _ int, argv ...string) (*exec.Cmd, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd, nil
+}}
+
+// A contender runs all ranks once and gives its figures by number of elements.
+type contender struct {
+	name  string
+	run   func(context.Context, task) (map[int]figure, error)
+	tries int // maximum number of attempts of a run; the page lists the failed ones
+}
+
+// glooTries is more than one because Gloo's ranks sometimes fail when one of them exits before the others.
+const glooTries = 3
+
+// runTimeout is longer than any run takes.
+const runTimeout = 5 * time.Minute
+
+// ranks runs a process for each rank, with a folder of their own as the store, and returns what rank 0 wrote.
+func ranks(ctx context.Context, folder string, t task, argv func(rank int, store string) []string) ([]byte, error) {
+	store, err := os.MkdirTemp(folder, "store-")
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
+	defer cancel()
+	var others []*exec.Cmd
+	defer func() {
+		cancel()
+		for _, cmd := range others {
+			_ = cmd.Wait() // the error of rank 0 is the one that counts
+		}
+	}()
+	for rank := t.ranks - 1; rank > 0; rank-- {
+		cmd, err := t.network.command(ctx, rank, argv(rank, store)...)
+		if err != nil {
+			return nil, err
+		}
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		others = append(others, cmd)
+	}
+	first, err := t.network.command(ctx, 0, argv(0, store)...)
+	if err != nil {
+		return nil, err
+	}
+	var stderr bytes.Buffer
+	first.Stderr = &stderr
+	out, err := first.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return out, nil
+}
+
+// complete checks that there is a figure for each number of elements.
+func complete(figures map[int]figure, elements []int) error {
+	for _, n := range elements {
+		if _, ok := figures[n]; !ok {
+			return fmt.Errorf("no figure for %d elements", n)
+		}
+	}
+	return nil
+}

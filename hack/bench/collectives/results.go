@@ -1,0 +1,97 @@
+package main
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+)
+
+// Names of the contenders.
+const (
+	tcp     = "Evenkeel, TCP"
+	oneFlow = "Evenkeel, TCP, one flow"
+	shm     = "Evenkeel, shared memory"
+)
+
+func gloo(algorithm string) string { return "Gloo, " + algorithm }
+
+// results are all measurements.
+type results struct {
+	Rounds             int
+	Length, StarLength time.Duration
+	Elements           []int
+	Quick              bool
+	Machine            machine.Machine
+	Source             page.Source
+	Gloo               string // its label
+	Took               time.Duration
+	Local              []*measured
+	Star               measured
+	Threads            threaded
+}
+
+// measured has the figures of all contenders, by name and number of elements, in each round.
+type measured struct {
+	ranks  int
+	rounds []map[string]map[int]figure
+	failed []string // contenders whose runs failed and were repeated
+}
+
+// threaded are the results of ranks as threads of one process.
+type threaded struct{ rounds []threadsReport }
+
+// threadsReport is the result of one such run.
+type threadsReport struct {
+	figure
+	ioThreads int // threads that wait for the network
+}
+
+// of is the least time of all rounds, and the median of the round with the least median.
+func (m *measured) of(name string, elements int) figure {
+	best := m.rounds[0][name][elements]
+	for _, round := range m.rounds[1:] {
+		f := round[name][elements]
+		best = figure{min(best.least, f.least), min(best.median, f.median)}
+	}
+	return best
+}
+
+// algorithms are the algorithms of Gloo that were measured.
+func (m *measured) algorithms() []string {
+	return slices.DeleteFunc(slices.Clone(algorithms), func(name string) bool { return m.rounds[0][gloo(name)] == nil })
+}
+
+// algorithms are the algorithms of Gloo that were measured in any case.
+func (r *results) algorithms() []string {
+	for _, m := range append(slices.Clone(r.Local), &r.Star) {
+		if m.rounds != nil {
+			return m.algorithms()
+		}
+	}
+	return algorithms
+}
+
+// best is Gloo's best at a size: the least time of all algorithms, and the least median with its algorithm.
+func (m *measured) best(elements int) (figure, string) {
+	var best figure
+	var name string
+	for _, algorithm := range m.algorithms() {
+		f := m.of(gloo(algorithm), elements)
+		if name == "" || f.median < best.median {
+			best.median, name = f.median, algorithm
+		}
+		if best.least == 0 || f.least < best.least {
+			best.least = f.least
+		}
+	}
+	return best, name
+}
+
+// ratio is a contender's time relative to Gloo's best.
+func (m *measured) ratio(name string, elements int) figure {
+	gloos, _ := m.best(elements)
+	own := m.of(name, elements)
+	return figure{own.least / gloos.least, own.median / gloos.median}
+}

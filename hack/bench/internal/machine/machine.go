@@ -1,0 +1,100 @@
+// Package machine describes the machine that a benchmark runs on, and measures how busy it is.
+package machine
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// BusyLoad is the load average above which a machine does not count as quiet.
+const BusyLoad = 0.5
+
+// A Machine is what results depend on.
+type Machine struct {
+	Cores     int
+	Processor string
+	Kernel    string
+	Load      float64 // mean of the last minute
+}
+
+// Describe returns this machine. Call it before a build, which raises the load.
+func Describe() Machine {
+	m := Machine{Cores: runtime.NumCPU(), Processor: "unknown processor", Kernel: "unknown kernel"}
+	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(text)) {
+			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+				m.Processor = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		m.Kernel = fmt.Sprintf("%s %s", unix.ByteSliceToString(name.Sysname[:]), unix.ByteSliceToString(name.Release[:]))
+	}
+	if text, err := os.ReadFile("/proc/loadavg"); err == nil {
+		if first, _, ok := strings.Cut(string(text), " "); ok {
+			m.Load, _ = strconv.ParseFloat(first, 64)
+		}
+	}
+	return m
+}
+
+// Comparable reports whether results of both machines may stand on one page. Their load may differ.
+func (m Machine) Comparable(other Machine) bool {
+	m.Load, other.Load = 0, 0
+	return m == other
+}
+
+// String is the machine in words, for a results page.
+func (m Machine) String() string {
+	return fmt.Sprintf("%d cores (%s), %s", m.Cores, m.Processor, m.Kernel)
+}
+
+// Quiet says in a sentence whether the machine was quiet when the run began.
+func (m Machine) Quiet() string {
+	if m.Load > BusyLoad {
+		return fmt.Sprintf("**The machine was not quiet: its load was %.1f when the run began.** Other programs are part of these figures.", m.Load)
+	}
+	return fmt.Sprintf("The machine was quiet: its load was %.1f when the run began.", m.Load)
+}
+
+// CPUTime is the time that all processors together have spent since boot, in clock ticks.
+type CPUTime struct{ idle, all float64 }
+
+// ReadCPUTime reads /proc/stat. It returns zero where that cannot be read.
+func ReadCPUTime() CPUTime {
+	file, err := os.Open("/proc/stat")
+	if err != nil {
+		return CPUTime{}
+	}
+	defer file.Close()
+	line, _ := bufio.NewReader(file).ReadString('\n')
+	var t CPUTime
+	for i, field := range strings.Fields(line) {
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil || i > 8 {
+			continue // the heading, and guests, which count as user time already
+		}
+		t.all += n
+		if i == 4 || i == 5 { // idle, and waiting for a disk
+			t.idle += n
+		}
+	}
+	return t
+}
+
+// BusySince is the share of the processors' time that was used since t was read.
+func (t CPUTime) BusySince() float64 {
+	now := ReadCPUTime()
+	if now.all <= t.all {
+		return 0
+	}
+	return 1 - (now.idle-t.idle)/(now.all-t.all)
+}

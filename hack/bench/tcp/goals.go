@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+)
+
+// A goalResult is one goal beside what was measured.
+type goalResult struct {
+	of                        quantity
+	reference, measured, goal string // as they are printed; empty where there is none
+	reached                   string // yes, no or unknown
+}
+
+// unknown is the answer where the plugin was not measured.
+const unknown = "-"
+
+// goalResults compares the plugin's runs of a case with its goals.
+func (r caseResult) goalResults() []goalResult {
+	ours, measured := r.series(ourName)
+	var all []goalResult
+	for _, g := range r.testCase.goals {
+		v := goalResult{of: g.of, goal: g.of.format(g.figure), reached: unknown}
+		want := g.figure
+		if reference, ok := r.reference(); ok {
+			v.reference = g.of.format(reference.value(g.of))
+			if g.share > 0 {
+				want = g.share * reference.value(g.of)
+				v.goal = fmt.Sprintf("%s, %g of %s", g.of.format(want), g.share, reference.Name)
+			}
+		}
+		if !measured {
+			v.measured = "not measured: " + r.testCase.missing
+			all = append(all, v)
+			continue
+		}
+		got, failed := ours.value(g.of), len(ours.Outcomes)-len(ours.good())
+		v.measured = g.of.format(got)
+		v.reached = page.YesNo(failed == 0 && (g.of.lowerIsBetter() && got <= want || !g.of.lowerIsBetter() && got >= want))
+		if failed > 0 {
+			v.measured += fmt.Sprintf(", and %d of %d runs failed", failed, len(ours.Outcomes))
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+// reference is the first contender of plain sockets, where there is one.
+func (r caseResult) reference() (series, bool) {
+	if len(r.testCase.plainFlows) == 0 {
+		return series{}, false
+	}
+	return r.Contenders[0], true
+}
+
+func (q quantity) format(value float64) string {
+	switch q {
+	case processor:
+		return fmt.Sprintf("%.2f s", value)
+	case roundTrip:
+		return fmt.Sprintf("%.1f us", value*1e6)
+	case idleUse:
+		return fmt.Sprintf("%.2f %%", value*100)
+	case maxThreads:
+		return fmt.Sprintf("%.0f", value)
+	default:
+		return fmt.Sprintf("%.3f GB/s", value)
+	}
+}
+
+func (r caseResult) series(name string) (series, bool) {
+	for _, s := range r.Contenders {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return series{}, false
+}
+
+// plainIsAsGood compares the medians of plain sockets and of the plugin. Where the former are at least as good, it returns the
+// case and both figures.
+func (r caseResult) plainIsAsGood() (string, bool) {
+	of := r.testCase.quantity()
+	ours, measured := r.series(ourName)
+	if of == idleUse || !measured || len(ours.good()) == 0 {
+		return "", false
+	}
+	own := ours.value(of)
+	for _, s := range r.Contenders[:min(len(r.testCase.plainFlows), len(r.Contenders))] {
+		theirs := s.value(of)
+		if len(s.good()) > 0 && (of.lowerIsBetter() && theirs <= own || !of.lowerIsBetter() && theirs >= own) {
+			return fmt.Sprintf("%s (%s: %s, %s: %s)", r.testCase.title, s.Name, of.format(theirs), ourName, of.format(own)), true
+		}
+	}
+	return "", false
+}

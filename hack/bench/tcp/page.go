@@ -1,0 +1,234 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/bench/internal/plot"
+	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
+)
+
+// A report is the page.
+type report struct {
+	machine machine.Machine
+	quick   bool
+	notes   []string
+	cases   []caseResult
+}
+
+// staticNote says what static mode is, and what it is not.
+const staticNote = "`" + staticName + "` is Evenkeel's own static mode (`" + staticSetting + "=" + staticValue + "`): it assigns chunks to connections in turn, with re-pathing\n" +
+	"and the caller's inline write off. It is not the behaviour of NCCL's own sockets, nor of bagua-net; neither is measured here.\n"
+
+// write writes the page and its drawings, and prints the table of goals.
+func (r report) write(out io.Writer, folder string) error {
+	files := map[string][]byte{"tcp.md": r.markdown()}
+	for _, c := range r.cases {
+		if !c.testCase.idle { // a plot of two small numbers says no more
+			files[c.plotFile()] = c.plot()
+		}
+	}
+	if err := page.Write(folder, files); err != nil {
+		return err
+	}
+	table := page.Table{Heading: []string{"case", "of", "plain sockets", "measured", "goal", "reached"}}
+	for _, c := range r.cases {
+		for _, v := range c.goalResults() {
+			table.Add(c.Name, string(v.of), v.reference, v.measured, v.goal, v.reached)
+		}
+	}
+	fmt.Fprintln(out)
+	if err := table.Text(out); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\n%s has all of it\n", filepath.Join(folder, "tcp.md"))
+	return err
+}
+
+func (r caseResult) plotFile() string { return "tcp-" + r.Name + ".svg" }
+
+func (r report) markdown() []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "# TCP results\n\nWritten by `make bench`; do not edit.\n\n")
+	fmt.Fprintf(&b, "One machine plays both hosts: %s", r.machine)
+	if r.quick {
+		b.WriteString("; quick runs")
+	}
+	b.WriteString(".\nEach case has a network of its own (`go run ./hack/lab/net --help`); in each round all contenders run one after the other.\n" +
+		"GB/s are 10^9 bytes of payload. Processor time is that of both programs with their system calls.\n" +
+		"The plugins' driver, like NCCL, polls instead of sleeping, so it uses all processor time that is left.\n\n" + staticNote + "\n" + page.OwnGoals + "\n")
+	var asGood []string
+	for _, c := range r.cases {
+		if text, ok := c.plainIsAsGood(); ok {
+			asGood = append(asGood, text)
+		}
+	}
+	if len(asGood) > 0 {
+		fmt.Fprintf(&b, "Plain sockets equal or beat Evenkeel in %d of %d cases: %s.\n", len(asGood), len(r.cases), strings.Join(asGood, "; "))
+	}
+	for _, note := range r.notes {
+		fmt.Fprintf(&b, "\n%s\n", note)
+	}
+	table := page.Table{Heading: []string{"case", "of", "wire limit", "plain sockets", "Evenkeel", "goal", "reached"}}
+	for _, c := range r.cases {
+		title := c.testCase.title
+		for _, v := range c.goalResults() {
+			table.Add(title, string(v.of), c.testCase.wireLimit(v.of), v.reference, v.measured, v.goal, v.reached)
+			title = "" // as in the line above
+		}
+	}
+	b.WriteString("\n")
+	table.Markdown(&b)
+	for _, c := range r.cases {
+		c.details(&b)
+	}
+	return b.Bytes()
+}
+
+// wireLimit is the network's limit of a quantity; empty where only the processors limit it.
+func (c benchCase) wireLimit(of quantity) string {
+	switch {
+	case of.lowerIsBetter() || c.limit() == 0:
+		return ""
+	case c.fault != nil:
+		return of.format(c.fault.remaining)
+	}
+	return of.format(c.limit())
+}
+
+// quantity is what the case's table and drawing show.
+func (c benchCase) quantity() quantity {
+	switch {
+	case c.idle:
+		return idleUse
+	case c.pingPong:
+		return roundTrip
+	}
+	return medianRate
+}
+
+// limitedByProcessors reports whether the processors, and not the network that was to be measured, were the limit.
+func (r caseResult) limitedByProcessors() bool {
+	if r.testCase.limit() == 0 {
+		return false // there they are meant to be
+	}
+	reference, _ := r.reference()
+	return slices.ContainsFunc(reference.good(), func(o outcome) bool { return o.Busy >= busyShare })
+}
+
+// details writes the section of a case.
+func (r caseResult) details(b *bytes.Buffer) {
+	c := r.testCase
+	fmt.Fprintf(b, "\n## %s\n\n%s; %s. %d rounds at %s.\n\n%s\n", page.Capital(c.title), page.Capital(c.lab.String()), c, r.Rounds, r.Source, r.Machine.Quiet())
+	if r.outdated != "" {
+		fmt.Fprintf(b, "\n%s\n", r.outdated)
+	}
+	if c.fault != nil {
+		fmt.Fprintf(b, "\nThe busiest link falls silent %s after the start, for %s: it loses everything, and the routers continue to use it.\n"+
+			"The rate is the mean from %s after that until the link is back.\n", c.fault.start, c.fault.length, c.fault.recovery)
+	}
+	b.WriteString("\n")
+	of := c.quantity()
+	heading := []string{"contender", "median", "worst", "best", "spread", "CPU s/GB, sender + receiver", "processors: own share, in all"}
+	switch {
+	case c.idle:
+		heading = []string{"contender", "use of a core, median", "worst", "best", "spread", string(maxThreads)}
+	case c.pingPong:
+		heading = []string{"contender", "median round trip", "worst", "best", "spread", "processors: own share, in all"}
+	}
+	table := page.Table{Heading: heading}
+	for _, s := range r.Contenders {
+		all := s.values(of)
+		if len(all) == 0 {
+			table.Add(s.Name, "all runs failed")
+			continue
+		}
+		worst, best := all[0], all[len(all)-1]
+		if of.lowerIsBetter() {
+			worst, best = best, worst
+		}
+		cells := []string{s.Name, of.format(stats.Median(all)), of.format(worst), of.format(best), stats.Spread(all)}
+		if c.idle {
+			table.Add(append(cells, maxThreads.format(s.value(maxThreads)))...)
+			continue
+		}
+		var busy, own, send, receive []float64
+		for _, o := range s.good() {
+			busy, own, send, receive = append(busy, o.Busy), append(own, o.Own), append(send, o.Send), append(receive, o.Receive)
+		}
+		if !c.pingPong {
+			cells = append(cells, fmt.Sprintf("%.2f + %.2f", stats.Median(send), stats.Median(receive)))
+		}
+		table.Add(append(cells, fmt.Sprintf("%.0f %%, %.0f %%", 100*stats.Median(own), 100*stats.Median(busy)))...)
+	}
+	table.Markdown(b)
+	for _, s := range r.Contenders {
+		for i, o := range s.Outcomes {
+			if o.Failure != "" {
+				fmt.Fprintf(b, "\n%s, run %d failed: %s\n", s.Name, i+1, o.Failure)
+			} else if c.fault != nil {
+				fmt.Fprintf(b, "\n%s, run %d: %s\n", s.Name, i+1, c.fault.summary(o.Trace))
+			}
+		}
+	}
+	if r.limitedByProcessors() {
+		b.WriteString("\n**The processors were all in use while plain sockets ran: these figures may say more of them than of the network.**\n")
+	}
+	if !c.idle {
+		fmt.Fprintf(b, "\n![%s](%s)\n", c.title, r.plotFile())
+	}
+}
+
+// plot draws a case: each run a dot, or, where there is a fault, each run a line.
+func (r caseResult) plot() []byte {
+	c := r.testCase
+	if c.fault != nil {
+		chart := plot.Lines{Title: page.Capital(c.title), X: "seconds", Y: "GB/s", Marks: []plot.Mark{
+			{At: c.limit(), Label: "4 links"}, {At: c.fault.remaining, Label: "3 links"},
+		}}
+		for _, s := range r.Contenders {
+			for i, o := range s.good() {
+				name := s.Name
+				if i > 0 {
+					name = "" // as the one before
+				}
+				chart.Add(name, rateLine(o.Trace, c.length))
+			}
+		}
+		return chart.SVG()
+	}
+	chart := plot.Dots{Title: page.Capital(c.title), X: "GB/s"}
+	scale, of := 1.0, c.quantity()
+	if c.pingPong {
+		chart.X, scale = "round trip, us", 1e6
+	}
+	if limit := c.limit(); limit > 0 {
+		chart.Marks = []plot.Mark{{At: limit, Label: "wire limit"}}
+	}
+	for _, s := range r.Contenders {
+		var values []float64
+		for _, v := range s.values(of) {
+			values = append(values, v*scale)
+		}
+		chart.Add(s.Name, values)
+	}
+	return chart.SVG()
+}
+
+// rateLine is a trace's rate over time, up to an end; each value is the mean of a few steps.
+func rateLine(trace []point, end time.Duration) [][2]float64 {
+	const steps = 4
+	var line [][2]float64
+	for i := steps; i < len(trace) && trace[i].At <= end; i++ {
+		from, to := trace[i-steps], trace[i]
+		line = append(line, [2]float64{to.At.Seconds(), float64(to.Bytes-from.Bytes) / (to.At - from.At).Seconds() / 1e9})
+	}
+	return line
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/lab/net/netns"
+)
+
+func result(goals []goal, reference, ours []float64, failures int) caseResult {
+	runs := func(rates []float64) []outcome {
+		var all []outcome
+		for _, rate := range rates {
+			all = append(all, outcome{Rate: rate, Send: 1, Receive: 1})
+		}
+		return all
+	}
+	r := caseResult{
+		testCase:   benchCase{name: "test", title: "a test", plainFlows: []int{1}, goals: goals, size: 1 << 20, depth: 4, connections: 1},
+		Contenders: []series{{Name: "plain socket", Outcomes: runs(reference)}, {Name: ourName, Outcomes: runs(ours)}},
+	}
+	for range failures {
+		r.Contenders[1].Outcomes = append(r.Contenders[1].Outcomes, outcome{Failure: "it broke"})
+	}
+	return r
+}
+
+func TestGoalResults(t *testing.T) {
+	for name, test := range map[string]struct {
+		goal     goal
+		ours     []float64
+		failures int
+		reached  string
+	}{
+		"median reached":      {goal{of: medianRate, figure: 2}, []float64{1, 2, 3}, 0, "yes"},
+		"median missed":       {goal{of: medianRate, figure: 2.1}, []float64{1, 2, 3}, 0, "no"},
+		"worst reached":       {goal{of: worstRate, figure: 1}, []float64{3, 1, 2}, 0, "yes"},
+		"worst missed":        {goal{of: worstRate, figure: 1.1}, []float64{3, 1, 2}, 0, "no"},
+		"share reached":       {goal{of: medianRate, share: 0.5}, []float64{2}, 0, "yes"},
+		"share missed":        {goal{of: medianRate, share: 0.6}, []float64{2}, 0, "no"},
+		"cost reached":        {goal{of: processor, share: 1}, []float64{2}, 0, "yes"},
+		"cost missed":         {goal{of: processor, share: 0.9}, []float64{2}, 0, "no"},
+		"a failed run":        {goal{of: medianRate, figure: 2}, []float64{2}, 1, "no"},
+		"cost of only failed": {goal{of: processor, share: 1}, nil, 2, "no"},
+	} {
+		r := result([]goal{test.goal}, []float64{4}, test.ours, test.failures)
+		results := r.goalResults()
+		if len(results) != 1 || results[0].reached != test.reached {
+			t.Errorf("%s: %+v", name, results)
+		}
+	}
+	r := result([]goal{{of: medianRate, figure: 1}}, []float64{4}, nil, 0)
+	r.Contenders = r.Contenders[:1]
+	if v := r.goalResults(); len(v) != 1 || v[0].reached != unknown || !strings.HasPrefix(v[0].measured, "not measured") {
+		t.Errorf("not measured: %+v", v)
+	}
+}
+
+func TestPage(t *testing.T) {
+	shaped := result([]goal{{of: worstRate, figure: 0.3}}, []float64{0.4}, []float64{0.35}, 1)
+	shaped.Name = "shaped"
+	shaped.testCase.lab.Links = netns.Links(netns.Gbit)
+	shaped.Contenders[0].Outcomes[0].Busy = 0.95
+	faulty := result([]goal{{of: worstRate, figure: 0.3}}, []float64{0.4}, []float64{0.35}, 0)
+	faulty.Name = "faulty"
+	faulty.testCase.fault = &fault{start: time.Second, length: time.Second, remaining: 0.3}
+	faulty.testCase.length = 3 * time.Second
+	faulty.Contenders[1].Outcomes[0].Trace = traceOf(0.4, 0.3, 0.4)
+	idle := result([]goal{{of: maxThreads, figure: 4}}, nil, []float64{0}, 0)
+	idle.Name, idle.testCase.idle, idle.testCase.plainFlows = "idle", true, nil
+	idle.Contenders = idle.Contenders[1:]
+	lost := result([]goal{{of: medianRate, figure: 0.3}}, []float64{0.4}, nil, 2)
+	lost.Name = "lost"
+	shaped.Machine.Load, shaped.Source = 3, page.Source{Commit: "abc", Day: "2026-01-31"}
+	shaped.outdated = "the code has changed since"
+	r := report{machine: machine.Machine{Cores: 2}, notes: []string{"a note"}, cases: []caseResult{shaped, faulty, idle, lost}}
+
+	folder := filepath.Join(t.TempDir(), "results")
+	var said bytes.Buffer
+	if err := r.write(&said, folder); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(filepath.Join(folder, "tcp.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(content)
+	for _, want := range []string{
+		"not quiet", "rounds at commit abc, on 2026-01-31", "the code has changed since", "static mode", "not the behaviour of NCCL's own sockets", "Goals are this project's own",
+		"Plain sockets equal or beat Evenkeel in 2 of 4 cases: a test (plain socket: 0.400 GB/s, Evenkeel: 0.350 GB/s)", "a note", "run 2 failed: it broke", "1 of 2 runs failed", "all runs failed",
+		"processors were all in use", "recovered after", "| a test | worst | 0.120 GB/s | 0.400 GB/s | 0.350 GB/s",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not say %q:\n%s", want, text)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(folder, "*.svg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) != 3 {
+		t.Errorf("plots: %v, want one of each case but the idle one", files)
+	}
+	for _, file := range files {
+		if !strings.Contains(text, "("+filepath.Base(file)+")") {
+			t.Errorf("the page does not show %s", file)
+		}
+		svg, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wellFormed(t, file, svg)
+	}
+}
+
+// wellFormed checks that a drawing is XML and has no undefined coordinates.
+func wellFormed(t *testing.T, name string, svg []byte) {
+	t.Helper()
+	for decoder := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		_, err := decoder.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			return
+		}
+	}
+	if bytes.Contains(svg, []byte("NaN")) || bytes.Contains(svg, []byte("Inf")) {
+		t.Errorf("%s has undefined coordinates:\n%s", name, svg)
+	}
+}
+
+func TestUnshapedNetworkHasNoWireLimit(t *testing.T) {
+	if got := (benchCase{}).limit(); got != 0 {
+		t.Errorf("an unshaped network's limit is %f", got)
+	}
+}
+
+func TestResultCacheAddsCasesOfThisMachine(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	here, quick := machine.Machine{Cores: 2, Processor: "a processor", Load: 0.1}, true
+	measured := func(name, commit string, m machine.Machine) caseResult {
+		r := result(nil, []float64{0.4}, []float64{0.35}, 1)
+		r.Source.Commit, r.Machine = commit, m
+		r.testCase.lab.Links = netns.Links(netns.Gbit)
+		r.Name, r.Lab = name, r.testCase.lab
+		r.Contenders[1].Outcomes[0].Trace = traceOf(0.4, 0.3)
+		return r
+	}
+	elsewhere := here
+	elsewhere.Cores = 4
+	for _, r := range []caseResult{
+		measured("ping-pong", "old", here), measured("slow-link", "elsewhere", elsewhere),
+		measured("four-links", "new", here), measured("ping-pong", "new", here),
+	} {
+		c, err := openCache(here, quick)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Add(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here.Load = 3
+	c, err := openCache(here, quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Results) != 2 || c.Results[0].Name != "four-links" || c.Results[1].Name != "ping-pong" || c.Results[1].Source.Commit != "new" {
+		t.Fatalf("read %+v", c.Results)
+	}
+	want := measured("four-links", "new", machine.Machine{})
+	if got := c.Results[0]; !slices.Equal(got.Contenders[1].Outcomes[0].Trace, want.Contenders[1].Outcomes[0].Trace) || got.testCase.limit() != want.testCase.limit() {
+		t.Errorf("read %+v", got)
+	}
+	if c, err := openCache(here, false); err != nil || len(c.Results) != 0 {
+		t.Errorf("full runs have quick ones beside them: %+v, %v", c, err)
+	}
+}
