@@ -62,11 +62,11 @@ fn markdown() -> String {
     let mut text = "\
 # Settings of the plugin
 
-Environment variables of the training process: `spec.environment` of a NetworkProfile sets them for its jobs, a container's own value wins.
-A value that is not of the accepted form is a warning that says so, and the plugin refuses to start rather than guess.
-`evenkeel-bench settings --check` reports it beforehand.
+These are environment variables of the training process. `spec.environment` of a NetworkProfile sets
+them for its jobs; a container's own value wins. On a value that is not accepted, the plugin logs a
+warning and refuses to start. `evenkeel-bench settings --check` reports such values beforehand.
 
-| variable | meaning | takes | default |
+| Variable | Meaning | Accepted values | Default |
 |---|---|---|---|
 "
     .to_owned();
