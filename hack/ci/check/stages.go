@@ -36,7 +36,7 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-collectives", "-p", "evenkeel-c")
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c")
 		if err != nil {
 			return rust, err
 		}

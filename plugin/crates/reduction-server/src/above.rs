@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use evenkeel_reduction_kernels::{narrow, reduce_in_place, reduce_wide, wide};
 use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending};
 
-use crate::client::{Caller, Joined, Pulse};
-use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
 use crate::session::{MAX_OPEN, say};
+use evenkeel_reduction::client::{Dialer, JoinedServer, Liveness};
+use evenkeel_reduction::protocol::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
 
 /// How long to wait for a server's word once it takes nothing any more: the word may be on its way.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ pub(crate) struct Landed {
 
 /// The connections with one server above.
 struct Line {
-    caller: Caller,
+    dialer: Dialer,
     up: SendConnection,
     down: RecvConnection,
     /// Most pieces on their way.
@@ -64,7 +64,7 @@ struct Line {
     /// Of the piece whose cuts are coming back.
     landed: Vec<Block>,
     spare: Vec<Block>,
-    pulse: Pulse,
+    liveness: Liveness,
     /// It takes nothing any more, since when and why.
     deaf: Option<(Instant, String)>,
 }
@@ -180,7 +180,7 @@ impl Landed {
 
 impl Above {
     /// Over these connections.
-    pub(crate) fn new(joined: Vec<Joined>) -> Self {
+    pub(crate) fn new(joined: Vec<JoinedServer>) -> Self {
         Self {
             lines: joined.into_iter().map(Line::new).collect(),
             next: 0,
@@ -251,10 +251,10 @@ impl Drop for Above {
 }
 
 impl Line {
-    fn new(joined: Joined) -> Self {
-        let Joined { caller, up, down, window, .. } = joined;
+    fn new(joined: JoinedServer) -> Self {
+        let JoinedServer { dialer, up, down, window, .. } = joined;
         Self {
-            caller,
+            dialer,
             up,
             down,
             // What a communicator is granted is for so many.
@@ -263,7 +263,7 @@ impl Line {
             flying: VecDeque::new(),
             landed: Vec::new(),
             spare: Vec::new(),
-            pulse: Pulse::new(),
+            liveness: Liveness::new(),
             deaf: None,
         }
     }
@@ -272,17 +272,17 @@ impl Line {
         &mut self,
         now: Instant,
         landed: &mut Vec<Landed>,
-    ) -> Result<(), crate::ClientError> {
+    ) -> Result<(), evenkeel_reduction::ClientError> {
         if self.flying.is_empty() {
-            self.pulse.heard(now);
+            self.liveness.responded(now);
         }
         self.begin(now);
         while let Some(flying) = self.flying.front_mut() {
             let was_waiting = flying.head_in.is_some();
             // What it had to say is said: why it takes nothing any more is older news.
-            flying.receive().map_err(|why| self.caller.error(&why))?;
+            flying.receive().map_err(|why| self.dialer.error(&why))?;
             if was_waiting && flying.head_in.is_none() {
-                self.pulse.heard(now);
+                self.liveness.responded(now);
             }
             match flying.is_sent() {
                 Ok(true) if flying.is_received() => {}
@@ -306,9 +306,9 @@ impl Line {
         }
         match &self.deaf {
             Some((since, why)) if now.saturating_duration_since(*since) >= LAST_WORD => {
-                Err(self.caller.error(why))
+                Err(self.dialer.error(why))
             }
-            _ => self.pulse.check(&self.caller, now),
+            _ => self.liveness.check(&self.dialer, now),
         }
     }
 

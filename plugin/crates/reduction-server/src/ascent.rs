@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use evenkeel_transport::Transport;
 
-use crate::client::{Joined, join};
 use crate::lock;
-use crate::packet::Member;
 use crate::server::{FAREWELL, Key, key};
+use evenkeel_reduction::client::{JoinedServer, join};
+use evenkeel_reduction::protocol::Member;
 
 /// Most communicators that are on their way up: each is a thread for a while. Others wait.
 const MOST: usize = 64;
@@ -32,7 +32,7 @@ struct Ascent {
 
 enum Outcome {
     Pending,
-    Done(Result<Vec<Joined>, String>),
+    Done(Result<Vec<JoinedServer>, String>),
     /// A communicator has it.
     Taken,
 }
@@ -52,7 +52,11 @@ impl Ascents {
     ///
     /// # Errors
     /// Why there is none.
-    pub(crate) fn of(&self, member: &Member, device: usize) -> Result<Option<Vec<Joined>>, String> {
+    pub(crate) fn of(
+        &self,
+        member: &Member,
+        device: usize,
+    ) -> Result<Option<Vec<JoinedServer>>, String> {
         let mut known = lock(&self.known);
         if let Some(ascent) = known.get(&key(member)) {
             let mut outcome = lock(&ascent.outcome);
@@ -79,7 +83,7 @@ impl Ascents {
         let work = move || {
             let joined = join(&transport, device, &servers, &leaf, timeout / 2);
             let joined = joined.map_err(|error| format!("upstream {error}")).map(|mut all| {
-                all.iter_mut().for_each(|joined| joined.caller.timeout = timeout);
+                all.iter_mut().for_each(|joined| joined.dialer.set_timeout(timeout));
                 all
             });
             *lock(&told) = Outcome::Done(joined);

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use crate::packet::Piece;
+use evenkeel_reduction::protocol::Piece;
 
 /// A rank did what it must not do; the text goes on after the rank's name.
 #[derive(Clone, Debug, PartialEq, Eq)]

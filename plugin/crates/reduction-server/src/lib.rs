@@ -1,8 +1,7 @@
 //! Reduction servers: every rank of a communicator sends its vector once, gets the sum back once, and the servers in
 //! between do the adding. That moves half the bytes of a ring over each rank's link.
 //!
-//! [`Server`] serves any number of jobs and communicators at once. [`Client`] is one rank of one communicator at all its
-//! servers. Both go over [`evenkeel_transport`]: one connection each way between a client and a server.
+//! [`Server`] serves any number of jobs and communicators at once. It goes over [`evenkeel_transport`]: one connection each way between a client and a server.
 //!
 //! A result depends only on what the ranks sent: parts are reduced in the ranks' order, all at once, in at least float32.
 //! It is bit-identical whatever the sizes of pieces, the number of servers and threads, and the order of arrival. In a tree
@@ -12,20 +11,14 @@
 mod above;
 mod ascent;
 mod budget;
-mod client;
 mod group;
 mod metrics;
-mod packet;
 mod pool;
 mod reception;
-mod seat;
 mod server;
 mod session;
 mod timeline;
 
-pub use client::{Client, ClientError, Ticket};
-pub use packet::{MAX_RANKS, Member};
-pub use seat::{SERVER_LIST_DIGEST_BYTES, TreePosition, mark};
 pub use server::{Options, Server, ServerError};
 pub use session::{MIN_PIECE_BYTES, PIECE_BYTES};
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
-use evenkeel_reduction::{MIN_PIECE_BYTES, Options, Server};
+use evenkeel_reduction_server::{MIN_PIECE_BYTES, Options, Server};
 use evenkeel_transport::{Log, Settings};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(size("512M"), Ok(512 << 20));
         assert_eq!(size("100"), Ok(100));
         assert!(size("GiB").is_err() && size("1 parsec").is_err() && size("99999999TiB").is_err());
-        assert_eq!(piece("256KiB"), Ok(evenkeel_reduction::PIECE_BYTES), "the default");
+        assert_eq!(piece("256KiB"), Ok(evenkeel_reduction_server::PIECE_BYTES), "the default");
         assert_eq!(piece("1MiB"), Ok(1 << 20));
         assert!(piece("8KiB").is_err() && piece("20000").is_err() && piece("1GiB").is_err());
         assert_eq!(server("root:7470"), Ok("root:7470".to_owned()));

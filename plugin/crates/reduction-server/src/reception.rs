@@ -9,11 +9,11 @@ use evenkeel_transport::{
     Block, Connecting, Listener, Notify, Receiving, RecvConnection, SendConnection,
 };
 
-use crate::client::Joined;
 use crate::lock;
-use crate::packet::{MESSAGE_BYTES, Member, Packet};
 use crate::server::Shared;
 use crate::session::say;
+use evenkeel_reduction::client::JoinedServer;
+use evenkeel_reduction::protocol::{MESSAGE_BYTES, Member, Packet};
 
 /// How long a client may take to say who it is and to be called back.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ enum Step {
     /// Not there yet.
     Stay(Newcomer),
     /// It can join, by this way up.
-    Ready(Member, Vec<Joined>, RecvConnection, SendConnection),
+    Ready(Member, Vec<JoinedServer>, RecvConnection, SendConnection),
     /// It is not welcome, and can be told why.
     Refuse(Member, SendConnection, String),
     /// It is of no use.
@@ -177,9 +177,9 @@ impl Reception {
 
     fn refuse(&self, member: &Member, peer: SocketAddr, down: &SendConnection, why: String) {
         self.shared.metrics.refused.inc();
-        let (name, Member { communicator, job, .. }) = (member.name(), member);
+        let (name, Member { comm_id, job, .. }) = (member.name(), member);
         self.shared.log.warn(&format!(
-            "{name} at {peer} of communicator {communicator:#x} of job {job:?} is refused: {why}"
+            "{name} at {peer} of communicator {comm_id:#x} of job {job:?} is refused: {why}"
         ));
         say(down, &Packet::Failed(why));
     }
@@ -201,7 +201,7 @@ impl Newcomer {
                     Ok(_) => return Step::Drop("it does not say who it is first".to_owned()),
                     Err(error) => return Step::Drop(error.to_string()),
                 };
-                let label = format!("comm={:#x}", member.communicator);
+                let label = format!("comm={:#x}", member.comm_id);
                 // The client knows among how many servers its flows are shared out.
                 let device = shared.transport.device_of(&up);
                 match shared.transport.try_connect(device, &handle, &label, up.flows()) {

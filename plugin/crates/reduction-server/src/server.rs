@@ -15,14 +15,14 @@ use evenkeel_transport::{
 
 use crate::ascent::Ascents;
 use crate::budget::Budget;
-use crate::client::Joined;
 use crate::lock;
 use crate::metrics::{Metrics, Site};
-use crate::packet::{Member, NONCE};
 use crate::pool::Pool;
 use crate::reception::{Bell, Reception};
 use crate::session::{COPIES_BYTES, Session, base_bytes, chunk_bytes};
-use crate::timeline::Timeline;
+use evenkeel_reduction::Timeline;
+use evenkeel_reduction::client::JoinedServer;
+use evenkeel_reduction::protocol::{Member, NONCE};
 
 /// How long a communicator that failed is kept for its ranks to hear why.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(10);
@@ -78,7 +78,7 @@ pub(crate) struct Shared {
 pub(crate) type Key = (String, [u8; 16]);
 
 pub(crate) fn key(member: &Member) -> Key {
-    (member.job.clone(), member.group)
+    (member.job.clone(), member.unique_id)
 }
 
 impl Server {
@@ -243,17 +243,17 @@ impl Shared {
         &self,
         member: &Member,
         device: usize,
-    ) -> Result<Option<Vec<Joined>>, String> {
+    ) -> Result<Option<Vec<JoinedServer>>, String> {
         if member.is_leaf && !self.ascents.lead_nowhere() {
             return Err("this server has an upstream itself: a tree has two levels".to_owned());
         }
-        if member.seat.leaves == 1 || lock(&self.sessions).contains_key(&key(member)) {
+        if member.position.leaves == 1 || lock(&self.sessions).contains_key(&key(member)) {
             return Ok(Some(vec![]));
         }
         if self.ascents.lead_nowhere() {
             return Err(format!(
                 "the ranks have {} lists of reduction servers and this server has no upstream: one list for all, or --upstream",
-                member.seat.leaves
+                member.position.leaves
             ));
         }
         if self.draining.load(Ordering::Acquire) {
@@ -266,7 +266,7 @@ impl Shared {
     pub(crate) fn admit(
         self: &Arc<Self>,
         member: &Member,
-        above: Vec<Joined>,
+        above: Vec<JoinedServer>,
         up: RecvConnection,
         down: SendConnection,
     ) -> Result<(), (String, SendConnection)> {
@@ -285,9 +285,9 @@ impl Shared {
     fn session(
         self: &Arc<Self>,
         member: &Member,
-        above: Vec<Joined>,
+        above: Vec<JoinedServer>,
     ) -> Result<Arc<Session>, String> {
-        let ranks = member.seat.count;
+        let ranks = member.position.count;
         let others: Vec<Arc<Session>> = {
             let mut sessions = lock(&self.sessions);
             if let Some(session) = sessions.get(&key(member)) {
@@ -296,11 +296,11 @@ impl Shared {
             if self.draining.load(Ordering::Acquire) {
                 return Err(DRAINING.to_owned());
             }
-            if member.seat.leaves > 1 && above.is_empty() {
+            if member.position.leaves > 1 && above.is_empty() {
                 return Err("the communicator is over".to_owned());
             }
             // All leaves must cut alike: the servers above say how.
-            let chunk = above.iter().map(|joined| joined.chunk as u64).min();
+            let chunk = above.iter().map(|joined| joined.piece_bytes as u64).min();
             let own = || chunk_bytes(self.budget.total(), self.most_chunk, ranks);
             let chunk = chunk.unwrap_or_else(own);
             let bytes = base_bytes(chunk, ranks, above.len());
@@ -369,7 +369,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    use crate::seat::TreePosition;
+    use evenkeel_reduction::TreePosition;
     use evenkeel_transport::{MemoryTypes, Notify};
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -428,10 +428,10 @@ mod tests {
         down.notify(Arc::<Heard>::clone(&gone));
         drop(from_server);
         until(|| gone.0.load(Ordering::SeqCst).then_some(()));
-        let group = Member::new_group().unwrap();
-        let (seat, job) = (TreePosition::alone(0, 2), String::new());
+        let unique_id = Member::new_unique_id().unwrap();
+        let (position, job) = (TreePosition::without_tree(0, 2), String::new());
         let member =
-            Member { group, communicator: 1, rank: 0, ranks: 2, seat, is_leaf: false, job };
+            Member { unique_id, comm_id: 1, rank: 0, ranks: 2, position, is_leaf: false, job };
         assert!(server.shared.admit(&member, vec![], up, down).is_err());
         assert_eq!((server.communicators(), server.memory().0), (0, 0));
     }

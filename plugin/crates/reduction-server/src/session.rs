@@ -10,14 +10,14 @@ use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnectio
 
 use crate::above::{Above, Climb, Landed, climbing_bytes, climbing_length};
 use crate::budget::Grant;
-use crate::client::Joined;
 use crate::group::{Group, Place};
 use crate::lock;
 use crate::metrics::JobMetrics;
-use crate::packet::{HEADER_BYTES, MESSAGE_BYTES, Member, Packet, Piece};
 use crate::pool::Task;
 use crate::server::Shared;
-use crate::timeline::Moments;
+use crate::timeline::{Moments, record};
+use evenkeel_reduction::client::JoinedServer;
+use evenkeel_reduction::protocol::{HEADER_BYTES, MESSAGE_BYTES, Member, Packet, Piece};
 
 /// Most pieces of a communicator that are open: two messages each on a connection that takes 32.
 pub(crate) const MAX_OPEN: usize = 12;
@@ -136,14 +136,14 @@ impl Session {
         member: &Member,
         chunk: u64,
         base: Grant,
-        above: Vec<Joined>,
+        above: Vec<JoinedServer>,
     ) -> Arc<Self> {
-        let ranks = member.seat.count as usize;
+        let ranks = member.position.count as usize;
         let metrics = shared.metrics.of(&member.job);
         metrics.communicators.inc();
         let lines = above.len();
         let mut group = Group::new(ranks, MAX_OPEN);
-        (0..member.seat.count)
+        (0..member.position.count)
             .for_each(|index| group.set_name(index as usize, member.name_of(index)));
         let above = (lines > 0).then(|| Above::new(above));
         let session = Arc::new(Self {
@@ -186,15 +186,15 @@ impl Session {
         up: RecvConnection,
         down: SendConnection,
     ) -> Result<(), (String, SendConnection)> {
-        let (rank, name) = (member.seat.index as usize, member.name());
+        let (rank, name) = (member.position.index as usize, member.name());
         let mut state = lock(&self.state);
         let wrong = if member.ranks != self.member.ranks {
             Some(format!(
                 "{name} says that there are {} ranks, others say {}",
                 member.ranks, self.member.ranks
             ))
-        } else if (member.seat.leaf, member.seat.leaves, member.seat.count)
-            != (self.member.seat.leaf, self.member.seat.leaves, self.member.seat.count)
+        } else if (member.position.leaf, member.position.leaves, member.position.count)
+            != (self.member.position.leaf, self.member.position.leaves, self.member.position.count)
             || member.is_leaf != self.member.is_leaf
         {
             Some(format!("{name} has this server in another list of servers than others"))
@@ -208,7 +208,7 @@ impl Session {
         if let Some(wrong) = wrong {
             return Err((wrong, down));
         }
-        let welcome = Packet::Joined { chunk: self.chunk as u32, window: MAX_OPEN as u32 };
+        let welcome = Packet::Joined { piece_bytes: self.chunk as u32, window: MAX_OPEN as u32 };
         if !say(&down, &welcome) {
             return Err((format!("{name} cannot be answered"), down));
         }
@@ -636,7 +636,7 @@ impl Session {
         if let Some(slot) = state.free.pop() {
             return Some(Slot { moments, ..slot });
         }
-        let bytes = slot_bytes(self.chunk as u64, self.member.seat.count, self.above);
+        let bytes = slot_bytes(self.chunk as u64, self.member.position.count, self.above);
         let budget = &self.shared.budget;
         let grant = if state.slots == 0 {
             None
@@ -648,7 +648,7 @@ impl Session {
         };
         state.slots += 1;
         Some(Slot {
-            parts: (0..self.member.seat.count).map(|_| None).collect(),
+            parts: (0..self.member.position.count).map(|_| None).collect(),
             spare: Vec::new(),
             head: Arc::new(Block::new(MESSAGE_BYTES)),
             result: None,
@@ -664,7 +664,7 @@ impl Session {
             let sent = now.saturating_duration_since(slot.moments.settled);
             self.metrics.send.observe(sent.as_secs_f64());
             if let Some(timeline) = &self.shared.timeline {
-                timeline.passage(&piece, &slot.moments, now);
+                record(timeline, &piece, &slot.moments, now);
             }
         }
         if let Some(result) = slot.result.take().and_then(Arc::into_inner) {
@@ -680,7 +680,7 @@ impl Session {
 
     /// Gives memory back that is more than a fair share and not in use.
     fn trim(&self, state: &mut State) {
-        let bytes = slot_bytes(self.chunk as u64, self.member.seat.count, self.above);
+        let bytes = slot_bytes(self.chunk as u64, self.member.position.count, self.above);
         while state.slots > 1 && state.slots * bytes > self.shared.budget.share() {
             let granted = state.free.iter().position(|slot| slot.grant.is_some());
             let Some(at) = granted else { return };
@@ -716,8 +716,8 @@ impl Session {
         if state.failed.is_some() {
             return;
         }
-        let Member { communicator, job, .. } = &self.member;
-        self.shared.log.warn(&format!("communicator {communicator:#x} of job {job:?}: {why}"));
+        let Member { comm_id, job, .. } = &self.member;
+        self.shared.log.warn(&format!("communicator {comm_id:#x} of job {job:?}: {why}"));
         self.metrics.failures.inc();
         state.failed = Some((why.to_owned(), Instant::now()));
         if let Some(above) = &state.above {

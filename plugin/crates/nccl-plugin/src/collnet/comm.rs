@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use evenkeel_nccl_abi::HANDLE_SIZE;
-use evenkeel_reduction::{Client, Member, SERVER_LIST_DIGEST_BYTES, Ticket, TreePosition, mark};
+use evenkeel_reduction::{
+    Client, Member, SERVER_LIST_DIGEST_BYTES, ServerListDigest, Ticket, TreePosition,
+};
 use evenkeel_reduction_kernels::{DataType, Op};
 use evenkeel_transport::{Log, MrCache, RecvBuffer, SendBuffer, Transport};
 
@@ -13,8 +15,8 @@ use crate::net::device::MAX_BYTES;
 use crate::plugin;
 use crate::request_pool::{PooledRequest, RequestPool};
 
-/// Where the handle has the identity of the communicator.
-const GROUP: std::ops::Range<usize> = 0..16;
+/// Where the handle has the unique id of the communicator.
+const UNIQUE_ID: std::ops::Range<usize> = 0..16;
 /// Where the handle has the digest of the rank's list of servers.
 const SERVER_LIST_DIGEST: std::ops::Range<usize> = 16..16 + SERVER_LIST_DIGEST_BYTES;
 
@@ -30,7 +32,7 @@ impl CollNetContext {
         Ok(Self { communicator, transport: plugin::transport_for_collnet()? })
     }
 
-    /// Makes the handle that a rank sends the others: an identity for the communicator, of which rank 0's is used, and the
+    /// Makes the handle that a rank sends the others: a unique id of the communicator, of which rank 0's is used, and the
     /// digest of the rank's list of servers.
     pub(crate) fn listen(
         &self,
@@ -40,13 +42,14 @@ impl CollNetContext {
         if device >= self.transport.devices().len() {
             return Err(PluginError::invalid_argument(format!("no device {device}")));
         }
-        let group = Member::new_group()
+        let unique_id = Member::new_unique_id()
             .map_err(|error| PluginError::system(format!("no random bytes: {error}")))?;
         handle.fill(0);
-        handle[GROUP].copy_from_slice(&group);
+        handle[UNIQUE_ID].copy_from_slice(&unique_id);
         let settings = self.transport.settings();
-        let digest = mark(settings.reduction_servers(), settings.reduction_split());
-        handle[SERVER_LIST_DIGEST].copy_from_slice(&digest);
+        let servers = settings.reduction_servers();
+        let digest = ServerListDigest::new(servers, settings.reduction_split());
+        handle[SERVER_LIST_DIGEST].copy_from_slice(&digest.to_bytes());
         let transport = Arc::clone(&self.transport);
         Ok(CollNetListenComm { device, communicator: self.communicator, transport })
     }
@@ -91,29 +94,29 @@ impl CollNetListenComm {
         let ranks = handles.len();
         let settings = self.transport.settings();
         let servers = settings.reduction_servers();
-        let mut group = [0; 16];
-        group.copy_from_slice(&handles[0][GROUP]);
-        let digests: Vec<[u8; SERVER_LIST_DIGEST_BYTES]> = handles
+        let mut unique_id = [0; 16];
+        unique_id.copy_from_slice(&handles[0][UNIQUE_ID]);
+        let digests: Vec<ServerListDigest> = handles
             .iter()
             .map(|handle| {
                 let mut digest = [0; SERVER_LIST_DIGEST_BYTES];
                 digest.copy_from_slice(&handle[SERVER_LIST_DIGEST]);
-                digest
+                ServerListDigest::from_bytes(digest)
             })
             .collect();
         let fallback =
             |error| PluginError::from(error).with("; NCCL goes on without reduction servers");
-        let seat = TreePosition::find(rank, &digests).map_err(fallback)?;
+        let position = TreePosition::find(rank, &digests).map_err(fallback)?;
         let number = |value: usize| {
             u32::try_from(value)
                 .map_err(|_| PluginError::invalid_argument(format!("{value} ranks")))
         };
         let member = Member {
-            group,
-            communicator: self.communicator,
+            unique_id,
+            comm_id: self.communicator,
             rank: number(rank)?,
             ranks: number(ranks)?,
-            seat,
+            position,
             is_leaf: false,
             job: settings.job().to_owned(),
         };

@@ -11,7 +11,7 @@ use evenkeel_nccl_abi::{
     INTERNAL_ERROR, INVALID_ARGUMENT, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11,
     NetV12, REMOTE_ERROR, SUCCESS,
 };
-use evenkeel_reduction::{Options, Server};
+use evenkeel_reduction_server::{Options, Server};
 use evenkeel_transport::{Log, Settings};
 
 use crate::harness::{Net, Opaque, VERSIONS, in_rdma_lab, log_lines, logger, until};
@@ -45,7 +45,7 @@ fn server() -> Server {
         memory: 64 << 20,
         threads: 1,
         upstream: vec![],
-        piece: evenkeel_reduction::PIECE_BYTES,
+        piece: evenkeel_reduction_server::PIECE_BYTES,
         timeline: None,
     };
     Server::start(settings.unwrap(), &options, Arc::new(Silence)).unwrap()

@@ -134,7 +134,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     let _first = join(&transport, &names, &twice[0]);
     assert!(refused(&twice[0]).contains("rank 0 is there already"));
     let mut more = twice[1].clone();
-    (more.ranks, more.seat) = (3, TreePosition::alone(1, 3));
+    (more.ranks, more.position) = (3, TreePosition::without_tree(1, 3));
     assert!(refused(&more).contains("3 ranks, others say 2"));
 }
 
@@ -157,7 +157,7 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
     thread::scope(|scope| {
         let joining = scope.spawn(|| join(&transport, &names, member));
         // It is there when the first attempts have failed, or before: both must do.
-        let options = evenkeel_reduction::Options {
+        let options = evenkeel_reduction_server::Options {
             listen: names[0].parse().unwrap(),
             ..options(64 << 20, 1)
         };
@@ -193,7 +193,7 @@ fn a_server_that_cannot_call_back_is_told_from_one_that_is_not_there() {
     if error.contains("does not answer") {
         error = error_after(10_000);
     }
-    assert!(error.contains(&names[0]) && error.contains("does not call back"), "{error}");
+    assert!(error.contains(&names[0]) && error.contains("does not connect back"), "{error}");
 }
 
 #[test]

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use evenkeel_reduction::{
-    Client, ClientError, Member, Options, Server, Ticket, TreePosition, mark,
-};
+use evenkeel_reduction::{Client, ClientError, Member, ServerListDigest, Ticket, TreePosition};
 use evenkeel_reduction_kernels::{DataType, Op, reference};
+use evenkeel_reduction_server::{Options, PIECE_BYTES, Server};
 use evenkeel_testkit::TestRng;
 use evenkeel_transport::{Log, RecvBuffer, SendBuffer, Settings, Transport};
 
@@ -47,7 +46,7 @@ pub(crate) fn options(memory: u64, threads: usize) -> Options {
         upstream: vec![],
         memory,
         threads,
-        piece: evenkeel_reduction::PIECE_BYTES,
+        piece: PIECE_BYTES,
         timeline: None,
     }
 }
@@ -78,21 +77,21 @@ pub(crate) fn names<S: Borrow<Server>>(servers: &[S]) -> Vec<String> {
 /// A communicator that no other test has.
 pub(crate) fn members(ranks: u32, job: &str) -> Vec<Member> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    let communicator = NEXT.fetch_add(1, Ordering::Relaxed);
-    let group = Member::new_group().unwrap();
+    let comm_id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let unique_id = Member::new_unique_id().unwrap();
     let member = |rank| {
-        let (seat, job) = (TreePosition::alone(rank, ranks), job.to_owned());
-        Member { group, communicator, rank, ranks, seat, is_leaf: false, job }
+        let (position, job) = (TreePosition::without_tree(rank, ranks), job.to_owned());
+        Member { unique_id, comm_id, rank, ranks, position, is_leaf: false, job }
     };
     (0..ranks).map(member).collect()
 }
 
 /// A communicator of which each rank is given such a list of servers.
 pub(crate) fn members_with(lists: &[&[String]], job: &str) -> Vec<Member> {
-    let marks: Vec<_> = lists.iter().map(|list| mark(list, 64)).collect();
+    let digests: Vec<_> = lists.iter().map(|list| ServerListDigest::new(list, 64)).collect();
     let mut members = members(lists.len() as u32, job);
     for (rank, member) in members.iter_mut().enumerate() {
-        member.seat = TreePosition::find(rank, &marks).unwrap();
+        member.position = TreePosition::find(rank, &digests).unwrap();
     }
     members
 }

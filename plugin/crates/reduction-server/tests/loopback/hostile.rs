@@ -78,8 +78,8 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
         let home = transport.listen(0, "", MemoryTypes::HOST).unwrap();
         let mut hello = front(1);
         // At the first server of a list.
-        let group = u128::from_le_bytes(members[1].group).rotate_left(16);
-        hello[12..28].copy_from_slice(&group.to_le_bytes());
+        let unique_id = u128::from_le_bytes(members[1].unique_id).rotate_left(16);
+        hello[12..28].copy_from_slice(&unique_id.to_le_bytes());
         hello[36..44].copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0]);
         hello[48..64].copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
         hello.extend_from_slice(&home.handle().encode());

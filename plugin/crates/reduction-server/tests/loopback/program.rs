@@ -169,7 +169,7 @@ fn a_server_that_stands_still_is_named_within_the_timeout() {
     let begin = Instant::now();
     let own = data(1, DataType::Float32, 100_000);
     let error = all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap_err().to_string();
-    assert!(error.contains(&names[0]) && error.contains("no sign of life for 2 s"), "{error}");
+    assert!(error.contains(&names[0]) && error.contains("no response for 2 s"), "{error}");
     assert!(begin.elapsed() >= timeout);
 }
 
@@ -236,7 +236,7 @@ fn a_root_that_stands_still_is_named_at_all_leaves() {
     for (leaf, result) in leaves.iter().zip(reduce_all(&clients)) {
         let error = result.unwrap_err().to_string();
         let chain =
-            format!("{}: upstream reduction server {}: no sign", leaf.address, root.address);
+            format!("{}: upstream reduction server {}: no response", leaf.address, root.address);
         assert!(error.contains(&chain) && error.contains("for 2 s"), "{error}");
     }
 }

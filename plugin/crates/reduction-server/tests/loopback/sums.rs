@@ -4,8 +4,8 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use std::{env, fs, process, thread};
 
-use evenkeel_reduction::Options;
 use evenkeel_reduction_kernels::{DataType, Op};
+use evenkeel_reduction_server::Options;
 use evenkeel_testkit::TestRng;
 
 use crate::harness::{

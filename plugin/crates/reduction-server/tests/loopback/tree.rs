@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use evenkeel_reduction::{Options, Server};
 use evenkeel_reduction_kernels::{DataType, Op, narrow, reduce_wide, wide};
+use evenkeel_reduction_server::{Options, Server};
 
 use crate::harness::{
     PATIENCE, agreed, all_reduce, begin, data, expected, join, join_within, leaf_with,
