@@ -11,6 +11,11 @@ use crate::error::PluginError;
 use crate::logger::{LOG, SharedLog};
 use crate::net::context::Context;
 
+/// Why a job with reduction servers is offered no GPU memory: NCCL is told a device's memory types before there are
+/// connections, and uses the device for both.
+const HOST_MEMORY_ONLY: &str =
+    "reduction servers use host memory, unless EVENKEEL_REDUCTION_SERVERS is unset";
+
 /// The process's plugin.
 static PLUGIN: Mutex<Plugin> = Mutex::new(Plugin { transport: None, global: None, contexts: 0 });
 
@@ -32,7 +37,11 @@ impl Plugin {
         }
         let settings = Settings::from_env()?;
         let status_folder = settings.status_folder().map(Path::to_path_buf);
-        let transport = Arc::new(Transport::new(settings, Arc::new(SharedLog))?);
+        let transport = Arc::new(if settings.reduction_servers().is_empty() {
+            Transport::new(settings, Arc::new(SharedLog))?
+        } else {
+            Transport::with_host_memory_only(settings, HOST_MEMORY_ONLY, Arc::new(SharedLog))?
+        });
         let devices: Vec<String> = transport
             .devices()
             .iter()

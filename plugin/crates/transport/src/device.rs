@@ -7,7 +7,7 @@ use std::sync::Arc;
 use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
-use crate::rdma::{self, Adapter, MemoryTypes};
+use crate::rdma::{Adapter, DiscoveredPort, MemoryTypes, PortDiscovery};
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::{self, InterfaceAddress};
 use crate::telemetry::log::Log;
@@ -67,8 +67,8 @@ impl Device {
     }
 
     /// The memory in which its messages may be.
-    pub fn reach(&self) -> MemoryTypes {
-        self.rdma.as_ref().map_or(MemoryTypes::HOST, |adapter| adapter.reach())
+    pub fn memory_types(&self) -> MemoryTypes {
+        self.rdma.as_ref().map_or(MemoryTypes::HOST, |adapter| adapter.memory_types())
     }
 
     /// The addresses at which peers reach it.
@@ -132,11 +132,17 @@ pub(crate) fn other_ports<'a>(of: &Device, all: &'a [Device]) -> Vec<&'a Device>
 }
 
 /// The usable devices of this host.
-pub(crate) fn discover(settings: &Settings, log: &Arc<dyn Log>) -> Result<Vec<Device>, Error> {
+pub(crate) fn discover(
+    settings: &Settings,
+    host_memory_only: Option<&str>,
+    log: &Arc<dyn Log>,
+) -> Result<Vec<Device>, Error> {
     let addresses = sys::interface_addresses()
         .map_err(|error| Error::system("cannot list network interfaces", &error))?;
     let chosen = choose(&addresses, &settings.interfaces, settings.family);
-    if let Some(ports) = rdma_ports(settings, &addresses, chosen.first().copied(), log)? {
+    let (addresses, fallback) = (&addresses[..], chosen.first().copied());
+    let discovery = PortDiscovery { settings, addresses, fallback, host_memory_only, log };
+    if let Some(ports) = rdma_ports(&discovery)? {
         return Ok(ports);
     }
     if chosen.is_empty() {
@@ -158,12 +164,8 @@ pub(crate) fn discover(settings: &Settings, log: &Arc<dyn Log>) -> Result<Vec<De
 }
 
 /// The RDMA ports of this host, each a device; none where TCP carries all.
-fn rdma_ports(
-    settings: &Settings,
-    addresses: &[InterfaceAddress],
-    fallback: Option<&InterfaceAddress>,
-    log: &Arc<dyn Log>,
-) -> Result<Option<Vec<Device>>, Error> {
+fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Error> {
+    let settings = discovery.settings;
     let must = settings.carrier == Carrier::Rdma;
     // What is asked for in words that only TCP understands.
     let tcp_only = [
@@ -175,13 +177,13 @@ fn rdma_ports(
     let found = match (settings.carrier, reason) {
         (Carrier::Tcp, _) => return Ok(None),
         (_, Some(reason)) => Err(format!("{reason} is for TCP only")),
-        (_, None) => rdma::discover(settings, addresses, fallback, log),
+        (_, None) => discovery.open_ports(),
     };
     match found {
         Ok(found) => Ok(Some(
             found
                 .into_iter()
-                .map(|rdma::DiscoveredPort { adapter, ip, index }| Device {
+                .map(|DiscoveredPort { adapter, ip, index }| Device {
                     name: adapter.name().to_owned(),
                     interfaces: vec![Interface { ip, index }],
                     speed: settings.link_speed.or_else(|| adapter.speed()).unwrap_or(DEFAULT_SPEED),
@@ -194,7 +196,7 @@ fn rdma_ports(
             Err(Error::new(ErrorKind::Config, format!("EVENKEEL_TRANSPORT=rdma: {why}")))
         }
         Err(why) => {
-            log.info(&format!("evenkeel: TCP carries all: {why}"));
+            discovery.log.info(&format!("evenkeel: TCP carries all: {why}"));
             Ok(None)
         }
     }

@@ -74,7 +74,28 @@ impl Transport {
     /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none
     /// may be used.
     pub fn new(settings: Settings, log: Arc<dyn Log>) -> Result<Self, Error> {
-        let devices = device::discover(&settings, &log)?;
+        Self::with_memory(settings, None, log)
+    }
+
+    /// As [`Transport::new`], for messages in host memory only, whatever the devices support. The log says the reason where
+    /// a device supports GPU memory.
+    ///
+    /// # Errors
+    /// As [`Transport::new`].
+    pub fn with_host_memory_only(
+        settings: Settings,
+        reason: &str,
+        log: Arc<dyn Log>,
+    ) -> Result<Self, Error> {
+        Self::with_memory(settings, Some(reason), log)
+    }
+
+    fn with_memory(
+        settings: Settings,
+        host_memory_only: Option<&str>,
+        log: Arc<dyn Log>,
+    ) -> Result<Self, Error> {
+        let devices = device::discover(&settings, host_memory_only, &log)?;
         let adapters = devices.iter().filter_map(Device::rdma).cloned().collect();
         let strange = settings.rails.others(devices.iter().map(Device::name));
         if !strange.is_empty() {
@@ -102,8 +123,8 @@ impl Transport {
         lock(&self.engine).strong_count() > 0
     }
 
-    /// Opens a listener on a device. `label` goes into its connections' log lines. Messages are in memory of this `reach`,
-    /// which is the host's or what [`Device::reach`] says.
+    /// Opens a listener on a device. `label` goes into its connections' log lines. Messages are in memory of these types: the
+    /// host's, or [`Device::memory_types`].
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot
@@ -112,9 +133,9 @@ impl Transport {
         &self,
         device: usize,
         label: &str,
-        reach: MemoryTypes,
+        memory_types: MemoryTypes,
     ) -> Result<Listener, Error> {
-        let context = Context { reach, ..self.context(device, label)? };
+        let context = Context { memory_types, ..self.context(device, label)? };
         Listener::open(self.engine()?, context, Port::Private)
     }
 
@@ -164,7 +185,7 @@ impl Transport {
     }
 
     /// Begins to connect to a listener from a device. `label` goes into the connection's log lines. Messages are in memory of
-    /// this `reach`, as for [`Transport::listen`].
+    /// these types, as for [`Transport::listen`].
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when a socket cannot be
@@ -174,9 +195,9 @@ impl Transport {
         device: usize,
         handle: &Handle,
         label: &str,
-        reach: MemoryTypes,
+        memory_types: MemoryTypes,
     ) -> Result<Connecting, Error> {
-        self.connect_in_class(device, handle, label, reach, None)
+        self.connect_in_class(device, handle, label, memory_types, None)
     }
 
     /// As [`Transport::connect`]. Over RDMA packets are of this traffic class, unless the settings say another one.
@@ -188,10 +209,10 @@ impl Transport {
         device: usize,
         handle: &Handle,
         label: &str,
-        reach: MemoryTypes,
+        memory_types: MemoryTypes,
         traffic_class: Option<u8>,
     ) -> Result<Connecting, Error> {
-        let context = Context { reach, traffic_class, ..self.context(device, label)? };
+        let context = Context { memory_types, traffic_class, ..self.context(device, label)? };
         Connecting::start(self.engine()?, context, handle, false)
     }
 
@@ -228,7 +249,7 @@ impl Transport {
             devices: Arc::clone(&self.devices),
             label: label.to_owned(),
             metrics: Arc::clone(&self.metrics),
-            reach: MemoryTypes::HOST,
+            memory_types: MemoryTypes::HOST,
             traffic_class: None,
         })
     }
@@ -278,7 +299,7 @@ struct Context {
     label: String,
     metrics: Arc<Metrics>,
     /// The memory in which messages may be.
-    reach: MemoryTypes,
+    memory_types: MemoryTypes,
     /// What packets are marked with over RDMA, unless the settings say.
     traffic_class: Option<u8>,
 }

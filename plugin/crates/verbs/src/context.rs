@@ -1,4 +1,4 @@
-//! An open device.
+//! RDMA devices: the list of them, an open device, and its asynchronous events.
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::io;
@@ -9,7 +9,7 @@ use crate::Error;
 use crate::ffi::{self, Functions, functions};
 use crate::port::{self, Port};
 
-/// A device that is open, with a protection domain for all that is made on it.
+/// An open device, with the protection domain of all its objects.
 pub struct Context {
     pub(crate) functions: &'static Functions,
     pub(crate) raw: *mut ffi::Context,
@@ -23,25 +23,25 @@ unsafe impl Send for Context {}
 // SAFETY: as above: its functions lock what they change.
 unsafe impl Sync for Context {}
 
-/// Something that happened to a device by itself.
+/// An asynchronous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The queue pair of this number cannot go on.
-    QueuePair(u32),
-    /// The completion queue of this [`crate::CompletionQueue::id`] tells nothing any more.
-    CompletionQueue(usize),
-    /// A port carries traffic again.
+pub enum AsyncEvent {
+    /// The queue pair of this number has failed.
+    QueuePairFailed(u32),
+    /// The completion queue of this [`crate::CompletionQueue::id`] has failed.
+    CompletionQueueFailed(usize),
+    /// A port is up.
     PortUp(u8),
-    /// A port carries no traffic.
+    /// A port is down.
     PortDown(u8),
-    /// The device cannot go on.
+    /// The device has failed for good.
     DeviceLost,
 }
 
-/// Names of the devices of this host.
+/// The names of this host's devices. Empty without devices, or without RDMA in the kernel.
 ///
 /// # Errors
-/// When the library is missing. A host without devices, or without RDMA in its kernel, has none.
+/// When the library is missing.
 pub fn devices() -> Result<Vec<String>, Error> {
     let functions = functions()?;
     let mut names = Vec::new();
@@ -52,14 +52,14 @@ pub fn devices() -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Calls `look` with each device until it gives something.
+/// Calls `find` with each device until it returns something.
 fn with_devices<T>(
     functions: &Functions,
-    mut look: impl FnMut(&str, *mut std::ffi::c_void) -> Option<T>,
+    mut find: impl FnMut(&str, *mut std::ffi::c_void) -> Option<T>,
 ) -> Option<T> {
     let mut count: c_int = 0;
-    // SAFETY: a place for the number is passed. The list is null or has so many devices, which are valid until it is freed,
-    // once, below; a device that was opened meanwhile stays valid.
+    // SAFETY: a place for the number is passed. The list is null or has that number of devices. They are valid until the
+    // list is freed, once, below; a device that was opened meanwhile stays valid.
     unsafe {
         let list = (functions.get_device_list)(&mut count);
         if list.is_null() {
@@ -71,7 +71,7 @@ fn with_devices<T>(
             if name.is_null() {
                 None
             } else {
-                look(&CStr::from_ptr(name).to_string_lossy(), device)
+                find(&CStr::from_ptr(name).to_string_lossy(), device)
             }
         });
         (functions.free_device_list)(list);
@@ -95,7 +95,7 @@ impl Context {
         if raw.is_null() {
             return Err(Error::last(format!("cannot open RDMA device {name}")));
         }
-        // From here on, dropping it closes the device.
+        // From here on, dropping the context closes the device.
         let mut context = Self { functions, raw, domain: ptr::null_mut(), name: name.to_owned() };
         // SAFETY: the context is open.
         set_nonblocking(unsafe { (*raw).async_fd })
@@ -116,7 +116,7 @@ impl Context {
     /// A port, counted from 1.
     ///
     /// # Errors
-    /// When there is none of this number.
+    /// When there is no port of this number.
     pub fn port(&self, number: u8) -> Result<Port, Error> {
         let mut attributes = ffi::PortAttr::default();
         // SAFETY: the context is open and the place is a port's attributes; the library writes the part of them that its
@@ -138,8 +138,8 @@ impl Context {
         })
     }
 
-    /// What has happened to the device since this was last asked; `None` when that was all. Never blocks.
-    pub fn event(&self) -> Option<Event> {
+    /// The next asynchronous event of the device; `None` when there is none now. Never blocks.
+    pub fn async_event(&self) -> Option<AsyncEvent> {
         loop {
             let mut event = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
             // SAFETY: the context is open, its descriptor does not block, and the place is an event's.
@@ -147,24 +147,24 @@ impl Context {
                 return None;
             }
             let kind: c_uint = event.event_type;
-            // A port's number is stored as an int where others have a pointer.
+            // A port's number is stored as an int where other events have a pointer.
             let port = event.element.addr() as u32 as u8;
-            let told = match kind {
+            let known = match kind {
                 ffi::EVENT_QP_FATAL | ffi::EVENT_QP_REQ_ERR | ffi::EVENT_QP_ACCESS_ERR => {
                     // SAFETY: the element of these events is a queue pair, which stays until its events are acknowledged.
                     let number = unsafe { (*event.element.cast::<ffi::Qp>()).qp_num };
-                    Some(Event::QueuePair(number))
+                    Some(AsyncEvent::QueuePairFailed(number))
                 }
-                ffi::EVENT_CQ_ERR => Some(Event::CompletionQueue(event.element.addr())),
-                ffi::EVENT_PORT_ACTIVE => Some(Event::PortUp(port)),
-                ffi::EVENT_PORT_ERR => Some(Event::PortDown(port)),
-                ffi::EVENT_DEVICE_FATAL => Some(Event::DeviceLost),
+                ffi::EVENT_CQ_ERR => Some(AsyncEvent::CompletionQueueFailed(event.element.addr())),
+                ffi::EVENT_PORT_ACTIVE => Some(AsyncEvent::PortUp(port)),
+                ffi::EVENT_PORT_ERR => Some(AsyncEvent::PortDown(port)),
+                ffi::EVENT_DEVICE_FATAL => Some(AsyncEvent::DeviceLost),
                 _ => None,
             };
-            // SAFETY: it was got above and is acknowledged once.
+            // SAFETY: the event was received above and is acknowledged once.
             unsafe { (self.functions.ack_async_event)(&mut event) };
-            if told.is_some() {
-                return told;
+            if known.is_some() {
+                return known;
             }
         }
     }
@@ -172,7 +172,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: all that was made on them holds a reference to this, so it is gone; each is closed once.
+        // SAFETY: all objects of the domain and the device hold a reference to this, so they are gone; each is closed once.
         unsafe {
             if !self.domain.is_null() {
                 (self.functions.dealloc_pd)(self.domain);
@@ -182,7 +182,7 @@ impl Drop for Context {
     }
 }
 
-/// Makes a descriptor of the library one that does not block.
+/// Makes a descriptor of the library non-blocking.
 pub(crate) fn set_nonblocking(fd: c_int) -> io::Result<()> {
     // SAFETY: fcntl takes any descriptor; one that is not open is an error.
     let result = unsafe {
@@ -196,9 +196,9 @@ pub(crate) fn set_nonblocking(fd: c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// True on a machine with RDMA and on one without, with the library and without.
+    /// Passes with RDMA and without, with the library and without.
     #[test]
-    fn there_are_devices_or_none_and_a_missing_one_is_named() {
+    fn missing_device_is_named_in_the_error() {
         match devices() {
             Ok(names) => assert!(names.iter().all(|name| !name.is_empty())),
             Err(error) => assert!(error.to_string().contains("libibverbs.so.1"), "{error}"),

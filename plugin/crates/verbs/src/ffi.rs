@@ -1,6 +1,6 @@
-//! What rdma-core's `libibverbs.so.1` offers, as far as it is used here: its structures as `infiniband/verbs.h` has them
-//! on LP64, and its functions. Posting and polling are no exported functions: the header calls them through a table in the
-//! device's context, and so does this.
+//! The part of rdma-core's `libibverbs.so.1` that is used here: its structures as in `infiniband/verbs.h` on LP64, and its
+//! functions. Posting and polling are not exported functions. The header calls them through a table in the device's
+//! context, and so does this crate.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -18,7 +18,7 @@ pub(crate) struct Context {
     pub(crate) async_fd: c_int,
 }
 
-/// `struct ibv_context_ops`: the slots that are used, and room for the others.
+/// `struct ibv_context_ops`: the entries that are used, and padding for the others.
 #[repr(C)]
 pub(crate) struct ContextOps {
     before_poll_cq: [*mut c_void; 11],
@@ -180,7 +180,7 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// `struct ibv_send_wr`: what a write needs of it, and room for the rest.
+/// `struct ibv_send_wr`: the fields of RDMA reads and writes, and padding for the rest.
 #[repr(C)]
 pub(crate) struct SendWr {
     pub(crate) wr_id: u64,
@@ -256,7 +256,7 @@ pub(crate) const EVENT_DEVICE_FATAL: c_uint = 8;
 pub(crate) const EVENT_PORT_ACTIVE: c_uint = 9;
 pub(crate) const EVENT_PORT_ERR: c_uint = 10;
 
-/// What each step towards a connected queue pair sets (`enum ibv_qp_attr_mask`).
+/// The attributes that are set with each state of a queue pair (`enum ibv_qp_attr_mask`).
 pub(crate) mod mask {
     use std::ffi::c_int;
 
@@ -283,27 +283,27 @@ pub(crate) mod mask {
         STATE | TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC;
 }
 
-/// Declares the functions that are used, and how they are found.
+/// Declares the functions that are used, and looks them up.
 macro_rules! functions {
     (
-        first { $($name:ident: fn($($argument:ty),*) -> $result:ty;)* }
-        later { $($late:ident: fn($($late_argument:ty),*) -> $late_result:ty;)* }
+        required { $($name:ident: fn($($argument:ty),*) -> $result:ty;)* }
+        optional { $($optional:ident: fn($($optional_argument:ty),*) -> $optional_result:ty;)* }
     ) => {
-        /// The library's functions. Those that came later than the first ones may not be there.
+        /// The library's functions. Those that were added later may be missing.
         pub(crate) struct Functions {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
-            $(pub(crate) $late: Option<unsafe extern "C" fn($($late_argument),*) -> $late_result>,)*
+            $(pub(crate) $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> $optional_result>,)*
         }
 
         impl Functions {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the symbols are functions with these arguments, in every version of the library's interface
-                // that its name (.so.1) stands for; the library is never unloaded.
+                // SAFETY: the symbols are functions with these arguments in every library of this name (.so.1); the
+                // library is never unloaded.
                 unsafe {
                     Ok(Self {
                         $($name: *library.get(concat!("ibv_", stringify!($name), "\0").as_bytes())?,)*
-                        $($late: library
-                            .get(concat!("ibv_", stringify!($late), "\0").as_bytes())
+                        $($optional: library
+                            .get(concat!("ibv_", stringify!($optional), "\0").as_bytes())
                             .ok()
                             .map(|symbol| *symbol),)*
                     })
@@ -314,7 +314,7 @@ macro_rules! functions {
 }
 
 functions! {
-    first {
+    required {
         get_device_list: fn(*mut c_int) -> *mut *mut c_void;
         free_device_list: fn(*mut *mut c_void) -> ();
         get_device_name: fn(*mut c_void) -> *const c_char;
@@ -338,28 +338,28 @@ functions! {
         destroy_qp: fn(*mut Qp) -> c_int;
         wc_status_str: fn(c_uint) -> *const c_char;
     }
-    later {
+    optional {
         reg_mr_iova2: fn(*mut c_void, *mut c_void, usize, u64, c_uint) -> *mut Mr;
         reg_dmabuf_mr: fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut Mr;
     }
 }
 
-/// The library's functions, looked for once in a process.
+/// The library's functions, loaded once in a process.
 pub(crate) fn functions() -> Result<&'static Functions, Error> {
     static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
     let load = || {
-        // SAFETY: rdma-core's library only sets up its own data when it is loaded.
+        // SAFETY: loading rdma-core's library only sets up its own data.
         let library = unsafe { Library::new("libibverbs.so.1") }.map_err(|e| e.to_string())?;
         let functions = Functions::find(&library).map_err(|error| error.to_string());
-        // Its providers keep pointers into it: it stays.
+        // Its providers keep pointers into it, so it is never unloaded.
         std::mem::forget(library);
         functions
     };
     FUNCTIONS.get_or_init(load).as_ref().map_err(|why| Error::NoLibrary(why.clone()))
 }
 
-/// Layouts as a C compiler makes them of rdma-core's header (below, a test asks one where the header is installed). A size
-/// of 0 is that of a structure whose end is not transcribed.
+/// Layouts of rdma-core's header as compiled by C; a test below compares them where the header is installed. A size of 0
+/// means that the structure's end is not transcribed.
 macro_rules! layout {
     ($($of:ident $c_name:literal $size:literal { $($field:ident $offset:literal),* })*) => {
         $(
@@ -436,7 +436,7 @@ mod tests {
         ),
     ];
 
-    /// Where a field is in C whose structure has more levels there.
+    /// The path of a field that is nested in C.
     fn in_c(structure: &str, field: &str) -> String {
         match (structure, field) {
             ("ibv_send_wr", "remote_addr" | "rkey") => format!("wr.rdma.{field}"),
@@ -449,10 +449,10 @@ mod tests {
     }
 
     #[test]
-    fn the_header_of_rdma_core_says_the_same() {
+    fn ffi_layouts_match_the_rdma_core_header() {
         let header = "/usr/include/infiniband/verbs.h";
         if !Path::new(header).exists() {
-            // What it said once is asserted when this crate is compiled.
+            // The layouts are also asserted when this crate is compiled.
             eprintln!("skipped: no {header} (libibverbs-dev)");
             return;
         }

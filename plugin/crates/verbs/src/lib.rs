@@ -1,26 +1,29 @@
-//! RDMA verbs: devices, memory and queue pairs of rdma-core's `libibverbs`, which is looked for at run time, so that what
-//! is built with this crate also loads where the library is missing.
+//! RDMA verbs: devices, memory regions and queue pairs of rdma-core's `libibverbs`. The library is loaded at run time, so
+//! programs that use this crate also start where it is missing.
 //!
-//! The crate transcribes the part of the library's C interface that it needs, some 25 functions and a dozen structures,
-//! rather than building on a binding: those want cmake, libclang or the library itself when they are built, or do not start
-//! without it. All of its unsafe code is about that interface. What it offers is safe, but for the registration of memory:
-//! whoever has a key may read and write what is registered. As in the transport's module of system calls, memory that
-//! devices and peers touch is a pointer and a length here, never a reference.
+//! The crate transcribes the part of the C interface that it needs, some 25 functions and a dozen structures. Existing
+//! bindings need cmake, libclang or the library itself at build time, or do not start without it. All unsafe code here is
+//! about that interface.
+//!
+//! The crate's interface is safe, except for the registration of memory: a peer that has a region's key may read and write
+//! the region. Memory that devices and peers access is a pointer and a length here, never a reference.
 
+mod completion_queue;
 mod context;
 mod ffi;
 mod memory;
 mod port;
-mod queue;
+mod queue_pair;
 
 use std::io;
 
-pub use context::{Context, Event, devices};
-pub use memory::{Access, MemoryRegion, Span, StagingBuffer};
+pub use completion_queue::{CompletionQueue, CompletionStatus, WorkCompletion};
+pub use context::{AsyncEvent, Context, devices};
+pub use memory::{Access, MemoryRange, MemoryRegion, StagingBuffer};
 pub use port::{Gid, GidKind, Port, gids};
-pub use queue::{Completion, CompletionQueue, Outcome, Payload, Peer, QueuePair, Write};
+pub use queue_pair::{ConnectAttributes, QueuePair, WriteRequest, WriteSource};
 
-/// Why there is no RDMA, or why something of it failed.
+/// Why RDMA is not available, or why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// rdma-core is not installed.
@@ -29,20 +32,20 @@ pub enum Error {
     /// A call failed.
     #[error("{what}: {error}")]
     Call {
-        /// Which call, and for what.
+        /// The call and its object.
         what: String,
-        /// The error number that it gave.
+        /// The error number that it returned.
         error: io::Error,
     },
 }
 
 impl Error {
-    /// A call failed that says why in errno.
+    /// From errno, after a call failed.
     fn last(what: impl Into<String>) -> Self {
         Self::Call { what: what.into(), error: io::Error::last_os_error() }
     }
 
-    /// A call gave this error number.
+    /// From the error number that a call returned.
     fn code(what: impl Into<String>, code: i32) -> Self {
         Self::Call { what: what.into(), error: io::Error::from_raw_os_error(code) }
     }

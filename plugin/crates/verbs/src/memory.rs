@@ -1,4 +1,4 @@
-//! Memory that a device, and peers that know its key, may touch.
+//! Memory regions: memory that a device, and peers that have its key, may access.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
@@ -7,42 +7,42 @@ use std::sync::Arc;
 use crate::ffi;
 use crate::{Context, Error};
 
-/// What may be done with registered memory.
+/// The access that a memory region grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The device reads it to send.
-    Send,
-    /// The device writes what comes, which whoever knows the key may send, and reads to send.
-    All,
+    /// The device reads it, to send.
+    LocalRead,
+    /// The device reads and writes it, and so do peers that have its key.
+    RemoteReadWrite,
 }
 
 impl Access {
     fn flags(self) -> u32 {
         match self {
-            // A device that only reads needs no right.
-            Self::Send => 0,
-            Self::All => {
+            // Reading needs no flag.
+            Self::LocalRead => 0,
+            Self::RemoteReadWrite => {
                 ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ
             }
         }
     }
 }
 
-/// Which bytes are registered, and for what.
+/// The bytes of a memory region, and the access to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct MemoryRange {
     start: u64,
     length: usize,
     access: Access,
 }
 
-impl Span {
-    /// Whether this may be done with it.
+impl MemoryRange {
+    /// Whether it grants this access.
     pub fn allows(&self, access: Access) -> bool {
-        self.access == Access::All || access == Access::Send
+        self.access == Access::RemoteReadWrite || access == Access::LocalRead
     }
 
-    /// Whether all of these bytes are in it.
+    /// Whether it contains all of these bytes.
     pub fn covers(&self, start: u64, length: usize) -> bool {
         let offset = start.checked_sub(self.start);
         offset.is_some_and(|offset| {
@@ -51,11 +51,11 @@ impl Span {
     }
 }
 
-/// Registered memory. Dropping it ends the registration.
+/// A memory region (MR). Dropping it ends the registration.
 pub struct MemoryRegion {
     context: Arc<Context>,
     raw: *mut ffi::Mr,
-    span: Span,
+    range: MemoryRange,
 }
 
 // SAFETY: the library may be called from any thread, and the keys never change.
@@ -64,15 +64,16 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers memory. Where the device can, what it writes may take the bus in any order but for completions.
+    /// Registers memory. Where the device supports it, its writes may be reordered on the bus (relaxed ordering), but not with
+    /// completions.
     ///
     /// # Errors
-    /// When the memory is not the process's, may not be locked (ulimit -l), or the device has no more room.
+    /// When the memory is not the process's or may not be locked (ulimit -l), or when the device has no room.
     ///
     /// # Safety
-    /// The memory must stay mapped until the region is dropped, and nobody may hold a reference to what peers are asked to
+    /// The memory must stay mapped until the region is dropped. No reference may exist to the part that peers are asked to
     /// write to.
-    pub unsafe fn new(
+    pub unsafe fn register(
         context: &Arc<Context>,
         start: *mut u8,
         length: usize,
@@ -83,7 +84,7 @@ impl MemoryRegion {
         let mut raw = ptr::null_mut();
         if let Some(register) = functions.reg_mr_iova2 {
             let relaxed = flags | ffi::ACCESS_RELAXED_ORDERING;
-            // SAFETY: the domain is the context's; what may be done with the memory is up to the caller.
+            // SAFETY: the domain is the context's; the caller vouches for the memory.
             raw = unsafe {
                 register(domain, start.cast(), length, start.expose_provenance() as u64, relaxed)
             };
@@ -93,15 +94,15 @@ impl MemoryRegion {
             raw = unsafe { (functions.reg_mr)(domain, start.cast(), length, flags as i32) };
         }
         let start = start.expose_provenance() as u64;
-        Self::made(context, raw, Span { start, length, access })
+        Self::registered(context, raw, MemoryRange { start, length, access })
     }
 
-    /// Registers memory of another device, a GPU say, that a DMA buffer stands for: `length` bytes from `offset` in the
-    /// buffer, which are at `start` in this process's addresses.
+    /// Registers memory of another device, such as a GPU, by its DMA-BUF: `length` bytes from `offset` in the buffer, which
+    /// have the address `start` in this process.
     ///
     /// # Errors
-    /// When the library, the kernel or the device cannot do that.
-    pub fn of_dma_buffer(
+    /// When the library, the kernel or the device does not support it.
+    pub fn register_dma_buffer(
         context: &Arc<Context>,
         buffer: BorrowedFd<'_>,
         offset: u64,
@@ -112,10 +113,10 @@ impl MemoryRegion {
             .functions
             .reg_dmabuf_mr
             .ok_or_else(|| Error::code("libibverbs has no ibv_reg_dmabuf_mr", libc::EOPNOTSUPP))?;
-        let flags = Access::All.flags();
+        let flags = Access::RemoteReadWrite.flags();
         let register = |flags| {
-            // SAFETY: the domain is the context's and the descriptor is open; the kernel keeps the buffer, and this
-            // process's memory is none of it.
+            // SAFETY: the domain is the context's and the descriptor is open. The kernel keeps the buffer, which is not
+            // memory of this process.
             unsafe {
                 register(context.domain, offset, length, start, buffer.as_raw_fd(), flags as i32)
             }
@@ -124,23 +125,31 @@ impl MemoryRegion {
         if raw.is_null() {
             raw = register(flags);
         }
-        Self::made(context, raw, Span { start, length, access: Access::All })
+        Self::registered(
+            context,
+            raw,
+            MemoryRange { start, length, access: Access::RemoteReadWrite },
+        )
     }
 
-    /// Whether the library, the kernel and the device can do that. Asks them for a buffer that is none: only who cannot at
-    /// all does not look at it.
-    pub fn can_be_of_dma_buffers(context: &Arc<Context>) -> bool {
+    /// Whether the library, the kernel and the device support DMA-BUF. Tries an invalid descriptor: where DMA-BUF is not
+    /// supported, that is the error, and not the descriptor.
+    pub fn supports_dma_buffers(context: &Arc<Context>) -> bool {
         let Some(register) = context.functions.reg_dmabuf_mr else { return false };
-        // SAFETY: the domain is the context's; -1 is no descriptor, so nothing is registered.
+        // SAFETY: the domain is the context's; -1 is not a descriptor, so nothing is registered.
         let raw = unsafe { register(context.domain, 0, 0, 0, -1, 0) };
         let why = std::io::Error::last_os_error().raw_os_error();
         raw.is_null()
             && !matches!(why, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS))
     }
 
-    fn made(context: &Arc<Context>, raw: *mut ffi::Mr, span: Span) -> Result<Self, Error> {
+    fn registered(
+        context: &Arc<Context>,
+        raw: *mut ffi::Mr,
+        range: MemoryRange,
+    ) -> Result<Self, Error> {
         if raw.is_null() {
-            let what = format!("cannot register {} bytes with {}", span.length, context.name());
+            let what = format!("cannot register {} bytes with {}", range.length, context.name());
             return Err(match Error::last(what) {
                 Error::Call { what, error } if error.raw_os_error() == Some(libc::ENOMEM) => {
                     let what =
@@ -150,105 +159,109 @@ impl MemoryRegion {
                 other => other,
             });
         }
-        Ok(Self { context: Arc::clone(context), raw, span })
+        Ok(Self { context: Arc::clone(context), raw, range })
     }
 
-    /// Which bytes, and for what.
-    pub fn span(&self) -> Span {
-        self.span
+    /// Its bytes, and the access to them.
+    pub fn range(&self) -> MemoryRange {
+        self.range
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn start(&self) -> u64 {
-        self.span.start
+        self.range.start
     }
 
-    /// The key with which peers reach it.
+    /// The key with which peers access it (`rkey`).
     pub fn remote_key(&self) -> u32 {
-        // SAFETY: the registration is this one's until it is dropped.
+        // SAFETY: the registration ends when this is dropped.
         unsafe { (*self.raw).rkey }
     }
 
     pub(crate) fn local_key(&self) -> u32 {
-        // SAFETY: the registration is this one's until it is dropped.
+        // SAFETY: the registration ends when this is dropped.
         unsafe { (*self.raw).lkey }
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: it was registered once and is given back once.
+        // SAFETY: it was registered once and is deregistered once.
         unsafe { (self.context.functions.dereg_mr)(self.raw) };
     }
 }
 
-/// Registered memory of one's own, for what peers write and what is copied out, or in before it is sent. No reference to
-/// its bytes ever exists.
+/// Registered memory of this process. Peers write to it and it is copied from, or it is copied to and then sent. No
+/// reference to its bytes ever exists.
 pub struct StagingBuffer {
-    /// Dropped before the memory is given back.
+    /// Dropped before the memory is freed.
     region: Option<MemoryRegion>,
     start: *mut u8,
     length: usize,
 }
 
-// SAFETY: the memory is owned; it is only copied from and to.
+// SAFETY: the memory is owned; bytes are only copied in and out.
 unsafe impl Send for StagingBuffer {}
 // SAFETY: bytes that a peer or another thread writes while they are copied may come out torn, as plain bytes.
 unsafe impl Sync for StagingBuffer {}
 
 impl StagingBuffer {
-    /// So many bytes, all zero.
+    /// A buffer of `length` bytes, all zero.
     ///
     /// # Errors
-    /// As [`MemoryRegion::new`].
+    /// As [`MemoryRegion::register`].
     pub fn new(context: &Arc<Context>, length: usize) -> Result<Self, Error> {
         let memory = Box::into_raw(vec![0u8; length].into_boxed_slice());
-        let mut mailbox = Self { region: None, start: memory.cast(), length };
-        // SAFETY: the memory is owned by the mailbox, which drops the region first and hands out no reference.
-        let region = unsafe { MemoryRegion::new(context, mailbox.start, length, Access::All) }?;
-        mailbox.region = Some(region);
-        Ok(mailbox)
+        let mut buffer = Self { region: None, start: memory.cast(), length };
+        // SAFETY: the buffer owns the memory, drops the region first and gives out no reference.
+        let region = unsafe {
+            MemoryRegion::register(context, buffer.start, length, Access::RemoteReadWrite)
+        }?;
+        buffer.region = Some(region);
+        Ok(buffer)
     }
 
-    /// Registers it with another device instead. Its bytes stay.
+    /// Registers it with another device instead. Its bytes stay the same.
     ///
     /// # Errors
-    /// As [`MemoryRegion::new`]; it is then registered as before.
-    pub fn move_to(&mut self, context: &Arc<Context>) -> Result<(), Error> {
+    /// As [`MemoryRegion::register`]; the previous registration then stays.
+    pub fn reregister(&mut self, context: &Arc<Context>) -> Result<(), Error> {
         // SAFETY: as in `new`.
-        let region = unsafe { MemoryRegion::new(context, self.start, self.length, Access::All) }?;
+        let region = unsafe {
+            MemoryRegion::register(context, self.start, self.length, Access::RemoteReadWrite)
+        }?;
         self.region = Some(region);
         Ok(())
     }
 
-    /// Its registration.
+    /// Its memory region.
     pub fn region(&self) -> &MemoryRegion {
         match &self.region {
             Some(region) => region,
-            // `new` hands out none without.
-            None => unreachable!("a mailbox is registered"),
+            // `new` returns no buffer without a region.
+            None => unreachable!("a staging buffer is registered"),
         }
     }
 
-    /// Where the byte at `offset` is.
+    /// The address of the byte at `offset`.
     pub fn address(&self, offset: usize) -> u64 {
         self.region().start() + offset as u64
     }
 
-    /// Copies bytes out. What came before the completion that tells of them is there.
+    /// Copies bytes out. What a peer wrote is there once its completion was polled.
     ///
     /// # Panics
-    /// When they are not inside.
+    /// When they are not inside the buffer.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         assert!(offset <= self.length && into.len() <= self.length - offset);
         // SAFETY: the bytes are inside the owned memory, as asserted, and `into` is elsewhere.
         unsafe { ptr::copy_nonoverlapping(self.start.add(offset), into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies bytes in, to be sent. Whoever does so waits for the completion of what was sent from there before.
+    /// Copies bytes in, to be sent. The caller first waits for the completion of what was sent from there before.
     ///
     /// # Panics
-    /// When they are not inside.
+    /// When they are not inside the buffer.
     pub fn write(&self, offset: usize, from: &[u8]) {
         assert!(offset <= self.length && from.len() <= self.length - offset);
         // SAFETY: as for `read`.
@@ -260,7 +273,7 @@ impl Drop for StagingBuffer {
     fn drop(&mut self) {
         self.region = None;
         let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
-        // SAFETY: it came from a box of this length in `new` and is given back once.
+        // SAFETY: it came from a box of this length in `new` and is freed once.
         drop(unsafe { Box::from_raw(memory) });
     }
 }

@@ -1,28 +1,28 @@
-//! A device's ports, and the addresses (GIDs) that they have, which the kernel lists under `/sys`.
+//! A device's ports and their addresses (GIDs), which the kernel lists under `/sys`.
 
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 
-/// A port as it is now.
+/// The present attributes of a port.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// Whether it carries traffic.
+    /// Whether it is up.
     pub active: bool,
-    /// Whether it is one of an Ethernet device (RoCE), not of InfiniBand.
+    /// Whether its link layer is Ethernet (RoCE) rather than InfiniBand.
     pub ethernet: bool,
-    /// Local identifier, on InfiniBand.
+    /// Local identifier (LID), on InfiniBand.
     pub lid: u16,
-    /// Code of the largest packet that may be sent: 1 is 256 bytes, each step doubles it.
+    /// Code of the maximum packet size (MTU): 1 is 256 bytes, each step doubles it.
     pub mtu: u8,
-    /// Mb/s; 0 where the device says what nobody knows.
+    /// Mb/s; 0 if unknown.
     pub speed: u32,
 }
 
-/// Mb/s of a port that has so many lanes (a code) of such a speed (a code), from the InfiniBand specification's PortInfo.
+/// Mb/s of a port, from the codes of its link width and of the speed of each link lane (InfiniBand specification, PortInfo).
 pub(crate) fn speed(width: u8, speed: u8) -> u32 {
-    let lanes = match width {
+    let width = match width {
         1 => 1,
         2 => 4,
         4 => 8,
@@ -30,7 +30,7 @@ pub(crate) fn speed(width: u8, speed: u8) -> u32 {
         16 => 2,
         _ => 0,
     };
-    let lane = match speed {
+    let speed = match speed {
         1 => 2_500,
         2 => 5_000,
         4 | 8 => 10_000,
@@ -40,10 +40,10 @@ pub(crate) fn speed(width: u8, speed: u8) -> u32 {
         128 => 100_000,
         _ => 0,
     };
-    lanes * lane
+    width * speed
 }
 
-/// Mb/s of a port as the kernel says it, for speeds that have no code in a byte: `800 Gb/sec (4X XDR)`.
+/// Mb/s of a port as the kernel lists it, such as `800 Gb/sec (4X XDR)`. Needed for speeds whose code does not fit a byte.
 pub(crate) fn listed_speed(device: &str, port: u8) -> u32 {
     let path = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}/rate"));
     parse_speed(&fs::read_to_string(path).unwrap_or_default())
@@ -58,12 +58,12 @@ fn parse_speed(text: &str) -> u32 {
     }
 }
 
-/// Address of a port.
+/// The address of a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IP address that it is made of, on Ethernet.
+    /// The IP address that it is derived from, on Ethernet.
     pub fn ip(&self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
@@ -81,16 +81,16 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// What packets with a GID look like.
+/// The format of packets with a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
-    /// InfiniBand, or the first version of RoCE, which routers don't take.
+    /// InfiniBand, or RoCE v1, which cannot be routed.
     Native,
-    /// UDP over IP.
+    /// RoCE v2: UDP over IP.
     RoceV2,
 }
 
-/// The GIDs of a port that are set: index, what it is, and the address.
+/// The GIDs of a port that are set: index, kind and address.
 pub fn gids(device: &str, port: u8) -> Vec<(u8, GidKind, Gid)> {
     let folder = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}"));
     let read = |kind: &str, index: u8| {
@@ -98,7 +98,7 @@ pub fn gids(device: &str, port: u8) -> Vec<(u8, GidKind, Gid)> {
     };
     (0..=u8::MAX)
         .filter_map(|index| {
-            // Those of other network namespaces cannot be read.
+            // GIDs of other network namespaces cannot be read.
             let address: Ipv6Addr = read("gids", index).trim().parse().ok()?;
             let roce = read("gid_attrs/types", index).contains("RoCE v2");
             let kind = if roce { GidKind::RoceV2 } else { GidKind::Native };
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds_are_lanes_times_their_speed() {
+    fn port_speed_is_width_times_lane_speed() {
         assert_eq!(speed(2, 32), 100_000);
         assert_eq!(speed(2, 128), 400_000);
         assert_eq!(speed(1, 1), 2_500);
@@ -123,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gid_of_an_ipv4_address_is_that_address() {
+    fn gid_of_ipv4_address_is_mapped() {
         let gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1]);
         assert_eq!(gid.ip(), "10.77.0.1".parse::<IpAddr>().unwrap());
         assert_eq!(gid.to_string(), "::ffff:10.77.0.1");
     }
 
     #[test]
-    fn a_device_that_is_not_there_has_no_gids() {
+    fn missing_device_has_no_gids() {
         assert!(gids("no such device", 1).is_empty());
     }
 }

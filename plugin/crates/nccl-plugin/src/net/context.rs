@@ -102,7 +102,7 @@ impl Context {
 
     /// The memory types that the device advertises. NCCL registers memory only later, so connections are made for all of them.
     fn memory_types(&self, device: usize) -> MemoryTypes {
-        self.transport.devices().get(device).map_or(MemoryTypes::HOST, Device::reach)
+        self.transport.devices().get(device).map_or(MemoryTypes::HOST, Device::memory_types)
     }
 
     /// Drops the attempts and closes the listeners that NCCL has left open.

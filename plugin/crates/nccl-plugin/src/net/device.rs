@@ -57,7 +57,7 @@ fn device_properties(index: usize) -> Result<DeviceProperties, PluginError> {
         guid: device.guid().unwrap_or(index as u64),
         speed: i32::try_from(device.speed()).unwrap_or(i32::MAX),
         port: device.port().into(),
-        memory_types: device.reach(),
+        memory_types: device.memory_types(),
         rail: transport.rail(index),
     })
 }

@@ -125,13 +125,13 @@ impl Base {
 
     /// Registers memory for messages.
     pub(crate) fn registrar(&self) -> MrCache {
-        let reach = match self.medium {
+        let memory_types = match self.medium {
             Medium::Tcp => MemoryTypes::HOST,
-            Medium::Rdma => self.context.reach,
+            Medium::Rdma => self.context.memory_types,
         };
         // Wherever the connection is, these are the ports that it may come to.
         let began = std::iter::once(self.context.device.clone());
-        MrCache::new(&lock(&self.device), began.chain(self.context.other_ports()), reach)
+        MrCache::new(&lock(&self.device), began.chain(self.context.other_ports()), memory_types)
     }
 
     /// Another device carries it from now on.

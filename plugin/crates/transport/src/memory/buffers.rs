@@ -113,7 +113,9 @@ impl SendBuffer {
     ) -> Result<MemoryRegion, evenkeel_verbs::Error> {
         // SAFETY: the memory stays as long as the request is not reported by the contract of the constructor, which is
         // longer than the registration; it is only read.
-        unsafe { MemoryRegion::new(context, self.start.cast_mut(), self.length, Access::Send) }
+        unsafe {
+            MemoryRegion::register(context, self.start.cast_mut(), self.length, Access::LocalRead)
+        }
     }
 }
 
@@ -131,7 +133,7 @@ impl RecvBuffer {
     ) -> Result<MemoryRegion, evenkeel_verbs::Error> {
         // SAFETY: the memory is the request's alone until that is reported, and stays until a registration is dropped, by
         // the contract of the constructor.
-        unsafe { MemoryRegion::new(context, self.start, self.length, Access::All) }
+        unsafe { MemoryRegion::register(context, self.start, self.length, Access::RemoteReadWrite) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The RDMA ports of this host.
+//! The RDMA ports of this host: how they are found, and how queue pairs use them.
 
 use std::fmt;
 use std::fs;
@@ -7,36 +7,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_protocol::{PacketMarking, PortInfo, QueuePairInfo};
-use evenkeel_verbs::{CompletionQueue, Context, Gid, GidKind, MemoryRegion, Peer, Port, gids};
+use evenkeel_verbs::{
+    CompletionQueue, ConnectAttributes, Context, Gid, GidKind, MemoryRegion, Port, gids,
+};
 
-use crate::rdma::events::Events;
+use crate::rdma::events::DeviceEvents;
 use crate::rdma::memlock;
 use crate::rdma::memory_types::MemoryTypes;
-use crate::rdma::mr_cache::RegionCache;
+use crate::rdma::region_cache::RegionCache;
 use crate::settings::{Carrier, Family, Settings};
 use crate::sys::InterfaceAddress;
 use crate::telemetry::log::Log;
 
-/// Most ports of a device.
+/// Maximum number of ports that are looked for on a device.
 const MAX_PORTS: u8 = 8;
 
-/// An open port.
+/// An open RDMA port.
 pub(crate) struct Adapter {
     pub(crate) context: Arc<Context>,
-    pub(crate) memory: RegionCache,
+    pub(crate) regions: RegionCache,
     name: String,
     number: u8,
     port: Port,
     gid_index: u8,
     gid: Gid,
-    /// What the settings say, if they do.
+    /// From the settings.
     traffic_class: Option<u8>,
+    /// From the settings.
     service_level: Option<u8>,
+    /// Code of the acknowledgement timeout.
     timeout: u8,
-    /// The memory in which messages may be.
-    reach: MemoryTypes,
-    /// Those of the device.
-    events: Arc<Events>,
+    memory_types: MemoryTypes,
+    /// Shared by all ports of the device.
+    events: Arc<DeviceEvents>,
 }
 
 impl fmt::Debug for Adapter {
@@ -45,133 +48,138 @@ impl fmt::Debug for Adapter {
     }
 }
 
-/// A port and the address at which its host is reached by TCP.
+/// An open port, and the IP address at which peers reach it for control connections.
 pub(crate) struct DiscoveredPort {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) ip: IpAddr,
+    /// Index of the interface that has the address.
     pub(crate) index: u32,
 }
 
-/// The ports that can be used, in a stable order; and, where there is none, why.
-pub(crate) fn discover(
-    settings: &Settings,
-    addresses: &[InterfaceAddress],
-    fallback: Option<&InterfaceAddress>,
-    log: &Arc<dyn Log>,
-) -> Result<Vec<DiscoveredPort>, String> {
-    let mut names = evenkeel_verbs::devices().map_err(|error| error.to_string())?;
-    names.sort();
-    if names.is_empty() {
-        return Err("this host has no RDMA device".to_owned());
-    }
-    // Where RDMA must be, registering says what is wrong.
-    if settings.carrier == Carrier::Auto {
-        memlock::check()?;
-    }
-    let (mut found, mut unused) = (Vec::new(), Vec::new());
-    for name in &names {
-        let context = match Context::open(name) {
-            Ok(context) => context,
-            Err(error) => {
-                unused.push(error.to_string());
-                continue;
+/// What the search for usable ports depends on.
+pub(crate) struct PortDiscovery<'a> {
+    pub(crate) settings: &'a Settings,
+    /// The addresses of this host's network interfaces.
+    pub(crate) addresses: &'a [InterfaceAddress],
+    /// The address for control connections of InfiniBand ports, which have no IP address themselves.
+    pub(crate) fallback: Option<&'a InterfaceAddress>,
+    /// Why messages are in host memory only, if they have to be.
+    pub(crate) host_memory_only: Option<&'a str>,
+    pub(crate) log: &'a Arc<dyn Log>,
+}
+
+impl PortDiscovery<'_> {
+    /// Opens the usable ports, in a stable order. Without any, says why each was not usable.
+    pub(crate) fn open_ports(&self) -> Result<Vec<DiscoveredPort>, String> {
+        let mut names = evenkeel_verbs::devices().map_err(|error| error.to_string())?;
+        names.sort();
+        if names.is_empty() {
+            return Err("this host has no RDMA device".to_owned());
+        }
+        // Where RDMA is required, the failing registration reports the cause.
+        if self.settings.carrier == Carrier::Auto {
+            memlock::check()?;
+        }
+        let (mut found, mut unused) = (Vec::new(), Vec::new());
+        for name in &names {
+            let context = match Context::open(name) {
+                Ok(context) => context,
+                Err(error) => {
+                    unused.push(error.to_string());
+                    continue;
+                }
+            };
+            let events = Arc::new(DeviceEvents::new(&context, self.log));
+            for number in 1..=MAX_PORTS {
+                let Ok(port) = context.port(number) else { break };
+                if !self.settings.wants_rdma(name, number) {
+                    unused.push(format!("{name}:{number} is not in NCCL_IB_HCA"));
+                    continue;
+                }
+                match self.open_port(&events, number, port) {
+                    Ok(adapter) => found.push(adapter),
+                    Err(why) => unused.push(format!("{name}:{number} {why}")),
+                }
             }
+        }
+        if found.is_empty() {
+            return Err(format!("no usable RDMA port: {}", unused.join("; ")));
+        }
+        Ok(found)
+    }
+
+    fn open_port(
+        &self,
+        events: &Arc<DeviceEvents>,
+        number: u8,
+        port: Port,
+    ) -> Result<DiscoveredPort, String> {
+        let (context, settings) = (&events.context, self.settings);
+        if !port.active {
+            return Err("is down".to_owned());
+        }
+        let all = gids(context.name(), number);
+        let (gid_index, gid, address) = if port.ethernet {
+            choose_gid(&all, settings, self.addresses)?
+        } else {
+            let index = settings.gid_index.unwrap_or(0);
+            let gid =
+                all.iter().find(|(at, ..)| *at == index).map_or(Gid([0; 16]), |(.., gid)| *gid);
+            (index, gid, self.fallback.ok_or("needs a network interface with an IP address")?)
         };
-        let events = Arc::new(Events::of(&context, log));
-        for number in 1..=MAX_PORTS {
-            let Ok(port) = context.port(number) else { break };
-            if !settings.wants_rdma(name, number) {
-                unused.push(format!("{name}:{number} is not in NCCL_IB_HCA"));
-                continue;
+        let name = format!("{}:{number}", context.name());
+        let memory_types = self.memory_types(&name, context);
+        let adapter = Adapter {
+            context: Arc::clone(context),
+            regions: RegionCache::new(context),
+            name,
+            number,
+            port,
+            gid_index,
+            gid,
+            traffic_class: settings.traffic_class,
+            service_level: settings.service_level,
+            timeout: ack_timeout_code(settings.peer_timeout),
+            memory_types,
+            events: Arc::clone(events),
+        };
+        Ok(DiscoveredPort { adapter: Arc::new(adapter), ip: address.ip, index: address.index })
+    }
+
+    /// The memory that a port offers for messages. The log says whether it includes GPU memory.
+    fn memory_types(&self, name: &str, context: &Arc<Context>) -> MemoryTypes {
+        let supported = MemoryTypes::supported_by(context);
+        if supported.is_host_only() {
+            return supported;
+        }
+        let names = supported.names();
+        match supported.offered(self.settings.carrier, self.host_memory_only) {
+            Ok(offered) => {
+                self.log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {names}"));
+                offered
             }
-            match open(&events, number, port, settings, addresses, fallback, log) {
-                Ok(adapter) => found.push(adapter),
-                Err(why) => unused.push(format!("{name}:{number} {why}")),
+            Err(why) => {
+                self.log
+                    .info(&format!("evenkeel: {name}: GPU memory ({names}) is not used: {why}"));
+                MemoryTypes::HOST
             }
         }
     }
-    if found.is_empty() {
-        return Err(format!("no usable RDMA port: {}", unused.join("; ")));
-    }
-    Ok(found)
 }
 
-fn open(
-    events: &Arc<Events>,
-    number: u8,
-    port: Port,
-    settings: &Settings,
-    addresses: &[InterfaceAddress],
-    fallback: Option<&InterfaceAddress>,
-    log: &Arc<dyn Log>,
-) -> Result<DiscoveredPort, String> {
-    let context = &events.context;
-    if !port.active {
-        return Err("is down".to_owned());
-    }
-    let all = gids(context.name(), number);
-    let (gid_index, gid, address) = if port.ethernet {
-        choose(&all, settings, addresses)?
-    } else {
-        let index = settings.gid_index.unwrap_or(0);
-        let gid = all.iter().find(|(at, ..)| *at == index).map_or(Gid([0; 16]), |(.., gid)| *gid);
-        (index, gid, fallback.ok_or("needs an IP interface beside it")?)
-    };
-    let name = format!("{}:{number}", context.name());
-    let reach = reach(&name, context, settings, &**log);
-    let adapter = Adapter {
-        context: Arc::clone(context),
-        memory: RegionCache::new(context),
-        name,
-        number,
-        port,
-        gid_index,
-        gid,
-        traffic_class: settings.traffic_class,
-        service_level: settings.service_level,
-        timeout: timeout_code(settings.peer_timeout),
-        reach,
-        events: Arc::clone(events),
-    };
-    Ok(DiscoveredPort { adapter: Arc::new(adapter), ip: address.ip, index: address.index })
-}
-
-/// The memory in which messages of a port may be, which the log says if it is more than the host's.
-fn reach(name: &str, context: &Arc<Context>, settings: &Settings, log: &dyn Log) -> MemoryTypes {
-    let possible = MemoryTypes::of(context);
-    if possible.is_host() {
-        return possible;
-    }
-    let names = possible.names();
-    let has_servers = !settings.reduction_servers().is_empty();
-    match possible.offered(settings.carrier, has_servers) {
-        Ok(reach) => {
-            log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {names}"));
-            reach
-        }
-        Err(why) => {
-            log.info(&format!(
-                "evenkeel: {name}: messages are in host memory, {why} GPU memory: {names}"
-            ));
-            MemoryTypes::HOST
-        }
-    }
-}
-
-/// The GID to use, of an address that this host has: of the second version of RoCE, IPv4 before IPv6, global before
-/// link-local.
-fn choose<'a>(
+/// The GID to use: RoCE v2, of an address that this host has. IPv4 goes before IPv6, global addresses before link-local ones.
+fn choose_gid<'a>(
     gids: &[(u8, GidKind, Gid)],
     settings: &Settings,
     addresses: &'a [InterfaceAddress],
 ) -> Result<(u8, Gid, &'a InterfaceAddress), String> {
-    let ours = |gid: &Gid| addresses.iter().find(|address| address.ip == gid.ip());
+    let own_address = |gid: &Gid| addresses.iter().find(|address| address.ip == gid.ip());
     if let Some(wanted) = settings.gid_index {
         let (_, _, gid) = gids
             .iter()
             .find(|(index, ..)| *index == wanted)
             .ok_or_else(|| format!("has no GID {wanted} (NCCL_IB_GID_INDEX)"))?;
-        let address = ours(gid).ok_or_else(|| {
+        let address = own_address(gid).ok_or_else(|| {
             format!("has GID {gid} at {wanted}, which is no address of this host")
         })?;
         return Ok((wanted, *gid, address));
@@ -188,24 +196,25 @@ fn choose<'a>(
     };
     gids.iter()
         .filter(|(_, kind, gid)| *kind == GidKind::RoceV2 && fits(gid))
-        .filter_map(|(index, _, gid)| Some((*index, *gid, ours(gid)?)))
+        .filter_map(|(index, _, gid)| Some((*index, *gid, own_address(gid)?)))
         .min_by_key(|(_, gid, _)| rank(gid))
         .ok_or_else(|| {
             format!("has no RoCE v2 GID of an address of this host (it has {} GIDs)", gids.len())
         })
 }
 
-/// The wait for an acknowledgement before a packet is sent again, given the patience with a silent peer. After seven waits
-/// the queue pair fails; that costs little, since another one takes its place, so it may well be several times within the
-/// patience. A single packet that is lost may cost a whole wait.
-fn timeout_code(patience: Duration) -> u8 {
-    let once = patience.as_nanos() as u64 / 8 / 8 / 4096;
+/// The code of the acknowledgement timeout, after which a packet is sent again.
+///
+/// A queue pair fails after seven timeouts. That should happen several times within the peer timeout: another queue pair
+/// replaces it at little cost. The timeout should not be longer than needed, since one lost packet may cost all of it.
+fn ack_timeout_code(peer_timeout: Duration) -> u8 {
+    let once = peer_timeout.as_nanos() as u64 / 8 / 8 / 4096;
     (once.max(1).ilog2() as u8).clamp(8, 31)
 }
 
-/// What packets are marked with, given what the settings say of class and level, and the communicator's class: Ethernet
-/// looks at the one, InfiniBand at the other.
-fn mark(
+/// How packets are marked. The settings go before the communicator's class, which is a traffic class on Ethernet and a
+/// service level on InfiniBand.
+fn packet_marking(
     (set_class, set_level): (Option<u8>, Option<u8>),
     class: Option<u8>,
     ethernet: bool,
@@ -224,7 +233,7 @@ impl Adapter {
         &self.name
     }
 
-    /// Its address, for people.
+    /// Its address.
     pub(crate) fn gid(&self) -> Gid {
         self.gid
     }
@@ -234,18 +243,18 @@ impl Adapter {
         self.number
     }
 
-    /// Mb/s, if the device knows it.
+    /// Mb/s, if the device reports it.
     pub(crate) fn speed(&self) -> Option<u32> {
         (self.port.speed > 0).then_some(self.port.speed)
     }
 
-    /// Path of the PCI device under /sys; none for those in software.
+    /// Path of the PCI device under /sys; `None` for software devices.
     pub(crate) fn pci_path(&self) -> Option<String> {
         let device = format!("/sys/class/infiniband/{}/device", self.context.name());
         Some(fs::canonicalize(device).ok()?.to_string_lossy().into_owned())
     }
 
-    /// Number of the card, which all its ports share; none where the kernel does not say.
+    /// GUID of the card, which all its ports share; `None` where the kernel does not report it.
     pub(crate) fn guid(&self) -> Option<u64> {
         let path = format!("/sys/class/infiniband/{}/sys_image_guid", self.context.name());
         let text = fs::read_to_string(path).ok()?;
@@ -253,12 +262,12 @@ impl Adapter {
     }
 
     /// The memory in which messages may be.
-    pub(crate) fn reach(&self) -> MemoryTypes {
-        self.reach
+    pub(crate) fn memory_types(&self) -> MemoryTypes {
+        self.memory_types
     }
 
-    /// What a peer needs to know of this port, and of the memory that it writes to; whether messages may be copied there.
-    pub(crate) fn word(
+    /// What a peer needs in order to connect to this port and to write to `memory`.
+    pub(crate) fn port_info(
         &self,
         memory: &MemoryRegion,
         eager: bool,
@@ -275,46 +284,46 @@ impl Adapter {
         }
     }
 
-    /// What packets are marked with, for a communicator of this traffic class if it has one.
-    pub(crate) fn traffic(&self, class: Option<u8>) -> PacketMarking {
-        mark((self.traffic_class, self.service_level), class, self.port.ethernet)
+    /// How packets are marked, for a communicator of this traffic class if it has one.
+    pub(crate) fn marking(&self, class: Option<u8>) -> PacketMarking {
+        packet_marking((self.traffic_class, self.service_level), class, self.port.ethernet)
     }
 
-    /// How to connect a queue pair that begins with this packet with one of that port.
-    pub(crate) fn peer(
+    /// The attributes that connect a queue pair here, whose first packet has the number `sq_psn`, with one at that port.
+    pub(crate) fn connect_attributes(
         &self,
         port: &PortInfo,
         pair: QueuePairInfo,
-        own_sequence: u32,
+        sq_psn: u32,
         marking: PacketMarking,
-    ) -> Peer {
-        Peer {
-            number: pair.number,
-            sequence: pair.sequence,
-            gid: Gid(port.gid),
-            lid: port.lid,
-            own_sequence,
+    ) -> ConnectAttributes {
+        ConnectAttributes {
+            dest_qp_number: pair.number,
+            rq_psn: pair.sequence,
+            dgid: Gid(port.gid),
+            dlid: port.lid,
+            sq_psn,
             port: self.number,
-            global: self.port.ethernet,
-            gid_index: self.gid_index,
-            mtu: self.port.mtu.min(port.mtu),
+            is_global: self.port.ethernet,
+            sgid_index: self.gid_index,
+            path_mtu: self.port.mtu.min(port.mtu),
             traffic_class: marking.traffic_class,
             service_level: marking.service_level,
             timeout: self.timeout,
         }
     }
 
-    /// Whether the device has given up this queue pair by itself; true for all when it is lost.
-    pub(crate) fn has_failed(&self, pair: u32) -> bool {
-        self.events.has_failed(pair)
+    /// Whether the device has reported that this queue pair failed; true for all once the device is lost.
+    pub(crate) fn queue_pair_failed(&self, pair: u32) -> bool {
+        self.events.queue_pair_failed(pair)
     }
 
-    /// Whether a completion queue tells nothing any more.
-    pub(crate) fn is_mute(&self, queue: &CompletionQueue) -> bool {
-        self.events.is_mute(queue.id())
+    /// Whether the device has reported that a completion queue failed, since this was last asked.
+    pub(crate) fn completion_queue_failed(&self, queue: &CompletionQueue) -> bool {
+        self.events.completion_queue_failed(queue.id())
     }
 
-    /// Whether nothing gets through here now, as far as the device says.
+    /// Whether the device has reported that the port is down.
     pub(crate) fn is_down(&self) -> bool {
         self.events.is_down(self.number)
     }
@@ -347,22 +356,26 @@ mod tests {
     }
 
     #[test]
-    fn what_the_settings_say_goes_before_the_communicators_class() {
+    fn settings_override_the_communicators_traffic_class() {
         let marking = |traffic_class, service_level| PacketMarking { traffic_class, service_level };
-        assert_eq!(mark((None, None), None, true), marking(0, 0));
-        assert_eq!(mark((None, None), Some(104), true), marking(104, 0));
-        assert_eq!(mark((Some(32), None), Some(104), true), marking(32, 0));
-        assert_eq!(mark((None, Some(3)), Some(104), true), marking(104, 3));
-        assert_eq!(mark((None, None), Some(5), false), marking(0, 5));
-        assert_eq!(mark((None, Some(3)), Some(5), false), marking(0, 3));
-        assert_eq!(mark((None, None), Some(16), false), marking(0, 0), "there is no such level");
+        assert_eq!(packet_marking((None, None), None, true), marking(0, 0));
+        assert_eq!(packet_marking((None, None), Some(104), true), marking(104, 0));
+        assert_eq!(packet_marking((Some(32), None), Some(104), true), marking(32, 0));
+        assert_eq!(packet_marking((None, Some(3)), Some(104), true), marking(104, 3));
+        assert_eq!(packet_marking((None, None), Some(5), false), marking(0, 5));
+        assert_eq!(packet_marking((None, Some(3)), Some(5), false), marking(0, 3));
+        assert_eq!(
+            packet_marking((None, None), Some(16), false),
+            marking(0, 0),
+            "there is no such level"
+        );
         let set = settings("NCCL_IB_TC", "106");
         assert_eq!((set.traffic_class, set.service_level), (Some(106), None));
         assert_eq!(settings("NCCL_IB_TC", "-1").traffic_class, None);
     }
 
     #[test]
-    fn the_gid_is_one_of_an_address_of_this_host() {
+    fn gid_is_chosen_by_host_address() {
         let addresses = [
             address("eth0", "10.0.0.5"),
             address("eth0", "fe80::5"),
@@ -378,7 +391,7 @@ mod tests {
             (5, v2, gid("10.0.0.6")),
         ];
         let index = |settings: &Settings| {
-            choose(&gids, settings, &addresses).map(|(index, gid, address)| {
+            choose_gid(&gids, settings, &addresses).map(|(index, gid, address)| {
                 assert_eq!(gid.ip(), address.ip);
                 index
             })
@@ -390,16 +403,16 @@ mod tests {
         assert!(error.contains("10.0.0.6"), "{error}");
         let error = index(&settings("NCCL_IB_GID_INDEX", "9")).unwrap_err();
         assert!(error.contains("NCCL_IB_GID_INDEX"), "{error}");
-        assert!(choose(&gids[5..], &settings("", ""), &addresses).is_err());
+        assert!(choose_gid(&gids[5..], &settings("", ""), &addresses).is_err());
     }
 
     #[test]
-    fn queue_pairs_fail_several_times_within_the_patience() {
+    fn queue_pair_timeout_is_a_fraction_of_peer_timeout() {
         for seconds in [1, 15, 3600] {
-            let patience = Duration::from_secs(seconds);
-            let code = timeout_code(patience);
+            let peer_timeout = Duration::from_secs(seconds);
+            let code = ack_timeout_code(peer_timeout);
             let seven = Duration::from_nanos(7 * (4096 << code));
-            assert!(seven <= patience / 8 && seven * 24 > patience, "{seconds}: {code}");
+            assert!(seven <= peer_timeout / 8 && seven * 24 > peer_timeout, "{seconds}: {code}");
         }
     }
 }

@@ -135,7 +135,7 @@ impl<W> EndpointCore<W> {
             lifeline: ControlConnection::new(socket, context.settings.peer_timeout),
             port: None,
             traffic_class: context.traffic_class,
-            eager: context.reach.is_host(),
+            eager: context.memory_types.is_host_only(),
             peer_is_eager: false,
             has_news: false,
             opening: Some((opened, deadline)),
@@ -148,13 +148,13 @@ impl<W> EndpointCore<W> {
 
     /// Tells the peer of this side's port, and of the memory that it writes to.
     pub(super) fn say_port(&mut self, memory: &MemoryRegion) {
-        let word = self.lanes.adapter.word(memory, self.eager, self.traffic());
+        let word = self.lanes.adapter.port_info(memory, self.eager, self.traffic());
         self.lifeline.say(&ControlMessage::Port(word));
     }
 
     /// What packets are marked with, if this side decides.
     pub(super) fn traffic(&self) -> PacketMarking {
-        self.lanes.adapter.traffic(self.traffic_class)
+        self.lanes.adapter.marking(self.traffic_class)
     }
 
     /// Whether small messages may come before there is a buffer for them: both sides have to allow it.
@@ -188,7 +188,7 @@ impl<W> EndpointCore<W> {
 
     /// Fails when the connection should be there by now, or gone, or when nobody hears any more what its lanes do.
     pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), ConnectionError> {
-        if self.lanes.adapter.is_mute(&self.lanes.completions) {
+        if self.lanes.adapter.completion_queue_failed(&self.lanes.completions) {
             let name = self.lanes.adapter.name();
             return Err(ConnectionError(
                 ErrorKind::System,

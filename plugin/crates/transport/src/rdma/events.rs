@@ -1,86 +1,87 @@
-//! What happens to an RDMA device by itself.
+//! Asynchronous events of an RDMA device: failed queue pairs and completion queues, and the state of its ports.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
-use evenkeel_verbs::{Context, Event};
+use evenkeel_verbs::{AsyncEvent, Context};
 
 use crate::sync::lock;
 use crate::telemetry::log::Log;
 
-/// Most queues that are remembered: nobody looks at those whose owners were faster.
+/// Maximum number of failed queues of a kind that are remembered. An owner that has already replaced its queue never asks
+/// for it.
 const MAX_FAILED: usize = 4096;
 
-/// What has happened to a device, for all of its ports: whoever asks hears it for the others, too.
-pub(super) struct Events {
+/// What a device has reported. All its ports share this: each query reads the events of all.
+pub(super) struct DeviceEvents {
     pub(super) context: Arc<Context>,
-    /// The device cannot go on.
+    /// The device has failed for good.
     lost: AtomicBool,
-    /// Bit of each port that carries no traffic.
+    /// One bit for each port that is down.
     down: AtomicU16,
-    /// Queue pairs that the device has given up, by number, until their owners look.
-    failed: Mutex<HashSet<u32>>,
-    /// The same of completion queues.
-    mute: Mutex<HashSet<usize>>,
+    /// Numbers of failed queue pairs, until their owners ask.
+    failed_queue_pairs: Mutex<HashSet<u32>>,
+    /// Failed completion queues, until their owners ask.
+    failed_completion_queues: Mutex<HashSet<usize>>,
     log: Arc<dyn Log>,
 }
 
-impl Events {
-    pub(super) fn of(context: &Arc<Context>, log: &Arc<dyn Log>) -> Self {
+impl DeviceEvents {
+    pub(super) fn new(context: &Arc<Context>, log: &Arc<dyn Log>) -> Self {
         Self {
             context: Arc::clone(context),
             lost: AtomicBool::new(false),
             down: AtomicU16::new(0),
-            failed: Mutex::default(),
-            mute: Mutex::default(),
+            failed_queue_pairs: Mutex::default(),
+            failed_completion_queues: Mutex::default(),
             log: Arc::clone(log),
         }
     }
 
-    /// Whether the device has given up this queue pair; true for all when it is lost.
-    pub(super) fn has_failed(&self, pair: u32) -> bool {
-        self.hear();
-        self.lost.load(Ordering::Relaxed) || lock(&self.failed).remove(&pair)
+    /// Whether this queue pair has failed; true for all once the device is lost.
+    pub(super) fn queue_pair_failed(&self, pair: u32) -> bool {
+        self.read_events();
+        self.lost.load(Ordering::Relaxed) || lock(&self.failed_queue_pairs).remove(&pair)
     }
 
-    /// Whether a completion queue tells nothing any more.
-    pub(super) fn is_mute(&self, queue: usize) -> bool {
-        self.hear();
-        lock(&self.mute).remove(&queue)
+    /// Whether this completion queue has failed, since this was last asked.
+    pub(super) fn completion_queue_failed(&self, queue: usize) -> bool {
+        self.read_events();
+        lock(&self.failed_completion_queues).remove(&queue)
     }
 
-    /// Whether nothing gets through a port now, as far as the device says.
+    /// Whether a port is down.
     pub(super) fn is_down(&self, port: u8) -> bool {
-        self.hear();
+        self.read_events();
         self.lost.load(Ordering::Relaxed) || self.down.load(Ordering::Relaxed) & bit(port) != 0
     }
 
-    fn hear(&self) {
+    fn read_events(&self) {
         let name = self.context.name();
-        while let Some(event) = self.context.event() {
+        while let Some(event) = self.context.async_event() {
             match event {
-                Event::QueuePair(number) => {
-                    let mut failed = lock(&self.failed);
+                AsyncEvent::QueuePairFailed(number) => {
+                    let mut failed = lock(&self.failed_queue_pairs);
                     if failed.len() < MAX_FAILED {
                         failed.insert(number);
                     }
                 }
-                Event::CompletionQueue(queue) => {
-                    let mut mute = lock(&self.mute);
-                    if mute.len() < MAX_FAILED {
-                        mute.insert(queue);
+                AsyncEvent::CompletionQueueFailed(queue) => {
+                    let mut failed = lock(&self.failed_completion_queues);
+                    if failed.len() < MAX_FAILED {
+                        failed.insert(queue);
                     }
                 }
-                Event::DeviceLost => {
+                AsyncEvent::DeviceLost => {
                     self.lost.store(true, Ordering::Relaxed);
                     self.log.warn(&format!("evenkeel: RDMA device {name} is lost"));
                 }
-                Event::PortDown(port) => {
+                AsyncEvent::PortDown(port) => {
                     self.down.fetch_or(bit(port), Ordering::Relaxed);
                     self.log.warn(&format!("evenkeel: RDMA port {name}:{port} is down"));
                 }
-                Event::PortUp(port) => {
+                AsyncEvent::PortUp(port) => {
                     self.down.fetch_and(!bit(port), Ordering::Relaxed);
                     self.log.info(&format!("evenkeel: RDMA port {name}:{port} is up again"));
                 }
@@ -89,7 +90,7 @@ impl Events {
     }
 }
 
-/// Ports are counted from 1, and few.
+/// The bit of a port. Ports are counted from 1, and a device has few.
 fn bit(port: u8) -> u16 {
     1 << (port % 16)
 }

@@ -1,9 +1,10 @@
-//! Makes what has come into another device's memory visible there.
+//! Flushes: makes received bytes visible in the memory of another device, such as a GPU.
 //!
-//! A message is told of when its bytes have left the network device. The host's memory has them before anybody can see that;
-//! a GPU's, which is elsewhere on the bus, may get them later. A read takes the same way and does not pass them (PCI Express,
-//! transaction ordering): when a byte that the network device has read there has come, they are there. So a queue pair that is
-//! connected with itself reads the last one. NCCL's own RDMA transport does the same.
+//! A completion reports a message when its bytes have left the network device. They are in host memory before the processor
+//! can see the completion. GPU memory is elsewhere on the bus and may get them later. A read takes the same route and does
+//! not pass earlier writes (PCI Express, transaction ordering). Once the network device has read a byte there, the writes
+//! before it have arrived. So a queue pair that is connected to itself reads the message's last byte, as in NCCL's own RDMA
+//! transport.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::time::Instant;
 
 use evenkeel_protocol::QueuePairInfo;
 use evenkeel_verbs::{
-    Completion, CompletionQueue, MemoryRegion, Outcome, QueuePair, StagingBuffer,
+    CompletionQueue, CompletionStatus, MemoryRegion, QueuePair, StagingBuffer, WorkCompletion,
 };
 
 use super::Adapter;
@@ -20,25 +21,25 @@ use crate::connection::request::{MAX_REQUESTS, Operation};
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
 
-/// Reads on their way, at most.
+/// Maximum number of reads in flight.
 const DEPTH: u32 = MAX_REQUESTS as u32;
 
-/// Reads a byte of this process's memory by its own device.
+/// Reads bytes of this process's memory through its own device.
 pub(super) struct Flush {
-    /// Given up before what it reads and where to.
+    /// Declared before the memory that it uses: it is dropped first.
     pair: QueuePair,
     completions: Arc<CompletionQueue>,
-    /// Where bytes go that nobody looks at.
-    into: StagingBuffer,
-    /// What waits for which read, the oldest first.
-    waiting: VecDeque<Waiting>,
-    /// Since when it cannot read, and why.
-    broken: Option<(Instant, String)>,
-    polled: Vec<Completion>,
+    /// Where the bytes go; they are not used.
+    sink: StagingBuffer,
+    /// The reads in flight, oldest first.
+    pending: VecDeque<PendingFlush>,
+    /// Since when the queue pair cannot read, and why.
+    failure: Option<(Instant, String)>,
+    polled: Vec<WorkCompletion>,
 }
 
 /// An operation, and the memory whose last byte is read for it.
-struct Waiting {
+struct PendingFlush {
     operation: Arc<Operation>,
     memory: RecvBuffer,
     /// Held while it is read.
@@ -49,71 +50,73 @@ impl Flush {
     pub(super) fn new(adapter: &Adapter) -> Result<Self, Error> {
         let completions = Arc::new(CompletionQueue::new(&adapter.context, DEPTH).map_err(system)?);
         let pair = QueuePair::new(&completions, DEPTH, 0, adapter.number()).map_err(system)?;
-        let into = StagingBuffer::new(&adapter.context, 1).map_err(system)?;
+        let sink = StagingBuffer::new(&adapter.context, 1).map_err(system)?;
         let itself = QueuePairInfo { number: pair.number(), sequence: 0 };
-        let traffic = adapter.traffic(None);
-        let port = adapter.word(into.region(), false, traffic);
-        pair.connect(&adapter.peer(&port, itself, 0, traffic)).map_err(system)?;
+        let marking = adapter.marking(None);
+        let port = adapter.port_info(sink.region(), false, marking);
+        let attributes = adapter.connect_attributes(&port, itself, 0, marking);
+        pair.connect(&attributes).map_err(system)?;
         Ok(Self {
             pair,
             completions,
-            into,
-            waiting: VecDeque::new(),
-            broken: None,
+            sink,
+            pending: VecDeque::new(),
+            failure: None,
             polled: Vec::new(),
         })
     }
 
-    /// Begins to read the last byte of this memory, which is in the region, for the operation.
+    /// Begins to read the last byte of this memory, which is in the region. The operation completes with the read.
     pub(super) fn begin(
         &mut self,
         region: Arc<MemoryRegion>,
         memory: RecvBuffer,
         operation: &Arc<Operation>,
     ) -> Result<(), Error> {
-        if self.waiting.len() == MAX_REQUESTS {
-            let what =
-                format!("{MAX_REQUESTS} flushes are on their way, which is all there may be");
+        if self.pending.len() == MAX_REQUESTS {
+            let what = format!("{MAX_REQUESTS} flushes are in flight, which is the maximum");
             return Err(Error::argument(what));
         }
-        let into = (self.into.region(), self.into.address(0), 1);
-        if self.broken.is_none() {
+        let sink = (self.sink.region(), self.sink.address(0), 1);
+        if self.failure.is_none() {
             let last = memory.address() + memory.length() as u64 - 1;
-            self.pair.read(0, into, last, region.remote_key()).map_err(system)?;
+            self.pair.post_read(0, sink, last, region.remote_key()).map_err(system)?;
         }
         let operation = Arc::clone(operation);
-        self.waiting.push_back(Waiting { operation, memory, _region: region });
+        self.pending.push_back(PendingFlush { operation, memory, _region: region });
         Ok(())
     }
 
-    /// Since when it cannot read, and why.
-    pub(super) fn broken(&self) -> Option<&(Instant, String)> {
-        self.broken.as_ref()
+    /// Since when the queue pair cannot read, and why.
+    pub(super) fn failure(&self) -> Option<&(Instant, String)> {
+        self.failure.as_ref()
     }
 
-    /// What waits, to be read by another device. What came by this one before it was left is long in memory.
-    pub(super) fn into_waiting(self) -> impl Iterator<Item = (RecvBuffer, Arc<Operation>)> {
-        self.waiting.into_iter().map(|waiting| (waiting.memory, waiting.operation))
+    /// The flushes in flight, to be repeated through another device. What this device had received before the connection
+    /// left it has long been in memory by then.
+    pub(super) fn into_pending(self) -> impl Iterator<Item = (RecvBuffer, Arc<Operation>)> {
+        self.pending.into_iter().map(|pending| (pending.memory, pending.operation))
     }
 
-    /// Completes the operations whose bytes have come; whether there were any. None does any more once one has failed.
-    pub(super) fn look(&mut self) -> Result<bool, Error> {
-        if self.waiting.is_empty() || self.broken.is_some() {
+    /// Completes the operations whose reads are done, and returns whether there were any. After a read has failed, none
+    /// completes.
+    pub(super) fn poll(&mut self) -> Result<bool, Error> {
+        if self.pending.is_empty() || self.failure.is_some() {
             return Ok(false);
         }
         self.completions.poll(&mut self.polled).map_err(system)?;
         let any = !self.polled.is_empty();
-        for Completion { outcome, .. } in self.polled.drain(..) {
-            match outcome {
-                Outcome::Failed(why) => {
-                    let what = format!("cannot flush what has come into memory: {why}");
-                    self.broken = Some((Instant::now(), what));
+        for WorkCompletion { status, .. } in self.polled.drain(..) {
+            match status {
+                CompletionStatus::Failed(why) => {
+                    let what = format!("cannot flush received bytes into memory: {why}");
+                    self.failure = Some((Instant::now(), what));
                     break;
                 }
-                // Reads come in order. What was given up is told of after the one that has failed.
+                // Reads complete in order, and flushed work is reported after the work that has failed.
                 _ => {
-                    if let Some(waiting) = self.waiting.pop_front() {
-                        waiting.operation.complete(0);
+                    if let Some(pending) = self.pending.pop_front() {
+                        pending.operation.complete(0);
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Which memory messages may be in.
+//! The types of memory in which messages may be: host memory, and GPU memory where a device supports it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,59 +7,62 @@ use evenkeel_verbs::{Context, MemoryRegion};
 
 use crate::settings::Carrier;
 
-/// What shows that a GPU's driver lends its memory to RDMA devices: NVIDIA's module, and those that came before it.
+/// Files under /sys that show a GPU driver's peer memory module: NVIDIA's, and its predecessors.
 const PEER_MEMORY: [&str; 3] = [
     "module/nvidia_peermem/version",
     "kernel/mm/memory_peers/nv_mem/version",
     "kernel/mm/memory_peers/nv_mem_nc/version",
 ];
 
-/// The memory beside the host's in which messages may be: a GPU's, where its device reads and writes it.
+/// The memory in which messages may be, besides the host's: GPU memory that the network device reads and writes itself.
 ///
-/// The processor cannot. So a connection that is opened for such memory copies nothing, whatever a message is: its sender
-/// takes none before the receiver has posted a buffer, and tags are told with buffers from the first one on. For both sides
-/// that is so as soon as one of them wants it.
+/// The processor cannot access such memory, so a connection that may use it copies no message. Its sender sends nothing
+/// before the receiver has posted a buffer, and each buffer's tag is advertised, from the first on. This applies to both
+/// ends as soon as one of them asks for such memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTypes {
-    /// Memory that is registered by its address, which the GPU's driver knows.
+    /// GPU memory that is registered by its address (`NCCL_PTR_CUDA`).
     pub peer_memory: bool,
-    /// Memory that DMA buffers stand for.
+    /// Memory that is registered by a DMA-BUF descriptor (`NCCL_PTR_DMABUF`).
     pub dma_buffers: bool,
 }
 
 impl MemoryTypes {
-    /// The host's memory, and no other.
+    /// Host memory only.
     pub const HOST: Self = Self { peer_memory: false, dma_buffers: false };
 
-    /// What a device can reach.
-    pub(super) fn of(context: &Arc<Context>) -> Self {
+    /// What a device supports.
+    pub(super) fn supported_by(context: &Arc<Context>) -> Self {
         Self {
             peer_memory: has_peer_memory(Path::new("/sys")),
-            dma_buffers: MemoryRegion::can_be_of_dma_buffers(context),
+            dma_buffers: MemoryRegion::supports_dma_buffers(context),
         }
     }
 
-    /// That of it which may be offered, or why none may. Who asks for memory is told before there are connections; where one
-    /// of those may turn out to be carried by TCP, it has to be the host's. So it has to be with reduction servers, which use
-    /// no other: NCCL takes what is said of a device for both of its uses.
-    pub(crate) fn offered(self, carrier: Carrier, has_servers: bool) -> Result<Self, &'static str> {
-        match carrier {
-            Carrier::Auto | Carrier::Tcp => {
-                Err("since TCP may carry them; EVENKEEL_TRANSPORT=rdma allows")
+    /// What of it is offered, or why only host memory is.
+    ///
+    /// The caller has to know a device's memory types before there are connections. If TCP may turn out to carry one of
+    /// them, only host memory can be offered. `host_memory_only` is another reason of the transport's owner.
+    pub(crate) fn offered(
+        self,
+        carrier: Carrier,
+        host_memory_only: Option<&str>,
+    ) -> Result<Self, &str> {
+        match (carrier, host_memory_only) {
+            (Carrier::Auto | Carrier::Tcp, _) => {
+                Err("TCP may carry messages, unless EVENKEEL_TRANSPORT=rdma")
             }
-            Carrier::Rdma if has_servers => Err(
-                "where those of reduction servers have to be; a job without EVENKEEL_REDUCTION_SERVERS allows",
-            ),
-            Carrier::Rdma => Ok(self),
+            (Carrier::Rdma, Some(reason)) => Err(reason),
+            (Carrier::Rdma, None) => Ok(self),
         }
     }
 
-    /// Whether that is the host's memory only.
-    pub fn is_host(self) -> bool {
+    /// Whether it is host memory only.
+    pub fn is_host_only(self) -> bool {
         self == Self::HOST
     }
 
-    /// What it is beside the host's, for people.
+    /// The types besides host memory, for logs.
     pub(crate) fn names(self) -> String {
         let all = [(self.peer_memory, "peer memory"), (self.dma_buffers, "DMA-BUF")];
         let names: Vec<_> = all.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect();
@@ -78,12 +81,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_that_lends_memory_is_seen() {
-        let sys = std::env::temp_dir().join(format!("evenkeel-reach-{}", std::process::id()));
+    fn peer_memory_module_is_found() {
+        let folder = format!("evenkeel-memory-types-{}", std::process::id());
+        let sys = std::env::temp_dir().join(folder);
         for file in PEER_MEMORY {
             let file = sys.join(file);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
-            assert!(!has_peer_memory(&sys), "{}: a folder is none", file.display());
+            assert!(!has_peer_memory(&sys), "{}: a folder is no module", file.display());
             fs::write(&file, "1.0").unwrap();
             assert!(has_peer_memory(&sys), "{}", file.display());
             fs::remove_dir_all(&sys).unwrap();
@@ -92,19 +96,18 @@ mod tests {
     }
 
     #[test]
-    fn with_tcp_or_reduction_servers_messages_are_in_host_memory() {
+    fn host_memory_only_with_tcp_or_a_reason() {
         for peer_memory in [false, true] {
             for dma_buffers in [false, true] {
-                let reach = MemoryTypes { peer_memory, dma_buffers };
-                assert_eq!(reach.offered(Carrier::Rdma, false), Ok(reach));
-                let with_servers = reach.offered(Carrier::Rdma, true).unwrap_err();
-                assert!(with_servers.contains("reduction servers"), "{with_servers}");
+                let types = MemoryTypes { peer_memory, dma_buffers };
+                assert_eq!(types.offered(Carrier::Rdma, None), Ok(types));
+                assert_eq!(types.offered(Carrier::Rdma, Some("a reason")), Err("a reason"));
                 for carrier in [Carrier::Auto, Carrier::Tcp] {
-                    assert!(reach.offered(carrier, false).unwrap_err().contains("TCP"));
+                    assert!(types.offered(carrier, None).unwrap_err().contains("TCP"));
                 }
-                assert_eq!(reach.is_host(), !peer_memory && !dma_buffers);
-                assert_eq!(reach.names().contains("peer memory"), peer_memory);
-                assert_eq!(reach.names().contains("DMA-BUF"), dma_buffers);
+                assert_eq!(types.is_host_only(), !peer_memory && !dma_buffers);
+                assert_eq!(types.names().contains("peer memory"), peer_memory);
+                assert_eq!(types.names().contains("DMA-BUF"), dma_buffers);
             }
         }
     }

@@ -25,11 +25,12 @@ mod memory_types;
 mod mr_cache;
 mod queue_pairs;
 mod receiver;
+mod region_cache;
 mod sender;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use adapter::{Adapter, DiscoveredPort, discover};
+pub(crate) use adapter::{Adapter, DiscoveredPort, PortDiscovery};
 pub(crate) use failover::FailoverCandidate;
 pub use memory_types::MemoryTypes;
 pub use mr_cache::{MrCache, MrHandle};

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use evenkeel_protocol::{MAX_PARTS_IN_FLIGHT, PacketMarking, PortInfo, QueuePairInfo};
 use evenkeel_verbs::{
-    Access, Completion, CompletionQueue, Context, MemoryRegion, Outcome, Payload, QueuePair,
-    StagingBuffer, Write,
+    Access, CompletionQueue, CompletionStatus, Context, MemoryRegion, QueuePair, StagingBuffer,
+    WorkCompletion, WriteRequest, WriteSource,
 };
 
 use super::{Adapter, DRAIN};
@@ -38,7 +38,7 @@ pub(super) struct QueuePairs<W> {
     all: Vec<QueuePairSlot<W>>,
     /// Most bytes on their way on a lane before others take what is left.
     cap: u64,
-    polled: Vec<Completion>,
+    polled: Vec<WorkCompletion>,
 }
 
 pub(super) struct QueuePairSlot<W> {
@@ -137,13 +137,13 @@ impl<W> QueuePairs<W> {
     /// The registration of a buffer for what is written there.
     pub(super) fn target(&self, buffer: &RecvBuffer) -> Result<Arc<MemoryRegion>, Error> {
         let made = |context: &_| buffer.register(context);
-        self.region(buffer.address(), buffer.length(), Access::All, made)
+        self.region(buffer.address(), buffer.length(), Access::RemoteReadWrite, made)
     }
 
     /// The registration of a buffer for what is sent.
     pub(super) fn payload(&self, buffer: &SendBuffer) -> Result<Arc<MemoryRegion>, Error> {
         let made = |context: &_| buffer.register(context);
-        self.region(buffer.address(), buffer.length(), Access::Send, made)
+        self.region(buffer.address(), buffer.length(), Access::LocalRead, made)
     }
 
     fn region(
@@ -153,7 +153,8 @@ impl<W> QueuePairs<W> {
         access: Access,
         register: impl FnOnce(&Arc<Context>) -> Result<MemoryRegion, evenkeel_verbs::Error>,
     ) -> Result<Arc<MemoryRegion>, Error> {
-        self.adapter.memory.region(&self.left, start, length, access, register)
+        let previous = self.left.iter().map(|adapter| &adapter.regions);
+        self.adapter.regions.region(previous, start, length, access, register)
     }
 
     /// A queue of another port, to go over to.
@@ -207,13 +208,13 @@ impl<W> QueuePairs<W> {
         pair: QueuePairInfo,
         traffic: PacketMarking,
     ) -> Result<(), Error> {
-        let peer = self.adapter.peer(port, pair, self.all[at].sequence, traffic);
+        let peer = self.adapter.connect_attributes(port, pair, self.all[at].sequence, traffic);
         let id = self.id(at) | EXPECTING;
         let lane = &mut self.all[at];
         let Some(own) = &lane.pair else { return Ok(()) };
         own.connect(&peer).map_err(system)?;
         while lane.expected < EXPECTED {
-            own.expect(id).map_err(system)?;
+            own.post_recv(id).map_err(system)?;
             lane.expected += 1;
         }
         lane.stage = QueuePairState::Connected;
@@ -250,13 +251,13 @@ impl<W> QueuePairs<W> {
         immediate: u32,
         note: W,
     ) -> Result<(), Error> {
-        let inline = self.all[at].pair.as_ref().map_or(0, QueuePair::inline);
+        let inline = self.all[at].pair.as_ref().map_or(0, QueuePair::max_inline);
         let from = if bytes.is_empty() {
-            Payload::Nothing
+            WriteSource::Empty
         } else if bytes.len() <= inline {
-            Payload::Inline(bytes)
+            WriteSource::Inline(bytes)
         } else {
-            Payload::MemoryRegion(outbox.region(), outbox.address(place), bytes.len() as u32)
+            WriteSource::Region(outbox.region(), outbox.address(place), bytes.len() as u32)
         };
         self.write(at, from, to, immediate, note)
     }
@@ -265,20 +266,21 @@ impl<W> QueuePairs<W> {
     pub(super) fn write(
         &mut self,
         at: usize,
-        from: Payload<'_>,
-        (to, key): (u64, u32),
+        source: WriteSource<'_>,
+        (remote_address, remote_key): (u64, u32),
         immediate: u32,
         note: W,
     ) -> Result<(), Error> {
-        let bytes = match &from {
-            Payload::Nothing => 0,
-            Payload::Inline(bytes) => bytes.len() as u64,
-            Payload::MemoryRegion(_, _, length) => u64::from(*length),
+        let bytes = match &source {
+            WriteSource::Empty => 0,
+            WriteSource::Inline(bytes) => bytes.len() as u64,
+            WriteSource::Region(_, _, length) => u64::from(*length),
         };
         let id = self.id(at);
         let lane = &mut self.all[at];
         let Some(pair) = &lane.pair else { return Ok(()) };
-        pair.write(&Write { id, from, to, key, immediate }).map_err(system)?;
+        pair.post_write(&WriteRequest { id, source, remote_address, remote_key, immediate })
+            .map_err(system)?;
         lane.writes.push_back((note, bytes));
         lane.outstanding += bytes;
         Ok(())
@@ -294,7 +296,7 @@ impl<W> QueuePairs<W> {
         let id = self.id(at) | PROBING;
         let lane = &mut self.all[at];
         let Some(pair) = &lane.pair else { return Ok(()) };
-        pair.read(id, (into, place, 1), from, key).map_err(system)?;
+        pair.post_read(id, (into, place, 1), from, key).map_err(system)?;
         lane.probing = true;
         Ok(())
     }
@@ -304,7 +306,7 @@ impl<W> QueuePairs<W> {
         let mut polled = std::mem::take(&mut self.polled);
         self.completions.poll(&mut polled).map_err(system)?;
         let any = !polled.is_empty();
-        for Completion { id, outcome } in polled.drain(..) {
+        for WorkCompletion { id, status } in polled.drain(..) {
             let at = (id & 0xff) as usize;
             let (expecting, probing) = (id & EXPECTING != 0, id & PROBING != 0);
             let generation = (id >> 8) as u32 & 0xff_ffff;
@@ -315,38 +317,38 @@ impl<W> QueuePairs<W> {
             if probing {
                 lane.probing = false;
             }
-            match outcome {
-                Outcome::Done if probing => {
+            match status {
+                CompletionStatus::Done if probing => {
                     // One that has failed meanwhile begins anew.
                     if lane.stage == QueuePairState::Connected {
                         told.push(QueuePairEvent::Probed(at));
                     }
                 }
-                Outcome::Done => {
+                CompletionStatus::Done => {
                     if let Some((note, bytes)) = lane.writes.pop_front() {
                         lane.outstanding -= bytes;
                         told.push(QueuePairEvent::Sent(at, note, bytes));
                     }
                 }
-                Outcome::Written { bytes, immediate } => {
+                CompletionStatus::Received { bytes, immediate } => {
                     lane.expected -= 1;
                     if matches!(lane.stage, QueuePairState::Active | QueuePairState::Connected)
                         && let Some(pair) = &lane.pair
                     {
-                        match pair.expect(id) {
+                        match pair.post_recv(id) {
                             Ok(()) => lane.expected += 1,
                             Err(error) => told.push(QueuePairEvent::Failed(at, error.to_string())),
                         }
                     }
                     told.push(QueuePairEvent::Received(at, bytes, immediate));
                 }
-                Outcome::Failed(_) | Outcome::Flushed => {
+                CompletionStatus::Failed(_) | CompletionStatus::Flushed => {
                     if expecting {
                         lane.expected -= 1;
                     } else if !probing {
                         lane.flushed += 1;
                     }
-                    if let Outcome::Failed(why) = outcome {
+                    if let CompletionStatus::Failed(why) = status {
                         told.push(QueuePairEvent::Failed(at, why));
                     } else if lane.stage == QueuePairState::Active
                         || lane.stage == QueuePairState::Connected
@@ -396,7 +398,7 @@ impl<W> QueuePairs<W> {
                 }
                 (QueuePairState::Active, _) => {
                     let failed = lane.pair.as_ref().map(QueuePair::number);
-                    if failed.is_some_and(|number| self.adapter.has_failed(number))
+                    if failed.is_some_and(|number| self.adapter.queue_pair_failed(number))
                         && self.stop(at, "the device has given it up")
                     {
                         stopped.push(at);
@@ -477,7 +479,7 @@ fn completions(adapter: &Adapter, lanes: usize) -> Result<Arc<CompletionQueue>, 
     let depth = 4 * DEPTH * lanes as u32;
     let queue = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
     // What is known of one before it at the same place is not of this one.
-    adapter.is_mute(&queue);
+    adapter.completion_queue_failed(&queue);
     Ok(Arc::new(queue))
 }
 

@@ -9,7 +9,7 @@ use evenkeel_protocol::{
     ArrivalError, Arrivals, ControlMessage, MAX_MESSAGE_BYTES, MessagePart, QueuePairInfo,
     ReceivedMessage, WINDOW,
 };
-use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
+use evenkeel_verbs::{MemoryRegion, StagingBuffer, WriteSource};
 use socket2::Socket;
 
 use super::control::PathFailure;
@@ -143,7 +143,7 @@ impl Receiver {
     ) -> Result<Arc<Self>, Error> {
         let mailbox = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
         let deadline = Instant::now() + context.settings.connect_timeout;
-        let is_host = context.reach.is_host();
+        let is_host = context.memory_types.is_host_only();
         // Credits are short: no lane has enough of them.
         let all = QueuePairs::new(adapter, lanes, u64::MAX)?;
         let mut state = RecvState {
@@ -291,8 +291,8 @@ impl EndpointState for RecvState {
 
     fn begin(&mut self, base: &Base) -> Result<(), ConnectionError> {
         if let Some(flush) = &mut self.flush {
-            self.core.has_news |= flush.look()?;
-            if let Some((_, why)) = flush.broken()
+            self.core.has_news |= flush.poll()?;
+            if let Some((_, why)) = flush.failure()
                 && !self.can_move
             {
                 return Err(ConnectionError(ErrorKind::System, why.clone()));
@@ -328,7 +328,13 @@ impl EndpointState for RecvState {
             && let Some(lane) = self.core.lanes.best()
         {
             let number = ROOM | taken as u32 & !ROOM;
-            self.core.lanes.write(lane, Payload::Nothing, (port.address, port.key), number, ())?;
+            self.core.lanes.write(
+                lane,
+                WriteSource::Empty,
+                (port.address, port.key),
+                number,
+                (),
+            )?;
             self.told_room = taken;
         }
         Ok(())
@@ -337,7 +343,7 @@ impl EndpointState for RecvState {
     fn moved(&mut self, _base: &Base) -> Result<(), ConnectionError> {
         let context = &self.core.lanes.adapter.context;
         for mailbox in [&mut self.ring, &mut self.outbox] {
-            mailbox.move_to(context).map_err(system)?;
+            mailbox.reregister(context).map_err(system)?;
         }
         for posted in self.arrivals.posted_mut() {
             if posted.region.is_some() {
@@ -346,7 +352,7 @@ impl EndpointState for RecvState {
         }
         if let Some(flush) = self.flush.take() {
             self.flush = Some(Flush::new(&self.core.lanes.adapter)?);
-            for (memory, operation) in flush.into_waiting() {
+            for (memory, operation) in flush.into_pending() {
                 self.begin_flush(memory, &operation)?;
             }
         }
@@ -419,7 +425,7 @@ impl EndpointState for RecvState {
             let what = format!("{why}, and no other one for {} s", patience.as_secs());
             return Err(ConnectionError(ErrorKind::Remote, what));
         }
-        if let Some((since, why)) = self.flush.as_ref().and_then(Flush::broken)
+        if let Some((since, why)) = self.flush.as_ref().and_then(Flush::failure)
             && now.saturating_duration_since(*since) >= patience
         {
             return Err(ConnectionError(ErrorKind::System, why.clone()));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use evenkeel_protocol::{
     ControlMessage, Immediate, MAX_MESSAGE_BYTES, MessagePart, PortInfo, QueuePairInfo, WINDOW,
 };
-use evenkeel_verbs::{MemoryRegion, Payload, StagingBuffer};
+use evenkeel_verbs::{MemoryRegion, StagingBuffer, WriteSource};
 use socket2::Socket;
 
 use super::control::PathFailure;
@@ -291,7 +291,7 @@ impl EndpointState for SendState {
     fn moved(&mut self, base: &Base) -> Result<(), ConnectionError> {
         let context = &self.core.lanes.adapter.context;
         for mailbox in [&mut self.credits, &mut self.outbox] {
-            mailbox.move_to(context).map_err(system)?;
+            mailbox.reregister(context).map_err(system)?;
         }
         // Where messages go is told anew, for the peer's port of now.
         self.granted.fill(None);
@@ -603,9 +603,9 @@ impl SendState {
         let number = Immediate::part(part.message, part.index, last).encode();
         let from = match &message.region {
             Some(region) => {
-                Payload::MemoryRegion(region, message.buffer.address() + offset, bytes as u32)
+                WriteSource::Region(region, message.buffer.address() + offset, bytes as u32)
             }
-            None => Payload::Nothing,
+            None => WriteSource::Empty,
         };
         let to = (credit.address + offset, credit.key);
         Ok(self.core.lanes.write(lane, from, to, number, part)?)

@@ -167,7 +167,7 @@ fn memory_that_is_registered_needs_no_call_of_the_device() {
     let (send, recv) = pair(&transport, &transport);
     let last = transport.devices().len() - 1;
     let adapter = Arc::clone(transport.devices()[last].rdma().unwrap());
-    let memory = &adapter.memory;
+    let memory = &adapter.regions;
     let mut block = Block::new(1 << 20);
     let registrar = transport.registrar(last).unwrap();
     let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
@@ -479,7 +479,7 @@ fn flushes_are_bounded_and_for_what_is_not_the_hosts_memory() {
 fn memory_is_registered_as_far_as_a_connection_reaches_and_the_kernel_can() {
     let transport = transport();
     // Soft-RoCE takes no DMA buffers, and nobody lends it a GPU's memory.
-    assert!(transport.devices().iter().all(|device| device.reach().is_host()));
+    assert!(transport.devices().iter().all(|device| device.memory_types().is_host_only()));
     let none = std::fs::File::open("/dev/zero").unwrap();
     let register = |reach| {
         let (send, _recv) = pair_for(&transport, reach, MemoryTypes::HOST);

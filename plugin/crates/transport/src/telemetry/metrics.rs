@@ -114,7 +114,7 @@ impl Metrics {
         }
         for adapter in &self.adapters {
             let labels = DeviceLabels { device: adapter.name().to_owned() };
-            let memory = &adapter.memory;
+            let memory = &adapter.regions;
             table.registrations.get_or_create(&labels).inc_by(memory.registered.get());
             table.reused.get_or_create(&labels).inc_by(memory.reused.get());
         }

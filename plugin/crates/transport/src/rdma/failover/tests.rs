@@ -307,7 +307,7 @@ fn memory_that_its_owner_has_registered_is_registered_once_with_the_other_port()
     let mut block = Block::new(1 << 20);
     let registrar = ends.to.registrar(0).unwrap();
     let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
-    let memory = |port: usize| &ends.to.devices()[port].rdma().unwrap().memory;
+    let memory = |port: usize| &ends.to.devices()[port].rdma().unwrap().regions;
     let mut ten_times = || {
         for _ in 0..10 {
             let part = block.lend_mut(1 << 19);
