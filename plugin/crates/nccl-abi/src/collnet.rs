@@ -1,6 +1,6 @@
 //! `ncclCollNet`: the table of functions of a network that reduces, one layout per version.
 //!
-//! As for [`crate::net`], the order of the slots never changed; some were added, and arguments grew.
+//! As in [`crate::net`], the order of the functions never changed. Some were added, and some got more arguments.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -10,7 +10,7 @@ use crate::{
     PropertiesV12,
 };
 
-type Slot<F> = Option<F>;
+type Function<F> = Option<F>;
 type Init = unsafe extern "C" fn(Option<Logger>) -> NcclResult;
 type InitContext = unsafe extern "C" fn(*mut *mut c_void, u64, Option<Logger>) -> NcclResult;
 type Devices = unsafe extern "C" fn(*mut c_int) -> NcclResult;
@@ -89,111 +89,111 @@ type Finalize = unsafe extern "C" fn(*mut c_void) -> NcclResult;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ScatterGather<Size> {
-    /// The registration of the memory.
+    /// The memory's handle from `regMr`.
     pub registration: *mut c_void,
-    /// Where it begins.
+    /// Address of the memory.
     pub address: *mut c_void,
     /// Bytes.
     pub size: Size,
 }
 
 /// The layout of v6 and v7, which differ in their properties `P`.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
-pub struct CollNetOld<P> {
+pub struct CollNetWithGlobalInit<P> {
     pub name: *const c_char,
-    pub init: Slot<Init>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<P>>,
-    pub listen: Slot<Listen>,
-    pub connect: Slot<Connect>,
-    pub reduce_support: Slot<ReduceSupport>,
-    pub reg_mr: Slot<RegMr<c_int>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub iallreduce: Slot<Iallreduce<c_int>>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_coll: Slot<Close>,
-    pub close_listen: Slot<Close>,
+    pub init: Function<Init>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<P>>,
+    pub listen: Function<Listen>,
+    pub connect: Function<Connect>,
+    pub reduce_support: Function<ReduceSupport>,
+    pub reg_mr: Function<RegMr<c_int>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub iallreduce: Function<Iallreduce<c_int>>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_coll: Function<Close>,
+    pub close_listen: Function<Close>,
 }
 /// `ncclCollNet_v6_t`, NCCL 2.13 to 2.18.
-pub type CollNetV6 = CollNetOld<PropertiesV6>;
+pub type CollNetV6 = CollNetWithGlobalInit<PropertiesV6>;
 /// `ncclCollNet_v7_t`, NCCL 2.19.
-pub type CollNetV7 = CollNetOld<PropertiesV7>;
+pub type CollNetV7 = CollNetWithGlobalInit<PropertiesV7>;
 
 /// `ncclCollNet_v8_t`, NCCL 2.20 to 2.23.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct CollNetV8 {
     pub name: *const c_char,
-    pub init: Slot<Init>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<PropertiesV8>>,
-    pub listen: Slot<Listen>,
-    pub connect: Slot<Connect>,
-    pub reduce_support: Slot<ReduceSupport>,
-    pub reg_mr: Slot<RegMr<usize>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub iallreduce: Slot<Iallreduce<c_int>>,
-    pub iallgather: Slot<Iallgather<u32>>,
-    pub ireducescatter: Slot<Ireducescatter<u32>>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_coll: Slot<Close>,
-    pub close_listen: Slot<Close>,
+    pub init: Function<Init>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<PropertiesV8>>,
+    pub listen: Function<Listen>,
+    pub connect: Function<Connect>,
+    pub reduce_support: Function<ReduceSupport>,
+    pub reg_mr: Function<RegMr<usize>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub iallreduce: Function<Iallreduce<c_int>>,
+    pub iallgather: Function<Iallgather<u32>>,
+    pub ireducescatter: Function<Ireducescatter<u32>>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_coll: Function<Close>,
+    pub close_listen: Function<Close>,
 }
 
 /// `ncclCollNet_v9_t`, NCCL 2.24 and 2.25, and `ncclCollNet_v10_t`, 2.26 and 2.27.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct CollNetV9 {
     pub name: *const c_char,
-    pub init: Slot<Init>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<PropertiesV9>>,
-    pub listen: Slot<Listen>,
-    pub connect: Slot<Connect>,
-    pub reduce_support: Slot<ReduceSupport>,
-    pub reg_mr: Slot<RegMr<usize>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub iallreduce: Slot<Iallreduce<usize>>,
-    pub iallgather: Slot<Iallgather<usize>>,
-    pub ireducescatter: Slot<Ireducescatter<usize>>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_coll: Slot<Close>,
-    pub close_listen: Slot<Close>,
-    pub make_v_device: Slot<MakeVDevice>,
+    pub init: Function<Init>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<PropertiesV9>>,
+    pub listen: Function<Listen>,
+    pub connect: Function<Connect>,
+    pub reduce_support: Function<ReduceSupport>,
+    pub reg_mr: Function<RegMr<usize>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub iallreduce: Function<Iallreduce<usize>>,
+    pub iallgather: Function<Iallgather<usize>>,
+    pub ireducescatter: Function<Ireducescatter<usize>>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_coll: Function<Close>,
+    pub close_listen: Function<Close>,
+    pub make_v_device: Function<MakeVDevice>,
 }
 /// `ncclCollNet_v10_t`: the same as v9.
 pub type CollNetV10 = CollNetV9;
 
 /// The layout of v11 and v12, which differ in their properties `P`.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct CollNetWithContext<P> {
     pub name: *const c_char,
-    pub init: Slot<InitContext>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<P>>,
-    pub listen: Slot<ListenContext>,
-    pub connect: Slot<Connect>,
-    pub reduce_support: Slot<ReduceSupport>,
-    pub reg_mr: Slot<RegMr<usize>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub iallreduce: Slot<Iallreduce<usize>>,
-    pub iallgather: Slot<Iallgather<usize>>,
-    pub ireducescatter: Slot<Ireducescatter<usize>>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_coll: Slot<Close>,
-    pub close_listen: Slot<Close>,
-    pub make_v_device: Slot<MakeVDevice>,
-    pub finalize: Slot<Finalize>,
+    pub init: Function<InitContext>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<P>>,
+    pub listen: Function<ListenContext>,
+    pub connect: Function<Connect>,
+    pub reduce_support: Function<ReduceSupport>,
+    pub reg_mr: Function<RegMr<usize>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub iallreduce: Function<Iallreduce<usize>>,
+    pub iallgather: Function<Iallgather<usize>>,
+    pub ireducescatter: Function<Ireducescatter<usize>>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_coll: Function<Close>,
+    pub close_listen: Function<Close>,
+    pub make_v_device: Function<MakeVDevice>,
+    pub finalize: Function<Finalize>,
 }
 /// `ncclCollNet_v11_t`, NCCL 2.28 and 2.29.
 pub type CollNetV11 = CollNetWithContext<PropertiesV11>;
@@ -202,7 +202,7 @@ pub type CollNetV12 = CollNetWithContext<PropertiesV12>;
 
 // SAFETY: a table is read only, and its name points to a string that is never written or freed: NCCL reads it from any
 // thread for as long as the library is loaded.
-unsafe impl<P> Sync for CollNetOld<P> {}
+unsafe impl<P> Sync for CollNetWithGlobalInit<P> {}
 // SAFETY: as above.
 unsafe impl Sync for CollNetV8 {}
 // SAFETY: as above.

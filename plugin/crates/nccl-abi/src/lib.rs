@@ -13,8 +13,8 @@ mod properties;
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
 pub use collnet::{
-    CollNetOld, CollNetV6, CollNetV7, CollNetV8, CollNetV9, CollNetV10, CollNetV11, CollNetV12,
-    CollNetWithContext, ScatterGather,
+    CollNetV6, CollNetV7, CollNetV8, CollNetV9, CollNetV10, CollNetV11, CollNetV12,
+    CollNetWithContext, CollNetWithGlobalInit, ScatterGather,
 };
 pub use net::{
     NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, NetWithContext, NetWithGlobalInit,
@@ -26,13 +26,13 @@ pub use properties::{
 
 /// `ncclResult_t`: what every call returns.
 pub type NcclResult = c_int;
-/// The call did what it says.
+/// The call succeeded.
 pub const SUCCESS: NcclResult = 0;
 /// A call of the local system failed.
 pub const SYSTEM_ERROR: NcclResult = 2;
 /// The contract between NCCL and the plugin was broken.
 pub const INTERNAL_ERROR: NcclResult = 3;
-/// An argument makes no sense.
+/// An argument is invalid.
 pub const INVALID_ARGUMENT: NcclResult = 4;
 /// The caller's use or configuration is at fault, such as a message longer than the posted buffer.
 pub const INVALID_USAGE: NcclResult = 5;
@@ -50,7 +50,7 @@ pub const PTR_DMABUF: c_int = 4;
 pub const HANDLE_SIZE: usize = 128;
 /// Requests that may be in flight on one connection, per receive of a group (NCCL 2.19 and later; 8 before).
 pub const MAX_REQUESTS: usize = 32;
-/// The most that NCCL accepts in `maxP2pBytes` and `maxCollBytes`: 1 TiB.
+/// Maximum that NCCL accepts in `maxP2pBytes` and `maxCollBytes`: 1 TiB.
 pub const MAX_NET_SIZE: usize = 1 << 40;
 /// `netDeviceType` of a network that the host drives.
 pub const DEVICE_HOST: c_int = 0;
@@ -61,11 +61,11 @@ pub const RAIL_UNDEFINED: i16 = -1;
 /// A traffic class that is not set.
 pub const TRAFFIC_CLASS_UNDEFINED: c_int = -1;
 
-/// `ncclDebugLogLevel`: one level above silence.
+/// `ncclDebugLogLevel`: only the version is logged.
 pub const LOG_VERSION: c_int = 1;
-/// Something that a person has to know.
+/// Problems that need attention.
 pub const LOG_WARN: c_int = 2;
-/// What happened, for those who ask with `NCCL_DEBUG=INFO`.
+/// Information, shown with `NCCL_DEBUG=INFO`.
 pub const LOG_INFO: c_int = 3;
 /// Every step.
 pub const LOG_TRACE: c_int = 5;
@@ -95,13 +95,13 @@ pub struct CommConfig {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CommAttributes {
-    /// Most peers at a time.
+    /// Maximum number of peers at a time.
     pub max_concurrent_peers: i32,
-    /// Fewest peers at a time.
+    /// Minimum number of peers at a time.
     pub min_concurrent_peers: i32,
-    /// Most connections to each peer.
+    /// Maximum number of connections to each peer.
     pub max_flows_per_peer: i32,
-    /// Fewest connections to each peer.
+    /// Minimum number of connections to each peer.
     pub min_flows_per_peer: i32,
 }
 
@@ -121,7 +121,7 @@ pub struct Attributes {
     pub proto: u32,
 }
 
-/// `ncclNetDeviceHandle`, v7 and later: device offload, which Evenkeel has none of.
+/// `ncclNetDeviceHandle`, v7 and later: device offload, which Evenkeel does not have.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DeviceHandle {
@@ -133,7 +133,7 @@ pub struct DeviceHandle {
     pub handle: *mut c_void,
     /// Size of that object.
     pub size: usize,
-    /// Whether the host has to make progress.
+    /// Whether the host's proxy thread has to make progress.
     pub need_proxy_progress: c_int,
 }
 

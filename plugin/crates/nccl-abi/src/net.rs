@@ -1,6 +1,6 @@
 //! `ncclNet`: the table of functions that a plugin exports, one layout per version.
 //!
-//! The order of the slots never changed from v6 to v12; arguments did. Slots are `Option` because a null function
+//! The order of the functions never changed from v6 to v12; arguments did. Functions are `Option` because a null function
 //! pointer is legal for some of them and must not be undefined behaviour for any.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -11,11 +11,11 @@ use crate::{
     PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
 };
 
-type Slot<F> = Option<F>;
+type Function<F> = Option<F>;
 type Devices = unsafe extern "C" fn(*mut c_int) -> NcclResult;
 type GetProperties<P> = unsafe extern "C" fn(c_int, *mut P) -> NcclResult;
-type Listen = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void) -> NcclResult;
-type Accept =
+type ListenV6 = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void) -> NcclResult;
+type AcceptV7 =
     unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut *mut DeviceHandle) -> NcclResult;
 type RegMr<Size> =
     unsafe extern "C" fn(*mut c_void, *mut c_void, Size, c_int, *mut *mut c_void) -> NcclResult;
@@ -29,7 +29,7 @@ type RegMrDmaBuf = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> NcclResult;
 type DeregMr = unsafe extern "C" fn(*mut c_void, *mut c_void) -> NcclResult;
-type Isend<Size> = unsafe extern "C" fn(
+type IsendV6<Size> = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
     Size,
@@ -37,7 +37,7 @@ type Isend<Size> = unsafe extern "C" fn(
     *mut c_void,
     *mut *mut c_void,
 ) -> NcclResult;
-type Irecv<Size> = unsafe extern "C" fn(
+type IrecvV6<Size> = unsafe extern "C" fn(
     *mut c_void,
     c_int,
     *mut *mut c_void,
@@ -46,7 +46,7 @@ type Irecv<Size> = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> NcclResult;
-type IsendProfiled = unsafe extern "C" fn(
+type IsendV10 = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
     usize,
@@ -55,7 +55,7 @@ type IsendProfiled = unsafe extern "C" fn(
     *mut c_void,
     *mut *mut c_void,
 ) -> NcclResult;
-type IrecvProfiled = unsafe extern "C" fn(
+type IrecvV10 = unsafe extern "C" fn(
     *mut c_void,
     c_int,
     *mut *mut c_void,
@@ -79,16 +79,16 @@ type GetDeviceMr = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut *mut c_vo
 type IrecvConsumed = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> NcclResult;
 type MakeVDevice = unsafe extern "C" fn(*mut c_int, *mut c_void) -> NcclResult;
 
-type InitGlobal = unsafe extern "C" fn(Option<Logger>) -> NcclResult;
-type InitProfiled = unsafe extern "C" fn(Option<Logger>, Option<ProfilerCallback>) -> NcclResult;
-type InitContext = unsafe extern "C" fn(
+type InitV6 = unsafe extern "C" fn(Option<Logger>) -> NcclResult;
+type InitV10 = unsafe extern "C" fn(Option<Logger>, Option<ProfilerCallback>) -> NcclResult;
+type InitV11 = unsafe extern "C" fn(
     *mut *mut c_void,
     u64,
     *mut CommConfig,
     Option<Logger>,
     Option<ProfilerCallback>,
 ) -> NcclResult;
-type ListenContext =
+type ListenV11 =
     unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void) -> NcclResult;
 type ConnectV6 = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void) -> NcclResult;
 type ConnectV7 = unsafe extern "C" fn(
@@ -104,7 +104,7 @@ type ConnectV10 = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut DeviceHandle,
 ) -> NcclResult;
-type ConnectContext = unsafe extern "C" fn(
+type ConnectV11 = unsafe extern "C" fn(
     *mut c_void,
     c_int,
     *mut c_void,
@@ -116,51 +116,51 @@ type Finalize = unsafe extern "C" fn(*mut c_void) -> NcclResult;
 type SetAttributes = unsafe extern "C" fn(*mut c_void, *mut Attributes) -> NcclResult;
 
 /// `ncclNet_v6_t`, NCCL 2.13 to 2.18.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct NetV6 {
     pub name: *const c_char,
-    pub init: Slot<InitGlobal>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<PropertiesV6>>,
-    pub listen: Slot<Listen>,
-    pub connect: Slot<ConnectV6>,
-    pub accept: Slot<AcceptV6>,
-    pub reg_mr: Slot<RegMr<c_int>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub isend: Slot<Isend<c_int>>,
-    pub irecv: Slot<Irecv<c_int>>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_send: Slot<Close>,
-    pub close_recv: Slot<Close>,
-    pub close_listen: Slot<Close>,
+    pub init: Function<InitV6>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<PropertiesV6>>,
+    pub listen: Function<ListenV6>,
+    pub connect: Function<ConnectV6>,
+    pub accept: Function<AcceptV6>,
+    pub reg_mr: Function<RegMr<c_int>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub isend: Function<IsendV6<c_int>>,
+    pub irecv: Function<IrecvV6<c_int>>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_send: Function<Close>,
+    pub close_recv: Function<Close>,
+    pub close_listen: Function<Close>,
 }
 
 /// The layout of v7 and v8, which differ in their properties `P` and in the type `R` of a registration's size.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct NetWithGlobalInit<P, R> {
     pub name: *const c_char,
-    pub init: Slot<InitGlobal>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<P>>,
-    pub listen: Slot<Listen>,
-    pub connect: Slot<ConnectV7>,
-    pub accept: Slot<Accept>,
-    pub reg_mr: Slot<RegMr<R>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub isend: Slot<Isend<c_int>>,
-    pub irecv: Slot<Irecv<c_int>>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_send: Slot<Close>,
-    pub close_recv: Slot<Close>,
-    pub close_listen: Slot<Close>,
-    pub get_device_mr: Slot<GetDeviceMr>,
-    pub irecv_consumed: Slot<IrecvConsumed>,
+    pub init: Function<InitV6>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<P>>,
+    pub listen: Function<ListenV6>,
+    pub connect: Function<ConnectV7>,
+    pub accept: Function<AcceptV7>,
+    pub reg_mr: Function<RegMr<R>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub isend: Function<IsendV6<c_int>>,
+    pub irecv: Function<IrecvV6<c_int>>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_send: Function<Close>,
+    pub close_recv: Function<Close>,
+    pub close_listen: Function<Close>,
+    pub get_device_mr: Function<GetDeviceMr>,
+    pub irecv_consumed: Function<IrecvConsumed>,
 }
 /// `ncclNet_v7_t`, NCCL 2.19.
 pub type NetV7 = NetWithGlobalInit<PropertiesV7, c_int>;
@@ -168,83 +168,83 @@ pub type NetV7 = NetWithGlobalInit<PropertiesV7, c_int>;
 pub type NetV8 = NetWithGlobalInit<PropertiesV8, usize>;
 
 /// `ncclNet_v9_t`, NCCL 2.24 and 2.25.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct NetV9 {
     pub name: *const c_char,
-    pub init: Slot<InitGlobal>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<PropertiesV9>>,
-    pub listen: Slot<Listen>,
-    pub connect: Slot<ConnectV7>,
-    pub accept: Slot<Accept>,
-    pub reg_mr: Slot<RegMr<usize>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub isend: Slot<Isend<usize>>,
-    pub irecv: Slot<Irecv<usize>>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_send: Slot<Close>,
-    pub close_recv: Slot<Close>,
-    pub close_listen: Slot<Close>,
-    pub get_device_mr: Slot<GetDeviceMr>,
-    pub irecv_consumed: Slot<IrecvConsumed>,
-    pub make_v_device: Slot<MakeVDevice>,
+    pub init: Function<InitV6>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<PropertiesV9>>,
+    pub listen: Function<ListenV6>,
+    pub connect: Function<ConnectV7>,
+    pub accept: Function<AcceptV7>,
+    pub reg_mr: Function<RegMr<usize>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub isend: Function<IsendV6<usize>>,
+    pub irecv: Function<IrecvV6<usize>>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_send: Function<Close>,
+    pub close_recv: Function<Close>,
+    pub close_listen: Function<Close>,
+    pub get_device_mr: Function<GetDeviceMr>,
+    pub irecv_consumed: Function<IrecvConsumed>,
+    pub make_v_device: Function<MakeVDevice>,
 }
 
 /// `ncclNet_v10_t`, NCCL 2.26 and 2.27.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct NetV10 {
     pub name: *const c_char,
-    pub init: Slot<InitProfiled>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<PropertiesV9>>,
-    pub listen: Slot<Listen>,
-    pub connect: Slot<ConnectV10>,
-    pub accept: Slot<Accept>,
-    pub reg_mr: Slot<RegMr<usize>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub isend: Slot<IsendProfiled>,
-    pub irecv: Slot<IrecvProfiled>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_send: Slot<Close>,
-    pub close_recv: Slot<Close>,
-    pub close_listen: Slot<Close>,
-    pub get_device_mr: Slot<GetDeviceMr>,
-    pub irecv_consumed: Slot<IrecvConsumed>,
-    pub make_v_device: Slot<MakeVDevice>,
+    pub init: Function<InitV10>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<PropertiesV9>>,
+    pub listen: Function<ListenV6>,
+    pub connect: Function<ConnectV10>,
+    pub accept: Function<AcceptV7>,
+    pub reg_mr: Function<RegMr<usize>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub isend: Function<IsendV10>,
+    pub irecv: Function<IrecvV10>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_send: Function<Close>,
+    pub close_recv: Function<Close>,
+    pub close_listen: Function<Close>,
+    pub get_device_mr: Function<GetDeviceMr>,
+    pub irecv_consumed: Function<IrecvConsumed>,
+    pub make_v_device: Function<MakeVDevice>,
 }
 
 /// The layout of v11 and v12, which differ in their properties `P`.
-#[allow(missing_docs, reason = "the slots are documented by NCCL's headers, under these names")]
+#[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct NetWithContext<P> {
     pub name: *const c_char,
-    pub init: Slot<InitContext>,
-    pub devices: Slot<Devices>,
-    pub get_properties: Slot<GetProperties<P>>,
-    pub listen: Slot<ListenContext>,
-    pub connect: Slot<ConnectContext>,
-    pub accept: Slot<Accept>,
-    pub reg_mr: Slot<RegMr<usize>>,
-    pub reg_mr_dma_buf: Slot<RegMrDmaBuf>,
-    pub dereg_mr: Slot<DeregMr>,
-    pub isend: Slot<IsendProfiled>,
-    pub irecv: Slot<IrecvProfiled>,
-    pub iflush: Slot<Iflush>,
-    pub test: Slot<Test>,
-    pub close_send: Slot<Close>,
-    pub close_recv: Slot<Close>,
-    pub close_listen: Slot<Close>,
-    pub get_device_mr: Slot<GetDeviceMr>,
-    pub irecv_consumed: Slot<IrecvConsumed>,
-    pub make_v_device: Slot<MakeVDevice>,
-    pub finalize: Slot<Finalize>,
-    pub set_net_attr: Slot<SetAttributes>,
+    pub init: Function<InitV11>,
+    pub devices: Function<Devices>,
+    pub get_properties: Function<GetProperties<P>>,
+    pub listen: Function<ListenV11>,
+    pub connect: Function<ConnectV11>,
+    pub accept: Function<AcceptV7>,
+    pub reg_mr: Function<RegMr<usize>>,
+    pub reg_mr_dma_buf: Function<RegMrDmaBuf>,
+    pub dereg_mr: Function<DeregMr>,
+    pub isend: Function<IsendV10>,
+    pub irecv: Function<IrecvV10>,
+    pub iflush: Function<Iflush>,
+    pub test: Function<Test>,
+    pub close_send: Function<Close>,
+    pub close_recv: Function<Close>,
+    pub close_listen: Function<Close>,
+    pub get_device_mr: Function<GetDeviceMr>,
+    pub irecv_consumed: Function<IrecvConsumed>,
+    pub make_v_device: Function<MakeVDevice>,
+    pub finalize: Function<Finalize>,
+    pub set_net_attr: Function<SetAttributes>,
 }
 /// `ncclNet_v11_t`, NCCL 2.28 and 2.29.
 pub type NetV11 = NetWithContext<PropertiesV11>;
@@ -272,7 +272,7 @@ const _: () = {
     assert!(size_of::<NetV10>() == 20 * POINTER);
     assert!(size_of::<NetV11>() == 22 * POINTER);
     assert!(size_of::<NetV12>() == 22 * POINTER);
-    // The order of the slots is the same in every version: check the first, the last common and the last of each.
+    // The order of the functions is the same in every version: check the first, the last common and the last of each.
     assert!(offset_of!(NetV6, init) == POINTER);
     assert!(offset_of!(NetV6, isend) == 10 * POINTER);
     assert!(offset_of!(NetV6, test) == 13 * POINTER);

@@ -1,4 +1,4 @@
-//! `ncclNetProperties`: what a plugin says of one device.
+//! `ncclNetProperties`: what a plugin reports about one device.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
@@ -7,7 +7,7 @@ use std::mem::offset_of;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct VDeviceProperties<const N: usize> {
-    /// How many of `devices` count.
+    /// Number of valid entries in `devices`.
     pub count: c_int,
     /// Indices of physical devices.
     pub devices: [c_int; N],
@@ -54,10 +54,10 @@ macro_rules! describe {
         "Microseconds."
     };
     (max_comms) => {
-        "Most connections."
+        "Maximum number of connections."
     };
     (max_recvs) => {
-        "Most receives in one group."
+        "Maximum number of receives in one group."
     };
     (net_device_type) => {
         "0: driven by the host."
@@ -75,7 +75,7 @@ macro_rules! describe {
         "Largest single collective operation, bytes."
     };
     (max_multi_request_size) => {
-        "Most requests in one multi-request."
+        "Maximum number of requests in one multi-request."
     };
     (rail_id) => {
         "Rail, or -1."

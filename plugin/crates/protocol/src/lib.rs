@@ -1,19 +1,18 @@
 //! The protocol between two Evenkeel peers, without sockets or clocks.
 //!
-//! A *listener* publishes a [`Handle`]: where it listens and a random nonce. A *connector* opens
-//! one TCP connection per *flow* to that address and sends a [`Hello`] on each; the listener
-//! answers with a [`Welcome`], after both have proved that they have the job's [`JobKey`], if there
-//! is one. Flows with the same [`ConnectionId`] form one *connection*, which
+//! `handshake`: a *listener* publishes a [`Handle`] with its addresses and a random nonce. A *connector* opens one TCP
+//! connection per *flow* to it and sends a [`Hello`] on each. The listener answers with a [`Welcome`]. If the job has a
+//! [`JobKey`], both prove before that they have it. Flows with the same [`ConnectionId`] form one *connection*, which
 //! carries messages from the connector to the listener.
 //!
-//! A message is cut into chunks by the [`Scheduler`]: whichever flow can take bytes takes the next
-//! chunk. A [`ChunkHeader`] travels in front of the chunk on the same flow, so the receiver's
-//! [`Reassembly`] knows where the bytes belong whatever flow brings them and in whatever order.
-//! Complete messages are acknowledged in the other direction of the flows. Until then the sender
-//! keeps them: when a flow dies, what it may not have delivered is sent again on others.
+//! `tcp`: the [`Scheduler`] cuts messages into chunks. Whichever flow can take bytes takes the next chunk. A
+//! [`ChunkHeader`] precedes the chunk on the same flow, so the receiver's [`Reassembly`] can place the bytes whatever
+//! flow carries them and in whatever order. Complete messages are acknowledged in the other direction. The sender keeps
+//! a message until then: when a flow fails, what it may not have delivered is retransmitted on others.
 //!
-//! Where messages are carried by RDMA, there is no flow but one TCP connection, the lifeline, on which the peers say
-//! [`ControlMessage`]s, of which some outlive it ([`ReplayBuffer`]); [`Arrivals`] counts what has come.
+//! `rdma`: messages are written by queue pairs. A single TCP connection, the control connection, carries
+//! [`ControlMessage`]s; a [`ReplayBuffer`] keeps those that must survive its replacement. [`Arrivals`] tracks which parts
+//! of messages have been received.
 //!
 //! Everything here is a pure function of its arguments: no sockets, no clocks, no randomness.
 //! All integers on the wire are little-endian.

@@ -1,4 +1,4 @@
-//! Sets of byte ranges of a message.
+//! A set of byte ranges of a message.
 
 /// Disjoint ranges, in order, none touching the next. Few in practice: one per flow and gap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,7 +9,7 @@ impl Ranges {
         self.0.clear();
     }
 
-    /// Whether `at` is in the set, and where that changes at the latest, not beyond `end`.
+    /// Whether `at` is in the set, and up to where that holds, at most `end`.
     pub(crate) fn run(&self, at: u64, end: u64) -> (bool, u64) {
         let next = self.0.partition_point(|(_, stop)| *stop <= at);
         match self.0.get(next) {
@@ -69,7 +69,7 @@ mod tests {
     proptest! {
         /// Behaves like an array of flags.
         #[test]
-        fn is_a_set_of_bytes(steps in proptest::collection::vec((0u64..64, 0u64..64), 1..100)) {
+        fn ranges_behave_like_a_set_of_bytes(steps in proptest::collection::vec((0u64..64, 0u64..64), 1..100)) {
             let mut ranges = Ranges::default();
             let mut flags = [false; 64];
             for (a, b) in steps {

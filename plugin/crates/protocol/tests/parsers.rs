@@ -1,7 +1,7 @@
-//! Everything that reads bytes or text of a peer, given seeds that have gone wrong: nothing panics, nothing is accepted
-//! that would be said otherwise, and what is said is understood.
+//! All parsers of a peer's bytes or text, on corrupted seeds: none panics, none accepts bytes that would be encoded
+//! otherwise, and all decode what is encoded.
 //!
-//! The seeds, one a line with its name, are what peers of this protocol version say: they also keep its layout.
+//! The seeds, one a line with its name, are messages of this protocol version. They also pin its layout.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -25,8 +25,8 @@ fn seeds<const N: usize>(text: &str) -> Vec<[u8; N]> {
     text.lines().map(bytes).collect()
 }
 
-/// Gives each seed as it is, then seeds with some changes. `accepts` says whether bytes were taken, and looks at what
-/// came of them.
+/// Parses each seed as it is, then corrupted ones. `accepts` parses, checks the result, and returns whether the bytes were
+/// accepted.
 fn mutations<const N: usize>(seeds: &[[u8; N]], mut accepts: impl FnMut(&[u8; N]) -> bool) {
     for seed in seeds {
         assert!(accepts(seed), "not accepted: {seed:02x?}");
@@ -46,8 +46,8 @@ fn mutations<const N: usize>(seeds: &[[u8; N]], mut accepts: impl FnMut(&[u8; N]
 }
 
 #[test]
-fn handles() {
-    mutations(&seeds::<HANDLE_BYTES>(include_str!("seeds/handle.txt")), |bytes| {
+fn parser_of_handles() {
+    mutations(&seeds::<HANDLE_BYTES>(include_str!("parser_seeds/handle.txt")), |bytes| {
         let Ok(handle) = Handle::decode(bytes) else { return false };
         assert_eq!(handle.encode(), *bytes);
         true
@@ -55,8 +55,8 @@ fn handles() {
 }
 
 #[test]
-fn hellos() {
-    mutations(&seeds::<HELLO_BYTES>(include_str!("seeds/hello.txt")), |bytes| {
+fn parser_of_hellos() {
+    mutations(&seeds::<HELLO_BYTES>(include_str!("parser_seeds/hello.txt")), |bytes| {
         let all = [(false, false), (false, true), (true, false), (true, true)]
             .map(|(has_key, checksum)| Hello::decode(bytes, NONCE, has_key, checksum));
         for hello in all.iter().flatten() {
@@ -70,26 +70,26 @@ fn hellos() {
 }
 
 #[test]
-fn welcomes() {
-    mutations(&seeds::<WELCOME_BYTES>(include_str!("seeds/welcome.txt")), |bytes| {
+fn parser_of_welcomes() {
+    mutations(&seeds::<WELCOME_BYTES>(include_str!("parser_seeds/welcome.txt")), |bytes| {
         let verdict = match Welcome::check(bytes, CONNECTION) {
             Ok(()) => Ok(()),
-            // Of another connection.
+            // A welcome for another connection.
             Err(HandshakeError::Refused(Refusal::Inconsistent)) if bytes[10] == 0 => return true,
             Err(HandshakeError::Refused(refusal)) => Err(refusal),
             Err(_) => return false,
         };
-        let said = Welcome { connection: CONNECTION, verdict }.encode();
-        // A refusal may come before the connection is known.
-        assert_eq!(said[..16], bytes[..16]);
-        assert!(verdict.is_err() || said == *bytes);
+        let encoded = Welcome { connection: CONNECTION, verdict }.encode();
+        // A refusal may be sent before the connection is known.
+        assert_eq!(encoded[..16], bytes[..16]);
+        assert!(verdict.is_err() || encoded == *bytes);
         true
     });
 }
 
 #[test]
-fn frames() {
-    mutations(&seeds::<FRAME_BYTES>(include_str!("seeds/frame.txt")), |bytes| {
+fn parser_of_frames() {
+    mutations(&seeds::<FRAME_BYTES>(include_str!("parser_seeds/frame.txt")), |bytes| {
         let Ok(frame) = Frame::decode(bytes) else { return false };
         assert_eq!(frame.encode(), *bytes);
         if let Frame::Chunk(chunk) = frame {
@@ -100,9 +100,9 @@ fn frames() {
 }
 
 #[test]
-fn sealed_frames() {
-    mutations(&seeds::<FRAME_BYTES>(include_str!("seeds/sealed.txt")), |bytes| {
-        // As somebody would who can compute checksums.
+fn parser_of_sealed_frames() {
+    mutations(&seeds::<FRAME_BYTES>(include_str!("parser_seeds/sealed.txt")), |bytes| {
+        // As an attacker would who can compute checksums.
         let mut resealed = *bytes;
         let sum = evenkeel_protocol::checksum(0, &bytes[..28]);
         resealed[28..].copy_from_slice(&sum.to_le_bytes());
@@ -117,12 +117,12 @@ fn sealed_frames() {
 }
 
 #[test]
-fn challenges_and_proofs() {
+fn parser_of_challenges_and_proofs() {
     let key = JobKey::parse(&"5a".repeat(32)).unwrap();
-    let hello = seeds::<HELLO_BYTES>(include_str!("seeds/hello.txt"))[0];
+    let hello = seeds::<HELLO_BYTES>(include_str!("parser_seeds/hello.txt"))[0];
     let challenge = key.challenge(&hello, [0x33; 32]);
     let proof = key.answer(&hello, &challenge).unwrap();
-    // They are all the secret's: nothing that differs is accepted.
+    // Nothing that differs in any bit is accepted.
     let mut rng = TestRng::new(2);
     for _ in 0..2000 {
         let (mut other, mut answer) = (challenge, proof);
@@ -137,7 +137,7 @@ fn challenges_and_proofs() {
 }
 
 #[test]
-fn job_keys() {
+fn parser_of_job_keys() {
     let mut rng = TestRng::new(3);
     let mut accepted = 0;
     for _ in 0..ROUNDS {
@@ -153,7 +153,7 @@ fn job_keys() {
 }
 
 #[test]
-fn what_is_said_is_understood() {
+fn parsers_decode_what_is_encoded() {
     let mut rng = TestRng::new(4);
     for _ in 0..ROUNDS {
         let addresses = (0..1 + rng.below(4))

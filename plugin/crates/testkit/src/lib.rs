@@ -1,7 +1,7 @@
-//! Repeatable choices for tests, and bytes that go wrong: what a seed gives once, it gives always.
+//! Test helpers: a deterministic random number generator, and corruption of bytes.
 
-/// Numbers that parsers get wrong: limits of types, of messages and of chunks, and what is next to them.
-const AWKWARD: [u64; 12] = [
+/// Numbers that parsers get wrong: limits of types, of messages and of chunks, and their neighbours.
+const BOUNDARY_VALUES: [u64; 12] = [
     0,
     1,
     127,
@@ -16,18 +16,18 @@ const AWKWARD: [u64; 12] = [
     u64::MAX,
 ];
 
-/// A source of choices (xorshift64).
+/// A deterministic random number generator (xorshift64). The same seed gives the same numbers.
 #[derive(Clone, Debug)]
 pub struct TestRng(u64);
 
 impl TestRng {
-    /// Choices that follow from the seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
-        // Zero would stay zero; seeds next to each other give unlike choices at once.
+        // A state of zero would stay zero. Neighbouring seeds must differ from the first number on.
         Self((seed ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).max(1))
     }
 
-    /// Any number.
+    /// A uniform number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -46,30 +46,30 @@ impl TestRng {
         self.below(limit as u64) as usize
     }
 
-    /// True once in so many times.
+    /// True with a probability of 1 in `times`.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of them.
+    /// An element of a slice.
     ///
     /// # Panics
-    /// When there is none.
+    /// When the slice is empty.
     pub fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.index(from.len())]
     }
 
-    /// Any bytes.
+    /// This many random bytes.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.next_u64() as u8).collect()
     }
 
-    /// Any bytes.
+    /// An array of random bytes.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         std::array::from_fn(|_| self.next_u64() as u8)
     }
 
-    /// Changes bytes in one place, but not their number.
+    /// Corrupts bytes in one place and keeps the length.
     pub fn corrupt(&mut self, bytes: &mut [u8]) {
         if bytes.is_empty() {
             return;
@@ -79,7 +79,7 @@ impl TestRng {
             0 => bytes[at] ^= 1 << self.below(8),
             1 => bytes[at] = self.next_u64() as u8,
             2 => {
-                let (number, width) = (*self.choose(&AWKWARD), *self.choose(&[1, 2, 4, 8]));
+                let (number, width) = (*self.choose(&BOUNDARY_VALUES), *self.choose(&[1, 2, 4, 8]));
                 let at = at - at % width;
                 let places = bytes[at..].iter_mut().take(width);
                 places.zip(number.to_le_bytes()).for_each(|(place, byte)| *place = byte);
@@ -92,7 +92,7 @@ impl TestRng {
         }
     }
 
-    /// Changes bytes in one place: some may go, some may come.
+    /// Corrupts bytes in one place. The length may change.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         let at = self.index(bytes.len() + 1);
         let end = at + self.index(bytes.len() + 1 - at);
@@ -111,22 +111,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same() {
-        let some = |seed| TestRng::new(seed).bytes(32);
-        assert_eq!(some(1), some(1));
-        assert_ne!(some(1), some(2));
+    fn rng_is_deterministic() {
+        let bytes = |seed| TestRng::new(seed).bytes(32);
+        assert_eq!(bytes(1), bytes(1));
+        assert_ne!(bytes(1), bytes(2));
     }
 
     #[test]
-    fn every_number_is_met() {
+    fn rng_is_uniform() {
         let mut rng = TestRng::new(0);
-        let mut met = [0; 10];
-        (0..10_000).for_each(|_| met[rng.index(10)] += 1);
-        assert!(met.iter().all(|times| (800..1200).contains(times)), "{met:?}");
+        let mut counts = [0; 10];
+        (0..10_000).for_each(|_| counts[rng.index(10)] += 1);
+        assert!(counts.iter().all(|count| (800..1200).contains(count)), "{counts:?}");
     }
 
     #[test]
-    fn every_byte_can_change_and_every_length_is_taken() {
+    fn corrupt_changes_every_byte_at_every_length() {
         let mut rng = TestRng::new(0);
         for length in 0..20 {
             let mut changed = vec![false; length];

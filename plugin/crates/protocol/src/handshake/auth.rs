@@ -1,9 +1,9 @@
-//! How peers that share a job key prove to each other that they have it, without showing it.
+//! Authentication: peers prove to each other that they have the same job key, without revealing it.
 //!
 //! After a [`crate::Hello`] that asks for it, the listener sends a challenge: fresh random bytes of its own and a proof
-//! that it has the key. The connector checks it and answers with its own proof. Both proofs cover the whole hello, with the
-//! connector's random bytes and the identity of the connection in it, and the challenge's: a recorded exchange is worth
-//! nothing on any other flow. Proofs are HMAC-SHA-256 (RFC 2104, FIPS 198-1), compared in constant time.
+//! that it has the key. The connector checks it and answers with its own proof. Both proofs cover the whole hello, which has
+//! the connector's random bytes and the identity of the connection, and the challenge's random bytes. A recorded exchange is
+//! therefore useless on any other flow. Proofs are HMAC-SHA-256 (RFC 2104, FIPS 198-1), compared in constant time.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ const RANDOM: std::ops::Range<usize> = 8..40;
 const LISTENER: &[u8] = b"evenkeel listener";
 const CONNECTOR: &[u8] = b"evenkeel connector";
 
-/// The secret of a job's ranks.
+/// The secret that a job's ranks share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobKey([u8; 32]);
 
@@ -48,7 +48,7 @@ impl JobKey {
         Some(Self(key))
     }
 
-    /// What the listener answers to a hello with; `random` must be fresh for each.
+    /// The listener's answer to a hello; `random` must be fresh for each.
     pub fn challenge(&self, hello: &[u8; HELLO_BYTES], random: [u8; 32]) -> [u8; CHALLENGE_BYTES] {
         let mut out = [0; CHALLENGE_BYTES];
         out[..RANDOM.start].copy_from_slice(&MAGIC);
@@ -58,7 +58,7 @@ impl JobKey {
         out
     }
 
-    /// What the connector answers to a challenge with; `None` when the listener does not have the key.
+    /// The connector's answer to a challenge; `None` when the listener does not have the key.
     pub fn answer(
         &self,
         hello: &[u8; HELLO_BYTES],
@@ -82,10 +82,10 @@ impl JobKey {
         self.mac(CONNECTOR, hello, &challenge[RANDOM]).verify_slice(proof).is_ok()
     }
 
-    fn mac(&self, who: &[u8], hello: &[u8; HELLO_BYTES], random: &[u8]) -> Hmac<Sha256> {
+    fn mac(&self, role: &[u8], hello: &[u8; HELLO_BYTES], random: &[u8]) -> Hmac<Sha256> {
         // An HMAC takes keys of any length.
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of 32 bytes");
-        mac.update(who);
+        mac.update(role);
         mac.update(hello);
         mac.update(random);
         mac
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_64_hexadecimal_digits() {
+    fn job_key_is_64_hexadecimal_digits() {
         let text = "00112233445566778899aAbBcCdDeEfF00112233445566778899aabbccddeeff";
         let key = JobKey::parse(&format!(" {text}\n")).unwrap();
         assert_eq!((key.0[1], key.0[10]), (0x11, 0xaa));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_with_the_same_key_accept_each_other() {
+    fn job_key_shared_by_both_peers_is_accepted() {
         let hello = [7; HELLO_BYTES];
         let challenge = key(1).challenge(&hello, [9; 32]);
         let proof = key(1).answer(&hello, &challenge).unwrap();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn another_key_is_noticed_on_both_sides() {
+    fn job_key_mismatch_is_detected_on_both_sides() {
         let hello = [7; HELLO_BYTES];
         let challenge = key(1).challenge(&hello, [9; 32]);
         assert_eq!(key(2).answer(&hello, &challenge), None);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_worth_nothing_elsewhere() {
+    fn proof_cannot_be_replayed() {
         let (hello, random) = ([7; HELLO_BYTES], [9; 32]);
         let challenge = key(1).challenge(&hello, random);
         let proof = key(1).answer(&hello, &challenge).unwrap();
@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_change_is_noticed(at in 0..CHALLENGE_BYTES + PROOF_BYTES, bit in 0..8) {
+        fn challenge_and_proof_detect_any_change(at in 0..CHALLENGE_BYTES + PROOF_BYTES, bit in 0..8) {
             let hello = [7; HELLO_BYTES];
             let mut challenge = key(1).challenge(&hello, [9; 32]);
             let mut proof = key(1).answer(&hello, &challenge).unwrap();

@@ -1,4 +1,4 @@
-//! How two peers recognise each other: the handle, the hello and the welcome.
+//! The handshake's messages: handle, hello and welcome, and the reasons for refusal.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,23 +18,23 @@ pub const WELCOME_BYTES: usize = 32;
 const HANDLE_MAGIC: [u8; 8] = *b"EVKL-HND";
 const HELLO_MAGIC: [u8; 8] = *b"EVKL-HEL";
 const WELCOME_MAGIC: [u8; 8] = *b"EVKL-WEL";
-/// How peers prove who they are. Without a job key they don't.
+/// Authentication method without a job key: none.
 const AUTH_NONE: u16 = 0;
-/// They prove that they have the same [`crate::JobKey`].
+/// Authentication method with a job key: both prove that they have the same [`crate::JobKey`].
 const AUTH_JOB_KEY: u16 = 1;
 
-/// Sixteen random bytes chosen by a listener: who knows them was given the listener's handle.
+/// Sixteen random bytes chosen by a listener. A peer that knows them was given the listener's handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Nonce(pub [u8; 16]);
 
-// The nonce is what tells a peer from a stranger: it stays out of logs.
+// The nonce lets a connection pass as a peer's: it stays out of logs.
 impl fmt::Debug for Nonce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Nonce(..)")
     }
 }
 
-/// Sixteen random bytes chosen by a connector: tells the flows of one connection from another's.
+/// Sixteen random bytes chosen by a connector, which identify a connection's flows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub [u8; 16]);
 
@@ -50,14 +50,14 @@ impl fmt::Debug for ConnectionId {
     }
 }
 
-/// Why bytes are not the handshake message that was expected.
+/// Why bytes are not the expected message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Another protocol altogether.
+    /// Another protocol.
     #[error("not an Evenkeel {0}")]
     NotEvenkeel(&'static str),
     /// Evenkeel, but another version of it.
-    #[error("peer speaks Evenkeel protocol version {0}, this side version {PROTOCOL_VERSION}")]
+    #[error("the peer has Evenkeel protocol version {0}, this side has version {PROTOCOL_VERSION}")]
     Version(u16),
     /// One side has a job key and the other has none.
     #[error("the peer {}", if *theirs == AUTH_NONE { "has no job key, this side has one" } else { "has a job key, this side has none" })]
@@ -84,26 +84,26 @@ pub enum HandshakeError {
         /// What it may be.
         accepted: String,
     },
-    /// Something is set that means nothing.
-    #[error("{0} with fields that it does not have")]
+    /// A field that must be zero is not.
+    #[error("{0} with unused fields that are not zero")]
     Unused(&'static str),
     /// The listener refused this flow.
     #[error("the listener refused the flow: {0}")]
     Refused(Refusal),
 }
 
-/// What a listener publishes: where it is, and the nonce that its peers must present.
+/// What a listener publishes: its addresses, and the nonce that its peers must present.
 ///
 /// Layout: magic 8, version u16, number of addresses u8, zero u8, port u16, zero u16, nonce 16 bytes, then four times 16
 /// bytes: an IPv6 address, or an IPv4 address mapped to one, or zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Where the listener accepts connections, 1 to [`MAX_ADDRESSES`]: those of all its interfaces. IPv6 scope ids are not
-    /// carried: they mean nothing on another host.
+    /// Addresses of all the listener's interfaces, 1 to [`MAX_ADDRESSES`]. IPv6 scope ids are not carried, because they mean
+    /// nothing on another host.
     pub addresses: Vec<IpAddr>,
-    /// The port, the same at all of them.
+    /// The port, the same at all addresses.
     pub port: u16,
-    /// What a peer must present.
+    /// The nonce that a peer must present.
     pub nonce: Nonce,
 }
 
@@ -164,11 +164,11 @@ pub struct Hello {
     pub flows: u16,
     /// Whether frames are sealed and payloads checked.
     pub checksum: bool,
-    /// Whether this is no flow but the lifeline of a connection whose messages are carried by RDMA. The first one is numbered
-    /// 0; those that are to take its place have numbers that none had before. The number of flows is then that of the
-    /// connection's lanes, 1 to [`crate::MAX_QUEUE_PAIRS`].
+    /// Whether this is no flow but the control connection of a connection over RDMA. The first one is numbered 0; its
+    /// replacements have numbers that none had before. The number of flows is then that of the connection's queue pairs,
+    /// 1 to [`crate::MAX_QUEUE_PAIRS`].
     pub rdma: bool,
-    /// With a job key: fresh random bytes, which make the listener's proof one for this flow only.
+    /// With a job key: fresh random bytes, which limit the listener's proof to this flow.
     pub random: Option<[u8; 12]>,
 }
 
@@ -190,8 +190,8 @@ impl Hello {
         out
     }
 
-    /// Whether bytes received so far can still become a hello. Lets a listener drop a stranger at
-    /// its first wrong byte.
+    /// Whether the bytes received so far can still become a hello. Lets a listener drop an
+    /// unauthenticated connection at its first wrong byte.
     pub fn may_begin_with(received: &[u8]) -> bool {
         received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
     }
@@ -225,12 +225,12 @@ impl Hello {
         }
         let (flow, flows) = (u32::from_le_bytes(array(bytes, 48)), u16_at(bytes, 12));
         let rdma = bytes[15] != 0;
-        let most = if rdma { MAX_QUEUE_PAIRS } else { MAX_FLOWS };
-        if flows == 0 || usize::from(flows) > most {
+        let max = if rdma { MAX_QUEUE_PAIRS } else { MAX_FLOWS };
+        if flows == 0 || usize::from(flows) > max {
             return Err(HandshakeError::OutOfRange {
                 field: "number of flows",
                 value: flows.into(),
-                accepted: format!("1 to {most}"),
+                accepted: format!("1 to {max}"),
             });
         }
         let random = has_key.then(|| array(bytes, 52));
@@ -240,7 +240,7 @@ impl Hello {
     }
 }
 
-/// Why a listener refuses a flow of a peer that it knows.
+/// Why a listener refuses a flow of one of its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Refusal {
@@ -256,9 +256,9 @@ pub enum Refusal {
     Gone = 5,
     /// One side wants checksums and the other does not.
     Checksum = 6,
-    /// The listener cannot carry messages by RDMA, or is not to.
+    /// The listener has no RDMA, or must not use it.
     NoRdma = 7,
-    /// The listener carries messages by RDMA only.
+    /// The listener requires RDMA.
     RdmaOnly = 8,
 }
 
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_keep_both_address_families() {
+    fn handle_keeps_both_address_families() {
         let addresses = ["10.1.2.3", "2001:db8::1", "0.0.0.0", "::1"].map(|ip| ip.parse().unwrap());
         for count in 1..=addresses.len() {
             let addresses = addresses[..count].to_vec();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_of_another_kind_is_refused() {
+    fn handle_of_another_kind_is_refused() {
         assert!(matches!(Handle::decode(&[0; HANDLE_BYTES]), Err(HandshakeError::NotEvenkeel(_))));
         let handle = Handle { addresses: vec![[10, 1, 2, 3].into()], port: 4567, nonce: NONCE };
         for count in [0, 5] {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_peer_is_let_in() {
+    fn hello_is_accepted_from_the_right_peer_only() {
         let bytes = hello().encode();
         assert_eq!(Hello::decode(&bytes, NONCE, false, false), Ok(hello()));
         assert_eq!(
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn stray_fields_are_refused() {
+    fn unused_fields_must_be_zero() {
         let changed = |at: usize| {
             let mut changed = hello().encode();
             changed[at] = 1;
@@ -420,8 +420,8 @@ mod tests {
         let checked = Hello { checksum: true, ..hello() };
         assert_eq!(Hello::decode(&checked.encode(), NONCE, false, true), Ok(checked));
         for flow in [0, 9] {
-            let lifeline = Hello { rdma: true, flow, ..hello() };
-            assert_eq!(Hello::decode(&lifeline.encode(), NONCE, false, false), Ok(lifeline));
+            let control = Hello { rdma: true, flow, ..hello() };
+            assert_eq!(Hello::decode(&control.encode(), NONCE, false, false), Ok(control));
         }
         let refused = HandshakeError::Checksum { theirs: false };
         assert_eq!(Hello::decode(&hello().encode(), NONCE, false, true), Err(refused));
@@ -438,14 +438,14 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_recognised_early() {
+    fn hello_prefix_is_checked_early() {
         assert!(Hello::may_begin_with(b""));
         assert!(Hello::may_begin_with(&hello().encode()[..5]));
         assert!(!Hello::may_begin_with(b"GET / HTTP/1.1"));
     }
 
     #[test]
-    fn a_refusal_reaches_the_connector() {
+    fn welcome_carries_the_refusal() {
         let ok = Welcome { connection: ID, verdict: Ok(()) };
         assert_eq!(Welcome::check(&ok.encode(), ID), Ok(()));
         for refusal in [
@@ -465,13 +465,13 @@ mod tests {
     }
 
     #[test]
-    fn the_nonce_stays_out_of_logs() {
+    fn nonce_stays_out_of_logs() {
         assert!(!format!("{:?}", hello()).contains('7'));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused_without_panic(
+        fn hello_and_handle_refuse_any_bytes_without_panic(
             bytes in proptest::collection::vec(any::<u8>(), 64), keep_magic: bool,
         ) {
             let mut raw = [0; 64];

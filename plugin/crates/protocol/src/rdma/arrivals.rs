@@ -1,25 +1,26 @@
-//! Which messages have come by RDMA, counted exactly once whatever lane brings their parts and in whatever order.
+//! Which messages have been received over RDMA. Each is counted exactly once, whatever queue pair carries its parts and in
+//! whatever order.
 //!
-//! A part that has come is told of by a number of 32 bits that its sender chooses: which message, which part of it, and
-//! whether it is the last one.
+//! A part is announced by a number of 32 bits, the immediate data: which message, which part of it, and whether it is the
+//! last one.
 
 use std::collections::VecDeque;
 
-/// Most messages from the oldest one that is not complete to the newest one that may come.
+/// Maximum number of messages from the oldest incomplete one to the newest one that may be sent.
 pub const WINDOW: u64 = 64;
-/// Message numbers are told modulo this: a window more than [`WINDOW`], so that what came long ago is told from what is new.
-const SLOTS: u64 = 128;
-/// Most parts of a message.
+/// Message numbers are sent modulo this. It is twice [`WINDOW`], so that repeated parts of old messages differ from new ones.
+const NUMBER_MODULUS: u64 = 128;
+/// Maximum number of parts of a message.
 pub const MAX_PARTS: u32 = 1 << 23;
 
-/// What the number says that comes with a part.
+/// The immediate data of a part.
 ///
-/// Layout: the highest bit says that the part is the last one, the next one that it is a whole small message which waits in
-/// the receiver's ring; then seven bits of the message's number, and 23 of the part's.
+/// Layout: the highest bit marks the last part, the next one a whole small message in the receiver's eager buffers. Then
+/// follow seven bits of the message's number, and 23 of the part's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
-    /// The message's number modulo [`SLOTS`].
-    slot: u32,
+    /// The message's number modulo [`NUMBER_MODULUS`].
+    message: u32,
     /// The part's number.
     index: u32,
     last: bool,
@@ -27,24 +28,24 @@ pub struct Immediate {
 }
 
 impl Immediate {
-    /// A part of a message, which goes to the buffer posted for it.
+    /// A part of a message, written to the buffer posted for it.
     pub fn part(message: u64, index: u32, last: bool) -> Self {
-        Self { slot: (message % SLOTS) as u32, index, last, eager: false }
+        Self { message: (message % NUMBER_MODULUS) as u32, index, last, eager: false }
     }
 
-    /// A whole message, which goes to the ring.
+    /// A whole message, written to an eager buffer.
     pub fn eager(message: u64) -> Self {
-        Self { slot: (message % SLOTS) as u32, index: 0, last: true, eager: true }
+        Self { message: (message % NUMBER_MODULUS) as u32, index: 0, last: true, eager: true }
     }
 
     /// The number.
     pub fn encode(self) -> u32 {
-        u32::from(self.last) << 31 | u32::from(self.eager) << 30 | self.slot << 23 | self.index
+        u32::from(self.last) << 31 | u32::from(self.eager) << 30 | self.message << 23 | self.index
     }
 
     fn decode(number: u32) -> Self {
         Self {
-            slot: number >> 23 & (SLOTS as u32 - 1),
+            message: number >> 23 & (NUMBER_MODULUS as u32 - 1),
             index: number & (MAX_PARTS - 1),
             last: number >> 31 == 1,
             eager: number >> 30 & 1 == 1,
@@ -52,7 +53,7 @@ impl Immediate {
     }
 }
 
-/// Why something that came is wrong.
+/// Why a part is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArrivalError {
     /// The message is longer than its buffer.
@@ -65,7 +66,7 @@ pub enum ArrivalError {
         /// Bytes of the buffer.
         capacity: u64,
     },
-    /// A part of a message that nobody asked for.
+    /// A part of a message for which no buffer is posted.
     #[error("protocol error: a part of a message without a buffer")]
     NotPosted,
     /// The parts contradict each other.
@@ -73,23 +74,23 @@ pub enum ArrivalError {
     BeyondLast,
 }
 
-/// A message that has come.
+/// A message that has been received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedMessage<T> {
-    /// What its buffer was posted with.
+    /// The value that its buffer was posted with.
     pub posted: T,
     /// Its number.
     pub message: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Whether it waits in the ring; else it is in its buffer.
+    /// Whether it is in an eager buffer; else it is in its posted buffer.
     pub is_eager: bool,
 }
 
 /// The messages of one connection.
 #[derive(Debug)]
 pub struct Arrivals<T> {
-    /// Number of the oldest message that has not come.
+    /// Number of the oldest incomplete message.
     first: u64,
     /// The messages from that one on.
     messages: VecDeque<Message<T>>,
@@ -99,19 +100,19 @@ pub struct Arrivals<T> {
 
 #[derive(Debug)]
 struct Message<T> {
-    /// Bytes of the buffer and what it was posted with; none before, and none once the message is complete.
+    /// Bytes of the posted buffer and its value; none before it is posted, and none once the message is complete.
     posted: Option<(u64, T)>,
-    /// Its length, if it waits in the ring.
-    ring: Option<u64>,
+    /// Its length, if it is in an eager buffer.
+    eager: Option<u64>,
     parts: Parts,
-    /// Bytes that have come.
+    /// Bytes received.
     bytes: u64,
-    /// Number of parts, once the last one has come.
+    /// Number of parts, once the last one has been received.
     count: Option<u32>,
     complete: bool,
 }
 
-/// Set of parts. Few messages have more than the first ones.
+/// A set of parts. Few messages have more than the first 64.
 #[derive(Debug, Default)]
 struct Parts {
     first: u64,
@@ -126,7 +127,7 @@ impl Parts {
         word.is_some_and(|word| word >> bit & 1 == 1)
     }
 
-    /// False if it was there.
+    /// Returns false if it was in the set.
     fn insert(&mut self, index: u32) -> bool {
         if self.contains(index) {
             return false;
@@ -155,7 +156,7 @@ impl<T> Default for Message<T> {
     fn default() -> Self {
         Self {
             posted: None,
-            ring: None,
+            eager: None,
             parts: Parts::default(),
             bytes: 0,
             count: None,
@@ -165,7 +166,7 @@ impl<T> Default for Message<T> {
 }
 
 impl<T> Arrivals<T> {
-    /// Number of the oldest message that has not come. What those before it left in the ring is taken.
+    /// Number of the oldest incomplete message. Eager buffers of those before it are free.
     pub fn first(&self) -> u64 {
         self.first
     }
@@ -175,7 +176,7 @@ impl<T> Arrivals<T> {
         self.next
     }
 
-    /// How many buffers may be posted.
+    /// The number of buffers that may be posted.
     pub fn room(&self) -> usize {
         (self.first + WINDOW - self.next) as usize
     }
@@ -185,18 +186,18 @@ impl<T> Arrivals<T> {
         self.room() > 0
     }
 
-    /// Messages that have a buffer and are not complete.
+    /// Number of incomplete messages that have a buffer.
     pub fn outstanding(&self) -> usize {
         self.messages.iter().filter(|message| message.posted.is_some()).count()
     }
 
-    /// What they were posted with.
+    /// The values of their buffers.
     pub fn posted_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let posted = self.messages.iter_mut().filter_map(|message| message.posted.as_mut());
         posted.map(|(_, posted)| posted)
     }
 
-    /// Their number, and the bytes of their buffers.
+    /// Their numbers, and the sizes and values of their buffers.
     pub fn posted(&self) -> impl Iterator<Item = (u64, u64, &T)> {
         let numbered = (self.first..).zip(&self.messages);
         numbered.filter_map(|(number, message)| {
@@ -205,18 +206,19 @@ impl<T> Arrivals<T> {
         })
     }
 
-    /// Nothing comes any more: what buffers were posted with is dropped.
+    /// Drops the values of all posted buffers, when nothing more can be received.
     pub fn clear(&mut self) {
         self.messages.iter_mut().for_each(|message| message.posted = None);
     }
 
-    /// Posts a buffer of so many bytes for the next message. Its number; and the message, if that has come already.
+    /// Posts a buffer of `capacity` bytes for the next message. Returns its number, and the message if it has already been
+    /// received.
     ///
     /// # Errors
-    /// When a message has come that is longer.
+    /// When the message that has been received is longer.
     ///
     /// # Panics
-    /// Without room.
+    /// When no buffer may be posted.
     pub fn post(
         &mut self,
         capacity: u64,
@@ -227,36 +229,36 @@ impl<T> Arrivals<T> {
         self.next += 1;
         let message = self.message(number);
         message.posted = Some((capacity, posted));
-        let arrived = match message.ring {
+        let arrived = match message.eager {
             Some(length) => Some(self.complete(number, length, true)?),
             None => None,
         };
         Ok((number, arrived))
     }
 
-    /// A part has come: so many bytes, with this number. The message, if that is all of it.
+    /// Records a part: its bytes and its immediate data. Returns the message if it is complete now.
     ///
     /// # Errors
-    /// [`ArrivalError`] when it cannot be.
+    /// [`ArrivalError`] when no correct peer could have sent it.
     pub fn part_received(
         &mut self,
         bytes: u32,
         immediate: u32,
     ) -> Result<Option<ReceivedMessage<T>>, ArrivalError> {
         let part = Immediate::decode(immediate);
-        let ahead = u64::from(part.slot).wrapping_sub(self.first) % SLOTS;
+        let ahead = u64::from(part.message).wrapping_sub(self.first) % NUMBER_MODULUS;
         if ahead >= WINDOW {
-            // It came before by another way.
+            // It is repeated, and was received over another queue pair.
             return Ok(None);
         }
         let number = self.first + ahead;
         let next = self.next;
         let message = self.message(number);
-        if message.complete || message.ring.is_some() {
+        if message.complete || message.eager.is_some() {
             return Ok(None);
         }
         if part.eager {
-            message.ring = Some(bytes.into());
+            message.eager = Some(bytes.into());
             if number >= next {
                 return Ok(None);
             }
@@ -283,17 +285,17 @@ impl<T> Arrivals<T> {
         self.complete(number, length, false).map(Some)
     }
 
-    /// Whether a part has come.
+    /// Whether a part has been received.
     pub fn has(&self, message: u64, index: u32) -> bool {
         match message.checked_sub(self.first) {
             None => true,
             Some(at) => self.messages.get(at as usize).is_some_and(|message| {
-                message.complete || message.ring.is_some() || message.parts.contains(index)
+                message.complete || message.eager.is_some() || message.parts.contains(index)
             }),
         }
     }
 
-    /// The place of a message of the window.
+    /// The entry of a message of the window.
     fn message(&mut self, number: u64) -> &mut Message<T> {
         let at = (number - self.first) as usize;
         while self.messages.len() <= at {
@@ -335,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_complete_when_all_its_parts_have_come_in_any_order() {
+    fn arrivals_complete_a_message_from_parts_in_any_order() {
         let mut arrivals = Arrivals::default();
         assert_eq!(arrivals.post(1000, 'a'), Ok((0, None)));
         assert_eq!(arrivals.part_received(100, part(0, 2, true)), Ok(None));
@@ -350,20 +352,20 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_may_come_before_their_buffers() {
+    fn arrivals_keep_eager_messages_until_a_buffer_is_posted() {
         let mut arrivals = Arrivals::default();
         assert_eq!(arrivals.part_received(8, Immediate::eager(1).encode()), Ok(None));
         assert_eq!(arrivals.post(10, 'a'), Ok((0, None)));
         let early = ReceivedMessage { posted: 'b', message: 1, length: 8, is_eager: true };
         assert_eq!(arrivals.post(10, 'b'), Ok((1, Some(early))));
-        assert_eq!(arrivals.first(), 0, "the ring's place is needed");
+        assert_eq!(arrivals.first(), 0, "the eager buffer is in use");
         let empty = ReceivedMessage { posted: 'a', message: 0, length: 0, is_eager: true };
         assert_eq!(arrivals.part_received(0, Immediate::eager(0).encode()), Ok(Some(empty)));
         assert_eq!(arrivals.first(), 2);
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn arrivals_refuse_impossible_parts() {
         let mut arrivals = Arrivals::default();
         assert_eq!(arrivals.part_received(8, part(0, 0, true)), Err(ArrivalError::NotPosted));
         arrivals.post(10, 'a').unwrap();
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_moves_on_with_the_oldest_message() {
+    fn arrivals_window_moves_with_the_oldest_message() {
         let mut arrivals = Arrivals::default();
         for number in 0..WINDOW {
             assert_eq!(arrivals.post(8, number), Ok((number, None)));
@@ -394,30 +396,30 @@ mod tests {
     }
 
     proptest! {
-        /// However parts are mixed and repeated, each message comes once, and whole.
+        /// However parts are mixed and repeated, each message is received once, and whole.
         #[test]
-        fn each_message_comes_once(
+        fn arrivals_count_each_message_once(
             order in proptest::collection::vec((0u64..6, 0u32..5), 60..200),
         ) {
             let mut arrivals = Arrivals::default();
             for number in 0..6u64 {
                 arrivals.post(100, number).unwrap();
             }
-            let mut came = Vec::new();
+            let mut received = Vec::new();
             let rest = (0..6).flat_map(|message| (0..5).map(move |index| (message, index)));
             for (message, index) in order.into_iter().chain(rest) {
                 if let Some(all) = arrivals.part_received(10, part(message, index, index == 4)).unwrap() {
                     prop_assert_eq!(all.length, 50);
                     prop_assert_eq!(all.posted, message);
-                    came.push(message);
+                    received.push(message);
                 }
             }
-            came.sort_unstable();
-            prop_assert_eq!(came, vec![0, 1, 2, 3, 4, 5]);
+            received.sort_unstable();
+            prop_assert_eq!(received, vec![0, 1, 2, 3, 4, 5]);
         }
 
         #[test]
-        fn any_number_is_taken_or_refused_without_panic(numbers in proptest::collection::vec(any::<u32>(), 0..100)) {
+        fn arrivals_take_any_immediate_data_without_panic(numbers in proptest::collection::vec(any::<u32>(), 0..100)) {
             let mut arrivals = Arrivals::default();
             for number in numbers {
                 let _ = arrivals.part_received(5, number);

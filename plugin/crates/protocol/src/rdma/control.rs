@@ -1,14 +1,14 @@
-//! What peers whose messages are carried by RDMA say on their connection's only TCP connection, the lifeline.
+//! Control messages: what peers over RDMA send on the connection's only TCP connection, the control connection.
 //!
-//! There they agree on queue pairs, one per *lane*, at the start and again when one has failed. The connector, who sends
-//! the messages, offers a queue pair for a lane; the listener connects one of its own with it and answers with that; the
-//! connector does the same and lets go. An offer that replaces a queue pair lists the parts of messages that were sent and
-//! not acknowledged there. The listener answers which of them it has, after it has seen to it that nothing more comes by
-//! the old one: what it has is not sent again, what it has not cannot come twice.
+//! They set up the queue pairs, at the start and again when one has failed. The connector, which sends the messages, offers
+//! a queue pair. The listener connects one of its own with it and answers with that. The connector connects its own as well,
+//! and reports that it is ready. An offer that replaces a queue pair lists the parts of messages that were sent there and
+//! not acknowledged. The listener first makes sure that nothing more arrives over the old queue pair, and then answers which
+//! of the parts it has. Those are not sent again, and the others cannot arrive twice.
 //!
-//! Queue pairs are those of the two ports at whose addresses the lifeline ends. When nothing gets through there, the
-//! connector opens another lifeline, from or to another address, and all begins anew on it: each side says its port, and the
-//! connector offers a queue pair for each lane. What does not depend on the ports is said again if the peer has not heard it
+//! Queue pairs belong to the two ports whose addresses the control connection uses. When that path fails, the connector
+//! opens another control connection, from or to another address. Both sides then send their port again, and the connector
+//! offers all queue pairs again. Messages that do not depend on the ports are replayed if the peer has not received them
 //! ([`crate::ReplayBuffer`]).
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,68 +17,68 @@ use super::arrivals::WINDOW;
 use crate::codec::{array, mapped};
 use crate::limits::{MAX_ADDRESSES, MAX_QUEUE_PAIRS};
 
-/// Most parts of messages that a lane has on their way.
+/// Maximum number of parts of messages that a queue pair has in flight.
 pub const MAX_PARTS_IN_FLIGHT: usize = 64;
-/// Bytes in front of each word: kind u8, lane u8, number of bytes that follow u16, zero u32.
-const HEAD: usize = 8;
+/// Length of a message's header: kind u8, index of the queue pair u8, length of the body u16, zero u32.
+const HEADER: usize = 8;
 const PART: usize = 12;
 const PORT: usize = 34;
 const PAIR: usize = 8;
 const ADDRESS: usize = 16;
 
-/// What a peer says.
+/// A control message. The first field of those about a queue pair is its index in the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlMessage {
-    /// Where it is, and where to write to. The first word of each side on a connection's first lifeline, the second one on
-    /// others.
+    /// The sender's port, and the memory to write to. It is each side's first message on a connection's first control
+    /// connection, and the second one on others.
     Port(PortInfo),
-    /// The connector has a new queue pair for a lane. These parts may not have come by the old one.
+    /// The connector has a new queue pair. These parts may not have been received over the old one.
     Offer(u8, QueuePairInfo, Vec<MessagePart>),
-    /// The listener has one too. Of the parts it has those whose bit is set, the lowest for the first.
+    /// The listener has one too. It has received the parts whose bit is set; the lowest bit is for the first part.
     Answer(u8, QueuePairInfo, u64),
     /// The connector's queue pair is connected: the listener may use it.
     Ready(u8),
     /// The listener's queue pair has failed.
     QueuePairFailed(u8),
-    /// The connector waits for the buffer of a message (its number), which is so long (its length in bytes).
+    /// The connector waits for the buffer of a message: its number and its length in bytes.
     CreditRequest(u64, u64),
-    /// No more comes. The connector has sent all messages below this number.
+    /// The connection is closed. The connector has sent all messages below this number.
     Close(u64),
-    /// From the connector, before its first message: the messages' tag. As [`crate::Frame::Tag`], and 0 is said too.
+    /// From the connector, before its first message: the messages' tag. As [`crate::Frame::Tag`], but 0 is sent too.
     Tag(i32),
-    /// From the listener, as [`crate::Frame::TagsDifferFrom`]. The buffers' tags come with their credits.
+    /// From the listener, as [`crate::Frame::TagsDifferFrom`]. Credits carry the buffers' tags.
     TagsDifferFrom(u64),
-    /// From the connector, as [`crate::Frame::SameTagBelow`], with the lengths in bytes of the messages from the one on of
-    /// which the listener has spoken; 0 of those that it has in its ring.
+    /// From the connector, as [`crate::Frame::SameTagBelow`]. It has the lengths in bytes of the messages from the
+    /// listener's number on; 0 for those that are in the listener's eager buffers.
     SameTagBelow(u64, Vec<u32>),
-    /// The addresses of this side's other ports, by which the connection could go on; 1 to [`MAX_ADDRESSES`]. Not said where
-    /// there is none.
+    /// The addresses of this side's other ports, to which the connection can fail over; 1 to [`MAX_ADDRESSES`]. Not sent
+    /// where there is none.
     AlternateAddresses(Vec<IpAddr>),
-    /// So many words that outlive a lifeline have been heard, from the first one on. The first word of each side on a
-    /// lifeline that takes the place of another one.
+    /// The number of replayed messages received, from the connection's first one on. It is each side's first message on a
+    /// control connection that replaces another.
     Ack(u64),
 }
 
 /// A port, and the memory there that the peer writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// Its address.
+    /// Its GID.
     pub gid: [u8; 16],
     /// Its local identifier, on InfiniBand.
     pub lid: u16,
-    /// Code of its largest packets.
+    /// Its path MTU, as a verbs code.
     pub mtu: u8,
-    /// Whether small messages may come before there is a buffer for them.
+    /// Whether small messages may be sent before a buffer is posted for them.
     pub eager: bool,
-    /// What packets between the two ports are marked with, if the connector says this: traffic class and service level.
+    /// Marking of the packets between the two ports; the connector's holds for both.
     pub marking: PacketMarking,
-    /// Where the memory begins.
+    /// Address of the memory.
     pub address: u64,
     /// Its key.
     pub key: u32,
 }
 
-/// What tells packets from others on their way.
+/// Marking of packets for quality of service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketMarking {
     /// Traffic class of the IP header.
@@ -110,16 +110,16 @@ pub struct MessagePart {
     pub index: u32,
 }
 
-/// Bytes that are no word.
+/// Bytes that are no control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the peer says something on the lifeline that means nothing (kind {kind}, {length} bytes)")]
+#[error("invalid control message (kind {kind}, {length} bytes)")]
 pub struct ControlMessageError {
     kind: u8,
     length: u16,
 }
 
 impl ControlMessage {
-    /// Whether it holds whatever the lifeline and the ports are.
+    /// Whether the message is valid on any control connection and between any ports, and is therefore replayed.
     pub fn is_replayed(&self) -> bool {
         match self {
             Self::CreditRequest(..)
@@ -141,7 +141,7 @@ impl ControlMessage {
     /// [`MAX_ADDRESSES`].
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
-        let (kind, lane) = match self {
+        let (kind, index) = match self {
             Self::Port(port) => {
                 body.extend(port.gid);
                 body.extend(port.lid.to_le_bytes());
@@ -151,21 +151,21 @@ impl ControlMessage {
                 body.extend([port.marking.traffic_class, port.marking.service_level]);
                 (1, 0)
             }
-            Self::Offer(lane, pair, parts) => {
+            Self::Offer(index, pair, parts) => {
                 body.extend(pair.encode());
                 for part in parts.iter().take(MAX_PARTS_IN_FLIGHT) {
                     body.extend(part.message.to_le_bytes());
                     body.extend(part.index.to_le_bytes());
                 }
-                (2, *lane)
+                (2, *index)
             }
-            Self::Answer(lane, pair, have) => {
+            Self::Answer(index, pair, have) => {
                 body.extend(pair.encode());
                 body.extend(have.to_le_bytes());
-                (3, *lane)
+                (3, *index)
             }
-            Self::Ready(lane) => (4, *lane),
-            Self::QueuePairFailed(lane) => (5, *lane),
+            Self::Ready(index) => (4, *index),
+            Self::QueuePairFailed(index) => (5, *index),
             Self::CreditRequest(message, length) => {
                 body.extend(message.to_le_bytes());
                 body.extend(length.to_le_bytes());
@@ -196,37 +196,37 @@ impl ControlMessage {
                 }
                 (11, 0)
             }
-            Self::Ack(words) => {
-                body.extend(words.to_le_bytes());
+            Self::Ack(count) => {
+                body.extend(count.to_le_bytes());
                 (12, 0)
             }
         };
         let length = (body.len() as u16).to_le_bytes();
-        let mut out = vec![kind, lane, length[0], length[1], 0, 0, 0, 0];
+        let mut out = vec![kind, index, length[0], length[1], 0, 0, 0, 0];
         out.append(&mut body);
         out
     }
 
-    /// The word that the bytes begin with, and its length; `None` while it is not whole.
+    /// The message that the bytes begin with, and its length; `None` while it is incomplete.
     ///
     /// # Errors
-    /// When they begin with no word.
+    /// When the bytes begin with no valid message.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, ControlMessageError> {
-        let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
-        let [kind, lane, low, high, zeros @ ..] = *head;
+        let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
+        let [kind, index, low, high, zeros @ ..] = *head;
         let length = u16::from_le_bytes([low, high]);
         let error = ControlMessageError { kind, length };
-        let most = PAIR + MAX_PARTS_IN_FLIGHT * PART;
-        let laned = matches!(kind, 2..=5);
+        let max = PAIR + MAX_PARTS_IN_FLIGHT * PART;
+        let has_queue_pair = matches!(kind, 2..=5);
         if !(1..=12).contains(&kind)
-            || usize::from(length) > most
+            || usize::from(length) > max
             || zeros != [0; 4]
-            || usize::from(lane) >= if laned { MAX_QUEUE_PAIRS } else { 1 }
+            || usize::from(index) >= if has_queue_pair { MAX_QUEUE_PAIRS } else { 1 }
         {
             return Err(error);
         }
         let Some(body) = rest.get(..length.into()) else { return Ok(None) };
-        let word = match (kind, body.len()) {
+        let message = match (kind, body.len()) {
             (1, PORT) => Self::Port(PortInfo::decode(body).ok_or(error)?),
             (2, length) if length >= PAIR && (length - PAIR).is_multiple_of(PART) => {
                 let (pair, parts) = body.split_at(PAIR);
@@ -234,14 +234,14 @@ impl ControlMessage {
                     message: u64::from_le_bytes(array(part, 0)),
                     index: u32::from_le_bytes(array(part, 8)),
                 });
-                Self::Offer(lane, QueuePairInfo::decode(pair), parts.collect())
+                Self::Offer(index, QueuePairInfo::decode(pair), parts.collect())
             }
             (3, 16) => {
                 let have = u64::from_le_bytes(array(body, PAIR));
-                Self::Answer(lane, QueuePairInfo::decode(body), have)
+                Self::Answer(index, QueuePairInfo::decode(body), have)
             }
-            (4, 0) => Self::Ready(lane),
-            (5, 0) => Self::QueuePairFailed(lane),
+            (4, 0) => Self::Ready(index),
+            (5, 0) => Self::QueuePairFailed(index),
             (6, 16) => Self::CreditRequest(
                 u64::from_le_bytes(array(body, 0)),
                 u64::from_le_bytes(array(body, 8)),
@@ -269,7 +269,7 @@ impl ControlMessage {
             (12, 8) => Self::Ack(u64::from_le_bytes(array(body, 0))),
             _ => return Err(error),
         };
-        Ok(Some((word, HEAD + body.len())))
+        Ok(Some((message, HEADER + body.len())))
     }
 }
 
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn words() -> Vec<ControlMessage> {
+    fn messages() -> Vec<ControlMessage> {
         let pair = QueuePairInfo { number: 17, sequence: 0xab_cdef };
         let parts: Vec<MessagePart> = (0..MAX_PARTS_IN_FLIGHT as u32)
             .map(|index| MessagePart { message: 1 << 40, index })
@@ -350,46 +350,46 @@ mod tests {
     }
 
     #[test]
-    fn words_are_understood_one_after_the_other_and_however_they_come() {
-        let said: Vec<u8> = words().iter().flat_map(ControlMessage::encode).collect();
-        for step in [1, 7, said.len()] {
-            let (mut heard, mut understood) = (Vec::new(), Vec::new());
-            for bytes in said.chunks(step) {
-                heard.extend(bytes);
-                while let Some((word, used)) = ControlMessage::decode(&heard).unwrap() {
-                    understood.push(word);
-                    heard.drain(..used);
+    fn control_messages_decode_from_any_fragments() {
+        let sent: Vec<u8> = messages().iter().flat_map(ControlMessage::encode).collect();
+        for step in [1, 7, sent.len()] {
+            let (mut received, mut decoded) = (Vec::new(), Vec::new());
+            for bytes in sent.chunks(step) {
+                received.extend(bytes);
+                while let Some((message, used)) = ControlMessage::decode(&received).unwrap() {
+                    decoded.push(message);
+                    received.drain(..used);
                 }
             }
-            assert_eq!(understood, words());
-            assert!(heard.is_empty());
+            assert_eq!(decoded, messages());
+            assert!(received.is_empty());
         }
     }
 
     #[test]
-    fn what_means_nothing_is_refused_before_all_of_it_has_come() {
+    fn control_message_is_refused_by_its_header() {
         for (at, value) in [(0, 0), (0, 13), (1, 8), (3, 0xff), (5, 1)] {
             let mut bytes = ControlMessage::Ready(1).encode();
             bytes[at] = value;
             assert!(ControlMessage::decode(&bytes).is_err(), "{bytes:?}");
         }
-        let mut port = words()[0].encode();
-        // No packet has this size.
-        port[HEAD + 18] = 6;
+        let mut port = messages()[0].encode();
+        // There is no such MTU.
+        port[HEADER + 18] = 6;
         assert!(ControlMessage::decode(&port).is_err());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_or_refused_without_panic(
+        fn control_message_decodes_any_bytes_without_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0u8..14, length in 0u8..72,
         ) {
             let mut bytes = bytes;
-            if bytes.len() >= HEAD {
-                bytes[..HEAD].copy_from_slice(&[kind, 0, length, 0, 0, 0, 0, 0]);
+            if bytes.len() >= HEADER {
+                bytes[..HEADER].copy_from_slice(&[kind, 0, length, 0, 0, 0, 0, 0]);
             }
-            if let Ok(Some((word, used))) = ControlMessage::decode(&bytes) {
-                prop_assert_eq!(word.encode(), &bytes[..used]);
+            if let Ok(Some((message, used))) = ControlMessage::decode(&bytes) {
+                prop_assert_eq!(message.encode(), &bytes[..used]);
             }
         }
     }

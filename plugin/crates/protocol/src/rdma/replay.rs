@@ -1,55 +1,57 @@
-//! What outlives a lifeline's TCP connection: the words that are said again on the next one, since the peer has not heard
-//! them.
+//! Control messages that survive a change of the control connection: those that the peer may not have received are sent
+//! again on the next one.
 
 use std::collections::VecDeque;
 
 use super::control::ControlMessage;
 
-/// Words heard before the peer is told so. It keeps no more than a few more.
-const STEP: u64 = 8;
+/// Messages received before they are acknowledged. The peer keeps not many more.
+const ACK_INTERVAL: u64 = 8;
 
-/// The words of one side that hold whatever the lifeline is ([`ControlMessage::is_replayed`]), and how many of the peer's it has heard.
+/// The messages of one side that are valid on any control connection ([`ControlMessage::is_replayed`]), and the number of
+/// such messages received from the peer.
 #[derive(Debug, Default)]
 pub struct ReplayBuffer {
-    /// Those that the peer may not have heard, encoded, oldest first.
+    /// Messages that the peer may not have received, encoded, oldest first.
     unacked: VecDeque<Vec<u8>>,
-    /// How many were said before those.
+    /// Number of messages before those.
     acked_count: u64,
     received_count: u64,
-    /// So many have been heard, as the peer was told.
+    /// Number of messages received, as last acknowledged to the peer.
     acknowledged_count: u64,
 }
 
 impl ReplayBuffer {
-    /// One is said. It is to be sent as well, unless the lifeline is new and the peer has not told what it has heard.
+    /// Adds a message. It must be sent as well, unless the control connection is new and the peer has not yet acknowledged
+    /// what it has received.
     pub fn push(&mut self, encoded: Vec<u8>) {
         self.unacked.push_back(encoded);
     }
 
-    /// One of the peer's was heard; what it is to be told of that, if anything.
+    /// Counts a message from the peer. Returns an acknowledgement to send, if one is due.
     pub fn received(&mut self) -> Option<ControlMessage> {
         self.received_count += 1;
-        (self.received_count - self.acknowledged_count >= STEP).then(|| self.ack())
+        (self.received_count - self.acknowledged_count >= ACK_INTERVAL).then(|| self.ack())
     }
 
-    /// What the peer is told on a new lifeline.
+    /// The acknowledgement to send first on a new control connection.
     pub fn ack(&mut self) -> ControlMessage {
         self.acknowledged_count = self.received_count;
         ControlMessage::Ack(self.received_count)
     }
 
-    /// The peer has heard so many; whether that can be.
-    pub fn acked(&mut self, words: u64) -> bool {
-        let Some(more) = words.checked_sub(self.acked_count) else { return false };
+    /// The peer has received this many messages. Returns false if that is impossible.
+    pub fn acked(&mut self, count: u64) -> bool {
+        let Some(more) = count.checked_sub(self.acked_count) else { return false };
         if more > self.unacked.len() as u64 {
             return false;
         }
         self.unacked.drain(..more as usize);
-        self.acked_count = words;
+        self.acked_count = count;
         true
     }
 
-    /// What the peer may not have heard, encoded, oldest first.
+    /// The messages that the peer may not have received, encoded, oldest first.
     pub fn unacked(&self) -> impl Iterator<Item = &[u8]> {
         self.unacked.iter().map(Vec::as_slice)
     }
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_cannot_have_heard_what_was_not_said_or_less_than_before() {
+    fn replay_refuses_impossible_acknowledgements() {
         let mut replay = ReplayBuffer::default();
         assert!(replay.acked(0));
         assert!(!replay.acked(1));
@@ -74,17 +76,17 @@ mod tests {
     }
 
     proptest! {
-        /// One side says numbers; lifelines end at any place, with what was sent on them and not read.
+        /// One side sends numbers. Control connections end at any point, and lose what was sent on them and not read.
         #[test]
-        fn each_word_is_heard_once_and_in_order(
+        fn replay_delivers_each_message_once_and_in_order(
             mut steps in proptest::collection::vec((0u8..4, 0usize..20), 1..60),
         ) {
             let (mut sender, mut receiver) = (ReplayBuffer::default(), ReplayBuffer::default());
-            let (mut next, mut heard) = (0, Vec::new());
+            let (mut next, mut received) = (0, Vec::new());
             let (mut there, mut back) = (VecDeque::new(), VecDeque::new());
-            // Whether the speaker knows what was heard before the lifeline began.
+            // Whether the sender knows what was received on earlier control connections.
             let mut resumed = true;
-            // In the end all comes.
+            // In the end all messages arrive.
             steps.extend([(2, 99), (1, 99), (2, 99)]);
             for (step, count) in steps {
                 match step {
@@ -96,14 +98,14 @@ mod tests {
                         next += 1;
                     }
                     1 => for number in there.drain(..count.min(there.len())) {
-                        heard.push(number);
+                        received.push(number);
                         back.extend(receiver.received());
                     },
-                    2 => for word in back.drain(..count.min(back.len())) {
-                        let ControlMessage::Ack(words) = word else { panic!("{word:?}") };
-                        prop_assert!(sender.acked(words));
+                    2 => for message in back.drain(..count.min(back.len())) {
+                        let ControlMessage::Ack(count) = message else { panic!("{message:?}") };
+                        prop_assert!(sender.acked(count));
                         if !std::mem::replace(&mut resumed, true) {
-                            there.extend(sender.unacked().map(|word| word[0]));
+                            there.extend(sender.unacked().map(|message| message[0]));
                         }
                     },
                     _ => {
@@ -114,8 +116,8 @@ mod tests {
                     }
                 }
             }
-            prop_assert!(heard.iter().copied().eq(0..next), "{next} words, heard {heard:?}");
-            prop_assert!((sender.unacked().count() as u64) < STEP);
+            prop_assert!(received.iter().copied().eq(0..next), "{next} sent, received {received:?}");
+            prop_assert!((sender.unacked().count() as u64) < ACK_INTERVAL);
         }
     }
 }

@@ -1,94 +1,96 @@
-//! How many flows to use where the hosts are the limit, and not the paths.
+//! The number of flows to use: fewer where the hosts are the limit and not the paths.
 
 use std::time::Duration;
 
-/// How long a number of flows is observed before anything is concluded.
+/// How long a number of flows is measured before a decision.
 const PERIOD: Duration = Duration::from_millis(20);
-/// A period that lasted longer than this had a pause in it and says nothing.
-const LONGEST_PERIOD: Duration = Duration::from_millis(60);
-/// Share of the time in which those who write work, from which on the hosts may be the limit.
+/// A period that lasted longer than this had a pause in it and is ignored.
+const MAX_PERIOD: Duration = Duration::from_millis(60);
+/// Load of the writing threads above which the hosts may be the limit.
 const BUSY: f64 = 0.5;
-/// So many times fewer flows have carried less, one after the other, before that is believed.
-const BELIEVED: u32 = 2;
-/// Fewer flows are kept when they carry at least this share of what more did: they cost less.
+/// Consecutive failed trials of fewer flows after which the paths are taken for the limit.
+const MIN_FAILED_TRIALS: u32 = 2;
+/// Fewer flows are kept when they carry at least this share of what more did, since they cost less.
 const ENOUGH: f64 = 0.9;
 /// More flows are kept when they carry at least this many times what fewer did.
 const GAIN: f64 = 1.1;
-/// How long nothing is tried after it has not helped; doubled each time, up to the limit.
-const FIRST_REST: Duration = Duration::from_millis(200);
-const LONGEST_REST: Duration = Duration::from_secs(20);
+/// Backoff after a trial that did not help; doubled each time, up to the limit.
+const MIN_BACKOFF: Duration = Duration::from_millis(200);
+const MAX_BACKOFF: Duration = Duration::from_secs(20);
 
-/// Finds out, by trying, how many of a connection's flows are worth their cost.
+/// Finds by trial how many of a connection's flows are worth their cost.
 ///
-/// Several flows reach more paths. Where the processors are the limit, each further one only makes every byte more
-/// expensive: system calls move less, and caches and interrupts are shared. So while those who write have hardly
-/// any rest, half as many flows are tried, and kept if they carry as much; once they have rest, twice as many, kept if they
+/// Several flows reach more paths. Where the processors are the limit, each further flow only makes every byte more
+/// expensive: system calls move less, and caches and interrupts are shared. While the writing threads are busy, half as many
+/// flows are tried, and kept if they carry as much. While the threads are idle, twice as many are tried, and kept if they
 /// carry more.
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Debug)]
 pub struct FlowCount {
     /// Flows that the connection has.
-    most: usize,
+    max: usize,
     /// Flows that are in use.
-    width: usize,
+    in_use: usize,
+    /// Beginning of the period.
     since: Option<Duration>,
-    /// Bytes carried in all, and time worked in all, when the period began.
+    /// Bytes carried and time worked up to the beginning of the period.
     carried: u64,
     worked: Duration,
     trial: Option<Trial>,
-    rest: Duration,
+    backoff: Duration,
+    /// No trial begins before this.
     not_before: Duration,
-    /// Share of the last period in which those who write worked.
+    /// Share of the last period in which the writing threads worked.
     load: f64,
-    /// Times that fewer flows carried less, since more were last as good as fewer.
-    rejected: u32,
+    /// Consecutive trials in which fewer flows carried less.
+    failed_trials: u32,
 }
 
 #[derive(Debug)]
 struct Trial {
-    /// What there was before it.
-    width: usize,
+    /// Number of flows before it.
+    in_use: usize,
     /// Bytes per second before it.
     rate: f64,
-    /// The first period has what was on its way already.
+    /// Whether the first period is over, in which bytes of the former flows arrive.
     settled: bool,
 }
 
 impl FlowCount {
-    /// For a connection that has this many flows, all of which are used at first.
+    /// For a connection with this many flows, all of which are used at first.
     pub fn new(flows: usize) -> Self {
         Self {
-            most: flows,
-            width: flows,
+            max: flows,
+            in_use: flows,
             since: None,
             carried: 0,
             worked: Duration::ZERO,
             trial: None,
-            rest: FIRST_REST,
+            backoff: MIN_BACKOFF,
             not_before: Duration::ZERO,
             load: 0.0,
-            rejected: 0,
+            failed_trials: 0,
         }
     }
 
-    /// How many flows are to be used.
+    /// The number of flows to use.
     pub fn in_use(&self) -> usize {
-        self.width
+        self.in_use
     }
 
-    /// Whether it is the paths that limit what is carried, as far as is known.
+    /// Whether the paths limit the rate, as far as is known.
     pub fn paths_matter(&self) -> bool {
-        self.width == self.most && (self.load <= BUSY || self.rejected >= BELIEVED)
+        self.in_use == self.max && (self.load <= BUSY || self.failed_trials >= MIN_FAILED_TRIALS)
     }
 
-    /// Some time has passed. `carried`: bytes that all flows have carried so far. `worked`: how long those
-    /// who write have not waited for anything so far. Returns whether the width has changed.
+    /// To be called at intervals. `carried`: bytes that all flows have carried so far. `worked`: the writing threads' total
+    /// time of work so far. Returns whether the number has changed.
     pub fn tick(&mut self, now: Duration, carried: u64, worked: Duration) -> bool {
         let time = self.since.map(|since| now.saturating_sub(since));
-        let Some(time) = time.filter(|time| *time <= LONGEST_PERIOD) else {
+        let Some(time) = time.filter(|time| *time <= MAX_PERIOD) else {
             self.begin(now, carried, worked);
-            return self.trial.take().is_some_and(|trial| self.set(trial.width));
+            return self.trial.take().is_some_and(|trial| self.set(trial.in_use));
         };
         if time < PERIOD {
             return false;
@@ -101,33 +103,33 @@ impl FlowCount {
                 return false;
             }
             let (before, needed) =
-                (trial.width, if self.width < trial.width { ENOUGH } else { GAIN });
-            let narrowed = self.width < trial.width;
+                (trial.in_use, if self.in_use < trial.in_use { ENOUGH } else { GAIN });
+            let reduced = self.in_use < trial.in_use;
             let helped = rate >= trial.rate * needed;
-            match (narrowed, helped) {
-                (true, false) => self.rejected = self.rejected.saturating_add(1),
-                (true, true) => self.rejected = 0,
+            match (reduced, helped) {
+                (true, false) => self.failed_trials = self.failed_trials.saturating_add(1),
+                (true, true) => self.failed_trials = 0,
                 (false, _) => {}
             }
             self.trial = None;
-            self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
+            self.backoff = if helped { MIN_BACKOFF } else { (self.backoff * 2).min(MAX_BACKOFF) };
             if helped {
                 return false;
             }
-            self.not_before = now + self.rest;
+            self.not_before = now + self.backoff;
             return self.set(before);
         }
-        let width =
-            if self.load > BUSY { self.width / 2 } else { self.width * 2 }.clamp(1, self.most);
-        if now < self.not_before || width == self.width {
+        let count =
+            if self.load > BUSY { self.in_use / 2 } else { self.in_use * 2 }.clamp(1, self.max);
+        if now < self.not_before || count == self.in_use {
             return false;
         }
-        self.trial = Some(Trial { width: self.width, rate, settled: false });
-        self.set(width)
+        self.trial = Some(Trial { in_use: self.in_use, rate, settled: false });
+        self.set(count)
     }
 
-    fn set(&mut self, width: usize) -> bool {
-        std::mem::replace(&mut self.width, width) != width
+    fn set(&mut self, count: usize) -> bool {
+        std::mem::replace(&mut self.in_use, count) != count
     }
 
     fn begin(&mut self, now: Duration, carried: u64, worked: Duration) {
@@ -139,18 +141,18 @@ impl FlowCount {
 mod tests {
     use super::*;
 
-    /// Bytes per second and load of a connection that uses this many flows.
+    /// Bytes per second and load of a connection by its number of flows.
     type Model = fn(usize) -> (u64, f64);
 
     /// Each flow makes every byte more expensive.
-    const HOSTS_ARE_THE_LIMIT: Model = |width| (3_000_000_000 / (1 + width as u64 / 4), 0.9);
+    const HOSTS_ARE_THE_LIMIT: Model = |flows| (3_000_000_000 / (1 + flows as u64 / 4), 0.9);
     /// Each flow has a path of its own.
-    const PATHS_ARE_THE_LIMIT: Model = |width| (100_000_000 * width as u64, 0.1);
+    const PATHS_ARE_THE_LIMIT: Model = |flows| (100_000_000 * flows as u64, 0.1);
     /// The same, on slow hosts.
-    const BOTH: Model = |width| (100_000_000 * width as u64, 0.15 * width as f64);
+    const BOTH: Model = |flows| (100_000_000 * flows as u64, 0.15 * flows as f64);
 
     struct Run {
-        width: FlowCount,
+        flow_count: FlowCount,
         now: Duration,
         carried: u64,
         worked: Duration,
@@ -159,28 +161,28 @@ mod tests {
     impl Run {
         fn new(flows: usize) -> Self {
             let zero = Duration::ZERO;
-            Self { width: FlowCount::new(flows), now: zero, carried: 0, worked: zero }
+            Self { flow_count: FlowCount::new(flows), now: zero, carried: 0, worked: zero }
         }
 
-        /// Returns the share of the time in which each width was used.
+        /// Returns the share of the time in which each number of flows was used.
         fn go(&mut self, model: Model, length: Duration) -> Vec<f64> {
             const STEP: Duration = Duration::from_millis(5);
             let steps = length.as_millis() / STEP.as_millis();
             let mut used = vec![0.0; 65];
             for _ in 0..steps {
-                let (rate, load) = model(self.width.in_use());
-                used[self.width.in_use()] += 1.0 / steps as f64;
+                let (rate, load) = model(self.flow_count.in_use());
+                used[self.flow_count.in_use()] += 1.0 / steps as f64;
                 self.now += STEP;
                 self.carried += (rate as f64 * STEP.as_secs_f64()) as u64;
                 self.worked += STEP.mul_f64(load);
-                self.width.tick(self.now, self.carried, self.worked);
+                self.flow_count.tick(self.now, self.carried, self.worked);
             }
             used
         }
     }
 
     #[test]
-    fn one_flow_is_enough_where_hosts_are_the_limit() {
+    fn flow_count_is_one_where_hosts_are_the_limit() {
         let mut run = Run::new(8);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_millis(300));
         let used = run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(10));
@@ -188,36 +190,36 @@ mod tests {
     }
 
     #[test]
-    fn all_flows_are_used_where_paths_are_the_limit() {
+    fn flow_count_is_full_where_paths_are_the_limit() {
         for model in [PATHS_ARE_THE_LIMIT, BOTH] {
             let mut run = Run::new(4);
             run.go(model, Duration::from_millis(600));
-            assert!(run.width.paths_matter());
+            assert!(run.flow_count.paths_matter());
             let used = run.go(model, Duration::from_secs(20));
             assert!(used[4] > 0.98, "{used:?}");
         }
     }
 
     #[test]
-    fn what_changes_is_noticed() {
+    fn flow_count_follows_changes() {
         let mut run = Run::new(4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
-        assert_eq!(run.width.in_use(), 1);
-        assert!(!run.width.paths_matter());
+        assert_eq!(run.flow_count.in_use(), 1);
+        assert!(!run.flow_count.paths_matter());
         run.go(PATHS_ARE_THE_LIMIT, Duration::from_millis(600));
-        assert_eq!(run.width.in_use(), 4);
+        assert_eq!(run.flow_count.in_use(), 4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
-        assert_eq!(run.width.in_use(), 1);
+        assert_eq!(run.flow_count.in_use(), 1);
     }
 
     #[test]
-    fn a_pause_says_nothing() {
+    fn flow_count_ignores_pauses() {
         let mut run = Run::new(4);
         for _ in 0..100 {
             run.go(HOSTS_ARE_THE_LIMIT, Duration::from_millis(25));
             run.now += Duration::from_secs(1);
         }
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_millis(5));
-        assert_eq!(run.width.in_use(), 4);
+        assert_eq!(run.flow_count.in_use(), 4);
     }
 }

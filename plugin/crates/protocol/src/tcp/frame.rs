@@ -1,4 +1,4 @@
-//! What travels on a flow after the handshake: frames of a fixed size, some with a payload.
+//! Frames: what a flow carries after the handshake. They have a fixed size, and some have a payload.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use crate::limits::{CHUNK_ALIGN, MAX_MESSAGE_BYTES};
 /// Encoded length of a [`Frame`] without its payload, in bytes.
 pub const FRAME_BYTES: usize = 32;
 
-/// Where a sealed frame has the checksum of its payload, and the one of itself up to there: the upper halves of numbers
-/// that fit into the lower ones.
+/// Where a sealed frame has the checksum of its payload, and the checksum of the frame itself up to there. These are the
+/// upper halves of numbers that fit into the lower ones.
 const PAYLOAD_SUM: Range<usize> = 20..24;
 const FRAME_SUM: Range<usize> = 28..32;
 
@@ -24,31 +24,31 @@ const KIND_BUFFER_TAG: u16 = 8;
 /// Flag of a chunk: the sender waits for its message's acknowledgement.
 const FLAG_ACK_WANTED: u16 = 1;
 
-/// One step of the conversation on a flow.
+/// A message of the protocol on a flow.
 ///
-/// Layout: kind u16, flags u16, length u32 (a slot's tag), then three u64: a chunk's message, offset and total; the
-/// message's number of what has only that; a dead flow's number; a tag. What a kind does not use is zero, the upper halves
-/// of offset and total included. Where peers have agreed on checksums ([`Frame::seal`]), those two have them.
+/// Layout: kind u16, flags u16, length u32 (a buffer's tag in [`Frame::BufferTag`]), then three u64: a chunk's message,
+/// offset and total; else one number, which is a message's, a dead flow's or a tag. Unused fields are zero, including the
+/// upper halves of offset and total. With checksums ([`Frame::seal`]), those two halves have them.
 ///
-/// Messages and buffers may have tags, of which the peers speak as seldom as they can: the n-th message goes to the n-th
-/// buffer, and as long as all have the same tag nothing more need be said.
+/// Messages and buffers may have tags, which are sent only where they matter. The n-th message goes to the n-th buffer, and
+/// as long as all have the same tag nothing more is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// To the receiver: a piece of a message follows.
     Chunk(ChunkHeader),
-    /// Nothing more will come on another flow, and nothing that it still holds may be used: what it
-    /// had not delivered is sent again, after this frame. A receiver answers with its latest
-    /// acknowledgement, which may have been lost with the flow. A receiver says the same of a flow
-    /// that it has lost.
+    /// Another flow is dead. Nothing more comes on it, and bytes that it still holds must not be used: what it had not
+    /// delivered is retransmitted after this frame. A receiver answers with its latest acknowledgement, which may have
+    /// been lost with the flow. A receiver reports flows that it has lost in the same way.
     FlowDead(u32),
     /// To the sender: every message below this number is complete.
     Ack(u64),
-    /// The connection is closed on purpose: no use in opening other flows.
+    /// The connection is closed on purpose: other flows must not be opened.
     Close,
     /// To the receiver, before a flow's first chunk: the tag of the messages, if it is not 0.
     Tag(i32),
-    /// To the sender: from the buffer of this number on tags differ. It says up to where it goes on without regard to
-    /// that ([`Frame::SameTagBelow`]), and sends further messages in the order of the buffers' tags ([`Frame::BufferTag`]).
+    /// To the sender: from the buffer of this number on, tags differ. The sender answers with the number up to which it
+    /// has ignored that ([`Frame::SameTagBelow`]), and sends further messages in the order of the buffers' tags
+    /// ([`Frame::BufferTag`]).
     TagsDifferFrom(u64),
     /// To the receiver: all messages below this number have the first one's tag.
     SameTagBelow(u64),
@@ -56,7 +56,7 @@ pub enum Frame {
     BufferTag(u64, i32),
 }
 
-/// Says which bytes of which message follow on this flow. The connection is implied by the flow.
+/// Which bytes of which message follow on this flow. The flow implies the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// Number of the message in its connection, from 0.
@@ -67,15 +67,15 @@ pub struct ChunkHeader {
     pub length: u32,
     /// Bytes in the whole message.
     pub total: u64,
-    /// Whether the sender waits for the message's acknowledgement. Else it may come late, together
-    /// with others.
+    /// Whether the sender waits for the message's acknowledgement. Else it may be delayed and
+    /// combined with others.
     pub ack_wanted: bool,
 }
 
 /// Why 32 bytes are not a valid frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Not a frame this version knows.
+    /// A kind that this version does not have.
     #[error("unknown frame kind {kind:#06x} (flags {flags:#06x})")]
     UnknownKind {
         /// The kind field.
@@ -84,12 +84,12 @@ pub enum FrameError {
         flags: u16,
     },
     /// A field that the kind does not use is not zero.
-    #[error("frame kind {kind:#06x} with fields that it does not have")]
+    #[error("frame kind {kind:#06x} with unused fields that are not zero")]
     Unused {
         /// The kind field.
         kind: u16,
     },
-    /// Something has changed on its way.
+    /// The bytes have changed on the way.
     #[error("a frame that does not match its checksum")]
     Checksum,
     /// The numbers contradict each other.
@@ -156,7 +156,7 @@ impl Frame {
                 }
                 return Ok(Self::Chunk(chunk));
             }
-            // The low half is all of it: the rest is found to be zero below.
+            // The upper half must be zero, which is checked below.
             (KIND_FLOW_DEAD, 0) => Self::FlowDead(fields[0] as u32),
             (KIND_ACK, 0) => Self::Ack(fields[0]),
             (KIND_CLOSE, 0) => Self::Close,
@@ -170,13 +170,13 @@ impl Frame {
     }
 }
 
-/// The CRC-32C of some bytes and what came `before` them, whose checksum that is; 0 before all.
+/// The CRC-32C of bytes that follow others, whose checksum is `before`; 0 for the first.
 pub fn checksum(before: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(before, bytes)
 }
 
 impl Frame {
-    /// The bytes to send where peers have agreed on checksums; `payload` is that of what follows.
+    /// The bytes to send with checksums; `payload` is the checksum of the chunk's bytes.
     pub fn seal(&self, payload: u32) -> [u8; FRAME_BYTES] {
         let mut out = self.encode();
         out[PAYLOAD_SUM].copy_from_slice(&payload.to_le_bytes());
@@ -185,10 +185,10 @@ impl Frame {
         out
     }
 
-    /// Reads a sealed frame: also gives the checksum of the payload that follows.
+    /// Reads a sealed frame. Also returns the checksum of the payload that follows.
     ///
     /// # Errors
-    /// [`FrameError::Checksum`] when it has changed on its way; else as [`Frame::decode`].
+    /// [`FrameError::Checksum`] when the frame has changed on the way; else as [`Frame::decode`].
     pub fn open(bytes: &[u8; FRAME_BYTES]) -> Result<(Self, u32), FrameError> {
         let sum_at = |place: Range<usize>| {
             let mut sum = [0; 4];
@@ -241,7 +241,7 @@ mod tests {
     ];
 
     #[test]
-    fn layout_is_fixed() {
+    fn frame_layout_is_fixed() {
         let mut expected = [0; FRAME_BYTES];
         expected[0] = 1;
         expected[2] = 1;
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_of_a_sealed_frame_is_noticed() {
+    fn checksum_detects_any_changed_bit_of_a_frame() {
         assert_eq!(checksum(0, b"123456789"), 0xe306_9283, "the check value of CRC-32C");
         assert_eq!(checksum(checksum(0, b"1234"), b"56789"), 0xe306_9283);
         let others = [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Close];
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_chunks_are_refused() {
+    fn frame_with_an_impossible_chunk_is_refused() {
         let good =
             ChunkHeader { message: 0, offset: 128, length: 128, total: 256, ack_wanted: false };
         assert_eq!(Frame::decode(&Frame::Chunk(good).encode()), Ok(Frame::Chunk(good)));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_kinds_and_stray_fields_are_refused() {
+    fn frame_of_unknown_kind_or_with_unused_fields_is_refused() {
         let mut bytes = Frame::Chunk(CHUNK).encode();
         bytes[0] = 9;
         assert!(matches!(Frame::decode(&bytes), Err(FrameError::UnknownKind { .. })));
@@ -306,7 +306,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_or_fail_without_panic(mut bytes: [u8; FRAME_BYTES], kind in 0u8..10) {
+        fn frame_decodes_any_bytes_without_panic(mut bytes: [u8; FRAME_BYTES], kind in 0u8..10) {
             for known in [false, true] {
                 if known {
                     bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);

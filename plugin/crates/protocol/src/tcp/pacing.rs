@@ -1,31 +1,31 @@
-//! How much a flow may have outstanding, and how much it takes at once.
+//! Pacing: how many bytes a flow may have outstanding, and how many it takes at once.
 
 use std::time::Duration;
 
-/// A flow holds what it delivers in this time, beyond what its round trip takes: enough to stay
-/// busy, not enough to keep a message waiting for its end.
+/// A flow may have outstanding what it delivers in this time, plus two round trips. That is enough to stay
+/// busy, and too little for the end of a message to wait long on one flow.
 const DEPTH: Duration = Duration::from_millis(3);
 /// A flow takes at once what it delivers in this time.
 const GRAIN: Duration = Duration::from_millis(1);
-/// How often to look at a flow's progress.
+/// How often a flow's progress is sampled.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// A progress over less than this much busy time says nothing.
+/// Samples over less busy time than this are ignored.
 const MIN_BUSY: Duration = Duration::from_micros(500);
-/// Bytes that even the slowest flow may have outstanding.
+/// Minimum of the bytes that a flow may have outstanding.
 const MIN_OUTSTANDING: u64 = 32 << 10;
-/// Bytes that even the slowest flow takes at once.
+/// Minimum of the bytes that a flow takes at once.
 const MIN_CHUNK: u64 = 8 << 10;
-/// Bytes that a flow may have outstanding while nothing is known about it.
+/// Bytes that a flow may have outstanding while its rate is not known.
 const FIRST_OUTSTANDING: u64 = 512 << 10;
 
-/// What is known about a flow's progress at some moment.
+/// A flow's progress up to some moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Bytes that the peer's host has acknowledged in all.
+    /// Bytes that the peer's host has acknowledged.
     pub acked: u64,
-    /// Time in which the flow had something to deliver and the peer let it.
+    /// Time in which the flow had bytes to deliver and the peer's window was open.
     pub busy: Duration,
-    /// Shortest round trip seen.
+    /// Minimum round-trip time.
     pub round_trip: Duration,
 }
 
@@ -42,18 +42,18 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Of a flow that joins others: it begins with the least. Many that join at once, each with what a flow may have
-    /// outstanding of which nothing is known, overrun the path they share, and what is lost there holds up all.
+    /// For a flow that is added to others: it starts with the minimum. Many flows that start at once with the initial limit
+    /// would overrun the path they share, and the losses would delay all of them.
     pub fn slow_start() -> Self {
         Self { rate: Some(0.0), ..Self::default() }
     }
 
-    /// Whether it is time to look at the flow's progress.
+    /// Whether the flow's progress is to be sampled.
     pub fn sample_due(&self, now: Duration) -> bool {
         now >= self.next_sample
     }
 
-    /// Takes in the flow's progress.
+    /// Updates the rate from the flow's progress.
     pub fn sample(&mut self, now: Duration, progress: Progress) {
         self.next_sample = now + INTERVAL;
         self.round_trip = progress.round_trip;
@@ -72,18 +72,18 @@ impl Pacer {
         self.rate
     }
 
-    /// Most bytes that the flow should have outstanding.
+    /// Maximum of the bytes that the flow should have outstanding.
     pub fn max_outstanding(&self) -> u64 {
         let depth = DEPTH + 2 * self.round_trip;
         self.in_time(depth).map_or(FIRST_OUTSTANDING, |bytes| bytes.max(MIN_OUTSTANDING))
     }
 
-    /// How many bytes the flow should take at once, at most `most`.
-    pub fn chunk(&self, most: u64) -> u64 {
-        self.in_time(GRAIN).map_or(most, |bytes| bytes.clamp(MIN_CHUNK.min(most), most))
+    /// How many bytes the flow should take at once, at most `max`.
+    pub fn chunk(&self, max: u64) -> u64 {
+        self.in_time(GRAIN).map_or(max, |bytes| bytes.clamp(MIN_CHUNK.min(max), max))
     }
 
-    /// How long to wait until a flow with too much outstanding has room again.
+    /// How long to wait until a flow with too many bytes outstanding may take more.
     pub fn wait(&self, outstanding: u64) -> Duration {
         let excess = outstanding.saturating_sub(self.max_outstanding() / 4 * 3);
         let rate = self.rate.unwrap_or_default().max(1.0);
@@ -100,26 +100,26 @@ impl Pacer {
 mod tests {
     use super::*;
 
-    /// A flow that has delivered at this rate, in Mbit/s, for a while.
+    /// The pacer of a flow that has delivered at this rate, in Mbit/s.
     fn paced(mbit: u64) -> Pacer {
-        let mut pace = Pacer::default();
-        look(&mut pace, mbit, 20);
-        pace
+        let mut pacer = Pacer::default();
+        sample(&mut pacer, mbit, 20);
+        pacer
     }
 
-    /// Looks at it so often while it delivers at this rate, in Mbit/s.
-    fn look(pace: &mut Pacer, mbit: u64, times: u32) {
+    /// Samples a flow this many times while it delivers at this rate, in Mbit/s.
+    fn sample(pacer: &mut Pacer, mbit: u64, times: u32) {
         for step in 0..times {
             let now = INTERVAL * step;
-            assert!(pace.sample_due(now));
+            assert!(pacer.sample_due(now));
             let acked = mbit * 125_000 * now.as_micros() as u64 / 1_000_000;
-            pace.sample(now, Progress { acked, busy: now, round_trip: Duration::ZERO });
-            assert!(!pace.sample_due(now));
+            pacer.sample(now, Progress { acked, busy: now, round_trip: Duration::ZERO });
+            assert!(!pacer.sample_due(now));
         }
     }
 
     #[test]
-    fn slow_flows_hold_less_and_take_less() {
+    fn pacing_limits_slow_flows_to_fewer_bytes() {
         let (fast, slow) = (paced(1000), paced(200));
         assert!((fast.rate().unwrap() - 125e6).abs() < 1e6, "{fast:?}");
         assert_eq!(fast.max_outstanding() / 10_000, 37);
@@ -132,31 +132,31 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_is_short_and_never_nothing() {
-        let pace = paced(200);
-        assert!(pace.wait(0) > Duration::ZERO);
-        assert!(pace.wait(75_000) < Duration::from_micros(1000));
-        assert_eq!(pace.wait(u64::MAX), DEPTH);
+    fn pacing_wait_is_short_but_never_zero() {
+        let pacer = paced(200);
+        assert!(pacer.wait(0) > Duration::ZERO);
+        assert!(pacer.wait(75_000) < Duration::from_micros(1000));
+        assert_eq!(pacer.wait(u64::MAX), DEPTH);
         assert!(Pacer::default().wait(u64::MAX) <= DEPTH);
     }
 
     #[test]
-    fn who_joins_others_begins_with_the_least_and_comes_up_to_speed() {
-        let mut pace = Pacer::slow_start();
-        assert_eq!(pace.max_outstanding(), MIN_OUTSTANDING);
-        assert_eq!(pace.chunk(131_072), MIN_CHUNK);
-        assert!(pace.wait(MIN_OUTSTANDING) <= DEPTH);
-        look(&mut pace, 1000, 10);
-        assert!(pace.max_outstanding() > paced(1000).max_outstanding() / 10 * 9, "{pace:?}");
+    fn pacing_slow_start_comes_up_to_speed() {
+        let mut pacer = Pacer::slow_start();
+        assert_eq!(pacer.max_outstanding(), MIN_OUTSTANDING);
+        assert_eq!(pacer.chunk(131_072), MIN_CHUNK);
+        assert!(pacer.wait(MIN_OUTSTANDING) <= DEPTH);
+        sample(&mut pacer, 1000, 10);
+        assert!(pacer.max_outstanding() > paced(1000).max_outstanding() / 10 * 9, "{pacer:?}");
     }
 
     #[test]
-    fn idle_time_does_not_make_a_flow_slow() {
-        let mut pace = paced(1000);
-        let last = pace.last;
+    fn pacing_ignores_idle_time() {
+        let mut pacer = paced(1000);
+        let last = pacer.last;
         for step in 0..100 {
-            pace.sample(INTERVAL * (100 + step), last);
+            pacer.sample(INTERVAL * (100 + step), last);
         }
-        assert_eq!(pace.chunk(131_072) / 1000, 125);
+        assert_eq!(pacer.chunk(131_072) / 1000, 125);
     }
 }

@@ -1,17 +1,16 @@
-//! Which bytes of which message have arrived, and what the peer is to be told of it.
+//! Reassembly: which bytes of which message have been received, and which acknowledgements are due.
 
 use std::collections::VecDeque;
 
 use super::frame::ChunkHeader;
 use crate::ranges::Ranges;
 
-/// A sender that does not wait hears of its messages at the latest when this many bytes...
+/// Messages whose sender does not wait are acknowledged at the latest when this many bytes...
 const LAZY_ACK_BYTES: u64 = 256 << 10;
 /// ...or this many messages are complete.
 const LAZY_ACK_MESSAGES: u64 = 64;
 
-/// Why a chunk cannot be taken. Each means that the peer and this side disagree, so the
-/// connection cannot go on.
+/// Why a chunk is refused. In each case the two sides disagree, so the connection cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReassemblyError {
     /// The message does not fit into the buffer posted for it.
@@ -21,19 +20,19 @@ pub enum ReassemblyError {
     TooLong {
         /// Number of the message.
         message: u64,
-        /// What the peer sends, in bytes.
+        /// Length of the peer's message, in bytes.
         total: u64,
-        /// What was posted, in bytes.
+        /// Size of the posted buffer, in bytes.
         capacity: u64,
     },
     /// Two chunks of a message disagree on its length.
-    #[error("message {message}: a chunk says {total} bytes in all, an earlier one {earlier}")]
+    #[error("message {message}: a chunk gives a length of {total} bytes, an earlier one {earlier}")]
     TotalChanged {
         /// Number of the message.
         message: u64,
-        /// What this chunk says.
+        /// Length according to this chunk.
         total: u64,
-        /// What an earlier chunk said.
+        /// Length according to an earlier chunk.
         earlier: u64,
     },
 }
@@ -42,14 +41,14 @@ pub enum ReassemblyError {
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChunkAction<T> {
     /// The bytes up to `end` belong into the buffer that was posted with this value. They are
-    /// reserved: report each as arrived or give it back.
+    /// reserved: each must be reported as received or released.
     Deliver {
-        /// What the buffer was posted with.
+        /// The value that the buffer was posted with.
         payload: T,
         /// One past the last byte, counted from the message's first.
         end: u64,
     },
-    /// The bytes up to `end` came before: they must not be written again.
+    /// The bytes up to `end` were received before: they must not be written again.
     Discard {
         /// One past the last byte, counted from the message's first.
         end: u64,
@@ -58,36 +57,36 @@ pub enum ChunkAction<T> {
     NotPosted,
 }
 
-/// A message whose last byte has arrived.
+/// A message of which all bytes have been received.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompletedMessage<T> {
-    /// What its buffer was posted with.
+    /// The value that its buffer was posted with.
     pub payload: T,
     /// Its length in bytes.
     pub total: u64,
 }
 
-/// The receive buffers posted on one connection and what has arrived in them.
+/// The receive buffers posted on one connection and the bytes received in them.
 ///
-/// The n-th posted buffer takes the n-th message. A chunk may bring bytes that came before: the
-/// sender repeats what a dead flow may not have delivered. For each part of a chunk,
-/// [`Reassembly::reserve`] reserves what is missing and [`Reassembly::received`] reports bytes that
-/// are in place, so that each byte is written once.
+/// The n-th posted buffer takes the n-th message. A chunk may repeat bytes: the sender retransmits what
+/// a dead flow may not have delivered. For each part of a chunk, [`Reassembly::reserve`] reserves the
+/// missing bytes and [`Reassembly::received`] reports those that are in place, so that each byte is
+/// written once.
 #[derive(Debug)]
 pub struct Reassembly<T> {
-    /// Posted and not complete, or complete behind one that is not.
+    /// Messages that are incomplete, or complete behind an incomplete one.
     posted: VecDeque<Incoming<T>>,
     /// Number of the front message: all below are complete.
     first: u64,
-    /// What the peer was told last.
+    /// The last acknowledgement sent.
     acked: u64,
-    /// Bytes complete that the peer was not told of.
+    /// Bytes of complete messages that are not acknowledged.
     unacked_bytes: u64,
-    /// The first incomplete message when it was last asked for late acknowledgements.
+    /// The first incomplete message at the last call of [`Reassembly::ack_if_idle`].
     seen: u64,
-    /// Whether the peer waits for one of the messages that it was not told of.
+    /// Whether the peer waits for a message that is not acknowledged.
     ack_wanted: bool,
-    /// Sets to be used again, so that a message needs no new memory.
+    /// Empty sets for reuse, so that a message needs no allocation.
     spare: Vec<Ranges>,
 }
 
@@ -97,9 +96,9 @@ struct Incoming<T> {
     /// Known from the first chunk on.
     total: Option<u64>,
     ack_wanted: bool,
-    /// Bytes that have arrived or are reserved.
+    /// Bytes that are received or reserved.
     reserved: Ranges,
-    arrived: u64,
+    received: u64,
     done: bool,
     payload: T,
 }
@@ -126,7 +125,7 @@ impl<T: Clone> Reassembly<T> {
             total: None,
             ack_wanted: false,
             reserved: self.spare.pop().unwrap_or_default(),
-            arrived: 0,
+            received: 0,
             done: false,
             payload,
         });
@@ -178,13 +177,13 @@ impl<T: Clone> Reassembly<T> {
         Ok(ChunkAction::Deliver { payload: incoming.payload.clone(), end })
     }
 
-    /// Tells that this many bytes of a message, reserved before, are in place. Returns the message
-    /// when it is complete; an empty one is complete with nothing in place.
+    /// Reports that this many reserved bytes of a message are in place. Returns the message when it is
+    /// complete; an empty one is complete with zero bytes.
     pub fn received(&mut self, message: u64, bytes: u64) -> Option<CompletedMessage<T>> {
         let incoming = self.incoming(message)?;
-        incoming.arrived += bytes;
+        incoming.received += bytes;
         let total = incoming.total?;
-        if incoming.arrived < total || incoming.done {
+        if incoming.received < total || incoming.done {
             return None;
         }
         incoming.done = true;
@@ -200,7 +199,7 @@ impl<T: Clone> Reassembly<T> {
         Some(completed)
     }
 
-    /// Gives back reserved bytes that will not arrive where they were expected.
+    /// Releases reserved bytes that will not be received where they were expected.
     pub fn release(&mut self, message: u64, start: u64, end: u64) {
         if let Some(incoming) = self.incoming(message) {
             incoming.reserved.remove(start, end);
@@ -212,8 +211,7 @@ impl<T: Clone> Reassembly<T> {
         self.posted.get_mut(index)
     }
 
-    /// What to acknowledge now, if anything: all messages below this number are complete. Counts as
-    /// told.
+    /// The acknowledgement to send now, if one is due: all messages below this number are complete.
     pub fn ack_due(&mut self) -> Option<u64> {
         let due = self.ack_wanted
             || self.unacked_bytes >= LAZY_ACK_BYTES
@@ -221,20 +219,20 @@ impl<T: Clone> Reassembly<T> {
         due.then(|| self.ack())
     }
 
-    /// What to acknowledge, if anything, when asked now and then: what is complete since it was last asked and not
-    /// followed by more, so that a sender that rests has nothing left to wait for. Counts as acknowledged from then on.
+    /// The acknowledgement to send if no message was completed since the last call and some are not acknowledged. It is to
+    /// be called now and then, so that an idle sender's last messages are acknowledged too.
     pub fn ack_if_idle(&mut self) -> Option<u64> {
         let before = std::mem::replace(&mut self.seen, self.first);
         (before == self.first && self.acked < self.first).then(|| self.ack())
     }
 
-    /// All messages below this number are complete. Counts as told.
+    /// An acknowledgement to send: all messages below this number are complete.
     pub fn ack(&mut self) -> u64 {
         (self.acked, self.unacked_bytes, self.ack_wanted) = (self.first, 0, false);
         self.first
     }
 
-    /// What the buffers were posted with whose messages are not complete, and those messages' numbers.
+    /// The numbers of incomplete messages, and the values of their buffers.
     pub fn posted(&self) -> impl Iterator<Item = (u64, &T)> {
         let numbered = (self.first..).zip(&self.posted);
         numbered
@@ -242,14 +240,14 @@ impl<T: Clone> Reassembly<T> {
             .map(|(number, incoming)| (number, &incoming.payload))
     }
 
-    /// Posted buffers whose message is not complete.
+    /// Number of posted buffers whose message is incomplete.
     pub fn outstanding(&self) -> usize {
         self.posted.iter().filter(|incoming| !incoming.done).count()
     }
 
-    /// Bytes that outstanding messages still lack, as far as their lengths are known.
+    /// Bytes that incomplete messages still lack, as far as their lengths are known.
     pub fn missing_bytes(&self) -> u64 {
-        self.posted.iter().filter_map(|incoming| Some(incoming.total? - incoming.arrived)).sum()
+        self.posted.iter().filter_map(|incoming| Some(incoming.total? - incoming.received)).sum()
     }
 }
 
@@ -262,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_the_post() {
+    fn reassembly_waits_for_the_posted_buffer() {
         let mut reassembly = Reassembly::default();
         let header = chunk(0, 0, 10, 10);
         assert_eq!(reassembly.reserve(&header, 0), Ok(ChunkAction::NotPosted));
@@ -279,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_a_message_is_refused_whole() {
+    fn reassembly_refuses_too_long_a_message() {
         let mut reassembly = Reassembly::default();
         reassembly.post(100, ());
         assert_eq!(
@@ -290,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn reassembly_refuses_contradictory_lengths() {
         let mut reassembly = Reassembly::default();
         reassembly.post(1024, ());
         reassembly.reserve(&chunk(0, 256, 256, 1024), 256).unwrap();
@@ -299,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_is_discarded_part_by_part() {
+    fn reassembly_discards_repeated_bytes() {
         let mut reassembly = Reassembly::default();
         reassembly.post(1024, 'a');
         reassembly.reserve(&chunk(0, 256, 256, 1024), 256).unwrap();
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_message_arrives_once() {
+    fn reassembly_completes_an_empty_message_once() {
         let mut reassembly = Reassembly::default();
         reassembly.post(8, 'a');
         reassembly.post(8, 'b');
@@ -329,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_come_at_once_when_wanted_and_else_together() {
+    fn reassembly_delays_acknowledgements_unless_wanted() {
         let mut reassembly = Reassembly::default();
         let mut receive = |message, total, ack_wanted| {
             reassembly.post(total, ());

@@ -1,48 +1,49 @@
-//! When to look for other paths, and which flows to give up for them.
+//! Re-pathing: when to try other paths, and which flows to close for them.
 
 use std::time::Duration;
 
-/// How long the flows are observed before anything is concluded.
+/// How long the flows are measured before a decision.
 const PERIOD: Duration = Duration::from_millis(90);
-/// A gain of the whole rate by less than this is none.
+/// Minimum gain of the total rate that counts as one.
 const GAIN: f64 = 1.05;
-/// A loss of the whole rate by more than this, in so many periods one after the other, means that the paths have changed.
+/// When the total rate falls below this share in this number of consecutive periods, the paths have changed.
 const LOSS: f64 = 0.85;
-const BELIEVED: u32 = 3;
-/// Share of a period in which flows had something to deliver, from which on their paths were the limit. More than `LOSS`:
-/// who goes at the pace of another, and has as much less to do, must not take that one's loss for its own.
+const MIN_LOSSES: u32 = 3;
+/// Share of a period in which flows had bytes to deliver, above which their paths were the limit. It is above `LOSS`: a
+/// rank that runs at the speed of a slower one has that much less to send, and must not mistake this for a loss of its own.
 const BUSY: f64 = 0.9;
-/// How long nothing is tried after it has not helped; doubled each time, up to the limit.
-const FIRST_REST: Duration = Duration::from_millis(400);
-const LONGEST_REST: Duration = Duration::from_secs(120);
-/// A round during which less than this share gets through is over at once.
+/// Backoff after a trial that did not help; doubled each time, up to the limit.
+const MIN_BACKOFF: Duration = Duration::from_millis(400);
+const MAX_BACKOFF: Duration = Duration::from_secs(120);
+/// A trial during which the rate falls below this share ends at once.
 const HARM: f64 = 0.6;
-/// With a few flows, this many are opened in a round at first: of four paths, eight more flows miss one every tenth time.
-const MANY: usize = 12;
-/// But no more than whose first bytes, of which each sends so many at once (RFC 6928), the paths carry in this time: they
-/// all may be on one path, in one short queue.
-const FIRST_BYTES: f64 = 14_600.0;
+/// With a few flows, the first trials open this many. Of four paths, eight more flows miss one in a tenth of the trials.
+const MAX_OPENED: usize = 12;
+/// The number is limited so that the paths carry the initial windows of all (RFC 6928) in this time: all flows may be on
+/// one path, in one short queue.
+const INITIAL_WINDOW: f64 = 14_600.0;
 const BURST: Duration = Duration::from_micros(2500);
-/// After so many rounds in vain it is as many as there are, since all that begin at once disturb each other.
-const THOROUGH: u32 = 2;
-/// Flows that carry less than this in a period, in bytes each, are not limited by their paths.
+/// After this number of failed trials, a trial opens only as many flows as there are, since flows that start together
+/// disturb each other.
+const THOROUGH_TRIALS: u32 = 2;
+/// Flows that each carry fewer bytes than this in a period are not limited by their paths.
 const MIN_BYTES: u64 = 128 << 10;
 
-/// What a flow has done in all.
+/// What a flow has carried so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowStats {
     /// The flow's number.
     pub flow: u32,
     /// Payload bytes.
     pub bytes: u64,
-    /// Time in which it had something to deliver and the peer let it.
+    /// Time in which it had bytes to deliver and the peer's window was open.
     pub busy: Duration,
 }
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepathAction {
-    /// Go on as it is.
+    /// Keep the flows.
     Nothing,
     /// Open this many more flows: they may find other paths.
     Open(usize),
@@ -50,61 +51,61 @@ pub enum RepathAction {
     Close(Vec<u32>),
 }
 
-/// Finds paths that no flow uses, by trying.
+/// Finds by trial paths that no flow uses.
 ///
-/// What a path yields shows only when it is used, so it goes in rounds: open more flows, up to three
-/// times as many as the connection has, and see whether all together deliver more. If they don't, they
-/// are closed again. If they do, the slowest ones are closed, one at a time, until there are as many
-/// as before. A flow that shares its path with others is slow, and
-/// closing it makes the others faster, so what is left spreads over the paths there are. Rounds
-/// that don't help make the next one come later.
+/// The rate of a path shows only when it is used. A trial opens more flows, up to three times as many as the connection
+/// has, and measures whether all together deliver more. If they don't, they are closed again. If they do, the slowest
+/// ones are closed, one at a time, until there are as many as before. A flow that shares its path with others is slow, and
+/// closing it makes the others faster, so that the remaining flows spread over the available paths. A trial that does not
+/// help delays the next one.
 ///
-/// The ranks of a ring all go at the pace of the slowest, so that a round of one is a loss for all. Whose paths are not the
-/// limit must not look for others then, or rounds would wake rounds for ever: a period in which flows ran out of work, or
-/// the peer did not let them deliver, says nothing.
+/// The ranks of a ring all run at the speed of the slowest, so a trial of one rank is a loss for all. A rank whose paths
+/// are not the limit must not start a trial then, or trials would trigger trials for ever. Periods in which flows ran out
+/// of bytes, or in which the peer's window was closed, are therefore ignored.
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Debug)]
 pub struct Repath {
-    /// Flows that the connection is to have.
+    /// Number of flows that the connection should have.
     flows: usize,
-    /// What each flow had carried when the period began.
+    /// What each flow had carried at the beginning of the period.
     before: Vec<FlowStats>,
     since: Option<Duration>,
-    round: Option<Round>,
-    /// A flow was closed in the last period.
+    trial: Option<Trial>,
+    /// Whether a flow was closed in the last period.
     unsettled: bool,
-    /// Most bytes per second so far, or since they fell.
+    /// Maximum rate in bytes per second, since the last change of paths.
     best: f64,
-    /// Periods in a row with less than that.
+    /// Number of consecutive periods with a lower rate.
     losses: u32,
-    rest: Duration,
+    backoff: Duration,
+    /// No trial begins before this.
     not_before: Duration,
-    /// Rounds that did not help.
-    vain: u32,
+    /// Number of trials that did not help.
+    failed_trials: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Round {
-    /// Most bytes per second before it.
+struct Trial {
+    /// Maximum rate in bytes per second before it.
     rate: f64,
-    /// Highest number of the flows there were before it.
+    /// Highest number of a flow that was open before it.
     newest: u32,
-    stage: Stage,
+    stage: TrialStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// The new flows have just begun.
-    Begun,
-    /// They have had a period to come up to speed.
+enum TrialStage {
+    /// The new flows are just opened.
+    Started,
+    /// The new flows have had a period to come up to speed.
     Settled,
-    /// They are worth it.
-    Helps,
+    /// The new flows have increased the rate.
+    Helpful,
 }
 
 impl FlowStats {
-    /// What the flow has done since it had done that.
+    /// What the flow has carried since an earlier moment.
     fn since(&self, before: &Self) -> Self {
         let bytes = self.bytes.saturating_sub(before.bytes);
         Self { flow: self.flow, bytes, busy: self.busy.saturating_sub(before.busy) }
@@ -112,23 +113,23 @@ impl FlowStats {
 }
 
 impl Repath {
-    /// For a connection that is to have this many flows.
+    /// For a connection that should have this many flows.
     pub fn new(flows: usize) -> Self {
         Self {
             flows,
             before: Vec::new(),
             since: None,
-            round: None,
+            trial: None,
             unsettled: false,
             best: 0.0,
             losses: 0,
-            rest: FIRST_REST,
+            backoff: MIN_BACKOFF,
             not_before: Duration::ZERO,
-            vain: 0,
+            failed_trials: 0,
         }
     }
 
-    /// Some time has passed. `busy`: there are messages to send. `carried`: what each flow has done.
+    /// To be called at intervals. `busy`: there are messages to send. `carried`: what each flow has carried.
     pub fn tick(&mut self, now: Duration, busy: bool, carried: &[FlowStats]) -> RepathAction {
         let known = carried.len() == self.before.len()
             && carried.iter().zip(&self.before).all(|(new, old)| new.flow == old.flow);
@@ -156,14 +157,14 @@ impl Repath {
             return RepathAction::Nothing;
         }
         if std::mem::take(&mut self.unsettled) {
-            // The others need a moment to take over what the last one had.
+            // The others need a moment to take over the closed flow's share.
             return RepathAction::Nothing;
         }
-        if let Some(round) = self.round.take() {
-            let helped = rate > round.rate * GAIN;
-            self.rest = if helped { FIRST_REST } else { (self.rest * 2).min(LONGEST_REST) };
-            self.not_before = now + self.rest;
-            self.vain = self.vain.saturating_add(u32::from(!helped));
+        if let Some(trial) = self.trial.take() {
+            let helped = rate > trial.rate * GAIN;
+            self.backoff = if helped { MIN_BACKOFF } else { (self.backoff * 2).min(MAX_BACKOFF) };
+            self.not_before = now + self.backoff;
+            self.failed_trials = self.failed_trials.saturating_add(u32::from(!helped));
         }
         let busy = moved.iter().map(|flow| flow.busy).sum::<Duration>() / moved.len() as u32;
         if busy < time.mul_f64(BUSY) {
@@ -172,54 +173,58 @@ impl Repath {
         }
         self.losses = if rate < self.best * LOSS { self.losses + 1 } else { 0 };
         self.best = self.best.max(rate);
-        if self.losses == BELIEVED {
+        if self.losses == MIN_LOSSES {
             self.losses = 0;
             self.best = rate;
-            self.rest = FIRST_REST;
+            self.backoff = MIN_BACKOFF;
             self.not_before = now;
         }
         if now < self.not_before {
             return RepathAction::Nothing;
         }
         let newest = carried.iter().map(|flow| flow.flow).max().unwrap_or_default();
-        self.round = Some(Round { rate: self.best, newest, stage: Stage::Begun });
-        let harmless = (self.best * BURST.as_secs_f64() / FIRST_BYTES) as usize;
-        let many = if self.vain < THOROUGH { MANY.min(3 * self.flows).min(harmless) } else { 0 };
-        RepathAction::Open(self.flows.max(many))
+        self.trial = Some(Trial { rate: self.best, newest, stage: TrialStage::Started });
+        let harmless = (self.best * BURST.as_secs_f64() / INITIAL_WINDOW) as usize;
+        let opened = if self.failed_trials < THOROUGH_TRIALS {
+            MAX_OPENED.min(3 * self.flows).min(harmless)
+        } else {
+            0
+        };
+        RepathAction::Open(self.flows.max(opened))
     }
 
-    /// Whether a round is going on.
+    /// Whether a trial is running.
     pub fn is_trial_running(&self) -> bool {
-        self.round.is_some()
+        self.trial.is_some()
     }
 
-    /// Whether this flow was there before the round that is going on.
+    /// Whether this flow was open before the running trial.
     pub fn predates_trial(&self, flow: u32) -> bool {
-        self.round.is_none_or(|round| flow <= round.newest)
+        self.trial.is_none_or(|trial| flow <= trial.newest)
     }
 
-    /// What to close while there are more flows than the connection is to have. `moved`: what each flow has done in the
-    /// period, at this rate together.
+    /// Which flows to close while there are more than the connection should have. `moved`: what each flow has carried in the
+    /// period, at this total rate.
     fn thin_out(&mut self, rate: f64, moved: &[FlowStats]) -> RepathAction {
         let slowest = |moved: &[FlowStats]| {
             let slowest = moved.iter().min_by_key(|flow| flow.bytes);
             slowest.map_or(RepathAction::Nothing, |slowest| RepathAction::Close(vec![slowest.flow]))
         };
-        // Flows in place of lost ones may have come after others were opened.
-        let Some(round) = &mut self.round else { return slowest(moved) };
-        match round.stage {
-            Stage::Begun if rate >= round.rate * HARM => {
-                round.stage = Stage::Settled;
+        // Replacements of lost flows may have been opened after others.
+        let Some(trial) = &mut self.trial else { return slowest(moved) };
+        match trial.stage {
+            TrialStage::Started if rate >= trial.rate * HARM => {
+                trial.stage = TrialStage::Settled;
                 RepathAction::Nothing
             }
-            Stage::Begun | Stage::Settled if rate <= round.rate * GAIN => {
-                let new = moved.iter().map(|flow| flow.flow).filter(|flow| *flow > round.newest);
+            TrialStage::Started | TrialStage::Settled if rate <= trial.rate * GAIN => {
+                let new = moved.iter().map(|flow| flow.flow).filter(|flow| *flow > trial.newest);
                 let new: Vec<_> = new.take(moved.len() - self.flows).collect();
-                // There may have been more old ones than it is to have.
+                // There may have been too many flows before the trial.
                 if new.is_empty() { slowest(moved) } else { RepathAction::Close(new) }
             }
-            Stage::Begun | Stage::Settled | Stage::Helps => {
-                round.stage = Stage::Helps;
+            TrialStage::Started | TrialStage::Settled | TrialStage::Helpful => {
+                trial.stage = TrialStage::Helpful;
                 slowest(moved)
             }
         }
@@ -236,13 +241,13 @@ impl Repath {
 mod tests {
     use super::*;
 
-    /// As often as connections look after their flows.
+    /// The interval at which connections call `tick`.
     const TICK: Duration = Duration::from_millis(125);
 
     /// Flows that are hashed onto links, which their flows share evenly.
     struct Network {
         links: Vec<f64>,
-        /// What each flow has done, and its link.
+        /// What each flow has carried, and its link.
         flows: Vec<(FlowStats, usize)>,
         next: u32,
         random: u64,
@@ -272,7 +277,7 @@ mod tests {
             (0..self.links.len()).filter(used).map(|link| self.links[link]).sum()
         }
 
-        /// Carries so many bytes per second in all, with something to deliver during this share of the time.
+        /// Carries this total rate in bytes per second, with bytes to deliver during this share of the time.
         fn pass(&mut self, time: Duration, rate: f64, busy: f64) {
             let share = rate * time.as_secs_f64() / self.rate();
             for (link, rate) in self.links.iter().enumerate() {
@@ -285,13 +290,13 @@ mod tests {
             }
         }
 
-        /// Whether there are more flows than the connection is to have.
+        /// Whether there are more flows than the connection should have.
         fn is_crowded(&self) -> bool {
             self.flows.len() > 4
         }
 
-        /// Does as it is told. Returns how many flows it has opened.
-        fn look_after(&mut self, repath: &mut Repath, now: Duration) -> usize {
+        /// Executes the re-pathing's action. Returns the number of flows that were opened.
+        fn apply_tick(&mut self, repath: &mut Repath, now: Duration) -> usize {
             let carried: Vec<_> = self.flows.iter().map(|flow| flow.0).collect();
             match repath.tick(now, true, &carried) {
                 RepathAction::Nothing => {}
@@ -307,8 +312,8 @@ mod tests {
         }
     }
 
-    /// Lets it work for this long. Returns the mean rate of the last second, and the share of the time in which there
-    /// were more flows than the connection is to have.
+    /// Runs for this long. Returns the mean rate of the last second, and the share of the time in which there
+    /// were more flows than the connection should have.
     fn run(
         network: &mut Network,
         repath: &mut Repath,
@@ -324,7 +329,7 @@ mod tests {
             let rate = network.rate();
             rates.push(rate);
             network.pass(step, rate, 1.0);
-            network.look_after(repath, now);
+            network.apply_tick(repath, now);
             crowded += usize::from(network.is_crowded());
             assert!((4..=16).contains(&network.flows.len()));
         }
@@ -332,13 +337,13 @@ mod tests {
         (rate, crowded as f64 / rates.len() as f64)
     }
 
-    /// Connections each of which sends on what the one before it brings, so that all go at the pace of the slowest.
+    /// Connections each of which forwards what the one before it delivers, so that all run at the speed of the slowest.
     struct Ring {
         ranks: Vec<(Network, Repath)>,
         now: Duration,
-        /// How much later than the one before it each begins to look after its flows.
+        /// Delay of each rank's ticks after those of the one before it.
         phase: Duration,
-        /// What a round leaves of the rate of the rank that has it.
+        /// Share of a rank's rate that is left during its trial.
         left: f64,
     }
 
@@ -348,8 +353,8 @@ mod tests {
             Self { ranks: (0..ranks).map(rank).collect(), now: Duration::ZERO, phase, left }
         }
 
-        /// Lets it work for this long. Returns the mean rate, and the share of the time in which any rank had more flows
-        /// than it is to have.
+        /// Runs for this long. Returns the mean rate, and the share of the time in which any rank had more flows
+        /// than it should have.
         fn run(&mut self, time: Duration) -> (f64, f64) {
             let step = Duration::from_millis(5);
             let steps = time.div_duration_f64(step) as u32;
@@ -367,7 +372,7 @@ mod tests {
                     network.pass(step, pace, pace / able(network));
                     let late = self.now.checked_sub(self.phase * rank as u32);
                     if late.is_some_and(|late| late.as_nanos() % TICK.as_nanos() == 0) {
-                        network.look_after(repath, self.now);
+                        network.apply_tick(repath, self.now);
                     }
                 }
             }
@@ -376,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_no_flow_was_hashed_to_are_found() {
+    fn repath_finds_unused_links() {
         let (mut before, mut after) = (0.0, 0.0);
         for seed in 1..=200 {
             let mut network = Network::new(&[125e6; 4], 4, seed * 7919);
@@ -390,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn trying_in_vain_becomes_rare() {
+    fn repath_backs_off_after_failed_trials() {
         let mut network = Network::new(&[125e6], 4, 1);
         let mut repath = Repath::new(4);
         let ten = Duration::from_secs(10);
@@ -403,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_a_ring_do_not_wake_each_other() {
+    fn repath_trials_do_not_trigger_each_other() {
         for (ranks, phase) in [(2, 30), (4, 125), (8, 700)] {
             for left in [0.75, 0.85, 0.95] {
                 let mut ring = Ring::new(ranks, &[125e6], Duration::from_millis(phase), left);
@@ -416,21 +421,24 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_up_a_ring_finds_better_paths() {
+    fn repath_of_the_slowest_rank_finds_better_paths() {
         let mut ring = Ring::new(4, &[125e6; 4], Duration::from_millis(30), 0.75);
         for (rank, (network, _)) in ring.ranks.iter_mut().enumerate() {
             let links = network.flows.iter_mut().enumerate();
             links.for_each(|(link, flow)| flow.1 = if rank == 0 { 0 } else { link });
         }
         ring.run(Duration::from_secs(1));
-        assert!(ring.ranks[1..].iter().all(|(network, _)| network.next == 4), "others look, too");
+        assert!(
+            ring.ranks[1..].iter().all(|(network, _)| network.next == 4),
+            "other ranks start trials, too"
+        );
         ring.run(Duration::from_secs(9));
         let (rate, _) = ring.run(Duration::from_secs(10));
         assert!(rate > 0.9 * 500e6, "{rate}");
     }
 
     #[test]
-    fn a_change_for_the_worse_is_answered_soon() {
+    fn repath_reacts_soon_to_a_lower_rate() {
         let mut network = Network::new(&[125e6; 4], 4, 3);
         let mut repath = Repath::new(4);
         run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(60));
@@ -442,8 +450,8 @@ mod tests {
     }
 
     #[test]
-    fn a_dip_is_no_change() {
-        // Share of the link's rate, and of the time in which there was something to deliver.
+    fn repath_ignores_a_dip() {
+        // Share of the link's rate, and of the time in which there were bytes to deliver.
         let (full, dip, starved) = ((1.0, 1.0), (0.5, 1.0), (0.5, 0.5));
         for (periods, opened) in [
             ([dip, dip, full, dip, dip], 0),
@@ -455,17 +463,17 @@ mod tests {
             let mut repath = Repath::new(4);
             let mut now = Duration::from_secs(60);
             run(&mut network, &mut repath, Duration::ZERO, now);
-            let looked = periods.map(|(rate, busy)| {
+            let opened_by_period = periods.map(|(rate, busy)| {
                 now += TICK;
                 network.pass(TICK, rate * 125e6, busy);
-                network.look_after(&mut repath, now)
+                network.apply_tick(&mut repath, now)
             });
-            assert_eq!(looked.iter().sum::<usize>(), opened, "{periods:?}");
+            assert_eq!(opened_by_period.iter().sum::<usize>(), opened, "{periods:?}");
         }
     }
 
     #[test]
-    fn a_round_that_does_harm_is_over_at_once() {
+    fn repath_ends_a_harmful_trial_at_once() {
         let mut repath = Repath::new(4);
         let mut network = Network::new(&[125e6], 4, 1);
         let mut now = Duration::ZERO;
@@ -476,20 +484,20 @@ mod tests {
             repath.tick(now, true, &carried)
         };
         assert_eq!(step(&mut network, 0.0), RepathAction::Nothing);
-        assert_eq!(step(&mut network, 100e6), RepathAction::Open(12), "rounds may help");
+        assert_eq!(step(&mut network, 100e6), RepathAction::Open(12), "trials may help");
         network.open(12);
-        assert_eq!(step(&mut network, 50e6), RepathAction::Nothing, "there are new ones");
+        assert_eq!(step(&mut network, 50e6), RepathAction::Nothing, "the new flows start");
         assert_eq!(step(&mut network, 50e6), RepathAction::Close((4..16).collect()));
     }
 
     #[test]
-    fn fewer_are_opened_after_rounds_in_vain() {
+    fn repath_opens_fewer_flows_after_failed_trials() {
         let mut network = Network::new(&[125e6], 4, 1);
         let mut repath = Repath::new(4);
         let opened: Vec<_> = (1..100)
             .filter_map(|step| {
                 network.pass(TICK, 125e6, 1.0);
-                let opened = network.look_after(&mut repath, step * TICK);
+                let opened = network.apply_tick(&mut repath, step * TICK);
                 (opened > 0).then_some(opened)
             })
             .collect();
@@ -497,18 +505,18 @@ mod tests {
     }
 
     #[test]
-    fn a_thin_path_gets_few_at_once() {
+    fn repath_opens_few_flows_on_a_slow_path() {
         let mut network = Network::new(&[30e6], 4, 1);
         let mut repath = Repath::new(4);
         let opened = (1..4).map(|step| {
             network.pass(TICK, 30e6, 1.0);
-            network.look_after(&mut repath, step * TICK)
+            network.apply_tick(&mut repath, step * TICK)
         });
         assert_eq!(opened.max(), Some(5));
     }
 
     #[test]
-    fn who_has_lost_all_flows_waits_for_others() {
+    fn repath_waits_while_all_flows_are_lost() {
         let mut repath = Repath::new(4);
         for step in 0..10 {
             assert_eq!(repath.tick(step * TICK, true, &[]), RepathAction::Nothing);
@@ -516,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_connections_are_left_alone() {
+    fn repath_leaves_idle_connections_alone() {
         let mut repath = Repath::new(4);
         let network = Network::new(&[125e6], 4, 1);
         let flows: Vec<_> = network.flows.iter().map(|flow| flow.0).collect();

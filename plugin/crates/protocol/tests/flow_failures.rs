@@ -1,4 +1,4 @@
-//! Two peers over flows that deliver when they like and die when they like, in simulated time.
+//! Scheduler and reassembly over simulated flows that deliver in any order and fail at any byte.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -10,7 +10,7 @@ use evenkeel_protocol::{
 use evenkeel_testkit::TestRng;
 use proptest::prelude::*;
 
-const PLACES: usize = 4;
+const SLOTS: usize = 4;
 
 /// A frame on its way, and how many bytes of its payload have been written.
 struct InTransit {
@@ -22,18 +22,18 @@ struct InTransit {
 struct Reading {
     chunk: ChunkHeader,
     at: u64,
-    /// Up to where it knows what to do, and whether that is to deliver.
-    reserved: Option<(u64, bool)>,
+    /// Up to where the bytes are assigned, and whether they are to be delivered.
+    assigned: Option<(u64, bool)>,
 }
 
 struct Flow {
     number: u32,
-    place: usize,
-    /// The sender uses it.
+    slot: usize,
+    /// Whether the sender uses it.
     open: bool,
-    /// The receiver reads from it.
+    /// Whether the receiver reads from it.
     read: bool,
-    /// What the sender will write next.
+    /// Frames that the sender will write next.
     taken: VecDeque<Frame>,
     to_receiver: VecDeque<InTransit>,
     to_sender: VecDeque<Frame>,
@@ -44,7 +44,7 @@ struct Flow {
 struct World {
     scheduler: Scheduler<usize>,
     reassembly: Reassembly<usize>,
-    /// Every flow that ever was, by number.
+    /// All flows so far, by number.
     flows: Vec<Flow>,
     /// How often each byte of each message was written into its buffer.
     buffers: Vec<Vec<u8>>,
@@ -53,11 +53,11 @@ struct World {
 }
 
 impl World {
-    fn open(&mut self, place: usize) {
-        self.scheduler.flow_opened(place);
+    fn open(&mut self, slot: usize) {
+        self.scheduler.flow_opened(slot);
         self.flows.push(Flow {
             number: self.flows.len() as u32,
-            place,
+            slot,
             open: true,
             read: true,
             taken: VecDeque::new(),
@@ -67,11 +67,11 @@ impl World {
         });
     }
 
-    fn in_place(&self, place: usize) -> Option<usize> {
-        self.flows.iter().position(|flow| flow.open && flow.place == place)
+    fn in_slot(&self, slot: usize) -> Option<usize> {
+        self.flows.iter().position(|flow| flow.open && flow.slot == slot)
     }
 
-    /// The sender goes on with what it writes, or takes something new.
+    /// The sender continues its current frame, or takes a new one.
     fn write(&mut self, index: usize, rng: &mut TestRng) {
         let flow = &mut self.flows[index];
         if let Some(InTransit { frame: Frame::Chunk(chunk), written }) = flow.to_receiver.back_mut()
@@ -80,13 +80,13 @@ impl World {
             let left = u64::from(chunk.length) - *written;
             *written += 1 + rng.below(left);
             if *written == u64::from(chunk.length) {
-                self.scheduler.chunk_written(flow.place);
+                self.scheduler.chunk_written(flow.slot);
                 self.collect();
             }
             return;
         }
         while flow.taken.is_empty() || rng.one_in(4) && flow.taken.len() < 5 {
-            flow.taken.push_back(match self.scheduler.next(flow.place, rng.below(900)) {
+            flow.taken.push_back(match self.scheduler.next(flow.slot, rng.below(900)) {
                 Some(NextFrame::Chunk(chunk, message)) => {
                     assert_eq!(*message as u64, chunk.message);
                     assert!(!self.sent[*message], "a reported message is touched");
@@ -100,14 +100,14 @@ impl World {
         let empty = matches!(frame, Frame::Chunk(ChunkHeader { length: 0, .. }));
         flow.to_receiver.push_back(InTransit { frame, written: 0 });
         if empty {
-            self.scheduler.chunk_written(flow.place);
+            self.scheduler.chunk_written(flow.slot);
         }
     }
 
-    /// The sender takes the messages that are done.
+    /// The sender takes the messages that are sent.
     fn collect(&mut self) {
         while let Some(sent) = self.scheduler.pop_sent() {
-            assert!(self.received[sent.payload], "reported before it arrived");
+            assert!(self.received[sent.payload], "reported before it was received");
             for flow in self.flows.iter().filter(|flow| flow.open) {
                 if let Some(InTransit { frame: Frame::Chunk(chunk), written }) =
                     flow.to_receiver.back()
@@ -122,20 +122,20 @@ impl World {
         }
     }
 
-    fn hear(&mut self, index: usize) {
+    fn read_ack(&mut self, index: usize) {
         if let Some(Frame::Ack(below)) = self.flows[index].to_sender.pop_front() {
             self.scheduler.acked(below).unwrap();
             self.collect();
         }
     }
 
-    /// The flow breaks: some of what is on its way still arrives.
-    fn kill(&mut self, index: usize, rng: &mut TestRng) {
+    /// The flow fails: some of what is in flight still arrives.
+    fn fail(&mut self, index: usize, rng: &mut TestRng) {
         let flow = &mut self.flows[index];
         flow.open = false;
         flow.taken.clear();
-        self.scheduler.flow_failed(flow.place, flow.number);
-        // What was read has arrived.
+        self.scheduler.flow_failed(flow.slot, flow.number);
+        // Bytes that were read have arrived.
         let read = flow.reading.as_ref().map(|reading| reading.at - reading.chunk.offset);
         let keep = usize::from(read.is_some());
         let kept = keep + rng.below(1 + (flow.to_receiver.len() - keep) as u64) as usize;
@@ -148,11 +148,11 @@ impl World {
         self.collect();
     }
 
-    /// The receiver will not read from the flow again.
-    fn settle(&mut self, index: usize) {
+    /// The receiver stops reading from the flow.
+    fn stop_reading(&mut self, index: usize) {
         let flow = &mut self.flows[index];
         flow.read = false;
-        if let Some(Reading { chunk, at, reserved: Some((end, true)) }) = flow.reading.take() {
+        if let Some(Reading { chunk, at, assigned: Some((end, true)) }) = flow.reading.take() {
             self.reassembly.release(chunk.message, at, end);
         }
     }
@@ -165,7 +165,7 @@ impl World {
         }
         let Some(front) = flow.to_receiver.front() else {
             if !flow.open {
-                self.settle(index);
+                self.stop_reading(index);
             }
             return;
         };
@@ -174,7 +174,7 @@ impl World {
             Frame::Chunk(chunk) => chunk,
             Frame::FlowDead(number) => {
                 flow.to_receiver.pop_front();
-                self.settle(number as usize);
+                self.stop_reading(number as usize);
                 let ack = Frame::Ack(self.reassembly.ack());
                 self.answer(index, ack);
                 return;
@@ -182,9 +182,9 @@ impl World {
             other => panic!("{other:?} to the receiver"),
         };
         let reading =
-            flow.reading.get_or_insert(Reading { chunk, at: chunk.offset, reserved: None });
-        let (end, deliver) = match reading.reserved {
-            Some(reserved) => reserved,
+            flow.reading.get_or_insert(Reading { chunk, at: chunk.offset, assigned: None });
+        let (end, deliver) = match reading.assigned {
+            Some(assigned) => assigned,
             None => match self.reassembly.reserve(&chunk, reading.at).unwrap() {
                 ChunkAction::NotPosted => return,
                 ChunkAction::Deliver { payload, end } => {
@@ -198,7 +198,7 @@ impl World {
         let until = reading.at + rng.below(1 + have - reading.at);
         let (from, at) = (reading.at, if rng.one_in(3) { have } else { until });
         reading.at = at;
-        reading.reserved = (at < end).then_some((end, deliver));
+        reading.assigned = (at < end).then_some((end, deliver));
         let over = at == chunk.end();
         let dead = !flow.open && at == chunk.offset + written && !over;
         if over {
@@ -220,7 +220,7 @@ impl World {
             }
         }
         if dead {
-            self.settle(index);
+            self.stop_reading(index);
         }
         if let Some(below) = self.reassembly.ack_due() {
             self.answer(index, Frame::Ack(below));
@@ -228,7 +228,7 @@ impl World {
     }
 
     fn answer(&mut self, index: usize, frame: Frame) {
-        // What goes onto a dead flow is lost.
+        // Frames on a dead flow are lost.
         if self.flows[index].open {
             self.flows[index].to_sender.push_back(frame);
         }
@@ -237,61 +237,61 @@ impl World {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-    /// Whatever dies, each byte is written once, nothing is touched after it was reported, and
-    /// everything completes as long as there are flows to be had.
+    /// Whatever flows fail, each byte is written once, no message is touched after it was reported, and
+    /// all messages complete as long as new flows can be opened.
     #[test]
-    fn every_byte_arrives_once(
+    fn flow_failures_lose_and_repeat_no_byte(
         totals in proptest::collection::vec((0u64..3000, any::<bool>()), 1..40),
         seed: u64,
-        deaths in 0u64..30,
+        failures in 0u64..30,
         window in 1usize..6,
-        dealt: bool,
+        is_static: bool,
     ) {
         let mut rng = TestRng::new(seed);
         let mut world = World {
             buffers: totals.iter().map(|(total, _)| vec![0; *total as usize]).collect(),
             received: vec![false; totals.len()],
             sent: vec![false; totals.len()],
-            scheduler: Scheduler::new(if dealt { Schedule::Static { min_share: 256 } } else { Schedule::Pull }),
+            scheduler: Scheduler::new(if is_static { Schedule::Static { min_share: 256 } } else { Schedule::Pull }),
             ..World::default()
         };
-        (0..PLACES).for_each(|place| world.open(place));
-        let (mut pushed, mut posted, mut deaths) = (0, 0, deaths);
-        // A message that nobody waits for may go unacknowledged.
+        (0..SLOTS).for_each(|slot| world.open(slot));
+        let (mut pushed, mut posted, mut failures) = (0, 0, failures);
+        // A message without a waiting sender may stay unacknowledged.
         let waited_for = totals.iter().rposition(|(_, waits)| *waits).map_or(0, |last| last + 1);
         let mut steps = 0;
         while !(world.received.iter().all(|done| *done) && world.sent[..waited_for].iter().all(|done| *done)) {
             steps += 1;
-            prop_assert!(steps < 1_000_000, "it does not end");
+            prop_assert!(steps < 1_000_000, "no progress");
             if world.scheduler.must_retransmit() && rng.one_in(100) {
-                // No flow takes it: another one is opened.
-                let free = (PLACES..).find(|place| world.in_place(*place).is_none());
+                // No flow may take it, so a new one is opened.
+                let free = (SLOTS..).find(|slot| world.in_slot(*slot).is_none());
                 world.open(free.unwrap());
             }
-            let places = world.flows.iter().map(|flow| flow.place + 1).max().unwrap_or(PLACES);
-            let place = rng.below(places as u64) as usize;
+            let slots = world.flows.iter().map(|flow| flow.slot + 1).max().unwrap_or(SLOTS);
+            let slot = rng.below(slots as u64) as usize;
             if pushed < totals.len() && rng.one_in(4) {
                 let (total, waits) = totals[pushed];
                 world.scheduler.push(total, waits, pushed);
                 pushed += 1;
             }
-            // Buffers are posted as others become free.
+            // Buffers are posted as others complete.
             let done = world.received.iter().take_while(|done| **done).count();
             if posted < totals.len() && posted < done + window && rng.one_in(4) {
                 world.reassembly.post(totals[posted].0 + rng.below(5), posted);
                 posted += 1;
             }
-            match world.in_place(place) {
-                None if place < PLACES && rng.one_in(3) => world.open(place),
+            match world.in_slot(slot) {
+                None if slot < SLOTS && rng.one_in(3) => world.open(slot),
                 None => {}
-                Some(index) if deaths > 0 && rng.one_in(50) => {
-                    deaths -= 1;
-                    world.kill(index, &mut rng);
+                Some(index) if failures > 0 && rng.one_in(50) => {
+                    failures -= 1;
+                    world.fail(index, &mut rng);
                 }
                 Some(index) => {
                     world.write(index, &mut rng);
                     if rng.one_in(2) {
-                        world.hear(index);
+                        world.read_ack(index);
                     }
                 }
             }

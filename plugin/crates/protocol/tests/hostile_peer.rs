@@ -1,5 +1,5 @@
-//! A peer that says anything: this side's books stay in order, so that no byte is written twice or elsewhere, and no
-//! message is given back while it is written.
+//! Hostile peers: whatever they send, no byte is written twice or out of slot, and no message is released while it is
+//! being written.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -8,9 +8,9 @@ use evenkeel_protocol::{
 };
 use evenkeel_testkit::TestRng;
 
-/// Chunks of nearby messages that may contradict each other, over some flows that end in the middle.
+/// Chunks of nearby messages that may contradict each other, over flows that end at any byte.
 #[test]
-fn chunks_in_any_order() {
+fn reassembly_survives_hostile_chunks() {
     let mut completed = 0;
     for seed in 0..2000 {
         let mut rng = TestRng::new(seed);
@@ -19,7 +19,7 @@ fn chunks_in_any_order() {
         let mut written: Vec<Vec<u8>> =
             capacities.iter().map(|capacity| vec![0; *capacity as usize]).collect();
         let mut done = vec![false; capacities.len()];
-        // What flows have reserved and not reported: message, from, to.
+        // Ranges that are reserved and not reported: message, from, to.
         let mut reserved: Vec<(usize, u64, u64)> = Vec::new();
         let mut posted = 0;
         for _ in 0..100 {
@@ -30,7 +30,7 @@ fn chunks_in_any_order() {
             if !reserved.is_empty() && rng.one_in(2) {
                 let (message, from, to) = reserved.swap_remove(rng.index(reserved.len()));
                 let until = if rng.one_in(3) { from + rng.below(to - from) } else { to };
-                // Nothing is there to be written of an empty one that comes twice.
+                // A repeated empty message has no bytes to write.
                 assert!(!done[message] || from == to, "written after it was reported");
                 written[message][from as usize..until as usize]
                     .iter_mut()
@@ -72,11 +72,11 @@ fn chunks_in_any_order() {
     assert!(completed > 1000, "{completed}");
 }
 
-/// A chunk that a receiver would not refuse at once.
+/// A chunk that decodes as a frame.
 fn any_chunk(rng: &mut TestRng, capacities: &[u64]) -> Option<ChunkHeader> {
     let message = rng.index(capacities.len() + 1);
-    let most = capacities.get(message).copied().unwrap_or(1000);
-    let total = if rng.one_in(20) { rng.below(2 * most) } else { most };
+    let max = capacities.get(message).copied().unwrap_or(1000);
+    let total = if rng.one_in(20) { rng.below(2 * max) } else { max };
     let offset = rng.below(total / 128 + 1) * 128;
     let length = if rng.one_in(2) { total - offset.min(total) } else { 128 };
     let (message, ack_wanted) = (message as u64, rng.one_in(2));
@@ -87,58 +87,58 @@ fn any_chunk(rng: &mut TestRng, capacities: &[u64]) -> Option<ChunkHeader> {
     }
 }
 
-/// Acknowledgements of anything, and flows that the peer declares dead.
+/// Acknowledgements of any messages, and flows that the peer reports as dead.
 #[test]
-fn acknowledgements_of_anything() {
-    const PLACES: usize = 3;
-    let (mut believed, mut refused) = (0, 0);
+fn scheduler_survives_hostile_acknowledgements() {
+    const SLOTS: usize = 3;
+    let (mut accepted, mut refused) = (0, 0);
     for seed in 0..2000 {
         let mut rng = TestRng::new(seed);
         let schedules = [Schedule::Pull, Schedule::Static { min_share: 256 }];
         let mut scheduler = Scheduler::new(*rng.choose(&schedules));
-        (0..PLACES).for_each(|place| scheduler.flow_opened(place));
-        // What each flow is writing.
-        let mut writing: [Option<u64>; PLACES] = [None; PLACES];
-        let (mut pushed, mut given_back) = (0, 0);
+        (0..SLOTS).for_each(|slot| scheduler.flow_opened(slot));
+        // The message that each flow is writing.
+        let mut writing: [Option<u64>; SLOTS] = [None; SLOTS];
+        let (mut pushed, mut released) = (0, 0);
         for _ in 0..100 {
-            let place = rng.index(PLACES);
+            let slot = rng.index(SLOTS);
             match rng.below(5) {
                 0 => {
                     scheduler.push(rng.below(1000), rng.one_in(2), pushed);
                     pushed += 1;
                 }
-                1 if writing[place].is_none() => match scheduler.next(place, rng.below(600)) {
+                1 if writing[slot].is_none() => match scheduler.next(slot, rng.below(600)) {
                     Some(NextFrame::Chunk(chunk, payload)) => {
                         assert_eq!(chunk.message, *payload);
-                        assert!(chunk.message >= given_back, "a message that was given back");
-                        writing[place] = Some(chunk.message);
+                        assert!(chunk.message >= released, "a message that was released");
+                        writing[slot] = Some(chunk.message);
                     }
                     Some(NextFrame::FlowDead(_)) | None => {}
                 },
                 2 => {
-                    if writing[place].take().is_some() {
-                        scheduler.chunk_written(place);
+                    if writing[slot].take().is_some() {
+                        scheduler.chunk_written(slot);
                     }
                 }
                 3 if rng.one_in(4) => {
-                    scheduler.flow_failed(place, place as u32);
-                    scheduler.flow_opened(place);
-                    writing[place] = None;
+                    scheduler.flow_failed(slot, slot as u32);
+                    scheduler.flow_opened(slot);
+                    writing[slot] = None;
                 }
                 _ => {
                     let below = if rng.one_in(4) { rng.next_u64() } else { rng.below(pushed + 2) };
                     match scheduler.acked(below) {
-                        Ok(()) => believed += 1,
+                        Ok(()) => accepted += 1,
                         Err(_) => refused += 1,
                     }
                 }
             }
             while let Some(sent) = scheduler.pop_sent() {
-                assert_eq!(sent.payload, given_back, "in order");
+                assert_eq!(sent.payload, released, "in order");
                 assert!(!writing.contains(&Some(sent.payload)), "while it is written");
-                given_back += 1;
+                released += 1;
             }
         }
     }
-    assert!(believed > 1000 && refused > 1000, "{believed} and {refused}");
+    assert!(accepted > 1000 && refused > 1000, "{accepted} and {refused}");
 }
