@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::ptr;
 
-use evenkeel_collectives::{self as collectives, Launch, TransportKind, seconds};
+use evenkeel_collectives::{self as collectives, Launch, TransportKind, timeout_from_seconds};
 
 use crate::error::Error;
 use crate::last_error::guard;
@@ -48,8 +48,13 @@ pub unsafe extern "C" fn evenkeel_group_join(
         // SAFETY: the header asks for a store and a text or NULL.
         let (store, transport_kind) =
             unsafe { (pointers::object("store", store)?, parse_transport(transport)?) };
-        let joined =
-            collectives::Group::join(&*store.0, rank, size, &transport_kind, seconds(timeout)?)?;
+        let joined = collectives::Group::join(
+            &*store.0,
+            rank,
+            size,
+            &transport_kind,
+            timeout_from_seconds(timeout)?,
+        )?;
         // SAFETY: the header asks for a place to write.
         unsafe { pointers::give(group, Group(joined)) }
     })
@@ -69,7 +74,8 @@ pub unsafe extern "C" fn evenkeel_group_join_launched(
         // SAFETY: the header asks for texts, of which one may be NULL.
         let (name, transport_kind) =
             unsafe { (pointers::text("name", name)?, parse_transport(transport)?) };
-        let joined = Launch::from_env()?.join(name, &transport_kind, seconds(timeout)?)?;
+        let joined =
+            Launch::from_env()?.join(name, &transport_kind, timeout_from_seconds(timeout)?)?;
         // SAFETY: the header asks for a place to write.
         unsafe { pointers::give(group, Group(joined)) }
     })
@@ -197,7 +203,7 @@ pub(crate) unsafe fn options(call: *const Call) -> Result<collectives::Call, Err
     // SAFETY: the header asks for a text or NULL.
     let algorithm = unsafe { pointers::text_or_none("algorithm", call.algorithm) }?;
     let timeout = (call.timeout != 0.0).then_some(call.timeout);
-    Ok(collectives::Call::of(call.tag, timeout, algorithm)?)
+    Ok(collectives::Call::from_parts(call.tag, timeout, algorithm)?)
 }
 
 /// # Safety

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use evenkeel_collectives::{self as collectives, seconds};
+use evenkeel_collectives::{self as collectives, timeout_from_seconds};
 
 use crate::last_error::guard;
 use crate::pointers;
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn evenkeel_store_open(
     guard(|| {
         // SAFETY: the header asks for a text.
         let address = unsafe { pointers::text("address", address) }?;
-        let opened = collectives::store::open(address, seconds(timeout)?)?;
+        let opened = collectives::store::open(address, timeout_from_seconds(timeout)?)?;
         // SAFETY: the header asks for a place to write.
         unsafe { pointers::give(store, Store(opened)) }
     })

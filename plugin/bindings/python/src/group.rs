@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use evenkeel_collectives::{
-    self as collectives, Call, Error, Launch, Op, PrefixStore, Reduction, TransportKind, seconds,
+    self as collectives, Call, Error, Launch, Op, PrefixStore, Reduction, TransportKind,
+    timeout_from_seconds,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -29,7 +30,7 @@ pub(crate) fn init(
         return Err(PyValueError::new_err("rank and size are given together, or neither"));
     }
     let place = store.map(Place::of).transpose()?;
-    let timeout = seconds(timeout).map_err(|error| exception(py, &error))?;
+    let timeout = timeout_from_seconds(timeout).map_err(|error| exception(py, &error))?;
     let joined = py.detach(|| {
         let transport_kind = TransportKind::from_name(transport)?;
         let mut launch = Launch::from_lookup(|variable| match variable {
@@ -144,7 +145,8 @@ impl Group {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let py = array.py();
-        let call = Call::of(tag, timeout, algorithm).map_err(|error| exception(py, &error))?;
+        let call =
+            Call::from_parts(tag, timeout, algorithm).map_err(|error| exception(py, &error))?;
         let mut memory = Memory::of("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
         let data = memory.bytes_mut("array")?;
@@ -367,7 +369,7 @@ impl Drop for Group {
 }
 
 fn call(py: Python<'_>, tag: u32, timeout: Option<f64>) -> PyResult<Call> {
-    Call::of(tag, timeout, None).map_err(|error| exception(py, &error))
+    Call::from_parts(tag, timeout, None).map_err(|error| exception(py, &error))
 }
 
 fn reduction(memory: &Memory, op: &str) -> PyResult<Reduction<'static>> {

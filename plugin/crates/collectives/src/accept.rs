@@ -1,14 +1,14 @@
-//! Taking connections as they come, also when there are no descriptors left for them.
+//! Accepting connections, also when the process has no descriptors left.
 
 use std::io::ErrorKind as IoErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-/// How long to let a listener be whose connections cannot be taken.
+/// How long to leave a listener alone after the process ran out of sockets.
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Takes the connections that are waiting, none of which blocks. Whether the system gives no more sockets: the listener then stays
-/// readable, and who waits for it must rest.
+/// Accepts all pending connections and makes them nonblocking. Returns whether the process ran out of sockets. The listener then
+/// stays readable, so the caller must not poll it for [`ACCEPT_RETRY_DELAY`].
 pub(crate) fn accept_all(listener: &TcpListener, mut take: impl FnMut(TcpStream)) -> bool {
     loop {
         match listener.accept() {

@@ -1,12 +1,12 @@
-//! Numbers and strings as bytes, for what ranks tell each other outside of operations.
+//! Encoding of numbers and byte strings in the messages that ranks exchange outside of operations.
 
-/// Appends bytes behind their number.
+/// Appends bytes, preceded by their length.
 pub(crate) fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     out.extend_from_slice(bytes);
 }
 
-/// Appends numbers behind their number.
+/// Appends a list of numbers, preceded by its length.
 pub(crate) fn put_list<'a>(out: &mut Vec<u8>, numbers: impl ExactSizeIterator<Item = &'a usize>) {
     out.extend_from_slice(&(numbers.len() as u32).to_le_bytes());
     for number in numbers {
@@ -14,7 +14,7 @@ pub(crate) fn put_list<'a>(out: &mut Vec<u8>, numbers: impl ExactSizeIterator<It
     }
 }
 
-/// Reads what others wrote; every call gives `None` where there is not enough.
+/// Reads encoded values. Every call returns `None` when the bytes are too short.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -40,13 +40,13 @@ impl<'a> Reader<'a> {
         self.take(8)?.try_into().ok().map(u64::from_le_bytes)
     }
 
-    /// What [`put`] wrote.
+    /// The bytes that [`put`] wrote.
     pub(crate) fn bytes(&mut self) -> Option<&'a [u8]> {
         let length = self.word()? as usize;
         self.take(length)
     }
 
-    /// What [`put_list`] wrote.
+    /// The list that [`put_list`] wrote.
     pub(crate) fn list(&mut self) -> Option<Vec<usize>> {
         let length = self.word()? as usize;
         let numbers = self.take(length.checked_mul(4)?)?;
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_is_read_and_what_is_cut_off_is_not() {
+    fn encoded_values_decode_unless_truncated() {
         let mut out = vec![7];
         out.extend_from_slice(&9u64.to_le_bytes());
         put(&mut out, b"host");
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_cannot_be_is_refused() {
+    fn impossible_length_is_refused() {
         assert_eq!(Reader::new(&u32::MAX.to_le_bytes()).list(), None);
         assert_eq!(Reader::new(&u32::MAX.to_le_bytes()).bytes(), None);
     }

@@ -4,10 +4,10 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
 
+use evenkeel_transport::sync::lock;
 use libloading::Library;
 
 use crate::error::{Error, Result};
-use crate::lock;
 
 const LIBRARY: &str = "libcuda.so.1";
 const SUCCESS: i32 = 0;

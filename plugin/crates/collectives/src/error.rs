@@ -1,27 +1,27 @@
-//! The one error of this crate.
+//! The error type of this crate.
 
 use std::time::Duration;
 
-/// What can be done about an error.
+/// The class of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The caller broke the contract of the call; nothing was done.
+    /// The arguments of the call are invalid. Nothing was done.
     Argument,
-    /// Nothing happened for as long as was allowed, though every process that was asked is alive.
+    /// Nothing moved for the whole timeout, although every process that was probed is alive.
     Timeout,
-    /// A rank's process has ended, stands still or cannot be reached.
+    /// A rank's process has exited, does not respond or cannot be reached.
     Lost,
-    /// Somebody aborted the group.
+    /// A rank aborted the group.
     Aborted,
     /// A local system call failed.
     System,
     /// The store cannot be used.
     Store,
-    /// Ranks disagree on what they do.
+    /// The ranks called different operations, or passed different counts.
     Mismatch,
 }
 
-/// What went wrong, in one line, and who is to blame.
+/// What went wrong, in one line, and which ranks caused it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -31,7 +31,7 @@ pub struct Error {
     usable: bool,
 }
 
-/// What a call of this crate gives.
+/// The result of a call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -45,7 +45,7 @@ impl Error {
         &self.ranks
     }
 
-    /// Whether the group can be used on. A group that is not usable answers every later call with the error that ended it.
+    /// Whether the group is still usable. A group that is not returns the error that ended it from every later call.
     pub fn is_group_usable(&self) -> bool {
         self.usable
     }
@@ -66,7 +66,7 @@ impl Error {
         Self::new(ErrorKind::Store, message)
     }
 
-    /// The same error, with these ranks to blame.
+    /// The same error, caused by these ranks.
     pub(crate) fn with_ranks(self, ranks: impl Into<Vec<usize>>) -> Self {
         Self { ranks: ranks.into(), ..self }
     }
@@ -76,14 +76,14 @@ impl Error {
         Self { usable: false, ..self }
     }
 
-    /// The same error with the ranks' numbers in another group.
+    /// The same error with the ranks numbered as in another group.
     pub(crate) fn renumbered(mut self, number: impl Fn(usize) -> Option<usize>) -> Self {
         self.ranks = self.ranks.iter().filter_map(|rank| number(*rank)).collect();
         self
     }
 }
 
-/// Ranks for a sentence: `rank 3`, or `ranks 1, 2 and 5`.
+/// Ranks for a message: `rank 3`, or `ranks 1, 2 and 5`.
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     match ranks {
         [] => "no rank".to_owned(),
@@ -95,7 +95,7 @@ pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     }
 }
 
-/// A time for a sentence.
+/// A duration for a message.
 pub(crate) fn format_duration(time: Duration) -> String {
     if time < Duration::from_secs(1) {
         format!("{} ms", time.as_millis())
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_and_times_read_well() {
+    fn ranks_and_durations_are_formatted() {
         assert_eq!(list_ranks(&[3]), "rank 3");
         assert_eq!(list_ranks(&[1, 2, 5]), "ranks 1, 2 and 5");
         assert_eq!(format_duration(Duration::from_millis(250)), "250 ms");

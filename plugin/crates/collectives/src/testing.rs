@@ -1,4 +1,4 @@
-//! What tests need: ranks as threads, a folder, a Redis server.
+//! Test support: ranks as threads, a certificate authority, a temporary folder, a Redis server.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 use crate::{Auto, Group, MemoryStore, Tcp, Tls, TransportKind};
 
-/// Reached only when something is broken.
+/// The timeout of operations in tests. It is reached only when something is broken.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Every transport for ranks to reach each other on this host_id.
+/// Every transport that works on this machine.
 pub(crate) fn transports() -> [TransportKind; 4] {
     let tcp = || Tcp::on("lo").unwrap();
     let tls = Authority::new("ranks").tls("rank");
@@ -25,7 +25,7 @@ pub(crate) fn transports() -> [TransportKind; 4] {
     ]
 }
 
-/// Signs certificates, in a folder that is removed afterwards.
+/// A certificate authority, in a folder that is removed afterwards.
 pub(crate) struct Authority {
     folder: Folder,
     issuer: Issuer<'static, KeyPair>,
@@ -43,12 +43,12 @@ impl Authority {
         Self { folder, issuer: Issuer::new(params, key) }
     }
 
-    /// The file with its own certificate.
+    /// The file with the authority's certificate.
     pub(crate) fn file(&self) -> PathBuf {
         self.folder.path().join("ca.pem")
     }
 
-    /// Files with a certificate that it signs, and with that one's key.
+    /// Signs a certificate. Returns the files with the certificate and its key.
     pub(crate) fn sign(&self, name: &str) -> (PathBuf, PathBuf) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -59,19 +59,19 @@ impl Authority {
         files.into()
     }
 
-    /// For a rank that trusts it and has a certificate from it.
+    /// TLS for a rank that trusts the authority and has a certificate from it.
     pub(crate) fn tls(&self, name: &str) -> Tls {
         let (certificate, key) = self.sign(name);
         Tls::new(Tcp::on("lo").unwrap(), &certificate, &key, &self.file()).unwrap()
     }
 }
 
-/// Runs ranks as threads, until all have ended.
+/// Runs ranks as threads until all have finished.
 pub(crate) fn run_ranks(size: usize, transport: &TransportKind, rank: impl Fn(&Group) + Sync) {
     run_ranks_with(size, |_| transport.clone(), rank);
 }
 
-/// As [`ranks`], each on its own transport.
+/// As [`run_ranks`], each with its own transport.
 pub(crate) fn run_ranks_with(
     size: usize,
     transport: impl Fn(usize) -> TransportKind + Sync,
@@ -88,12 +88,15 @@ pub(crate) fn run_ranks_with(
     });
 }
 
-/// A folder that is removed with all that is in it.
+/// A temporary folder, removed with its contents.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("evenkeel-{:016x}", crate::random().unwrap()));
+        let path = std::env::temp_dir().join(format!(
+            "evenkeel-{:016x}",
+            u64::from_le_bytes(evenkeel_transport::random().unwrap())
+        ));
         std::fs::create_dir(&path).unwrap();
         Self(path)
     }
@@ -109,7 +112,7 @@ impl Drop for Folder {
     }
 }
 
-/// A Redis server of its own, which ends with this process at the latest.
+/// A Redis server, which exits with this process at the latest.
 pub(crate) struct RedisServer {
     child: Child,
     port: u16,

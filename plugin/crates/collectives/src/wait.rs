@@ -1,4 +1,4 @@
-//! Waiting for other ranks: for a short while by asking again and again, then asleep, and with an eye on who is still alive.
+//! Waits for other ranks: first polls, then sleeps, and probes whether the awaited ranks are alive.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,41 +9,43 @@ use crate::liveness::{
     GroupFailure, Operation, PeerStatus, ProbeReport, probe_transitively, report_failure,
 };
 
-/// How long to stay awake. Who asks often is who moves the bytes, and what comes right after it has fallen asleep waits until the
-/// transport's thread looks after it, a millisecond later: were this shorter, ranks that wait for each other would take turns at that.
+/// How long to poll before the first sleep. The thread that polls moves the bytes. Bytes that arrive just after it falls asleep
+/// wait a millisecond for the transport's thread. With a shorter time, ranks that wait for each other would take turns at that.
 const SPIN_TIME: Duration = Duration::from_millis(2);
-/// The longest sleep. What others tell is polled after it.
+/// The longest sleep. A failure that another rank reports is noticed after it.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
-/// While there is no link yet, nobody wakes us.
+/// The longest sleep while a link is being made: nothing wakes the sleeper then.
 const MAX_SLEEP_CONNECTING: Duration = Duration::from_micros(500);
-/// How long others may take to hear of a failure.
+/// How long to try to report a failure to the other ranks.
 const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long what a rank told before it ended may take to be heard.
-const FAILURE_WAIT: Duration = Duration::from_millis(200);
-/// How a rank is lost that has left while it was needed.
+/// How long a failure that a rank reported before it exited may take to arrive.
+const FAILURE_ARRIVAL_TIMEOUT: Duration = Duration::from_millis(200);
+/// Why a rank is lost that left while it was needed.
 const LEFT: &str = "it has left the group";
 
-/// What a look at an operation finds.
+/// What polling an operation gives.
 pub(crate) enum Poll<T> {
-    /// It is done, with this result.
+    /// The operation is done, with this result.
     Done(T),
-    /// Something has moved.
+    /// Something moved.
     Progress,
+    /// Nothing moved.
     Idle,
 }
 
-/// One operation's wait.
+/// The wait of one operation.
 pub(crate) struct Wait<'a> {
     mesh: &'a Mesh,
     operation: Operation<'a>,
+    /// The operation's name, for messages.
     what: &'static str,
     tag: u32,
     timeout: Duration,
-    /// When the first look in vain was.
-    since: Option<Instant>,
-    /// What was carried when that was last looked at, and since when it is that much.
+    /// When polling first found nothing.
+    idle_since: Option<Instant>,
+    /// The bytes carried when last checked, and since when the number has not changed.
     carried: Option<(u64, Instant)>,
-    /// How often others have been probes.
+    /// Number of times that the awaited ranks have been probed.
     probes: u32,
     report: ProbeReport,
 }
@@ -62,26 +64,25 @@ impl<'a> Wait<'a> {
         }
         let operation = mesh.liveness().operation();
         let report = ProbeReport::default();
-        let (since, carried, probes) = (None, None, 0);
-        Ok(Self { mesh, operation, what, tag, timeout, since, carried, probes, report })
+        let (idle_since, carried, probes) = (None, None, 0);
+        Ok(Self { mesh, operation, what, tag, timeout, idle_since, carried, probes, report })
     }
 
-    /// Looks until it is done. `waits` says which ranks it waits for, and how many bytes their links have carried: a message that takes
-    /// longer than the timeout moves as well.
+    /// Polls until the operation is done. `awaited` gives the ranks that it waits for and the bytes that their links have carried,
+    /// so that a message that takes longer than the timeout counts as progress.
     ///
     /// # Errors
-    /// When a look finds error, the group has failed, a rank that is waited for is lost, or nothing has moved for the whole
-    /// timeout.
+    /// When polling gives an error, the group has failed, an awaited rank is lost, or nothing moved for the whole timeout.
     pub(crate) fn until<S, T>(
         &mut self,
         state: &mut S,
-        waits: impl Fn(&S) -> (Vec<usize>, u64),
+        awaited: impl Fn(&S) -> (Vec<usize>, u64),
         mut poll: impl FnMut(&mut S) -> std::result::Result<Poll<T>, PeerError>,
     ) -> Result<T> {
         loop {
             let mut polled = poll(state);
             if matches!(polled, Ok(Poll::Idle)) {
-                let waited = self.idle(state, &waits, &mut |state| {
+                let waited = self.idle(state, &awaited, &mut |state| {
                     polled = poll(state);
                     !matches!(polled, Ok(Poll::Idle))
                 });
@@ -91,43 +92,43 @@ impl<'a> Wait<'a> {
                 }
             }
             match polled {
-                Err(error) => return Err(self.error(error)),
+                Err(error) => return Err(self.fail_on(error)),
                 Ok(Poll::Done(done)) => return Ok(done),
                 Ok(_) => {
-                    (self.since, self.carried, self.probes) = (None, None, 0);
+                    (self.idle_since, self.carried, self.probes) = (None, None, 0);
                 }
             }
         }
     }
 
-    /// Nothing moved. Waits a little; `look` ends a sleep.
+    /// Nothing moved: waits a little. `is_ready` ends a sleep.
     fn idle<S>(
         &mut self,
         state: &mut S,
-        waits: impl Fn(&S) -> (Vec<usize>, u64),
-        poll: &mut dyn FnMut(&mut S) -> bool,
+        awaited: impl Fn(&S) -> (Vec<usize>, u64),
+        is_ready: &mut dyn FnMut(&mut S) -> bool,
     ) -> Result<()> {
         let now = Instant::now();
-        let since = *self.since.get_or_insert(now);
-        if now - since < SPIN_TIME {
+        let idle_since = *self.idle_since.get_or_insert(now);
+        if now - idle_since < SPIN_TIME {
             thread::yield_now();
             return Ok(());
         }
-        let (ranks, carried) = waits(state);
-        let still = match self.carried {
-            Some((before, still)) if before == carried => still,
+        let (ranks, carried) = awaited(state);
+        let unchanged_since = match self.carried {
+            Some((before, unchanged_since)) if before == carried => unchanged_since,
             Some(_) => {
                 self.probes = 0;
                 now
             }
-            None => since,
+            None => idle_since,
         };
-        self.carried = Some((carried, still));
-        let idle = now - still;
+        self.carried = Some((carried, unchanged_since));
+        let idle = now - unchanged_since;
         if let Some(failure) = self.mesh.liveness().failure() {
             return Err(failure.error());
         }
-        // Early, so that whoever asks on knows; and again when there is just time to tell the others.
+        // The first probe is early, so that ranks that probe this one learn the result. The second leaves time to report it.
         let probe_at = [self.timeout * 2 / 5, self.timeout * 7 / 10];
         if self.probes < 2 && idle >= probe_at[self.probes as usize] {
             self.probes += 1;
@@ -141,7 +142,7 @@ impl<'a> Wait<'a> {
             sleep = sleep.min(MAX_SLEEP_CONNECTING);
         }
         self.operation.waits_for(ranks);
-        self.mesh.sleep(sleep, &mut || poll(state));
+        self.mesh.sleep(sleep, &mut || is_ready(state));
         Ok(())
     }
 
@@ -153,28 +154,24 @@ impl<'a> Wait<'a> {
         if let Some(failure) = self.report.failure.take() {
             return Err(mesh.liveness().fail(failure).error());
         }
-        // What a rank sent before it left has time until the second look.
+        // Until the second probe, messages that a rank sent before it left may still arrive.
         if self.probes > 1 {
             let left = std::mem::take(&mut self.report.left);
             self.report.lost.extend(left.into_iter().map(|rank| (rank, LEFT)));
         }
-        // Somebody else may have been quicker.
+        // Another rank may have reported the failure meanwhile.
         if let Some(failure) = mesh.liveness().failure() {
             return Err(failure.error());
         }
         if self.report.lost.is_empty() { Ok(()) } else { Err(self.lost()) }
     }
 
-    /// What ends the group here ends it everywhere.
+    /// Ends the group on all ranks.
     fn end_group(&self, failure: GroupFailure) -> Error {
         let Self { mesh, .. } = self;
         let failure = mesh.liveness().fail(failure);
-        report_failure(
-            mesh.probe_addresses(),
-            mesh.own_rank(),
-            &failure,
-            FAILURE_REPORT_TIMEOUT.min(self.timeout / 5),
-        );
+        let time = FAILURE_REPORT_TIMEOUT.min(self.timeout / 5);
+        report_failure(mesh.probe_addresses(), mesh.own_rank(), &failure, time);
         failure.error()
     }
 
@@ -190,16 +187,16 @@ impl<'a> Wait<'a> {
         self.end_group(GroupFailure { kind: ErrorKind::Lost, ranks, text })
     }
 
-    /// A link broke: finds out whose fault it is.
-    pub(crate) fn error(&mut self, error: PeerError) -> Error {
+    /// The error of a link that failed, after probing which rank is the cause.
+    pub(crate) fn fail_on(&mut self, error: PeerError) -> Error {
         let Self { mesh, what, tag, .. } = self;
         let PeerError { rank, what: why, mismatch } = error;
-        let whose = mesh.describe(rank);
+        let peer = mesh.describe(rank);
         if let Some(failure) = mesh.liveness().failure() {
             return failure.error();
         }
         if mismatch {
-            let text = format!("{what} (tag {tag}) with {whose}: {why}");
+            let text = format!("{what} (tag {tag}) with {peer}: {why}");
             return self.end_group(GroupFailure {
                 kind: ErrorKind::Mismatch,
                 ranks: vec![rank],
@@ -210,13 +207,13 @@ impl<'a> Wait<'a> {
         match mesh.probe_addresses()[rank].probe(time) {
             PeerStatus::Failed(failure) => mesh.liveness().fail(failure).error(),
             PeerStatus::Alive { .. } => {
-                let text = format!("{what}: the connection with {whose} broke: {why}");
+                let text = format!("{what}: the connection with {peer} broke: {why}");
                 self.end_group(GroupFailure { kind: ErrorKind::Lost, ranks: vec![rank], text })
             }
-            answer @ (PeerStatus::Lost(_) | PeerStatus::Left) => {
-                let how = if let PeerStatus::Lost(how) = answer { how } else { LEFT };
-                // It may have ended because of somebody else, and said so: that comes through the thread that answers.
-                let deadline = Instant::now() + FAILURE_WAIT.min(self.timeout / 5);
+            status @ (PeerStatus::Lost(_) | PeerStatus::Left) => {
+                let how = if let PeerStatus::Lost(how) = status { how } else { LEFT };
+                // It may have exited because of another rank, and reported that. The report arrives at the responder thread.
+                let deadline = Instant::now() + FAILURE_ARRIVAL_TIMEOUT.min(self.timeout / 5);
                 while Instant::now() < deadline {
                     if let Some(failure) = mesh.liveness().failure() {
                         return failure.error();
@@ -231,26 +228,21 @@ impl<'a> Wait<'a> {
 
     fn timed_out(&self, ranks: &[usize]) -> Error {
         let Self { mesh, what, tag, timeout, report, .. } = self;
-        let (ranks_to_name, why) = if report.idle.is_empty() {
+        let (named, why) = if report.idle.is_empty() {
             (ranks.to_vec(), String::new())
         } else {
-            let which = list_ranks(&report.idle);
-            let why = format!("; {which} in no operation of this group: has it been called there?");
-            (
-                report.idle.clone(),
-                why.replacen(
-                    " in no",
-                    if report.idle.len() == 1 { " is in no" } else { " are in no" },
-                    1,
-                ),
-            )
+            let verb = if report.idle.len() == 1 { "is" } else { "are" };
+            let idle = list_ranks(&report.idle);
+            let why =
+                format!("; {idle} {verb} in no operation of this group: has it been called there?");
+            (report.idle.clone(), why)
         };
-        let waited: Vec<_> = ranks.iter().map(|rank| mesh.describe(*rank)).collect();
+        let awaited: Vec<_> = ranks.iter().map(|rank| mesh.describe(*rank)).collect();
         let text = format!(
             "{what} (tag {tag}): nothing moved for {}, waiting for {}{why}",
             format_duration(*timeout),
-            waited.join(", ")
+            awaited.join(", ")
         );
-        Error::new(ErrorKind::Timeout, text).with_ranks(ranks_to_name)
+        Error::new(ErrorKind::Timeout, text).with_ranks(named)
     }
 }

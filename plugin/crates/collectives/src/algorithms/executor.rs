@@ -45,7 +45,7 @@ struct Piece {
 
 enum PieceState {
     Waiting,
-    /// The link needs the memory until it has finished so many loans.
+    /// The link needs the memory until it has completed so many loans.
     Sending(u64),
     Receiving(Arc<ReceiveRequest>, Vec<u8>),
     /// Not combined yet.
@@ -228,7 +228,9 @@ impl Execution<'_> {
                 PieceState::Waiting => return Ok(false),
                 begun => begun,
             },
-            PieceState::Sending(number) if self.mesh.finished(peer)? >= *number => PieceState::Done,
+            PieceState::Sending(number) if self.mesh.completed(peer)? >= *number => {
+                PieceState::Done
+            }
             PieceState::Sending(_) => return Ok(false),
             PieceState::Receiving(request, _) => match request.done() {
                 None => return Ok(false),

@@ -1,23 +1,22 @@
-//! Who started this process, and as which rank.
+//! What a launcher set in the environment: this process's rank, the number of ranks, and where they find each other.
 
 use crate::error::{Error, Result};
 
-/// A rank of so many, as a launcher's environment says.
+/// This process's rank and the number of ranks, from the environment that a launcher set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// This process's rank, from 0.
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// Name or address of rank 0 and a port there for the ranks to meet at, where the launcher says it: `MASTER_ADDR` and
-    /// `MASTER_PORT`; under torchrun, which has a store of its own at that port, the next one.
+    /// Host and port of rank 0, if the launcher sets them: `MASTER_ADDR` and `MASTER_PORT`. Under torchrun, which serves its own
+    /// store at that port, the port after it.
     pub master: Option<(String, u16)>,
-    /// The [store](crate::store::open) for the ranks to meet in, where the launcher has one: `EVENKEEL_STORE`.
+    /// The address of the [store](crate::store::open) in which the ranks find each other, if it is set: `EVENKEEL_STORE`.
     pub store: Option<String>,
 }
 
-/// Variables for rank and number of ranks, by launcher: torchrun and Kubernetes operators, OpenMPI, MPICH and others with
-/// PMI, Slurm.
+/// The variables for rank and number of ranks: of torchrun and Kubernetes operators, OpenMPI, MPICH and others with PMI, and Slurm.
 const LAUNCHERS: [(&str, &str); 4] = [
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -29,7 +28,7 @@ impl Launch {
     /// Reads the environment.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when no launcher has set it, or what it says makes no sense.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when no launcher has set it, or a value is invalid.
     pub fn from_env() -> Result<Self> {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
@@ -43,7 +42,7 @@ impl Launch {
             let Some(value) = lookup(name).filter(|value| !value.is_empty()) else {
                 return Ok(None);
             };
-            let wrong = || Error::argument(format!("{name}={value:?} is no whole number"));
+            let wrong = || Error::argument(format!("{name}={value:?} is not a whole number"));
             value.parse().map(Some).map_err(|_| wrong())
         };
         let mut found = None;
@@ -56,7 +55,7 @@ impl Launch {
         let (rank, size) = found.ok_or_else(|| {
             let names = LAUNCHERS.map(|(rank, size)| format!("{rank} and {size}"));
             Error::argument(format!(
-                "no launcher has said which rank this is: set {}",
+                "no launcher has set the rank of this process: set {}",
                 names.join(", or ")
             ))
         })?;
@@ -69,7 +68,7 @@ impl Launch {
             (Some(host), Some(port)) => {
                 let next = usize::from(lookup("TORCHELASTIC_RUN_ID").is_some());
                 let port = u16::try_from(port.saturating_add(next))
-                    .map_err(|_| Error::argument(format!("MASTER_PORT={port} is no port")))?;
+                    .map_err(|_| Error::argument(format!("MASTER_PORT={port} is not a port")))?;
                 Some((host, port))
             }
             _ => None,
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_launcher_is_understood() {
+    fn every_launchers_variables_are_read() {
         for (rank, size) in LAUNCHERS {
             let launch = from(&[(rank, "2"), (size, "4")]).unwrap();
             assert_eq!((launch.rank, launch.size, launch.master), (2, 4, None));
@@ -106,12 +105,15 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_said() {
+    fn invalid_launcher_variables_are_named() {
         for (variables, says) in [
             (&[][..], "RANK and WORLD_SIZE"),
             (&[("RANK", "one"), ("WORLD_SIZE", "2")], "RANK=\"one\""),
             (&[("RANK", "2"), ("WORLD_SIZE", "2")], "not below"),
-            (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "99999")], "99999 is no port"),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "99999")],
+                "99999 is not a port",
+            ),
         ] {
             let variables = [variables, &[("MASTER_ADDR", "h")]].concat();
             let error = from(&variables).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Bootstrap: how the processes of a group find each other, through a store or through what their launcher set.
+//! Bootstrap: how the processes of a group find each other, through a store and the environment that their launcher set.
 
 pub(crate) mod env_join;
 pub(crate) mod launcher_env;

@@ -1,8 +1,8 @@
-//! How ranks find each other through a store.
+//! Rendezvous: the ranks find each other through a store.
 //!
-//! Each rank puts what others need to know of it under its name. Rank 0 asks each that has arrived whether it is there: what a
-//! process of another run left behind, or one that has ended since, does not count. When all are there it puts the list of
-//! members, which is good for those that find themselves in it.
+//! Each rank writes its rank info under its key. Rank 0 probes each rank that has written one. Entries of an earlier run, or of
+//! a process that has exited since, do not count. When all ranks are alive, rank 0 writes the list of members. The list is valid
+//! for the ranks that find themselves in it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::links::mesh::{Mesh, RankInfo};
 use crate::links::transport_kind::TransportKind;
 use crate::liveness::{Liveness, PeerStatus, ProbeAddress, probe_all};
 
-/// How long a rank that has arrived may take to answer.
+/// How long a rank may take to respond to a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often rank 0 says whom it waits for.
+/// How often rank 0 publishes which ranks it waits for.
 const WAITING_UPDATE_INTERVAL: Duration = Duration::from_millis(200);
 const MEMBERS: &str = "members";
 const WAITING: &str = "waiting";
@@ -52,7 +52,7 @@ fn rank_key(rank: usize) -> String {
     format!("rank/{rank}")
 }
 
-/// Meets the other ranks; not all of them need to know yet that all are there.
+/// Finds the other ranks and makes the mesh of links to them. Some ranks may return later than this one.
 pub(crate) fn bootstrap_mesh(
     store: &dyn Store,
     rank: usize,
@@ -67,18 +67,18 @@ pub(crate) fn bootstrap_mesh(
     }
     let deadline = Instant::now() + timeout;
     let endpoint = transport.open()?;
-    let liveness =
-        Liveness::new().map_err(|error| Error::system("cannot answer other ranks", error))?;
+    let liveness = Liveness::new()
+        .map_err(|error| Error::system("cannot start the liveness responder", error))?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let own = RankInfo {
         probe_address: ProbeAddress {
             id: liveness.id(),
-            host: endpoint.host(),
+            host: endpoint.ip(),
             port: liveness.port(),
         },
         address: endpoint.address(),
         name: format!("{host}, process {}", std::process::id()),
-        host_id: transport.host()?,
+        host_id: transport.host_id()?,
     };
     store.set(&rank_key(rank), &encode(&own, transport.code()))?;
     let members = if rank == 0 {
@@ -93,7 +93,7 @@ pub(crate) fn bootstrap_mesh(
     Ok(Mesh::new(rank, transport.clone(), endpoint, Arc::clone(&liveness), members))
 }
 
-/// Rank 0: waits until all are there.
+/// Rank 0: waits until all ranks have arrived.
 fn collect_members(
     store: &dyn Store,
     own: RankInfo,
@@ -102,7 +102,7 @@ fn collect_members(
     deadline: Instant,
     timeout: Duration,
 ) -> Result<Vec<RankInfo>> {
-    // What belongs to a group that has met here already, though its process may live on.
+    // The members of an earlier group in this store. They do not count, even if their processes are alive.
     let before = store.get(MEMBERS)?.and_then(|all| read_list(&all)).unwrap_or_default();
     let mut members: Vec<Option<RankInfo>> = vec![None; size];
     members[0] = Some(own);
@@ -112,7 +112,7 @@ fn collect_members(
         let mut arrived = vec![];
         let mut complete = true;
         for (rank, place) in members.iter_mut().enumerate().skip(1) {
-            // Also those that were there: one that was started again has another identity.
+            // Ranks that have already arrived too: a restarted one has another identity.
             let found = store.get(&rank_key(rank))?;
             let Some((member, its_transport)) = found.as_deref().and_then(decode) else {
                 complete = false;
@@ -136,9 +136,9 @@ fn collect_members(
         }
         let probe_addresses: Vec<_> =
             arrived.iter().map(|(_, member)| &member.probe_address).collect();
-        let answers = probe_all(&probe_addresses, PROBE_TIMEOUT, deadline);
-        for ((rank, member), answer) in arrived.into_iter().zip(answers) {
-            if matches!(answer, PeerStatus::Alive { .. }) {
+        let statuses = probe_all(&probe_addresses, PROBE_TIMEOUT, deadline);
+        for ((rank, member), status) in arrived.into_iter().zip(statuses) {
+            if matches!(status, PeerStatus::Alive { .. }) {
                 members[rank] = Some(member);
             }
         }
@@ -154,7 +154,7 @@ fn collect_members(
             return Err(Error::new(
                 ErrorKind::Timeout,
                 format!(
-                    "{} of {size} did not arrived within {}",
+                    "{} of {size} did not join within {}",
                     list_ranks(&missing),
                     format_duration(timeout)
                 ),
@@ -164,7 +164,7 @@ fn collect_members(
     }
 }
 
-/// The others: wait for the list.
+/// The other ranks: wait for the list of members.
 fn await_members(
     store: &dyn Store,
     own: &RankInfo,
@@ -173,7 +173,7 @@ fn await_members(
     deadline: Instant,
     timeout: Duration,
 ) -> Result<Vec<RankInfo>> {
-    // Rank 0 gives up first, so that it can be heard why.
+    // Rank 0 times out first, so that the ranks it waited for are known.
     let mut backoff = Backoff::until(deadline + WAITING_UPDATE_INTERVAL);
     loop {
         if let Some(members) = store.get(MEMBERS)?.and_then(|all| read_list(&all))
@@ -205,7 +205,7 @@ fn read_list(bytes: &[u8]) -> Option<Vec<RankInfo>> {
     Some(members)
 }
 
-/// Who did not arrived, as far as another rank than 0 can see.
+/// The error of a timeout on a rank other than 0, naming the ranks that did not join as far as it can tell.
 fn bootstrap_timeout(store: &dyn Store, size: usize, timeout: Duration) -> Result<Error> {
     let mut found = vec![];
     for rank in 0..size {
@@ -214,20 +214,21 @@ fn bootstrap_timeout(store: &dyn Store, size: usize, timeout: Duration) -> Resul
         }
     }
     let probe_addresses: Vec<_> = found.iter().map(|(_, probe_address)| probe_address).collect();
-    let answers = probe_all(&probe_addresses, PROBE_TIMEOUT, Instant::now() + 2 * PROBE_TIMEOUT);
-    let answered = found.iter().zip(answers);
-    let there: Vec<usize> = answered
-        .filter(|(_, answer)| matches!(answer, PeerStatus::Alive { .. }))
+    let statuses = probe_all(&probe_addresses, PROBE_TIMEOUT, Instant::now() + 2 * PROBE_TIMEOUT);
+    let alive: Vec<usize> = found
+        .iter()
+        .zip(statuses)
+        .filter(|(_, status)| matches!(status, PeerStatus::Alive { .. }))
         .map(|((rank, _), _)| *rank)
         .collect();
-    let missing: Vec<usize> = (0..size).filter(|rank| !there.contains(rank)).collect();
+    let missing: Vec<usize> = (0..size).filter(|rank| !alive.contains(rank)).collect();
     let time = format_duration(timeout);
     let text = if missing.is_empty() {
         let waiting = store.get(WAITING)?.unwrap_or_default();
         let waiting = String::from_utf8_lossy(&waiting).into_owned();
         format!("no list of members from rank 0 within {time}; it waited for {waiting}")
     } else {
-        format!("{} of {size} did not arrived within {time}", list_ranks(&missing))
+        format!("{} of {size} did not join within {time}", list_ranks(&missing))
     };
     Ok(Error::new(ErrorKind::Timeout, text).with_ranks(missing))
 }
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_says_of_itself_is_understood() {
+    fn rank_info_round_trips() {
         let probe_address = ProbeAddress { id: 9, host: "::1".parse().unwrap(), port: 7 };
         let name = "host, process 1".to_owned();
         let member = RankInfo { probe_address, address: vec![1, 2, 3], name, host_id: 5 };
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_come_is_named_by_all() {
+    fn ranks_that_do_not_join_are_named_on_all() {
         let store = MemoryStore::new();
         let errors: Vec<Error> = thread::scope(|scope| {
             let ranks: Vec<_> = [0, 2]
@@ -268,16 +269,16 @@ mod tests {
             ranks.into_iter().map(|rank| rank.join().unwrap().err().unwrap()).collect()
         });
         assert_eq!(errors[0].ranks(), [1, 3]);
-        assert!(errors[0].to_string().contains("ranks 1 and 3 of 4 did not arrived within 300 ms"));
+        assert!(errors[0].to_string().contains("ranks 1 and 3 of 4 did not join within 300 ms"));
         for error in &errors {
             assert_eq!(error.kind(), ErrorKind::Timeout);
             assert!(error.ranks().contains(&1) && error.ranks().contains(&3), "{error}");
         }
     }
 
-    /// Hosts that are gone do not answer, and each is given a while: all at the same time.
+    /// Hosts that are down do not respond, and each probe waits for its timeout: all at the same time.
     #[test]
-    fn those_that_say_nothing_are_asked_together() {
+    fn rendezvous_probes_silent_ranks_in_parallel() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (host, port) = ("127.0.0.1".parse().unwrap(), silent.local_addr().unwrap().port());
         let store = MemoryStore::new();
@@ -295,9 +296,9 @@ mod tests {
         assert!(begun.elapsed() < 10 * PROBE_TIMEOUT);
     }
 
-    /// What an earlier run left in the store is nobody; a rank that comes late or comes again is waited for.
+    /// Entries of an earlier run do not count. Rank 0 waits for ranks that join late or are restarted.
     #[test]
-    fn who_was_there_before_does_not_count_and_who_comes_late_does() {
+    fn rendezvous_ignores_stale_entries_and_awaits_late_ranks() {
         let store = MemoryStore::new();
         thread::scope(|scope| {
             let first: Vec<_> = (0..3)
@@ -308,7 +309,7 @@ mod tests {
                 .collect();
             first.into_iter().for_each(|rank| drop(rank.join().unwrap()));
         });
-        // The same names have the old values now. Rank 1 comes twice.
+        // The same keys now have the values of the first group.
         let before = store.get(&rank_key(2)).unwrap();
         let again = |rank| {
             let store = store.clone();
@@ -321,9 +322,9 @@ mod tests {
         assert!(meshes.iter().all(|mesh| mesh.probe_addresses() == meshes[0].probe_addresses()));
     }
 
-    /// A program makes one group after the other in one store, and some ranks are slower than others to begin with the next.
+    /// A program makes one group after the other in one store, and some ranks reach the next group later than others.
     #[test]
-    fn members_of_a_group_that_lives_on_do_not_count_as_come() {
+    fn rendezvous_ignores_members_of_a_live_group() {
         let store = MemoryStore::new();
         let met = std::sync::Barrier::new(2);
         thread::scope(|scope| {
@@ -335,7 +336,7 @@ mod tests {
             });
             let first = join_mesh(&store, 1, 2, TIME).unwrap();
             met.wait();
-            // Rank 0 looks for ranks of the second group, and says whom it waits for.
+            // Rank 0 waits for the ranks of the second group, and publishes which.
             let waits = [WAITING.to_owned()];
             assert_eq!(store.wait(&waits, TIME).unwrap(), [b"rank 1"]);
             let second = join_mesh(&store, 1, 2, TIME).unwrap();

@@ -1,6 +1,6 @@
 //! A group of ranks: who is in it, and how it ends.
 
-mod call;
+pub(crate) mod call;
 mod operations;
 mod point_to_point;
 pub(crate) mod receive;
@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use evenkeel_transport::sync::lock;
+
 use crate::bootstrap::rendezvous::bootstrap_mesh;
 use crate::bootstrap::store::Store;
 use crate::codec::{self, digest};
@@ -18,7 +20,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::links::mesh::Mesh;
 use crate::links::transport_kind::TransportKind;
 use crate::liveness::{GroupFailure, report_failure};
-use crate::lock;
 
 pub use call::Call;
 pub use window::Window;

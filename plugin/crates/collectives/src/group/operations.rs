@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use evenkeel_transport::sync::lock;
+
 use crate::Op;
 use crate::algorithms::algorithm::Algorithm;
 use crate::algorithms::cost_model;
@@ -12,7 +14,6 @@ use crate::algorithms::reduction::{Element, Reduction};
 use crate::error::{Error, Result};
 use crate::links::link::{Key, Kind};
 use crate::links::mesh::MAX_BYTES;
-use crate::lock;
 
 use super::{Call, Group};
 

@@ -128,7 +128,7 @@ mod tests {
                 // SAFETY: the bytes outlive the mesh's use of them: it is done with them at the end of the loop.
                 let given = mesh.send(0, key, unsafe { Source::lend(&bytes) }).unwrap();
                 let Some(Submitted::Pending(number)) = given else { panic!("{given:?}") };
-                while mesh.finished(0).unwrap() < number {
+                while mesh.completed(0).unwrap() < number {
                     // Not to wait for anything: this is how slow it is.
                     thread::sleep(TIMEOUT * 2 / 5);
                 }

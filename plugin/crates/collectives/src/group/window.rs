@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use evenkeel_transport::sync::lock;
+
 use crate::algorithms::executor::{Job, execute};
 use crate::algorithms::plan::{Action, Plan, Transfer};
 use crate::codec::Reader;
@@ -16,7 +18,6 @@ use crate::error::{Error, Result};
 use crate::group::receive::MessageReceive;
 use crate::links::link::{Key, Kind, Submitted};
 use crate::links::mesh::{MAX_BYTES, Mesh, PeerError, ReceiveRequest};
-use crate::lock;
 use crate::memory::{Source, Target};
 
 use super::{Call, Group};
@@ -237,7 +238,7 @@ enum ServiceState {
     ReceivingData(Arc<ReceiveRequest>, Range<usize>),
     /// They are there; the rank is to be told.
     DataReceived,
-    /// The link needs the memory until it has finished so many loans.
+    /// The link needs the memory until it has completed so many loans.
     SendingData(u64, Range<usize>),
 }
 
@@ -389,7 +390,7 @@ impl WindowState {
                 mesh.send(*rank, self.key(RESPONSE_TAG), there)?.map(|_| ServiceState::Idle)
             }
             ServiceState::SendingData(number, _) => {
-                (mesh.finished(*rank)? >= *number).then_some(ServiceState::Idle)
+                (mesh.completed(*rank)? >= *number).then_some(ServiceState::Idle)
             }
         })
     }

@@ -1,4 +1,4 @@
-//! Links through shared memory to ranks of this host, and by TCP to those of others.
+//! The hierarchical transport: shared memory to ranks of this host, TCP to ranks of other hosts.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,41 +11,41 @@ use crate::links::shm::{ShmEndpoint, Waker};
 use crate::links::tcp::Tcp;
 
 pub(crate) struct HierarchicalEndpoint {
-    host: u64,
+    host_id: u64,
     shm: ShmEndpoint,
     tcp: Box<dyn Endpoint>,
 }
 
 impl HierarchicalEndpoint {
     /// # Errors
-    /// Those of both.
-    pub(crate) fn open(tcp: &Tcp, host: u64) -> Result<Self> {
-        // Who sleeps hears of both: TCP rings where shared memory listens.
+    /// Those of both transports.
+    pub(crate) fn open(tcp: &Tcp, host_id: u64) -> Result<Self> {
+        // A thread that sleeps on shared memory is also woken by TCP.
         let waker = Waker::new().map_err(|error| Error::system("shared memory", error))?;
         let waker = Arc::new(waker);
         let tcp = tcp.endpoint(Some(Arc::<Waker>::clone(&waker)))?;
-        Ok(Self { host, shm: ShmEndpoint::open(Some(waker))?, tcp })
+        Ok(Self { host_id, shm: ShmEndpoint::open(Some(waker))?, tcp })
     }
 }
 
 impl Endpoint for HierarchicalEndpoint {
     fn address(&self) -> Vec<u8> {
-        let mut out = self.host.to_le_bytes().to_vec();
+        let mut out = self.host_id.to_le_bytes().to_vec();
         put(&mut out, &self.shm.address());
         put(&mut out, &self.tcp.address());
         out
     }
 
-    fn host(&self) -> IpAddr {
-        self.tcp.host()
+    fn ip(&self) -> IpAddr {
+        self.tcp.ip()
     }
 
     fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
         let mut reader = Reader::new(address);
         let parts = (|| Some((reader.long()?, reader.bytes()?, reader.bytes()?)))();
         match parts {
-            None => Err(Error::argument("the address is not that of a rank on this transport")),
-            Some((host, shm, _)) if host == self.host => self.shm.connect(shm),
+            None => Err(Error::argument("the address is not that of a rank with transport `auto`")),
+            Some((host_id, shm, _)) if host_id == self.host_id => self.shm.connect(shm),
             Some((.., tcp)) => self.tcp.connect(tcp),
         }
     }
@@ -57,7 +57,7 @@ impl Endpoint for HierarchicalEndpoint {
         }
     }
 
-    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
-        self.shm.sleep(time, look);
+    fn sleep(&self, time: Duration, is_ready: &mut dyn FnMut() -> bool) {
+        self.shm.sleep(time, is_ready);
     }
 }

@@ -1,9 +1,9 @@
-//! What a transport has to offer: messages in order from one rank to another.
+//! The interface of a transport: ordered messages from one rank to another.
 //!
-//! A [`Endpoint`] is one rank's. It gives the bytes of an address, which the other ranks get through the store. Whoever has
-//! something to say to a rank for the first time connects to its address and holds the [`Outgoing`] end of a link; the other
-//! rank accepts the [`Incoming`] end. Nothing here waits, but for [`Endpoint::sleep`]. Which message is for which operation
-//! is not a link's business; neither is which rank is behind it: the first message of every link says so.
+//! Every rank has an [`Endpoint`]. The other ranks get its address through the store. A rank that sends to another rank for the
+//! first time connects to that address and gets the [`Outgoing`] end of a link. The other rank accepts the [`Incoming`] end.
+//! Nothing here blocks except [`Endpoint::sleep`]. A link does not know which operation a message belongs to, nor which rank is
+//! at the other end: the first message of every link carries the sender's rank.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,32 +11,32 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::memory::{Source, Target};
 
-/// Bytes of a message's head on the wire.
+/// Bytes of a message's header on the wire.
 pub(crate) const HEADER_BYTES: usize = 32;
-/// In front of every header: who speaks something else, or another version, is not understood.
+/// The first bytes of every header: protocol and version.
 const MAGIC: [u8; 3] = *b"EK1";
 
-/// What a message is for.
+/// What a message belongs to: receives are matched to messages by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) kind: Kind,
     pub(crate) group: u64,
     pub(crate) tag: u32,
-    /// Which operation of the group and tag.
+    /// The number of the operation within group and tag.
     pub(crate) sequence: u32,
-    /// Which message of the operation, between these two ranks.
+    /// The number of the message within the operation, between these two ranks.
     pub(crate) part: u32,
 }
 
-/// What kind of message it is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// The first of a link: `group` is the receiver's identity, `tag` the sender's rank.
+    /// The first message of a link: `group` is the receiver's identity, `tag` the sender's rank.
     Hello = 0,
-    /// Of a collective operation.
+    /// A message of a collective operation.
     Collective = 1,
-    /// From a `send` to a `recv`.
+    /// A message from a `send` to a `recv`.
     Message = 2,
 }
 
@@ -77,57 +77,57 @@ impl Header {
     }
 }
 
-/// What has become of a payload that was given to a link.
+/// The state of a payload after it was submitted to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
     /// The link is done with the memory.
     Done,
-    /// The link needs it until it has finished as many loans as this says.
+    /// The link needs the memory until its number of completed payloads reaches this.
     Pending(u64),
 }
 
-/// Why a link cannot go on, for people.
+/// Why a link failed, as text.
 pub(crate) type LinkError = String;
 
-/// One rank's way to others.
+/// A rank's end of a transport.
 pub(crate) trait Endpoint: Send + Sync {
-    /// What others need to connect.
+    /// The address that other ranks connect to.
     fn address(&self) -> Vec<u8>;
-    /// Where this rank's process can be reached by TCP.
-    fn host(&self) -> IpAddr;
-    /// Begins to connect to another rank; `None` when that rank cannot take another link now: ask again.
+    /// The IP address at which this rank's process can be reached by TCP.
+    fn ip(&self) -> IpAddr;
+    /// Begins to connect to another rank. `None` when that rank cannot accept another link now: try again.
     fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>>;
-    /// The next link from another rank, if one has come.
+    /// The next link from another rank, if one has connected.
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>>;
-    /// Sleeps until `look` says that there is something, or for the time at most. `look` is asked after everything that may
-    /// have happened on any link of this transport.
-    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool);
+    /// Sleeps until `is_ready` returns true, or for the time at most. `is_ready` is called after any event on any link of this
+    /// endpoint.
+    fn sleep(&self, time: Duration, is_ready: &mut dyn FnMut() -> bool);
 }
 
-/// The end of a link that sends. Dropping it ends the link and all loans.
+/// The sending end of a link. Dropping it closes the link and releases all memory.
 pub(crate) trait Outgoing: Send {
-    /// Sends a message; `None` when there is no room now.
+    /// Sends a message. `None` when the link cannot take one now.
     fn send(
         &mut self,
         header: &Header,
         payload: Source,
     ) -> std::result::Result<Option<Submitted>, LinkError>;
-    /// Moves on what can move; the number of loans finished so far.
-    fn finished(&mut self) -> std::result::Result<u64, LinkError>;
-    /// Bytes carried so far, as exactly as it takes to see that a long message moves.
+    /// Makes progress and returns the number of payloads completed so far.
+    fn completed(&mut self) -> std::result::Result<u64, LinkError>;
+    /// Bytes carried so far, exact enough to see that a long message makes progress.
     fn carried(&self) -> u64;
-    /// Nothing more is sent. Whether this process may end: all that was sent comes without it, or never will.
+    /// Closes the link for sending. Returns true once this process may exit: what was sent arrives without it, or never will.
     fn close(&mut self) -> bool;
 }
 
-/// The end of a link that receives. Dropping it ends the link and all loans.
+/// The receiving end of a link. Dropping it closes the link and releases all memory.
 pub(crate) trait Incoming: Send {
-    /// Moves on what can move; the next message's header, once that is there and nothing more can be done before it is taken.
+    /// Makes progress and returns the next message's header, once it has arrived and its payload must be received next.
     fn next_header(&mut self) -> std::result::Result<Option<Header>, LinkError>;
-    /// Takes the payload of the message whose head was given last. `into` is as long as the payload.
-    fn take(&mut self, into: Target) -> std::result::Result<Submitted, LinkError>;
-    /// Moves on what can move; the number of loans finished so far. The link's end is told after what came before it.
-    fn finished(&mut self) -> std::result::Result<u64, LinkError>;
+    /// Receives the payload of the message whose header was returned last. `into` is as long as the payload.
+    fn receive_payload(&mut self, into: Target) -> std::result::Result<Submitted, LinkError>;
+    /// Makes progress and returns the number of payloads completed so far. The link's end is reported after what arrived before it.
+    fn completed(&mut self) -> std::result::Result<u64, LinkError>;
     /// As [`Outgoing::carried`].
     fn carried(&self) -> u64;
 }
@@ -138,7 +138,7 @@ mod tests {
     use evenkeel_testkit::TestRng;
 
     #[test]
-    fn heads_come_back_and_nothing_else_is_one() {
+    fn header_decodes_only_what_was_encoded() {
         let mut rng = TestRng::new(3);
         for kind in [Kind::Hello, Kind::Collective, Kind::Message] {
             let key = Key {

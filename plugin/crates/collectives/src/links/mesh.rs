@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use evenkeel_transport::sync::lock;
+
 use crate::error::{Error, Result};
 use crate::links::link::{Endpoint, Header, Incoming, Key, Kind, LinkError, Outgoing, Submitted};
 use crate::links::transport_kind::TransportKind;
 use crate::liveness::{GroupFailure, Liveness, PeerStatus, ProbeAddress};
-use crate::lock;
 use crate::memory::{Source, Target};
 
 /// The longest message, in bytes.
@@ -319,14 +320,14 @@ impl Mesh {
         link.send(&Header { key, length: payload.length() as u64 }, payload)
     }
 
-    /// How many loans the link to a rank has finished.
-    pub(crate) fn finished(&self, to: usize) -> std::result::Result<u64, PeerError> {
+    /// How many loans the link to a rank has completed.
+    pub(crate) fn completed(&self, to: usize) -> std::result::Result<u64, PeerError> {
         let mut sending = lock(&self.peers[to].outgoing);
-        let finished = match &sending.broken {
+        let completed = match &sending.broken {
             Some(what) => Err(what.clone()),
-            None => sending.link.as_mut().map_or(Ok(0), |link| link.finished()),
+            None => sending.link.as_mut().map_or(Ok(0), |link| link.completed()),
         };
-        finished.map_err(|what| {
+        completed.map_err(|what| {
             sending.link = None;
             PeerError { rank: to, what: sending.broken.insert(what).clone(), mismatch: false }
         })
@@ -347,7 +348,7 @@ impl Mesh {
 
     /// Whether a link still needs what was lent to it; if so it is ended.
     pub(crate) fn abandon_send(&self, to: usize, number: u64) -> bool {
-        if self.finished(to).is_ok_and(|finished| finished >= number) {
+        if self.completed(to).is_ok_and(|completed| completed >= number) {
             return false;
         }
         let mut sending = lock(&self.peers[to].outgoing);
@@ -489,7 +490,7 @@ impl Mesh {
         let Key { kind, group, tag, .. } = header.key;
         let expected = kind == Kind::Hello && group == self.liveness.id() && header.length == 0;
         let Some(peer) = self.peers.get(tag as usize).filter(|_| expected) else { return };
-        if link.take(Target::EMPTY).is_ok() {
+        if link.receive_payload(Target::EMPTY).is_ok() {
             let mut receiving = lock(&peer.incoming);
             if receiving.is_missing() {
                 receiving.link = Some(link);
@@ -668,7 +669,7 @@ impl Receiving {
                 return Ok(false);
             };
             *moved = true;
-            let given = link.take(into)?;
+            let given = link.receive_payload(into)?;
             let number = match given {
                 Submitted::Done => 0,
                 Submitted::Pending(number) => number,
@@ -687,8 +688,8 @@ impl Receiving {
         let Some(link) = self.link.as_mut().filter(|_| !self.arriving.is_empty()) else {
             return Ok(());
         };
-        let finished = link.finished()?;
-        while let Some(arriving) = self.arriving.pop_front_if(|next| next.number <= finished) {
+        let completed = link.completed()?;
+        while let Some(arriving) = self.arriving.pop_front_if(|next| next.number <= completed) {
             *moved = true;
             self.arrived(arriving)?;
         }
@@ -758,7 +759,7 @@ mod tests {
             }
         };
         while let Submitted::Pending(number) = given
-            && mesh.finished(0).unwrap() < number
+            && mesh.completed(0).unwrap() < number
         {
             assert!(Instant::now() < deadline, "not sent");
             mesh.sleep(CLOSE_POLL_INTERVAL, &mut || false);

@@ -1,7 +1,7 @@
-//! Links through shared memory, between processes of one host, or threads of one process.
+//! Links through shared memory, between processes of one host or threads of one process.
 //!
-//! Each link is a ring of bytes in memory that only its two processes have: the sender makes it and passes it over a Unix
-//! socket, which also wakes who sleeps and links with the process. Nothing stays behind when a process is killed.
+//! Each link is a ring buffer in memory that only its two processes map. The sender creates it and passes it over a Unix socket.
+//! The socket also wakes a sleeping peer, and its end shows that the peer's process exited. A killed process leaves nothing behind.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind as IoErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use evenkeel_transport::Notify;
+use evenkeel_transport::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -30,44 +31,43 @@ use crate::error::{Error, Result};
 use crate::links::link::{
     Endpoint, HEADER_BYTES, Header, Incoming, LinkError, Outgoing, Submitted,
 };
-use crate::lock;
-use crate::memory::{Shared, Source, Target};
+use crate::memory::{SharedMapping, Source, Target};
 
-/// Bytes that a ring holds: large enough to stream, small enough for a cache.
+/// Bytes of the ring buffer: large enough to stream, small enough for a cache.
 const RING_BYTES: usize = 256 << 10;
-/// What is in front of them. Each word has a cache line of its own.
+/// Offset of the ring buffer in the mapping. The words before it have a cache line each.
 const RING_OFFSET: usize = 4096;
-/// Bytes ever written, by the sender.
+/// Offset of the number of bytes that the sender has written.
 const WRITTEN: usize = 0;
-/// Bytes ever read, by the receiver.
+/// Offset of the number of bytes that the receiver has read.
 const READ: usize = 128;
-/// Whether the sender wants to be woken.
+/// Offset of the flag that the sender sleeps and must be woken.
 const SENDER_SLEEPS: usize = 256;
-/// Whether the receiver wants to be woken.
+/// Offset of the flag that the receiver sleeps and must be woken.
 const RECEIVER_SLEEPS: usize = 384;
-/// Most senders that have connected and passed nothing yet.
+/// Maximum number of senders that have connected and not passed a ring yet.
 const MAX_CONNECTING: usize = 1024;
-/// Most messages that wait for room in a ring.
+/// Maximum number of messages that wait for room in a ring.
 const MAX_WAITING: usize = 32;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// Others that sleep on an endpoint where somebody sleeps already.
+/// How long a thread sleeps when another one already sleeps on the endpoint.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 
 pub(crate) struct ShmEndpoint {
     listener: UnixListener,
     name: Vec<u8>,
     boot: Vec<u8>,
-    /// All links that are alive.
+    /// All open links.
     links: Mutex<Vec<Weak<ShmLink>>>,
-    /// Held by who listens to the sockets.
-    listening: Mutex<()>,
+    /// Held by the thread that polls the sockets.
+    sleeping: Mutex<()>,
     /// Senders that have connected and not passed their rings yet.
     connecting: Mutex<VecDeque<UnixStream>>,
-    /// What else wakes who sleeps.
+    /// Also wakes a sleeping thread.
     waker: Option<Arc<Waker>>,
 }
 
-/// Wakes who sleeps on shared memory although what it waits for is elsewhere.
+/// Wakes a thread that sleeps on shared memory, for events on another transport.
 pub(crate) struct Waker {
     event: OwnedFd,
     asleep: AtomicBool,
@@ -75,7 +75,7 @@ pub(crate) struct Waker {
 
 impl Waker {
     /// # Errors
-    /// When the system gives no descriptor.
+    /// When no event descriptor can be created.
     pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { event, asleep: AtomicBool::new(false) })
@@ -84,7 +84,7 @@ impl Waker {
 
 impl Notify for Waker {
     fn notify(&self) {
-        // Either the sleeper sees what has happened, or this sees the sleeper.
+        // Either the sleeping thread sees the event, or this thread sees that it sleeps.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             // A full counter wakes as well.
@@ -93,25 +93,26 @@ impl Notify for Waker {
     }
 }
 
-/// One side's link of a link.
+/// One side of a link.
 struct ShmLink {
-    ring: Shared,
+    ring: SharedMapping,
     stream: UnixStream,
-    /// Where this side says that it sleeps, and where the other does.
+    /// Offsets of the flags that this side sleeps, and that the other does.
     own_word: usize,
     peer_word: usize,
-    /// The other side's process has ended or has dropped the link.
+    /// The other side's process has exited or has dropped the link.
     gone: AtomicBool,
 }
 
 impl ShmEndpoint {
     /// # Errors
-    /// When the system gives no socket.
+    /// When the socket cannot be created.
     pub(crate) fn open(waker: Option<Arc<Waker>>) -> Result<Self> {
         let what = "shared memory";
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id")
             .map_err(|error| Error::system(what, error))?;
-        let unique = crate::random().map_err(|error| Error::system(what, error))?;
+        let unique = evenkeel_transport::random().map_err(|error| Error::system(what, error))?;
+        let unique = u64::from_le_bytes(unique);
         let name = format!("evenkeel-{unique:016x}").into_bytes();
         let listener = SocketAddr::from_abstract_name(&name)
             .and_then(|address| UnixListener::bind_addr(&address))
@@ -122,15 +123,15 @@ impl ShmEndpoint {
             name,
             boot,
             links: Mutex::default(),
-            listening: Mutex::new(()),
+            sleeping: Mutex::new(()),
             connecting: Mutex::default(),
             waker,
         })
     }
 
-    fn end(
+    fn add_link(
         &self,
-        ring: Shared,
+        ring: SharedMapping,
         stream: UnixStream,
         own_word: usize,
         peer_word: usize,
@@ -144,8 +145,8 @@ impl ShmEndpoint {
         Ok(link)
     }
 
-    /// `None` when the other rank's backlog is full.
-    fn offer(&self, name: &[u8]) -> io::Result<Option<Arc<ShmLink>>> {
+    /// Connects to another rank and passes it a new ring. `None` when the rank's backlog is full.
+    fn pass_ring(&self, name: &[u8]) -> io::Result<Option<Arc<ShmLink>>> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match connect(&stream, &SocketAddrUnix::new_abstract_name(name)?) {
@@ -155,19 +156,19 @@ impl ShmEndpoint {
         let stream = UnixStream::from(stream);
         let file = memfd_create("evenkeel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, (RING_OFFSET + RING_BYTES) as u64)?;
-        // So that neither side can take the memory away under the other.
+        // Neither side can shrink the memory while the other accesses it.
         fcntl_add_seals(&file, SEALS)?;
-        let ring = Shared::map(&file, RING_OFFSET + RING_BYTES)?;
+        let ring = SharedMapping::map(&file, RING_OFFSET + RING_BYTES)?;
         let files = [file.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&files));
         sendmsg(&stream, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::NOSIGNAL)?;
-        self.end(ring, stream, SENDER_SLEEPS, RECEIVER_SLEEPS).map(Some)
+        self.add_link(ring, stream, SENDER_SLEEPS, RECEIVER_SLEEPS).map(Some)
     }
 
-    /// Takes what a sender passes on; `None` if that is not a ring, or not from this user.
-    fn receive(&self, stream: &UnixStream) -> io::Result<Option<(Shared, UnixStream)>> {
+    /// Receives the ring that a sender passes. `None` if it is not a ring, or not from this user.
+    fn receive_ring(&self, stream: &UnixStream) -> io::Result<Option<(SharedMapping, UnixStream)>> {
         if sockopt::socket_peercred(stream)?.uid != rustix::process::geteuid() {
             return Ok(None);
         }
@@ -185,12 +186,12 @@ impl ShmEndpoint {
             _ => None,
         });
         let Some(file) = file else { return Ok(None) };
-        // Memory that its sender could shrink would link this process when it is read.
-        let whole = fstat(&file)?.st_size == (RING_OFFSET + RING_BYTES) as i64;
-        if !whole || !fcntl_get_seals(&file)?.contains(SEALS) {
+        // Reading memory that its sender has shrunk would kill this process.
+        let has_right_size = fstat(&file)?.st_size == (RING_OFFSET + RING_BYTES) as i64;
+        if !has_right_size || !fcntl_get_seals(&file)?.contains(SEALS) {
             return Ok(None);
         }
-        Ok(Some((Shared::map(&file, RING_OFFSET + RING_BYTES)?, stream.try_clone()?)))
+        Ok(Some((SharedMapping::map(&file, RING_OFFSET + RING_BYTES)?, stream.try_clone()?)))
     }
 }
 
@@ -199,17 +200,17 @@ impl Endpoint for ShmEndpoint {
         [&self.boot[..], &self.name].concat()
     }
 
-    fn host(&self) -> IpAddr {
+    fn ip(&self) -> IpAddr {
         Ipv4Addr::LOCALHOST.into()
     }
 
     fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
         let name = address.strip_prefix(&self.boot[..]).ok_or_else(|| {
             Error::argument(
-                "shared memory joins ranks of one host only, and that rank is on another",
+                "shared memory connects ranks of one host only, and that rank is on another",
             )
         })?;
-        let link = self.offer(name).map_err(|error| {
+        let link = self.pass_ring(name).map_err(|error| {
             Error::new(
                 crate::ErrorKind::Lost,
                 format!("shared memory: {error} (ranks must share a network namespace)"),
@@ -217,7 +218,7 @@ impl Endpoint for ShmEndpoint {
         })?;
         let Some(link) = link else { return Ok(None) };
         let waiting = VecDeque::new();
-        Ok(Some(Box::new(ShmOutgoing { link, written: 0, waiting, lent: 0, finished: 0 })))
+        Ok(Some(Box::new(ShmOutgoing { link, written: 0, waiting, submitted: 0, completed: 0 })))
     }
 
     fn accept(&self) -> Result<Option<Box<dyn Incoming>>> {
@@ -241,33 +242,33 @@ impl Endpoint for ShmEndpoint {
         }
         for _ in 0..connecting.len() {
             let Some(stream) = connecting.pop_front() else { break };
-            match self.receive(&stream) {
+            match self.receive_ring(&stream) {
                 Ok(Some((ring, stream))) => {
-                    let link = self.end(ring, stream, RECEIVER_SLEEPS, SENDER_SLEEPS);
+                    let link = self.add_link(ring, stream, RECEIVER_SLEEPS, SENDER_SLEEPS);
                     let link = link.map_err(failed)?;
                     return Ok(Some(Box::new(ShmIncoming {
                         link,
                         read: 0,
-                        current: None,
-                        taking: None,
-                        lent: 0,
-                        finished: 0,
+                        pending_header: None,
+                        receiving: None,
+                        submitted: 0,
+                        completed: 0,
                     })));
                 }
-                // It has connected and not been scheduled since.
+                // The sender has connected and not passed its ring yet.
                 Err(error) if error.kind() == IoErrorKind::WouldBlock => {
                     connecting.push_back(stream)
                 }
-                // Whoever passes no ring is no rank.
+                // A process that passes no ring is not a rank.
                 Ok(None) | Err(_) => {}
             }
         }
         Ok(None)
     }
 
-    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
-        let Ok(_listening) = self.listening.try_lock() else {
-            if !look() {
+    fn sleep(&self, time: Duration, is_ready: &mut dyn FnMut() -> bool) {
+        let Ok(_listening) = self.sleeping.try_lock() else {
+            if !is_ready() {
                 std::thread::sleep(time.min(SHORT_SLEEP));
             }
             return;
@@ -278,13 +279,13 @@ impl Endpoint for ShmEndpoint {
             .filter(|link| !link.gone.load(Ordering::Relaxed))
             .collect();
         links.iter().for_each(|link| link.ring.word(link.own_word).store(1, Ordering::Relaxed));
-        let set = |asleep| {
+        let set_asleep = |asleep| {
             self.waker.iter().for_each(|waker| waker.asleep.store(asleep, Ordering::Relaxed));
         };
-        set(true);
-        // Either the others see the words, or this sees what they have done.
+        set_asleep(true);
+        // Either the peers see the flags, or this thread sees what they have done.
         fence(Ordering::SeqCst);
-        if !look() {
+        if !is_ready() {
             let mut waited: Vec<_> = links
                 .iter()
                 .map(|link| PollFd::new(&link.stream, PollFlags::IN))
@@ -292,12 +293,12 @@ impl Endpoint for ShmEndpoint {
                 .chain(self.waker.iter().map(|waker| PollFd::new(&waker.event, PollFlags::IN)))
                 .collect();
             let time = Timespec::try_from(time).unwrap_or_default();
-            // An interrupted or failed wait is a short one: who sleeps looks again.
+            // An interrupted or failed wait is a short one: the caller polls again.
             let _ = poll(&mut waited, Some(&time));
         }
-        set(false);
+        set_asleep(false);
         if let Some(waker) = &self.waker {
-            // Fails when it has not rung.
+            // Fails when there was no event.
             let _ = rustix::io::read(&waker.event, &mut [0; 8]);
         }
         for link in &links {
@@ -308,7 +309,7 @@ impl Endpoint for ShmEndpoint {
 }
 
 impl ShmLink {
-    /// Hears what the other side says over the socket: wake up, or its link.
+    /// Reads the socket: wake-up bytes, or the end of the other side.
     fn read_socket(&self) {
         let mut bytes = [0; 64];
         loop {
@@ -328,7 +329,7 @@ impl ShmLink {
         fence(Ordering::SeqCst);
         let word = self.ring.word(self.peer_word);
         if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0 {
-            // A full socket wakes as well; one that is broken is noticed by listening.
+            // A full socket wakes as well. A broken one is noticed by `read_socket`.
             let _ = (&self.stream).write(&[1]);
         }
     }
@@ -337,33 +338,33 @@ impl ShmLink {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Bytes in the ring by the other side's word and our own count; an impossible number of them is nonsense.
+    /// Number of bytes in the ring, of which the other side wrote one counter. An impossible number is an error.
     fn filled(written: u64, read: u64) -> std::result::Result<usize, LinkError> {
         let filled = written.wrapping_sub(read);
         if filled <= RING_BYTES as u64 {
             Ok(filled as usize)
         } else {
-            Err("its ring is garbled".to_owned())
+            Err("its ring is corrupt".to_owned())
         }
     }
 }
 
-const GONE: &str = "its process has ended or has closed the group";
+const GONE: &str = "its process has exited or has closed the group";
 
 struct ShmOutgoing {
     link: Arc<ShmLink>,
-    /// Bytes ever written.
+    /// Bytes written so far.
     written: u64,
-    /// What did not fit.
+    /// Messages that did not fit into the ring.
     waiting: VecDeque<Waiting>,
-    lent: u64,
-    finished: u64,
+    submitted: u64,
+    completed: u64,
 }
 
 struct Waiting {
     header: [u8; HEADER_BYTES],
     payload: Source,
-    /// Bytes of both that are written.
+    /// Bytes of header and payload that are written.
     at: usize,
 }
 
@@ -373,7 +374,7 @@ impl ShmOutgoing {
         Ok(RING_BYTES - ShmLink::filled(self.written, read)?)
     }
 
-    /// Writes bytes for which there is room.
+    /// Writes bytes that fit into the ring.
     fn put(&mut self, bytes: Source) {
         let at = (self.written % RING_BYTES as u64) as usize;
         let first = bytes.length().min(RING_BYTES - at);
@@ -392,7 +393,7 @@ impl ShmOutgoing {
         self.link.wake();
     }
 
-    fn pump(&mut self) -> std::result::Result<(), LinkError> {
+    fn make_progress(&mut self) -> std::result::Result<(), LinkError> {
         let before = self.written;
         while let Some(mut next) = self.waiting.pop_front() {
             let mut room = self.room()?;
@@ -412,7 +413,7 @@ impl ShmOutgoing {
                 self.waiting.push_front(next);
                 break;
             }
-            self.finished += 1;
+            self.completed += 1;
         }
         if self.written != before {
             self.publish();
@@ -444,17 +445,17 @@ impl Outgoing for ShmOutgoing {
             return Ok(None);
         }
         self.waiting.push_back(Waiting { header, payload, at: 0 });
-        self.lent += 1;
-        let number = self.lent;
-        self.pump()?;
+        self.submitted += 1;
+        let number = self.submitted;
+        self.make_progress()?;
         Ok(Some(Submitted::Pending(number)))
     }
 
-    fn finished(&mut self) -> std::result::Result<u64, LinkError> {
+    fn completed(&mut self) -> std::result::Result<u64, LinkError> {
         if !self.waiting.is_empty() {
-            self.pump()?;
+            self.make_progress()?;
         }
-        Ok(self.finished)
+        Ok(self.completed)
     }
 
     fn carried(&self) -> u64 {
@@ -462,21 +463,21 @@ impl Outgoing for ShmOutgoing {
     }
 
     fn close(&mut self) -> bool {
-        // What is in the ring stays there for the other side.
+        // The ring stays readable for the other side.
         true
     }
 }
 
 struct ShmIncoming {
     link: Arc<ShmLink>,
-    /// Bytes ever read.
+    /// Bytes read so far.
     read: u64,
-    /// A head that is waiting to be taken.
-    current: Option<Header>,
-    /// Where a payload goes, and how much of it is there.
-    taking: Option<(Target, usize)>,
-    lent: u64,
-    finished: u64,
+    /// The header of the message whose payload is received next.
+    pending_header: Option<Header>,
+    /// The memory for a payload, and how many bytes have been received.
+    receiving: Option<(Target, usize)>,
+    submitted: u64,
+    completed: u64,
 }
 
 impl ShmIncoming {
@@ -484,7 +485,7 @@ impl ShmIncoming {
         ShmLink::filled(self.link.ring.long(WRITTEN).load(Ordering::Acquire), self.read)
     }
 
-    /// Reads bytes that are there.
+    /// Reads bytes that are in the ring.
     fn get(&mut self, into: Target) {
         let at = (self.read % RING_BYTES as u64) as usize;
         let first = into.length().min(RING_BYTES - at);
@@ -498,9 +499,9 @@ impl ShmIncoming {
         self.link.wake();
     }
 
-    fn pump(&mut self) -> std::result::Result<(), LinkError> {
-        let Some((into, at)) = self.taking else { return Ok(()) };
-        // Looked at first: what was written before its link is there then.
+    fn make_progress(&mut self) -> std::result::Result<(), LinkError> {
+        let Some((into, at)) = self.receiving else { return Ok(()) };
+        // Checked first: then everything that was written before the end is visible.
         let gone = self.link.is_gone();
         let part = self.filled()?.min(into.length() - at);
         if part > 0 {
@@ -510,10 +511,10 @@ impl ShmIncoming {
             return Err(GONE.to_owned());
         }
         if at + part == into.length() {
-            self.taking = None;
-            self.finished += 1;
+            self.receiving = None;
+            self.completed += 1;
         } else {
-            self.taking = Some((into, at + part));
+            self.receiving = Some((into, at + part));
         }
         Ok(())
     }
@@ -521,39 +522,39 @@ impl ShmIncoming {
 
 impl Incoming for ShmIncoming {
     fn next_header(&mut self) -> std::result::Result<Option<Header>, LinkError> {
-        if self.taking.is_some() {
-            self.pump()?;
+        if self.receiving.is_some() {
+            self.make_progress()?;
         }
-        if self.current.is_none() && self.taking.is_none() {
+        if self.pending_header.is_none() && self.receiving.is_none() {
             let gone = self.link.is_gone();
             if self.filled()? >= HEADER_BYTES {
                 let mut bytes = [0; HEADER_BYTES];
                 // SAFETY: the borrow outlives the call, which copies.
                 self.get(unsafe { Target::lend(&mut bytes) });
                 let header =
-                    Header::decode(&bytes).ok_or_else(|| "its ring is garbled".to_owned())?;
-                self.current = Some(header);
+                    Header::decode(&bytes).ok_or_else(|| "its ring is corrupt".to_owned())?;
+                self.pending_header = Some(header);
             } else if gone {
                 return Err(GONE.to_owned());
             }
         }
-        Ok(self.current)
+        Ok(self.pending_header)
     }
 
-    fn take(&mut self, into: Target) -> std::result::Result<Submitted, LinkError> {
-        self.current = None;
-        self.lent += 1;
-        self.taking = Some((into, 0));
+    fn receive_payload(&mut self, into: Target) -> std::result::Result<Submitted, LinkError> {
+        self.pending_header = None;
+        self.submitted += 1;
+        self.receiving = Some((into, 0));
         if into.length() == 0 {
             self.publish();
         }
-        self.pump()?;
-        Ok(Submitted::Pending(self.lent))
+        self.make_progress()?;
+        Ok(Submitted::Pending(self.submitted))
     }
 
-    fn finished(&mut self) -> std::result::Result<u64, LinkError> {
-        self.pump()?;
-        Ok(self.finished)
+    fn completed(&mut self) -> std::result::Result<u64, LinkError> {
+        self.make_progress()?;
+        Ok(self.completed)
     }
 
     fn carried(&self) -> u64 {
@@ -567,9 +568,13 @@ mod tests {
     use rustix::net::{accept, bind, listen};
 
     #[test]
-    fn a_rank_whose_backlog_is_full_is_asked_again_and_not_waited_for() {
+    fn shm_connect_returns_none_while_backlog_is_full() {
         let own = ShmEndpoint::open(None).unwrap();
-        let name = format!("evenkeel-test-{:016x}", crate::random().unwrap()).into_bytes();
+        let name = format!(
+            "evenkeel-test-{:016x}",
+            u64::from_le_bytes(evenkeel_transport::random().unwrap())
+        )
+        .into_bytes();
         let flags = SocketFlags::CLOEXEC;
         let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         bind(&other, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
@@ -578,7 +583,7 @@ mod tests {
         let mut links = vec![];
         while let Some(link) = own.connect(&address).unwrap() {
             links.push(link);
-            assert!(links.len() < 100, "the backlog has no end");
+            assert!(links.len() < 100, "the backlog never fills");
         }
         let _taken = accept(&other).unwrap();
         assert!(own.connect(&address).unwrap().is_some());

@@ -1,4 +1,8 @@
-//! How the ranks of a group reach each other, and which of them share a host.
+//! The kinds of transport between the ranks of a group, by name too, and which ranks share a host.
+
+use std::sync::Mutex;
+
+use evenkeel_transport::sync::lock;
 
 use crate::codec::digest;
 use crate::error::{Error, Result};
@@ -8,23 +12,27 @@ use crate::links::shm::ShmEndpoint;
 use crate::links::tcp::Tcp;
 use crate::links::tls::Tls;
 
-/// How the ranks of a group reach each other; the same for all.
+/// The networks that groups of this process share, by interface. A network inherited from a process that forked this one has no
+/// threads here, so each entry has the process's number.
+static NETWORKS: Mutex<Vec<(u32, Option<String>, Tcp)>> = Mutex::new(vec![]);
+
+/// How the ranks of a group reach each other; the same for all ranks.
 #[derive(Clone)]
 pub enum TransportKind {
-    /// By TCP.
+    /// TCP.
     Tcp(Tcp),
-    /// By TCP, encrypted; ranks show certificates.
+    /// TCP with TLS; ranks authenticate by certificate.
     Tls(Tls),
-    /// Through shared memory: all ranks are on one host.
+    /// Shared memory: all ranks are on one host.
     SharedMemory,
-    /// Through shared memory to ranks of the same host, by TCP to others.
+    /// Shared memory between ranks of the same host, TCP between hosts.
     Auto(Auto),
 }
 
 /// Shared memory within a host and TCP between hosts.
 ///
-/// Processes are on the same host when they have the same kernel, network namespace and user: containers that cannot share
-/// memory count as hosts of their own.
+/// Processes are on the same host when they have the same kernel, network namespace and user. Containers that cannot share
+/// memory count as separate hosts.
 #[derive(Clone)]
 pub struct Auto {
     pub(crate) tcp: Tcp,
@@ -32,33 +40,36 @@ pub struct Auto {
 }
 
 impl Auto {
-    /// Ranks that are not on this host are reached over this network.
+    /// Reaches ranks of other hosts over this network.
     pub fn new(tcp: Tcp) -> Self {
         Self { tcp, host: None }
     }
 
-    /// Takes ranks that say the same name, and no others, for ranks of the same host.
+    /// Treats ranks with the same host name, and no others, as ranks of the same host.
     pub fn on_host(self, name: &str) -> Self {
         Self { host: Some(name.to_owned()), ..self }
     }
 
-    /// The interface of the network.
+    /// The interface of the network, such as `eth0`.
     pub fn device(&self) -> &str {
         self.tcp.device()
     }
 }
 
 impl TransportKind {
+    /// Opens this rank's endpoint.
     pub(crate) fn open(&self) -> Result<Box<dyn Endpoint>> {
         match self {
             Self::Tcp(tcp) => tcp.endpoint(None),
             Self::Tls(tls) => tls.endpoint(),
             Self::SharedMemory => Ok(Box::new(ShmEndpoint::open(None)?)),
-            Self::Auto(auto) => Ok(Box::new(HierarchicalEndpoint::open(&auto.tcp, self.host()?)?)),
+            Self::Auto(auto) => {
+                Ok(Box::new(HierarchicalEndpoint::open(&auto.tcp, self.host_id()?)?))
+            }
         }
     }
 
-    /// Tells ways apart that do not understand each other.
+    /// The number of the transport in the rank info. Ranks with different numbers cannot communicate.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Tcp(_) => 1,
@@ -68,12 +79,12 @@ impl TransportKind {
         }
     }
 
-    /// What ranks of one host have in common, and no others.
-    pub(crate) fn host(&self) -> Result<u64> {
+    /// A number that is the same on all ranks of one host, and different on other hosts.
+    pub(crate) fn host_id(&self) -> Result<u64> {
         if let Self::Auto(Auto { host: Some(name), .. }) = self {
             return Ok(digest(name.as_bytes()));
         }
-        let failed = |error| Error::system("which host this is", error);
+        let failed = |error| Error::system("cannot identify this host", error);
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").map_err(failed)?;
         let network = std::fs::read_link("/proc/self/ns/net").map_err(failed)?;
         let user = rustix::process::geteuid().as_raw();
@@ -81,19 +92,83 @@ impl TransportKind {
     }
 }
 
+impl TransportKind {
+    /// The transport of this name: `shm`, `tcp` or `tcp:INTERFACE`, and `auto` and `tls` likewise. Transports made by name share the
+    /// networks of the process. For `tls` the environment names the certificates, see [`Tls::from_env`].
+    ///
+    /// # Errors
+    /// Lists the names, or says why there is no network.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let (kind, interface) = match name.split_once(':') {
+            Some((kind, interface)) => (kind, Some(interface)),
+            None => (name, None),
+        };
+        match (kind, interface) {
+            ("shm", None) => Ok(Self::SharedMemory),
+            (_, Some("")) => Err(unknown_transport(name)),
+            ("tcp", _) => network(interface).map(Self::Tcp),
+            ("auto", _) => network(interface).map(Auto::new).map(Self::Auto),
+            ("tls", _) => network(interface).and_then(Tls::from_env).map(Self::Tls),
+            _ => Err(unknown_transport(name)),
+        }
+    }
+}
+
+fn unknown_transport(name: &str) -> Error {
+    Error::argument(format!(
+        "{name:?} is not a transport: use shm, or tcp, auto or tls, each also with :INTERFACE"
+    ))
+}
+
+/// This process's network over an interface, or as the environment sets it.
+fn network(interface: Option<&str>) -> Result<Tcp> {
+    let process = std::process::id();
+    let mut networks = lock(&NETWORKS);
+    let known = networks.iter().find(|(of, on, _)| *of == process && on.as_deref() == interface);
+    if let Some((.., tcp)) = known {
+        return Ok(tcp.clone());
+    }
+    let tcp = interface.map_or_else(Tcp::from_env, Tcp::on)?;
+    networks.push((process, interface.map(str::to_owned), tcp.clone()));
+    Ok(tcp)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ErrorKind;
 
     #[test]
-    fn hosts_are_told_apart_by_their_names_if_they_have_one() {
+    fn named_hosts_have_different_host_ids() {
         let tcp = Tcp::on("lo").unwrap();
-        let here = TransportKind::SharedMemory.host().unwrap();
-        let host = |auto: &Auto| TransportKind::Auto(auto.clone()).host().unwrap();
+        let here = TransportKind::SharedMemory.host_id().unwrap();
+        let host = |auto: &Auto| TransportKind::Auto(auto.clone()).host_id().unwrap();
         let auto = Auto::new(tcp);
         assert_eq!(host(&auto), here);
         let (one, other) = (auto.clone().on_host("one"), auto.on_host("other"));
         assert!(host(&one) != host(&other) && host(&one) != here);
         assert_eq!(host(&one), host(&other.on_host("one")));
+    }
+
+    #[test]
+    fn transports_made_by_name_share_networks() {
+        let network = |name| match TransportKind::from_name(name) {
+            Ok(TransportKind::Tcp(tcp)) => tcp,
+            _ => panic!("{name}"),
+        };
+        assert_eq!(network("tcp:lo").device(), "lo");
+        let count = || lock(&NETWORKS).iter().filter(|(_, on, _)| on.is_some()).count();
+        let before = count();
+        network("tcp:lo");
+        assert_eq!(count(), before);
+        assert!(matches!(TransportKind::from_name("shm"), Ok(TransportKind::SharedMemory)));
+        assert!(
+            matches!(TransportKind::from_name("auto:lo"), Ok(TransportKind::Auto(auto)) if auto.device() == "lo")
+        );
+        assert_eq!(count(), before);
+        for wrong in ["", "tcp:", "auto:", "tls:", "rdma", "shm:lo"] {
+            let error = TransportKind::from_name(wrong).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A store in a folder that all ranks see.
+//! A store in a folder that all ranks can access.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
@@ -11,23 +11,25 @@ use super::{MAX_VALUE, Store, check};
 use crate::codec::digest;
 use crate::error::{Error, Result};
 
-/// A store in a folder: a file for each value, complete as soon as it is there. The folder is made if it is missing, and
-/// stays: use another one for each job.
+/// A store in a folder, with a file for each value. Values appear atomically. The folder is created if it is missing and is never
+/// removed: use another one for each job.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     folder: PathBuf,
 }
 
 impl FileStore {
+    /// Opens the store in this folder.
+    ///
     /// # Errors
-    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the folder cannot be made.
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the folder cannot be created.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(|error| failed(&folder, &error))?;
         Ok(Self { folder })
     }
 
-    /// Letters and digits stay; a long name is told by its digest.
+    /// The file for a name. Letters and digits stay as they are. A long name is shortened and gets a digest.
     fn path(&self, name: &str) -> PathBuf {
         let mut file = String::from("v-");
         for byte in name.bytes() {
@@ -47,13 +49,15 @@ impl FileStore {
     }
 
     fn write(&self, path: &Path, value: &[u8]) -> Result<()> {
-        let unique = crate::random().map_err(|error| Error::system("random", error))?;
+        let unique =
+            evenkeel_transport::random().map_err(|error| Error::system("random", error))?;
+        let unique = u64::from_le_bytes(unique);
         let fresh = self.folder.join(format!("t-{unique:016x}"));
         let written = File::create_new(&fresh)
             .and_then(|mut file| file.write_all(value))
             .and_then(|()| fs::rename(&fresh, path));
         written.map_err(|error| {
-            // Half a value is of no use to anybody.
+            // An incomplete value must not stay.
             let _ = fs::remove_file(&fresh);
             failed(path, &error)
         })
@@ -91,7 +95,7 @@ impl Store for FileStore {
         let guard = self.folder.join("lock");
         let guard = OpenOptions::new().create(true).truncate(false).write(true).open(guard);
         let guard = guard.map_err(|error| failed(&self.folder, &error))?;
-        // Ends with the file, whatever happens to this process.
+        // The lock is released with the file, even if this process is killed.
         flock(&guard, FlockOperation::LockExclusive)
             .map_err(|error| failed(&self.folder, &error.into()))?;
         let sum = add_to(self.get(name)?.as_deref(), name, amount)?;
@@ -116,7 +120,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn it_is_a_store() {
+    fn file_store_fulfils_the_contract() {
         let folder = Folder::new();
         check_store_contract(
             &(Arc::new(FileStore::open(folder.path()).unwrap()) as Arc<dyn Store>),
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_differ_by_their_ends() {
+    fn file_store_tells_long_names_apart() {
         let folder = Folder::new();
         let store = FileStore::open(folder.path()).unwrap();
         let long = "/".repeat(500);
@@ -134,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_said() {
+    fn file_store_error_names_the_folder() {
         let error = FileStore::open("/proc/nothing/here").unwrap_err().to_string();
         assert!(error.contains("/proc/nothing/here"), "{error}");
     }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::{Store, check};
+use evenkeel_transport::sync::lock;
+
 use crate::error::{Error, Result};
-use crate::lock;
 
 /// A store for the threads of one process. Clones are the same store.
 #[derive(Clone, Default)]
@@ -20,13 +21,14 @@ impl MemoryStore {
     }
 }
 
-/// Adds to a number that is kept as eight bytes, or not there yet.
+/// Adds to a number that is stored as eight bytes, or is missing.
 pub(super) fn add_to(value: Option<&[u8]>, name: &str, amount: i64) -> Result<i64> {
     let before = match value {
         None => 0,
         Some(value) => {
             let number = value.try_into().map(i64::from_le_bytes);
-            number.map_err(|_| Error::store(format!("{name:?} is not a number that `add` made")))?
+            number
+                .map_err(|_| Error::store(format!("{name:?} is not a number written by `add`")))?
         }
     };
     Ok(before.wrapping_add(amount))
@@ -63,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_a_store() {
+    fn memory_store_fulfils_the_contract() {
         check_store_contract(&(Arc::new(MemoryStore::new()) as Arc<dyn Store>));
     }
 }

@@ -1,4 +1,4 @@
-//! Where ranks find each other: small values under names, seen by all.
+//! Stores, in which ranks find each other: small values under names, visible to all ranks.
 
 mod file;
 mod memory;
@@ -18,18 +18,18 @@ pub use prefix::PrefixStore;
 pub use redis::RedisStore;
 pub use tcp::{TcpStore, TcpStoreServer};
 
-/// The longest name, in bytes.
+/// Maximum length of a name in bytes.
 pub const MAX_NAME: usize = 1024;
-/// The longest value, in bytes.
+/// Maximum length of a value in bytes.
 pub const MAX_VALUE: usize = 16 << 20;
 
-/// Small values under names. Each call sees what any rank's call did before. Calls may take as long as the network does, but
-/// no longer than the store's own timeout.
+/// Small values under names. Each call sees the effects of every earlier call of any rank. Calls may block on the network, but no
+/// longer than the store's own timeout.
 pub trait Store: Send + Sync {
-    /// Puts a value under a name, in the place of one that is there.
+    /// Stores a value under a name and replaces an existing one.
     ///
     /// # Errors
-    /// [`ErrorKind::Store`] when the store cannot be reached or refuses.
+    /// [`ErrorKind::Store`] when the store cannot be reached or refuses the request.
     fn set(&self, name: &str, value: &[u8]) -> Result<()>;
 
     /// The value under a name, if there is one.
@@ -38,22 +38,22 @@ pub trait Store: Send + Sync {
     /// As [`Store::set`].
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
-    /// Adds to the number under a name, which begins at 0, and gives the sum. Others see it with `add` only.
+    /// Adds to the number under a name, which starts at 0, and returns the sum. Other ranks read it with `add` only.
     ///
     /// # Errors
-    /// As [`Store::set`]; also when what is there is no number.
+    /// As [`Store::set`]; also when the value is not a number.
     fn add(&self, name: &str, amount: i64) -> Result<i64>;
 
-    /// Removes a value. One that is not there is no error.
+    /// Deletes a value. A missing value is no error.
     ///
     /// # Errors
     /// As [`Store::set`].
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Waits until all names have values and gives these, in the order of the names.
+    /// Waits until all names have values and returns them, in the order of the names.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] naming what is not there when the time is over; or as [`Store::set`].
+    /// [`ErrorKind::Timeout`] naming the missing values; otherwise as [`Store::set`].
     fn wait(&self, names: &[String], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let deadline = Instant::now() + timeout;
         let mut found: Vec<Option<Vec<u8>>> = vec![None; names.len()];
@@ -83,22 +83,22 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// Rests between looks, longer from time to time.
+/// Exponential backoff between polls, up to a deadline.
 pub(crate) struct Backoff {
     deadline: Instant,
-    rest: Duration,
+    delay: Duration,
 }
 
 impl Backoff {
     pub(crate) fn until(deadline: Instant) -> Self {
-        Self { deadline, rest: Duration::from_millis(1) }
+        Self { deadline, delay: Duration::from_millis(1) }
     }
 
-    /// Rests; false when the time is over.
+    /// Waits before the next poll. Returns false once the deadline has passed.
     pub(crate) fn wait(&mut self) -> bool {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        thread::sleep(self.rest.min(left));
-        self.rest = (self.rest * 3 / 2).min(Duration::from_millis(50));
+        thread::sleep(self.delay.min(left));
+        self.delay = (self.delay * 3 / 2).min(Duration::from_millis(50));
         !left.is_zero()
     }
 }
@@ -106,7 +106,7 @@ impl Backoff {
 /// Opens a store by its address: `file:/path/of/a/folder`, `tcp://host:port` or `redis://host:port`.
 ///
 /// # Errors
-/// [`ErrorKind::Argument`] when it is none of these; [`ErrorKind::Store`] when the store cannot be reached within the time.
+/// [`ErrorKind::Argument`] when it is none of these; [`ErrorKind::Store`] when the store cannot be reached in time.
 pub fn open(address: &str, timeout: Duration) -> Result<Arc<dyn Store>> {
     if let Some(folder) = address.strip_prefix("file:") {
         return Ok(Arc::new(FileStore::open(folder)?));
@@ -118,7 +118,7 @@ pub fn open(address: &str, timeout: Duration) -> Result<Arc<dyn Store>> {
         return Ok(Arc::new(RedisStore::connect(address, timeout)?));
     }
     Err(Error::argument(format!(
-        "{address:?} is no store: file:/folder, tcp://host:port or redis://host:port"
+        "{address:?} is not a store: use file:/folder, tcp://host:port or redis://host:port"
     )))
 }
 
@@ -135,7 +135,7 @@ fn check(name: &str, value: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What every store must do.
+/// Checks the contract that every store must fulfil.
 #[cfg(test)]
 pub(crate) fn check_store_contract(store: &Arc<dyn Store>) {
     assert_eq!(store.get("a").unwrap(), None);
@@ -165,7 +165,7 @@ pub(crate) fn check_store_contract(store: &Arc<dyn Store>) {
         }
     });
     assert_eq!(store.add("m", 0).unwrap(), 4 * each);
-    // Whoever waits is given what comes later.
+    // `wait` returns values that are stored later.
     thread::scope(|scope| {
         let names = ["x".to_owned(), "y".to_owned()];
         let waiting = scope.spawn(move || store.wait(&names, Duration::from_secs(20)));
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_say_which_store() {
+    fn store_addresses_are_checked() {
         for wrong in ["", "redis", "http://h:1", "tcp://", "tcp://h", "redis://"] {
             assert!(open(wrong, Duration::from_millis(10)).is_err(), "{wrong}");
         }

@@ -1,11 +1,11 @@
-//! A part of another store.
+//! A store within another store, under a prefix.
 
 use std::sync::Arc;
 
 use super::Store;
 use crate::error::Result;
 
-/// All names of another store that begin in one way: so that several jobs can share it.
+/// The names of another store that begin with a prefix, so that several jobs or groups can share a store.
 #[derive(Clone)]
 pub struct PrefixStore {
     store: Arc<dyn Store>,
@@ -13,7 +13,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// The part of a store whose names begin with `prefix` and a slash.
+    /// The part of `store` whose names begin with `prefix` and a slash.
     pub fn new(store: Arc<dyn Store>, prefix: &str) -> Self {
         Self { store, prefix: prefix.to_owned() }
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_a_store_that_another_one_does_not_disturb() {
+    fn prefix_store_is_isolated_from_its_parent() {
         let whole: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let part: Arc<dyn Store> = Arc::new(PrefixStore::new(Arc::clone(&whole), "job-1"));
         whole.set("a", b"other").unwrap();

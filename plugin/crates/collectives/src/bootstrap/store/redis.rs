@@ -6,10 +6,11 @@ use std::time::Duration;
 use redis::{Client, Cmd, Connection, FromRedisValue};
 
 use super::{Store, check};
-use crate::error::{Error, Result, format_duration};
-use crate::lock;
+use evenkeel_transport::sync::lock;
 
-/// A store in a Redis server that is there already. Values stay in it when all ranks have gone: use a prefix for each job.
+use crate::error::{Error, Result, format_duration};
+
+/// A store in an existing Redis server. Values stay after all ranks have left: use a prefix for each job.
 pub struct RedisStore {
     address: String,
     connection: Mutex<Connection>,
@@ -34,29 +35,29 @@ impl RedisStore {
         Ok(Self { address: address.to_owned(), connection: Mutex::new(connection) })
     }
 
-    fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        let answer = command.query(&mut *lock(&self.connection));
-        answer.map_err(|error| Error::store(format!("Redis at {}: {error}", self.address)))
+    fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        let result = command.query(&mut *lock(&self.connection));
+        result.map_err(|error| Error::store(format!("Redis at {}: {error}", self.address)))
     }
 }
 
 impl Store for RedisStore {
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
         check(name, value)?;
-        self.ask(redis::cmd("SET").arg(name).arg(value))
+        self.query(redis::cmd("SET").arg(name).arg(value))
     }
 
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        self.ask(redis::cmd("GET").arg(name))
+        self.query(redis::cmd("GET").arg(name))
     }
 
     fn add(&self, name: &str, amount: i64) -> Result<i64> {
         check(name, &[])?;
-        self.ask(redis::cmd("INCRBY").arg(name).arg(amount))
+        self.query(redis::cmd("INCRBY").arg(name).arg(amount))
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        let _: i64 = self.ask(redis::cmd("DEL").arg(name))?;
+        let _: i64 = self.query(redis::cmd("DEL").arg(name))?;
         Ok(())
     }
 }
@@ -69,14 +70,14 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn it_is_a_store() {
+    fn redis_store_fulfils_the_contract() {
         let server = RedisServer::start();
         let store = RedisStore::connect(&server.address(), Duration::from_secs(20)).unwrap();
         check_store_contract(&(Arc::new(store) as Arc<dyn Store>));
     }
 
     #[test]
-    fn a_server_that_is_not_there_is_named() {
+    fn redis_store_error_names_the_server() {
         let error = RedisStore::connect("redis://127.0.0.1:1", Duration::from_secs(5)).err();
         assert!(error.unwrap().to_string().contains("127.0.0.1:1"));
     }

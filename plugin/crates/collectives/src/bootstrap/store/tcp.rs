@@ -1,8 +1,8 @@
 //! A store that one process serves to all ranks over TCP.
 //!
-//! A request is an operation (one byte), a name and a value, each behind its length (four bytes, little-endian); the response is a
-//! status (one byte) and a value behind its length. Whoever can reach the port can use the store: it is for the job's own
-//! network, as launchers' stores are.
+//! A request is an operation (one byte), a name and a value, each preceded by its length (four bytes, little-endian). The response
+//! is a status (one byte) and a value preceded by its length. Every process that can reach the port can use the store. It is meant
+//! for the job's own network, as launchers' stores are.
 
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Backoff, MAX_NAME, MAX_VALUE, MemoryStore, Store, check};
+use evenkeel_transport::sync::lock;
+
 use crate::accept::{ACCEPT_RETRY_DELAY, accept_all};
 use crate::codec::{Reader, put};
 use crate::error::{Error, Result, format_duration};
-use crate::lock;
 
 const SET: u8 = 1;
 const GET: u8 = 2;
@@ -28,14 +29,14 @@ const NO_VALUE: u8 = 0;
 const VALUE: u8 = 1;
 const REFUSED: u8 = 2;
 
-/// The longest request or response.
+/// Maximum length of a request or response.
 const MAX_BYTES: usize = 16 + MAX_NAME + MAX_VALUE;
-/// Ranks that are served at a time.
+/// Maximum number of ranks that are served at a time.
 const MAX_CLIENTS: usize = 16_384;
-/// How often the server looks whether it is to end.
+/// How often the server checks whether to stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves a store to all ranks until it is dropped. Rank 0 has it, as a rule.
+/// Serves a store to all ranks until it is dropped. Usually rank 0 runs it.
 pub struct TcpStoreServer {
     address: SocketAddr,
     stopping: Arc<AtomicBool>,
@@ -43,7 +44,7 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Serves at an address; port 0 is any that is free.
+    /// Serves at an address. Port 0 picks a free port.
     ///
     /// # Errors
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the address cannot be listened on.
@@ -53,7 +54,7 @@ impl TcpStoreServer {
         Self::serve(listener)
     }
 
-    /// Serves with a listener that somebody else opened.
+    /// Serves with an existing listener.
     ///
     /// # Errors
     /// As [`TcpStoreServer::bind`].
@@ -70,7 +71,7 @@ impl TcpStoreServer {
         Ok(Self { address, stopping, thread: Some(thread) })
     }
 
-    /// Where it serves.
+    /// The address at which it serves.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -79,10 +80,10 @@ impl TcpStoreServer {
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
-        // Wakes it; if that does not work, it looks soon.
+        // Wakes the thread. If this fails, it checks after the poll interval.
         let _ = TcpStream::connect_timeout(&self.address, POLL_INTERVAL);
         if let Some(thread) = self.thread.take() {
-            // It does not panic.
+            // The thread does not panic.
             let _ = thread.join();
         }
     }
@@ -129,7 +130,7 @@ fn serve(listener: &TcpListener, stopping: &AtomicBool) {
 }
 
 impl Client {
-    /// Hears, answers; false when it has gone or talks nonsense.
+    /// Serves pending requests. Returns false when the client has disconnected or sent an invalid request.
     fn serve(&mut self, store: &MemoryStore) -> bool {
         let mut buffer = [0; 16 << 10];
         loop {
@@ -161,7 +162,7 @@ impl Client {
     }
 }
 
-/// The response to the request that the bytes begin with, and its length; `None` if it is not whole.
+/// The response to the first request in the bytes, and the request's length. `None` if the request is incomplete.
 fn response(store: &MemoryStore, bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
     let mut reader = Reader::new(bytes);
     let operation = reader.byte()?;
@@ -174,7 +175,7 @@ fn response(store: &MemoryStore, bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
         DELETE => store.delete(&name).map(|()| None),
         ADD => value
             .try_into()
-            .map_err(|_| Error::argument("an amount of eight bytes"))
+            .map_err(|_| Error::argument("the amount must have eight bytes"))
             .and_then(|amount| store.add(&name, i64::from_le_bytes(amount)))
             .map(|sum| Some(sum.to_le_bytes().to_vec())),
         _ => Err(Error::argument("no such operation")),
@@ -193,21 +194,21 @@ fn response(store: &MemoryStore, bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
 pub struct TcpStore {
     server: String,
     timeout: Duration,
-    /// None after something went wrong on it.
+    /// `None` after an error of the connection.
     stream: Mutex<Option<TcpStream>>,
 }
 
 impl TcpStore {
-    /// Connects to a server that may yet come. No later call takes longer than the timeout.
+    /// Connects to a server, which may start later. No later call takes longer than the timeout.
     ///
     /// # Errors
-    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when it has not come in time.
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when it cannot be reached in time.
     pub fn connect(server: &str, timeout: Duration) -> Result<Self> {
         let stream = connect(server, timeout)?;
         Ok(Self { server: server.to_owned(), timeout, stream: Mutex::new(Some(stream)) })
     }
 
-    fn ask(&self, operation: u8, name: &str, value: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn request(&self, operation: u8, name: &str, value: &[u8]) -> Result<Option<Vec<u8>>> {
         check(name, value)?;
         let mut request = vec![operation];
         put(&mut request, name.as_bytes());
@@ -234,7 +235,7 @@ fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let tried = server.to_socket_addrs().and_then(|mut addresses| {
-            let none = || std::io::Error::other("it has no address");
+            let none = || std::io::Error::other("the name has no address");
             let stream = TcpStream::connect_timeout(&addresses.next().ok_or_else(none)?, left)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(timeout))?;
@@ -260,7 +261,7 @@ fn exchange(stream: &mut TcpStream, request: &[u8]) -> std::io::Result<(u8, Vec<
     stream.read_exact(&mut front)?;
     let length = u32::from_le_bytes([front[1], front[2], front[3], front[4]]) as usize;
     if length > MAX_BYTES {
-        return Err(std::io::Error::other("that is no store"));
+        return Err(std::io::Error::other("the server is not a store"));
     }
     let mut value = vec![0; length];
     stream.read_exact(&mut value)?;
@@ -269,21 +270,22 @@ fn exchange(stream: &mut TcpStream, request: &[u8]) -> std::io::Result<(u8, Vec<
 
 impl Store for TcpStore {
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.ask(SET, name, value).map(|_| ())
+        self.request(SET, name, value).map(|_| ())
     }
 
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        self.ask(GET, name, &[])
+        self.request(GET, name, &[])
     }
 
     fn add(&self, name: &str, amount: i64) -> Result<i64> {
-        let sum = self.ask(ADD, name, &amount.to_le_bytes())?.unwrap_or_default();
-        let sum = sum.as_slice().try_into().map_err(|_| Error::store("that is no store"))?;
+        let sum = self.request(ADD, name, &amount.to_le_bytes())?.unwrap_or_default();
+        let sum =
+            sum.as_slice().try_into().map_err(|_| Error::store("the server is not a store"))?;
         Ok(i64::from_le_bytes(sum))
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.ask(DELETE, name, &[]).map(|_| ())
+        self.request(DELETE, name, &[]).map(|_| ())
     }
 }
 
@@ -295,14 +297,14 @@ mod tests {
     const TIME: Duration = Duration::from_secs(20);
 
     #[test]
-    fn it_is_a_store() {
+    fn tcp_store_fulfils_the_contract() {
         let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
         let store = TcpStore::connect(&server.address().to_string(), TIME).unwrap();
         check_store_contract(&(Arc::new(store) as Arc<dyn Store>));
     }
 
     #[test]
-    fn a_server_may_come_late_and_many_clients_share_it() {
+    fn tcp_store_server_may_start_late() {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         thread::scope(|scope| {
             let clients: Vec<_> = (0..8)
@@ -320,13 +322,13 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_the_connection_and_nothing_else() {
+    fn invalid_request_closes_only_its_connection() {
         let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
-        let mut stranger = TcpStream::connect(server.address()).unwrap();
-        stranger.set_read_timeout(Some(TIME)).unwrap();
-        stranger.write_all(&[9, 1, 0, 0, 0, b'a', 0, 0, 0, 0]).unwrap();
+        let mut client = TcpStream::connect(server.address()).unwrap();
+        client.set_read_timeout(Some(TIME)).unwrap();
+        client.write_all(&[9, 1, 0, 0, 0, b'a', 0, 0, 0, 0]).unwrap();
         let mut status = [0; 1];
-        stranger.read_exact(&mut status).unwrap();
+        client.read_exact(&mut status).unwrap();
         assert_eq!(status[0], REFUSED);
         let store = TcpStore::connect(&server.address().to_string(), TIME).unwrap();
         store.set("a", b"1").unwrap();

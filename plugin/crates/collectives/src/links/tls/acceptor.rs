@@ -1,5 +1,5 @@
-//! Lets in who has the right certificate: a thread that takes connections and shakes hands, so that who sends something small need
-//! not wait until this rank looks.
+//! Accepts connections with the right certificate. A thread does the handshakes, so that the sender of a small message need not
+//! wait until this rank polls.
 
 use std::collections::VecDeque;
 use std::net::TcpListener;
@@ -9,22 +9,22 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use evenkeel_transport::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustls::{Connection, ServerConfig, ServerConnection};
 
 use crate::accept::{ACCEPT_RETRY_DELAY, accept_all};
 use crate::links::link::LinkError;
-use crate::lock;
 use crate::memory::Source;
 
 use super::stream::Stream;
 
-/// How long a connection may take to show its certificate: much longer than a rank on a busy host_id needs, since a rank that is
+/// How long a handshake may take: much longer than a rank on a busy machine needs, since a rank that is
 /// dropped here is lost.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections that are shaking hands; the oldest is dropped for another one.
+/// Maximum number of connections in the handshake. One more replaces the oldest.
 const MAX_UNAUTHENTICATED: usize = 256;
-/// What a connection is told that has been let in.
+/// The byte that a connection gets once its certificate is accepted.
 pub(super) const WELCOME: &[u8; 1] = b"W";
 
 pub(super) struct Acceptor {
@@ -37,20 +37,20 @@ struct AcceptorState {
     closed: AtomicBool,
     /// Wakes the thread.
     wake_event: OwnedFd,
-    /// Rung when somebody has accepted.
+    /// Signalled when a connection has been accepted.
     accepted_event: OwnedFd,
 }
 
 struct Unauthenticated {
     stream: Stream,
     since: Instant,
-    /// Whether the welcome is with the session.
+    /// Whether the session has taken the welcome.
     welcome_sent: bool,
 }
 
 impl Acceptor {
     /// # Errors
-    /// When the system gives no thread or descriptor.
+    /// When the thread or its events cannot be created.
     pub(super) fn open(listener: TcpListener, config: Arc<ServerConfig>) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -67,12 +67,12 @@ impl Acceptor {
         Ok(Self { state, thread: Some(thread) })
     }
 
-    /// Becomes readable when somebody has accepted.
+    /// Becomes readable when a connection has been accepted.
     pub(super) fn accepted_event(&self) -> &OwnedFd {
         &self.state.accepted_event
     }
 
-    /// The next connection that has been let in.
+    /// The next connection that has been accepted.
     pub(super) fn accept(&self) -> Option<Stream> {
         lock(&self.state.accepted).pop_front()
     }
@@ -89,7 +89,7 @@ impl Drop for Acceptor {
     }
 }
 
-/// Adds one to an event counter, which is full after 2^64 of them only.
+/// Signals an event. Its counter is full only after 2^64 signals.
 fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
@@ -99,7 +99,7 @@ impl AcceptorState {
         let mut unauthenticated: VecDeque<Unauthenticated> = VecDeque::new();
         while !self.closed.load(Ordering::Acquire) {
             let out_of_sockets = accept_all(listener, |socket| {
-                // Who cannot be talked to has hung up, or memory is short.
+                // The other side has closed, or memory is short.
                 let Ok(session) = ServerConnection::new(Arc::clone(config)) else { return };
                 if socket.set_nodelay(true).is_err() {
                     return;
@@ -121,7 +121,7 @@ impl AcceptorState {
                     Ok(false) if connection.since.elapsed() < HANDSHAKE_TIMEOUT => {
                         unauthenticated.push_back(connection);
                     }
-                    // Who is too slow, or has no right certificate, is nobody.
+                    // It was too slow, or has no valid certificate.
                     Ok(false) | Err(_) => {}
                 }
             }
@@ -145,9 +145,9 @@ impl AcceptorState {
 }
 
 impl Unauthenticated {
-    /// Whether it has been let in, and told so.
+    /// Continues the handshake. Returns whether the connection is accepted and the welcome is sent.
     fn authenticate(&mut self) -> Result<bool, LinkError> {
-        if !self.stream.shake_hands()? {
+        if !self.stream.handshake()? {
             return Ok(false);
         }
         if !self.welcome_sent {

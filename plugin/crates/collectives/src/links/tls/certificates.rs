@@ -1,5 +1,5 @@
-//! Who is let in: whoever shows a certificate that the group's authority has signed, on both sides. Names in certificates do not
-//! matter: ranks are told apart by the store in which they meet.
+//! Authentication: both sides must present a certificate that the group's authority has signed. Names in certificates do not
+//! matter: the store tells which address belongs to which rank.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use rustls::{
 
 use crate::error::{Error, Result};
 
-/// What a rank shows and what it asks others to show, for both directions.
+/// The TLS configuration for both directions: this rank's certificate and the authority that it trusts.
 #[derive(Clone)]
 pub(super) struct Certificates {
     pub(super) client: Arc<ClientConfig>,
@@ -58,7 +58,7 @@ impl Certificates {
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, own)
             .map_err(unusable)?;
-        // Nothing may come that the other side does not read: closing would cut off what it sent.
+        // The other side reads no session tickets. Unread bytes at close would reset the connection and lose what was sent.
         server.send_tls13_tickets = 0;
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
@@ -93,7 +93,7 @@ fn roots(authority: &Path) -> Result<RootCertStore> {
     if roots.is_empty() { Err(unreadable(authority, &"no certificate in it")) } else { Ok(roots) }
 }
 
-/// Takes whom the authority has signed, whatever its name.
+/// Accepts every certificate that the authority has signed, whatever its name.
 #[derive(Debug)]
 struct Signed {
     roots: Arc<RootCertStore>,

@@ -1,7 +1,7 @@
-//! Links over TCP with TLS 1.3: what goes over them is encrypted, and both sides show a certificate of the group's authority.
+//! Links over TCP with TLS 1.3: encrypted, and both sides authenticate with a certificate of the group's authority.
 //!
-//! One TCP connection for each link. The rank that sends connects; a thread of the one that receives lets it in (`acceptor`).
-//! After that callers move the bytes themselves, as through shared memory.
+//! Each link is one TCP connection. The sending rank connects. A thread of the receiving rank accepts it after the handshake
+//! (`acceptor`). From then on callers move the bytes themselves, as through shared memory.
 
 mod acceptor;
 mod certificates;
@@ -29,12 +29,12 @@ use acceptor::Acceptor;
 use certificates::Certificates;
 use stream::Stream;
 
-/// Most messages that wait for room in a connection.
+/// Maximum number of messages that wait for room in a connection.
 const MAX_WAITING: usize = 32;
-/// Others that sleep on an endpoint where somebody sleeps already.
+/// How long a thread sleeps when another one already sleeps on the endpoint.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
 
-/// This process's network, encrypted.
+/// This process's network, with TLS.
 #[derive(Clone)]
 pub struct Tls {
     tcp: Tcp,
@@ -42,10 +42,10 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Over the interface of `tcp`, with the certificate in a PEM file, its key in another, and the certificates of the
-    /// authority that signs everybody's in a third one or in the files of a folder.
+    /// TLS over the interface of `tcp`. The certificate and its key are PEM files. The certificates of the authority that signs the
+    /// certificates of all ranks are in a PEM file or in the files of a folder.
     ///
-    /// Whoever has a certificate of this authority is let in, whatever the name in it.
+    /// Every process with a certificate of this authority is accepted, whatever the name in the certificate.
     ///
     /// # Errors
     /// Names the file that cannot be used, and why.
@@ -53,7 +53,7 @@ impl Tls {
         Ok(Self { tcp, certificates: Certificates::read(certificate, key, authority)? })
     }
 
-    /// Over the interface of `tcp`, with the files that the environment names: `EVENKEEL_TLS_CERT`, `EVENKEEL_TLS_KEY` and
+    /// TLS over the interface of `tcp`, with the files that the environment names: `EVENKEEL_TLS_CERT`, `EVENKEEL_TLS_KEY` and
     /// `EVENKEEL_TLS_CA`.
     ///
     /// # Errors
@@ -88,14 +88,14 @@ impl Tls {
         let address = listener.local_addr().map_err(failed)?;
         let acceptor =
             Acceptor::open(listener, Arc::clone(&self.certificates.server)).map_err(failed)?;
-        let waits =
+        let events =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let endpoint = TlsEndpoint {
             certificates: self.certificates.clone(),
             address,
             acceptor,
-            waits,
-            listening: Mutex::default(),
+            events,
+            sleeping: Mutex::default(),
         };
         endpoint.watch(endpoint.acceptor.accepted_event()).map_err(failed)?;
         Ok(Box::new(endpoint))
@@ -106,20 +106,20 @@ struct TlsEndpoint {
     certificates: Certificates,
     address: SocketAddr,
     acceptor: Acceptor,
-    /// Everything that a sleeper may wait for, told of once for each change.
-    waits: OwnedFd,
-    /// Held by who sleeps there.
-    listening: Mutex<()>,
+    /// An epoll instance with every socket and event that a sleeping thread may wait for, edge-triggered.
+    events: OwnedFd,
+    /// Held by the thread that sleeps on `events`.
+    sleeping: Mutex<()>,
 }
 
 impl TlsEndpoint {
     fn watch(&self, what: impl AsFd) -> std::io::Result<()> {
         let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
         let data = epoll::EventData::new_u64(0);
-        Ok(epoll::add(&self.waits, what, data, all | epoll::EventFlags::ET)?)
+        Ok(epoll::add(&self.events, what, data, all | epoll::EventFlags::ET)?)
     }
 
-    fn call(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+    fn dial(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
@@ -141,7 +141,7 @@ impl Endpoint for TlsEndpoint {
         self.address.to_string().into_bytes()
     }
 
-    fn host(&self) -> IpAddr {
+    fn ip(&self) -> IpAddr {
         self.address.ip()
     }
 
@@ -150,7 +150,7 @@ impl Endpoint for TlsEndpoint {
             std::str::from_utf8(address).ok().and_then(|text| text.parse().ok());
         let to = to.ok_or_else(|| Error::argument("the address is not that of a rank on TLS"))?;
         let failed = |error: std::io::Error| Error::system("TLS", error);
-        let socket = self.call(to).map_err(failed)?;
+        let socket = self.dial(to).map_err(failed)?;
         self.watch(&socket).map_err(failed)?;
         let client = Arc::clone(&self.certificates.client);
         let session = ClientConnection::new(client, ServerName::from(to.ip()))
@@ -159,9 +159,9 @@ impl Endpoint for TlsEndpoint {
             stream: Stream::new(socket, Connection::Client(session)),
             open: false,
             waiting: VecDeque::new(),
-            lent: 0,
+            submitted: 0,
             carried: 0,
-            left: false,
+            close_sent: false,
         })))
     }
 
@@ -171,50 +171,51 @@ impl Endpoint for TlsEndpoint {
         Ok(Some(Box::new(TlsIncoming {
             stream,
             header: [0; HEADER_BYTES],
-            have: 0,
-            taking: None,
-            lent: 0,
-            finished: 0,
+            header_received: 0,
+            receiving: None,
+            submitted: 0,
+            completed: 0,
             carried: 0,
         })))
     }
 
-    fn sleep(&self, time: Duration, look: &mut dyn FnMut() -> bool) {
-        // What happens after this look is told.
-        if look() {
+    fn sleep(&self, time: Duration, is_ready: &mut dyn FnMut() -> bool) {
+        // Events after this check end the wait below.
+        if is_ready() {
             return;
         }
-        let Ok(_listening) = self.listening.try_lock() else {
+        let Ok(_listening) = self.sleeping.try_lock() else {
             std::thread::sleep(time.min(SHORT_SLEEP));
             return;
         };
         let time = Timespec::try_from(time).unwrap_or_default();
         let mut events = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 16];
-        // An interrupted or failed wait is a short one: who sleeps looks again.
-        let _ = epoll::wait(&self.waits, &mut events, Some(&time));
+        // An interrupted or failed wait is a short one: the caller polls again.
+        let _ = epoll::wait(&self.events, &mut events, Some(&time));
     }
 }
 
 struct TlsOutgoing {
     stream: Stream,
-    /// The other side has let this one in.
+    /// The other side has accepted the certificate.
     open: bool,
-    /// What is not with the socket yet, and how much of head and payload the session has.
+    /// Messages that the socket has not taken completely.
     waiting: VecDeque<Waiting>,
-    lent: u64,
+    submitted: u64,
     /// Bytes of payloads that the session has taken.
     carried: u64,
-    left: bool,
+    close_sent: bool,
 }
 
 struct Waiting {
     header: [u8; HEADER_BYTES],
     payload: Source,
+    /// Bytes of header and payload that the session has taken.
     at: usize,
 }
 
 impl Waiting {
-    fn is_given(&self) -> bool {
+    fn is_buffered(&self) -> bool {
         self.at == HEADER_BYTES + self.payload.length()
     }
 }
@@ -222,7 +223,7 @@ impl Waiting {
 impl TlsOutgoing {
     /// Whether messages can be sent.
     fn is_open(&mut self) -> std::result::Result<bool, LinkError> {
-        if !self.open && self.stream.shake_hands()? {
+        if !self.open && self.stream.handshake()? {
             let mut welcome = [0];
             // SAFETY: the borrow outlives the call.
             self.open = self.stream.receive(unsafe { Target::lend(&mut welcome) })? > 0;
@@ -230,8 +231,8 @@ impl TlsOutgoing {
         Ok(self.open)
     }
 
-    /// Moves on what can move.
-    fn pump(&mut self) -> std::result::Result<(), LinkError> {
+    /// Writes as much as the session and the socket take.
+    fn make_progress(&mut self) -> std::result::Result<(), LinkError> {
         loop {
             for next in &mut self.waiting {
                 if next.at < HEADER_BYTES {
@@ -246,15 +247,15 @@ impl TlsOutgoing {
                     next.at += taken;
                     self.carried += taken as u64;
                 }
-                if !next.is_given() {
+                if !next.is_buffered() {
                     break;
                 }
             }
             if !self.stream.flush()? {
                 return Ok(());
             }
-            // The socket has all that the session had.
-            while self.waiting.front().is_some_and(Waiting::is_given) {
+            // The socket has taken everything that the session had.
+            while self.waiting.front().is_some_and(Waiting::is_buffered) {
                 self.waiting.pop_front();
             }
             if self.waiting.is_empty() {
@@ -274,20 +275,20 @@ impl Outgoing for TlsOutgoing {
             return Ok(None);
         }
         self.waiting.push_back(Waiting { header: header.encode(), payload, at: 0 });
-        self.lent += 1;
-        self.pump()?;
+        self.submitted += 1;
+        self.make_progress()?;
         Ok(Some(if self.waiting.is_empty() {
             Submitted::Done
         } else {
-            Submitted::Pending(self.lent)
+            Submitted::Pending(self.submitted)
         }))
     }
 
-    fn finished(&mut self) -> std::result::Result<u64, LinkError> {
+    fn completed(&mut self) -> std::result::Result<u64, LinkError> {
         if !self.waiting.is_empty() {
-            self.pump()?;
+            self.make_progress()?;
         }
-        Ok(self.lent - self.waiting.len() as u64)
+        Ok(self.submitted - self.waiting.len() as u64)
     }
 
     fn carried(&self) -> u64 {
@@ -295,40 +296,40 @@ impl Outgoing for TlsOutgoing {
     }
 
     fn close(&mut self) -> bool {
-        if !std::mem::replace(&mut self.left, true) && self.waiting.is_empty() {
-            self.stream.say_goodbye();
+        if !std::mem::replace(&mut self.close_sent, true) && self.waiting.is_empty() {
+            self.stream.send_close_notify();
         }
-        // With the socket, it comes without this process.
-        self.pump().is_err() || !self.stream.is_full() && self.waiting.is_empty()
+        // What the socket has taken arrives without this process.
+        self.make_progress().is_err() || !self.stream.is_full() && self.waiting.is_empty()
     }
 }
 
 struct TlsIncoming {
     stream: Stream,
     header: [u8; HEADER_BYTES],
-    /// Bytes of it that are there.
-    have: usize,
-    /// Where a payload goes, and how much of it is there.
-    taking: Option<(Target, usize)>,
-    lent: u64,
-    finished: u64,
-    /// Bytes of payloads.
+    /// Bytes of the header that have been received.
+    header_received: usize,
+    /// The memory for a payload, and how many bytes have been received.
+    receiving: Option<(Target, usize)>,
+    submitted: u64,
+    completed: u64,
+    /// Bytes of payloads received.
     carried: u64,
 }
 
 impl TlsIncoming {
-    fn pump(&mut self) -> std::result::Result<(), LinkError> {
-        while let Some((into, at)) = self.taking {
+    fn make_progress(&mut self) -> std::result::Result<(), LinkError> {
+        while let Some((into, at)) = self.receiving {
             if at == into.length() {
-                self.taking = None;
-                self.finished += 1;
+                self.receiving = None;
+                self.completed += 1;
                 break;
             }
             let bytes = self.stream.receive(into.part(at, into.length() - at))?;
             if bytes == 0 {
                 break;
             }
-            self.taking = Some((into, at + bytes));
+            self.receiving = Some((into, at + bytes));
             self.carried += bytes as u64;
         }
         Ok(())
@@ -337,32 +338,34 @@ impl TlsIncoming {
 
 impl Incoming for TlsIncoming {
     fn next_header(&mut self) -> std::result::Result<Option<Header>, LinkError> {
-        self.pump()?;
-        if self.taking.is_some() {
+        self.make_progress()?;
+        if self.receiving.is_some() {
             return Ok(None);
         }
-        while self.have < HEADER_BYTES {
+        while self.header_received < HEADER_BYTES {
             // SAFETY: the borrow outlives the call.
-            let rest = unsafe { Target::lend(&mut self.header[self.have..]) };
+            let rest = unsafe { Target::lend(&mut self.header[self.header_received..]) };
             match self.stream.receive(rest)? {
                 0 => return Ok(None),
-                bytes => self.have += bytes,
+                bytes => self.header_received += bytes,
             }
         }
-        Header::decode(&self.header).map(Some).ok_or_else(|| "it speaks something else".to_owned())
+        Header::decode(&self.header)
+            .map(Some)
+            .ok_or_else(|| "it speaks another protocol".to_owned())
     }
 
-    fn take(&mut self, into: Target) -> std::result::Result<Submitted, LinkError> {
-        self.have = 0;
-        self.lent += 1;
-        self.taking = Some((into, 0));
-        self.pump()?;
-        Ok(Submitted::Pending(self.lent))
+    fn receive_payload(&mut self, into: Target) -> std::result::Result<Submitted, LinkError> {
+        self.header_received = 0;
+        self.submitted += 1;
+        self.receiving = Some((into, 0));
+        self.make_progress()?;
+        Ok(Submitted::Pending(self.submitted))
     }
 
-    fn finished(&mut self) -> std::result::Result<u64, LinkError> {
-        self.pump()?;
-        Ok(self.finished)
+    fn completed(&mut self) -> std::result::Result<u64, LinkError> {
+        self.make_progress()?;
+        Ok(self.completed)
     }
 
     fn carried(&self) -> u64 {
@@ -378,14 +381,14 @@ mod tests {
     use std::io::{Read, Write};
     use std::thread;
 
-    /// Certificates of one authority, with names of their own, are covered by every test of all ways.
+    /// Certificates of one authority, with different names, are covered by every test that runs over all transports.
     #[test]
-    fn who_has_a_certificate_of_another_authority_is_refused() {
+    fn tls_refuses_certificate_of_another_authority() {
         let (ours, others) = (Authority::new("ours"), Authority::new("theirs"));
-        let (certificate, key) = others.sign("stranger");
-        // It trusts the others, who do not trust it.
-        let stranger = Tls::new(Tcp::on("lo").unwrap(), &certificate, &key, &ours.file()).unwrap();
-        for (zero, one) in [(ours.tls("zero"), others.tls("one")), (ours.tls("zero"), stranger)] {
+        let (certificate, key) = others.sign("untrusted");
+        // It trusts the other ranks, which do not trust it.
+        let untrusted = Tls::new(Tcp::on("lo").unwrap(), &certificate, &key, &ours.file()).unwrap();
+        for (zero, one) in [(ours.tls("zero"), others.tls("one")), (ours.tls("zero"), untrusted)] {
             let store = MemoryStore::new();
             let join = |rank: usize, tls: Tls| {
                 let error =
@@ -396,19 +399,22 @@ mod tests {
                 let one = scope.spawn(|| join(1, one));
                 [join(0, zero), one.join().unwrap()]
             });
-            let said = errors.each_ref().map(ToString::to_string);
-            // By the one who looks first.
+            let messages = errors.each_ref().map(ToString::to_string);
+            // One of the two sides notices first.
             let says = ["is not signed by", "refuses this rank's certificate"];
             let named = |text: &String| says.iter().any(|why| text.contains(why));
-            assert!(said.iter().any(named), "{said:?}");
+            assert!(messages.iter().any(named), "{messages:?}");
             for error in &errors {
-                assert!(!error.is_group_usable() && error.kind() == ErrorKind::Lost, "{said:?}");
+                assert!(
+                    !error.is_group_usable() && error.kind() == ErrorKind::Lost,
+                    "{messages:?}"
+                );
             }
         }
     }
 
     #[test]
-    fn files_that_cannot_be_used_are_named() {
+    fn unusable_tls_files_are_named() {
         let (ours, others) = (Authority::new("ours"), Authority::new("theirs"));
         let (certificate, key) = ours.sign("rank");
         let (_, other_key) = others.sign("rank");
@@ -426,7 +432,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
             assert!(error.to_string().contains(says), "{error}");
         }
-        // A folder of authorities is one, too.
+        // A folder of certificates is an authority too.
         let folder = ours.file().parent().unwrap().to_owned();
         std::fs::remove_file(&key).unwrap();
         std::fs::remove_file(folder.join("rank.pem")).unwrap();
@@ -435,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_names_the_files() {
+    fn tls_files_come_from_the_environment() {
         let ours = Authority::new("ours");
         let (certificate, key) = ours.sign("rank");
         let files = [
@@ -457,9 +463,9 @@ mod tests {
         }
     }
 
-    /// Who speaks no TLS is dropped, and keeps nobody from coming in.
+    /// Connections without TLS are dropped, and do not keep ranks from connecting.
     #[test]
-    fn strangers_are_dropped() {
+    fn unauthenticated_tls_connections_are_dropped() {
         let endpoint = Authority::new("ours").tls("rank").endpoint().unwrap();
         let address = String::from_utf8(endpoint.address()).unwrap();
         let mut silent = vec![];

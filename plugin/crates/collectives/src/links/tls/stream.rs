@@ -1,4 +1,4 @@
-//! A socket and the TLS session over it. Nothing here waits.
+//! A socket and the TLS session over it. Nothing here blocks.
 
 use std::io::{self, ErrorKind as IoErrorKind, Write};
 use std::net::TcpStream;
@@ -9,19 +9,19 @@ use rustls::{AlertDescription, CertificateError, Connection, Error as TlsError};
 use crate::links::link::LinkError;
 use crate::memory::{Source, Target};
 
-/// Bytes that a session keeps until the socket takes them.
-const MAX_KEPT: usize = 256 << 10;
-pub(super) const GONE: &str = "its process has ended or has closed the group";
+/// Maximum number of bytes that a session buffers until the socket takes them.
+const MAX_BUFFERED: usize = 256 << 10;
+pub(super) const GONE: &str = "its process has exited or has closed the group";
 
 pub(super) struct Stream {
     socket: TcpStream,
     session: Connection,
 }
 
-/// A socket that is written to without a signal when its other end is gone, as vectored writes would give.
-struct Quiet<'a>(&'a TcpStream);
+/// A socket written by single writes. Vectored writes would raise SIGPIPE when the other end is closed.
+struct UnvectoredWriter<'a>(&'a TcpStream);
 
-impl Write for Quiet<'_> {
+impl Write for UnvectoredWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes)
     }
@@ -32,26 +32,26 @@ impl Write for Quiet<'_> {
 }
 
 impl Stream {
-    /// Over a socket that does not block.
+    /// A session over a nonblocking socket.
     pub(super) fn new(socket: TcpStream, mut session: Connection) -> Self {
-        session.set_buffer_limit(Some(MAX_KEPT));
+        session.set_buffer_limit(Some(MAX_BUFFERED));
         Self { socket, session }
     }
 
-    /// Whether the session has something that the socket has not taken yet.
+    /// Whether the session has bytes that the socket has not taken yet.
     pub(super) fn is_full(&self) -> bool {
         self.session.wants_write()
     }
 
-    /// Hands what the session has to the socket; whether that took all.
+    /// Writes the session's bytes to the socket. Returns whether the socket took all of them.
     pub(super) fn flush(&mut self) -> Result<bool, LinkError> {
         while self.session.wants_write() {
-            match self.session.write_tls(&mut Quiet(&self.socket)) {
+            match self.session.write_tls(&mut UnvectoredWriter(&self.socket)) {
                 Ok(0) => return Ok(false),
                 Ok(_) => {}
                 Err(error) if error.kind() == IoErrorKind::Interrupted => {}
                 Err(error) if error.kind() == IoErrorKind::WouldBlock => return Ok(false),
-                // A process that refuses another one says why before it closes.
+                // A process that refuses a certificate sends the reason before it closes.
                 Err(error) => {
                     return Err(match self.fill() {
                         Err(why) => why,
@@ -63,14 +63,14 @@ impl Stream {
         Ok(true)
     }
 
-    /// Takes in what the socket has, once: how many bytes, none at its end; `None` when there is nothing now.
+    /// Reads from the socket once. Returns the number of bytes, 0 at its end, and `None` when nothing has arrived.
     fn fill(&mut self) -> Result<Option<usize>, LinkError> {
         loop {
             match self.session.read_tls(&mut &self.socket) {
                 Ok(bytes) => {
                     if let Err(error) = self.session.process_new_packets() {
-                        // The other side is told, if it still listens.
-                        let _ = self.session.write_tls(&mut Quiet(&self.socket));
+                        // Sends the alert to the other side, if it still reads.
+                        let _ = self.session.write_tls(&mut UnvectoredWriter(&self.socket));
                         return Err(explain(&error));
                     }
                     return Ok(Some(bytes));
@@ -82,8 +82,8 @@ impl Stream {
         }
     }
 
-    /// Goes on with the handshake; whether it is over.
-    pub(super) fn shake_hands(&mut self) -> Result<bool, LinkError> {
+    /// Continues the handshake. Returns whether it is complete.
+    pub(super) fn handshake(&mut self) -> Result<bool, LinkError> {
         self.flush()?;
         while self.session.is_handshaking() {
             match self.fill()? {
@@ -97,12 +97,12 @@ impl Stream {
         Ok(!self.session.is_handshaking())
     }
 
-    /// Gives bytes to the session; how many it took.
+    /// Gives bytes to the session. Returns the number that it took.
     pub(super) fn send(&mut self, bytes: Source) -> Result<usize, LinkError> {
         bytes.write_to(&mut self.session.writer()).map_err(|error| ended(&error))
     }
 
-    /// Receives into the room, which is not empty: how many bytes, 0 for none now.
+    /// Receives into the memory, which is not empty. Returns the number of bytes, 0 when none has arrived.
     pub(super) fn receive(&mut self, into: Target) -> Result<usize, LinkError> {
         loop {
             match into.read_from(&mut self.session.reader()) {
@@ -118,8 +118,8 @@ impl Stream {
         }
     }
 
-    /// Says that nothing more comes.
-    pub(super) fn say_goodbye(&mut self) {
+    /// Ends the sending direction.
+    pub(super) fn send_close_notify(&mut self) {
         self.session.send_close_notify();
     }
 }
@@ -137,7 +137,7 @@ fn ended(error: &io::Error) -> LinkError {
     }
 }
 
-/// What is wrong between two sides, for people.
+/// A TLS error as text.
 fn explain(error: &TlsError) -> LinkError {
     use AlertDescription as Alert;
     match error {

@@ -1,0 +1,291 @@
+//! Probing ranks, and reporting failures to them.
+
+use std::io::{ErrorKind as IoErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::failure::GroupFailure;
+use super::frame::{
+    ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
+};
+use crate::codec::Reader;
+
+/// Maximum number of ranks that are probed, or get a report, at a time.
+const MAX_CONCURRENT_PROBES: usize = 64;
+
+const EXITED: &str = "its process has exited";
+const UNRESPONSIVE: &str = "its process does not respond";
+const UNREACHABLE: &str = "its host cannot be reached";
+
+/// Where a member of a group is probed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProbeAddress {
+    pub(crate) id: u64,
+    pub(crate) host: IpAddr,
+    pub(crate) port: u16,
+}
+
+/// The result of probing a member.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum PeerStatus {
+    /// Alive, in an operation or not, and waiting for these ranks.
+    Alive { busy: bool, waiting: Vec<usize> },
+    /// Alive, but the group has failed there.
+    Failed(GroupFailure),
+    /// It has left the group, normally or because of a failure.
+    Left,
+    /// Not alive, and why.
+    Lost(&'static str),
+}
+
+impl ProbeAddress {
+    /// Probes the member, for no longer than the time.
+    pub(crate) fn probe(&self, time: Duration) -> PeerStatus {
+        self.exchange(PROBE, &[], time)
+    }
+
+    fn report(&self, failure: &GroupFailure, time: Duration) {
+        self.exchange(REPORT_FAILURE, &failure.encode(), time);
+    }
+
+    fn exchange(&self, kind: u8, text: &[u8], time: Duration) -> PeerStatus {
+        let deadline = Instant::now() + time;
+        let address = SocketAddr::new(self.host, self.port);
+        let mut stream = match TcpStream::connect_timeout(&address, time) {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == IoErrorKind::ConnectionRefused => {
+                return PeerStatus::Lost(EXITED);
+            }
+            Err(_) => return PeerStatus::Lost(UNREACHABLE),
+        };
+        let mut received = vec![];
+        let probed = stream.write_all(&frame(self.id, kind, text));
+        while probed.is_ok() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+                return PeerStatus::Lost(UNRESPONSIVE);
+            }
+            let mut buffer = [0; 1024];
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => received.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(error)
+                    if [IoErrorKind::WouldBlock, IoErrorKind::TimedOut].contains(&error.kind()) =>
+                {
+                    return PeerStatus::Lost(UNRESPONSIVE);
+                }
+                Err(_) => break,
+            }
+            match is_complete(&received) {
+                Some(false) => {}
+                Some(true) => {
+                    return decode_response(&received).unwrap_or(PeerStatus::Lost(EXITED));
+                }
+                None => break,
+            }
+        }
+        // Another process has the port now, or the process exited just then.
+        PeerStatus::Lost(EXITED)
+    }
+}
+
+fn decode_response(bytes: &[u8]) -> Option<PeerStatus> {
+    let mut reader = Reader::new(&bytes[HEADER_BYTES..]);
+    match bytes[16] {
+        ALIVE => {
+            let busy = reader.byte()? != 0;
+            Some(PeerStatus::Alive { busy, waiting: reader.list()? })
+        }
+        FAILED => GroupFailure::decode(&bytes[HEADER_BYTES..]).map(PeerStatus::Failed),
+        UNKNOWN => Some(PeerStatus::Left),
+        _ => None,
+    }
+}
+
+/// The result of probing transitively.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProbeReport {
+    /// Ranks that are not alive, and why.
+    pub(crate) lost: Vec<(usize, &'static str)>,
+    /// Ranks that have left. What they sent may still arrive.
+    pub(crate) left: Vec<usize>,
+    /// A failure that another rank had found before.
+    pub(crate) failure: Option<GroupFailure>,
+    /// Ranks that are alive and in no operation.
+    pub(crate) idle: Vec<usize>,
+}
+
+/// Probes these members, a limited number at a time, each for no longer than `each`. Members not probed by the deadline count as
+/// unreachable.
+pub(crate) fn probe_all(
+    probe_addresses: &[&ProbeAddress],
+    each: Duration,
+    deadline: Instant,
+) -> Vec<PeerStatus> {
+    let next = AtomicUsize::new(0);
+    let probe_next = || {
+        let mut statuses = vec![];
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(probe_address) = probe_addresses.get(at) else { return statuses };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let probed = !left.is_zero();
+            let status = if probed {
+                probe_address.probe(each.min(left))
+            } else {
+                PeerStatus::Lost(UNREACHABLE)
+            };
+            statuses.push((at, status));
+        }
+    };
+    let mut statuses: Vec<(usize, PeerStatus)> = thread::scope(|scope| {
+        let probing: Vec<_> = probe_addresses
+            .iter()
+            .take(MAX_CONCURRENT_PROBES)
+            .map(|_| scope.spawn(probe_next))
+            .collect();
+        probing.into_iter().filter_map(|statuses| statuses.join().ok()).flatten().collect()
+    });
+    statuses.sort_unstable_by_key(|(at, _)| *at);
+    statuses.into_iter().map(|(_, status)| status).collect()
+}
+
+/// Probes ranks, and the ranks that they wait for in turn, until there are no new ones or the time is over.
+pub(crate) fn probe_transitively(
+    probe_addresses: &[ProbeAddress],
+    own: usize,
+    first: Vec<usize>,
+    time: Duration,
+) -> ProbeReport {
+    let deadline = Instant::now() + time;
+    let mut report = ProbeReport::default();
+    let mut probed = vec![false; probe_addresses.len()];
+    if let Some(place) = probed.get_mut(own) {
+        *place = true;
+    }
+    let mut next = first;
+    loop {
+        next.retain(|rank| {
+            probed.get_mut(*rank).is_some_and(|probed| !std::mem::replace(probed, true))
+        });
+        let left = deadline.saturating_duration_since(Instant::now());
+        if next.is_empty() || left.is_zero() {
+            return report;
+        }
+        // The first batch is probed before the rest: its result may be enough.
+        let later = next.split_off(next.len().min(MAX_CONCURRENT_PROBES));
+        later.iter().for_each(|rank| probed[*rank] = false);
+        let now = std::mem::replace(&mut next, later);
+        let of: Vec<_> = now.iter().map(|rank| &probe_addresses[*rank]).collect();
+        for (rank, status) in now.into_iter().zip(probe_all(&of, left, deadline)) {
+            match status {
+                PeerStatus::Lost(how) => report.lost.push((rank, how)),
+                PeerStatus::Left => report.left.push(rank),
+                PeerStatus::Failed(failure) => report.failure = Some(failure),
+                PeerStatus::Alive { busy: false, .. } => report.idle.push(rank),
+                PeerStatus::Alive { waiting, .. } => next.extend(waiting),
+            }
+        }
+        if report.failure.is_some() {
+            return report;
+        }
+    }
+}
+
+/// Reports to all other ranks that the group has failed, except to the ranks that caused it.
+pub(crate) fn report_failure(
+    probe_addresses: &[ProbeAddress],
+    own: usize,
+    failure: &GroupFailure,
+    time: Duration,
+) {
+    let others: Vec<_> = probe_addresses
+        .iter()
+        .enumerate()
+        .filter(|(rank, _)| *rank != own && !failure.ranks.contains(rank))
+        .map(|(_, probe_address)| probe_address)
+        .collect();
+    for some in others.chunks(MAX_CONCURRENT_PROBES) {
+        thread::scope(|scope| {
+            for probe_address in some {
+                scope.spawn(move || probe_address.report(failure, time));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::liveness::Liveness;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    const TIME: Duration = Duration::from_secs(5);
+
+    fn probe_address(liveness: &Liveness) -> ProbeAddress {
+        ProbeAddress { id: liveness.id(), host: Ipv4Addr::LOCALHOST.into(), port: liveness.port() }
+    }
+
+    #[test]
+    fn transitive_probe_finds_the_lost_rank() {
+        let members: Vec<_> = (0..4).map(|_| Liveness::new().unwrap()).collect();
+        let mut probe_addresses: Vec<_> =
+            members.iter().map(|member| probe_address(member)).collect();
+        // Nothing listens at this port: the listener is dropped before the probe.
+        probe_addresses[3].port =
+            TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let one = members[1].operation();
+        one.waits_for(vec![2]);
+        let two = members[2].operation();
+        two.waits_for(vec![3, 0]);
+        let report = probe_transitively(&probe_addresses, 0, vec![1], TIME);
+        assert_eq!(report.lost, [(3, "its process has exited")]);
+        assert!(report.idle.is_empty() && report.failure.is_none());
+        drop(two);
+        let report = probe_transitively(&probe_addresses, 0, vec![1], TIME);
+        assert_eq!((report.lost, report.idle), (vec![], vec![2]));
+    }
+
+    #[test]
+    fn reported_failure_is_kept_and_first_one_wins() {
+        let members: Vec<_> = (0..3).map(|_| Liveness::new().unwrap()).collect();
+        let probe_addresses: Vec<_> = members.iter().map(|member| probe_address(member)).collect();
+        let failure = GroupFailure {
+            kind: ErrorKind::Lost,
+            ranks: vec![1],
+            text: "rank 1 is lost".to_owned(),
+        };
+        report_failure(&probe_addresses, 0, &failure, TIME);
+        assert_eq!(members[2].failure(), Some(failure.clone()));
+        assert_eq!((members[0].failure(), members[1].failure()), (None, None));
+        let other = GroupFailure { text: "something else".to_owned(), ..failure.clone() };
+        assert_eq!(members[2].fail(other), failure);
+        assert_eq!(probe_transitively(&probe_addresses, 0, vec![2], TIME).failure, Some(failure));
+    }
+
+    #[test]
+    fn probe_without_response_reports_unresponsive_process() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = Ipv4Addr::LOCALHOST.into();
+        let silent = ProbeAddress { id: 1, host, port: listener.local_addr().unwrap().port() };
+        let status = silent.probe(Duration::from_millis(50));
+        assert_eq!(status, PeerStatus::Lost("its process does not respond"));
+    }
+
+    #[test]
+    fn garbage_gets_no_response_and_probes_still_do() {
+        let member = Liveness::new().unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", member.port())).unwrap();
+        client.set_read_timeout(Some(TIME)).unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(client.read(&mut [0; 8]).unwrap_or(0), 0);
+        let known = probe_address(&member);
+        assert_eq!(known.probe(TIME), PeerStatus::Alive { busy: false, waiting: vec![] });
+        let unknown = ProbeAddress { id: known.id ^ 1, ..known };
+        assert_eq!(unknown.probe(TIME), PeerStatus::Left);
+    }
+}

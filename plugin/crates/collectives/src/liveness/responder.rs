@@ -1,0 +1,233 @@
+//! The members of groups in this process, and the responder thread that answers probes for all of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
+use std::net::{Ipv6Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use evenkeel_transport::sync::lock;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::MAX_RANKS;
+use super::failure::GroupFailure;
+use super::frame::{
+    ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
+};
+use crate::accept::{ACCEPT_RETRY_DELAY, accept_all};
+use crate::codec::{Reader, put_list};
+
+/// Maximum number of open connections. One more replaces the oldest.
+const MAX_CONNECTIONS: usize = 256;
+/// How long a connection may take to send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the thread checks whether this process still has members.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// This process's state as a member of a group: its failure, and the ranks that it waits for.
+pub(crate) struct Liveness {
+    id: u64,
+    failed: AtomicBool,
+    state: Mutex<MemberState>,
+    /// Keeps the responder thread running.
+    responder: Arc<Responder>,
+}
+
+#[derive(Default)]
+struct MemberState {
+    failure: Option<GroupFailure>,
+    /// The ranks that each operation in progress waits for, by the operation's number.
+    waiting: HashMap<u64, Vec<usize>>,
+    next: u64,
+}
+
+impl Liveness {
+    /// A new member.
+    ///
+    /// # Errors
+    /// When the responder thread cannot be started.
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        let responder = Responder::get()?;
+        let liveness = Arc::new(Self {
+            id: u64::from_le_bytes(evenkeel_transport::random()?),
+            failed: AtomicBool::new(false),
+            state: Mutex::default(),
+            responder,
+        });
+        lock(&liveness.responder.members).insert(liveness.id, Arc::downgrade(&liveness));
+        Ok(liveness)
+    }
+
+    /// The member's identity.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The port of the responder.
+    pub(crate) fn port(&self) -> u16 {
+        self.responder.port
+    }
+
+    /// The failure of the group, if it has failed.
+    pub(crate) fn failure(&self) -> Option<GroupFailure> {
+        if !self.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        lock(&self.state).failure.clone()
+    }
+
+    /// Records a failure of the group. The first failure stays; it is returned.
+    pub(crate) fn fail(&self, failure: GroupFailure) -> GroupFailure {
+        let failure = lock(&self.state).failure.get_or_insert(failure).clone();
+        self.failed.store(true, Ordering::Release);
+        failure
+    }
+
+    /// Registers an operation, which ends when the value is dropped.
+    pub(crate) fn operation(&self) -> Operation<'_> {
+        let mut state = lock(&self.state);
+        state.next += 1;
+        let number = state.next;
+        state.waiting.insert(number, vec![]);
+        Operation { liveness: self, number }
+    }
+}
+
+impl Drop for Liveness {
+    fn drop(&mut self) {
+        lock(&self.responder.members).remove(&self.id);
+    }
+}
+
+/// An operation in progress.
+pub(crate) struct Operation<'a> {
+    liveness: &'a Liveness,
+    number: u64,
+}
+
+impl Operation<'_> {
+    /// Records that the operation waits for these ranks.
+    pub(crate) fn waits_for(&self, ranks: Vec<usize>) {
+        lock(&self.liveness.state).waiting.insert(self.number, ranks);
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        lock(&self.liveness.state).waiting.remove(&self.number);
+    }
+}
+
+/// The responder thread of all members of this process.
+struct Responder {
+    port: u16,
+    members: Mutex<HashMap<u64, Weak<Liveness>>>,
+}
+
+static RESPONDER: Mutex<Weak<Responder>> = Mutex::new(Weak::new());
+
+impl Responder {
+    fn get() -> io::Result<Arc<Self>> {
+        let mut current = lock(&RESPONDER);
+        if let Some(responder) = current.upgrade() {
+            return Ok(responder);
+        }
+        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+            .or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
+        listener.set_nonblocking(true)?;
+        let port = listener.local_addr()?.port();
+        let responder = Arc::new(Self { port, members: Mutex::default() });
+        let weak = Arc::downgrade(&responder);
+        thread::Builder::new()
+            .name("evenkeel-alive".to_owned())
+            .spawn(move || run_responder(&listener, &weak))?;
+        *current = Arc::downgrade(&responder);
+        Ok(responder)
+    }
+
+    fn respond(&self, request: &[u8]) -> Vec<u8> {
+        let mut reader = Reader::new(&request[8..]);
+        let (id, kind) = (reader.long().unwrap_or(0), reader.byte().unwrap_or(PROBE));
+        let member = lock(&self.members).get(&id).and_then(Weak::upgrade);
+        let Some(member) = member else { return frame(id, UNKNOWN, &[]) };
+        if kind == REPORT_FAILURE
+            && let Some(failure) = GroupFailure::decode(&request[HEADER_BYTES..])
+        {
+            member.fail(failure);
+        }
+        if let Some(failure) = member.failure() {
+            return frame(id, FAILED, &failure.encode());
+        }
+        let mut body = vec![];
+        let state = lock(&member.state);
+        let mut waiting: Vec<usize> = state.waiting.values().flatten().copied().collect();
+        waiting.sort_unstable();
+        waiting.dedup();
+        waiting.truncate(MAX_RANKS);
+        body.push(u8::from(!state.waiting.is_empty()));
+        put_list(&mut body, waiting.iter());
+        frame(id, ALIVE, &body)
+    }
+}
+
+struct ProbeConnection {
+    stream: TcpStream,
+    received: Vec<u8>,
+    deadline: Instant,
+}
+
+impl ProbeConnection {
+    /// Reads the request and responds. Returns false when the connection is finished.
+    fn serve(&mut self, responder: &Responder) -> bool {
+        let mut buffer = [0; 1024];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+            match is_complete(&self.received) {
+                Some(false) => {}
+                Some(true) => {
+                    // The response fits into the socket's buffer. A prober that does not get it times out.
+                    let _ = self.stream.write_all(&responder.respond(&self.received));
+                    return false;
+                }
+                None => return false,
+            }
+        }
+    }
+}
+
+fn run_responder(listener: &TcpListener, responder: &Weak<Responder>) {
+    let mut connections: VecDeque<ProbeConnection> = VecDeque::new();
+    let mut out_of_sockets = false;
+    while responder.strong_count() > 0 {
+        let mut polled: Vec<_> = connections
+            .iter()
+            .map(|connection| PollFd::new(&connection.stream, PollFlags::IN))
+            .chain((!out_of_sockets).then(|| PollFd::new(listener, PollFlags::IN)))
+            .collect();
+        let time =
+            Timespec::try_from(if out_of_sockets { ACCEPT_RETRY_DELAY } else { POLL_INTERVAL })
+                .unwrap_or_default();
+        if poll(&mut polled, Some(&time)).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let Some(responder) = responder.upgrade() else { return };
+        out_of_sockets = accept_all(listener, |stream| {
+            let deadline = Instant::now() + REQUEST_TIMEOUT;
+            connections.push_back(ProbeConnection { stream, received: vec![], deadline });
+            if connections.len() > MAX_CONNECTIONS {
+                connections.pop_front();
+            }
+        });
+        let now = Instant::now();
+        connections
+            .retain_mut(|connection| now < connection.deadline && connection.serve(&responder));
+    }
+}
