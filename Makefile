@@ -65,8 +65,9 @@ wheel: ## Build the Python package, with the plugin and evenkeel-run in it, into
 	@$(GO) run ./hack/ci/wheel
 
 .PHONY: generate
-generate: ## Generated code and manifests (CRDs, deep copies)
+generate: ## Generated code, manifests (CRDs, deep copies) and pages of docs/
 	$(GO) generate ./...
+	$(GO) run ./hack/ci/docs generate
 
 .PHONY: cluster-up cluster-down cluster-status
 cluster-up: ## Start the local cluster that the demo uses
