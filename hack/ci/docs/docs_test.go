@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -128,5 +129,61 @@ var desc = prometheus.NewDesc("x_nodes", "Nodes.", []string{"node"}, nil)`
 	if len(got) != 2 || got[0].name != "x_total" || got[0].kind != "counter" || got[0].labels[0] != "result" ||
 		got[1].name != "x_nodes" || got[1].kind != "gauge" || got[1].labels[0] != "node" {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// forEachPage calls do with every hand-written page of the documentation.
+func forEachPage(t *testing.T, do func(name, text string)) {
+	t.Helper()
+	root := root(t)
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("%d pages: %v", len(pages), err)
+	}
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md"} {
+		pages = append(pages, filepath.Join(root, name))
+	}
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(filepath.Base(page), string(text))
+	}
+}
+
+func TestPathsInDocsExist(t *testing.T) {
+	root, found := root(t), 0
+	quoted := regexp.MustCompile("`((?:plugin|operator|hack|charts|images|e2e|config|docs)/[\\w./-]+)`")
+	forEachPage(t, func(page, text string) {
+		for _, path := range quoted.FindAllStringSubmatch(text, -1) {
+			found++
+			if _, err := os.Stat(filepath.Join(root, path[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+	})
+	if found < 20 {
+		t.Errorf("%d paths were found, want at least 20", found)
+	}
+}
+
+func TestMetricsInDocsExist(t *testing.T) {
+	reference, err := metricsPage(root(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	quoted := regexp.MustCompile("`(evenkeel_[a-z_]+)[`{]")
+	forEachPage(t, func(page, text string) {
+		for _, name := range quoted.FindAllStringSubmatch(text, -1) {
+			found++
+			if !strings.Contains(string(reference), "`"+name[1]+"`") {
+				t.Errorf("%s: %s is not a metric", page, name[1])
+			}
+		}
+	})
+	if found < 20 {
+		t.Errorf("%d metrics were found, want at least 20", found)
 	}
 }
