@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	_ "embed"
@@ -21,10 +20,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"evenkeel.dev/evenkeel/hack/bench/internal/cargo"
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// A missing is what a run needs and this machine has not; the exit status is 2.
+// missing is the error of a run that needs something this machine lacks; the exit status is 2.
 type missing struct{ what string }
 
 func (m missing) Error() string { return m.what }
@@ -36,7 +38,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "gpu:", err)
+	fmt.Fprintln(os.Stderr, "bench/gpu:", err)
 	if errors.As(err, &missing{}) {
 		os.Exit(2)
 	}
@@ -52,17 +54,17 @@ type options struct {
 	plan         plan
 }
 
-// A plan is how much is done, and how long it may take.
+// A plan is the amount of work, and its timeouts.
 type plan struct {
-	most       int           // bytes of the largest all-reduce
-	iterations int           // of each size
-	patience   time.Duration // for one call or one all-reduce, whole seconds
-	silence    time.Duration // of all ranks together: the last resort
+	maxBytes      int           // of the largest all-reduce
+	iterations    int           // of each size
+	timeout       time.Duration // of one call or one all-reduce, whole seconds
+	outputTimeout time.Duration // without output of any rank: the last resort
 }
 
 var (
-	fullPlan  = plan{most: 256 << 20, iterations: 5, patience: 2 * time.Minute, silence: 10 * time.Minute}
-	quickPlan = plan{most: 4 << 20, iterations: 2, patience: 2 * time.Minute, silence: 10 * time.Minute}
+	fullPlan  = plan{maxBytes: 256 << 20, iterations: 5, timeout: 2 * time.Minute, outputTimeout: 10 * time.Minute}
+	quickPlan = plan{maxBytes: 4 << 20, iterations: 2, timeout: 2 * time.Minute, outputTimeout: 10 * time.Minute}
 )
 
 func rootCommand() *cobra.Command {
@@ -72,12 +74,12 @@ func rootCommand() *cobra.Command {
 		Short: "Run real NCCL over the plugin on one GPU, and write the result",
 		Long: `Run real NCCL over the plugin on one GPU, and write the result.
 
-Every rank is a process that NCCL takes for a host of its own, so that they reach each other only through
-the network. They all-reduce every type and size and look at every element, first over the plugin, then over
-NCCL's own sockets; then one rank is killed, and the others must be told so. NCCL_ and EVENKEEL_ settings
-in the environment do not count.
+Every rank is a process that NCCL treats as a host of its own, so ranks reach each other only through the
+network. They all-reduce every type and size and check every element, first over the plugin, then over NCCL's
+own sockets. Then one rank is killed, and the others must get an error. NCCL_ and EVENKEEL_ settings in the
+environment are ignored.
 
-Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, it says which and ends with status 2.`,
+Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, the error names it and the exit status is 2.`,
 		Example: `  go run ./hack/bench/gpu
   go run ./hack/bench/gpu --quick --nccl /opt/nccl/lib/libnccl.so.2`,
 		Args:         cobra.NoArgs,
@@ -94,14 +96,14 @@ Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, it say
 	cmd.Flags().StringVar(&o.nccl, "nccl", "", "NCCL's library (default libnccl.so.2 where the loader finds it, or Python's package)")
 	cmd.Flags().StringVar(&o.plugin, "plugin", "", "the plugin (default: built from this checkout)")
 	cmd.Flags().IntVar(&o.ranks, "ranks", 2, "number of ranks: 2, 4 or 8")
-	cmd.Flags().BoolVar(&o.quick, "quick", false, fmt.Sprintf("fewer repetitions, and only up to %s", size(quickPlan.most)))
+	cmd.Flags().BoolVar(&o.quick, "quick", false, fmt.Sprintf("fewer repetitions, and only up to %s", size(quickPlan.maxBytes)))
 	cmd.Flags().StringVar(&o.output, "output", "", "folder for gpu.md (default docs/results)")
 	return cmd
 }
 
 func run(ctx context.Context, out io.Writer, o options) error {
 	if o.ranks != 2 && o.ranks != 4 && o.ranks != 8 {
-		return fmt.Errorf("--ranks %d: 2, 4 or 8, so that every type holds all results exactly", o.ranks)
+		return fmt.Errorf("--ranks %d: 2, 4 or 8, so that every type can hold all results exactly", o.ranks)
 	}
 	root, err := toolbox.Root()
 	if err != nil {
@@ -119,12 +121,14 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	if err != nil {
 		return err
 	}
-	r := report{Driver: driverVersion(), Library: o.plugin + ", of a commit that is not known here"}
+	// Before the build, which raises the load.
+	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack/bench/gpu")
+	r := report{Machine: host, Source: source, Driver: driverVersion(), Library: o.plugin + ", of unknown commit"}
 	if o.nccl, r.Probe, err = findNCCL(ctx, program, o.nccl); err != nil {
 		return err
 	}
 	if o.plugin == "" {
-		r.Library = "of commit " + toolbox.Commit(ctx, root, "plugin", "hack/bench/gpu")
+		r.Library = "of " + source.String()
 		if o.plugin, err = build(ctx, root); err != nil {
 			return err
 		}
@@ -155,7 +159,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	overPlugin.name = "kill"
-	if r.Lost, err = overPlugin.loseOne(ctx); err != nil {
+	if r.Lost, err = overPlugin.killOne(ctx); err != nil {
 		return err
 	}
 	r.Options = o
@@ -165,25 +169,25 @@ func run(ctx context.Context, out io.Writer, o options) error {
 //go:embed rank/allreduce.c
 var source []byte
 
-// compile builds what a rank runs.
+// compile builds the program of a rank.
 func compile(ctx context.Context, work string) (program string, err error) {
 	program = filepath.Join(work, "allreduce")
 	cmd := exec.CommandContext(ctx, "cc", "-std=c11", "-D_DEFAULT_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, "-x", "c", "-", "-ldl")
 	cmd.Stdin = bytes.NewReader(source)
-	said, err := cmd.CombinedOutput()
+	output, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		return "", missing{"there is no C compiler (cc): apt-get install gcc libc6-dev"}
 	}
 	if err != nil {
-		return "", fmt.Errorf("cc: %w: %s", err, bytes.TrimSpace(said))
+		return "", fmt.Errorf("cc: %w: %s", err, bytes.TrimSpace(output))
 	}
 	return program, nil
 }
 
-// A probe is what there is to run with.
+// A probe is the NCCL, driver and GPU of this machine.
 type probe struct {
-	NCCL int // as ncclGetVersion gives it
-	CUDA int // the newest that the driver knows, as cuDriverGetVersion gives it
+	NCCL int // of ncclGetVersion
+	CUDA int // the newest that the driver supports, of cuDriverGetVersion
 	GPU  string
 }
 
@@ -191,16 +195,16 @@ func (p probe) version() string {
 	return fmt.Sprintf("%d.%d.%d", p.NCCL/10000, p.NCCL/100%100, p.NCCL%100)
 }
 
-// oldest is the first NCCL that takes a plugin by its path.
-const oldest = 22100
+// minNCCL is the first NCCL that loads a plugin by its path.
+const minNCCL = 22100
 
-// findNCCL looks for NCCL, and tries whether it and the driver load.
+// findNCCL finds NCCL, and checks that it and the driver load.
 func findNCCL(ctx context.Context, program, given string) (path string, p probe, err error) {
 	candidates := []string{given}
 	if given == "" {
 		candidates = []string{"libnccl.so.2"}
-		const ask = "import importlib.util as u; print(*u.find_spec('nvidia.nccl').submodule_search_locations)"
-		if folder, err := exec.CommandContext(ctx, "python3", "-c", ask).Output(); err == nil {
+		const locate = "import importlib.util as u; print(*u.find_spec('nvidia.nccl').submodule_search_locations)"
+		if folder, err := exec.CommandContext(ctx, "python3", "-c", locate).Output(); err == nil {
 			candidates = append(candidates, filepath.Join(strings.TrimSpace(string(folder)), "lib", "libnccl.so.2"))
 		}
 	}
@@ -209,8 +213,8 @@ func findNCCL(ctx context.Context, program, given string) (path string, p probe,
 			break
 		}
 	}
-	if err == nil && p.NCCL < oldest {
-		err = missing{fmt.Sprintf("NCCL %s (%s) is too old: 2.21 is the first that takes a plugin by its path", p.version(), path)}
+	if err == nil && p.NCCL < minNCCL {
+		err = missing{fmt.Sprintf("NCCL %s (%s) is too old: 2.21 is the first that loads a plugin by its path", p.version(), path)}
 	}
 	return path, p, err
 }
@@ -220,11 +224,11 @@ func tryNCCL(ctx context.Context, program, path string) (probe, error) {
 	cmd := exec.CommandContext(ctx, program, "--probe", "1", "--nccl", path)
 	text, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		said := strings.TrimPrefix(strings.TrimSpace(string(exit.Stderr)), prefix)
+		reason := strings.TrimPrefix(strings.TrimSpace(string(exit.Stderr)), prefix)
 		if exit.ExitCode() == 2 {
-			return p, missing{said}
+			return p, missing{reason}
 		}
-		return p, fmt.Errorf("%s: %w: %s", path, err, said)
+		return p, fmt.Errorf("%s: %w: %s", path, err, reason)
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &p)
@@ -237,27 +241,14 @@ func tryNCCL(ctx context.Context, program, path string) (probe, error) {
 
 // build builds the plugin, optimised.
 func build(ctx context.Context, root string) (library string, err error) {
-	cmd := exec.CommandContext(ctx, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin", "--message-format", "json-render-diagnostics")
-	cmd.Dir, cmd.Stderr = filepath.Join(root, "plugin"), os.Stderr
-	text, err := cmd.Output()
+	paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin"}, []string{cargo.Library})
 	if errors.Is(err, exec.ErrNotFound) {
 		return "", missing{"there is no cargo to build the plugin with: install Rust, or name a plugin with --plugin PATH"}
 	}
 	if err != nil {
-		return "", fmt.Errorf("cargo build: %w", err)
+		return "", err
 	}
-	for line := bufio.NewScanner(bytes.NewReader(text)); line.Scan(); {
-		var message struct{ Filenames []string }
-		if json.Unmarshal(line.Bytes(), &message) != nil {
-			continue
-		}
-		for _, file := range message.Filenames {
-			if filepath.Base(file) == "libnccl_net_evenkeel.so" {
-				return file, nil
-			}
-		}
-	}
-	return "", errors.New("cargo build: it made no libnccl_net_evenkeel.so")
+	return paths[0], nil
 }
 
 // driverVersion is that of NVIDIA's kernel module.

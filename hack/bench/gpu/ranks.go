@@ -21,24 +21,23 @@ import (
 )
 
 const (
-	// prefix begins the line in which a rank says what has failed.
+	// prefix begins the line in which a rank reports its failure.
 	prefix = "allreduce: "
-	// failed is the exit status of a rank that NCCL has told of an error, and
-	// timedOut of one that it has told nothing.
+	// failed is the exit status of a rank that got an error of NCCL, and timedOut of one that got none in time.
 	failed, timedOut = 1, 3
-	// before is the number of all-reduces after which a rank is killed.
-	before = 20
-	// lostSize is that of the largest all-reduce meanwhile, in bytes.
-	lostSize = 4 << 20
-	// grace is how long other ranks may go on when one has failed.
-	grace = 10 * time.Second
-	// toAbort is more than a rank needs from its patience's end to its own.
-	toAbort = 2 * time.Minute
+	// killAfter is the number of all-reduces after which a rank is killed.
+	killAfter = 20
+	// maxKillBytes is the size of the largest all-reduce of that run.
+	maxKillBytes = 4 << 20
+	// exitGrace is how long other ranks may continue when one has failed.
+	exitGrace = 10 * time.Second
+	// abortTimeout is more than a rank needs to exit after its timeout.
+	abortTimeout = 2 * time.Minute
 )
 
 // A world is the ranks of one run.
 type world struct {
-	name, network string // the network is the one that NCCL must say it uses
+	name, network string // the network is the one that NCCL must report
 	program, nccl string
 	ranks         int
 	plan          plan
@@ -55,20 +54,19 @@ type row struct {
 	Skipped  string  // why, instead of a result
 }
 
-// An end is how a rank's process ended.
-type end struct {
-	rank, status int    // the status is -1 if a signal ended it
-	why          string // empty if all was well
+// An exit is how a rank's process exited.
+type exit struct {
+	rank, status int    // the status is -1 after a signal
+	failure      string // empty after success
 	at           time.Time
 }
 
-// explains reports whether another failure may follow from this one. A rank
-// that found a wrong element or crashed did so by itself, and when it crashed
-// is known only later than what the others make of it.
-func (e end) explains(other end) bool {
-	told := func(e end) bool { return e.status == failed || e.status == timedOut }
-	if told(e) != told(other) {
-		return told(other)
+// causes reports whether this failure may have caused another one. A wrong element and a crash have no other cause. A crash may
+// be known only after the errors that it caused at other ranks.
+func (e exit) causes(other exit) bool {
+	reported := func(e exit) bool { return e.status == failed || e.status == timedOut }
+	if reported(e) != reported(other) {
+		return reported(other)
 	}
 	return e.at.Before(other.at)
 }
@@ -77,19 +75,18 @@ func (w world) log(rank int) string {
 	return filepath.Join(w.logs, fmt.Sprintf("%s-rank%d.log", w.name, rank))
 }
 
-// command is one rank: to NCCL a host of its own, that reaches others only
-// through the network, which is the loopback interface.
+// command is one rank. To NCCL it is a host of its own, which reaches others only through the network: the loopback interface.
 func (w world) command(ctx context.Context, rank int) *exec.Cmd {
 	number := func(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 	args := []string{
 		"--nccl", w.nccl, "--id", filepath.Join(w.work, w.name+".id"), "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(w.ranks),
-		"--most", strconv.Itoa(w.plan.most), "--iterations", strconv.Itoa(w.plan.iterations), "--patience", number(w.plan.patience),
+		"--max", strconv.Itoa(w.plan.maxBytes), "--iterations", strconv.Itoa(w.plan.iterations), "--timeout", number(w.plan.timeout),
 	}
 	if w.forever {
 		args = append(args, "--forever", "1")
 	}
 	cmd := exec.CommandContext(ctx, w.program, args...)
-	// Settings that are around would make this another run than the page says.
+	// Settings in the environment would make this another run than the page describes.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(setting string) bool {
 		return strings.HasPrefix(setting, "NCCL_") || strings.HasPrefix(setting, "EVENKEEL_")
 	})
@@ -103,13 +100,13 @@ func (w world) command(ctx context.Context, rank int) *exec.Cmd {
 	return cmd
 }
 
-// A notice keeps what a process says, and when it said what has failed.
-type notice struct {
+// failureLog keeps a process's standard error, and the time of its failure line.
+type failureLog struct {
 	text bytes.Buffer
 	at   time.Time
 }
 
-func (n *notice) Write(p []byte) (int, error) {
+func (n *failureLog) Write(p []byte) (int, error) {
 	n.text.Write(p)
 	if n.at.IsZero() && bytes.Contains(n.text.Bytes(), []byte(prefix)) {
 		n.at = time.Now()
@@ -117,13 +114,13 @@ func (n *notice) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// run runs all ranks to their ends. It shows every row to see, which may kill
-// a rank. Once a rank has failed, the others have so much time to end.
-func (w world) run(ctx context.Context, afterFailure time.Duration, see func(rank int, r row, kill func(rank int))) ([]end, error) {
+// run runs all ranks until they exit. It passes every row to onRow, which may kill a rank. Once a rank has failed, the others
+// have afterFailure to exit.
+func (w world) run(ctx context.Context, afterFailure time.Duration, onRow func(rank int, r row, kill func(rank int))) ([]exit, error) {
 	type event struct {
 		rank int
 		row  row
-		end  *end
+		exit *exit
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	events := make(chan event)
@@ -132,15 +129,15 @@ func (w world) run(ctx context.Context, afterFailure time.Duration, see func(ran
 	defer func() {
 		cancel()
 		go func() { running.Wait(); close(events) }()
-		for range events { // until no process is left
+		for range events { // until no process runs
 		}
 	}()
 	for rank := range w.ranks {
 		if err := os.Remove(w.log(rank)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
-		cmd, said := w.command(ctx, rank), &notice{}
-		cmd.Stderr = said
+		cmd, stderr := w.command(ctx, rank), &failureLog{}
+		cmd.Stderr = stderr
 		pipe, err := cmd.StdoutPipe()
 		if err != nil {
 			return nil, err
@@ -157,52 +154,51 @@ func (w world) run(ctx context.Context, afterFailure time.Duration, see func(ran
 				}
 			}
 			err := cmd.Wait()
-			e := end{rank: rank, status: cmd.ProcessState.ExitCode(), at: said.at}
+			e := exit{rank: rank, status: cmd.ProcessState.ExitCode(), at: stderr.at}
 			if e.at.IsZero() {
 				e.at = time.Now()
 			}
 			if err != nil {
-				e.why = reason(said.text.String(), fmt.Sprintf("rank %d: %s", rank, err))
+				e.failure = reason(stderr.text.String(), fmt.Sprintf("rank %d: %s", rank, err))
 			}
-			events <- event{rank: rank, end: &e}
+			events <- event{rank: rank, exit: &e}
 		})
 	}
-	var ends []end
-	limit := time.NewTimer(w.plan.silence)
+	var exits []exit
+	limit := time.NewTimer(w.plan.outputTimeout)
 	lost := false
-	for len(ends) < w.ranks {
+	for len(exits) < w.ranks {
 		select {
 		case e := <-events:
-			if e.end == nil {
-				see(e.rank, e.row, func(rank int) { commands[rank].Process.Kill() })
+			if e.exit == nil {
+				onRow(e.rank, e.row, func(rank int) { commands[rank].Process.Kill() })
 			} else {
-				ends = append(ends, *e.end)
+				exits = append(exits, *e.exit)
 			}
 			switch {
 			case lost:
-			case e.end != nil && e.end.why != "":
+			case e.exit != nil && e.exit.failure != "":
 				lost = true
-				limit.Reset(min(afterFailure, w.plan.silence))
+				limit.Reset(min(afterFailure, w.plan.outputTimeout))
 			default:
-				limit.Reset(w.plan.silence)
+				limit.Reset(w.plan.outputTimeout)
 			}
 		case <-limit.C:
 			if !lost {
-				return ends, fmt.Errorf("%s: no rank has said anything for %s; what NCCL said is in %s", w.name, w.plan.silence, w.logs)
+				return exits, fmt.Errorf("%s: no output of any rank for %s; NCCL's logs are in %s", w.name, w.plan.outputTimeout, w.logs)
 			}
-			return ends, nil
+			return exits, nil
 		case <-ctx.Done():
-			return ends, ctx.Err()
+			return exits, ctx.Err()
 		}
 	}
-	return ends, nil
+	return exits, nil
 }
 
-// reason is the line in which a rank says what failed, or else the last line
-// that it said.
-func reason(said, otherwise string) string {
+// reason is the line in which a rank reports its failure, or else the last line of its standard error.
+func reason(stderr, otherwise string) string {
 	var last string
-	for line := range strings.Lines(said) {
+	for line := range strings.Lines(stderr) {
 		if after, ok := strings.CutPrefix(line, prefix); ok {
 			return strings.TrimSpace(after)
 		}
@@ -211,41 +207,40 @@ func reason(said, otherwise string) string {
 	return otherwise + last
 }
 
-// allReduce goes through all rows once, and returns those of rank 0.
+// allReduce runs all rows once, and returns those of rank 0.
 func (w world) allReduce(ctx context.Context, out io.Writer) ([]row, error) {
 	var rows []row
-	ends, err := w.run(ctx, grace, func(rank int, r row, _ func(int)) {
+	exits, err := w.run(ctx, exitGrace, func(rank int, r row, _ func(int)) {
 		if rank != 0 {
 			return
 		}
 		rows = append(rows, r)
-		if r.Bytes == w.plan.most {
+		if r.Bytes == w.plan.maxBytes {
 			fmt.Fprintf(out, "%s: %s %s done\n", w.name, r.Type, r.Op)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	var first *end
-	for i, e := range ends {
-		if e.why != "" && (first == nil || e.explains(*first)) {
-			first = &ends[i]
+	var first *exit
+	for i, e := range exits {
+		if e.failure != "" && (first == nil || e.causes(*first)) {
+			first = &exits[i]
 		}
 	}
-	// The wrong network explains more than what it led to.
+	// The wrong network is reported first: it may have caused the failure.
 	if err := w.checkNetwork(first != nil); err != nil {
 		return nil, err
 	}
 	if first != nil {
-		return nil, fmt.Errorf("%s: %s; what NCCL said is in %s", w.name, first.why, w.logs)
+		return nil, fmt.Errorf("%s: %s; NCCL's logs are in %s", w.name, first.failure, w.logs)
 	}
 	return rows, nil
 }
 
 var using = regexp.MustCompile(`Using network ([^\r\n]+)`)
 
-// checkNetwork looks in every rank's log for the network that NCCL used. A
-// rank that has failed may not have come to one.
+// checkNetwork checks in every rank's log which network NCCL used. A rank that failed may not have chosen one.
 func (w world) checkNetwork(hasFailed bool) error {
 	for rank := range w.ranks {
 		text, err := os.ReadFile(w.log(rank))
@@ -259,31 +254,30 @@ func (w world) checkNetwork(hasFailed bool) error {
 			continue
 		}
 		if used != w.network {
-			return fmt.Errorf("%s: NCCL used network %s instead of %s; %s says why", w.name, used, w.network, w.log(rank))
+			return fmt.Errorf("%s: NCCL used network %s instead of %s; %s has the reason", w.name, used, w.network, w.log(rank))
 		}
 	}
 	return nil
 }
 
-// A loss is what became of the ranks that were left when one was killed.
+// A loss is the error of the other ranks after one was killed.
 type loss struct {
-	Why   string
-	After time.Duration // until the last of them had its error
+	Failure string
+	After   time.Duration // until the last of them had its error
 }
 
-// loseOne kills the last rank in the middle of a run. All others must be told
-// so by NCCL, and end.
-func (w world) loseOne(ctx context.Context) (loss, error) {
+// killOne kills the last rank in the middle of a run. NCCL must report an error to all others, and they must exit.
+func (w world) killOne(ctx context.Context) (loss, error) {
 	w.forever = true
-	w.plan.most = min(w.plan.most, lostSize)
+	w.plan.maxBytes = min(w.plan.maxBytes, maxKillBytes)
 	victim := w.ranks - 1
 	var killed time.Time
-	seen := 0
-	ends, err := w.run(ctx, w.plan.patience+toAbort, func(rank int, _ row, kill func(int)) {
+	rows := 0
+	exits, err := w.run(ctx, w.plan.timeout+abortTimeout, func(rank int, _ row, kill func(int)) {
 		if rank == 0 {
-			seen++
+			rows++
 		}
-		if seen == before && killed.IsZero() {
+		if rows == killAfter && killed.IsZero() {
 			killed = time.Now()
 			kill(victim)
 		}
@@ -292,28 +286,28 @@ func (w world) loseOne(ctx context.Context) (loss, error) {
 		return loss{}, err
 	}
 	if killed.IsZero() {
-		return loss{}, fmt.Errorf("kill: it failed before a rank was killed: %s", ends[0].why)
+		return loss{}, fmt.Errorf("kill: the run failed before a rank was killed: %s", exits[0].failure)
 	}
 	if err := w.checkNetwork(false); err != nil {
 		return loss{}, err
 	}
 	var l loss
-	told := 0
-	for _, e := range ends {
+	reported := 0
+	for _, e := range exits {
 		if e.rank == victim {
 			continue
 		}
 		if e.status != failed {
-			return loss{}, fmt.Errorf("kill: rank %d was to get an error when rank %d was killed: %s; what NCCL said is in %s", e.rank, victim, e.why, w.logs)
+			return loss{}, fmt.Errorf("kill: rank %d got no error when rank %d was killed: %s; NCCL's logs are in %s", e.rank, victim, e.failure, w.logs)
 		}
-		told++
+		reported++
 		if after := e.at.Sub(killed); after > l.After {
-			l = loss{Why: e.why, After: after}
+			l = loss{Failure: e.failure, After: after}
 		}
 	}
-	if told != w.ranks-1 {
-		return loss{}, fmt.Errorf("kill: %d of %d ranks had not ended %s after rank %d was killed; what NCCL said is in %s",
-			w.ranks-1-told, w.ranks-1, time.Since(killed).Round(time.Second), victim, w.logs)
+	if reported != w.ranks-1 {
+		return loss{}, fmt.Errorf("kill: %d of %d ranks had not exited %s after rank %d was killed; NCCL's logs are in %s",
+			w.ranks-1-reported, w.ranks-1, time.Since(killed).Round(time.Second), victim, w.logs)
 	}
 	return l, nil
 }

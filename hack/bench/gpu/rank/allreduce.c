@@ -1,10 +1,10 @@
 /* One rank of an all-reduce over real NCCL, on the first GPU.
  *
- * For every type, operation and size it reduces, looks at every element of the result, and prints one line of JSON. NCCL and
- * the CUDA driver are opened at run time, so that this builds where there is neither; what is used of them is declared here
- * as in nccl.h (2.30) and in cuda.h (13.0), and has not changed in years.
+ * For every type, operation and size it reduces, checks every element of the result, and prints one line of JSON. NCCL and
+ * the CUDA driver are opened at run time, so that this builds without either. The functions used are declared here
+ * as in nccl.h (2.30) and in cuda.h (13.0); they have not changed in years.
  *
- * Whatever goes wrong is one line on standard error, and the exit status says of which sort it is. Nothing waits for ever. */
+ * Every failure is one line on standard error, and the exit status is its kind. Everything has a timeout. */
 #include <dlfcn.h>
 #include <getopt.h>
 #include <signal.h>
@@ -18,7 +18,7 @@
 
 enum { FAILED = 1, MISSING = 2, TIMED_OUT = 3, WRONG = 4 }; /* exit statuses */
 
-/* cuda.h; a device's memory is an address that is no pointer here. */
+/* cuda.h; device memory is an address, but no pointer here. */
 typedef uint64_t device_memory;
 enum { CUDA_SUCCESS = 0, CUDA_ERROR_NOT_READY = 600, COMPUTE_CAPABILITY_MAJOR = 75 };
 static struct {
@@ -54,7 +54,7 @@ static struct {
   const char *(*ncclGetLastError)(void *comm);
 } nccl;
 
-/* A type's number is its place. Of an integer, both numbers of bits are 0. */
+/* The index is the type's number in NCCL. The numbers of bits of an integer are 0. */
 static const struct { const char *name; unsigned bytes, exponent, mantissa; } types[TYPES] = {
     {"int8", 1, 0, 0},     {"uint8", 1, 0, 0},    {"int32", 4, 0, 0},     {"uint32", 4, 0, 0},
     {"int64", 8, 0, 0},    {"uint64", 8, 0, 0},   {"float16", 2, 5, 10},  {"float32", 4, 8, 23},
@@ -64,15 +64,15 @@ static const char *operations[] = {"sum", "prod", "max", "min", "avg"};
 
 static struct {
   const char *nccl, *id;
-  long rank, ranks, least, most, step, iterations, patience, probe, forever;
+  long rank, ranks, min, max, step, iterations, timeout, probe, forever;
 } options = {"libnccl.so.2", NULL, 0, 2, 8, 256L << 20, 4, 5, 120, 0, 0};
 
-/* PERIOD, a prime, is no divisor of any chunk: what arrives in a wrong place has a wrong value there. */
-enum { PERIOD = 8191, MOST_RANKS = 8, WIDEST = 8, EIGHTHS = 8, TO_ABORT = 30 };
+/* PERIOD is a prime, and so divides no chunk: data in a wrong place has a wrong value there. */
+enum { PERIOD = 8191, MAX_RANKS = 8, WIDEST = 8, EIGHTHS = 8, TO_ABORT = 30 };
 static unsigned char inputs[PERIOD * WIDEST], results[PERIOD * WIDEST];
 
 static void *comm, *stream;
-static char doing[128] = "start"; /* what is under way, for messages */
+static char doing[128] = "start"; /* the current step, for messages */
 
 static double now(void) {
   struct timespec t;
@@ -80,15 +80,15 @@ static double now(void) {
   return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* late ends a call that nothing else would end. */
-static void late(int signal_number) {
+/* timed_out exits from a call that does not return. */
+static void timed_out(int signal_number) {
   static const char before[] = "allreduce: no end of: ", after[] = "\n";
   ssize_t ignored = write(2, before, sizeof before - 1) + write(2, doing, strlen(doing)) + write(2, after, 1);
   (void)signal_number, (void)ignored;
   _exit(TIMED_OUT);
 }
 
-/* fail says in one line what was being done and what became of it, and ends. */
+/* fail prints the current step and its failure in one line, and exits. */
 static void fail(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 static void fail(int status, const char *format, ...) {
   char text[2048];
@@ -106,14 +106,14 @@ static void fail(int status, const char *format, ...) {
   _exit(status);
 }
 
-/* begin names what comes next, and gives it its time. */
+/* begin names the next step, and starts its timeout. */
 static void begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void begin(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(doing, sizeof doing, format, arguments);
   va_end(arguments);
-  alarm((unsigned)options.patience + TO_ABORT); /* finish, which can say more, comes first */
+  alarm((unsigned)options.timeout + TO_ABORT); /* finish has a better message and times out first */
 }
 
 static void check_cuda(const char *call, int error) {
@@ -129,15 +129,15 @@ static void check_nccl(const char *call, int error) {
 #define CUDA(call, ...) check_cuda(#call, cuda.call(__VA_ARGS__))
 #define NCCL(call, ...) check_nccl(#call, nccl.call(__VA_ARGS__))
 
-/* finish waits for the stream, and asks NCCL meanwhile whether it still can end. */
+/* finish waits for the stream, and meanwhile checks NCCL for an error. */
 static void finish(void) {
-  for (double deadline = now() + (double)options.patience;;) {
+  for (double deadline = now() + (double)options.timeout;;) {
     int error = cuda.cuStreamQuery(stream), failure = NCCL_SUCCESS;
     if (error == CUDA_SUCCESS) return;
     if (error != CUDA_ERROR_NOT_READY) check_cuda("cuStreamQuery", error);
     NCCL(ncclCommGetAsyncError, comm, &failure);
     if (failure != NCCL_IN_PROGRESS) check_nccl("NCCL reports", failure);
-    if (now() > deadline) fail(TIMED_OUT, "not done after %ld s, and NCCL reports no error", options.patience);
+    if (now() > deadline) fail(TIMED_OUT, "not done after %ld s, and NCCL reports no error", options.timeout);
     nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
   }
 }
@@ -156,7 +156,7 @@ static void encode(int type, uint64_t eighths, unsigned char *to) {
 
 /* input is a rank's element: so small that every type holds the result of all ranks exactly, 8 for sums. */
 static uint64_t input(int operation, long rank, uint32_t element) {
-  uint32_t mixed = (element * MOST_RANKS + (uint32_t)rank + 1) * UINT32_C(2654435761) >> 16;
+  uint32_t mixed = (element * MAX_RANKS + (uint32_t)rank + 1) * UINT32_C(2654435761) >> 16;
   return operation == PROD ? 1 + mixed % 2 : mixed % (uint32_t)(8 / options.ranks + 1);
 }
 
@@ -226,7 +226,7 @@ static void reduce(int type, int operation, size_t bytes, device_memory from, de
          seconds[options.iterations / 2]);
 }
 
-/* rows goes once through all types, operations and sizes. */
+/* rows runs all types, operations and sizes once. */
 static void rows(int version, int capability, device_memory from, device_memory to, unsigned char *host) {
   for (int type = 0; type < TYPES; type++) {
     if (type >= FLOAT8E4M3 && (version < FIRST_WITH_FLOAT8 || capability < 9)) {
@@ -237,11 +237,11 @@ static void rows(int version, int capability, device_memory from, device_memory 
       if (operation != SUM && type != INT32 && type != BFLOAT16) continue; /* one integer, one type of gradients */
       begin("rank %ld: data of %s, %s", options.rank, types[type].name, operations[operation]);
       prepare(type, operation);
-      size_t period = (size_t)PERIOD * types[type].bytes, all = (size_t)options.most;
+      size_t period = (size_t)PERIOD * types[type].bytes, all = (size_t)options.max;
       for (size_t at = 0; at < all; at += period) memcpy(host + at, inputs, all - at < period ? all - at : period);
       CUDA(cuMemcpyHtoDAsync_v2, from, host, all, stream);
       finish();
-      for (size_t bytes = (size_t)options.least; bytes < all; bytes *= (size_t)options.step)
+      for (size_t bytes = (size_t)options.min; bytes < all; bytes *= (size_t)options.step)
         reduce(type, operation, bytes, from, to, host);
       reduce(type, operation, all, from, to, host);
     }
@@ -262,7 +262,7 @@ static void *symbol(void *handle, const char *name) {
 
 static void load(void) {
   static const char driver[] = "there is no NVIDIA driver here: run this where there is a GPU and its driver";
-  static const char pip[] = "install NCCL (pip install nvidia-nccl-cu13) or say where it is with --nccl PATH";
+  static const char pip[] = "install NCCL (pip install nvidia-nccl-cu13) or name it with --nccl PATH";
   snprintf(doing, sizeof doing, "CUDA driver");
   void *handle = library("libcuda.so.1", driver);
   LOAD(cuda, cuInit), LOAD(cuda, cuDriverGetVersion), LOAD(cuda, cuDeviceGet), LOAD(cuda, cuDeviceGetName);
@@ -274,7 +274,7 @@ static void load(void) {
   if (error == CUDA_SUCCESS) error = cuda.cuDeviceGet(&device, 0);
   if (error != CUDA_SUCCESS) {
     cuda.cuGetErrorName(error, &name);
-    fail(MISSING, "it finds no GPU that it can use: %s (%d): see what nvidia-smi says", name, error);
+    fail(MISSING, "no usable GPU: %s (%d): see the output of nvidia-smi", name, error);
   }
   snprintf(doing, sizeof doing, "NCCL");
   handle = library(options.nccl, pip);
@@ -283,8 +283,8 @@ static void load(void) {
   LOAD(nccl, ncclGetErrorString), LOAD(nccl, ncclGetLastError);
 }
 
-/* meet gives every rank the id that rank 0 makes, through a file that appears whole. */
-static unique_id meet(void) {
+/* bootstrap gives every rank the id that rank 0 creates, through a file that is renamed when it is complete. */
+static unique_id bootstrap(void) {
   unique_id id;
   char draft[4096];
   FILE *file = NULL;
@@ -297,8 +297,8 @@ static unique_id meet(void) {
       fail(FAILED, "cannot be written: %m");
     return id;
   }
-  for (double deadline = now() + (double)options.patience; !(file = fopen(options.id, "r"));) {
-    if (now() > deadline) fail(TIMED_OUT, "rank 0 made none within %ld s", options.patience);
+  for (double deadline = now() + (double)options.timeout; !(file = fopen(options.id, "r"));) {
+    if (now() > deadline) fail(TIMED_OUT, "rank 0 made none within %ld s", options.timeout);
     nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
   }
   if (fread(&id, sizeof id, 1, file) != 1) fail(FAILED, "is too short");
@@ -307,11 +307,11 @@ static unique_id meet(void) {
 }
 
 static void parse(int argc, char **argv) {
-  static const struct { const char *name; long *to, least, most; } numbers[] = {
-      {"rank", &options.rank, 0, MOST_RANKS - 1}, {"ranks", &options.ranks, 2, MOST_RANKS},
-      {"least", &options.least, 8, 1L << 32},
-      {"most", &options.most, 8, 1L << 32}, {"step", &options.step, 2, 1024}, {"iterations", &options.iterations, 1, 100},
-      {"patience", &options.patience, 1, 3600}, {"probe", &options.probe, 0, 1}, {"forever", &options.forever, 0, 1}};
+  static const struct { const char *name; long *to, min, max; } numbers[] = {
+      {"rank", &options.rank, 0, MAX_RANKS - 1}, {"ranks", &options.ranks, 2, MAX_RANKS},
+      {"min", &options.min, 8, 1L << 32},
+      {"max", &options.max, 8, 1L << 32}, {"step", &options.step, 2, 1024}, {"iterations", &options.iterations, 1, 100},
+      {"timeout", &options.timeout, 1, 3600}, {"probe", &options.probe, 0, 1}, {"forever", &options.forever, 0, 1}};
   enum { NUMBERS = sizeof numbers / sizeof *numbers, NCCL_PATH = NUMBERS, ID_PATH };
   struct option names[ID_PATH + 2] = {[NCCL_PATH] = {"nccl", 1, NULL, NCCL_PATH}, [ID_PATH] = {"id", 1, NULL, ID_PATH}};
   for (int i = 0; i < NUMBERS; i++) names[i] = (struct option){numbers[i].name, 1, NULL, i};
@@ -323,14 +323,14 @@ static void parse(int argc, char **argv) {
     if (which == ID_PATH) options.id = optarg;
     if (which >= NUMBERS) continue;
     *numbers[which].to = strtol(optarg, &end, 10);
-    if (end == optarg || *end || *numbers[which].to < numbers[which].least || *numbers[which].to > numbers[which].most)
-      fail(FAILED, "--%s %s: a number from %ld to %ld", numbers[which].name, optarg, numbers[which].least, numbers[which].most);
+    if (end == optarg || *end || *numbers[which].to < numbers[which].min || *numbers[which].to > numbers[which].max)
+      fail(FAILED, "--%s %s: a number from %ld to %ld", numbers[which].name, optarg, numbers[which].min, numbers[which].max);
   }
   /* With another number of ranks an average would not be exact. */
   if (options.ranks & (options.ranks - 1) || options.rank >= options.ranks)
     fail(FAILED, "--ranks: 2, 4 or 8, and --rank below it");
-  if (options.least > options.most || options.least % WIDEST || options.most % WIDEST)
-    fail(FAILED, "--least and --most: multiples of %d, in that order", WIDEST);
+  if (options.min > options.max || options.min % WIDEST || options.max % WIDEST)
+    fail(FAILED, "--min and --max: multiples of %d, in that order", WIDEST);
   if (!options.probe && (!options.id || optind != argc))
     fail(FAILED, "--id FILE, the same for all ranks, is needed, and no argument");
 }
@@ -340,10 +340,10 @@ int main(int argc, char **argv) {
   char name[256] = "";
   void *context = NULL;
   device_memory from = 0, to = 0;
-  signal(SIGALRM, late);
+  signal(SIGALRM, timed_out);
   setvbuf(stdout, NULL, _IOLBF, 0);
   parse(argc, argv);
-  alarm((unsigned)options.patience + TO_ABORT);
+  alarm((unsigned)options.timeout + TO_ABORT);
   load();
   begin("rank %ld: set-up", options.rank);
   NCCL(ncclGetVersion, &version);
@@ -354,14 +354,14 @@ int main(int argc, char **argv) {
     printf("{\"nccl\":%d,\"cuda\":%d,\"gpu\":\"%s\"}\n", version, driver, name);
     return 0;
   }
-  unsigned char *host = malloc((size_t)options.most);
-  if (!host) fail(FAILED, "%ld bytes of memory: %m", options.most);
+  unsigned char *host = malloc((size_t)options.max);
+  if (!host) fail(FAILED, "%ld bytes of memory: %m", options.max);
   CUDA(cuDevicePrimaryCtxRetain, &context, device);
   CUDA(cuCtxSetCurrent, context);
-  CUDA(cuMemAlloc_v2, &from, (size_t)options.most);
-  CUDA(cuMemAlloc_v2, &to, (size_t)options.most);
+  CUDA(cuMemAlloc_v2, &from, (size_t)options.max);
+  CUDA(cuMemAlloc_v2, &to, (size_t)options.max);
   CUDA(cuStreamCreate, &stream, 0);
-  unique_id id = meet();
+  unique_id id = bootstrap();
   begin("rank %ld: a communicator of %ld ranks", options.rank, options.ranks);
   NCCL(ncclCommInitRank, &comm, (int)options.ranks, id, (int)options.rank);
   do rows(version, capability, from, to, host);

@@ -1,6 +1,6 @@
 /* A fake of the CUDA driver and of NCCL in one library, to test the harness where there is no GPU. Device memory is host
- * memory, and ranks meet in a file that all map. It shares no code with the harness: numbers are converted by the compiler.
- * FAKE says how it misbehaves. */
+ * memory, and ranks share a file that all map. It shares no code with the harness: the compiler converts numbers.
+ * FAKE is the fault to inject. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -18,8 +18,8 @@ typedef struct { char path[128]; } unique_id;
 typedef struct {
   atomic_int step[8], process[8];
   unsigned char data[8][SLOT];
-} meeting;
-static meeting *all;
+} shared_memory;
+static shared_memory *all;
 static int me, ranks, steps, calls, stuck, failure;
 
 static int faulty(const char *kind) { return getenv("FAKE") && strcmp(getenv("FAKE"), kind) == 0; }
@@ -41,16 +41,16 @@ int cuGetErrorName(int error, const char **name) { return *name = error == 100 ?
 
 int ncclGetVersion(int *version) { return *version = faulty("old NCCL") ? 22005 : 23007, 0; }
 const char *ncclGetErrorString(int error) { return error == LOST ? "remote error" : "internal error"; }
-const char *ncclGetLastError(void *comm) { return comm ? "the fake was told to fail" : "no communicator"; }
+const char *ncclGetLastError(void *comm) { return comm ? "injected failure" : "no communicator"; }
 int ncclCommGetAsyncError(void *comm, int *error) { return *error = failure, comm == NULL; }
 int ncclCommDestroy(void *comm) { return comm == NULL; }
 int ncclCommAbort(void *comm) { return comm == NULL; }
 
 int ncclGetUniqueId(unique_id *id) {
   memset(id, 0, sizeof *id);
-  snprintf(id->path, sizeof id->path, "%s/meeting-XXXXXX", getenv("FAKE_FOLDER"));
+  snprintf(id->path, sizeof id->path, "%s/ranks-XXXXXX", getenv("FAKE_FOLDER"));
   int file = mkstemp(id->path);
-  return file < 0 || ftruncate(file, sizeof(meeting)) || close(file);
+  return file < 0 || ftruncate(file, sizeof(shared_memory)) || close(file);
 }
 
 static void sleep_for_ever(void) {
@@ -60,8 +60,8 @@ static void sleep_for_ever(void) {
   for (;;) pause();
 }
 
-/* together waits for all ranks to come as far as this one; 0 if one has died. */
-static int together(void) {
+/* barrier waits until all ranks have reached this step; 0 if one has died. */
+static int barrier(void) {
   atomic_store(&all->step[me], ++steps);
   for (int r = 0; r < ranks; r++)
     while (atomic_load(&all->step[r]) < steps) {
@@ -81,9 +81,9 @@ int ncclCommInitRank(void **comm, int n, unique_id id, int rank) {
   FILE *log = fopen(getenv("NCCL_DEBUG_FILE"), "w");
   const char *network = getenv("NCCL_NET") ? getenv("NCCL_NET") : faulty("fallback") ? "Socket" : "Evenkeel";
   if (!log || fprintf(log, "host:1:1 [0] NCCL INFO Using network %s\n", network) < 0 || fclose(log)) return 2;
-  if (faulty("deaf")) sleep_for_ever();
+  if (faulty("no output")) sleep_for_ever();
   *comm = all;
-  return together() ? 0 : LOST;
+  return barrier() ? 0 : LOST;
 }
 
 static double small_float(unsigned char bits) { /* e4m3 */
@@ -123,8 +123,8 @@ static void put(unsigned char *to, int type, double value) {
 }
 
 static int lost(void) {
-  if (faulty("deaf to loss")) sleep_for_ever();
-  return stuck = 1, failure = faulty("silent loss") ? 0 : LOST, 0;
+  if (faulty("loss ignored")) sleep_for_ever();
+  return stuck = 1, failure = faulty("loss not reported") ? 0 : LOST, 0;
 }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, void *comm, void *stream) {
@@ -136,7 +136,7 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, vo
   if (faulty("hang") && calls == 9) return stuck = 1, 0;
   if (faulty("crash") && calls == 9 && me == 1) abort();
   memcpy(all->data[me], from, bytes);
-  if (!together()) return lost();
+  if (!barrier()) return lost();
   for (size_t i = 0; i < count; i++) {
     double x = get(all->data[0] + i * width(type), type);
     for (int r = 1; r < ranks; r++) {
@@ -147,5 +147,5 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, vo
   }
   if (faulty("wrong element") && count > 5000 && me == 1) ((unsigned char *)to)[5000 * width(type)] ^= 1;
   if (faulty("wrong place") && count > 16384) memcpy(to, (unsigned char *)to + 8192 * width(type), 8192 * width(type));
-  return together() ? 0 : lost();
+  return barrier() ? 0 : lost();
 }

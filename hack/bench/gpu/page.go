@@ -4,48 +4,49 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 )
 
-// A report is all that was seen.
+// A report has all results.
 type report struct {
 	Options         options
 	Probe           probe
+	Machine         machine.Machine
+	Source          page.Source
 	Driver, Library string
 	Plugin, Socket  []row
 	Lost            loss
 }
 
-// compared are the type and operation whose times the page shows.
+// The page shows the times of this type and operation.
 const comparedType, comparedOp = "float32", "sum"
 
 // write writes the page.
 func (r report) write(out io.Writer) error {
-	page := filepath.Join(r.Options.output, "gpu.md")
-	if err := os.MkdirAll(r.Options.output, 0o755); err != nil {
-		return fmt.Errorf("results: %w", err)
+	if err := page.Write(r.Options.output, map[string][]byte{"gpu.md": r.markdown()}); err != nil {
+		return err
 	}
-	if err := os.WriteFile(page, r.markdown(), 0o644); err != nil {
-		return fmt.Errorf("results: %w", err)
-	}
-	_, err := fmt.Fprintf(out, "all results are right; the other ranks had their error %.1f s after one was killed\n%s has all of it\n", r.Lost.After.Seconds(), page)
+	_, err := fmt.Fprintf(out, "all results are right; the other ranks got an error %.1f s after one was killed\n%s has all of it\n", r.Lost.After.Seconds(), filepath.Join(r.Options.output, "gpu.md"))
 	return err
 }
 
 func (r report) markdown() []byte {
 	var b bytes.Buffer
 	o := r.Options
-	fmt.Fprintf(&b, "# GPU results\n\nWritten by `go run ./hack/bench/gpu`; do not edit.\n\n")
+	fmt.Fprintf(&b, "# GPU results\n\nWritten by `make gpu`; do not edit.\n\n")
 	fmt.Fprintf(&b, "NCCL %s, %s, driver %s (CUDA %d.%d), plugin %s", r.Probe.version(), r.Probe.GPU, r.Driver, r.Probe.CUDA/1000, r.Probe.CUDA/10%100, r.Library)
 	if o.quick {
 		b.WriteString("; a quick run")
 	}
-	fmt.Fprintf(&b, ".\n%d processes on this one GPU, each to NCCL a host of its own, over the loopback interface. "+
+	fmt.Fprintf(&b, ".\nTaken at %s. Machine: %s. %s\n", r.Source, r.Machine, r.Machine.Quiet())
+	fmt.Fprintf(&b, "%d processes on this one GPU, each to NCCL a host of its own, over the loopback interface. "+
 		"NCCL's log names Evenkeel as the network of every rank.\n", o.ranks)
-	b.WriteString("\n## Right results\n\nEvery element of every all-reduce was looked at, over Evenkeel and over NCCL's sockets.\n\n" +
+	b.WriteString("\n## Right results\n\nEvery element of every all-reduce was checked, over Evenkeel and over NCCL's sockets.\n\n" +
 		"| type | operation | sizes | times each | wrong elements |\n| --- | --- | --- | --- | --- |\n")
 	for i, first := range r.Plugin {
 		if first.Skipped != "" {
@@ -64,16 +65,16 @@ func (r report) markdown() []byte {
 		fmt.Fprintf(&b, "| %s | %s | %d, %s to %s | %d | 0 |\n", first.Type, first.Op, len(sizes),
 			size(slices.Min(sizes)), size(slices.Max(sizes)), o.plan.iterations)
 	}
-	fmt.Fprintf(&b, "\n## A killed rank\n\nOne rank was killed (SIGKILL) in the middle of a run. NCCL gave the last of the others its error %.1f s later, and it ended:\n\n"+
-		"    %s\n", r.Lost.After.Seconds(), r.Lost.Why)
+	fmt.Fprintf(&b, "\n## A killed rank\n\nOne rank was killed (SIGKILL) in the middle of a run. The last of the others got its error from NCCL %.1f s later, and exited:\n\n"+
+		"    %s\n", r.Lost.After.Seconds(), r.Lost.Failure)
 	fmt.Fprintf(&b, "\n## Times\n\nAll-reduce of %s, %s, medians of %d. All ranks share one GPU by time slicing: "+
-		"whoever waits for a peer holds the GPU until its slice ends, and only then the peer can go on.\n"+
-		"So these figures compare the two networks, and say nothing of what either can carry.\n\n"+
-		"| size | Evenkeel | NCCL's sockets | Evenkeel's speed to theirs |\n| --- | --- | --- | --- |\n", comparedType, comparedOp, o.plan.iterations)
+		"a rank that waits for a peer holds the GPU until its slice ends, and only then the peer continues.\n"+
+		"So these figures compare the two networks, and are no measure of what either can carry.\n\n"+
+		"| size | Evenkeel | NCCL's sockets | Evenkeel's speed relative to NCCL's sockets |\n| --- | --- | --- | --- |\n", comparedType, comparedOp, o.plan.iterations)
 	for _, ours := range r.Plugin {
-		for _, theirs := range r.Socket {
-			if ours.Type == comparedType && ours.Op == comparedOp && theirs.Type == ours.Type && theirs.Op == ours.Op && theirs.Bytes == ours.Bytes {
-				fmt.Fprintf(&b, "| %s | %s | %s | %.2f |\n", size(ours.Bytes), milliseconds(ours), milliseconds(theirs), theirs.Seconds/ours.Seconds)
+		for _, socket := range r.Socket {
+			if ours.Type == comparedType && ours.Op == comparedOp && socket.Type == ours.Type && socket.Op == ours.Op && socket.Bytes == ours.Bytes {
+				fmt.Fprintf(&b, "| %s | %s | %s | %.2f |\n", size(ours.Bytes), milliseconds(ours), milliseconds(socket), socket.Seconds/ours.Seconds)
 			}
 		}
 	}
