@@ -71,8 +71,6 @@ type caseResult struct {
 	Small   []smallRound
 	Memory  *memoryResult
 	Kernels []kernelRow
-
-	outdated string // a sentence where the measured code has changed since
 }
 
 // A bench measures reduction servers.
@@ -125,11 +123,12 @@ func run(ctx context.Context, out io.Writer, o options.Options) error {
 	if measured == 0 {
 		return fmt.Errorf("--only %q matches none of the cases: %s", o.Only, strings.Join(caseNames(), ", "))
 	}
-	for i := range results.Results {
-		r := &results.Results[i]
-		r.outdated = r.Source.Outdated(ctx, root, "plugin/crates")
+	var sources []page.Source
+	for _, r := range results.Results {
+		sources = append(sources, r.Source)
 	}
-	report := report{machine: host, quick: o.Quick, results: results.Results}
+	outdated := page.Outdated(ctx, root, sources, "plugin/crates")
+	report := report{machine: host, quick: o.Quick, outdated: outdated, results: results.Results}
 	if o.Output == "" && o.Quick {
 		_, err := out.Write(report.markdown())
 		return err

@@ -15,9 +15,10 @@ import (
 
 // A report is the page.
 type report struct {
-	machine machine.Machine
-	quick   bool
-	results []caseResult
+	machine  machine.Machine
+	quick    bool
+	outdated string // see page.Outdated
+	results  []caseResult
 }
 
 func (r report) markdown() []byte {
@@ -36,6 +37,9 @@ Plain sockets are a blocking connection from each client to each server. All sen
 and nothing is summed: the maximum of what the machine can do.
 
 ` + page.OwnGoals + "\n\n")
+	if r.outdated != "" {
+		b.WriteString(r.outdated + "\n\n")
+	}
 	table := page.Table{Heading: heading}
 	for _, row := range r.rows() {
 		table.Add(row.cells()...)
@@ -50,9 +54,6 @@ and nothing is summed: the maximum of what the machine can do.
 // details writes the section of a case.
 func (r caseResult) details(b *bytes.Buffer) {
 	from := fmt.Sprintf("%d rounds at %s. %s", r.Rounds, r.Source, r.Machine.Quiet())
-	if r.outdated != "" {
-		from += "\n\n" + r.outdated
-	}
 	switch {
 	case r.Star != nil:
 		r.Star.details(b, from)

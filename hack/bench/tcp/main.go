@@ -109,11 +109,12 @@ func run(ctx context.Context, out io.Writer, o config) error {
 	if measured == 0 {
 		return fmt.Errorf("--only %q matches none of the cases: %s", o.Only, strings.Join(caseNames(), ", "))
 	}
-	for i := range results.Results {
-		r := &results.Results[i]
-		r.outdated = r.Source.Outdated(ctx, root, "plugin/crates")
+	var sources []page.Source
+	for _, r := range results.Results {
+		sources = append(sources, r.Source)
 	}
-	return report{machine: host, quick: o.Quick, notes: b.notes, cases: results.Results}.write(out, o.Output)
+	outdated := page.Outdated(ctx, root, sources, "plugin/crates")
+	return report{machine: host, quick: o.Quick, outdated: outdated, notes: b.notes, cases: results.Results}.write(out, o.Output)
 }
 
 // openCache opens the cached results of the cases.

@@ -117,7 +117,6 @@ type caseResult struct {
 	Contenders []series
 
 	testCase benchCase
-	outdated string // a sentence where the measured code has changed since
 }
 
 // A series is one contender's runs.

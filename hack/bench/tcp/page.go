@@ -17,10 +17,11 @@ import (
 
 // A report is the page.
 type report struct {
-	machine machine.Machine
-	quick   bool
-	notes   []string
-	cases   []caseResult
+	machine  machine.Machine
+	quick    bool
+	outdated string // see page.Outdated
+	notes    []string
+	cases    []caseResult
 }
 
 // staticNote says what static mode is, and what it is not.
@@ -72,6 +73,9 @@ func (r report) markdown() []byte {
 	}
 	if len(asGood) > 0 {
 		fmt.Fprintf(&b, "Plain sockets equal or beat Evenkeel in %d of %d cases: %s.\n", len(asGood), len(r.cases), strings.Join(asGood, "; "))
+	}
+	if r.outdated != "" {
+		fmt.Fprintf(&b, "\n%s\n", r.outdated)
 	}
 	for _, note := range r.notes {
 		fmt.Fprintf(&b, "\n%s\n", note)
@@ -127,9 +131,6 @@ func (r caseResult) limitedByProcessors() bool {
 func (r caseResult) details(b *bytes.Buffer) {
 	c := r.testCase
 	fmt.Fprintf(b, "\n## %s\n\n%s; %s. %d rounds at %s.\n\n%s\n", page.Capital(c.title), page.Capital(c.lab.String()), c, r.Rounds, r.Source, r.Machine.Quiet())
-	if r.outdated != "" {
-		fmt.Fprintf(b, "\n%s\n", r.outdated)
-	}
 	if c.fault != nil {
 		fmt.Fprintf(b, "\nThe busiest link falls silent %s after the start, for %s: it loses everything, and the routers continue to use it.\n"+
 			"The rate is the mean from %s after that until the link is back.\n", c.fault.start, c.fault.length, c.fault.recovery)

@@ -81,8 +81,7 @@ func TestPage(t *testing.T) {
 	lost := result([]goal{{of: medianRate, figure: 0.3}}, []float64{0.4}, nil, 2)
 	lost.Name = "lost"
 	shaped.Machine.Load, shaped.Source = 3, page.Source{Commit: "abc", Day: "2026-01-31"}
-	shaped.outdated = "the code has changed since"
-	r := report{machine: machine.Machine{Cores: 2}, notes: []string{"a note"}, cases: []caseResult{shaped, faulty, idle, lost}}
+	r := report{machine: machine.Machine{Cores: 2}, outdated: "the code has changed since", notes: []string{"a note"}, cases: []caseResult{shaped, faulty, idle, lost}}
 
 	folder := filepath.Join(t.TempDir(), "results")
 	var said bytes.Buffer

@@ -39,14 +39,24 @@ func (s Source) String() string {
 	return fmt.Sprintf("commit %s, on %s", s.Commit, s.Day)
 }
 
-// Outdated says whether folders have changed between the source and the present commit. It is empty where they have not.
-func (s Source) Outdated(ctx context.Context, root string, folders ...string) string {
-	commit, _, _ := strings.Cut(s.Commit, ",")
-	args := append([]string{"-C", root, "diff", "--quiet", commit, "HEAD", "--"}, folders...)
-	if exec.CommandContext(ctx, "git", args...).Run() == nil {
-		return ""
+// Outdated names the sources since which the folders have changed, up to the present commit, in a sentence. It is empty where
+// there are none.
+func Outdated(ctx context.Context, root string, sources []Source, folders ...string) string {
+	var commits []string
+	for _, s := range sources {
+		commit, _, _ := strings.Cut(s.Commit, ",")
+		args := append([]string{"-C", root, "diff", "--quiet", commit, "HEAD", "--"}, folders...)
+		if !slices.Contains(commits, commit) && exec.CommandContext(ctx, "git", args...).Run() != nil {
+			commits = append(commits, commit)
+		}
 	}
-	return fmt.Sprintf("Taken at commit %s; the code it measures has changed since.", commit)
+	switch len(commits) {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("Taken at commit %s; the code it measures has changed since.", commits[0])
+	}
+	return fmt.Sprintf("Taken at commits %s; the code they measure has changed since.", strings.Join(commits, ", "))
 }
 
 // A Table is a table of Markdown, and of text.
