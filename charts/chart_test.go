@@ -210,7 +210,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 					if cluster && slices.Contains(inNamespace, resource) {
 						t.Errorf("%s: may %v %s in every namespace", role, rule["verbs"], resource)
 					}
-					// What is held may be opened in any namespace, and nothing else be done to it.
+					// Gates may be opened in any namespace, and nothing else may be done to jobs and pods.
 					if held := []string{"jobs", "mpijobs", "pytorchjobs", "jobsets", "pods"}; cluster && slices.Contains(held, resource) && slices.ContainsFunc(verbs, func(v string) bool { return v != "patch" }) {
 						t.Errorf("%s: may %v %s in every namespace", role, verbs, resource)
 					}

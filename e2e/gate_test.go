@@ -16,7 +16,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// A job is held before it has a pod, its nodes are checked, and it starts on those that passed.
+// A job is gated before it has a pod, its nodes are checked, and it starts on those that passed.
 func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	ctx := testContext(t)
 	slow(t, "40mbit", "n4")
@@ -53,8 +53,8 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	if err := cluster.Client.Create(ctx, job); err != nil {
 		t.Fatal(err)
 	}
-	if !isSuspended(job) || job.GetLabels()[evenkeel.GateKey] == "" {
-		t.Fatalf("the job is not held: %v", job.Object)
+	if !isSuspended(job) || job.GetLabels()[evenkeel.GatedKey] == "" {
+		t.Fatalf("the job is not gated: %v", job.Object)
 	}
 	heard := func() map[string]string {
 		var list corev1.EventList
@@ -87,7 +87,7 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 		return events["EvenkeelNetworkProven"] != "", nil
 	})
 	events := heard()
-	if !strings.Contains(events["EvenkeelWaitsForCheck"], "n1, n2, n3, n4") || !strings.Contains(events["EvenkeelNetworkProven"], "that of n4 failed") {
+	if !strings.Contains(events["EvenkeelWaitingForCheck"], "n1, n2, n3, n4") || !strings.Contains(events["EvenkeelNetworkProven"], "that of n4 failed") {
 		t.Errorf("the job heard %v", events)
 	}
 	waitJob(ctx, t, ns, "Succeeded")
@@ -104,15 +104,15 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 		t.Errorf("%d checks", len(checks.Items))
 	}
 
-	// All verdicts are fresh now: another job is not held in the first place.
+	// All verdicts are fresh now: another job gets no gate.
 	other := newNamespace(t)
 	next := trainingJob{profile: "default", script: "true"}.object(other)
 	eventually(ctx, t, "the webhook has heard of the verdicts", would(next, false))
 	if err := cluster.Client.Create(ctx, next); err != nil {
 		t.Fatal(err)
 	}
-	if isSuspended(next) || next.GetLabels()[evenkeel.GateKey] != "" {
-		t.Fatalf("the job is held: %v", next.Object)
+	if isSuspended(next) || next.GetLabels()[evenkeel.GatedKey] != "" {
+		t.Fatalf("the job is gated: %v", next.Object)
 	}
 	waitJob(ctx, t, other, "Succeeded")
 	if err := cluster.Client.Get(ctx, client.ObjectKeyFromObject(next), next); err != nil {

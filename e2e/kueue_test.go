@@ -141,7 +141,7 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 	if err := cluster.Client.Create(ctx, job); err != nil {
 		t.Fatal(err)
 	}
-	if suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend"); !suspended || job.GetLabels()[evenkeel.GateKey] != "" {
+	if suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend"); !suspended || job.GetLabels()[evenkeel.GatedKey] != "" {
 		t.Fatalf("the job is not Kueue's to start: %v", job.Object)
 	}
 	var status kueueStatus

@@ -344,7 +344,7 @@ func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]
 	})
 }
 
-// A policy checks nodes that are new to it, marks those that fail, and jobs keep off them. All of it goes with the policy.
+// A policy checks nodes that are new to it, labels those that fail, and jobs avoid them. All of it is removed with the policy.
 func TestJobsKeepOffANodeThatFailed(t *testing.T) {
 	ctx := testContext(t)
 	slow(t, "40mbit", "n2")

@@ -16,13 +16,13 @@ const (
 	SwitchDisabled Switch = "Disabled"
 )
 
-// NetworkCheckPolicySpec says when which nodes are checked, and what becomes of those that fail.
+// NetworkCheckPolicySpec says which nodes are checked, when, and what happens to those that fail.
 type NetworkCheckPolicySpec struct {
 	// nodeSelector selects the policy's nodes; absent or empty: all. Where policies overlap, the first by name counts.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 
-	// triggers say when.
+	// triggers say when nodes are checked.
 	// +optional
 	Triggers TriggerSpec `json:"triggers,omitzero"`
 
@@ -32,19 +32,19 @@ type NetworkCheckPolicySpec struct {
 	// +kubebuilder:validation:Maximum=31536000
 	FreshnessSeconds *int32 `json:"freshnessSeconds,omitempty"`
 
-	// check is how they are checked.
+	// check has the options of the checks.
 	// +required
 	Check CheckOptions `json:"check,omitzero"`
 
-	// onFail says what becomes of nodes that fail.
+	// onFail says what happens to nodes that fail.
 	// +optional
 	OnFail OnFailSpec `json:"onFail,omitzero"`
 
-	// gate is for jobs that wait until their nodes are proven, with triggers.jobStart.
+	// gate says how long jobs wait for their nodes to be proven. It goes with triggers.jobStart.
 	// +optional
 	Gate GateSpec `json:"gate,omitzero"`
 
-	// history says how many finished checks of this policy are kept.
+	// history is the number of finished checks of this policy that are kept. Default: 5.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
@@ -56,7 +56,7 @@ type NetworkCheckPolicySpec struct {
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.timeZone) || has(self.schedule)",message="timeZone goes with schedule"
 type TriggerSpec struct {
-	// schedule is when all nodes are checked, in cron's five fields or as @daily, @hourly, @weekly.
+	// schedule is when all nodes are checked: a cron expression of five fields, or @daily, @hourly, @weekly.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
@@ -73,58 +73,57 @@ type TriggerSpec struct {
 	// +optional
 	NewNodes Switch `json:"newNodes,omitempty"`
 
-	// jobStart is Enabled to hold jobs of the profile that check.profileName names until none of the nodes that they may
-	// run on lacks a fresh verdict; those that lack one are checked. Default: Disabled.
+	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when every node that they may
+	// run on has a fresh verdict; nodes without one are checked. Default: Disabled.
 	// +optional
 	JobStart Switch `json:"jobStart,omitempty"`
 }
 
-// GateTimeout is what becomes of a job whose nodes could not be proven in time.
+// GateTimeout says what happens to a job whose nodes could not be proven in time.
 //
-// +kubebuilder:validation:Enum=Start;Hold
+// +kubebuilder:validation:Enum=Start;Wait
 type GateTimeout string
 
 const (
-	// GateStart lets the job start: a fault of the checks does not stop training.
+	// GateStart lets the job start, so that a fault of the checks does not stop training.
 	GateStart GateTimeout = "Start"
-	// GateHold keeps holding it until its nodes are proven.
-	GateHold GateTimeout = "Hold"
+	// GateWait keeps the job waiting until its nodes are proven.
+	GateWait GateTimeout = "Wait"
 )
 
 // GateSpec says how long jobs wait for their nodes to be proven.
 //
 // +kubebuilder:validation:MinProperties=1
 type GateSpec struct {
-	// timeoutSeconds is how long a job waits at most, from its creation. Default: 1800.
+	// timeoutSeconds is the maximum time that a job waits, from its creation. Default: 1800.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=604800
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 
-	// onTimeout is what happens then, and when nodes were checked twice and the checks said nothing: Start (the default)
-	// or Hold.
+	// onTimeout is what happens after that time, and after two inconclusive checks of the nodes: Start (the default) or Wait.
 	// +optional
 	OnTimeout GateTimeout `json:"onTimeout,omitempty"`
 }
 
-// OnFailSpec says what becomes of nodes that fail. Jobs of a profile keep off them in any case.
+// OnFailSpec says what happens to nodes that fail. Jobs of a profile avoid them in any case.
 //
 // +kubebuilder:validation:MinProperties=1
 type OnFailSpec struct {
-	// taint is Enabled to keep all pods that do not tolerate it off failed nodes: evenkeel.dev/network=unhealthy:NoSchedule.
-	// Default: Disabled.
+	// taint is Enabled to taint failed nodes with evenkeel.dev/network=unhealthy:NoSchedule, so that pods without a toleration
+	// avoid them too. Default: Disabled.
 	// +optional
 	Taint Switch `json:"taint,omitempty"`
 
-	// maxUnhealthyPercent of the policy's nodes may be marked unhealthy, at least one; beyond that a fault of something
-	// else is more likely, and no more are marked. Default: 20.
+	// maxUnhealthyPercent is the share of the policy's nodes that may be labeled unhealthy, at least one node. Beyond it the
+	// cause is more likely something else, and no more nodes are labeled. Default: 20.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	MaxUnhealthyPercent *int32 `json:"maxUnhealthyPercent,omitempty"`
 }
 
-// NetworkCheckPolicyStatus is what the controller sees.
+// NetworkCheckPolicyStatus is what the controller observes.
 type NetworkCheckPolicyStatus struct {
 	// conditions: Ready.
 	// +optional
@@ -184,7 +183,7 @@ type NetworkCheckPolicy struct {
 	// +required
 	Spec NetworkCheckPolicySpec `json:"spec,omitzero"`
 
-	// status is what the controller sees.
+	// status is what the controller observes.
 	// +optional
 	Status NetworkCheckPolicyStatus `json:"status,omitzero"`
 }

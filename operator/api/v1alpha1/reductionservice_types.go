@@ -70,7 +70,7 @@ type ReductionServerSpec struct {
 //
 // +kubebuilder:validation:MinProperties=1
 type PlacementSpec struct {
-	// mode is Spread (the default) or NearWorkers. In both, servers keep off hosts with workers or other servers if they can.
+	// mode is Spread (the default) or NearWorkers. In both, servers avoid hosts with workers or other servers if possible.
 	// +optional
 	Mode PlacementMode `json:"mode,omitempty"`
 
@@ -196,7 +196,7 @@ type ReductionService struct {
 
 	// spec is what the job was given when it was created.
 	// +required
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the servers of a job are fixed when it is created: create the job anew"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the servers of a job are fixed when it is created: create a new job"
 	Spec ReductionServiceSpec `json:"spec,omitzero"`
 
 	// status is how the servers are.

@@ -15,14 +15,14 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 )
 
-// cleanupTimeout bounds the work, which is some requests for each node that was marked and each job that is held.
+// cleanupTimeout bounds the work, which is some requests for each labeled node and each gated job.
 const cleanupTimeout = 100 * time.Second
 
 func cleanupCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cleanup",
-		Short: "Let all jobs start that are held, and take from all nodes what pre-flight checks put there",
-		Long: `Lets all jobs start that Evenkeel holds until their nodes are proven, and takes the condition EvenkeelNetworkHealthy, the
+		Short: "Open all gates, and remove from all nodes what pre-flight checks put there",
+		Long: `Opens the gates of all jobs that wait for their nodes to be proven, and removes the condition EvenkeelNetworkHealthy, the
 label and the taint evenkeel.dev/network from all nodes. The chart runs it when it is uninstalled.`,
 		Example: "  evenkeel-operator cleanup",
 		Args:    cobra.NoArgs,
@@ -40,7 +40,7 @@ label and the taint evenkeel.dev/network from all nodes. The chart runs it when 
 			if err != nil {
 				return fmt.Errorf("client: %w", err)
 			}
-			return errors.Join(suspend.OpenAll(ctx, c), nodenetworkhealth.Clear(ctx, c))
+			return errors.Join(suspend.OpenAll(ctx, c), nodenetworkhealth.ClearMarkers(ctx, c))
 		},
 	}
 }

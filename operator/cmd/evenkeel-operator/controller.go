@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -100,30 +101,30 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
 		return fmt.Errorf("readiness check: %w", err)
 	}
-	if err := (&networkprofile.Controller{}).SetupWithManager(mgr); err != nil {
+	if err := (&networkprofile.Reconciler{}).SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("networkprofile controller: %w", err)
 	}
-	if err := (&injectionevents.Controller{}).SetupWithManager(mgr); err != nil {
+	if err := (&injectionevents.Reconciler{}).SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("injectionevents controller: %w", err)
 	}
 	clientset, err := kubernetes.NewForConfig(mgr.GetConfig())
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	checks := &networkcheck.Controller{Namespace: c.namespace, BenchImage: c.benchImage, Logs: networkcheck.PodLogs{Clientset: clientset}, Now: time.Now, Poll: checkPoll}
-	demand := networkcheckpolicy.NewDemand()
-	keeper := jobgate.Keeper{Namespace: c.namespace, Demand: demand, Now: time.Now, Poll: kindPoll}
+	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
+	requests := networkcheckpolicy.NewCheckRequests()
+	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}, Poll: kindPoll}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{
 		"networkcheck":              checks,
-		"nodenetworkhealth-results": &nodenetworkhealth.Results{},
-		"nodenetworkhealth-marker":  &nodenetworkhealth.Marks{Now: time.Now},
-		"metrics":                   &metrics.State{},
-		"networkcheckpolicy":        &networkcheckpolicy.Controller{Namespace: c.namespace, Demand: demand, Now: time.Now},
-		"jobgate-kueue":             &kueue.Controller{Keeper: keeper},
-		"jobgate-suspend":           &suspend.Controller{Keeper: keeper},
+		"nodenetworkhealth-results": &nodenetworkhealth.ResultRecorder{},
+		"nodenetworkhealth-marker":  &nodenetworkhealth.NodeMarker{Clock: clock.RealClock{}},
+		"metrics":                   &metrics.StateCollector{},
+		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}},
+		"jobgate-kueue":             &kueue.Reconciler{Evaluator: evaluator},
+		"jobgate-suspend":           &suspend.Reconciler{Evaluator: evaluator},
 	}
 	if c.reductionImage != "" {
-		controllers["reductionservice"] = &reductionservice.Controller{Image: c.reductionImage, Now: time.Now, KindPoll: kindPoll}
+		controllers["reductionservice"] = &reductionservice.Reconciler{Image: c.reductionImage, Clock: clock.RealClock{}, KindPoll: kindPoll}
 	}
 	for name, controller := range controllers {
 		if err := controller.SetupWithManager(mgr); err != nil {

@@ -209,9 +209,9 @@ func TestJobsAreHeldWhereAPolicyWantsThat(t *testing.T) {
 		{"its user suspended it", with(`"spec":{`, `"spec":{"runPolicy":{"suspend":true},`), policy(&one), false, "", ""},
 		{"its user started it", with(`"spec":{`, `"spec":{"runPolicy":{"suspend":false},`), policy(&one), true, "/metadata/labels", ""},
 		{"in a queue of Kueue's", with(`"metadata":{`, `"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"team"},`), policy(&one), false, "", ""},
-		{"not wanted", with(`"default"`, `"default","evenkeel.dev/preflight":"Off"`), policy(&one), false, "", ""},
-		{"wanted", with(`"default"`, `"default","evenkeel.dev/preflight":"Gate"`), policy(&one), true, "/metadata/labels", ""},
-		{"misspelt", with(`"default"`, `"default","evenkeel.dev/preflight":"Of"`), policy(&one), false, "", `"Of": Gate or Off`},
+		{"not wanted", with(`"default"`, `"default","evenkeel.dev/gate":"Disabled"`), policy(&one), false, "", ""},
+		{"wanted", with(`"default"`, `"default","evenkeel.dev/gate":"Enabled"`), policy(&one), true, "/metadata/labels", ""},
+		{"misspelt", with(`"default"`, `"default","evenkeel.dev/gate":"Of"`), policy(&one), false, "", `"Of": Enabled or Disabled`},
 		{"a kind that cannot be suspended", volcano, policy(&one), false, "/spec/tasks/0/template/metadata", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -239,7 +239,7 @@ func TestJobsAreHeldWhereAPolicyWantsThat(t *testing.T) {
 			}
 			label := ""
 			for _, p := range response.Patches {
-				if value, err := json.Marshal(p.Value); err == nil && strings.Contains(string(value), `"evenkeel.dev/gate":"closed"`) {
+				if value, err := json.Marshal(p.Value); err == nil && strings.Contains(string(value), `"evenkeel.dev/gated":"true"`) {
 					label = p.Path
 				}
 			}
@@ -289,7 +289,7 @@ func created(t *testing.T, j job, reader client.Reader, servers bool) *unstructu
 		t.Fatal(err)
 	}
 	pinner := workloadPinner{reader, reader, servers}
-	if _, err := pinner.pin(t.Context(), object, "default", request); err != nil {
+	if _, err := pinner.pinProfile(t.Context(), object, "default", request); err != nil {
 		t.Fatal(err)
 	}
 	return object
@@ -468,7 +468,7 @@ func TestRDMAWithoutADevice(t *testing.T) {
 		profile         *evenkeel.NetworkProfile
 		refused, warned string
 	}{
-		{"none is known", strict(nil), "asks for RDMA and nothing else, and has no device to give: none of 4 nodes", ""},
+		{"none is known", strict(nil), "requires RDMA and has no device to assign: none of 4 nodes", ""},
 		{"nobody has looked", strict(func(p *evenkeel.NetworkProfile) { p.Generation = 1 }), "try again", ""},
 		{"named, and no node has it", strict(func(p *evenkeel.NetworkProfile) { p.Spec.Transport.RDMA.ResourceName = "rdma/hca" }), "", "no node offers rdma/hca now"},
 		{"Auto", profile("default", nil), "", ""},

@@ -1,4 +1,4 @@
-// Package admission holds the two webhooks: one pins a profile to a job, the other adds the plugin to the job's pods.
+// Package admission has the two webhooks: one pins a profile to a job, the other adds the plugin to the job's pods.
 package admission
 
 import (
@@ -13,17 +13,18 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
-// Pods is the webhook for pods with our label. It reads nothing but the pod, so that it answers in microseconds and
-// every pod of a job gets the same, whatever has happened to the profile since.
+// Pods is the webhook for pods with the label evenkeel.dev/profile. It reads nothing but the pod. So it answers in
+// microseconds, and every pod of a job gets the same, whatever has happened to the profile since.
 func Pods(scheme *runtime.Scheme) *admission.Webhook {
 	return admission.WithDefaulter[*corev1.Pod](scheme, podInjector{})
 }
 
 type podInjector struct{}
 
-// Default adds the plugin, keeps the pod off nodes that failed a check, and holds it where its job asks for that. An error refuses the pod; its text is for the user.
+// Default adds the plugin, excludes nodes that failed a check, and adds the scheduling gate where the job asks for it. An
+// error refuses the pod; its text is for the user.
 func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
-	err := add(pod)
+	err := mutatePod(pod)
 	switch {
 	case err != nil:
 		metrics.Pod(metrics.Refused)
@@ -35,15 +36,10 @@ func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-func add(pod *corev1.Pod) error {
+func mutatePod(pod *corev1.Pod) error {
 	resolved, err := inject.FromPod(pod.Labels, pod.Annotations)
 	if err != nil {
 		return err
 	}
-	if err := inject.Apply(pod, resolved); err != nil {
-		return err
-	}
-	inject.KeepOff(pod)
-	inject.Hold(pod)
-	return nil
+	return inject.Apply(pod, resolved)
 }

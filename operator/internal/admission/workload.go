@@ -30,9 +30,9 @@ import (
 )
 
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
-// it found on the job's pod templates, the names of its reduction servers with it; and it holds the job where a policy
-// wants its nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached without
-// delay, live as they are this moment. Reduction says whether the controller can make reduction servers.
+// it found on the job's pod templates, the names of its reduction servers with it. It gates the job where a policy wants its
+// nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached is fast, live is
+// current. Reduction says whether the controller can make reduction servers.
 func Workloads(cached, live client.Reader, reduction bool) *admission.Webhook {
 	return &admission.Webhook{Handler: workloadPinner{cached, live, reduction}}
 }
@@ -42,7 +42,7 @@ type workloadPinner struct {
 	reduction    bool
 }
 
-// refusal is an error whose text is for the user; any other error is ours.
+// A refusal is an error whose text is for the user. Any other error is internal.
 type refusal struct{ error }
 
 func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admission.Response {
@@ -55,15 +55,15 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 		return admission.Allowed("")
 	}
 	if req.Operation == admissionv1.Update {
-		return late(job, name, req.OldObject.Raw)
+		return handleUpdate(job, name, req.OldObject.Raw)
 	}
 	if name == "" {
 		metrics.Job(metrics.Refused)
 		return admission.Denied(fmt.Sprintf("annotation %s: %s needs a profile: add the annotation %s", evenkeel.ReductionKey, asked, evenkeel.ProfileKey))
 	}
-	warnings, err := w.pin(ctx, job, name, req)
+	warnings, err := w.pinProfile(ctx, job, name, req)
 	if err == nil {
-		err = w.hold(ctx, job, name)
+		err = w.gateJob(ctx, job, name)
 	}
 	if err != nil {
 		if errors.As(err, &refusal{}) {
@@ -80,34 +80,34 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	return admission.PatchResponseFromRaw(req.Object.Raw, mutated).WithWarnings(warnings...)
 }
 
-// late answers an update: a job keeps what it was created with, and hears so if it asks for something else.
-func late(job *unstructured.Unstructured, name string, old []byte) admission.Response {
+// handleUpdate answers an update. A job keeps what it was created with; a warning says so if the update asks for something else.
+func handleUpdate(job *unstructured.Unstructured, name string, old []byte) admission.Response {
 	var before metav1.PartialObjectMetadata
 	if err := json.Unmarshal(old, &before); err == nil && before.Annotations[evenkeel.ReductionKey] != job.GetAnnotations()[evenkeel.ReductionKey] {
-		return admission.Allowed("").WithWarnings(fmt.Sprintf("annotation %s: a job keeps the servers that it was created with: create the job anew", evenkeel.ReductionKey))
+		return admission.Allowed("").WithWarnings(fmt.Sprintf("annotation %s: a job keeps the servers that it was created with: create a new job", evenkeel.ReductionKey))
 	}
 	if name == "" {
 		return admission.Allowed("")
 	}
 	templates, err := workload.Templates(job)
 	if err != nil {
-		return admission.Allowed("") // the API server's own validation says it better
+		return admission.Allowed("") // the API server's own validation reports it better
 	}
 	for _, t := range templates {
 		if has := t.Label(evenkeel.ProfileKey); has != name {
 			return admission.Allowed("").WithWarnings(fmt.Sprintf(
-				"annotation %s: %s has no effect on a job that exists (its %s has %q): create the job anew with it", evenkeel.ProfileKey, name, t.Path, has))
+				"annotation %s: %s has no effect on an existing job (its %s has %q): create a new job with it", evenkeel.ProfileKey, name, t.Path, has))
 		}
 	}
 	return admission.Allowed("")
 }
 
-// pin resolves the profile and writes it on every pod template. Warnings are for the user of a job that is let through.
-func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured, name string, req admission.Request) (warnings []string, err error) {
-	profile, err := lookUp(ctx, w.cached, name, req.Namespace)
+// pinProfile resolves the profile and writes it on every pod template. Warnings are for the user of an admitted job.
+func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstructured, name string, req admission.Request) (warnings []string, err error) {
+	profile, err := getProfile(ctx, w.cached, name, req.Namespace)
 	if errors.As(err, &refusal{}) || apierrors.IsNotFound(err) {
-		// Nobody is refused for a cache that has yet to see what was applied a moment ago, perhaps together with the job.
-		profile, err = lookUp(ctx, w.live, name, req.Namespace)
+		// The cache may be behind: the profile may have been applied together with the job.
+		profile, err = getProfile(ctx, w.live, name, req.Namespace)
 	}
 	if err != nil {
 		return nil, err
@@ -117,11 +117,11 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 		return nil, refusal{err}
 	}
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
-	if resolved.Reduction, err = w.reduce(job, templates, profile, req); err != nil {
+	if resolved.Reduction, err = w.assignServers(job, templates, profile, req); err != nil {
 		return nil, refusal{err}
 	}
 	if resolved.Reduction != nil && resolved.Environment[inject.JobEnv] == "" {
-		// A name that the API server makes up is not known yet; that of the servers begins as it will.
+		// A generated name is not known yet. The name of the servers begins with the same prefix.
 		resolved.Environment[inject.JobEnv] = inject.JobName(req.Namespace, cmp.Or(job.GetName(), resolved.Reduction.Service))
 	}
 	if warnings, err = checkRDMA(profile, resolved.RDMA); err != nil {
@@ -129,15 +129,15 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 	}
 	onGPUs := slices.ContainsFunc(templates, wantsGPU)
 	for _, t := range templates {
-		// What a job that was copied from another brings along is the other's.
+		// A job that was copied from another one must not keep the other's values.
 		for _, key := range inject.Keys() {
 			t.Remove(key)
 		}
-		// A master may have containers that a worker lacks: each template gets the chosen names that it has.
+		// A master may have containers that a worker lacks: each template gets those of the chosen names that it has.
 		here := resolved
 		here.Containers = nil
 		if onGPUs && !wantsGPU(t) && len(resolved.Containers) == 0 {
-			here.RDMA = nil // a launcher, say, which may run where there is no device
+			here.RDMA = nil // such as a launcher, which may run on a node without the device
 		}
 		for _, c := range resolved.Containers {
 			if slices.Contains(t.Containers(), c) {
@@ -152,13 +152,13 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 			return nil, refusal{err}
 		}
 		if here.RDMA != nil {
-			if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.Devices(spec, here) }); err != nil {
+			if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, here) }); err != nil {
 				return nil, refusal{err}
 			}
 		}
 		if workload.Queued(job) {
-			// Kueue may choose the nodes, and goes by the template.
-			if err := t.ChangeAffinity(keepOff); err != nil {
+			// Kueue may choose the nodes, and reads the template.
+			if err := t.ChangeAffinity(avoidUnhealthyNodes); err != nil {
 				return nil, refusal{err}
 			}
 		}
@@ -166,19 +166,19 @@ func (w workloadPinner) pin(ctx context.Context, job *unstructured.Unstructured,
 	return warnings, nil
 }
 
-// checkRDMA refuses a profile that asks for nothing but RDMA and has no device to give. One whose device no node offers now
-// gives a warning, since nodes may come.
+// checkRDMA refuses a profile that requires RDMA and has no device to assign. If no node offers the device now, it warns: such
+// nodes may join later.
 func checkRDMA(profile *evenkeel.NetworkProfile, device *inject.RDMA) (warnings []string, err error) {
 	if profile.Spec.Transport.Mode != evenkeel.TransportRDMA {
 		return nil, nil
 	}
 	known := profile.Status.ObservedGeneration == profile.Generation
 	if device == nil {
-		why := "its nodes have yet to be looked at: try again"
+		why := "its nodes have not been observed yet: try again"
 		if c := meta.FindStatusCondition(profile.Status.Conditions, evenkeel.ConditionRDMA); known && c != nil {
 			why = c.Message
 		}
-		return nil, fmt.Errorf("NetworkProfile %s asks for RDMA and nothing else, and has no device to give: %s", profile.Name, why)
+		return nil, fmt.Errorf("NetworkProfile %s requires RDMA and has no device to assign: %s", profile.Name, why)
 	}
 	if nodes := profile.Status.RDMANodes; known && nodes != nil && *nodes == 0 {
 		warnings = append(warnings, fmt.Sprintf("NetworkProfile %s: no node offers %s now; the job's pods wait for one that does", profile.Name, device.Resource))
@@ -186,14 +186,15 @@ func checkRDMA(profile *evenkeel.NetworkProfile, device *inject.RDMA) (warnings 
 	return warnings, nil
 }
 
-// wantsGPU reports whether the template's pods use GPUs. One that cannot be read has the API server's own validation ahead.
+// wantsGPU reports whether the template's pods use GPUs. An invalid template is left to the API server's validation.
 func wantsGPU(t workload.Template) bool {
 	spec, err := t.PodSpec()
 	return err == nil && inject.WantsGPU(spec)
 }
 
-// reduce decides which reduction servers the job gets, and labels it with their name, by which the controller finds it.
-func (w workloadPinner) reduce(job *unstructured.Unstructured, templates []workload.Template, profile *evenkeel.NetworkProfile, req admission.Request) (*inject.Reduction, error) {
+// assignServers decides which reduction servers the job gets. It labels the job with their name, by which the controller finds
+// the job.
+func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates []workload.Template, profile *evenkeel.NetworkProfile, req admission.Request) (*inject.Reduction, error) {
 	workers := 0
 	for _, t := range templates {
 		workers += t.Pods
@@ -209,7 +210,7 @@ func (w workloadPinner) reduce(job *unstructured.Unstructured, templates []workl
 		if asked != "" {
 			return nil, fmt.Errorf("annotation %s: %s, but Evenkeel was installed without an image for reduction servers (chart value reduction.image)", evenkeel.ReductionKey, asked)
 		}
-		servers = 0 // a profile may have more than an installation can do
+		servers = 0 // the profile may ask for more than the installation offers
 	}
 	if servers == 0 {
 		job.SetLabels(jobLabels)
@@ -228,27 +229,27 @@ func (w workloadPinner) reduce(job *unstructured.Unstructured, templates []workl
 	return &inject.Reduction{Service: service, Servers: reduction.Endpoints(service, req.Namespace, servers)}, nil
 }
 
-// lookUp returns the profile, if there is one and the namespace may use it.
-func lookUp(ctx context.Context, reader client.Reader, name, namespace string) (*evenkeel.NetworkProfile, error) {
+// getProfile returns the profile, if it exists and the namespace may use it.
+func getProfile(ctx context.Context, reader client.Reader, name, namespace string) (*evenkeel.NetworkProfile, error) {
 	profile := &evenkeel.NetworkProfile{}
 	switch err := reader.Get(ctx, client.ObjectKey{Name: name}, profile); {
 	case apierrors.IsNotFound(err):
-		return nil, unknown(ctx, reader, name)
+		return nil, unknownProfile(ctx, reader, name)
 	case err != nil:
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", name, err)
 	}
-	return profile, allowed(ctx, reader, profile, namespace)
+	return profile, checkNamespace(ctx, reader, profile, namespace)
 }
 
-// hold closes the gate of a job that has to wait until its nodes are proven. Kueue's jobs have Kueue's own gate, and one
-// that its user suspended is the user's to start.
-func (w workloadPinner) hold(ctx context.Context, job *unstructured.Unstructured, profile string) error {
-	switch mode := job.GetAnnotations()[evenkeel.PreflightKey]; mode {
-	case "", evenkeel.PreflightGate:
-	case evenkeel.PreflightOff:
+// gateJob gates a job that has to wait until its nodes are proven. Jobs of Kueue wait for an AdmissionCheck instead. A job
+// that its user suspended stays the user's to start.
+func (w workloadPinner) gateJob(ctx context.Context, job *unstructured.Unstructured, profile string) error {
+	switch mode := job.GetAnnotations()[evenkeel.GateKey]; mode {
+	case "", evenkeel.GateEnabled:
+	case evenkeel.GateDisabled:
 		return nil
 	default:
-		return refusal{fmt.Errorf("annotation %s is %q: %s or %s", evenkeel.PreflightKey, mode, evenkeel.PreflightGate, evenkeel.PreflightOff)}
+		return refusal{fmt.Errorf("annotation %s is %q: %s or %s", evenkeel.GateKey, mode, evenkeel.GateEnabled, evenkeel.GateDisabled)}
 	}
 	suspended, can := workload.Suspended(job)
 	if suspended || workload.Queued(job) {
@@ -258,16 +259,16 @@ func (w workloadPinner) hold(ctx context.Context, job *unstructured.Unstructured
 	if err := w.cached.List(ctx, &policies); err != nil {
 		return fmt.Errorf("list NetworkCheckPolicies: %w", err)
 	}
-	if !gate.Needed(policies.Items, profile) {
+	if !gate.Required(policies.Items, profile) {
 		return nil
 	}
-	closed := map[string]string{evenkeel.GateKey: evenkeel.GateClosed}
+	gated := map[string]string{evenkeel.GatedKey: evenkeel.GatedValue}
 	if can {
 		labels := job.GetLabels()
 		if labels == nil {
 			labels = map[string]string{}
 		}
-		maps.Copy(labels, closed)
+		maps.Copy(labels, gated)
 		job.SetLabels(labels)
 		if err := workload.Suspend(job, true); err != nil {
 			return refusal{err}
@@ -279,21 +280,21 @@ func (w workloadPinner) hold(ctx context.Context, job *unstructured.Unstructured
 		return refusal{err}
 	}
 	for _, t := range templates {
-		if err := t.Add(closed, nil); err != nil {
+		if err := t.Add(gated, nil); err != nil {
 			return refusal{err}
 		}
 	}
 	return nil
 }
 
-func keepOff(affinity *corev1.Affinity) *corev1.Affinity {
+func avoidUnhealthyNodes(affinity *corev1.Affinity) *corev1.Affinity {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Affinity: affinity}}
-	inject.KeepOff(pod)
+	inject.AvoidUnhealthyNodes(pod)
 	return pod.Spec.Affinity
 }
 
-// unknown is the refusal of a profile that is not there: it says which are.
-func unknown(ctx context.Context, reader client.Reader, name string) error {
+// unknownProfile is the refusal of a profile that does not exist. It lists those that do.
+func unknownProfile(ctx context.Context, reader client.Reader, name string) error {
 	var list evenkeel.NetworkProfileList
 	if err := reader.List(ctx, &list); err != nil {
 		return fmt.Errorf("list NetworkProfiles: %w", err)
@@ -303,15 +304,15 @@ func unknown(ctx context.Context, reader client.Reader, name string) error {
 		names = append(names, p.Name)
 	}
 	slices.Sort(names)
-	there := "none exist: create a NetworkProfile first"
+	existing := "none exist: create a NetworkProfile first"
 	if len(names) > 0 {
-		there = "there are: " + strings.Join(names, ", ")
+		existing = "there are: " + strings.Join(names, ", ")
 	}
-	return refusal{fmt.Errorf("annotation %s: no NetworkProfile is named %q; %s", evenkeel.ProfileKey, name, there)}
+	return refusal{fmt.Errorf("annotation %s: no NetworkProfile is named %q; %s", evenkeel.ProfileKey, name, existing)}
 }
 
-// allowed refuses namespaces that the profile does not select.
-func allowed(ctx context.Context, reader client.Reader, profile *evenkeel.NetworkProfile, namespace string) error {
+// checkNamespace refuses namespaces that the profile does not select.
+func checkNamespace(ctx context.Context, reader client.Reader, profile *evenkeel.NetworkProfile, namespace string) error {
 	if profile.Spec.NamespaceSelector == nil {
 		return nil
 	}

@@ -22,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,7 +58,7 @@ type SelfManaged struct {
 	Service string
 
 	client  client.Client
-	now     func() time.Time
+	clock   clock.PassiveClock
 	serving atomic.Pointer[tls.Certificate]
 	trusted atomic.Bool
 }
@@ -76,7 +77,7 @@ func (s *SelfManaged) Cached() map[client.Object]cache.ByObject {
 
 // SetupWithManager starts the loop with the manager.
 func (s *SelfManaged) SetupWithManager(mgr manager.Manager) error {
-	s.client, s.now = mgr.GetClient(), time.Now
+	s.client, s.clock = mgr.GetClient(), clock.RealClock{}
 	toSecret := func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: s.Secret}}
 	}
@@ -149,12 +150,12 @@ func (s *SelfManaged) renew(secret *corev1.Secret) (bool, error) {
 	if secret.Data == nil {
 		secret.Data = map[string][]byte{}
 	}
-	data, soon := secret.Data, s.now().Add(renewBefore)
-	begin := s.now().Add(-time.Hour) // clocks of other machines may be behind
+	data, soon := secret.Data, s.clock.Now().Add(renewBefore)
+	begin := s.clock.Now().Add(-time.Hour) // clocks of other machines may be behind
 
 	newCA := false
 	if ok, err := rotator.ValidCert(data[caKey], data[caKey], data[caKeyKey], caName, nil, soon); err != nil || !ok {
-		ca, err := maker.CreateCACert(begin, s.now().Add(caLifetime))
+		ca, err := maker.CreateCACert(begin, s.clock.Now().Add(caLifetime))
 		if err != nil {
 			return false, err
 		}
@@ -169,7 +170,7 @@ func (s *SelfManaged) renew(secret *corev1.Secret) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey], err = maker.CreateCertPEM(ca, begin, s.now().Add(serverLifetime))
+	data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey], err = maker.CreateCertPEM(ca, begin, s.clock.Now().Add(serverLifetime))
 	return err == nil, err
 }
 

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -32,7 +34,7 @@ func newRig(data map[string][]byte) *rig {
 		Secret:               types.NamespacedName{Namespace: "system", Name: "cert"},
 		WebhookConfiguration: "evenkeel",
 		Service:              "hook",
-		now:                  time.Now,
+		clock:                clock.RealClock{},
 	}}
 	r.client = fake.NewClientBuilder().WithObjects(
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "cert"}, Data: data},
@@ -126,7 +128,7 @@ func TestServerCertificateIsRenewedUnderTheSameCA(t *testing.T) {
 	r.reconcile(t)
 	before := r.data(t)
 	later := time.Now().Add(serverLifetime - renewBefore/2)
-	r.now = func() time.Time { return later }
+	r.clock = clocktesting.NewFakePassiveClock(later)
 	r.reconcile(t)
 	after := r.data(t)
 	if string(after[corev1.TLSCertKey]) == string(before[corev1.TLSCertKey]) {

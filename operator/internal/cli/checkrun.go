@@ -23,8 +23,8 @@ import (
 const (
 	// followPoll is how often a check that is waited for is looked at.
 	followPoll = 500 * time.Millisecond
-	// noticed is how long a controller that works takes to begin a check, with much to spare.
-	noticed = 20 * time.Second
+	// startTimeout is how long a controller that works takes to begin a check, with much to spare.
+	startTimeout = 20 * time.Second
 	// grace is how long after a check's own time limit its end is waited for.
 	grace = 2 * time.Minute
 )
@@ -220,7 +220,7 @@ func follow(ctx context.Context, cluster client.Client, check *evenkeel.NetworkC
 		}
 		passed := time.Since(started)
 		p.show(fmt.Sprintf("%s: %s", key.Name, firstOf(check.Status.Progress, "waiting to begin")), passed)
-		if check.Status.StartTime == nil && passed > noticed && !told {
+		if check.Status.StartTime == nil && passed > startTimeout && !told {
 			told = true
 			p.end()
 			fmt.Fprintf(progress, "nothing has begun the check: does the controller run? kubectl -n %s get deployments,events\n", key.Namespace)

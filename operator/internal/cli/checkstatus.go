@@ -34,7 +34,7 @@ func checkStatusCommand(c *connection) *cobra.Command {
 				return err
 			}
 			if len(args) == 0 {
-				return overview(cmd.Context(), cluster, c.system(), cmd.OutOrStdout(), time.Now())
+				return printOverview(cmd.Context(), cluster, c.system(), cmd.OutOrStdout(), time.Now())
 			}
 			check := &evenkeel.NetworkCheck{}
 			if err := cluster.Get(cmd.Context(), client.ObjectKey{Namespace: c.system(), Name: args[0]}, check); err != nil {
@@ -48,9 +48,9 @@ func checkStatusCommand(c *connection) *cobra.Command {
 // maxShown checks are listed, the latest first.
 const maxShown = 10
 
-// overview answers: is the fabric fine, and which node is not.
-func overview(ctx context.Context, cluster client.Client, namespace string, out io.Writer, now time.Time) error {
-	nodes, healths, policies, err := nodenetworkhealth.Read(ctx, cluster)
+// printOverview answers: is the fabric fine, and which node is not.
+func printOverview(ctx context.Context, cluster client.Client, namespace string, out io.Writer, now time.Time) error {
+	nodes, healths, policies, err := nodenetworkhealth.ListAll(ctx, cluster)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func overview(ctx context.Context, cluster client.Client, namespace string, out 
 			return fmt.Sprint(*n)
 		}
 		rows = append(rows, []string{check.Name, string(s.Verdict), s.BadNodes, count(s.Summary.Nodes), count(s.Summary.Passed), count(s.Summary.Failed), count(s.Summary.Inconclusive),
-			quantitySpeed(s.Summary.MedianBusBandwidth), s.Progress, age(check.CreationTimestamp, now)})
+			formatQuantity(s.Summary.MedianBusBandwidth), s.Progress, age(check.CreationTimestamp, now)})
 	}
 	if err := table(out, "", rows); err != nil {
 		return err
@@ -142,12 +142,12 @@ func describeCheck(out io.Writer, check *evenkeel.NetworkCheck, now time.Time) e
 			carried = append(carried, name)
 		}
 		fmt.Fprintf(out, "\n%d nodes: %d passed, %d failed, %d inconclusive; %d runs by %s over %s; median %s\n", number(s.Summary.Nodes), number(s.Summary.Passed), number(s.Summary.Failed),
-			number(s.Summary.Inconclusive), number(s.Summary.Runs), s.Launcher, firstOf(strings.Join(carried, ", "), "nothing"), firstOf(quantitySpeed(s.Summary.MedianBusBandwidth), "not measured"))
+			number(s.Summary.Inconclusive), number(s.Summary.Runs), s.Launcher, firstOf(strings.Join(carried, ", "), "nothing"), firstOf(formatQuantity(s.Summary.MedianBusBandwidth), "not measured"))
 	}
 	var fabrics [][]string
 	for _, f := range s.Fabrics {
 		if f.Verdict != evenkeel.VerdictPass {
-			fabrics = append(fabrics, []string{strings.Join(f.Pools, ","), string(f.Verdict), f.Reason, quantitySpeed(f.MinBusBandwidth), f.Message})
+			fabrics = append(fabrics, []string{strings.Join(f.Pools, ","), string(f.Verdict), f.Reason, formatQuantity(f.MinBusBandwidth), f.Message})
 		}
 	}
 	if len(fabrics) > 0 {
@@ -160,7 +160,7 @@ func describeCheck(out io.Writer, check *evenkeel.NetworkCheck, now time.Time) e
 		fmt.Fprintln(out)
 		rows := [][]string{{"NODE", "VERDICT", "STAGE", "REASON", "BEST", "MESSAGE"}}
 		for _, f := range s.Findings {
-			rows = append(rows, []string{f.Name, string(f.Verdict), string(f.Stage), f.Reason, quantitySpeed(f.BusBandwidth), f.Message})
+			rows = append(rows, []string{f.Name, string(f.Verdict), string(f.Stage), f.Reason, formatQuantity(f.BusBandwidth), f.Message})
 		}
 		if err := table(out, "", rows); err != nil {
 			return err

@@ -173,7 +173,7 @@ func TestProgressIsALineForEachChangeWhereThereIsNoTerminal(t *testing.T) {
 
 func TestSpeeds(t *testing.T) {
 	for bytes, want := range map[float64]string{0: "", 12: "12 B/s", 4.8e6: "4.8 MB/s", 123.4e6: "123 MB/s", 1e9: "1 GB/s", 46.1e9: "46.1 GB/s", 5e15: "5e+03 TB/s"} {
-		if got := speed(bytes); got != want {
+		if got := formatSpeed(bytes); got != want {
 			t.Errorf("%g: %q, want %q", bytes, got, want)
 		}
 	}

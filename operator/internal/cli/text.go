@@ -28,8 +28,8 @@ func table(out io.Writer, indent string, rows [][]string) error {
 	return w.Flush()
 }
 
-// speed is a bandwidth in bytes per second for people; empty for none.
-func speed(bytes float64) string {
+// formatSpeed is a bandwidth in bytes per second for people; empty for none.
+func formatSpeed(bytes float64) string {
 	units := []string{"B/s", "kB/s", "MB/s", "GB/s", "TB/s"}
 	unit := 0
 	for bytes >= 1000 && unit < len(units)-1 {
@@ -41,15 +41,15 @@ func speed(bytes float64) string {
 	return fmt.Sprintf("%.3g %s", bytes, units[unit])
 }
 
-func quantitySpeed(q *resource.Quantity) string {
+func formatQuantity(q *resource.Quantity) string {
 	if q == nil {
 		return ""
 	}
-	return speed(q.AsApproximateFloat64())
+	return formatSpeed(q.AsApproximateFloat64())
 }
 
-// moment is a time and how long ago it was.
-func moment(t, now time.Time) string {
+// formatTime is a time and how long ago it was.
+func formatTime(t, now time.Time) string {
 	return fmt.Sprintf("%s (%s ago)", t.UTC().Format("2006-01-02 15:04:05 UTC"), duration.HumanDuration(now.Sub(t)))
 }
 

@@ -117,7 +117,7 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 	if err := explainPods(pods, out); err != nil {
 		return err
 	}
-	waits, err := waitsFor(ctx, cluster, job, pods, now)
+	waits, err := waitReasons(ctx, cluster, job, pods, now)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 		return err
 	}
 	if len(bad) > 0 {
-		fmt.Fprintf(out, "\nIts pods keep off\n  %s\n", strings.Join(bad, "\n  "))
+		fmt.Fprintf(out, "\nIts pods avoid\n  %s\n", strings.Join(bad, "\n  "))
 	}
 	return explainEvents(ctx, cluster, job, out, now)
 }
@@ -182,14 +182,14 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 		case pod.Annotations[evenkeel.InjectedKey] == "":
 			said = "not injected: the webhook did not see it; it runs without the plugin"
 		case skipped != "":
-			said = "injected, but left as it was: " + skipped
+			said = "injected, but left unchanged: " + skipped
 		}
 		rows = append(rows, []string{pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), said})
 	}
 	return table(out, "", rows)
 }
 
-// unhealthyNodes are those that carry the label that jobs keep off, and why they do.
+// unhealthyNodes lists the nodes that jobs avoid by their label, and why they have it.
 func unhealthyNodes(ctx context.Context, cluster client.Client) ([]string, error) {
 	var nodes corev1.NodeList
 	if err := cluster.List(ctx, &nodes, client.MatchingLabels{evenkeel.HealthKey: evenkeel.UnhealthyValue}); err != nil {

@@ -34,7 +34,7 @@ func checkWhyCommand(c *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			facts, err := gatherNode(cmd.Context(), cluster, c.system(), args[0])
+			facts, err := loadNodeFacts(cmd.Context(), cluster, c.system(), args[0])
 			if err != nil {
 				return err
 			}
@@ -57,8 +57,8 @@ type nodeFacts struct {
 	system string
 }
 
-func gatherNode(ctx context.Context, cluster client.Client, system, name string) (*nodeFacts, error) {
-	nodes, healths, policies, err := nodenetworkhealth.Read(ctx, cluster)
+func loadNodeFacts(ctx context.Context, cluster client.Client, system, name string) (*nodeFacts, error) {
+	nodes, healths, policies, err := nodenetworkhealth.ListAll(ctx, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func gatherNode(ctx context.Context, cluster client.Client, system, name string)
 	if at < 0 {
 		return nil, fmt.Errorf("no node is named %q: kubectl get nodes", name)
 	}
-	f := &nodeFacts{node: &nodes[at], health: healths[name], policy: health.Of(nodes, policies)[name], system: system}
+	f := &nodeFacts{node: &nodes[at], health: healths[name], policy: health.PolicyByNode(nodes, policies)[name], system: system}
 	deciding := f.deciding()
 	if deciding == nil {
 		return f, nil
@@ -126,7 +126,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 	deciding := f.deciding()
 	if deciding == nil {
 		fmt.Fprintf(out, "%s: Unknown: no check of its network has ended yet\n", f.node.Name)
-		f.marks(out)
+		f.printMarkers(out)
 		_, err := fmt.Fprintf(out, "\nWhat to do\n  %s\n", f.advice("", nil))
 		return err
 	}
@@ -136,39 +136,39 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 	if atLeast {
 		when = "at least since "
 	}
-	fmt.Fprintf(out, "%s: %s %s%s: %s\n  %s\n\n", f.node.Name, h.Health, when, moment(since, now), deciding.Reason, h.Message)
+	fmt.Fprintf(out, "%s: %s %s%s: %s\n  %s\n\n", f.node.Name, h.Health, when, formatTime(since, now), deciding.Reason, h.Message)
 
 	var result *preflight.NodeResult
 	var limit float64
 	if f.record != nil {
 		result, limit = f.decide()
 	}
-	rows := [][]string{{"measured", firstOf(quantitySpeed(deciding.BusBandwidth), "nothing"), "the best of its runs in check " + deciding.Check}}
+	rows := [][]string{{"measured", firstOf(formatQuantity(deciding.BusBandwidth), "nothing"), "the best of its runs in check " + deciding.Check}}
 	if limit > 0 {
-		rows = append(rows, []string{"at least", speed(limit * 1e9), "wanted of its pool's runs, there"})
+		rows = append(rows, []string{"at least", formatSpeed(limit * 1e9), "wanted of its pool's runs, there"})
 	}
 	if b := h.Baseline; b.Samples != nil {
-		rows = append(rows, []string{"usual", firstOf(quantitySpeed(b.MedianBusBandwidth), "-"), fmt.Sprintf("the median of its results that passed (%d), give or take %s", *b.Samples, firstOf(quantitySpeed(b.MADBusBandwidth), "nothing"))})
+		rows = append(rows, []string{"usual", firstOf(formatQuantity(b.MedianBusBandwidth), "-"), fmt.Sprintf("the median of its results that passed (%d), give or take %s", *b.Samples, firstOf(formatQuantity(b.MADBusBandwidth), "nothing"))})
 	}
 	if err := table(out, "  ", rows); err != nil {
 		return err
 	}
-	f.marks(out)
+	f.printMarkers(out)
 	var partners []string
 	if result != nil {
-		fmt.Fprintf(out, "\nIts runs in check %s, which ended at %s\n", deciding.Check, moment(deciding.Time.Time, now))
+		fmt.Fprintf(out, "\nIts runs in check %s, which ended at %s\n", deciding.Check, formatTime(deciding.Time.Time, now))
 		var err error
 		if partners, err = f.runs(out, limit); err != nil {
 			return err
 		}
 	} else {
-		fmt.Fprintf(out, "\nCheck %s, which ended at %s, has been deleted, and its runs with it.\n", deciding.Check, moment(deciding.Time.Time, now))
+		fmt.Fprintf(out, "\nCheck %s, which ended at %s, has been deleted, and its runs with it.\n", deciding.Check, formatTime(deciding.Time.Time, now))
 	}
 	fmt.Fprintln(out, "\nIts latest results")
 	history := [][]string{{"WHEN", "VERDICT", "REASON", "BEST", "CHECK"}}
 	for i := range h.History[:min(len(h.History), 8)] {
 		r := &h.History[i]
-		history = append(history, []string{r.Time.UTC().Format("2006-01-02 15:04:05"), string(r.Verdict), r.Reason, quantitySpeed(r.BusBandwidth), r.Check})
+		history = append(history, []string{r.Time.UTC().Format("2006-01-02 15:04:05"), string(r.Verdict), r.Reason, formatQuantity(r.BusBandwidth), r.Check})
 	}
 	if err := table(out, "  ", history); err != nil {
 		return err
@@ -179,7 +179,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 
 // decide is what the check said about the node, and what its pool's runs were measured against, GB/s; 0: nothing.
 func (f *nodeFacts) decide() (*preflight.NodeResult, float64) {
-	d := preflight.Decide(networkcheck.Options(f.check), f.record)
+	d := preflight.Decide(networkcheck.OptionsOf(f.check), f.record)
 	for i := range d.Nodes {
 		n := &d.Nodes[i]
 		if n.Name != f.node.Name {
@@ -236,7 +236,7 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 		if len(networks) > 0 {
 			said += ", over " + strings.Join(networks, " and ")
 		}
-		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), networkcheck.List(with, 60), speed(run.BusBW * 1e9), said})
+		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), networkcheck.List(with, 60), formatSpeed(run.BusBW * 1e9), said})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(out, "  none: it was sorted out before the first")
@@ -245,29 +245,29 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 	return partners, table(out, "  ", rows)
 }
 
-// marks prints what the node carries.
-func (f *nodeFacts) marks(out io.Writer) {
+// printMarkers prints condition, label and taint of the node.
+func (f *nodeFacts) printMarkers(out io.Writer) {
 	if f.policy == nil {
-		fmt.Fprintln(out, "  no NetworkCheckPolicy selects the node, so it carries no mark and jobs do not keep off it")
+		fmt.Fprintln(out, "  no NetworkCheckPolicy selects the node, so it has no label and jobs do not avoid it")
 		return
 	}
-	carries := []string{}
+	markers := []string{}
 	for _, c := range f.node.Status.Conditions {
 		if c.Type == evenkeel.ConditionNodeHealthy {
-			carries = append(carries, fmt.Sprintf("condition %s=%s", c.Type, c.Status))
+			markers = append(markers, fmt.Sprintf("condition %s=%s", c.Type, c.Status))
 		}
 	}
 	if label := f.node.Labels[evenkeel.HealthKey]; label != "" {
-		carries = append(carries, fmt.Sprintf("label %s=%s", evenkeel.HealthKey, label))
+		markers = append(markers, fmt.Sprintf("label %s=%s", evenkeel.HealthKey, label))
 	}
 	for _, t := range f.node.Spec.Taints {
 		if t.Key == evenkeel.HealthKey {
-			carries = append(carries, "taint "+t.ToString())
+			markers = append(markers, "taint "+t.ToString())
 		}
 	}
-	fmt.Fprintf(out, "  under policy %s it carries: %s\n", f.policy.Name, firstOf(strings.Join(carries, ", "), "nothing yet"))
+	fmt.Fprintf(out, "  under policy %s it has: %s\n", f.policy.Name, firstOf(strings.Join(markers, ", "), "nothing yet"))
 	if f.node.Labels[evenkeel.HealthKey] == evenkeel.UnhealthyValue {
-		fmt.Fprintln(out, "  jobs of a NetworkProfile keep off it")
+		fmt.Fprintln(out, "  jobs of a NetworkProfile avoid it")
 	}
 }
 
@@ -275,7 +275,7 @@ func (f *nodeFacts) marks(out io.Writer) {
 func (f *nodeFacts) advice(reason string, partners []string) string {
 	partner := "A-HEALTHY-NODE"
 	if f.record != nil {
-		for _, r := range preflight.Decide(networkcheck.Options(f.check), f.record).Nodes {
+		for _, r := range preflight.Decide(networkcheck.OptionsOf(f.check), f.record).Nodes {
 			if r.Verdict == pairing.Pass && r.Name != f.node.Name {
 				partner = r.Name
 				break

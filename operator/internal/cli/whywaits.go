@@ -19,27 +19,27 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// maxWaits is how many reasons to wait are printed: a job may have a thousand pods.
+// maxWaits is the maximum number of reasons printed: a job may have a thousand pods.
 const maxWaits = 10
 
-// waitsFor says what keeps the job or its pods from running.
-func waitsFor(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, pods []corev1.Pod, now time.Time) ([]string, error) {
-	waits, err := suspendedBy(ctx, cluster, job, now)
+// waitReasons says what prevents the job or its pods from running.
+func waitReasons(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, pods []corev1.Pod, now time.Time) ([]string, error) {
+	waits, err := suspendReasons(ctx, cluster, job, now)
 	if err != nil {
 		return nil, err
 	}
-	if mine := held(pods); len(mine) > 0 {
-		until, err := heldUntil(ctx, cluster, jobgate.OfPods(mine), now)
+	if mine := gatedPods(pods); len(mine) > 0 {
+		until, err := gateStatus(ctx, cluster, jobgate.FromPods(mine), now)
 		if err != nil {
 			return nil, err
 		}
-		waits = append(waits, fmt.Sprintf("%d of its pods are held by the scheduling gate %s: %s", len(mine), evenkeel.SchedulingGate, until))
+		waits = append(waits, fmt.Sprintf("%d of its pods have the scheduling gate %s: %s", len(mine), evenkeel.SchedulingGate, until))
 	}
 	for i := range pods {
 		pod := &pods[i]
 		for _, g := range pod.Spec.SchedulingGates {
 			if g.Name != evenkeel.SchedulingGate {
-				waits = append(waits, fmt.Sprintf("pod %s is held by the scheduling gate %s", pod.Name, g.Name))
+				waits = append(waits, fmt.Sprintf("pod %s has the scheduling gate %s", pod.Name, g.Name))
 			}
 		}
 		for _, c := range pod.Status.Conditions {
@@ -54,40 +54,40 @@ func waitsFor(ctx context.Context, cluster client.Client, job *unstructured.Unst
 	return waits, nil
 }
 
-// suspendedBy says who suspended the job, and until when; nothing, if nobody did.
-func suspendedBy(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, now time.Time) ([]string, error) {
+// suspendReasons says who suspended the job, and until when. It returns nothing for a job that is not suspended.
+func suspendReasons(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, now time.Time) ([]string, error) {
 	suspended, _ := workload.Suspended(job)
 	switch {
 	case !suspended:
 		return nil, nil
 	case workload.Queued(job):
-		return queueSays(ctx, cluster, job)
-	case job.GetLabels()[evenkeel.GateKey] == "":
-		return []string{"it is suspended, and not by Evenkeel: until whoever did that sets its suspend to false"}, nil
+		return kueueReasons(ctx, cluster, job)
+	case job.GetLabels()[evenkeel.GatedKey] == "":
+		return []string{"it is suspended, but not by Evenkeel: to start it, set its suspend to false"}, nil
 	}
-	waits, err := jobgate.OfJob(job)
+	gated, err := jobgate.FromJob(job)
 	if err != nil {
 		return nil, err
 	}
-	until, err := heldUntil(ctx, cluster, waits, now)
+	until, err := gateStatus(ctx, cluster, gated, now)
 	if err != nil {
 		return nil, err
 	}
 	return []string{"Evenkeel suspended it: " + until}, nil
 }
 
-// heldUntil says what a job of ours is held for, as the controller decides it.
-func heldUntil(ctx context.Context, cluster client.Client, job gate.Job, now time.Time) (string, error) {
-	world, err := jobgate.See(ctx, cluster, "", now) // where Evenkeel is installed, nobody has told
+// gateStatus says what a gated job waits for, by the decision that the controller makes.
+func gateStatus(ctx context.Context, cluster client.Client, job gate.Job, now time.Time) (string, error) {
+	snapshot, err := jobgate.NewSnapshot(ctx, cluster, "", now) // in all namespaces: the one of the checks is not known here
 	if err != nil {
 		return "", err
 	}
-	d := world.Decide(job)
+	d := snapshot.Decide(job)
 	switch {
-	case !d.Holds():
+	case !d.Waits():
 		return "it is about to start: " + d.Message, nil
 	case d.Until.IsZero():
-		return d.Message + "; its policy holds it however long that takes", nil
+		return d.Message + "; its policy lets it wait without a limit", nil
 	}
 	return fmt.Sprintf("%s; it starts in any case at %s (in %s)", d.Message, d.Until.UTC().Format("15:04:05 UTC"), duration.HumanDuration(d.Until.Sub(now))), nil
 }
@@ -98,12 +98,12 @@ var (
 	kueueJobLabel = "kueue.x-k8s.io/job-uid"
 )
 
-// queueSays is what Kueue says about a job that it has not started.
-func queueSays(ctx context.Context, cluster client.Client, job *unstructured.Unstructured) ([]string, error) {
+// kueueReasons says why Kueue has not started the job.
+func kueueReasons(ctx context.Context, cluster client.Client, job *unstructured.Unstructured) ([]string, error) {
 	queue := workload.Queue(job)
 	mapping, err := cluster.RESTMapper().RESTMapping(kueueWorkload)
 	if meta.IsNoMatchError(err) {
-		return []string{fmt.Sprintf("it is in Kueue's queue %s, and the cluster has no Kueue", queue)}, nil
+		return []string{fmt.Sprintf("it is in the Kueue queue %s, but the cluster has no Kueue", queue)}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look for kind %s: %w", kueueWorkload, err)

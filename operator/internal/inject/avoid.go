@@ -4,17 +4,16 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// KeepOff keeps the pod off nodes whose network failed a check: those with the label that only such nodes carry. Without
-// checks no node has it, and nothing changes.
-func KeepOff(pod *corev1.Pod) {
+// AvoidUnhealthyNodes adds a node affinity that excludes nodes whose network failed a check, by the label that only such
+// nodes carry. Without checks no node has the label, and the affinity excludes none.
+func AvoidUnhealthyNodes(pod *corev1.Pod) {
 	if pod.Spec.NodeName != "" {
-		return // it was placed by whoever made it
+		return // its creator chose the node
 	}
 	if pod.Spec.Affinity == nil {
 		pod.Spec.Affinity = &corev1.Affinity{}
@@ -38,9 +37,9 @@ func KeepOff(pod *corev1.Pod) {
 	}
 }
 
-// KeptOff gives those of the nodes that nothing but KeepOff's rule keeps the pod off, as far as its node selector and
-// affinity say. The nodes are ones with the label.
-func KeptOff(pod *corev1.Pod, nodes []corev1.Node) []string {
+// AvoidedNodes returns those of the nodes, all of them unhealthy, that the pod would fit on without the affinity that
+// AvoidUnhealthyNodes added. Only its node selector and affinity count.
+func AvoidedNodes(pod *corev1.Pod, nodes []corev1.Node) []string {
 	required := nodeaffinity.GetRequiredNodeAffinity(pod)
 	var names []string
 	for i := range nodes {
@@ -48,7 +47,7 @@ func KeptOff(pod *corev1.Pod, nodes []corev1.Node) []string {
 		delete(cleared.Labels, evenkeel.HealthKey)
 		now, err := required.Match(&nodes[i])
 		later, err2 := required.Match(cleared)
-		if err == nil && err2 == nil && !now && later { // affinity that makes no sense selects no node
+		if err == nil && err2 == nil && !now && later { // an invalid affinity selects no node
 			names = append(names, nodes[i].Name)
 		}
 	}

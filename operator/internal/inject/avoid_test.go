@@ -9,7 +9,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-func TestKeepOff(t *testing.T) {
+func TestAvoidUnhealthyNodes(t *testing.T) {
 	healthy := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpNotIn, Values: []string{evenkeel.UnhealthyValue}}
 	zone := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}
 	own := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpExists}
@@ -27,7 +27,7 @@ func TestKeepOff(t *testing.T) {
 				p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: test.has}}}
 			}
 			for range 2 { // twice changes nothing
-				KeepOff(p)
+				AvoidUnhealthyNodes(p)
 				if diff := cmp.Diff(test.want, p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms); diff != "" {
 					t.Error(diff)
 				}
@@ -36,7 +36,7 @@ func TestKeepOff(t *testing.T) {
 	}
 	placed := pod(corev1.Container{Name: "main"})
 	placed.Spec.NodeName = "gpu-1"
-	if KeepOff(placed); placed.Spec.Affinity != nil {
+	if AvoidUnhealthyNodes(placed); placed.Spec.Affinity != nil {
 		t.Error("a pod that was placed already is none of our business")
 	}
 }
@@ -71,12 +71,12 @@ func TestKeptOff(t *testing.T) {
 	} {
 		p := pod(corev1.Container{Name: "main"})
 		test.change(p)
-		KeepOff(p)
-		if diff := cmp.Diff(test.want, KeptOff(p, bad)); diff != "" {
+		AvoidUnhealthyNodes(p)
+		if diff := cmp.Diff(test.want, AvoidedNodes(p, bad)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
-	if kept := KeptOff(pod(corev1.Container{Name: "main"}), bad); kept != nil {
+	if kept := AvoidedNodes(pod(corev1.Container{Name: "main"}), bad); kept != nil {
 		t.Errorf("without the rule it keeps off %v", kept)
 	}
 }

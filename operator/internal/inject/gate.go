@@ -8,15 +8,15 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Hold keeps the pod from being scheduled until its nodes are proven, if its label asks for that. The scheduling gate is
-// added to the pod and not to the job's template, so that pods made when Evenkeel is gone have none.
-func Hold(pod *corev1.Pod) {
-	if pod.Labels[evenkeel.GateKey] != evenkeel.GateClosed || pod.Spec.NodeName != "" {
+// addGate adds the scheduling gate if the pod's label asks for it: the pod is not scheduled until its nodes are proven.
+// The gate is added to the pod and not to the job's template, so that pods have none after Evenkeel was uninstalled.
+func addGate(pod *corev1.Pod) {
+	if pod.Labels[evenkeel.GatedKey] != evenkeel.GatedValue || pod.Spec.NodeName != "" {
 		return
 	}
-	if !slices.ContainsFunc(pod.Spec.SchedulingGates, isGate) {
+	if !slices.ContainsFunc(pod.Spec.SchedulingGates, isOurGate) {
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: evenkeel.SchedulingGate})
 	}
 }
 
-func isGate(g corev1.PodSchedulingGate) bool { return g.Name == evenkeel.SchedulingGate }
+func isOurGate(g corev1.PodSchedulingGate) bool { return g.Name == evenkeel.SchedulingGate }

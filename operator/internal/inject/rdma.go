@@ -19,9 +19,9 @@ const (
 	// RDMADomain is that of the resources which the RDMA shared device plugin offers.
 	RDMADomain = "rdma/"
 
-	ipcLock      = corev1.Capability("IPC_LOCK")
-	allOfThem    = corev1.Capability("ALL")
-	networksText = 1024 // bytes that the annotation may have
+	ipcLock          = corev1.Capability("IPC_LOCK")
+	allCapabilities  = corev1.Capability("ALL")
+	maxNetworksBytes = 1024 // bytes that the annotation may have
 )
 
 // RDMA is the device that a job's containers get.
@@ -35,8 +35,8 @@ type RDMA struct {
 	Networks string `json:",omitempty"`
 }
 
-// Device is the one that the spec names; nil: none.
-func Device(spec evenkeel.RDMASpec) *RDMA {
+// NewRDMA is the one that the spec names; nil: none.
+func NewRDMA(spec evenkeel.RDMASpec) *RDMA {
 	if spec.ResourceName == "" {
 		return nil
 	}
@@ -60,7 +60,7 @@ func resolveRDMA(profile *evenkeel.NetworkProfile) *RDMA {
 			spec.ResourceName = profile.Status.RDMAResourceName
 		}
 	}
-	return Device(spec)
+	return NewRDMA(spec)
 }
 
 // annotations are the form in which it travels.
@@ -96,8 +96,8 @@ func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
 		return nil, fmt.Errorf("annotation %s is %q: an extended resource and a number from 1 to 64, such as rdma/hca_shared_devices_a=1", evenkeel.RDMAResourceKey, text)
 	}
 	r := &RDMA{Resource: name, Count: count, Networks: annotations[evenkeel.RDMANetworksKey]}
-	if len(r.Networks) > networksText {
-		return nil, fmt.Errorf("annotation %s has %d bytes: at most %d", evenkeel.RDMANetworksKey, len(r.Networks), networksText)
+	if len(r.Networks) > maxNetworksBytes {
+		return nil, fmt.Errorf("annotation %s has %d bytes: at most %d", evenkeel.RDMANetworksKey, len(r.Networks), maxNetworksBytes)
 	}
 	switch lock := annotations[evenkeel.MemoryLockKey]; lock {
 	case "":
@@ -109,13 +109,13 @@ func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
 	return r, nil
 }
 
-// Devices adds the RDMA device to those containers of a job's pod template that [Apply] adds it to in the pod. Quotas and
+// AddDevices adds the RDMA device to those containers of a job's pod template that [Apply] adds it to in the pod. Quotas and
 // queues go by templates.
-func Devices(spec *corev1.PodSpec, r Resolved) error {
+func AddDevices(spec *corev1.PodSpec, r Resolved) error {
 	if r.RDMA == nil {
 		return nil
 	}
-	containers, err := targets(&corev1.Pod{Spec: *spec}, r)
+	containers, err := selectContainers(&corev1.Pod{Spec: *spec}, r)
 	if err != nil {
 		return err
 	}
@@ -125,21 +125,33 @@ func Devices(spec *corev1.PodSpec, r Resolved) error {
 	return nil
 }
 
-// WantsGPU reports whether any container asks for a GPU.
-func WantsGPU(spec *corev1.PodSpec) bool {
-	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return wantsGPU(&c) })
-}
-
-// Equip adds the device to every container of a pod that Evenkeel makes itself.
-func (r *RDMA) Equip(pod *corev1.Pod) {
-	for i := range pod.Spec.Containers {
-		r.addTo(&pod.Spec.Containers[i])
+// addRDMA adds the RDMA device to the containers, and its networks to the pod.
+func addRDMA(in *injection) error {
+	device := in.resolved.RDMA
+	if device == nil {
+		return nil
 	}
-	r.join(pod)
+	for _, t := range in.targets {
+		if !t.excluded {
+			t.skipped = append(t.skipped, device.addToContainer(t.Container)...)
+		}
+	}
+	if reason := device.addNetworks(in.pod); reason != "" {
+		in.skippedOfPod = append(in.skippedOfPod, reason)
+	}
+	return nil
 }
 
-// addTo adds the device to one container and returns what it left alone.
-func (r *RDMA) addTo(c *corev1.Container) []string {
+// AddTo adds the device to every container of a pod that Evenkeel makes itself.
+func (r *RDMA) AddTo(pod *corev1.Pod) {
+	for i := range pod.Spec.Containers {
+		r.addToContainer(&pod.Spec.Containers[i])
+	}
+	r.addNetworks(pod)
+}
+
+// addToContainer adds the device to one container and returns what it left alone.
+func (r *RDMA) addToContainer(c *corev1.Container) []string {
 	var skipped []string
 	if why := r.addDevice(c); why != "" {
 		skipped = append(skipped, why)
@@ -188,14 +200,14 @@ func (r *RDMA) addCapability(c *corev1.Container) (why string) {
 	switch {
 	case slices.Contains(capabilities.Drop, ipcLock):
 		return fmt.Sprintf("container %s: drops the capability %s itself", c.Name, ipcLock)
-	case !slices.Contains(capabilities.Add, ipcLock) && !slices.Contains(capabilities.Add, allOfThem):
+	case !slices.Contains(capabilities.Add, ipcLock) && !slices.Contains(capabilities.Add, allCapabilities):
 		capabilities.Add = append(capabilities.Add, ipcLock)
 	}
 	return ""
 }
 
-// join adds the pod to the device's networks, unless it names networks itself.
-func (r *RDMA) join(pod *corev1.Pod) (why string) {
+// addNetworks adds the pod to the device's networks, unless it names networks itself.
+func (r *RDMA) addNetworks(pod *corev1.Pod) (why string) {
 	if r.Networks == "" || pod.Annotations[evenkeel.NetworksKey] == r.Networks {
 		return ""
 	}

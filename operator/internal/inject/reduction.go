@@ -16,23 +16,22 @@ import (
 )
 
 const (
-	// KeyName is the job's key in its Secret, KeyFile where containers have it, and KeyFileEnv what tells the plugin and the
-	// servers so.
+	// KeyName is the entry of the job's key in its Secret. KeyFile is its path in containers, and KeyFileEnv the variable that
+	// names that path to the plugin and the servers.
 	KeyName    = "job-key"
 	KeyFile    = keyFolder + "/" + KeyName
 	KeyFileEnv = "EVENKEEL_JOB_KEY_FILE"
-	// JobEnv is what the job is called in the metrics and log lines of its servers.
+	// JobEnv is the variable with the job's name for the metrics and log lines of its servers.
 	JobEnv = "EVENKEEL_JOB"
 
-	mostJob       = 63 // the plugin takes no longer name
+	maxJobName    = 63 // the plugin accepts no longer name
 	keyFolder     = "/var/run/secrets/evenkeel.dev"
 	keyVolumeName = "evenkeel-job-key"
 	serversEnv    = "EVENKEEL_REDUCTION_SERVERS"
-	collNetEnv    = "NCCL_COLLNET_ENABLE"
 )
 
-// ofJob are the variables that a job with reduction servers has of its own: servers and key belong together.
-var ofJob = []string{serversEnv, KeyFileEnv, "EVENKEEL_JOB_KEY"}
+// jobVariables are set by Evenkeel in jobs with reduction servers: addresses and key belong together.
+var jobVariables = []string{serversEnv, KeyFileEnv, "EVENKEEL_JOB_KEY"}
 
 // Reduction is how a job's containers reach its reduction servers.
 type Reduction struct {
@@ -42,18 +41,18 @@ type Reduction struct {
 	Servers []string
 }
 
-// JobName is a job's value of JobEnv. What is too long is cut, and ends in digits that other jobs do not have.
+// JobName is a job's value of JobEnv. A name that is too long is cut, and ends in a hash of the whole.
 func JobName(namespace, name string) string {
 	whole := namespace + "/" + name
-	if len(whole) <= mostJob {
+	if len(whole) <= maxJobName {
 		return whole
 	}
 	sum := sha256.Sum256([]byte(whole))
 	digits := "-" + hex.EncodeToString(sum[:4])
-	return whole[:mostJob-len(digits)] + digits
+	return whole[:maxJobName-len(digits)] + digits
 }
 
-// KeyVolume is the Secret with the job's key. The kubelet starts no container before the Secret is there.
+// KeyVolume is the Secret with the job's key. The kubelet starts no container before the Secret exists.
 func KeyVolume(secret string) corev1.Volume {
 	mode := int32(0o444) // whatever user the container runs as
 	return corev1.Volume{Name: keyVolumeName, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
@@ -61,12 +60,12 @@ func KeyVolume(secret string) corev1.Volume {
 	}}}
 }
 
-// KeyMount is where containers have it.
+// KeyMount is the mount of KeyVolume.
 func KeyMount() corev1.VolumeMount {
 	return corev1.VolumeMount{Name: keyVolumeName, MountPath: keyFolder, ReadOnly: true}
 }
 
-// reductionFromPod reads and checks what Labels and Annotations wrote.
+// reductionFromPod reads and checks what Labels and Annotations wrote. Nil: the job has no servers.
 func reductionFromPod(labels, annotations map[string]string) (*Reduction, error) {
 	service, servers := labels[evenkeel.ReductionClientKey], annotations[evenkeel.ReductionServersKey]
 	if service == "" && servers == "" {
@@ -88,34 +87,46 @@ func reductionFromPod(labels, annotations map[string]string) (*Reduction, error)
 	return r, nil
 }
 
-// deliverKey adds what brings the job's key into the pod.
-func deliverKey(pod *corev1.Pod, r Resolved) error {
-	if r.Reduction == nil {
+// addJobKey adds what containers need to use the job's reduction servers: the key, the addresses and NCCL's switch.
+func addJobKey(in *injection) error {
+	r := in.resolved.Reduction
+	if r == nil {
 		return nil
 	}
-	if err := free(pod, keyVolumeName); err != nil {
+	if err := checkVolumeName(in.pod, keyVolumeName); err != nil {
 		return err
 	}
-	pod.Spec.Volumes = append(pod.Spec.Volumes, KeyVolume(r.Reduction.Service))
+	in.pod.Spec.Volumes = append(in.pod.Spec.Volumes, KeyVolume(r.Service))
+	for _, t := range in.targets {
+		if t.excluded {
+			continue
+		}
+		if own := t.ownJobKey(); own != "" {
+			t.skip("%s itself, and so does without the reduction servers", own)
+			continue
+		}
+		t.usesServers = true
+		t.VolumeMounts = append(t.VolumeMounts, KeyMount())
+		t.Env = append(t.Env,
+			corev1.EnvVar{Name: KeyFileEnv, Value: KeyFile},
+			corev1.EnvVar{Name: serversEnv, Value: strings.Join(r.Servers, ",")})
+		t.setEnv(collNetEnv, "1", false)
+	}
 	return nil
 }
 
-// reach adds to the container what it needs to use the servers: all of it, or nothing where it has a part already, since
-// the job's servers know no other key. Then why says so.
-func reach(c *corev1.Container, r *Reduction) (reached bool, why string) {
-	for _, e := range c.Env {
-		if slices.Contains(ofJob, e.Name) {
-			return false, fmt.Sprintf("container %s: sets %s itself, and so does without the reduction servers", c.Name, e.Name)
+// ownJobKey says which part of the key and the addresses the container has already; empty for none. Such a container gets
+// none of them, since the job's servers know no other key.
+func (t *target) ownJobKey() string {
+	for _, e := range t.Env {
+		if slices.Contains(jobVariables, e.Name) {
+			return "sets " + e.Name
 		}
 	}
-	for _, m := range c.VolumeMounts {
+	for _, m := range t.VolumeMounts {
 		if path.Clean(m.MountPath) == keyFolder {
-			return false, fmt.Sprintf("container %s: mounts %s itself, and so does without the reduction servers", c.Name, keyFolder)
+			return "mounts " + keyFolder
 		}
 	}
-	c.VolumeMounts = append(c.VolumeMounts, KeyMount())
-	c.Env = append(c.Env,
-		corev1.EnvVar{Name: KeyFileEnv, Value: KeyFile},
-		corev1.EnvVar{Name: serversEnv, Value: strings.Join(r.Servers, ",")})
-	return true, ""
+	return ""
 }

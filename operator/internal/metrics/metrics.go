@@ -15,11 +15,11 @@ import (
 
 // What a webhook did with a pod or a job.
 const (
-	Injected    = "injected"
-	Skipped     = "skipped"
-	Refused     = "refused"
-	NotInjected = "not_injected"
-	KeptOff     = "kept_off"
+	Injected     = "injected"
+	Skipped      = "skipped"
+	Refused      = "refused"
+	NotInjected  = "not_injected"
+	AvoidedNodes = "avoided_nodes"
 )
 
 var (
@@ -37,7 +37,7 @@ var (
 		Name: "evenkeel_pods_total", Help: "Pods of annotated jobs: injected; skipped, where something of the user's was left alone; refused; not_injected, which the webhook did not see.",
 	}, []string{"result"})
 	jobs = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; kept_off, if their pods keep off nodes that failed a check.",
+		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; avoided_nodes, if their pods avoid nodes that failed a check.",
 	}, []string{"result"})
 )
 
@@ -55,7 +55,7 @@ func init() {
 	for _, result := range []string{Injected, Skipped, Refused, NotInjected} {
 		pods.WithLabelValues(result)
 	}
-	for _, result := range []string{Injected, Refused, KeptOff} {
+	for _, result := range []string{Injected, Refused, AvoidedNodes} {
 		jobs.WithLabelValues(result)
 	}
 }
@@ -76,5 +76,5 @@ func RunEnded(stage evenkeel.Stage, outcome pairing.Outcome) {
 // Pod counts a pod: Injected, Skipped, Refused or NotInjected.
 func Pod(result string) { pods.WithLabelValues(result).Inc() }
 
-// Job counts a job: Injected, Refused or KeptOff.
+// Job counts a job: Injected, Refused or AvoidedNodes.
 func Job(result string) { jobs.WithLabelValues(result).Inc() }

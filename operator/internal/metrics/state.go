@@ -38,12 +38,12 @@ var (
 	runningDesc   = prometheus.NewDesc("evenkeel_checks_running", "NetworkChecks that have not ended.", nil, nil)
 )
 
-// State tells how nodes and fabrics are. It is told by the replica that works, and read from its cache when somebody asks:
+// StateCollector tells how nodes and fabrics are. It is told by the replica that works, and read from its cache when somebody asks:
 // so it is right after a restart, and what is deleted is told no more.
-type State struct{ reader client.Reader }
+type StateCollector struct{ reader client.Reader }
 
 // SetupWithManager tells the state while the manager leads. Nodes, NodeNetworkHealths and NetworkChecks are watched by others.
-func (s *State) SetupWithManager(mgr manager.Manager) error {
+func (s *StateCollector) SetupWithManager(mgr manager.Manager) error {
 	s.reader = mgr.GetClient()
 	return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 		if err := metrics.Registry.Register(s); err != nil {
@@ -56,14 +56,14 @@ func (s *State) SetupWithManager(mgr manager.Manager) error {
 }
 
 // Describe implements prometheus.Collector.
-func (s *State) Describe(out chan<- *prometheus.Desc) {
+func (s *StateCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{nodesDesc, unhealthyDesc, measuredDesc, usualDesc, checkedDesc, fabricDesc, runningDesc} {
 		out <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (s *State) Collect(out chan<- prometheus.Metric) {
+func (s *StateCollector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	var nodes corev1.NodeList

@@ -30,7 +30,7 @@ func told(t *testing.T, objects ...client.Object) []string {
 		}
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&State{fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()})
+	registry.MustRegister(&StateCollector{fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()})
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

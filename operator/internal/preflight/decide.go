@@ -21,8 +21,8 @@ type Options struct {
 	Seed uint64
 }
 
-// Work is one run of the benchmark. Stage, Round and Index identify it; they are the same whenever it is derived.
-type Work struct {
+// PlannedRun is one run of the benchmark. Stage, Round and Index identify it; they are the same whenever it is derived.
+type PlannedRun struct {
 	Stage        evenkeel.Stage
 	Round, Index int
 	Nodes        []string
@@ -31,7 +31,7 @@ type Work struct {
 }
 
 // Name is short and fit for parts of objects' names, such as p1-12.
-func (w Work) Name() string {
+func (w PlannedRun) Name() string {
 	letter := strings.ToLower(string(w.Stage[:1]))
 	if w.Stage == evenkeel.StageRDMA {
 		letter = "v" // of verbs: Rails has the other
@@ -52,14 +52,14 @@ const (
 	reasonFallback    = string(pairing.ReasonFallback)
 	reasonWrongData   = string(pairing.ReasonWrongData)
 	reasonUnfinished  = string(pairing.ReasonUnfinished)
-	leastGang         = 3   // two are a pair, which was tried
+	minGangNodes      = 3   // two are a pair, which was tried
 	slowRail          = 0.5 // of the median of a node's rails
 	messageUnfinished = "rounds are still to come"
 
 	// TransportRDMA is what a network says of itself that used RDMA.
 	TransportRDMA = "rdma"
-	// leastLocked is less than any training needs over RDMA, and more than what container runtimes give by default.
-	leastLocked = 64 << 20
+	// minLockedMemory is less than any training needs over RDMA, and more than what container runtimes give by default.
+	minLockedMemory = 64 << 20
 )
 
 // NodeResult is the verdict on a node.
@@ -82,8 +82,8 @@ type FabricResult struct {
 
 // Decision is what the record amounts to.
 type Decision struct {
-	// Work without a result; none when the verdicts are final.
-	Work []Work
+	// Pending without a result; none when the verdicts are final.
+	Pending []PlannedRun
 	// Stage, Round, and how many of its runs there are in all.
 	Stage        evenkeel.Stage
 	Round, Total int
@@ -98,9 +98,9 @@ type Decision struct {
 
 // Decide gives what to run now, or the final verdicts; verdicts that are not final are there too.
 func Decide(o Options, r *Record) Decision {
-	s := &state{Options: o, record: r, results: make([]NodeResult, len(r.Nodes)), done: make(map[workKey]bool, len(r.Runs))}
+	s := &state{Options: o, record: r, results: make([]NodeResult, len(r.Nodes)), done: make(map[runKey]bool, len(r.Runs))}
 	for i := range r.Runs {
-		s.done[workKey{r.Runs[i].Stage, r.Runs[i].Round, r.Runs[i].Index}] = true
+		s.done[runKey{r.Runs[i].Stage, r.Runs[i].Round, r.Runs[i].Index}] = true
 	}
 	for i, n := range r.Nodes {
 		s.results[i] = NodeResult{Node: n, Stage: evenkeel.StageCapacity}
@@ -108,11 +108,11 @@ func Decide(o Options, r *Record) Decision {
 	for _, stage := range []struct {
 		name evenkeel.Stage
 		do   func()
-	}{{evenkeel.StageLocal, s.local}, {evenkeel.StageRDMA, s.rdma}, {evenkeel.StagePairs, s.pairs}, {evenkeel.StageRails, s.rails}, {evenkeel.StageGang, s.gang}} {
+	}{{evenkeel.StageLocal, s.stageLocal}, {evenkeel.StageRDMA, s.stageRDMA}, {evenkeel.StagePairs, s.stagePairs}, {evenkeel.StageRails, s.stageRails}, {evenkeel.StageGang, s.stageGang}} {
 		if s.has(stage.name) {
 			stage.do()
 		}
-		if len(s.out.Work) > 0 {
+		if len(s.out.Pending) > 0 {
 			s.out.Stage = stage.name
 			break
 		}
@@ -120,8 +120,8 @@ func Decide(o Options, r *Record) Decision {
 	return s.finish()
 }
 
-// workKey is what identifies a work.
-type workKey struct {
+// runKey is what identifies a work.
+type runKey struct {
 	stage        evenkeel.Stage
 	round, index int
 }
@@ -129,7 +129,7 @@ type workKey struct {
 type state struct {
 	Options
 	record  *Record
-	done    map[workKey]bool
+	done    map[runKey]bool
 	results []NodeResult
 	pairing pairing.Decision
 	out     Decision
@@ -137,8 +137,8 @@ type state struct {
 
 func (s *state) has(stage evenkeel.Stage) bool { return slices.Contains(s.Stages, stage) }
 
-// open are the places of the nodes that no stage has anything against.
-func (s *state) open() []int {
+// undecided are the places of the nodes that no stage has anything against.
+func (s *state) undecided() []int {
 	var open []int
 	for i := range s.results {
 		if s.results[i].Verdict == "" {
@@ -148,22 +148,22 @@ func (s *state) open() []int {
 	return open
 }
 
-// plan asks for those of the works that have no result, unless the check has ended, and reports whether all have one.
-func (s *state) plan(round int, works []Work) bool {
-	missing := slices.DeleteFunc(slices.Clone(works), func(w Work) bool { return s.done[workKey{w.Stage, w.Round, w.Index}] })
+// planMissing asks for those of the works that have no result, unless the check has ended, and reports whether all have one.
+func (s *state) planMissing(round int, works []PlannedRun) bool {
+	missing := slices.DeleteFunc(slices.Clone(works), func(w PlannedRun) bool { return s.done[runKey{w.Stage, w.Round, w.Index}] })
 	if s.record.Ended == "" && len(missing) > 0 {
-		s.out.Work, s.out.Round, s.out.Total = missing, round, len(works)
+		s.out.Pending, s.out.Round, s.out.Total = missing, round, len(works)
 	}
 	return len(missing) == 0
 }
 
-func (s *state) set(at int, stage evenkeel.Stage, v pairing.Verdict, reason, message string) {
+func (s *state) setNode(at int, stage evenkeel.Stage, v pairing.Verdict, reason, message string) {
 	n := &s.results[at]
 	n.Stage, n.Verdict, n.Reason, n.Message = stage, v, reason, message
 }
 
-// runs calls visit for each run of a stage.
-func (s *state) runs(stage evenkeel.Stage, visit func(run *Run)) {
+// eachRun calls visit for each run of a stage.
+func (s *state) eachRun(stage evenkeel.Stage, visit func(run *Run)) {
 	for i := range s.record.Runs {
 		if run := &s.record.Runs[i]; run.Stage == stage {
 			visit(run)
@@ -171,8 +171,8 @@ func (s *state) runs(stage evenkeel.Stage, visit func(run *Run)) {
 	}
 }
 
-// flaw is what a run has against it, besides its speed: a reason and a line, empty if nothing.
-func (s *state) flaw(run *Run) (reason, message string) {
+// runProblem is what a run has against it, besides its speed: a reason and a line, empty if nothing.
+func (s *state) runProblem(run *Run) (reason, message string) {
 	_, networks := s.record.names(run)
 	used, wanted := s.record.transports(run), s.record.Transport
 	if run.Stage == evenkeel.StageRDMA {
@@ -202,50 +202,50 @@ func (s *state) flaw(run *Run) (reason, message string) {
 	return "", ""
 }
 
-// local tries each node by itself.
-func (s *state) local() { s.inside(evenkeel.StageLocal, s.open()) }
+// stageLocal tries each node by itself.
+func (s *state) stageLocal() { s.runInsideNodes(evenkeel.StageLocal, s.undecided()) }
 
-// rdma tries each node that has the device by itself, over RDMA alone. Where all runs have to use RDMA, a node without it is
+// stageRDMA tries each node that has the device by itself, over RDMA alone. Where all runs have to use RDMA, a node without it is
 // of no use; elsewhere it is left out.
-func (s *state) rdma() {
+func (s *state) stageRDMA() {
 	var having []int
-	for _, at := range s.open() {
+	for _, at := range s.undecided() {
 		switch {
 		case s.record.Nodes[at].RDMA:
 			having = append(having, at)
 		case s.record.Transport == TransportRDMA:
-			s.set(at, evenkeel.StageRDMA, pairing.Fail, ReasonNoRDMA, "the node does not offer the RDMA device that jobs get")
+			s.setNode(at, evenkeel.StageRDMA, pairing.Fail, ReasonNoRDMA, "the node does not offer the RDMA device that jobs get")
 		}
 	}
-	s.inside(evenkeel.StageRDMA, having)
+	s.runInsideNodes(evenkeel.StageRDMA, having)
 }
 
-// inside runs a stage within each of the nodes. What most nodes have in common is not the nodes' fault but that of what
+// runInsideNodes runs a stage within each of the nodes. What most nodes have in common is not the nodes' fault but that of what
 // they run.
-func (s *state) inside(stage evenkeel.Stage, places []int) {
-	var works []Work
+func (s *state) runInsideNodes(stage evenkeel.Stage, places []int) {
+	var works []PlannedRun
 	for _, at := range places {
-		works = append(works, Work{Stage: stage, Round: 1, Index: at, Nodes: []string{s.record.Nodes[at].Name}, Device: -1})
+		works = append(works, PlannedRun{Stage: stage, Round: 1, Index: at, Nodes: []string{s.record.Nodes[at].Name}, Device: -1})
 	}
-	s.plan(1, works)
+	s.planMissing(1, works)
 	tested, bad := 0, 0
-	s.runs(stage, func(run *Run) {
+	s.eachRun(stage, func(run *Run) {
 		at := run.Nodes[0]
 		if s.results[at].Verdict != "" {
 			return
 		}
 		tested++
-		reason, message := s.flaw(run)
-		if stage == evenkeel.StageRDMA && s.locksTooLittle(run) {
+		reason, message := s.runProblem(run)
+		if stage == evenkeel.StageRDMA && s.lockedMemoryTooLow(run) {
 			reason, message = ReasonMemoryLock, fmt.Sprintf("pods may lock %d KiB of memory, which RDMA needs much more of: raise LimitMEMLOCK of the container runtime's service on the node, to infinity", *run.LockedMemory>>10)
 		}
 		switch reason {
 		case "":
 		case reasonFault:
-			s.set(at, stage, pairing.Inconclusive, reason, message)
+			s.setNode(at, stage, pairing.Inconclusive, reason, message)
 		default:
 			bad++
-			s.set(at, stage, pairing.Fail, reason, "inside the node: "+message)
+			s.setNode(at, stage, pairing.Fail, reason, "inside the node: "+message)
 		}
 	})
 	if bad > 1 && 2*bad > tested {
@@ -259,36 +259,36 @@ func (s *state) inside(stage evenkeel.Stage, places []int) {
 	}
 }
 
-// locksTooLittle reports whether the run's processes may lock less memory than RDMA works with. With the capability the
+// lockedMemoryTooLow reports whether the run's processes may lock less memory than RDMA works with. With the capability the
 // limit does not count.
-func (s *state) locksTooLittle(run *Run) bool {
+func (s *state) lockedMemoryTooLow(run *Run) bool {
 	exempt := s.record.Plugin[evenkeel.MemoryLockKey] != ""
-	return !exempt && run.LockedMemory != nil && *run.LockedMemory >= 0 && *run.LockedMemory < leastLocked
+	return !exempt && run.LockedMemory != nil && *run.LockedMemory >= 0 && *run.LockedMemory < minLockedMemory
 }
 
-func (s *state) pairs() {
+func (s *state) stagePairs() {
 	check := pairing.Check{Network: s.Network, Thresholds: s.Thresholds, Seed: s.Seed}
 	places := map[string]int{}
-	for _, at := range s.open() {
+	for _, at := range s.undecided() {
 		n := s.record.Nodes[at]
 		places[n.Name] = at
 		check.Nodes = append(check.Nodes, pairing.Node{Name: n.Name, Pool: n.Pool})
 	}
-	s.runs(evenkeel.StagePairs, func(run *Run) {
+	s.eachRun(evenkeel.StagePairs, func(run *Run) {
 		nodes, _ := s.record.names(run)
-		networks := s.carriers(run)
+		networks := s.effectiveNetworks(run)
 		check.Runs = append(check.Runs, pairing.Run{Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
 	})
 	s.pairing = pairing.Decide(check)
 	if next := s.pairing.Next; next != nil && s.record.Ended == "" {
 		for _, g := range next.Groups {
-			s.out.Work = append(s.out.Work, Work{Stage: evenkeel.StagePairs, Round: next.Number, Index: g.Index, Nodes: g.Nodes, Device: -1})
+			s.out.Pending = append(s.out.Pending, PlannedRun{Stage: evenkeel.StagePairs, Round: next.Number, Index: g.Index, Nodes: g.Nodes, Device: -1})
 		}
 		s.out.Round, s.out.Total = next.Number, next.Total
 	}
 	for _, n := range s.pairing.Nodes {
 		at := places[n.Name]
-		s.set(at, evenkeel.StagePairs, n.Verdict, string(n.Reason), n.Message)
+		s.setNode(at, evenkeel.StagePairs, n.Verdict, string(n.Reason), n.Message)
 		s.results[at].BusBW = n.BusBW
 	}
 	for _, f := range s.pairing.Fabrics {
@@ -297,7 +297,7 @@ func (s *state) pairs() {
 			out.MinBusBW = s.pairing.Limits[f.Pools[0]].MinBusBW
 		}
 		if len(f.BadLinks) > 0 {
-			out.Message += s.badLinks(check.Runs, f.BadLinks)
+			out.Message += s.badLinksMessage(check.Runs, f.BadLinks)
 		}
 		s.out.Fabrics = append(s.out.Fabrics, out)
 	}
@@ -312,9 +312,9 @@ func (s *state) pairs() {
 	s.out.Median = Median(speeds)
 }
 
-// carriers are what carried a run, as package verdict compares it with the wanted network: another transport than the wanted
+// effectiveNetworks are what carried a run, as package verdict compares it with the wanted network: another transport than the wanted
 // one is another network, and a run that does not say its transport does not say what carried it.
-func (s *state) carriers(run *Run) []string {
+func (s *state) effectiveNetworks(run *Run) []string {
 	_, networks := s.record.names(run)
 	wanted := s.record.Transport
 	if wanted == "" {
@@ -331,8 +331,8 @@ func (s *state) carriers(run *Run) []string {
 	return networks
 }
 
-// badLinks names runs that were bad between good nodes.
-func (s *state) badLinks(runs []pairing.Run, links []int) string {
+// badLinksMessage names runs that were bad between good nodes.
+func (s *state) badLinksMessage(runs []pairing.Run, links []int) string {
 	var all []string
 	for i, at := range links {
 		if i == 3 {
@@ -344,11 +344,11 @@ func (s *state) badLinks(runs []pairing.Run, links []int) string {
 	return "; bad between good nodes: " + strings.Join(all, ", ")
 }
 
-// rails tries each device of the nodes that failed with a partner of their pool that passed.
-func (s *state) rails() {
+// stageRails tries each device of the nodes that failed with a partner of their pool that passed.
+func (s *state) stageRails() {
 	type suspect struct{ at, partner int }
 	var suspects []suspect
-	var works []Work
+	var works []PlannedRun
 	for at := range s.results {
 		n := &s.results[at]
 		if n.Stage != evenkeel.StagePairs || n.Verdict != pairing.Fail || n.Reason == reasonFallback {
@@ -366,11 +366,11 @@ func (s *state) rails() {
 		sus := suspect{at, partners[len(suspects)%len(partners)]}
 		suspects = append(suspects, sus)
 		for device := range s.Rails {
-			works = append(works, Work{Stage: evenkeel.StageRails, Round: device + 1, Index: at, Device: device,
+			works = append(works, PlannedRun{Stage: evenkeel.StageRails, Round: device + 1, Index: at, Device: device,
 				Nodes: []string{n.Name, s.results[sus.partner].Name}})
 		}
 	}
-	if !s.plan(1, works) {
+	if !s.planMissing(1, works) {
 		return
 	}
 	for _, sus := range suspects {
@@ -384,7 +384,7 @@ func (s *state) rails() {
 func (s *state) slowRails(at int) string {
 	speeds := make([]float64, s.Rails)
 	var known []float64
-	s.runs(evenkeel.StageRails, func(run *Run) {
+	s.eachRun(evenkeel.StageRails, func(run *Run) {
 		device := run.Round - 1
 		if run.Nodes[0] != at || device >= s.Rails || run.Outcome == pairing.Fault {
 			if run.Nodes[0] == at && device < s.Rails {
@@ -408,8 +408,8 @@ func (s *state) slowRails(at int) string {
 	return strings.Join(slow, ", ") + fmt.Sprintf(" of the rails' median %.4g", middle)
 }
 
-// gang runs all nodes of each pool that passed, together.
-func (s *state) gang() {
+// stageGang runs all nodes of each pool that passed, together.
+func (s *state) stageGang() {
 	members := map[string][]string{}
 	var pools []string
 	for i := range s.results {
@@ -421,18 +421,18 @@ func (s *state) gang() {
 		}
 	}
 	slices.Sort(pools)
-	var works []Work
+	var works []PlannedRun
 	for i, pool := range pools {
-		if len(members[pool]) >= leastGang {
-			works = append(works, Work{Stage: evenkeel.StageGang, Round: 1, Index: i, Nodes: members[pool], Device: -1})
+		if len(members[pool]) >= minGangNodes {
+			works = append(works, PlannedRun{Stage: evenkeel.StageGang, Round: 1, Index: i, Nodes: members[pool], Device: -1})
 		}
 	}
-	s.plan(1, works)
-	s.runs(evenkeel.StageGang, func(run *Run) {
+	s.planMissing(1, works)
+	s.eachRun(evenkeel.StageGang, func(run *Run) {
 		pool := s.record.Nodes[run.Nodes[0]].Pool
 		f := FabricResult{Pools: []string{pool}, Verdict: pairing.Pass, Reason: string(pairing.ReasonProven), MinBusBW: s.pairing.Limits[pool].MinBusBW}
 		f.Message = fmt.Sprintf("all %d nodes together reach %.4g GB/s", len(run.Nodes), run.BusBW)
-		switch reason, message := s.flaw(run); {
+		switch reason, message := s.runProblem(run); {
 		case reason == reasonFault:
 			f.Verdict, f.Reason, f.Message = pairing.Inconclusive, reason, "all nodes together: "+message
 		case reason != "":
@@ -455,7 +455,7 @@ func (s *state) finish() Decision {
 		switch {
 		case s.record.Ended != "":
 			n.Verdict, n.Reason, n.Message = pairing.Inconclusive, reasonUnfinished, s.record.Ended
-		case len(s.out.Work) > 0:
+		case len(s.out.Pending) > 0:
 			n.Verdict, n.Reason, n.Message = pairing.Inconclusive, reasonUnfinished, messageUnfinished
 		case s.has(evenkeel.StageRDMA) && n.RDMA:
 			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageRDMA, pairing.Pass, ReasonReady, "RDMA works inside the node"

@@ -35,15 +35,15 @@ var all = Options{Network: "Evenkeel", Rails: 4, Seed: 7, Stages: []evenkeel.Sta
 }}
 
 // play runs a check to its end, and returns how many runs each stage had.
-func play(t *testing.T, o Options, r *Record, run func(Work) Measurement) (Decision, map[evenkeel.Stage]int) {
+func play(t *testing.T, o Options, r *Record, run func(PlannedRun) Measurement) (Decision, map[evenkeel.Stage]int) {
 	t.Helper()
 	counts := map[evenkeel.Stage]int{}
 	for range 1000 {
 		d := Decide(o, r)
-		if len(d.Work) == 0 {
+		if len(d.Pending) == 0 {
 			return d, counts
 		}
-		for _, w := range d.Work {
+		for _, w := range d.Pending {
 			if w.Stage != d.Stage {
 				t.Errorf("work of stage %s in stage %s", w.Stage, d.Stage)
 			}
@@ -71,7 +71,7 @@ func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
 	r := pool(8)
 	r.Nodes[0].Verdict, r.Nodes[0].Reason = pairing.Fail, ReasonMissingGPUs
 	seen := map[string]bool{}
-	d, counts := play(t, all, r, func(w Work) Measurement {
+	d, counts := play(t, all, r, func(w PlannedRun) Measurement {
 		for _, n := range w.Nodes {
 			seen[string(w.Stage)+n] = true
 		}
@@ -98,7 +98,7 @@ func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
 }
 
 func TestWhatMostNodesFailByThemselvesIsNotTheirFault(t *testing.T) {
-	d, counts := play(t, all, pool(5), func(w Work) Measurement {
+	d, counts := play(t, all, pool(5), func(w PlannedRun) Measurement {
 		if w.Nodes[0] == "gpu-0004" {
 			return good(1)
 		}
@@ -115,7 +115,7 @@ func TestWhatMostNodesFailByThemselvesIsNotTheirFault(t *testing.T) {
 }
 
 func TestASlowRailIsNamed(t *testing.T) {
-	d, counts := play(t, all, pool(6), func(w Work) Measurement {
+	d, counts := play(t, all, pool(6), func(w PlannedRun) Measurement {
 		bad := strings.Contains(strings.Join(w.Nodes, " "), "gpu-0003")
 		switch {
 		case bad && w.Stage == evenkeel.StagePairs, bad && w.Stage == evenkeel.StageRails && w.Device == 2:
@@ -132,7 +132,7 @@ func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
 	for name, gang := range map[string]Measurement{
 		"slow": good(10), "broken": {Outcome: pairing.Broken, Detail: "rank 3 is gone"}, "no result": {Outcome: pairing.Fault, Detail: "evicted"},
 	} {
-		d, _ := play(t, all, pool(4), func(w Work) Measurement {
+		d, _ := play(t, all, pool(4), func(w PlannedRun) Measurement {
 			if w.Stage == evenkeel.StageGang {
 				return gang
 			}
@@ -153,7 +153,7 @@ func TestACheckThatEndsEarlySaysSo(t *testing.T) {
 	r := pool(4)
 	r.Ended = "the check's time was up"
 	d := Decide(all, r)
-	if len(d.Work) != 0 || d.Verdict != pairing.Inconclusive {
+	if len(d.Pending) != 0 || d.Verdict != pairing.Inconclusive {
 		t.Fatalf("%+v", d)
 	}
 	for _, n := range d.Nodes {
@@ -168,7 +168,7 @@ func TestACheckThatEndsEarlySaysSo(t *testing.T) {
 
 func TestTheRecordTravels(t *testing.T) {
 	r := pool(4)
-	play(t, all, r, func(Work) Measurement { return good(40) })
+	play(t, all, r, func(PlannedRun) Measurement { return good(40) })
 	text, err := r.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +204,7 @@ func FuzzDecode(f *testing.F) {
 // TestALargePoolFitsIntoAConfigMap has every node fail with a long reason, which is the most that there can be to say.
 func TestALargePoolFitsIntoAConfigMap(t *testing.T) {
 	r := pool(5000)
-	d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w Work) Measurement {
+	d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w PlannedRun) Measurement {
 		if w.Index%20 == 0 {
 			return Measurement{Outcome: pairing.Broken, Detail: strings.Repeat("long ", 100)}
 		}
@@ -223,7 +223,7 @@ func TestALargePoolFitsIntoAConfigMap(t *testing.T) {
 func TestTheReportIsWellFormed(t *testing.T) {
 	r := pool(3)
 	r.Nodes[0].Name = `<a&"b`
-	d, _ := play(t, all, r, func(w Work) Measurement {
+	d, _ := play(t, all, r, func(w PlannedRun) Measurement {
 		if w.Stage == evenkeel.StagePairs {
 			return Measurement{Outcome: pairing.Broken, Detail: "a | b < c"}
 		}
@@ -285,10 +285,10 @@ func BenchmarkDecide(b *testing.B) {
 			o := Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StagePairs}}
 			for {
 				d := Decide(o, r)
-				if len(d.Work) == 0 {
+				if len(d.Pending) == 0 {
 					break
 				}
-				for _, w := range d.Work {
+				for _, w := range d.Pending {
 					m := good(40)
 					for _, n := range w.Nodes {
 						if strings.HasSuffix(n, "50") && w.Stage == evenkeel.StagePairs {
@@ -316,7 +316,7 @@ func over(transport string, locked int64) Measurement {
 
 func TestStageRDMA(t *testing.T) {
 	const unlimited, much, little = -1, 1 << 30, 8 << 20
-	local := func(w Work) bool { return w.Stage == evenkeel.StageLocal }
+	local := func(w PlannedRun) bool { return w.Stage == evenkeel.StageLocal }
 	for name, test := range map[string]struct {
 		strict bool // every run has to use RDMA
 		lacks  bool // gpu-0000 has no device
@@ -348,7 +348,7 @@ func TestStageRDMA(t *testing.T) {
 			if test.strict {
 				r.Transport = TransportRDMA
 			}
-			d, counts := play(t, withRDMA, r, func(w Work) Measurement {
+			d, counts := play(t, withRDMA, r, func(w PlannedRun) Measurement {
 				if w.Stage == evenkeel.StageRDMA && w.Nodes[0] == "gpu-0000" {
 					return test.odd
 				}
@@ -376,7 +376,7 @@ func TestTooLittleLockedEverywhereBlamesNoNode(t *testing.T) {
 	for i := range r.Nodes {
 		r.Nodes[i].RDMA = true
 	}
-	d, _ := play(t, withRDMA, r, func(Work) Measurement { return over("rdma", 64<<10) })
+	d, _ := play(t, withRDMA, r, func(PlannedRun) Measurement { return over("rdma", 64<<10) })
 	if len(d.Fabrics) != 1 || d.Fabrics[0].Reason != ReasonPlugin || d.Verdict != pairing.Fail {
 		t.Errorf("%+v", d.Fabrics)
 	}
@@ -393,7 +393,7 @@ func TestARunThatHadToUseRDMAAndDidNotFailsItsNode(t *testing.T) {
 	} {
 		r := pool(6)
 		r.Transport = TransportRDMA
-		d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w Work) Measurement {
+		d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w PlannedRun) Measurement {
 			if strings.Contains(strings.Join(w.Nodes, " "), "gpu-0002") {
 				return over(transport, -1)
 			}
@@ -408,7 +408,7 @@ func TestARunThatHadToUseRDMAAndDidNotFailsItsNode(t *testing.T) {
 func TestWorksHaveNamesOfTheirOwn(t *testing.T) {
 	names := map[string]evenkeel.Stage{}
 	for _, stage := range []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang} {
-		name := Work{Stage: stage, Round: 1, Index: 2}.Name()
+		name := PlannedRun{Stage: stage, Round: 1, Index: 2}.Name()
 		if other, taken := names[name]; taken {
 			t.Errorf("%s and %s are both %s", stage, other, name)
 		}

@@ -83,7 +83,7 @@ type Measurement struct {
 const maxDetail = 240
 
 // Add records that the work came to this. A second result of the same work is ignored; it reports whether it was the first.
-func (r *Record) Add(w Work, m Measurement) bool {
+func (r *Record) Add(w PlannedRun, m Measurement) bool {
 	if r.Has(w) {
 		return false
 	}
@@ -104,7 +104,7 @@ func (r *Record) Add(w Work, m Measurement) bool {
 }
 
 // Has reports whether the work has a result.
-func (r *Record) Has(w Work) bool {
+func (r *Record) Has(w PlannedRun) bool {
 	return slices.ContainsFunc(r.Runs, func(run Run) bool {
 		return run.Stage == w.Stage && run.Round == w.Round && run.Index == w.Index
 	})

@@ -11,8 +11,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
-// Files are a report for people.
-type Files struct{ Markdown, SVG string }
+// ReportFiles are a report for people.
+type ReportFiles struct{ Markdown, SVG string }
 
 // Bounds of a report: a ConfigMap takes 1 MiB, and a page's reader less.
 const (
@@ -23,8 +23,8 @@ const (
 )
 
 // Report writes the check's findings as Markdown, and the pairs as a heat map.
-func Report(name string, r *Record, d Decision) Files {
-	return Files{Markdown: markdown(name, r, d), SVG: heatMap(r, d)}
+func Report(name string, r *Record, d Decision) ReportFiles {
+	return ReportFiles{Markdown: markdown(name, r, d), SVG: heatMap(r, d)}
 }
 
 func markdown(name string, r *Record, d Decision) string {
@@ -55,14 +55,14 @@ func markdown(name string, r *Record, d Decision) string {
 	if len(d.Fabrics) > 0 {
 		b.WriteString("\n## Fabric\n\n| pool | verdict | reason | at least GB/s | |\n|---|---|---|---|---|\n")
 		for _, f := range d.Fabrics[:min(len(d.Fabrics), maxListed)] {
-			fmt.Fprintf(&b, "| %s | %s | %s | %.4g | %s |\n", strings.Join(f.Pools, ", "), f.Verdict, f.Reason, f.MinBusBW, inCell(f.Message))
+			fmt.Fprintf(&b, "| %s | %s | %s | %.4g | %s |\n", strings.Join(f.Pools, ", "), f.Verdict, f.Reason, f.MinBusBW, escapeCell(f.Message))
 		}
 	}
 	b.WriteString("\n## Nodes\n\n| node | verdict | stage | reason | best GB/s | |\n|---|---|---|---|---|---|\n")
 	nodes := slices.Clone(d.Nodes)
 	slices.SortStableFunc(nodes, func(a, b NodeResult) int { return cmp.Compare(rank(a.Verdict), rank(b.Verdict)) })
 	for _, n := range nodes[:min(len(nodes), maxListed)] {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.4g | %s |\n", n.Name, n.Verdict, n.Stage, n.Reason, n.BusBW, inCell(n.Message))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.4g | %s |\n", n.Name, n.Verdict, n.Stage, n.Reason, n.BusBW, escapeCell(n.Message))
 	}
 	if more := len(nodes) - maxListed; more > 0 {
 		fmt.Fprintf(&b, "\nand %d more, as good or better; record.json has all of them.\n", more)
@@ -70,7 +70,7 @@ func markdown(name string, r *Record, d Decision) string {
 	return b.String()
 }
 
-func inCell(s string) string { return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s) }
+func escapeCell(s string) string { return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s) }
 
 func rank(v pairing.Verdict) int {
 	return slices.Index([]pairing.Verdict{pairing.Fail, pairing.Inconclusive, pairing.Pass}, v)
@@ -78,7 +78,7 @@ func rank(v pairing.Verdict) int {
 
 // heatMap draws the runs of stage Pairs: a row and a column for each node, a square for each pair that met.
 func heatMap(r *Record, d Decision) string {
-	drawn := chooseDrawn(r, d)
+	drawn := selectDrawn(r, d)
 	at := map[int]int{}
 	for place, node := range drawn {
 		at[node] = place
@@ -114,7 +114,7 @@ func heatMap(r *Record, d Decision) string {
 					continue
 				}
 				fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>%s - %s: %s</title></rect>`+"\n",
-					left+cell*px, left+cell*py, cell-1, cell-1, colourOf(run, d.Median), escape(r.Nodes[x].Name), escape(r.Nodes[y].Name), escape(told(run)))
+					left+cell*px, left+cell*py, cell-1, cell-1, colourOf(run, d.Median), escape(r.Nodes[x].Name), escape(r.Nodes[y].Name), escape(describeRun(run)))
 			}
 		}
 	}
@@ -122,8 +122,8 @@ func heatMap(r *Record, d Decision) string {
 	return b.String()
 }
 
-// chooseDrawn gives the places of the nodes to draw, in the order of their names.
-func chooseDrawn(r *Record, d Decision) []int {
+// selectDrawn gives the places of the nodes to draw, in the order of their names.
+func selectDrawn(r *Record, d Decision) []int {
 	weight := make([]int, len(r.Nodes))
 	for i := range d.Nodes {
 		weight[i] = 2 * rank(d.Nodes[i].Verdict)
@@ -162,7 +162,7 @@ func colourOf(run *Run, median float64) string {
 	return fmt.Sprintf("hsl(%d,70%%,50%%)", int(120*share))
 }
 
-func told(run *Run) string {
+func describeRun(run *Run) string {
 	switch run.Outcome {
 	case pairing.Measured:
 		return fmt.Sprintf("%.4g GB/s, round %d", run.BusBW, run.Round)

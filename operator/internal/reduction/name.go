@@ -15,8 +15,8 @@ const (
 	MetricsPort = 9470
 )
 
-// stem is how much of the job's name fits before "-reduce-" and eight digits: a StatefulSet's name may have 52 characters.
-const stem = 36
+// maxStem is how much of the job's name fits before "-reduce-" and eight digits: a StatefulSet's name may have 52 characters.
+const maxStem = 36
 
 // Name names the servers of a job that is being created, given the job's name and the creation's UID. A job that is deleted
 // and created anew at once gets new servers, and a key that the old ones do not have, under a name that the old ones do
@@ -27,7 +27,7 @@ func Name(job string, creation types.UID) string {
 		job = "j" + job // host names begin with a letter
 	}
 	sum := sha256.Sum256([]byte(creation))
-	return strings.TrimRight(job[:min(len(job), stem)], "-") + "-reduce-" + hex.EncodeToString(sum[:4])
+	return strings.TrimRight(job[:min(len(job), maxStem)], "-") + "-reduce-" + hex.EncodeToString(sum[:4])
 }
 
 // Endpoints are the servers' addresses, host:port.

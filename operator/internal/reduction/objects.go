@@ -21,17 +21,17 @@ import (
 const (
 	// Container is the server's, in its pod.
 	Container = "reduction-server"
-	// drain is how long a server that is told to end goes on for what is under way, in seconds; grace is how long it has
+	// drainSeconds is how long a server that is told to end goes on for what is under way, in seconds; grace is how long it has
 	// for that and its end.
-	drain, grace = 30, 45
-	// overhead is what a server needs besides its buffers.
-	overhead = 256 << 20
-	user     = 65532
+	drainSeconds, graceSeconds = 30, 45
+	// memoryOverhead is what a server needs besides its buffers.
+	memoryOverhead = 256 << 20
+	user           = 65532
 )
 
 // Objects are what a service is made of, but for its key: running is how many servers there shall be now.
 func Objects(service *evenkeel.ReductionService, running int32) []client.Object {
-	return []client.Object{headless(service), budget(service), policy(service), servers(service, running)}
+	return []client.Object{headless(service), disruptionBudget(service), networkPolicy(service), statefulSet(service, running)}
 }
 
 // Key is the Secret with the job's key: 64 hexadecimal digits.
@@ -39,16 +39,16 @@ func Key(service *evenkeel.ReductionService, key []byte) *corev1.Secret {
 	yes := true
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: meta(service), Type: corev1.SecretTypeOpaque, Immutable: &yes,
+		ObjectMeta: objectMeta(service), Type: corev1.SecretTypeOpaque, Immutable: &yes,
 		Data: map[string][]byte{inject.KeyName: key},
 	}
 }
 
-// meta is the metadata of everything: it goes with the service, which goes with the job.
-func meta(service *evenkeel.ReductionService) metav1.ObjectMeta {
+// objectMeta is the metadata of everything: it goes with the service, which goes with the job.
+func objectMeta(service *evenkeel.ReductionService) metav1.ObjectMeta {
 	yes, no := true, false
 	return metav1.ObjectMeta{
-		Namespace: service.Namespace, Name: service.Name, Labels: ofServer(service),
+		Namespace: service.Namespace, Name: service.Name, Labels: serverLabels(service),
 		OwnerReferences: []metav1.OwnerReference{{
 			APIVersion: evenkeel.GroupVersion.String(), Kind: "ReductionService", Name: service.Name, UID: service.UID,
 			Controller: &yes, BlockOwnerDeletion: &no,
@@ -56,12 +56,12 @@ func meta(service *evenkeel.ReductionService) metav1.ObjectMeta {
 	}
 }
 
-func ofServer(service *evenkeel.ReductionService) map[string]string {
+func serverLabels(service *evenkeel.ReductionService) map[string]string {
 	return map[string]string{evenkeel.ReductionServerKey: service.Name}
 }
 
 func selectServers(service *evenkeel.ReductionService) *metav1.LabelSelector {
-	return &metav1.LabelSelector{MatchLabels: ofServer(service)}
+	return &metav1.LabelSelector{MatchLabels: serverLabels(service)}
 }
 
 func selectClients(service *evenkeel.ReductionService) *metav1.LabelSelector {
@@ -73,9 +73,9 @@ func selectClients(service *evenkeel.ReductionService) *metav1.LabelSelector {
 func headless(service *evenkeel.ReductionService) *corev1.Service {
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: meta(service),
+		ObjectMeta: objectMeta(service),
 		Spec: corev1.ServiceSpec{
-			ClusterIP: corev1.ClusterIPNone, Selector: ofServer(service),
+			ClusterIP: corev1.ClusterIPNone, Selector: serverLabels(service),
 			Ports: []corev1.ServicePort{
 				{Name: "reduction", Port: Port, TargetPort: intstr.FromInt32(Port), Protocol: corev1.ProtocolTCP},
 				{Name: "metrics", Port: MetricsPort, TargetPort: intstr.FromInt32(MetricsPort), Protocol: corev1.ProtocolTCP},
@@ -84,22 +84,22 @@ func headless(service *evenkeel.ReductionService) *corev1.Service {
 	}
 }
 
-// budget keeps servers from being evicted: with one of them the whole job would end.
-func budget(service *evenkeel.ReductionService) *policyv1.PodDisruptionBudget {
+// disruptionBudget keeps servers from being evicted: with one of them the whole job would end.
+func disruptionBudget(service *evenkeel.ReductionService) *policyv1.PodDisruptionBudget {
 	none := intstr.FromInt32(0)
 	return &policyv1.PodDisruptionBudget{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "policy/v1", Kind: "PodDisruptionBudget"},
-		ObjectMeta: meta(service),
+		ObjectMeta: objectMeta(service),
 		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &none, Selector: selectServers(service)},
 	}
 }
 
-// policy lets the job's pods reach the servers, and anyone the metrics; a server calls back those that called it, and nobody else.
-func policy(service *evenkeel.ReductionService) *networkingv1.NetworkPolicy {
+// networkPolicy lets the job's pods reach the servers, and anyone the metrics; a server calls back those that called it, and nobody else.
+func networkPolicy(service *evenkeel.ReductionService) *networkingv1.NetworkPolicy {
 	tcp, port, metrics := corev1.ProtocolTCP, intstr.FromInt32(Port), intstr.FromInt32(MetricsPort)
 	return &networkingv1.NetworkPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
-		ObjectMeta: meta(service),
+		ObjectMeta: objectMeta(service),
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: *selectServers(service),
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
@@ -117,11 +117,11 @@ func policy(service *evenkeel.ReductionService) *networkingv1.NetworkPolicy {
 	}
 }
 
-func servers(service *evenkeel.ReductionService, running int32) *appsv1.StatefulSet {
-	pod := server(service)
+func statefulSet(service *evenkeel.ReductionService, running int32) *appsv1.StatefulSet {
+	pod := serverPod(service)
 	return &appsv1.StatefulSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "StatefulSet"},
-		ObjectMeta: meta(service),
+		ObjectMeta: objectMeta(service),
 		Spec: appsv1.StatefulSetSpec{
 			Replicas: &running, ServiceName: service.Name, Selector: selectServers(service),
 			PodManagementPolicy: appsv1.ParallelPodManagement,
@@ -132,12 +132,12 @@ func servers(service *evenkeel.ReductionService, running int32) *appsv1.Stateful
 	}
 }
 
-// server is a pod that fits the restricted standard, unless its profile has asked for a capability, and may do nothing in
+// serverPod is a pod that fits the restricted standard, unless its profile has asked for a capability, and may do nothing in
 // the cluster.
-func server(service *evenkeel.ReductionService) *corev1.Pod {
-	yes, no, seconds, id := true, false, int64(grace), int64(user)
+func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
+	yes, no, seconds, id := true, false, int64(graceSeconds), int64(user)
 	spec := service.Spec.Server.WithDefaults()
-	memory := *resource.NewQuantity(spec.Memory.Value()+overhead, resource.BinarySI)
+	memory := *resource.NewQuantity(spec.Memory.Value()+memoryOverhead, resource.BinarySI)
 	threads := max(1, spec.CPU.Value())
 	probe := func(path string, failures int32) *corev1.Probe {
 		return &corev1.Probe{
@@ -146,7 +146,7 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 		}
 	}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Labels: ofServer(service)},
+		ObjectMeta: metav1.ObjectMeta{Labels: serverLabels(service)},
 		Spec: corev1.PodSpec{
 			AutomountServiceAccountToken: &no, EnableServiceLinks: &no, TerminationGracePeriodSeconds: &seconds,
 			PriorityClassName: service.Spec.PriorityClassName,
@@ -156,7 +156,7 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 			},
 			NodeSelector: spec.NodeSelector, Tolerations: tolerations(spec.Tolerations),
 			Affinity:                  affinity(service, spec.Placement),
-			TopologySpreadConstraints: spread(service, spec.Placement),
+			TopologySpreadConstraints: spreadConstraints(service, spec.Placement),
 			Volumes:                   []corev1.Volume{inject.KeyVolume(service.Name)},
 			Containers: []corev1.Container{{
 				Name: Container, Image: service.Spec.Image, ImagePullPolicy: corev1.PullIfNotPresent,
@@ -165,7 +165,7 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 					fmt.Sprintf("--memory=%d", spec.Memory.Value()),
 					// Without a limit the server would take the host for its own.
 					fmt.Sprintf("--threads=%d", threads),
-					fmt.Sprintf("--drain-timeout=%ds", drain),
+					fmt.Sprintf("--drain-timeout=%ds", drainSeconds),
 				},
 				Env: []corev1.EnvVar{
 					{Name: inject.KeyFileEnv, Value: inject.KeyFile},
@@ -192,8 +192,8 @@ func server(service *evenkeel.ReductionService) *corev1.Pod {
 	for _, e := range service.Spec.Environment {
 		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: e.Name, Value: e.Value})
 	}
-	equip(pod, service)
-	inject.KeepOff(pod)
+	addDevice(pod, service)
+	inject.AvoidUnhealthyNodes(pod)
 	return pod
 }
 
@@ -222,8 +222,8 @@ func affinity(service *evenkeel.ReductionService, placement evenkeel.PlacementSp
 	return a
 }
 
-// spread keeps servers on different hosts, and in different domains if that is wished.
-func spread(service *evenkeel.ReductionService, placement evenkeel.PlacementSpec) []corev1.TopologySpreadConstraint {
+// spreadConstraints keeps servers on different hosts, and in different domains if that is wished.
+func spreadConstraints(service *evenkeel.ReductionService, placement evenkeel.PlacementSpec) []corev1.TopologySpreadConstraint {
 	keys := []string{corev1.LabelHostname}
 	if placement.Mode == evenkeel.PlacementSpread && placement.TopologyKey != corev1.LabelHostname {
 		keys = append(keys, placement.TopologyKey)

@@ -18,8 +18,8 @@ const (
 	Off  = "Off"
 )
 
-// leastMemory is what a server needs for its buffers to do anything at all.
-const leastMemory = 16 << 20
+// minMemory is what a server needs for its buffers to do anything at all.
+const minMemory = 16 << 20
 
 // Servers is how many a job of so many workers gets: what it asks for in the annotation, else what its profile says. An
 // error is the user's to mend, or that of whoever wrote the profile.
@@ -29,7 +29,7 @@ func Servers(asked string, profile *evenkeel.NetworkProfile, workers int) (int, 
 		return 0, err
 	}
 	server := profile.Spec.Reduction.Server.WithDefaults()
-	if server.CPU.Sign() <= 0 || server.Memory.Value() < leastMemory {
+	if server.CPU.Sign() <= 0 || server.Memory.Value() < minMemory {
 		return 0, fmt.Errorf("NetworkProfile %s: reduction.server has cpu %s and memory %s: a server needs some, and at least 16Mi",
 			profile.Name, server.CPU, server.Memory)
 	}
@@ -38,7 +38,7 @@ func Servers(asked string, profile *evenkeel.NetworkProfile, workers int) (int, 
 
 func count(asked string, profile *evenkeel.NetworkProfile, workers int) (int, error) {
 	spec := profile.Spec.Reduction
-	most := Most(profile)
+	most := MaxServers(profile)
 	switch asked {
 	case Off:
 		return 0, nil
@@ -65,8 +65,8 @@ func count(asked string, profile *evenkeel.NetworkProfile, workers int) (int, er
 	return number, nil
 }
 
-// Most is how many servers a job of the profile may have.
-func Most(profile *evenkeel.NetworkProfile) int {
+// MaxServers is how many servers a job of the profile may have.
+func MaxServers(profile *evenkeel.NetworkProfile) int {
 	spec := profile.Spec.Reduction
 	switch {
 	case spec.Mode == evenkeel.ReductionOff:

@@ -13,10 +13,10 @@ import (
 // portSettings is what the names of settings that choose RDMA ports, and say how they are used, begin with.
 const portSettings = "NCCL_IB_"
 
-// Connect writes into a service what carries its data: as in the profile's jobs, the device that they get included. With
+// SetTransport writes into a service what carries its data: as in the profile's jobs, the device that they get included. With
 // mode Auto servers get it only if every node offers it that they may run on, since they would run on no other; with mode
 // RDMA always.
-func Connect(service *evenkeel.ReductionService, profile *evenkeel.NetworkProfile, nodes []corev1.Node) {
+func SetTransport(service *evenkeel.ReductionService, profile *evenkeel.NetworkProfile, nodes []corev1.Node) {
 	of, spec := inject.Resolve(profile, ""), &service.Spec
 	spec.Transport, spec.Environment = *profile.Spec.Transport.DeepCopy(), nil
 	for _, name := range of.Variables() {
@@ -29,16 +29,16 @@ func Connect(service *evenkeel.ReductionService, profile *evenkeel.NetworkProfil
 		return
 	}
 	spec.Transport.RDMA.ResourceName = of.RDMA.Resource
-	if offering, all := Offering(service, nodes); spec.Transport.Mode != evenkeel.TransportRDMA && (offering == 0 || offering < all) {
+	if offering, all := CountOffering(service, nodes); spec.Transport.Mode != evenkeel.TransportRDMA && (offering == 0 || offering < all) {
 		spec.Transport.RDMA.ResourceName = ""
 	}
 }
 
-// Offering counts the nodes that the service's servers may run on: those that offer its device, and all.
-func Offering(service *evenkeel.ReductionService, nodes []corev1.Node) (offering, all int) {
+// CountOffering counts the nodes that the service's servers may run on: those that offer its device, and all.
+func CountOffering(service *evenkeel.ReductionService, nodes []corev1.Node) (offering, all int) {
 	anywhere := service.DeepCopy()
 	anywhere.Spec.Transport.RDMA.ResourceName = ""
-	fits, fitsOtherwise := gate.Fitting([]*corev1.PodSpec{&server(service).Spec}), gate.Fitting([]*corev1.PodSpec{&server(anywhere).Spec})
+	fits, fitsOtherwise := gate.NodeFilter([]*corev1.PodSpec{&serverPod(service).Spec}), gate.NodeFilter([]*corev1.PodSpec{&serverPod(anywhere).Spec})
 	for i := range nodes {
 		if fits(&nodes[i]) {
 			offering++
@@ -50,14 +50,14 @@ func Offering(service *evenkeel.ReductionService, nodes []corev1.Node) (offering
 	return offering, all
 }
 
-// equip gives the service's device to a server. The capability to lock memory counts only for root, so that who asks for it
+// addDevice gives the service's device to a server. The capability to lock memory counts only for root, so that who asks for it
 // gets a server that is.
-func equip(pod *corev1.Pod, service *evenkeel.ReductionService) {
-	device := inject.Device(service.Spec.Transport.RDMA)
+func addDevice(pod *corev1.Pod, service *evenkeel.ReductionService) {
+	device := inject.NewRDMA(service.Spec.Transport.RDMA)
 	if device == nil {
 		return
 	}
-	device.Equip(pod)
+	device.AddTo(pod)
 	if device.LockMemory {
 		root, no := int64(0), false
 		security := pod.Spec.SecurityContext

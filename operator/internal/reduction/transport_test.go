@@ -65,7 +65,7 @@ func TestServersGetTheDeviceOfTheirJob(t *testing.T) {
 		"TCP":            {profiled(evenkeel.TransportTCP, func(p *evenkeel.NetworkProfile) { p.Spec.Transport.RDMA.ResourceName = hca }), nodes("r1"), ""},
 	} {
 		service := newService(func(s *evenkeel.ReductionServiceSpec) { s.Server = test.profile.Spec.Reduction.Server })
-		Connect(service, test.profile, test.nodes)
+		SetTransport(service, test.profile, test.nodes)
 		if got := service.Spec.Transport.RDMA.ResourceName; got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
@@ -80,7 +80,7 @@ func TestOffering(t *testing.T) {
 	service := newService(func(s *evenkeel.ReductionServiceSpec) { s.Transport.RDMA.ResourceName = hca })
 	list := nodes("r1", "r2", "other", "r-small")
 	list[3].Status.Allocatable[corev1.ResourceMemory] = resource.MustParse("1Gi")
-	if offering, all := Offering(service, list); offering != 2 || all != 3 {
+	if offering, all := CountOffering(service, list); offering != 2 || all != 3 {
 		t.Errorf("%d of %d nodes", offering, all)
 	}
 }
@@ -91,7 +91,7 @@ func TestServersAreToldWhatCarriesTheData(t *testing.T) {
 		p.Spec.Environment = []evenkeel.EnvironmentVariable{{Name: "NCCL_SOCKET_IFNAME", Value: "eth0"}, {Name: "NCCL_IB_HCA", Value: "=mlx5_1"}, {Name: "NCCL_DEBUG", Value: "INFO"}}
 	})
 	service := newService(nil)
-	Connect(service, profile, nodes("r1"))
+	SetTransport(service, profile, nodes("r1"))
 	want := []corev1.EnvVar{
 		{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/var/run/secrets/evenkeel.dev/job-key"}, {Name: "EVENKEEL_WORKERS", Value: "1"},
 		{Name: "EVENKEEL_TRANSPORT", Value: "rdma"}, {Name: "NCCL_IB_HCA", Value: "=mlx5_1"},

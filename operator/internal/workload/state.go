@@ -6,21 +6,21 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// ends are the conditions by which the kinds say that a job has ended, well or not.
-var ends = []string{"Succeeded", "Complete", "Completed", "Failed"}
+// finishedConditions are the conditions by which the kinds say that a job has ended, well or not.
+var finishedConditions = []string{"Succeeded", "Complete", "Completed", "Failed"}
 
-// phases are those by which a kind without conditions (Volcano's Job) says so.
-var phases = []string{"Completed", "Failed", "Aborted", "Terminated"}
+// finishedPhases are those by which a kind without conditions (Volcano's Job) says so.
+var finishedPhases = []string{"Completed", "Failed", "Aborted", "Terminated"}
 
 // Finished reports whether the job has ended.
 func Finished(job *unstructured.Unstructured) bool {
-	if phase, _, _ := unstructured.NestedString(job.Object, "status", "state", "phase"); slices.Contains(phases, phase) {
+	if phase, _, _ := unstructured.NestedString(job.Object, "status", "state", "phase"); slices.Contains(finishedPhases, phase) {
 		return true
 	}
 	conditions, _, _ := unstructured.NestedSlice(job.Object, "status", "conditions") // a new job has none
 	return slices.ContainsFunc(conditions, func(item any) bool {
 		c, ok := item.(map[string]any)
 		kind, _ := c["type"].(string)
-		return ok && c["status"] == "True" && slices.Contains(ends, kind)
+		return ok && c["status"] == "True" && slices.Contains(finishedConditions, kind)
 	})
 }

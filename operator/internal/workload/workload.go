@@ -94,7 +94,7 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 	}
 	var all []Template
 	for _, path := range k.templates {
-		found, err := collect(job.Object, path, "")
+		found, err := findTemplates(job.Object, path, "")
 		if err != nil {
 			return nil, err
 		}
@@ -111,7 +111,7 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 	return all, nil
 }
 
-func collect(at any, path []string, walked string) ([]Template, error) {
+func findTemplates(at any, path []string, walked string) ([]Template, error) {
 	object, isObject := at.(map[string]any)
 	switch {
 	case len(path) == 1 && path[0] == "?" && at == nil:
@@ -123,7 +123,7 @@ func collect(at any, path []string, walked string) ([]Template, error) {
 		}
 		var found []Template
 		for i, item := range list {
-			templates, err := collect(item, path[1:], walked+"["+strconv.Itoa(i)+"]")
+			templates, err := findTemplates(item, path[1:], walked+"["+strconv.Itoa(i)+"]")
 			if err != nil {
 				return nil, err
 			}
@@ -145,12 +145,12 @@ func collect(at any, path []string, walked string) ([]Template, error) {
 		if walked != "" {
 			name = walked + "." + key
 		}
-		templates, err := collect(object[key], path[1:], name)
+		templates, err := findTemplates(object[key], path[1:], name)
 		if err != nil {
 			return nil, err
 		}
 		for i := range templates {
-			templates[i].Pods *= pods(object)
+			templates[i].Pods *= podCount(object)
 		}
 		found = append(found, templates...)
 	}
@@ -234,15 +234,15 @@ func (t Template) AddResources(add func(*corev1.PodSpec) error) error {
 				if _, had := kind.was[name]; had {
 					continue // as the user wrote it, whose 1000m would come out as 1
 				}
-				nested(nested(container, "resources"), kind.field)[string(name)] = quantity.String()
+				ensureObject(ensureObject(container, "resources"), kind.field)[string(name)] = quantity.String()
 			}
 		}
 	}
 	return unstructured.SetNestedSlice(t.content, list, "spec", "containers")
 }
 
-// nested returns the object in a field, which is made if it is absent or null.
-func nested(holder map[string]any, field string) map[string]any {
+// ensureObject returns the object in a field, which is made if it is absent or null.
+func ensureObject(holder map[string]any, field string) map[string]any {
 	in, ok := holder[field].(map[string]any)
 	if !ok {
 		in = map[string]any{}
@@ -251,8 +251,8 @@ func nested(holder map[string]any, field string) map[string]any {
 	return in
 }
 
-// pods is how many pods an object on the way to a template asks for, of each that is asked for above; one where it does not say.
-func pods(holder map[string]any) int {
+// podCount is how many pods an object on the way to a template asks for, of each that is asked for above; one where it does not say.
+func podCount(holder map[string]any) int {
 	for _, field := range []string{"replicas", "parallelism"} {
 		if n, ok := number(holder[field]); ok {
 			return n

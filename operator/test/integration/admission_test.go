@@ -98,7 +98,7 @@ func TestDeliveries(t *testing.T) {
 			}
 			terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 			if e := terms[0].MatchExpressions; len(terms) != 1 || len(e) != 1 || e[0].Key != evenkeel.HealthKey || e[0].Operator != corev1.NodeSelectorOpNotIn {
-				t.Errorf("it does not keep off nodes that failed a check: %+v", terms)
+				t.Errorf("it does not avoid nodes that failed a check: %+v", terms)
 			}
 		})
 	}

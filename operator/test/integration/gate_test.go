@@ -59,14 +59,14 @@ func said(t *testing.T, about client.Object, reason string) string {
 	return ""
 }
 
-// The webhook holds a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
+// The webhook gates a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
 // run: the job starts because of that.
 func TestAJobIsHeldAndStarted(t *testing.T) {
-	pool := map[string]string{"pool": "held"}
+	pool := map[string]string{"pool": "gated"}
 	for i := range 2 {
-		newReadyNode(t, fmt.Sprintf("held-%d", i), pool)
+		newReadyNode(t, fmt.Sprintf("gated-%d", i), pool)
 	}
-	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "held"}}
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "gated"}}
 	policy.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: pool}
 	policy.Spec.Triggers = evenkeel.TriggerSpec{JobStart: evenkeel.SwitchEnabled, NewNodes: evenkeel.SwitchDisabled}
 	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
@@ -91,14 +91,14 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			job := heldJob(t, kind, ns, pool)
 			createJob(t, job)
-			if suspended, _ := workload.Suspended(job); !suspended || job.GetLabels()[evenkeel.GateKey] != evenkeel.GateClosed {
-				t.Fatalf("the job is not held: %v", job.Object)
+			if suspended, _ := workload.Suspended(job); !suspended || job.GetLabels()[evenkeel.GatedKey] != evenkeel.GatedValue {
+				t.Fatalf("the job is not gated: %v", job.Object)
 			}
 			eventually(t, "the job starts", func(ctx context.Context) (bool, error) {
 				err := admin.Get(ctx, client.ObjectKeyFromObject(job), job)
 				suspended, _ := workload.Suspended(job)
-				_, held := job.GetLabels()[evenkeel.GateKey]
-				return !suspended && !held, err
+				_, gated := job.GetLabels()[evenkeel.GatedKey]
+				return !suspended && !gated, err
 			})
 			if said := said(t, job, gate.ReasonNotProven); !strings.Contains(said, "could not be run: spec.runner.image is not set") {
 				t.Errorf("the job heard %q", said)
@@ -106,7 +106,7 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 
 			free := heldJob(t, kind, ns, pool)
 			free.SetName("free")
-			free.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.PreflightKey: evenkeel.PreflightOff})
+			free.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.GateKey: evenkeel.GateDisabled})
 			mine := heldJob(t, kind, ns, pool)
 			mine.SetName("mine")
 			if err := workload.Suspend(mine, true); err != nil {
@@ -114,25 +114,25 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 			}
 			for name, job := range map[string]*unstructured.Unstructured{"free": free, "mine": mine} {
 				createJob(t, job)
-				if suspended, _ := workload.Suspended(job); suspended != (name == "mine") || job.GetLabels()[evenkeel.GateKey] != "" {
+				if suspended, _ := workload.Suspended(job); suspended != (name == "mine") || job.GetLabels()[evenkeel.GatedKey] != "" {
 					t.Errorf("%s: %v", name, job.Object)
 				}
 			}
 		})
 	}
-	// Jobs that cannot be suspended are held pod by pod.
+	// Jobs that cannot be suspended are gated pod by pod.
 	for name, text := range map[string]string{
 		"Volcano's Job":   `{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, spec: {minAvailable: 2, tasks: [{name: worker, replicas: 2, template: T}]}}`,
 		"LeaderWorkerSet": `{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, spec: {leaderWorkerTemplate: {size: 2, leaderTemplate: T, workerTemplate: T}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			job := &unstructured.Unstructured{}
-			text := strings.ReplaceAll(text, "emplate: T", `emplate: {spec: {nodeSelector: {pool: held}, containers: [{name: c, image: "registry.example.com/train:1"}]}}`)
+			text := strings.ReplaceAll(text, "emplate: T", `emplate: {spec: {nodeSelector: {pool: gated}, containers: [{name: c, image: "registry.example.com/train:1"}]}}`)
 			if err := yaml.UnmarshalStrict([]byte(text), &job.Object); err != nil {
 				t.Fatal(err)
 			}
 			job.SetNamespace(ns)
-			job.SetName("held")
+			job.SetName("gated")
 			job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default"})
 			createJob(t, job)
 			templates, err := workload.Templates(job)
@@ -146,8 +146,8 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 				}
 				// What the kind's controller makes of the template.
 				pod := createPod(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-					Namespace: ns, GenerateName: "held-", Annotations: template.Annotations(),
-					Labels:          map[string]string{evenkeel.ProfileKey: template.Label(evenkeel.ProfileKey), evenkeel.GateKey: template.Label(evenkeel.GateKey)},
+					Namespace: ns, GenerateName: "gated-", Annotations: template.Annotations(),
+					Labels:          map[string]string{evenkeel.ProfileKey: template.Label(evenkeel.ProfileKey), evenkeel.GatedKey: template.Label(evenkeel.GatedKey)},
 					OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(job, job.GroupVersionKind())},
 				}, Spec: *spec})
 				if len(pod.Spec.SchedulingGates) != 1 || pod.Spec.SchedulingGates[0].Name != evenkeel.SchedulingGate || pod.Annotations[evenkeel.InjectedKey] == "" {
@@ -155,7 +155,7 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 				}
 				eventually(t, "the pod of "+template.Path+" may be scheduled", func(ctx context.Context) (bool, error) {
 					err := admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)
-					return len(pod.Spec.SchedulingGates) == 0 && pod.Labels[evenkeel.GateKey] == "", err
+					return len(pod.Spec.SchedulingGates) == 0 && pod.Labels[evenkeel.GatedKey] == "", err
 				})
 			}
 			if said := said(t, job, gate.ReasonNotProven); !strings.Contains(said, "could not be run: spec.runner.image is not set") {
@@ -164,6 +164,6 @@ func TestAJobIsHeldAndStarted(t *testing.T) {
 		})
 	}
 	bad := heldJob(t, "Job", ns, pool)
-	bad.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.PreflightKey: "No"})
-	refused(t, dryRun(t.Context(), bad), `evenkeel.dev/preflight is "No": Gate or Off`)
+	bad.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.GateKey: "No"})
+	refused(t, dryRun(t.Context(), bad), `evenkeel.dev/gate is "No": Enabled or Disabled`)
 }

@@ -333,7 +333,7 @@ func TestPermissionsEndWhereTheWorkDoes(t *testing.T) {
 		{"evenkeel-controller", "delete", "", "nodes", "", "modern", false},
 		{"evenkeel-webhook", "patch", "", "nodes", "", "modern", false},
 		{"evenkeel-controller", "create", "", "pods", "default", "", false},
-		// Of what is held, another one.
+		// Of what is gated, another one.
 		{"evenkeel-controller", "patch", "", "pods", "default", "mine", true},
 		{"evenkeel-controller", "patch", "batch", "jobs", "default", "mine", true},
 		{"evenkeel-controller", "delete", "batch", "jobs", "default", "mine", false},

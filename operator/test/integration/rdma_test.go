@@ -76,7 +76,7 @@ func TestRDMAAloneNeedsADevice(t *testing.T) {
 	}})
 	ns := newNamespace(t, nil)
 	job, _ := newJob("Job", ns, without.Name)
-	refused(t, dryRun(t.Context(), job), "asks for RDMA and nothing else", "none of 0 nodes")
+	refused(t, dryRun(t.Context(), job), "requires RDMA and has no device", "none of 0 nodes")
 	job, templates := newJob("Job", ns, named.Name)
 	createJob(t, job)
 	pod := createPod(t, podOf(t, job, templates[0]))
@@ -145,7 +145,7 @@ func TestReductionServersGetTheDevice(t *testing.T) {
 	}
 	eventually(t, "the job hears so", heard(job.GetNamespace(), job, "EvenkeelReductionWithoutRDMA", "not every node that they may run on offered "+device))
 
-	// Who asks for RDMA and nothing else waits, and hears why.
+	// A job that requires RDMA waits, and an Event says why.
 	strict := newProfile(t, "servers-strict", spec(evenkeel.TransportRDMA, evenkeel.RDMASpec{ResourceName: "rdma/to_come", MemoryLock: evenkeel.MemoryLockCapability}))
 	job, _ = reducing(t, "PyTorchJob", newNamespace(t, nil), strict.Name, "1")
 	service = waitService(t, job, "waits", condition(evenkeel.ReasonNoNodeHasDevice))

@@ -50,8 +50,9 @@ const patience = 60 * time.Second
 // A clock runs as fast as any other, and can be put forward.
 type clock struct{ ahead atomic.Int64 }
 
-func (c *clock) now() time.Time           { return time.Now().Add(time.Duration(c.ahead.Load())) }
-func (c *clock) advance(by time.Duration) { c.ahead.Add(int64(by)) }
+func (c *clock) Now() time.Time                  { return time.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+func (c *clock) advance(by time.Duration)        { c.ahead.Add(int64(by)) }
 
 // start runs the controllers, with the chart's permissions, until the returned function is called. Those that go by days
 // and hours have their own clock.
@@ -72,12 +73,12 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 	if err != nil {
 		t.Fatal(err)
 	}
-	demand := networkcheckpolicy.NewDemand()
-	keeper := jobgate.Keeper{Namespace: namespace, Demand: demand, Now: calendar.now, Poll: 100 * time.Millisecond}
+	requests := networkcheckpolicy.NewCheckRequests()
+	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Clock: calendar, Poll: 100 * time.Millisecond}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
-		&networkcheck.Controller{Namespace: namespace, BenchImage: benchName, Logs: f, Now: c.now, Poll: 50 * time.Millisecond},
-		&nodenetworkhealth.Results{}, &nodenetworkhealth.Marks{Now: calendar.now}, &networkcheckpolicy.Controller{Namespace: namespace, Demand: demand, Now: calendar.now},
-		&suspend.Controller{Keeper: keeper}, &kueue.Controller{Keeper: keeper},
+		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, Logs: f, Clock: c, Poll: 50 * time.Millisecond},
+		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: calendar}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Clock: calendar},
+		&suspend.Reconciler{Evaluator: evaluator}, &kueue.Reconciler{Evaluator: evaluator},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			t.Fatal(err)

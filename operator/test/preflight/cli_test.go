@@ -141,8 +141,8 @@ func TestThePluginExplainsJobs(t *testing.T) {
 			}
 		}
 	})
-	words := []string{"Job default/llama: profile default", pluginName, "ImageVolume, in /opt/evenkeel/plugin", "EVENKEEL_FLOWS=4", "llama-0", "left as it was: container c sets NCCL_NET_PLUGIN itself",
-		"it is suspended, and not by Evenkeel", "gate example.com/gate", "keep off\n  why-0"}
+	words := []string{"Job default/llama: profile default", pluginName, "ImageVolume, in /opt/evenkeel/plugin", "EVENKEEL_FLOWS=4", "llama-0", "left unchanged: container c sets NCCL_NET_PLUGIN itself",
+		"it is suspended, but not by Evenkeel", "gate example.com/gate", "Its pods avoid\n  why-0"}
 	plugin(t, config, cli.ExitPass, "why llama", words...)
 	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
 	plugin(t, config, cli.ExitPass, "why plain", "has no annotation evenkeel.dev/profile")
@@ -155,14 +155,14 @@ func TestThePluginSaysWhatAJobWaitsFor(t *testing.T) {
 	config := kubeconfig(t)
 	newNodes(t, "waits", 2)
 	newPolicy(t, "waits", onStart(nil))
-	held := newJob(t, "PyTorchJob", "waits", nil)
+	gated := newJob(t, "PyTorchJob", "waits", nil)
 	plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "It waits\n  Evenkeel suspended it: waits until the network of waits-0, waits-1 is checked; it starts in any case at", "It has no pods")
 	elsewhere := newJob(t, "Job", "nowhere", nil)
 	plugin(t, config, cli.ExitPass, "why "+elsewhere.GetName(), "Evenkeel suspended it: it is about to start: none of the nodes")
 
 	// A pod that the job's controller made by way of another object, and one that is none of the job's.
 	child := newJob(t, "Job", "waits", func(j *unstructured.Unstructured) {
-		j.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(held, held.GroupVersionKind())})
+		j.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(gated, gated.GroupVersionKind())})
 	})
 	for _, owner := range []*unstructured.Unstructured{child, elsewhere} {
 		pod := &corev1.Pod{
@@ -184,7 +184,7 @@ func TestThePluginSaysWhatAJobWaitsFor(t *testing.T) {
 			}
 		})
 	}
-	out := plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "of-job-waits", "1 of its pods are held by the scheduling gate evenkeel.dev/preflight: waits until the network of waits-0, waits-1")
+	out := plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "of-job-waits", "1 of its pods have the scheduling gate evenkeel.dev/preflight: waits until the network of waits-0, waits-1")
 	if strings.Contains(out, "of-job-nowhere") {
 		t.Errorf("the pod of another job is listed:\n%s", out)
 	}

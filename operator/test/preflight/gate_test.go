@@ -24,7 +24,7 @@ import (
 // users is where jobs are: not where checks run.
 const users = "default"
 
-// newJob makes a job as the webhook leaves one that is held, for the pool's nodes; it goes with the test.
+// newJob makes a job as the webhook leaves a gated one, for the pool's nodes; it goes with the test.
 func newJob(t *testing.T, kind, pool string, change func(*unstructured.Unstructured)) *unstructured.Unstructured {
 	t.Helper()
 	template := map[string]any{"spec": map[string]any{
@@ -40,7 +40,7 @@ func newJob(t *testing.T, kind, pool string, change func(*unstructured.Unstructu
 	job.SetNamespace(users)
 	job.SetName(strings.ToLower(kind) + "-" + pool)
 	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default"})
-	job.SetLabels(map[string]string{evenkeel.GateKey: evenkeel.GateClosed})
+	job.SetLabels(map[string]string{evenkeel.GatedKey: evenkeel.GatedValue})
 	if err := workload.Suspend(job, true); err != nil {
 		t.Fatal(err)
 	}
@@ -64,14 +64,14 @@ func state(ctx context.Context, job *unstructured.Unstructured) (string, error) 
 		return "", err
 	}
 	suspended, _ := workload.Suspended(job)
-	_, held := job.GetLabels()[evenkeel.GateKey]
-	return fmt.Sprintf("suspended %t, held %t", suspended, held), nil
+	_, gated := job.GetLabels()[evenkeel.GatedKey]
+	return fmt.Sprintf("suspended %t, gated %t", suspended, gated), nil
 }
 
 const (
-	waiting   = "suspended true, held true"
-	started   = "suspended false, held false"
-	suspended = "suspended true, held false"
+	waiting   = "suspended true, gated true"
+	started   = "suspended false, gated false"
+	suspended = "suspended true, gated false"
 )
 
 func isState(t *testing.T, job *unstructured.Unstructured, want string) {
@@ -120,7 +120,7 @@ func look(t *testing.T, job client.Object) {
 	}
 }
 
-// onStart makes a policy that holds jobs and checks for nothing else.
+// onStart makes a policy that gates jobs and checks for nothing else.
 func onStart(change func(*evenkeel.NetworkCheckPolicySpec)) func(*evenkeel.NetworkCheckPolicySpec) {
 	return func(s *evenkeel.NetworkCheckPolicySpec) {
 		s.Triggers.JobStart, s.Triggers.NewNodes = evenkeel.SwitchEnabled, evenkeel.SwitchDisabled
@@ -147,7 +147,7 @@ func TestJobsStartWhenTheirNodesAreProven(t *testing.T) {
 			isState(t, mine, started)
 			isTold(t, mine, gate.ReasonChecking, pool+"-0, "+bad)
 			isTold(t, mine, gate.ReasonProven, "3 nodes that it may run on is proven, that of "+bad+" failed")
-			// Its pods are kept off the bad node by the label, so that has to be there first.
+			// Its pods avoid the bad node by the label, so that has to be there first.
 			if got, err := carried(t.Context(), bad); err != nil || got != "False TooSlow|unhealthy|" {
 				t.Errorf("the job started, and %s carries %q %v", bad, got, err)
 			}
@@ -177,7 +177,7 @@ func TestAJobDoesNotWaitForever(t *testing.T) {
 	newPolicy(t, "patient", onStart(func(s *evenkeel.NetworkCheckPolicySpec) { limit := int32(600); s.Gate.TimeoutSeconds = &limit }))
 	newPolicy(t, "steadfast", onStart(func(s *evenkeel.NetworkCheckPolicySpec) {
 		limit := int32(600)
-		s.Gate.TimeoutSeconds, s.Gate.OnTimeout = &limit, evenkeel.GateHold
+		s.Gate.TimeoutSeconds, s.Gate.OnTimeout = &limit, evenkeel.GateWait
 	}))
 	patient, steadfast := newJob(t, "Job", "patient", nil), newJob(t, "Job", "steadfast", nil)
 	isTold(t, patient, gate.ReasonChecking, "runs")
@@ -187,7 +187,7 @@ func TestAJobDoesNotWaitForever(t *testing.T) {
 	isState(t, patient, started)
 	isTold(t, patient, gate.ReasonNotProven, "Warning: starts although its nodes are not proven, as it waited for 10m0s")
 	if got, err := state(t.Context(), steadfast); err != nil || got != waiting {
-		t.Errorf("the job that is to be held is %s, %v", got, err)
+		t.Errorf("the job that has to wait is %s, %v", got, err)
 	}
 }
 
@@ -235,7 +235,7 @@ func TestJobsThatOthersDecideAboutAreLetGo(t *testing.T) {
 	newPolicy(t, "others", onStart(nil))
 	queued := newJob(t, "Job", "others", func(j *unstructured.Unstructured) {
 		j.SetName("queued")
-		j.SetLabels(map[string]string{evenkeel.GateKey: evenkeel.GateClosed, "kueue.x-k8s.io/queue-name": "team"})
+		j.SetLabels(map[string]string{evenkeel.GatedKey: evenkeel.GatedValue, "kueue.x-k8s.io/queue-name": "team"})
 	})
 	isState(t, queued, suspended)
 	job := newJob(t, "PyTorchJob", "others", nil)
@@ -244,7 +244,7 @@ func TestJobsThatOthersDecideAboutAreLetGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	isState(t, job, started)
-	isTold(t, job, suspend.ReasonStarted, "before its nodes were proven")
+	isTold(t, job, suspend.ReasonOpenedManually, "before its nodes were proven")
 }
 
 // newHeldPods makes pods as the webhook leaves those of a job that cannot be suspended.
@@ -256,7 +256,7 @@ func newHeldPods(t *testing.T, pool string, count int) []*corev1.Pod {
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: users, Name: fmt.Sprintf("%s-%d", pool, i),
-				Labels:          map[string]string{evenkeel.GateKey: evenkeel.GateClosed, evenkeel.ProfileKey: "default"},
+				Labels:          map[string]string{evenkeel.GatedKey: evenkeel.GatedValue, evenkeel.ProfileKey: "default"},
 				OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Name: pool, UID: "00000000-0000-0000-0000-000000000001", Controller: &yes}},
 			},
 			Spec: corev1.PodSpec{
@@ -283,7 +283,7 @@ func areOpen(t *testing.T, pods []*corev1.Pod) {
 	for _, pod := range pods {
 		eventually(t, pod.Name+" has the gates of others only", func(ctx context.Context) (bool, error) {
 			err := admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)
-			return len(pod.Spec.SchedulingGates) == 1 && pod.Spec.SchedulingGates[0].Name == "example.com/another" && pod.Labels[evenkeel.GateKey] == "", err
+			return len(pod.Spec.SchedulingGates) == 1 && pod.Spec.SchedulingGates[0].Name == "example.com/another" && pod.Labels[evenkeel.GatedKey] == "", err
 		})
 	}
 }
@@ -309,7 +309,7 @@ func TestTheControllerMayOpenGatesAndNothingElse(t *testing.T) {
 		return controller.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
 	}
 	pods := newHeldPods(t, "gateguard", 1)
-	held := newJob(t, "PyTorchJob", "gateguard", nil)
+	gated := newJob(t, "PyTorchJob", "gateguard", nil)
 	running := newJob(t, "PyTorchJob", "gateguard", func(j *unstructured.Unstructured) {
 		j.SetName("running")
 		if err := workload.Suspend(j, false); err != nil {
@@ -321,22 +321,22 @@ func TestTheControllerMayOpenGatesAndNothingElse(t *testing.T) {
 		want string
 		err  error
 	}{
-		"a job that is not held":  {"only while it holds them", patch(mine, `{"spec": {"suspend": false}}`)},
-		"another label":           {"evenkeel.dev/gate only", patch(held, `{"metadata": {"labels": {"a": "b"}}}`)},
-		"annotations":             {"annotations", patch(held, `{"metadata": {"annotations": {"evenkeel.dev/profile": null}}}`)},
-		"finalizers":              {"finalizers", patch(held, `{"metadata": {"finalizers": ["example.com/a"]}}`)},
-		"the templates":           {"suspend", patch(held, `{"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}}`)},
-		"the rest of the policy":  {"suspend", patch(held, `{"spec": {"runPolicy": {"backoffLimit": 3}}}`)},
-		"suspending what runs":    {"may not suspend", patch(running, `{"spec": {"runPolicy": {"suspend": true}}}`)},
-		"the gates of others":     {"its own only", patch(pods[0], `{"spec": {"schedulingGates": null}}`)},
-		"a pod's nodes":           {"suspend", patch(pods[0], `{"spec": {"nodeSelector": {"a": "b"}}}`)},
-		"the label of a held pod": {"evenkeel.dev/gate only", patch(pods[0], `{"metadata": {"labels": {"evenkeel.dev/profile": "other"}}}`)},
+		"a job that is not gated":  {"only while they are gated", patch(mine, `{"spec": {"suspend": false}}`)},
+		"another label":            {"evenkeel.dev/gated only", patch(gated, `{"metadata": {"labels": {"a": "b"}}}`)},
+		"annotations":              {"annotations", patch(gated, `{"metadata": {"annotations": {"evenkeel.dev/profile": null}}}`)},
+		"finalizers":               {"finalizers", patch(gated, `{"metadata": {"finalizers": ["example.com/a"]}}`)},
+		"the templates":            {"suspend", patch(gated, `{"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}}`)},
+		"the rest of the policy":   {"suspend", patch(gated, `{"spec": {"runPolicy": {"backoffLimit": 3}}}`)},
+		"suspending what runs":     {"may not suspend", patch(running, `{"spec": {"runPolicy": {"suspend": true}}}`)},
+		"the gates of others":      {"its own only", patch(pods[0], `{"spec": {"schedulingGates": null}}`)},
+		"a pod's nodes":            {"suspend", patch(pods[0], `{"spec": {"nodeSelector": {"a": "b"}}}`)},
+		"the label of a gated pod": {"evenkeel.dev/gated only", patch(pods[0], `{"metadata": {"labels": {"evenkeel.dev/profile": "other"}}}`)},
 	} {
 		if test.err == nil || !strings.Contains(test.err.Error(), test.want) || !strings.Contains(test.err.Error(), "ValidatingAdmissionPolicy") {
 			t.Errorf("%s: %v", name, test.err)
 		}
 	}
-	if err := patch(held, `{"metadata": {"labels": {"evenkeel.dev/gate": null}}, "spec": {"runPolicy": {"suspend": false}}}`); err != nil {
+	if err := patch(gated, `{"metadata": {"labels": {"evenkeel.dev/gated": null}}, "spec": {"runPolicy": {"suspend": false}}}`); err != nil {
 		t.Errorf("opening a gate: %v", err)
 	}
 }

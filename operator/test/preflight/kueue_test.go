@@ -147,7 +147,7 @@ func TestAWorkloadThatIsHeldGivesItsQuotaBackInTheEnd(t *testing.T) {
 	calendar := &clock{}
 	start(t, newFleet(t, stuck), &clock{}, calendar)
 	newNodes(t, "quota", 2)
-	p := newPolicy(t, "quota", func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateHold })
+	p := newPolicy(t, "quota", func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait })
 	admissionCheck(t, "quota", "quota")
 	w := reservedWorkload(t, "quota", "quota", "quota-0", "quota-1")
 	isAnswered(t, w, "quota", "Pending", "runs")

@@ -236,7 +236,7 @@ func TestTheCleanupLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // it may be started again
-		if err := nodenetworkhealth.Clear(t.Context(), hook); err != nil {
+		if err := nodenetworkhealth.ClearMarkers(t.Context(), hook); err != nil {
 			t.Fatal(err)
 		}
 		for _, n := range nodes {

@@ -268,10 +268,10 @@ func planning(nodes int) time.Duration {
 	options := preflight.Options{Stages: []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StagePairs}}
 	for {
 		d := preflight.Decide(options, record)
-		if len(d.Work) == 0 {
+		if len(d.Pending) == 0 {
 			break
 		}
-		for _, w := range d.Work {
+		for _, w := range d.Pending {
 			m := preflight.Measurement{Outcome: pairing.Measured, BusBW: 40}
 			if w.Stage == evenkeel.StagePairs && slices.ContainsFunc(w.Nodes, func(n string) bool { return strings.HasSuffix(n, "50") }) {
 				m.BusBW = 4

@@ -18,14 +18,15 @@ import (
 )
 
 const (
-	// maxTold jobs are remembered; then all are forgotten, which costs a call for each and says nothing twice.
-	maxTold = 4096
-	// maxNamed nodes are named in an Event.
+	// maxReported is the maximum number of jobs remembered. Then all are forgotten, which costs one request for each; no Event
+	// is repeated.
+	maxReported = 4096
+	// maxNamed is the maximum number of nodes named in an Event.
 	maxNamed = 5
 )
 
-// keptOff tells the pod's job which nodes that failed a check it would have run on.
-func (c *Controller) keptOff(ctx context.Context, pod *metav1.PartialObjectMetadata) error {
+// recordAvoidedNodes records an Event on the pod's job: which nodes that failed a check it would otherwise fit on.
+func (c *Reconciler) recordAvoidedNodes(ctx context.Context, pod *metav1.PartialObjectMetadata) error {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
 		return nil
@@ -38,28 +39,28 @@ func (c *Controller) keptOff(ctx context.Context, pod *metav1.PartialObjectMetad
 		return nil
 	}
 	slices.SortFunc(bad.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-	all := names(bad.Items)
-	if c.told[owner.UID] == all {
+	all := joinNames(bad.Items)
+	if c.reported[owner.UID] == all {
 		return nil
 	}
-	whole := &corev1.Pod{} // what is watched of pods is less than this needs
+	whole := &corev1.Pod{} // only metadata is cached
 	if err := c.live.Get(ctx, client.ObjectKeyFromObject(pod), whole); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if e := KeptOff(whole, owner, bad.Items, c.now()); e != nil {
+	if e := NodesAvoidedEvent(whole, owner, bad.Items, c.clock.Now()); e != nil {
 		if err := events.Write(ctx, c.client, e); err != nil {
 			return err
 		}
-		metrics.Job(metrics.KeptOff)
+		metrics.Job(metrics.AvoidedNodes)
 	}
-	if len(c.told) >= maxTold {
-		clear(c.told)
+	if len(c.reported) >= maxReported {
+		clear(c.reported)
 	}
-	c.told[owner.UID] = all
+	c.reported[owner.UID] = all
 	return nil
 }
 
-func names(nodes []corev1.Node) string {
+func joinNames(nodes []corev1.Node) string {
 	var all []string
 	for i := range nodes {
 		all = append(all, nodes[i].Name)
@@ -67,26 +68,26 @@ func names(nodes []corev1.Node) string {
 	return strings.Join(all, " ")
 }
 
-// KeptOff is the Event about the nodes that the pod's job keeps off; nil if it does off none of these, which failed a check.
-func KeptOff(pod *corev1.Pod, owner *metav1.OwnerReference, bad []corev1.Node, now time.Time) *corev1.Event {
-	kept := inject.KeptOff(pod, bad)
-	if len(kept) == 0 {
+// NodesAvoidedEvent is the Event about those of the bad nodes that the pod's job avoids; nil if there are none.
+func NodesAvoidedEvent(pod *corev1.Pod, owner *metav1.OwnerReference, bad []corev1.Node, now time.Time) *corev1.Event {
+	avoided := inject.AvoidedNodes(pod, bad)
+	if len(avoided) == 0 {
 		return nil
 	}
-	var told []string
-	for _, name := range kept[:min(len(kept), maxNamed)] {
+	var described []string
+	for _, name := range avoided[:min(len(avoided), maxNamed)] {
 		node := &bad[slices.IndexFunc(bad, func(n corev1.Node) bool { return n.Name == name })]
 		for _, condition := range node.Status.Conditions {
 			if condition.Type == evenkeel.ConditionNodeHealthy {
 				name += " (" + condition.Reason + ")"
 			}
 		}
-		told = append(told, name)
+		described = append(described, name)
 	}
-	if more := len(kept) - maxNamed; more > 0 {
-		told = append(told, fmt.Sprintf("and %d more", more))
+	if more := len(avoided) - maxNamed; more > 0 {
+		described = append(described, fmt.Sprintf("and %d more", more))
 	}
 	about := corev1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: pod.Namespace, Name: owner.Name, UID: owner.UID}
-	message := fmt.Sprintf("kept off nodes that failed a network check: %s; kubectl evenkeel check why %s", strings.Join(told, ", "), kept[0])
-	return events.New(about, corev1.EventTypeNormal, ReasonKeptOff, message, now)
+	message := fmt.Sprintf("avoids nodes that failed a network check: %s; kubectl evenkeel check why %s", strings.Join(described, ", "), avoided[0])
+	return events.New(about, corev1.EventTypeNormal, ReasonNodesAvoided, message, now)
 }

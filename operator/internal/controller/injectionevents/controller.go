@@ -1,5 +1,5 @@
-// Package injectionevents tells users what happened to their pods: it turns what the pod webhook left alone, and pods that it
-// never saw, into Events on the pod and on the job that made it; and it tells a job which nodes it is kept off.
+// Package injectionevents records Events about injection, on pods and on the jobs that created them: what the pod webhook left
+// alone, pods that it never saw, and the nodes that a job avoids.
 package injectionevents
 
 import (
@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,24 +28,24 @@ import (
 
 // Reasons of the Events.
 const (
-	ReasonSkipped     = "EvenkeelSkipped"
-	ReasonNotInjected = "EvenkeelNotInjected"
-	ReasonKeptOff     = "EvenkeelKeptOff"
+	ReasonSkipped      = "EvenkeelSkipped"
+	ReasonNotInjected  = "EvenkeelNotInjected"
+	ReasonNodesAvoided = "EvenkeelNodesAvoided"
 )
 
-// news is how long after a pod was made it is news.
-const news = 5 * time.Minute
+// maxPodAge is the age up to which pods are counted and avoided nodes are reported.
+const maxPodAge = 5 * time.Minute
 
-// Controller writes Events about labelled pods.
-type Controller struct {
+// Reconciler writes Events about labelled pods.
+type Reconciler struct {
 	client client.Client
 	live   client.Reader
-	now    func() time.Time
-	// told spares the API server what it was told already: for each job, the nodes that it keeps off.
-	told map[types.UID]string
+	clock  clock.PassiveClock
+	// reported has, for each job, the unhealthy nodes that were considered already. It saves requests to the API server.
+	reported map[types.UID]string
 }
 
-// Cached keeps of the cluster's pods only those with our label.
+// Cached restricts the cache to pods with the label of a profile.
 func Cached() map[client.Object]cache.ByObject {
 	labelled, err := labels.NewRequirement(evenkeel.ProfileKey, selection.Exists, nil)
 	if err != nil {
@@ -57,13 +58,13 @@ func Cached() map[client.Object]cache.ByObject {
 }
 
 // SetupWithManager starts the controller with the manager. It watches metadata only.
-func (c *Controller) SetupWithManager(mgr manager.Manager) error {
-	c.client, c.live, c.now, c.told = mgr.GetClient(), mgr.GetAPIReader(), time.Now, map[types.UID]string{}
-	// Reading what is not watched is an error.
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
+	c.client, c.live, c.clock, c.reported = mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, map[types.UID]string{}
+	// Reading kinds that are not watched is an error.
 	if _, err := mgr.GetCache().GetInformer(context.Background(), &corev1.Node{}); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
-	// What the webhook wrote when the pod was created is all there is to say about it.
+	// Everything to report was written by the webhook when the pod was created.
 	created := predicate.Funcs{
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -74,35 +75,35 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 }
 
 // Reconcile writes the pod's Events.
-func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	pod := &metav1.PartialObjectMetadata{}
 	pod.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
 	if err := c.client.Get(ctx, request.NamespacedName, pod); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if err := events.Write(ctx, c.client, Events(pod, c.now())...); err != nil {
+	if err := events.Write(ctx, c.client, PodEvents(pod, c.clock.Now())...); err != nil {
 		return reconcile.Result{}, err
 	}
-	// A controller that starts sees all pods anew.
-	if c.now().Sub(pod.CreationTimestamp.Time) > news {
+	// A controller that starts sees all existing pods as new.
+	if c.clock.Now().Sub(pod.CreationTimestamp.Time) > maxPodAge {
 		return reconcile.Result{}, nil
 	}
 	if pod.Annotations[evenkeel.InjectedKey] == "" {
 		metrics.Pod(metrics.NotInjected)
 		return reconcile.Result{}, nil
 	}
-	return reconcile.Result{}, c.keptOff(ctx, pod)
+	return reconcile.Result{}, c.recordAvoidedNodes(ctx, pod)
 }
 
-// Events are what there is to say about the pod: to whoever looks at the pod, and at the job whose controller made it.
-func Events(pod *metav1.PartialObjectMetadata, now time.Time) []*corev1.Event {
+// PodEvents returns the Events about the pod: on the pod itself, and on the job whose controller created it.
+func PodEvents(pod *metav1.PartialObjectMetadata, now time.Time) []*corev1.Event {
 	severity, reason, message := corev1.EventTypeNormal, ReasonSkipped, ""
 	switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
 	case pod.Annotations[evenkeel.InjectedKey] == "":
 		severity, reason = corev1.EventTypeWarning, ReasonNotInjected
-		message = fmt.Sprintf("the pod has the label %s=%s, but Evenkeel did not get to see it: it runs without the plugin", evenkeel.ProfileKey, pod.Labels[evenkeel.ProfileKey])
+		message = fmt.Sprintf("the pod has the label %s=%s, but the webhook did not see it: it runs without the plugin", evenkeel.ProfileKey, pod.Labels[evenkeel.ProfileKey])
 	case skipped != "":
-		message = "left as it was: " + skipped
+		message = "left unchanged: " + skipped
 	default:
 		return nil
 	}

@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -30,7 +32,7 @@ func pod(name string, annotations map[string]string) *metav1.PartialObjectMetada
 
 func TestEvents(t *testing.T) {
 	injected := map[string]string{evenkeel.InjectedKey: "abc"}
-	if events := Events(pod("quiet", injected), time.Now()); events != nil {
+	if events := PodEvents(pod("quiet", injected), time.Now()); events != nil {
 		t.Errorf("nothing was left alone, and yet: %v", events)
 	}
 	for _, test := range []struct {
@@ -42,7 +44,7 @@ func TestEvents(t *testing.T) {
 		{"very long", corev1.EventTypeNormal, ReasonSkipped, "...", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: strings.Repeat("x", 5000)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			events := Events(pod(strings.Repeat("p", 253), test.annotations), time.Now())
+			events := PodEvents(pod(strings.Repeat("p", 253), test.annotations), time.Now())
 			if len(events) != 2 || events[0].InvolvedObject.Kind != "Pod" || events[1].InvolvedObject.Name != "train" {
 				t.Fatalf("want one Event on the pod and one on the job: %+v", events)
 			}
@@ -61,7 +63,7 @@ func TestEvents(t *testing.T) {
 func TestSaidOnce(t *testing.T) {
 	skipped := map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets X itself"}
 	objects := fake.NewClientBuilder().WithObjects(pod("one", skipped), pod("two", skipped)).Build()
-	c := &Controller{now: time.Now, client: objects, live: objects, told: map[types.UID]string{}}
+	c := &Reconciler{clock: clock.RealClock{}, client: objects, live: objects, reported: map[types.UID]string{}}
 	for range 2 { // the second round is a restart of the controller
 		for _, name := range []string{"one", "two", "deleted"} {
 			if _, err := c.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Namespace: "team", Name: name}}); err != nil {
@@ -91,10 +93,10 @@ func TestAJobHearsWhatItIsKeptOff(t *testing.T) {
 	whole := func(name string, made time.Time) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: pod(name, map[string]string{evenkeel.InjectedKey: "abc"}).ObjectMeta}
 		p.CreationTimestamp = metav1.NewTime(made)
-		inject.KeepOff(p)
+		inject.AvoidUnhealthyNodes(p)
 		return p
 	}
-	c := &Controller{now: func() time.Time { return now }, told: map[types.UID]string{}}
+	c := &Reconciler{clock: clocktesting.NewFakePassiveClock(now), reported: map[types.UID]string{}}
 	c.client = fake.NewClientBuilder().WithObjects(bad, whole("one", now), whole("two", now), whole("old", now.Add(-time.Hour))).Build()
 	c.live = c.client
 	reconciled := func(names ...string) []corev1.Event {
@@ -114,7 +116,7 @@ func TestAJobHearsWhatItIsKeptOff(t *testing.T) {
 		t.Errorf("old news: %+v", events)
 	}
 	events := reconciled("one", "two")
-	if len(events) != 1 || events[0].Reason != ReasonKeptOff || events[0].InvolvedObject.Name != "train" || !strings.Contains(events[0].Message, "n3 (TooSlow)") {
+	if len(events) != 1 || events[0].Reason != ReasonNodesAvoided || events[0].InvolvedObject.Name != "train" || !strings.Contains(events[0].Message, "n3 (TooSlow)") {
 		t.Errorf("%+v", events)
 	}
 }

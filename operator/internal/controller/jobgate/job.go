@@ -12,9 +12,9 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// OfJob is a job that waits as a whole. With an error it lacks what of its pods makes no sense.
-func OfJob(job *unstructured.Unstructured) (gate.Job, error) {
-	waits := gate.Job{Profile: job.GetAnnotations()[evenkeel.ProfileKey], Since: job.GetCreationTimestamp().Time}
+// FromJob describes a job that waits as a whole. With an error it lacks the pod templates that are invalid.
+func FromJob(job *unstructured.Unstructured) (gate.Job, error) {
+	gated := gate.Job{Profile: job.GetAnnotations()[evenkeel.ProfileKey], Since: job.GetCreationTimestamp().Time}
 	templates, err := workload.Templates(job)
 	all := []error{err}
 	for _, t := range templates {
@@ -23,22 +23,22 @@ func OfJob(job *unstructured.Unstructured) (gate.Job, error) {
 			all = append(all, err)
 			continue
 		}
-		waits.Pods = append(waits.Pods, spec)
+		gated.Pods = append(gated.Pods, spec)
 	}
 	if err := errors.Join(all...); err != nil {
-		return waits, fmt.Errorf("%s %s/%s: %w", job.GetKind(), job.GetNamespace(), job.GetName(), err)
+		return gated, fmt.Errorf("%s %s/%s: %w", job.GetKind(), job.GetNamespace(), job.GetName(), err)
 	}
-	return waits, nil
+	return gated, nil
 }
 
-// OfPods are pods of one job that wait: at least one.
-func OfPods(pods []*corev1.Pod) gate.Job {
-	waits := gate.Job{Profile: pods[0].Labels[evenkeel.ProfileKey], Since: pods[0].CreationTimestamp.Time}
+// FromPods describes gated pods of one job, at least one.
+func FromPods(pods []*corev1.Pod) gate.Job {
+	gated := gate.Job{Profile: pods[0].Labels[evenkeel.ProfileKey], Since: pods[0].CreationTimestamp.Time}
 	for _, pod := range pods {
-		if pod.CreationTimestamp.Time.Before(waits.Since) {
-			waits.Since = pod.CreationTimestamp.Time
+		if pod.CreationTimestamp.Time.Before(gated.Since) {
+			gated.Since = pod.CreationTimestamp.Time
 		}
-		waits.Pods = append(waits.Pods, &pod.Spec)
+		gated.Pods = append(gated.Pods, &pod.Spec)
 	}
-	return waits
+	return gated
 }

@@ -1,6 +1,5 @@
-// Package jobgate is what the controllers share that hold jobs until the network of their nodes is proven: each looks at all
-// that waits at once, as nodes and checks are about all of it, asks for the checks that it waits for, and acts on what is
-// decided.
+// Package jobgate is what the controllers of gated jobs share. Each evaluates everything that waits at once, since nodes and
+// checks concern all of it. It requests the checks that are needed, and applies the decisions.
 package jobgate
 
 import (
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,124 +31,127 @@ import (
 )
 
 const (
-	// A job starts soon after the API server answers, however long it was away.
+	// A short maximum, so that jobs start soon after an outage of the API server.
 	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
-	// passTimeout bounds one look at everything that waits.
+	// passTimeout bounds one evaluation.
 	passTimeout = time.Minute
 )
 
-// A Keeper keeps the gates of one controller.
-type Keeper struct {
-	// Namespace is where checks are run.
+// An Evaluator decides about everything that waits for one controller.
+type Evaluator struct {
+	// Namespace is where checks run.
 	Namespace string
-	// Demand takes what has to be checked.
-	Demand *networkcheckpolicy.Demand
-	// Now is the time, and Poll how often kinds that the cluster does not serve are looked for.
-	Now  func() time.Time
-	Poll time.Duration
+	// Requests receives the nodes that have to be checked.
+	Requests *networkcheckpolicy.CheckRequests
+	// Clock is replaced in tests. Poll is how often the cluster is asked for kinds that it does not serve yet.
+	Clock clock.PassiveClock
+	Poll  time.Duration
 
-	// What Watch sets: the manager's client, a cache of what waits, and nothing else, and the kinds of that.
-	Client  client.Client
-	Waiting cache.Cache
-	Kinds   *optionalwatch.Watch
+	// Client, WaitingCache and OptionalKinds are set by NewController. The cache has only the objects that wait.
+	Client        client.Client
+	WaitingCache  cache.Cache
+	OptionalKinds *optionalwatch.Watch
 
-	// news is what those that wait know, asked who has a demand: between one look and the next.
-	news  gate.News
-	asked map[string]bool
+	// changes and requested are kept from one evaluation to the next: the decisions that were reported, and the keys of the
+	// waiters that requested checks.
+	changes   gate.ChangeTracker
+	requested map[string]bool
 }
 
-// everything is the one request of such a controller.
-var everything = reconcile.Request{NamespacedName: types.NamespacedName{Name: "everything"}}
+// singleRequest is the only request of such a controller.
+var singleRequest = reconcile.Request{NamespacedName: types.NamespacedName{Name: "all"}}
 
-// All asks for a look at everything that waits, whatever happened.
-var All = handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{everything} })
+// EnqueueAll requests an evaluation, whatever the event.
+var EnqueueAll = handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{singleRequest} })
 
-// Watch makes a controller that looks whenever nodes, what is known about them, policies or checks change, or one of the
-// kinds of which the selector selects what waits; nil selects all. The kinds are watched from when the cluster serves them.
-func (k *Keeper) Watch(mgr manager.Manager, name string, waiting []schema.GroupVersionKind, selector labels.Selector, look func(context.Context) (reconcile.Result, error)) (controller.Controller, error) {
-	k.Client = mgr.GetClient()
+// NewController makes a controller that evaluates when nodes, their health, policies or checks change, or an object that waits.
+// Those objects are of the waiting kinds and match the selector; nil selects all. A kind is watched as soon as the cluster
+// serves it.
+func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []schema.GroupVersionKind, selector labels.Selector, evaluate func(context.Context) (reconcile.Result, error)) (controller.Controller, error) {
+	e.Client = mgr.GetClient()
 	var err error
-	k.Waiting, err = cache.New(mgr.GetConfig(), cache.Options{
+	e.WaitingCache, err = cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
 		DefaultLabelSelector: selector, DefaultTransform: cache.TransformStripManagedFields(), ReaderFailOnMissingInformer: true,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("cache of what waits: %w", err)
+		return nil, fmt.Errorf("cache of gated objects: %w", err)
 	}
-	if err := mgr.Add(k.Waiting); err != nil {
-		return nil, fmt.Errorf("cache of what waits: %w", err)
+	if err := mgr.Add(e.WaitingCache); err != nil {
+		return nil, fmt.Errorf("cache of gated objects: %w", err)
 	}
 	bounded := reconcile.Func(func(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 		ctx, cancel := context.WithTimeout(ctx, passTimeout)
 		defer cancel()
-		return look(ctx)
+		return evaluate(ctx)
 	})
 	watcher, err := builder.ControllerManagedBy(mgr).Named(name).
-		Watches(&corev1.Node{}, All, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, All).
-		Watches(&evenkeel.NetworkCheckPolicy{}, All, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&evenkeel.NetworkCheck{}, All).
+		Watches(&corev1.Node{}, EnqueueAll, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
+		Watches(&evenkeel.NodeNetworkHealth{}, EnqueueAll).
+		Watches(&evenkeel.NetworkCheckPolicy{}, EnqueueAll, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&evenkeel.NetworkCheck{}, EnqueueAll).
 		WithOptions(controller.Options{RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)}).
 		Build(bounded)
 	if err != nil {
 		return nil, err
 	}
-	k.Kinds = &optionalwatch.Watch{Kinds: waiting, Cache: k.Waiting, Mapper: mgr.GetRESTMapper(), Poll: k.Poll, Controller: watcher, Request: everything}
-	return watcher, mgr.Add(k.Kinds)
+	e.OptionalKinds = &optionalwatch.Watch{Kinds: waiting, Cache: e.WaitingCache, Mapper: mgr.GetRESTMapper(), Poll: e.Poll, Controller: watcher, Request: singleRequest}
+	return watcher, mgr.Add(e.OptionalKinds)
 }
 
 // A Waiter is a job that waits, or a part of one.
 type Waiter struct {
-	// Key tells it from all that waits for any controller.
+	// Key is unique among the waiters of all controllers.
 	Key string
-	// Told is who is told the news.
-	Told types.UID
-	Job  gate.Job
-	// Act does what was decided; news says that it has not been told so yet.
-	Act func(ctx context.Context, d gate.Decision, news bool) error
+	// Subject is the object that decisions are reported on.
+	Subject types.UID
+	Job     gate.Job
+	// Apply applies the decision; changed says that it has not been reported yet.
+	Apply func(ctx context.Context, d gate.Decision, changed bool) error
 }
 
-// Round decides about all that waits, asks for the checks that are needed, and says when time alone changes a decision.
-func (k *Keeper) Round(ctx context.Context, waiting []Waiter) (reconcile.Result, error) {
-	asks, told := map[string]bool{}, map[types.UID]bool{}
+// Evaluate decides about everything that waits, and requests the checks that are needed. The result says when time alone
+// may change a decision.
+func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.Result, error) {
+	requests, subjects := map[string]bool{}, map[types.UID]bool{}
 	var next time.Time
 	var all []error
 	if len(waiting) > 0 {
-		world, err := See(ctx, k.Client, k.Namespace, k.Now())
+		snapshot, err := NewSnapshot(ctx, e.Client, e.Namespace, e.Clock.Now())
 		if err != nil {
 			return reconcile.Result{}, err
 		}
 		for _, w := range waiting {
-			d := world.Decide(w.Job)
-			k.Demand.Set(w.Key, d.Check)
-			asks[w.Key], told[w.Told] = true, true
-			news := k.news.Is(w.Told, d)
-			if err := w.Act(ctx, d, news); err != nil {
+			d := snapshot.Decide(w.Job)
+			e.Requests.Set(w.Key, d.Check)
+			requests[w.Key], subjects[w.Subject] = true, true
+			changed := e.changes.Changed(w.Subject, d)
+			if err := w.Apply(ctx, d, changed); err != nil {
 				all = append(all, err)
-			} else if news {
-				k.news.Told(w.Told, d)
+			} else if changed {
+				e.changes.Record(w.Subject, d)
 			}
-			if d.Holds() && !d.Next.IsZero() && (next.IsZero() || d.Next.Before(next)) {
+			if d.Waits() && !d.Next.IsZero() && (next.IsZero() || d.Next.Before(next)) {
 				next = d.Next
 			}
 		}
 	}
-	for key := range k.asked {
-		if !asks[key] {
-			k.Demand.Set(key, nil)
+	for key := range e.requested {
+		if !requests[key] {
+			e.Requests.Set(key, nil)
 		}
 	}
-	k.asked = asks
-	k.news.Forget(func(job types.UID) bool { return told[job] })
+	e.requested = requests
+	e.changes.Forget(func(job types.UID) bool { return subjects[job] })
 	if err := errors.Join(all...); err != nil || next.IsZero() {
 		return reconcile.Result{}, err
 	}
-	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(k.Now()))}, nil
+	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(e.Clock.Now()))}, nil
 }
 
-// See reads what decisions about gates are made from. Checks are run in the namespace.
-func See(ctx context.Context, c client.Reader, namespace string, now time.Time) (*gate.World, error) {
-	nodes, states, policies, err := nodenetworkhealth.Read(ctx, c)
+// NewSnapshot reads the state that decisions are made from. Checks run in the namespace.
+func NewSnapshot(ctx context.Context, c client.Reader, namespace string, now time.Time) (*gate.Snapshot, error) {
+	nodes, states, policies, err := nodenetworkhealth.ListAll(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -156,5 +159,5 @@ func See(ctx context.Context, c client.Reader, namespace string, now time.Time) 
 	if err := c.List(ctx, &checks, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list NetworkChecks: %w", err)
 	}
-	return gate.See(nodes, states, policies, checks.Items, now), nil
+	return gate.NewSnapshot(nodes, states, policies, checks.Items, now), nil
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -36,12 +37,12 @@ func TestRounds(t *testing.T) {
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		builder = builder.WithObjects(node)
 	}
-	k := &Keeper{Namespace: "system", Demand: networkcheckpolicy.NewDemand(), Now: func() time.Time { return noon }, Client: builder.Build()}
+	k := &Evaluator{Namespace: "system", Requests: networkcheckpolicy.NewCheckRequests(), Clock: clocktesting.NewFakePassiveClock(noon), Client: builder.Build()}
 	var acts []string
 	waiter := func(name string, since time.Time, err error) Waiter {
 		return Waiter{
-			Key: name, Told: types.UID(name), Job: gate.Job{Profile: "default", Since: since, Pods: []*corev1.PodSpec{{}}},
-			Act: func(_ context.Context, d gate.Decision, news bool) error {
+			Key: name, Subject: types.UID(name), Job: gate.Job{Profile: "default", Since: since, Pods: []*corev1.PodSpec{{}}},
+			Apply: func(_ context.Context, d gate.Decision, news bool) error {
 				acts = append(acts, fmt.Sprintf("%s %s %t", name, d.Action, news))
 				return err
 			},
@@ -60,7 +61,7 @@ func TestRounds(t *testing.T) {
 		{[]Waiter{waiter("b", noon, nil)}, []string{"b Check true"}, 30 * time.Minute, false},
 	} {
 		acts = nil
-		result, err := k.Round(t.Context(), round.waiting)
+		result, err := k.Evaluate(t.Context(), round.waiting)
 		if (err != nil) != round.failed || result.RequeueAfter != round.after {
 			t.Errorf("round %d: again after %s, %v", name, result.RequeueAfter, err)
 		}
@@ -74,7 +75,7 @@ func TestWhatWaits(t *testing.T) {
 	early, late := &corev1.Pod{}, &corev1.Pod{}
 	early.CreationTimestamp, late.CreationTimestamp = metav1.NewTime(noon), metav1.NewTime(noon.Add(time.Hour))
 	late.Labels = map[string]string{evenkeel.ProfileKey: "default"}
-	if job := OfPods([]*corev1.Pod{late, early}); !job.Since.Equal(noon) || len(job.Pods) != 2 || job.Profile != "default" {
+	if job := FromPods([]*corev1.Pod{late, early}); !job.Since.Equal(noon) || len(job.Pods) != 2 || job.Profile != "default" {
 		t.Errorf("%+v", job)
 	}
 	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"template": map[string]any{
@@ -82,13 +83,13 @@ func TestWhatWaits(t *testing.T) {
 	}}}}
 	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "fast"})
 	job.SetCreationTimestamp(metav1.NewTime(noon))
-	if waits, err := OfJob(job); err != nil || waits.Profile != "fast" || !waits.Since.Equal(noon) || waits.Pods[0].NodeSelector["pool"] != "a" {
+	if waits, err := FromJob(job); err != nil || waits.Profile != "fast" || !waits.Since.Equal(noon) || waits.Pods[0].NodeSelector["pool"] != "a" {
 		t.Errorf("%+v %v", waits, err)
 	}
 	if err := unstructured.SetNestedField(job.Object, "all of them", "spec", "template", "spec", "nodeSelector"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OfJob(job); err == nil {
+	if _, err := FromJob(job); err == nil {
 		t.Error("a selector that is none is no error")
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,12 +42,12 @@ import (
 
 const (
 	fieldOwner = client.FieldOwner("evenkeel-networkcheck")
-	// network is what has to carry every run: the plugin's own name, as it tells NCCL.
-	network = "Evenkeel"
+	// expectedNetwork is what has to carry every run: the plugin's own name, as it tells NCCL.
+	expectedNetwork = "Evenkeel"
 	// concurrentChecks are worked on at a time; each waits for nothing but the API server.
 	concurrentChecks = 4
-	// moment is how long runs that end are gathered: their results are recorded with one write.
-	moment = 300 * time.Millisecond
+	// debounceDelay is how long runs that end are gathered: their results are recorded with one write.
+	debounceDelay = 300 * time.Millisecond
 	// A check goes on soon after the API server does, however long it was away.
 	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
 
@@ -56,8 +57,8 @@ const (
 	PairsFile  = "pairs.svg"
 )
 
-// Controller runs the NetworkChecks of one namespace.
-type Controller struct {
+// Reconciler runs the NetworkChecks of one namespace.
+type Reconciler struct {
 	// Namespace is the one whose checks are run: its administrators are trusted with images on any node. Checks elsewhere
 	// are told so.
 	Namespace string
@@ -66,8 +67,8 @@ type Controller struct {
 	// Logs reads the results.
 	Logs LogReader
 	// Now is the time, and Poll how long at most until pods are looked at again.
-	Now  func() time.Time
-	Poll time.Duration
+	Clock clock.PassiveClock
+	Poll  time.Duration
 
 	client client.Client
 	live   client.Reader
@@ -85,7 +86,7 @@ func Cached(namespace string) map[client.Object]cache.ByObject {
 }
 
 // SetupWithManager starts the controller with the manager.
-func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	// Nodes and profiles are watched too: reading what is not is an error.
 	for _, object := range []client.Object{&corev1.Node{}, &evenkeel.NetworkProfile{}} {
@@ -95,7 +96,7 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 	}
 	return builder.ControllerManagedBy(mgr).Named("networkcheck").
 		For(&evenkeel.NetworkCheck{}).
-		Watches(&batchv1.Job{}, debounce.Events(moment, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
+		Watches(&batchv1.Job{}, debounce.Handler(debounceDelay, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrentChecks,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
@@ -104,7 +105,7 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 }
 
 // Reconcile takes a check as far as it goes now.
-func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	object := &evenkeel.NetworkCheck{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -113,28 +114,28 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, nil // what it owns goes with it
 	}
 	if meta.IsStatusConditionTrue(object.Status.Conditions, evenkeel.ConditionComplete) {
-		return c.expire(ctx, object)
+		return c.deleteExpired(ctx, object)
 	}
 	if object.Namespace != c.Namespace {
-		return reconcile.Result{}, c.refuse(ctx, object, "WrongNamespace", fmt.Sprintf("checks run in namespace %s: create this one there", c.Namespace))
+		return reconcile.Result{}, c.setNotRunnable(ctx, object, "WrongNamespace", fmt.Sprintf("checks run in namespace %s: create this one there", c.Namespace))
 	}
 	check := jobs.Check{Object: object, Options: object.Spec.WithDefaults()}
 	if check.Options.Runner.Image == "" {
 		check.Options.Runner.Image = c.BenchImage
 	}
-	report, err := c.report(ctx, &check)
+	report, err := c.loadReport(ctx, &check)
 	if err != nil || report == nil {
 		return reconcile.Result{}, err
 	}
-	return c.advance(ctx, check, report)
+	return c.reconcileRuns(ctx, check, report)
 }
 
-// expire deletes a check that has ended when its time has come.
-func (c *Controller) expire(ctx context.Context, object *evenkeel.NetworkCheck) (reconcile.Result, error) {
+// deleteExpired deletes a check that has ended when its time has come.
+func (c *Reconciler) deleteExpired(ctx context.Context, object *evenkeel.NetworkCheck) (reconcile.Result, error) {
 	if object.Spec.TTLSecondsAfterFinished == nil || object.Status.CompletionTime == nil {
 		return reconcile.Result{}, nil
 	}
-	left := object.Status.CompletionTime.Add(time.Duration(*object.Spec.TTLSecondsAfterFinished) * time.Second).Sub(c.Now())
+	left := object.Status.CompletionTime.Add(time.Duration(*object.Spec.TTLSecondsAfterFinished) * time.Second).Sub(c.Clock.Now())
 	if left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
@@ -144,39 +145,39 @@ func (c *Controller) expire(ctx context.Context, object *evenkeel.NetworkCheck) 
 	return reconcile.Result{}, nil
 }
 
-// A report is a check's ConfigMap and the record in it.
-type report struct {
+// A checkReport is a check's ConfigMap and the record in it.
+type checkReport struct {
 	*corev1.ConfigMap
 	record *preflight.Record
 }
 
-// report reads the check's report, or begins it. It is nil where the check cannot be run, which its status then says.
-func (c *Controller) report(ctx context.Context, check *jobs.Check) (*report, error) {
-	r := &report{ConfigMap: &corev1.ConfigMap{}}
+// loadReport reads the check's report, or begins it. It is nil where the check cannot be run, which its status then says.
+func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*checkReport, error) {
+	r := &checkReport{ConfigMap: &corev1.ConfigMap{}}
 	err := c.live.Get(ctx, client.ObjectKey{Namespace: check.Object.Namespace, Name: check.ReportName()}, r.ConfigMap)
 	if apierrors.IsNotFound(err) {
-		return c.begin(ctx, check)
+		return c.createReport(ctx, check)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the report of NetworkCheck %s: %w", check.Object.Name, err)
 	}
 	if owner := metav1.GetControllerOf(r.ConfigMap); owner == nil || owner.UID != check.Object.UID {
-		return nil, c.refuse(ctx, check.Object, "ReportNameTaken", fmt.Sprintf("the ConfigMap %s, which would be the report, belongs to something else", r.Name))
+		return nil, c.setNotRunnable(ctx, check.Object, "ReportNameTaken", fmt.Sprintf("the ConfigMap %s, which would be the report, belongs to something else", r.Name))
 	}
 	if r.record, err = preflight.Decode(r.Data[RecordFile]); err != nil {
-		return nil, c.refuse(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
+		return nil, c.setNotRunnable(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
 	}
 	check.Plugin, err = inject.FromPod(map[string]string{evenkeel.ProfileKey: check.Options.ProfileName}, r.record.Plugin)
 	if err != nil {
-		return nil, c.refuse(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
+		return nil, c.setNotRunnable(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
 	}
 	return r, nil
 }
 
-// begin chooses the nodes, pins the plugin and writes both down.
-func (c *Controller) begin(ctx context.Context, check *jobs.Check) (*report, error) {
+// createReport chooses the nodes, pins the plugin and writes both down.
+func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*checkReport, error) {
 	if check.Options.Runner.Image == "" {
-		return nil, c.refuse(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without preflight.benchImage")
+		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without preflight.benchImage")
 	}
 	profile := &evenkeel.NetworkProfile{}
 	err := c.client.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
@@ -186,29 +187,29 @@ func (c *Controller) begin(ctx context.Context, check *jobs.Check) (*report, err
 	}
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, c.refuse(ctx, check.Object, "NoProfile", fmt.Sprintf("there is no NetworkProfile named %q", check.Options.ProfileName))
+		return nil, c.setNotRunnable(ctx, check.Object, "NoProfile", fmt.Sprintf("there is no NetworkProfile named %q", check.Options.ProfileName))
 	case err != nil:
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", check.Options.ProfileName, err)
 	}
-	launcher, err := c.launcher(check.Options.Runner)
+	launcher, err := c.resolveLauncher(check.Options.Runner)
 	if err != nil {
 		return nil, err
 	}
 	if launcher == "" {
-		return nil, c.refuse(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or use the runner Bench with launcher IndexedJob")
+		return nil, c.setNotRunnable(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or use the runner Bench with launcher IndexedJob")
 	}
 	check.Plugin = inject.Resolve(profile, "")
-	if why := rdmaObstacle(check, profile, launcher); why != "" {
-		return nil, c.refuse(ctx, check.Object, "NoRDMA", why)
+	if why := rdmaProblem(check, profile, launcher); why != "" {
+		return nil, c.setNotRunnable(ctx, check.Object, "NoRDMA", why)
 	}
-	nodes, err := c.choose(ctx, check)
+	nodes, err := c.selectNodes(ctx, check)
 	if err != nil {
 		return nil, err
 	}
 	if len(nodes) == 0 {
-		return nil, c.refuse(ctx, check.Object, "NoNodes", "no node matches spec.nodes")
+		return nil, c.setNotRunnable(ctx, check.Object, "NoNodes", "no node matches spec.nodes")
 	}
-	record := &preflight.Record{Started: c.Now().UTC().Truncate(time.Second), Launcher: launcher, Plugin: check.Plugin.Annotations(), Nodes: nodes}
+	record := &preflight.Record{Started: c.Clock.Now().UTC().Truncate(time.Second), Launcher: launcher, Plugin: check.Plugin.Annotations(), Nodes: nodes}
 	if profile.Spec.Transport.Mode == evenkeel.TransportRDMA && check.Options.Runner.Type == evenkeel.RunnerBench {
 		record.Transport = preflight.TransportRDMA
 	}
@@ -216,16 +217,16 @@ func (c *Controller) begin(ctx context.Context, check *jobs.Check) (*report, err
 	if err != nil {
 		return nil, err
 	}
-	r := &report{ConfigMap: &corev1.ConfigMap{ObjectMeta: check.Meta(check.ReportName()), Data: map[string]string{RecordFile: text}}, record: record}
+	r := &checkReport{ConfigMap: &corev1.ConfigMap{ObjectMeta: check.Meta(check.ReportName()), Data: map[string]string{RecordFile: text}}, record: record}
 	if err := c.client.Create(ctx, r.ConfigMap); err != nil {
 		return nil, fmt.Errorf("begin the report of NetworkCheck %s: %w", check.Object.Name, err)
 	}
-	c.say(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes were chosen; runs are started by %s, over the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
+	c.recordEvent(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes were chosen; runs are started by %s, over the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
 	return r, nil
 }
 
-// rdmaObstacle is what keeps stage RDMA from being run, where it is asked for; empty if nothing does.
-func rdmaObstacle(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher evenkeel.Launcher) string {
+// rdmaProblem is what keeps stage RDMA from being run, where it is asked for; empty if nothing does.
+func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher evenkeel.Launcher) string {
 	device := check.Plugin.RDMA
 	switch {
 	case !slices.Contains(check.Options.Stages, evenkeel.StageRDMA):
@@ -242,8 +243,8 @@ func rdmaObstacle(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher 
 	return ""
 }
 
-// launcher decides what Auto means here; it is empty where the cluster lacks what was asked for.
-func (c *Controller) launcher(runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
+// resolveLauncher decides what Auto means here; it is empty where the cluster lacks what was asked for.
+func (c *Reconciler) resolveLauncher(runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
 	if runner.Launcher == evenkeel.LauncherIndexedJob {
 		return runner.Launcher, nil
 	}
@@ -259,9 +260,9 @@ func (c *Controller) launcher(runner evenkeel.RunnerSpec) (evenkeel.Launcher, er
 	return evenkeel.LauncherIndexedJob, nil
 }
 
-// choose lists the check's nodes and, for stage Capacity, what the API has against each. The list is read live: what is
+// selectNodes lists the check's nodes and, for stage Capacity, what the API has against each. The list is read live: what is
 // cached of a node is less than this needs.
-func (c *Controller) choose(ctx context.Context, check *jobs.Check) ([]preflight.Node, error) {
+func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]preflight.Node, error) {
 	selector := labels.Nothing()
 	names := check.Object.Spec.Nodes.Names
 	wanted := make(map[string]bool, len(names))
@@ -310,10 +311,10 @@ func (c *Controller) choose(ctx context.Context, check *jobs.Check) ([]preflight
 	return nodes, nil
 }
 
-// Options are what the spec asks for, in the form in which package preflight takes it.
-func Options(object *evenkeel.NetworkCheck) preflight.Options {
+// OptionsOf are what the spec asks for, in the form in which package preflight takes it.
+func OptionsOf(object *evenkeel.NetworkCheck) preflight.Options {
 	spec := object.Spec.WithDefaults()
-	o := preflight.Options{Stages: spec.Stages, Network: network}
+	o := preflight.Options{Stages: spec.Stages, Network: expectedNetwork}
 	if spec.Rails != nil {
 		o.Rails = int(*spec.Rails)
 	}
@@ -334,50 +335,50 @@ func Options(object *evenkeel.NetworkCheck) preflight.Options {
 	return o
 }
 
-// advance records the runs that have ended, starts those that are next, and ends the check when there are none.
-func (c *Controller) advance(ctx context.Context, check jobs.Check, r *report) (reconcile.Result, error) {
-	options := Options(check.Object)
+// reconcileRuns records the runs that have ended, starts those that are next, and ends the check when there are none.
+func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *checkReport) (reconcile.Result, error) {
+	options := OptionsOf(check.Object)
 	deadline := r.record.Started.Add(time.Duration(*check.Options.TimeoutSeconds) * time.Second)
-	if r.record.Ended == "" && !c.Now().Before(deadline) {
+	if r.record.Ended == "" && !c.Clock.Now().Before(deadline) {
 		r.record.Ended = fmt.Sprintf("the check's time, %d s, was up", *check.Options.TimeoutSeconds)
-		if err := c.save(ctx, r); err != nil {
+		if err := c.saveRecord(ctx, r); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
-	existing, err := c.jobs(ctx, check, r.record.Launcher)
+	existing, err := c.listJobs(ctx, check, r.record.Launcher)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	decision := preflight.Decide(options, r.record)
-	running, done, err := c.collect(ctx, check, decision.Work, existing, r)
+	running, done, err := c.collectResults(ctx, check, decision.Pending, existing, r)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if err := c.remove(ctx, done...); err != nil {
+	if err := c.deleteObjects(ctx, done...); err != nil {
 		return reconcile.Result{}, err
 	}
 	decision = preflight.Decide(options, r.record)
-	if len(decision.Work) == 0 {
-		return reconcile.Result{}, c.end(ctx, check, r, decision)
+	if len(decision.Pending) == 0 {
+		return reconcile.Result{}, c.finish(ctx, check, r, decision)
 	}
-	refused, err := c.start(ctx, check, r, decision.Work, running)
+	refused, err := c.startRuns(ctx, check, r, decision.Pending, running)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if refused {
-		return reconcile.Result{RequeueAfter: time.Millisecond}, c.save(ctx, r)
+		return reconcile.Result{RequeueAfter: time.Millisecond}, c.saveRecord(ctx, r)
 	}
-	if err := c.tell(ctx, check, r.record, decision); err != nil {
+	if err := c.updateProgress(ctx, check, r.record, decision); err != nil {
 		return reconcile.Result{}, err
 	}
-	return reconcile.Result{RequeueAfter: min(c.Poll, max(time.Millisecond, deadline.Sub(c.Now())))}, nil
+	return reconcile.Result{RequeueAfter: min(c.Poll, max(time.Millisecond, deadline.Sub(c.Clock.Now())))}, nil
 }
 
-// collect records what has ended. It returns the works that run, and the Jobs that are of no more use.
-func (c *Controller) collect(ctx context.Context, check jobs.Check, works []preflight.Work, existing map[string]job, r *report) (running []preflight.Work, done []client.Object, err error) {
+// collectResults records what has ended. It returns the works that run, and the Jobs that are of no more use.
+func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works []preflight.PlannedRun, existing map[string]runJob, r *checkReport) (running []preflight.PlannedRun, done []client.Object, err error) {
 	var pods map[string][]corev1.Pod
 	if len(existing) > 0 {
-		if pods, err = c.pods(ctx, check); err != nil {
+		if pods, err = c.listPods(ctx, check); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -388,7 +389,7 @@ func (c *Controller) collect(ctx context.Context, check jobs.Check, works []pref
 			continue
 		}
 		delete(existing, j.GetName())
-		m, err := c.look(ctx, check, w, j, pods[j.GetName()])
+		m, err := c.readResult(ctx, check, w, j, pods[j.GetName()])
 		if err != nil {
 			// The others go on; this one has its timeout.
 			log.FromContext(ctx).Info("cannot read a result yet", "run", j.GetName(), "reason", err.Error())
@@ -407,13 +408,13 @@ func (c *Controller) collect(ctx context.Context, check jobs.Check, works []pref
 		done = append(done, j.Object)
 	}
 	if recorded {
-		err = c.save(ctx, r)
+		err = c.saveRecord(ctx, r)
 	}
 	return running, done, err
 }
 
-// save writes the record, unless somebody else has meanwhile.
-func (c *Controller) save(ctx context.Context, r *report) error {
+// saveRecord writes the record, unless somebody else has meanwhile.
+func (c *Reconciler) saveRecord(ctx context.Context, r *checkReport) error {
 	text, err := r.record.Encode()
 	if err != nil {
 		return err
@@ -425,11 +426,11 @@ func (c *Controller) save(ctx context.Context, r *report) error {
 	return nil
 }
 
-// start starts what the limit allows of the works that do not run, none on a node that is in use. It reports whether the
+// startRuns starts what the limit allows of the works that do not run, none on a node that is in use. It reports whether the
 // API server refused one for good, as by a policy of the cluster: that is noted in the record.
-func (c *Controller) start(ctx context.Context, check jobs.Check, r *report, works, running []preflight.Work) (refused bool, err error) {
+func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkReport, works, running []preflight.PlannedRun) (refused bool, err error) {
 	busy, names := map[string]bool{}, map[string]bool{}
-	occupy := func(w preflight.Work) {
+	occupy := func(w preflight.PlannedRun) {
 		names[w.Name()] = true
 		for _, n := range w.Nodes {
 			busy[n] = true
@@ -451,10 +452,10 @@ func (c *Controller) start(ctx context.Context, check jobs.Check, r *report, wor
 				return false, fmt.Errorf("create the Service of NetworkCheck %s: %w", check.Object.Name, err)
 			}
 		}
-		err := c.create(ctx, check, r.record.Launcher, w)
+		err := c.createRun(ctx, check, r.record.Launcher, w)
 		switch {
 		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-			if r.record.Add(w, fault(err.Error())) {
+			if r.record.Add(w, faultMeasurement(err.Error())) {
 				refused = true
 				metrics.RunEnded(w.Stage, pairing.Fault)
 			}
@@ -467,9 +468,9 @@ func (c *Controller) start(ctx context.Context, check jobs.Check, r *report, wor
 	return refused, nil
 }
 
-// end writes the report, removes what is left, and says what was found.
-func (c *Controller) end(ctx context.Context, check jobs.Check, r *report, decision preflight.Decision) error {
-	left, err := c.jobs(ctx, check, r.record.Launcher)
+// finish writes the report, removes what is left, and says what was found.
+func (c *Reconciler) finish(ctx context.Context, check jobs.Check, r *checkReport, decision preflight.Decision) error {
+	left, err := c.listJobs(ctx, check, r.record.Launcher)
 	if err != nil {
 		return err
 	}
@@ -477,18 +478,18 @@ func (c *Controller) end(ctx context.Context, check jobs.Check, r *report, decis
 	for _, j := range left {
 		objects = append(objects, j.Object)
 	}
-	if err := c.remove(ctx, objects...); err != nil {
+	if err := c.deleteObjects(ctx, objects...); err != nil {
 		return err
 	}
 	// Once: a status that could not be written is the same the next time.
 	if r.record.Finished.IsZero() {
 		files := preflight.Report(check.Object.Name, r.record, decision)
-		r.record.Finished, r.Data[ReportFile], r.Data[PairsFile] = c.Now().UTC().Truncate(time.Second), files.Markdown, files.SVG
-		if err := c.save(ctx, r); err != nil {
+		r.record.Finished, r.Data[ReportFile], r.Data[PairsFile] = c.Clock.Now().UTC().Truncate(time.Second), files.Markdown, files.SVG
+		if err := c.saveRecord(ctx, r); err != nil {
 			return err
 		}
 	}
-	status := final(check.Object, r.record, decision)
+	status := finalStatus(check.Object, r.record, decision)
 	status.ReportName = r.Name
-	return c.conclude(ctx, check.Object, status)
+	return c.setFinalStatus(ctx, check.Object, status)
 }

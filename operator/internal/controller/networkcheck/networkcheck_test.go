@@ -40,7 +40,7 @@ func TestMeasure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := measure(text)
+		m := parseMeasurement(text)
 		if m.Outcome != want.outcome || (m.Detail == "") != (want.outcome == pairing.Measured) {
 			t.Errorf("%s: %+v", file, m)
 		}
@@ -51,11 +51,11 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("%s: %+v", file, m)
 		}
 	}
-	lost := measure([]byte("error: rank 1 (gpu-4, 10.0.0.2) is gone: its process or its machine has ended\n"))
+	lost := parseMeasurement([]byte("error: rank 1 (gpu-4, 10.0.0.2) is gone: its process or its machine has ended\n"))
 	if lost.Outcome != pairing.Broken || !strings.Contains(lost.Detail, "rank 1 (gpu-4") {
 		t.Errorf("%+v", lost)
 	}
-	if m := measure(nil); m.Outcome != pairing.Fault {
+	if m := parseMeasurement(nil); m.Outcome != pairing.Fault {
 		t.Errorf("an empty log: %+v", m)
 	}
 }
@@ -85,7 +85,7 @@ func TestObstacle(t *testing.T) {
 		"UnexpectedAdmissionError: no GPU": {Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "no GPU"},
 	} {
 		pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{NodeName: "gpu-1"}, Status: status}
-		got := obstacle([]corev1.Pod{{}, pod})
+		got := blockingReason([]corev1.Pod{{}, pod})
 		if strings.TrimSpace(want) == "" {
 			if got != "" {
 				t.Errorf("%+v: %q, want nothing", status, got)
@@ -97,10 +97,10 @@ func TestObstacle(t *testing.T) {
 }
 
 func TestLauncher(t *testing.T) {
-	without := &Controller{client: fake.NewClientBuilder().WithRESTMapper(meta.NewDefaultRESTMapper(nil)).Build()}
+	without := &Reconciler{client: fake.NewClientBuilder().WithRESTMapper(meta.NewDefaultRESTMapper(nil)).Build()}
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(jobs.MPIJobKind, meta.RESTScopeNamespace)
-	with := &Controller{client: fake.NewClientBuilder().WithRESTMapper(mapper).Build()}
+	with := &Reconciler{client: fake.NewClientBuilder().WithRESTMapper(mapper).Build()}
 	for _, test := range []struct {
 		kind                   evenkeel.RunnerType
 		asked, without, served evenkeel.Launcher
@@ -111,10 +111,10 @@ func TestLauncher(t *testing.T) {
 		{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob},
 	} {
 		runner := evenkeel.RunnerSpec{Type: test.kind, Launcher: test.asked}
-		if got, err := without.launcher(runner); err != nil || got != test.without {
+		if got, err := without.resolveLauncher(runner); err != nil || got != test.without {
 			t.Errorf("%+v without MPIJobs: %q %v, want %q", runner, got, err, test.without)
 		}
-		if got, err := with.launcher(runner); err != nil || got != test.served {
+		if got, err := with.resolveLauncher(runner); err != nil || got != test.served {
 			t.Errorf("%+v with MPIJobs: %q %v, want %q", runner, got, err, test.served)
 		}
 	}
@@ -131,7 +131,7 @@ func TestAStatusIsBounded(t *testing.T) {
 		d.Nodes = append(d.Nodes, preflight.NodeResult{Node: preflight.Node{Name: name, Verdict: pairing.Fail, Reason: "TooSlow", Message: long}, Stage: evenkeel.StagePairs, BusBW: 1.5})
 		d.Fabrics = append(d.Fabrics, preflight.FabricResult{Pools: slices.Repeat([]string{long[:63]}, 5000), Verdict: pairing.Fail, Reason: "NoPairPassed", Message: long, MinBusBW: 400})
 	}
-	text, err := json.Marshal(final(&evenkeel.NetworkCheck{}, record, d))
+	text, err := json.Marshal(finalStatus(&evenkeel.NetworkCheck{}, record, d))
 	if err != nil {
 		t.Fatal(err)
 	}

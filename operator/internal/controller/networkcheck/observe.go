@@ -47,18 +47,18 @@ func (l PodLogs) Tail(ctx context.Context, namespace, pod string) ([]byte, error
 	return text, nil
 }
 
-// hopeless are reasons for which a container waits that no waiting mends.
-var hopeless = []string{
+// permanentWaitReasons are reasons for which a container waits that no waiting mends.
+var permanentWaitReasons = []string{
 	"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "SignatureValidationFailed",
 	"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
 }
 
-// obstacle is what keeps a run from saying anything about the network, as far as its pods tell; empty if nothing does.
+// blockingReason is what keeps a run from saying anything about the network, as far as its pods tell; empty if nothing does.
 // Ranks that ended by themselves are no obstacle: their logs tell.
-func obstacle(pods []corev1.Pod) string {
+func blockingReason(pods []corev1.Pod) string {
 	for i := range pods {
 		pod := &pods[i]
-		if why := podObstacle(pod); why != "" {
+		if why := podBlockingReason(pod); why != "" {
 			where := ""
 			if pod.Spec.NodeName != "" {
 				where = " on " + pod.Spec.NodeName
@@ -69,27 +69,27 @@ func obstacle(pods []corev1.Pod) string {
 	return ""
 }
 
-func podObstacle(pod *corev1.Pod) string {
+func podBlockingReason(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue {
-			return join(c.Reason, c.Message)
+			return joinReason(c.Reason, c.Message)
 		}
 	}
-	if pod.Status.Phase == corev1.PodFailed && pod.Status.Reason != "" && len(terminated(pod)) == 0 {
-		return join(pod.Status.Reason, pod.Status.Message)
+	if pod.Status.Phase == corev1.PodFailed && pod.Status.Reason != "" && len(terminatedStates(pod)) == 0 {
+		return joinReason(pod.Status.Reason, pod.Status.Message)
 	}
 	if pod.Status.Reason == "Evicted" || pod.Status.Reason == "NodeLost" || pod.Status.Reason == "Preempting" {
-		return join(pod.Status.Reason, pod.Status.Message)
+		return joinReason(pod.Status.Reason, pod.Status.Message)
 	}
 	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		if w := c.State.Waiting; w != nil && slices.Contains(hopeless, w.Reason) {
-			return join(w.Reason, w.Message)
+		if w := c.State.Waiting; w != nil && slices.Contains(permanentWaitReasons, w.Reason) {
+			return joinReason(w.Reason, w.Message)
 		}
 	}
-	for _, t := range terminated(pod) {
+	for _, t := range terminatedStates(pod) {
 		switch {
 		case t.Reason == "OOMKilled" || t.Reason == "ContainerCannotRun" || t.Reason == "StartError":
-			return join(t.Reason, t.Message)
+			return joinReason(t.Reason, t.Message)
 		case t.ExitCode > 128:
 			return fmt.Sprintf("its process was ended by signal %d", t.ExitCode-128)
 		}
@@ -97,7 +97,7 @@ func podObstacle(pod *corev1.Pod) string {
 	return ""
 }
 
-func terminated(pod *corev1.Pod) []*corev1.ContainerStateTerminated {
+func terminatedStates(pod *corev1.Pod) []*corev1.ContainerStateTerminated {
 	var all []*corev1.ContainerStateTerminated
 	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		if t := c.State.Terminated; t != nil && (t.ExitCode != 0 || c.Name == jobs.Container) {
@@ -107,8 +107,8 @@ func terminated(pod *corev1.Pod) []*corev1.ContainerStateTerminated {
 	return all
 }
 
-// lagging says what the pods wait for, for a run whose time is up.
-func lagging(pods []corev1.Pod, wanted int) string {
+// pendingReason says what the pods wait for, for a run whose time is up.
+func pendingReason(pods []corev1.Pod, wanted int) string {
 	if len(pods) < wanted {
 		return fmt.Sprintf("%d of its %d pods exist", len(pods), wanted)
 	}
@@ -126,12 +126,12 @@ func lagging(pods []corev1.Pod, wanted int) string {
 	return "its pods still run"
 }
 
-func join(reason, message string) string {
+func joinReason(reason, message string) string {
 	return strings.TrimSuffix(reason+": "+strings.Join(strings.Fields(message), " "), ": ")
 }
 
-// measure says what a run came to whose processes ended by themselves.
-func measure(log []byte) preflight.Measurement {
+// parseMeasurement says what a run came to whose processes ended by themselves.
+func parseMeasurement(log []byte) preflight.Measurement {
 	report, err := ncclout.Parse(log)
 	m := preflight.Measurement{Outcome: pairing.Measured, BusBW: report.PeakBusBW(), Wrong: report.OutOfBounds, Networks: report.Networks}
 	switch {
@@ -139,20 +139,20 @@ func measure(log []byte) preflight.Measurement {
 	case report.Failure != nil && report.Failure.Kind == ncclout.FailureRun:
 		m.Outcome, m.BusBW, m.Detail = pairing.Broken, 0, report.Failure.Line
 	case report.Failure != nil && report.Failure.Kind == ncclout.FailureDriver:
-		m = fault("no usable GPU driver: " + report.Failure.Line)
+		m = faultMeasurement("no usable GPU driver: " + report.Failure.Line)
 	default:
-		m = fault(err.Error())
+		m = faultMeasurement(err.Error())
 	}
 	m.LockedMemory = report.LockedMemory
 	return m
 }
 
-func fault(detail string) preflight.Measurement {
+func faultMeasurement(detail string) preflight.Measurement {
 	return preflight.Measurement{Outcome: pairing.Fault, Detail: detail}
 }
 
-// speaker is the pod whose log has the results: an MPIJob's launcher, else rank 0.
-func speaker(pods []corev1.Pod) *corev1.Pod {
+// resultPod is the pod whose log has the results: an MPIJob's launcher, else rank 0.
+func resultPod(pods []corev1.Pod) *corev1.Pod {
 	for i := range pods {
 		labels := pods[i].Labels
 		if labels[evenkeel.RoleKey] == evenkeel.RoleLauncher || labels["batch.kubernetes.io/job-completion-index"] == "0" && labels[evenkeel.RoleKey] == evenkeel.RoleRank {

@@ -19,21 +19,21 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 )
 
-// job is a run's Job or MPIJob.
-type job struct {
+// runJob is a run's Job or MPIJob.
+type runJob struct {
 	client.Object
 	ended bool
-	// why it ended, in the words of its own controller; empty if it succeeded.
-	why string
+	// failure it ended, in the words of its own controller; empty if it succeeded.
+	failure string
 }
 
-// jobs lists the check's, by name. Those of another check of the same name, which was deleted a moment ago, are left out.
-func (c *Controller) jobs(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher) (map[string]job, error) {
-	found := map[string]job{}
+// listJobs lists the check's, by name. Those of another check of the same name, which was deleted a moment ago, are left out.
+func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher) (map[string]runJob, error) {
+	found := map[string]runJob{}
 	options := []client.ListOption{client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}}
 	add := func(object client.Object, ended bool, why string) {
 		if owner := metav1.GetControllerOf(object); owner != nil && owner.UID == check.Object.UID {
-			found[object.GetName()] = job{object, ended, why}
+			found[object.GetName()] = runJob{object, ended, why}
 		}
 	}
 	if launcher == evenkeel.LauncherMPIJob {
@@ -46,7 +46,7 @@ func (c *Controller) jobs(ctx context.Context, check jobs.Check, launcher evenke
 			return nil, fmt.Errorf("list MPIJobs: %w", err)
 		}
 		for i := range list.Items {
-			ended, why := mpiEnd(&list.Items[i])
+			ended, why := mpiJobEnded(&list.Items[i])
 			add(&list.Items[i], ended, why)
 		}
 		return found, nil
@@ -56,13 +56,13 @@ func (c *Controller) jobs(ctx context.Context, check jobs.Check, launcher evenke
 		return nil, fmt.Errorf("list Jobs: %w", err)
 	}
 	for i := range list.Items {
-		ended, why := jobEnd(&list.Items[i])
+		ended, why := jobEnded(&list.Items[i])
 		add(&list.Items[i], ended, why)
 	}
 	return found, nil
 }
 
-func jobEnd(j *batchv1.Job) (ended bool, why string) {
+func jobEnded(j *batchv1.Job) (ended bool, why string) {
 	for _, c := range j.Status.Conditions {
 		if c.Status != corev1.ConditionTrue {
 			continue
@@ -71,13 +71,13 @@ func jobEnd(j *batchv1.Job) (ended bool, why string) {
 		case batchv1.JobComplete:
 			return true, ""
 		case batchv1.JobFailed:
-			return true, join(c.Reason, c.Message)
+			return true, joinReason(c.Reason, c.Message)
 		}
 	}
 	return false, ""
 }
 
-func mpiEnd(j *unstructured.Unstructured) (ended bool, why string) {
+func mpiJobEnded(j *unstructured.Unstructured) (ended bool, why string) {
 	conditions, _, _ := unstructured.NestedSlice(j.Object, "status", "conditions") // what is not a list has no conditions
 	for _, item := range conditions {
 		condition, _ := item.(map[string]any)
@@ -89,14 +89,14 @@ func mpiEnd(j *unstructured.Unstructured) (ended bool, why string) {
 		case "Succeeded":
 			return true, ""
 		case "Failed":
-			return true, join(text("reason"), text("message"))
+			return true, joinReason(text("reason"), text("message"))
 		}
 	}
 	return false, ""
 }
 
-// create starts the work. What is there already is what a reader behind the times did not show.
-func (c *Controller) create(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher, w preflight.Work) error {
+// createRun starts the work. What is there already is what a reader behind the times did not show.
+func (c *Reconciler) createRun(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher, w preflight.PlannedRun) error {
 	var object client.Object
 	var err error
 	if launcher == evenkeel.LauncherMPIJob {
@@ -113,8 +113,8 @@ func (c *Controller) create(ctx context.Context, check jobs.Check, launcher even
 	return nil
 }
 
-// remove deletes runs, and their pods with them.
-func (c *Controller) remove(ctx context.Context, objects ...client.Object) error {
+// deleteObjects deletes runs, and their pods with them.
+func (c *Reconciler) deleteObjects(ctx context.Context, objects ...client.Object) error {
 	var all []error
 	for _, object := range objects {
 		if object.GetDeletionTimestamp() != nil {
@@ -128,9 +128,9 @@ func (c *Controller) remove(ctx context.Context, objects ...client.Object) error
 	return errors.Join(all...)
 }
 
-// pods are those of the check's runs, by the run's name. They are read live: what is kept of a cluster's pods is none of
+// listPods are those of the check's runs, by the run's name. They are read live: what is kept of a cluster's pods is none of
 // these, and what counts of a Job is watched.
-func (c *Controller) pods(ctx context.Context, check jobs.Check) (map[string][]corev1.Pod, error) {
+func (c *Reconciler) listPods(ctx context.Context, check jobs.Check) (map[string][]corev1.Pod, error) {
 	var list corev1.PodList
 	if err := c.live.List(ctx, &list, client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}); err != nil {
 		return nil, fmt.Errorf("list the pods of NetworkCheck %s: %w", check.Object.Name, err)
@@ -142,37 +142,37 @@ func (c *Controller) pods(ctx context.Context, check jobs.Check) (map[string][]c
 	return runs, nil
 }
 
-// look gives the result of the work, if there is one.
-func (c *Controller) look(ctx context.Context, check jobs.Check, w preflight.Work, j job, pods []corev1.Pod) (*preflight.Measurement, error) {
+// readResult gives the result of the work, if there is one.
+func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, w preflight.PlannedRun, j runJob, pods []corev1.Pod) (*preflight.Measurement, error) {
 	for _, name := range w.Nodes {
 		switch err := c.client.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{}); {
 		case apierrors.IsNotFound(err):
-			m := fault(fmt.Sprintf("node %s was deleted", name))
+			m := faultMeasurement(fmt.Sprintf("node %s was deleted", name))
 			return &m, nil
 		case err != nil:
 			return nil, fmt.Errorf("read node %s: %w", name, err)
 		}
 	}
 	limit := time.Duration(*check.Options.RunTimeoutSeconds) * time.Second
-	late := !c.Now().Before(j.GetCreationTimestamp().Add(limit))
+	late := !c.Clock.Now().Before(j.GetCreationTimestamp().Add(limit))
 	var m preflight.Measurement
-	switch why, from := obstacle(pods), speaker(pods); {
+	switch why, from := blockingReason(pods), resultPod(pods); {
 	case why != "":
-		m = fault(why)
+		m = faultMeasurement(why)
 	case j.ended && from == nil:
-		m = fault("the pod with the results is gone; " + join("the run ended", j.why))
+		m = faultMeasurement("the pod with the results is gone; " + joinReason("the run ended", j.failure))
 	case j.ended:
 		log, err := c.Logs.Tail(ctx, from.Namespace, from.Name)
 		switch {
 		case err == nil:
-			m = measure(log)
+			m = parseMeasurement(log)
 		case late:
-			m = fault(err.Error())
+			m = faultMeasurement(err.Error())
 		default:
 			return nil, err
 		}
 	case late:
-		m = fault(fmt.Sprintf("it did not end within %s: %s", limit, lagging(pods, len(w.Nodes))))
+		m = faultMeasurement(fmt.Sprintf("it did not end within %s: %s", limit, pendingReason(pods, len(w.Nodes))))
 	default:
 		return nil, nil
 	}

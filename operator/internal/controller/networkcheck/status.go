@@ -26,16 +26,16 @@ import (
 
 // Bounds of a status, which the API server enforces.
 const (
-	maxFindings  = 64
-	maxFabrics   = 16
-	maxPools     = 8
-	maxNetworks  = 8
-	maxMessage   = 300 // so that a status of all that these allow has less than 64 KiB
-	maxSummary   = 1024
-	maxBadNodes  = 512
-	reasonEnded  = "Ended"
-	reasonRuns   = "Running"
-	progressStep = 10 // percent; a status write for each of a thousand runs would help nobody
+	maxFindings   = 64
+	maxFabrics    = 16
+	maxPools      = 8
+	maxNetworks   = 8
+	maxMessage    = 300 // so that a status of all that these allow has less than 64 KiB
+	maxSummary    = 1024
+	maxBadNodes   = 512
+	reasonEnded   = "Ended"
+	reasonRunning = "Running"
+	progressStep  = 10 // percent; a status write for each of a thousand runs would help nobody
 )
 
 // Quantity is a bandwidth for people: whole megabytes per second, in the largest unit that loses nothing.
@@ -50,8 +50,8 @@ func Quantity(gigabytes float64) *resource.Quantity {
 	return resource.NewScaledQuantity(mega, resource.Mega)
 }
 
-// tell writes how far a check is.
-func (c *Controller) tell(ctx context.Context, check jobs.Check, record *preflight.Record, d preflight.Decision) error {
+// updateProgress writes how far a check is.
+func (c *Reconciler) updateProgress(ctx context.Context, check jobs.Check, record *preflight.Record, d preflight.Decision) error {
 	status := check.Object.Status.DeepCopy()
 	started, nodes := metav1.NewTime(record.Started), int32(len(record.Nodes))
 	status.StartTime, status.Launcher, status.ReportName, status.Summary.Nodes = &started, record.Launcher, check.ReportName(), &nodes
@@ -59,23 +59,23 @@ func (c *Controller) tell(ctx context.Context, check jobs.Check, record *preflig
 	if d.Stage == evenkeel.StagePairs {
 		round = fmt.Sprintf(" round %d", d.Round)
 	}
-	done := 100 * (d.Total - len(d.Work)) / max(1, d.Total)
+	done := 100 * (d.Total - len(d.Pending)) / max(1, d.Total)
 	status.Progress = fmt.Sprintf("%s%s: %d%% of %d runs", d.Stage, round, done/progressStep*progressStep, d.Total)
-	set(status, check.Object, evenkeel.ConditionComplete, metav1.ConditionFalse, reasonRuns, status.Progress, c.Now())
-	return statusapply.Status(ctx, c.client, fieldOwner, check.Object, &check.Object.Status, status)
+	setCondition(status, check.Object, evenkeel.ConditionComplete, metav1.ConditionFalse, reasonRunning, status.Progress, c.Clock.Now())
+	return statusapply.Apply(ctx, c.client, fieldOwner, check.Object, &check.Object.Status, status)
 }
 
-// refuse ends a check that cannot be run.
-func (c *Controller) refuse(ctx context.Context, object *evenkeel.NetworkCheck, reason, message string) error {
+// setNotRunnable ends a check that cannot be run.
+func (c *Reconciler) setNotRunnable(ctx context.Context, object *evenkeel.NetworkCheck, reason, message string) error {
 	status := object.Status.DeepCopy()
-	now := metav1.NewTime(c.Now().Truncate(time.Second))
+	now := metav1.NewTime(c.Clock.Now().Truncate(time.Second))
 	status.Verdict, status.Message, status.Progress, status.CompletionTime = evenkeel.VerdictInconclusive, clip(message, maxSummary), "ended", &now
-	set(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reason, message, c.Now())
-	set(status, object, evenkeel.ConditionPassed, metav1.ConditionUnknown, reason, message, c.Now())
-	return c.conclude(ctx, object, status)
+	setCondition(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reason, message, c.Clock.Now())
+	setCondition(status, object, evenkeel.ConditionPassed, metav1.ConditionUnknown, reason, message, c.Clock.Now())
+	return c.setFinalStatus(ctx, object, status)
 }
 
-func set(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck, kind string, value metav1.ConditionStatus, reason, message string, now time.Time) {
+func setCondition(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck, kind string, value metav1.ConditionStatus, reason, message string, now time.Time) {
 	condition := metav1.Condition{Type: kind, Status: value, Reason: reason, Message: clip(message, maxSummary), ObservedGeneration: object.Generation}
 	if !meta.IsStatusConditionPresentAndEqual(status.Conditions, kind, value) {
 		condition.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
@@ -83,8 +83,8 @@ func set(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck, kin
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-// final is the status of a check that has ended.
-func final(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.Decision) *evenkeel.NetworkCheckStatus {
+// finalStatus is the status of a check that has ended.
+func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.Decision) *evenkeel.NetworkCheckStatus {
 	status := object.Status.DeepCopy()
 	now := record.Finished
 	started, ended := metav1.NewTime(record.Started), metav1.NewTime(now)
@@ -132,7 +132,7 @@ func final(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.
 		}
 		status.Networks = append(status.Networks, loaded)
 	}
-	status.Message = clip(summary(d, failed, fabrics), maxSummary)
+	status.Message = clip(summaryMessage(d, failed, fabrics), maxSummary)
 	value := map[pairing.Verdict]metav1.ConditionStatus{pairing.Pass: metav1.ConditionTrue, pairing.Fail: metav1.ConditionFalse, pairing.Inconclusive: metav1.ConditionUnknown}[d.Verdict]
 	reason := string(d.Verdict)
 	if len(status.Findings) > 0 {
@@ -141,17 +141,17 @@ func final(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.
 	if len(status.Fabrics) > 0 && status.Fabrics[0].Verdict == evenkeel.VerdictFail {
 		reason = status.Fabrics[0].Reason
 	}
-	set(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reasonEnded, status.Message, now)
-	set(status, object, evenkeel.ConditionPassed, value, reason, status.Message, now)
+	setCondition(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reasonEnded, status.Message, now)
+	setCondition(status, object, evenkeel.ConditionPassed, value, reason, status.Message, now)
 	return status
 }
 
-// summary answers in a line: is the fabric fine, and which node is not.
-func summary(d preflight.Decision, failed []string, fabrics []preflight.FabricResult) string {
+// summaryMessage answers in a line: is the fabric fine, and which node is not.
+func summaryMessage(d preflight.Decision, failed []string, fabrics []preflight.FabricResult) string {
 	var parts []string
 	for _, f := range fabrics {
 		if f.Verdict == pairing.Fail {
-			parts = append(parts, join("the fabric"+ofPools(f.Pools)+" failed", f.Message))
+			parts = append(parts, joinReason("the fabric"+inPools(f.Pools)+" failed", f.Message))
 		}
 	}
 	if len(failed) > 0 {
@@ -177,7 +177,7 @@ func summary(d preflight.Decision, failed []string, fabrics []preflight.FabricRe
 	return strings.Join(parts, "; ")
 }
 
-func ofPools(pools []string) string {
+func inPools(pools []string) string {
 	pools = slices.DeleteFunc(slices.Clone(pools), func(p string) bool { return p == "" })
 	if len(pools) == 0 {
 		return ""
@@ -220,9 +220,9 @@ var eventEnded = map[evenkeel.Verdict]string{
 	evenkeel.VerdictPass: "EvenkeelCheckPassed", evenkeel.VerdictFail: "EvenkeelCheckFailed", evenkeel.VerdictInconclusive: "EvenkeelCheckInconclusive",
 }
 
-// conclude writes the status of a check that has ended, and says so.
-func (c *Controller) conclude(ctx context.Context, object *evenkeel.NetworkCheck, status *evenkeel.NetworkCheckStatus) error {
-	if err := statusapply.Status(ctx, c.client, fieldOwner, object, &object.Status, status); err != nil {
+// setFinalStatus writes the status of a check that has ended, and says so.
+func (c *Reconciler) setFinalStatus(ctx context.Context, object *evenkeel.NetworkCheck, status *evenkeel.NetworkCheckStatus) error {
+	if err := statusapply.Apply(ctx, c.client, fieldOwner, object, &object.Status, status); err != nil {
 		return err
 	}
 	var took time.Duration
@@ -234,14 +234,14 @@ func (c *Controller) conclude(ctx context.Context, object *evenkeel.NetworkCheck
 	if status.Verdict == evenkeel.VerdictPass {
 		severity = corev1.EventTypeNormal
 	}
-	c.say(ctx, object, severity, eventEnded[status.Verdict], status.Message)
+	c.recordEvent(ctx, object, severity, eventEnded[status.Verdict], status.Message)
 	return nil
 }
 
-// say writes an Event on the check. One that is lost stops nothing: the status says the same.
-func (c *Controller) say(ctx context.Context, object *evenkeel.NetworkCheck, severity, reason, message string) {
+// recordEvent writes an Event on the check. One that is lost stops nothing: the status says the same.
+func (c *Reconciler) recordEvent(ctx context.Context, object *evenkeel.NetworkCheck, severity, reason, message string) {
 	about := corev1.ObjectReference{APIVersion: evenkeel.GroupVersion.String(), Kind: "NetworkCheck", Namespace: object.Namespace, Name: object.Name, UID: object.UID}
-	if err := events.Write(ctx, c.client, events.New(about, severity, reason, message, c.Now())); err != nil {
+	if err := events.Write(ctx, c.client, events.New(about, severity, reason, message, c.Clock.Now())); err != nil {
 		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
 	}
 }

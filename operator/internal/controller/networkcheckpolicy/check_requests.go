@@ -10,28 +10,28 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// A Demand is which nodes others need verdicts on. It is kept in memory: who needs them asks again after a restart.
-type Demand struct {
-	mu      sync.Mutex
-	wanted  map[string]map[string][]string // nodes, by who asks and by policy
-	changed chan event.GenericEvent
+// A CheckRequests is which nodes others need verdicts on. It is kept in memory: who needs them asks again after a restart.
+type CheckRequests struct {
+	mu        sync.Mutex
+	requested map[string]map[string][]string // nodes, by who asks and by policy
+	changed   chan event.GenericEvent
 }
 
-// NewDemand is an empty one.
-func NewDemand() *Demand {
-	return &Demand{wanted: map[string]map[string][]string{}, changed: make(chan event.GenericEvent, 1)}
+// NewCheckRequests is an empty one.
+func NewCheckRequests() *CheckRequests {
+	return &CheckRequests{requested: map[string]map[string][]string{}, changed: make(chan event.GenericEvent, 1)}
 }
 
 // Set says what one asks for now, by policy, in place of what it asked for before. Nothing takes it back.
-func (d *Demand) Set(who string, nodes map[string][]string) {
+func (d *CheckRequests) Set(who string, nodes map[string][]string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	before := d.wanted[who]
+	before := d.requested[who]
 	if len(nodes) == 0 {
-		delete(d.wanted, who)
+		delete(d.requested, who)
 		return
 	}
-	d.wanted[who] = nodes
+	d.requested[who] = nodes
 	for policy, list := range nodes {
 		if !slices.Equal(before[policy], list) {
 			select {
@@ -43,12 +43,12 @@ func (d *Demand) Set(who string, nodes map[string][]string) {
 	}
 }
 
-// of are the nodes of a policy that somebody asks for.
-func (d *Demand) of(policy string) map[string]bool {
+// forPolicy are the nodes of a policy that somebody asks for.
+func (d *CheckRequests) forPolicy(policy string) map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	nodes := map[string]bool{}
-	for _, asked := range d.wanted {
+	for _, asked := range d.requested {
 		for _, name := range asked[policy] {
 			nodes[name] = true
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -36,8 +37,8 @@ const (
 	defaultHistory = 5
 	maxBadNodes    = 512
 	maxNames       = 5000 // of a check
-	// moment is how long results that arrive at their nodes are gathered: they are counted with one write.
-	moment = 500 * time.Millisecond
+	// debounceDelay is how long results that arrive at their nodes are gathered: they are counted with one write.
+	debounceDelay = 500 * time.Millisecond
 )
 
 // Reasons of the condition Ready.
@@ -48,32 +49,32 @@ const (
 	ReasonTooManyUnhealthy = "TooManyUnhealthy"
 )
 
-// Controller keeps the policies.
-type Controller struct {
+// Reconciler keeps the policies.
+type Reconciler struct {
 	// Namespace is where checks are run.
 	Namespace string
-	// Demand is what others need checked.
-	Demand *Demand
+	// Requests is what others need checked.
+	Requests *CheckRequests
 	// Now is the time.
-	Now func() time.Time
+	Clock clock.PassiveClock
 
 	client client.Client
 }
 
 // SetupWithManager starts the controller with the manager.
-func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client = mgr.GetClient()
-	every := handler.EnqueueRequestsFromMapFunc(c.every)
+	every := handler.EnqueueRequestsFromMapFunc(c.allPolicies)
 	return builder.ControllerManagedBy(mgr).Named("networkcheckpolicy").
 		For(&evenkeel.NetworkCheckPolicy{}).
 		Watches(&corev1.Node{}, every, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Events(moment, every)).
-		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(ofCheck)).
-		WatchesRawSource(source.Channel(c.Demand.changed, every)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(debounceDelay, every)).
+		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(policyOfCheck)).
+		WatchesRawSource(source.Channel(c.Requests.changed, every)).
 		Complete(c)
 }
 
-func (c *Controller) every(ctx context.Context, _ client.Object) []reconcile.Request {
+func (c *Reconciler) allPolicies(ctx context.Context, _ client.Object) []reconcile.Request {
 	var policies evenkeel.NetworkCheckPolicyList
 	if err := c.client.List(ctx, &policies); err != nil {
 		return nil // the cache is closing
@@ -85,7 +86,7 @@ func (c *Controller) every(ctx context.Context, _ client.Object) []reconcile.Req
 	return requests
 }
 
-func ofCheck(_ context.Context, check client.Object) []reconcile.Request {
+func policyOfCheck(_ context.Context, check client.Object) []reconcile.Request {
 	if name := check.GetLabels()[evenkeel.PolicyKey]; name != "" {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: name}}}
 	}
@@ -93,7 +94,7 @@ func ofCheck(_ context.Context, check client.Object) []reconcile.Request {
 }
 
 // Reconcile makes the check that is due, if there is one, and writes how the nodes are.
-func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	policy := &evenkeel.NetworkCheckPolicy{}
 	if err := c.client.Get(ctx, request.NamespacedName, policy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -101,12 +102,12 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	if policy.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	nodes, healths, policies, err := nodenetworkhealth.Read(ctx, c.client)
+	nodes, healths, policies, err := nodenetworkhealth.ListAll(ctx, c.client)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	now := c.Now()
-	marks, counts := health.Marks(nodes, healths, policies, now)
+	now := c.Clock.Now()
+	marks, counts := health.Evaluate(nodes, healths, policies, now)
 	count := counts[policy.Name]
 	if count == nil {
 		return reconcile.Result{RequeueAfter: time.Second}, nil // the list is older than the policy
@@ -114,11 +115,11 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	status := policy.Status.DeepCopy()
 	status.ObservedGeneration = policy.Generation
 	status.Nodes, status.Healthy, status.Unhealthy, status.Unknown = &count.Nodes, &count.Healthy, &count.Unhealthy, &count.Unknown
-	status.BadNodes = networkcheck.List(count.Bad, maxBadNodes)
+	status.BadNodes = networkcheck.List(count.UnhealthyNames, maxBadNodes)
 
 	var mine []*corev1.Node
-	wanted := c.Demand.of(policy.Name)
-	under := health.Of(nodes, policies)
+	wanted := c.Requests.forPolicy(policy.Name)
+	under := health.PolicyByNode(nodes, policies)
 	for i := range nodes {
 		if p := under[nodes[i].Name]; p != nil && p.Name == policy.Name {
 			mine = append(mine, &nodes[i])
@@ -128,7 +129,7 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 			delete(wanted, nodes[i].Name)
 		}
 	}
-	next, problem, err := c.trigger(ctx, policy, status, mine, healths, wanted, now)
+	next, problem, err := c.createDueCheck(ctx, policy, status, mine, healths, wanted, now)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -144,12 +145,12 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		ready.Message = fmt.Sprintf("%d of %d nodes are unhealthy; %d of them are not marked, as that would be more than onFail.maxUnhealthyPercent allows: look at what they have in common", count.Unhealthy, count.Nodes, count.Unmarked)
 	}
 	meta.SetStatusCondition(&status.Conditions, ready)
-	if err := statusapply.Status(ctx, c.client, fieldOwner, policy, &policy.Status, status); err != nil {
+	if err := statusapply.Apply(ctx, c.client, fieldOwner, policy, &policy.Status, status); err != nil {
 		return reconcile.Result{}, err
 	}
 	// Nodes become stale without an event.
-	if !count.Next.IsZero() && (next.IsZero() || count.Next.Before(next)) {
-		next = count.Next
+	if !count.NextStale.IsZero() && (next.IsZero() || count.NextStale.Before(next)) {
+		next = count.NextStale
 	}
 	if next.IsZero() {
 		return reconcile.Result{}, nil
@@ -157,9 +158,9 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(now))}, nil
 }
 
-// trigger makes the check that is due, unless one runs, and deletes old ones. It notes in the status what it did, and
+// createDueCheck makes the check that is due, unless one runs, and deletes old ones. It notes in the status what it did, and
 // returns when the schedule is due next. The problem, if any, is the policy's own.
-func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted map[string]bool, now time.Time) (next time.Time, problem, err error) {
+func (c *Reconciler) createDueCheck(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted map[string]bool, now time.Time) (next time.Time, problem, err error) {
 	var list evenkeel.NetworkCheckList
 	if err := c.client.List(ctx, &list, client.InNamespace(c.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
 		return next, nil, fmt.Errorf("list NetworkChecks: %w", err)
@@ -176,10 +177,10 @@ func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckP
 			status.RunningCheck = check.Name
 		}
 	}
-	if err := c.prune(ctx, policy, ended); err != nil {
+	if err := c.pruneHistory(ctx, policy, ended); err != nil {
 		return next, nil, err
 	}
-	s, problem := parse(policy.Spec.Triggers)
+	s, problem := parseSchedule(policy.Spec.Triggers)
 	var latest time.Time
 	if s != nil {
 		last := policy.CreationTimestamp.Time
@@ -196,20 +197,20 @@ func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckP
 		for _, n := range nodes {
 			names = append(names, n.Name)
 		}
-		if _, err := c.make(ctx, policy, status, scheduledName(policy.Name, latest), names, checks); err != nil {
+		if _, err := c.ensureCheck(ctx, policy, status, scheduledName(policy.Name, latest), names, checks); err != nil {
 			return next, problem, err
 		}
 		at := metav1.NewTime(latest)
 		status.LastScheduleTime = &at
 		return next, problem, nil
 	}
-	if until := settled(ended, healths, nodes, now); !until.IsZero() {
+	if until := resultsPendingUntil(ended, healths, nodes, now); !until.IsZero() {
 		if next.IsZero() || until.Before(next) {
 			next = until
 		}
 		return next, problem, nil
 	}
-	chosen, partners := due(nodes, healths, policy.Spec.Triggers.NewNodes != evenkeel.SwitchDisabled, wanted)
+	chosen, partners := selectDueNodes(nodes, healths, policy.Spec.Triggers.NewNodes != evenkeel.SwitchDisabled, wanted)
 	if len(chosen) == 0 {
 		return next, problem, nil
 	}
@@ -217,21 +218,21 @@ func (c *Controller) trigger(ctx context.Context, policy *evenkeel.NetworkCheckP
 	if len(wanted) > 0 {
 		why = "job"
 	}
-	retry, err := c.make(ctx, policy, status, outOfTurnName(policy.Name, why, nodes, healths, chosen), slices.Concat(chosen, partners), checks)
+	retry, err := c.ensureCheck(ctx, policy, status, unscheduledName(policy.Name, why, nodes, healths, chosen), slices.Concat(chosen, partners), checks)
 	if !retry.IsZero() && (next.IsZero() || retry.Before(next)) {
 		next = retry
 	}
 	return next, problem, err
 }
 
-// make makes a check, unless it was made before. One that could not be run is made anew after a while, as what it lacked
+// ensureCheck makes a check, unless it was made before. One that could not be run is made anew after a while, as what it lacked
 // may be there: retry says when.
-func (c *Controller) make(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, name string, nodes []string, checks map[string]*evenkeel.NetworkCheck) (retry time.Time, err error) {
+func (c *Reconciler) ensureCheck(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, name string, nodes []string, checks map[string]*evenkeel.NetworkCheck) (retry time.Time, err error) {
 	if had := checks[name]; had != nil {
-		if !gate.Refused(had) {
+		if !gate.NotRunnable(had) {
 			return retry, nil
 		}
-		if retry = gate.RetryRefused(had); c.Now().Before(retry) {
+		if retry = gate.RetryTime(had); c.Clock.Now().Before(retry) {
 			return retry, nil
 		}
 		if err := c.client.Delete(ctx, had, client.Preconditions{UID: &had.UID}); client.IgnoreNotFound(err) != nil {
@@ -247,8 +248,8 @@ func (c *Controller) make(ctx context.Context, policy *evenkeel.NetworkCheckPoli
 	return time.Time{}, nil
 }
 
-// prune deletes the oldest checks that have ended. Those of nodes that are new still, by their names, would be made again.
-func (c *Controller) prune(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, ended []*evenkeel.NetworkCheck) error {
+// pruneHistory deletes the oldest checks that have ended. Those of nodes that are new still, by their names, would be made again.
+func (c *Reconciler) pruneHistory(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, ended []*evenkeel.NetworkCheck) error {
 	keep := defaultHistory
 	if policy.Spec.History != nil {
 		keep = int(*policy.Spec.History)

@@ -24,8 +24,8 @@ type schedule struct {
 	zone *time.Location
 }
 
-// parse reads the policy's schedule; nil where it has none.
-func parse(t evenkeel.TriggerSpec) (*schedule, error) {
+// parseSchedule reads the policy's schedule; nil where it has none.
+func parseSchedule(t evenkeel.TriggerSpec) (*schedule, error) {
 	if t.Schedule == "" {
 		return nil, nil
 	}
@@ -61,10 +61,10 @@ func scheduledName(policy string, at time.Time) string {
 	return policy + "-" + strconv.FormatInt(at.Unix()/60, 10)
 }
 
-// due are the ready nodes of the policy to be checked out of turn: those that were never checked, if new ones count, and
+// selectDueNodes are the ready nodes of the policy to be checked out of turn: those that were never checked, if new ones count, and
 // those that are wanted. Partners for them are others of the policy, those that passed first. None where there are no two
 // to test together.
-func due(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, newNodes bool, wanted map[string]bool) (chosen, partners []string) {
+func selectDueNodes(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, newNodes bool, wanted map[string]bool) (chosen, partners []string) {
 	var others []*corev1.Node
 	for _, n := range nodes {
 		if !gate.IsReady(n) {
@@ -79,7 +79,7 @@ func due(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStat
 	}
 	slices.Sort(chosen)
 	slices.SortFunc(others, func(a, b *corev1.Node) int {
-		return cmp.Or(cmp.Compare(rank(states[a.Name]), rank(states[b.Name])), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(healthOrder(states[a.Name]), healthOrder(states[b.Name])), cmp.Compare(a.Name, b.Name))
 	})
 	for _, n := range others[:min(len(others), max(1, len(chosen)))] {
 		partners = append(partners, n.Name)
@@ -92,24 +92,24 @@ func due(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStat
 
 func isNew(s *evenkeel.NodeNetworkHealthStatus) bool { return s == nil || len(s.History) == 0 }
 
-func rank(s *evenkeel.NodeNetworkHealthStatus) int {
+func healthOrder(s *evenkeel.NodeNetworkHealthStatus) int {
 	return slices.Index([]evenkeel.Health{evenkeel.HealthHealthy, evenkeel.HealthUnknown, evenkeel.HealthUnhealthy}, s.Health)
 }
 
-// settling is how long the results of a check may take to reach its nodes. After that nobody waits for them.
-const settling = time.Minute
+// resultsTimeout is how long the results of a check may take to reach its nodes. After that nobody waits for them.
+const resultsTimeout = time.Minute
 
-// settled is zero where the results of all checks that have ended have reached their nodes, else when that no longer
+// resultsPendingUntil is zero where the results of all checks that have ended have reached their nodes, else when that no longer
 // counts: until then a node may look new that was just checked.
-func settled(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) time.Time {
+func resultsPendingUntil(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) time.Time {
 	for _, check := range ended {
 		if check.Status.CompletionTime == nil || check.Status.ReportName == "" {
 			continue
 		}
-		until := check.Status.CompletionTime.Add(settling)
+		until := check.Status.CompletionTime.Add(resultsTimeout)
 		missing := func(n *corev1.Node) bool {
 			s := states[n.Name]
-			return slices.Contains(check.Spec.Nodes.Names, n.Name) && (s == nil || !health.Known(s, string(check.UID), check.Status.CompletionTime.Time))
+			return slices.Contains(check.Spec.Nodes.Names, n.Name) && (s == nil || !health.HasResult(s, string(check.UID), check.Status.CompletionTime.Time))
 		}
 		if now.Before(until) && slices.ContainsFunc(nodes, missing) {
 			return until
@@ -118,8 +118,8 @@ func settled(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNet
 	return time.Time{}
 }
 
-// outOfTurnName follows from the nodes and what was known of them, so that nothing is checked twice for the same reason.
-func outOfTurnName(policy, why string, nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []string) string {
+// unscheduledName follows from the nodes and what was known of them, so that nothing is checked twice for the same reason.
+func unscheduledName(policy, why string, nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []string) string {
 	hash := sha256.New()
 	for _, n := range nodes {
 		if slices.Contains(chosen, n.Name) {

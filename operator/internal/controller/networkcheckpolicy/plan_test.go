@@ -30,7 +30,7 @@ func TestDue(t *testing.T) {
 		"by name":                   {"@daily", "", "2026-11-21T12:00:00Z", "2026-11-21T13:00:00Z", "", "2026-11-22T00:00:00Z"},
 		"never":                     {"0 0 30 2 *", "", "2026-11-21T12:00:00Z", "2026-11-22T12:00:00Z", "", ""},
 	} {
-		s, err := parse(evenkeel.TriggerSpec{Schedule: test.schedule, TimeZone: test.zone})
+		s, err := parseSchedule(evenkeel.TriggerSpec{Schedule: test.schedule, TimeZone: test.zone})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,11 +45,11 @@ func TestDue(t *testing.T) {
 		}
 	}
 	for _, bad := range []evenkeel.TriggerSpec{{Schedule: "sometimes"}, {Schedule: "0 3 * * *", TimeZone: "Mars/Olympus"}, {Schedule: "61 * * * *"}, {Schedule: "@daily", TimeZone: "Local"}} {
-		if _, err := parse(bad); err == nil {
+		if _, err := parseSchedule(bad); err == nil {
 			t.Errorf("%+v: no error", bad)
 		}
 	}
-	if s, err := parse(evenkeel.TriggerSpec{}); s != nil || err != nil {
+	if s, err := parseSchedule(evenkeel.TriggerSpec{}); s != nil || err != nil {
 		t.Errorf("no schedule: %v %v", s, err)
 	}
 }
@@ -85,12 +85,12 @@ func TestNodesOutOfTurnGetPartners(t *testing.T) {
 		for _, name := range test.wanted {
 			wanted[name] = true
 		}
-		chosen, partners := due(nodes, states, true, wanted)
+		chosen, partners := selectDueNodes(nodes, states, true, wanted)
 		if !slices.Equal(chosen, test.chosen) || len(chosen) > 0 && !slices.Equal(partners, test.partners) {
 			t.Errorf("%v, %v wanted: %v with %v", test.nodes, test.wanted, chosen, partners)
 		}
 	}
-	if chosen, _ := due([]*corev1.Node{node("new-1", corev1.ConditionTrue), node("new-2", corev1.ConditionTrue)}, states, false, nil); chosen != nil {
+	if chosen, _ := selectDueNodes([]*corev1.Node{node("new-1", corev1.ConditionTrue), node("new-2", corev1.ConditionTrue)}, states, false, nil); chosen != nil {
 		t.Errorf("new nodes do not count, and yet: %v", chosen)
 	}
 }
@@ -99,21 +99,21 @@ func TestTheNameFollowsFromWhatIsKnown(t *testing.T) {
 	nodes := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "2"}}}
 	states := map[string]*evenkeel.NodeNetworkHealthStatus{}
 	both := []string{"a", "b"}
-	first := outOfTurnName("p", "job", nodes, states, both)
-	if again := outOfTurnName("p", "job", nodes, states, both); again != first || !strings.HasPrefix(first, "p-job-") {
+	first := unscheduledName("p", "job", nodes, states, both)
+	if again := unscheduledName("p", "job", nodes, states, both); again != first || !strings.HasPrefix(first, "p-job-") {
 		t.Errorf("%s, then %s", first, again)
 	}
-	if one := outOfTurnName("p", "job", nodes, states, both[:1]); one == first {
+	if one := unscheduledName("p", "job", nodes, states, both[:1]); one == first {
 		t.Error("other nodes, the same name")
 	}
 	states["b"] = &evenkeel.NodeNetworkHealthStatus{History: []evenkeel.HealthResult{{UID: "check"}}}
-	if later := outOfTurnName("p", "job", nodes, states, both); later == first {
+	if later := unscheduledName("p", "job", nodes, states, both); later == first {
 		t.Error("b was checked since, and the name is the same: it would never be checked again")
 	}
 }
 
 func TestADemandIsWhatAllAskForAtPresent(t *testing.T) {
-	d := NewDemand()
+	d := NewCheckRequests()
 	changed := func() bool {
 		select {
 		case <-d.changed:
@@ -127,7 +127,7 @@ func TestADemandIsWhatAllAskForAtPresent(t *testing.T) {
 	if !changed() || changed() {
 		t.Error("what was not looked at yet is told once")
 	}
-	if got := d.of("p"); len(got) != 2 || !got["a"] || !got["b"] {
+	if got := d.forPolicy("p"); len(got) != 2 || !got["a"] || !got["b"] {
 		t.Errorf("%v", got)
 	}
 	d.Set("y", map[string][]string{"p": {"b"}, "q": {"c"}})
@@ -135,7 +135,7 @@ func TestADemandIsWhatAllAskForAtPresent(t *testing.T) {
 	if changed() {
 		t.Error("nobody asks for more")
 	}
-	if got := d.of("p"); len(got) != 1 || !got["b"] || len(d.of("q")) != 1 {
+	if got := d.forPolicy("p"); len(got) != 1 || !got["b"] || len(d.forPolicy("q")) != 1 {
 		t.Errorf("%v", got)
 	}
 }
@@ -148,14 +148,14 @@ func TestResultsOnTheirWayAreWaitedForButNotForever(t *testing.T) {
 	nodes := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}}, {ObjectMeta: metav1.ObjectMeta{Name: "new"}}}
 	arrived := &evenkeel.NodeNetworkHealthStatus{History: []evenkeel.HealthResult{{UID: "1", Time: ended}}}
 	half := map[string]*evenkeel.NodeNetworkHealthStatus{"a": arrived}
-	if until := settled([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Time); !until.Equal(ended.Add(time.Minute)) {
+	if until := resultsPendingUntil([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Time); !until.Equal(ended.Add(time.Minute)) {
 		t.Errorf("b has no result yet: %s", until)
 	}
-	if until := settled([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Add(time.Minute)); !until.IsZero() {
+	if until := resultsPendingUntil([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Add(time.Minute)); !until.IsZero() {
 		t.Errorf("its minute is over: %s", until)
 	}
 	half["b"] = arrived
-	if until := settled([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Time); !until.IsZero() {
+	if until := resultsPendingUntil([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Time); !until.IsZero() {
 		t.Errorf("all have arrived: %s", until)
 	}
 }

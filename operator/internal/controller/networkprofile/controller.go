@@ -25,8 +25,8 @@ import (
 
 const fieldOwner = client.FieldOwner("evenkeel-networkprofile")
 
-// Controller writes the status of NetworkProfiles.
-type Controller struct {
+// Reconciler writes the status of NetworkProfiles.
+type Reconciler struct {
 	client client.Client
 }
 
@@ -52,11 +52,11 @@ func Cached() map[client.Object]cache.ByObject {
 }
 
 // SetupWithManager starts the controller with the manager.
-func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client = mgr.GetClient()
 	return builder.ControllerManagedBy(mgr).Named("networkprofile").
 		For(&evenkeel.NetworkProfile{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.everyProfile), builder.WithPredicates(nodeChanged)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.allProfiles), builder.WithPredicates(nodeChanged)).
 		Complete(c)
 }
 
@@ -66,10 +66,10 @@ var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	return !equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
 		before.Status.NodeInfo.KubeletVersion != after.Status.NodeInfo.KubeletVersion ||
 		before.Status.NodeInfo.ContainerRuntimeVersion != after.Status.NodeInfo.ContainerRuntimeVersion ||
-		!slices.Equal(offers(before), offers(after))
+		!slices.Equal(offeredResources(before), offeredResources(after))
 }}
 
-func (c *Controller) everyProfile(ctx context.Context, _ client.Object) []reconcile.Request {
+func (c *Reconciler) allProfiles(ctx context.Context, _ client.Object) []reconcile.Request {
 	var profiles evenkeel.NetworkProfileList
 	if err := c.client.List(ctx, &profiles); err != nil {
 		return nil // the cache is closing
@@ -82,7 +82,7 @@ func (c *Controller) everyProfile(ctx context.Context, _ client.Object) []reconc
 }
 
 // Reconcile looks at the nodes and writes the status, if it changed.
-func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	profile := &evenkeel.NetworkProfile{}
 	if err := c.client.Get(ctx, request.NamespacedName, profile); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -92,5 +92,5 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
 	}
 	status := Observe(profile, nodes.Items)
-	return reconcile.Result{}, statusapply.Status(ctx, c.client, fieldOwner, profile, &profile.Status, &status)
+	return reconcile.Result{}, statusapply.Apply(ctx, c.client, fieldOwner, profile, &profile.Status, &status)
 }

@@ -35,7 +35,7 @@ func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status 
 	var having int32
 	for _, node := range nodes {
 		found := false
-		for _, name := range offers(node) {
+		for _, name := range offeredResources(node) {
 			if name == transport.RDMA.ResourceName || transport.RDMA.ResourceName == "" && strings.HasPrefix(name, inject.RDMADomain) {
 				offering[name]++
 				found = true
@@ -78,8 +78,8 @@ func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status 
 	})
 }
 
-// offers are the extended resources that pods can get on the node, sorted.
-func offers(node *corev1.Node) []string {
+// offeredResources are the extended resources that pods can get on the node, sorted.
+func offeredResources(node *corev1.Node) []string {
 	var names []string
 	for name, quantity := range node.Status.Allocatable {
 		if strings.Contains(string(name), "/") && quantity.Sign() > 0 {

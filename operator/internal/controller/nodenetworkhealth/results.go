@@ -32,17 +32,17 @@ const (
 	EventHealthy   = "EvenkeelNetworkHealthy"
 )
 
-// retry is how long after a node was made anew the state of the one before may still be there.
-const retry = 5 * time.Second
+// replacedNodeRetry is how long after a node was made anew the state of the one before may still be there.
+const replacedNodeRetry = 5 * time.Second
 
-// Results writes what checks found about each node. One check at a time: they are about the same nodes.
-type Results struct {
+// ResultRecorder writes what checks found about each node. One check at a time: they are about the same nodes.
+type ResultRecorder struct {
 	client client.Client
 	live   client.Reader
 }
 
 // SetupWithManager starts the controller with the manager.
-func (r *Results) SetupWithManager(mgr manager.Manager) error {
+func (r *ResultRecorder) SetupWithManager(mgr manager.Manager) error {
 	r.client, r.live = mgr.GetClient(), mgr.GetAPIReader()
 	if _, err := mgr.GetCache().GetInformer(context.Background(), &evenkeel.NodeNetworkHealth{}); err != nil {
 		return fmt.Errorf("watch NodeNetworkHealths: %w", err)
@@ -57,7 +57,7 @@ func (r *Results) SetupWithManager(mgr manager.Manager) error {
 }
 
 // Reconcile adds the check's results to those of its nodes, where they are not yet.
-func (r *Results) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	check := &evenkeel.NetworkCheck{}
 	if err := r.client.Get(ctx, request.NamespacedName, check); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -75,11 +75,11 @@ func (r *Results) Reconcile(ctx context.Context, request reconcile.Request) (rec
 	}
 	var all []error
 	again := reconcile.Result{}
-	for _, n := range preflight.Decide(networkcheck.Options(check), record).Nodes {
-		late, err := r.node(ctx, check, &n)
+	for _, n := range preflight.Decide(networkcheck.OptionsOf(check), record).Nodes {
+		late, err := r.recordNode(ctx, check, &n)
 		all = append(all, err)
 		if late {
-			again.RequeueAfter = retry
+			again.RequeueAfter = replacedNodeRetry
 		}
 	}
 	if err := errors.Join(all...); err != nil {
@@ -88,8 +88,8 @@ func (r *Results) Reconcile(ctx context.Context, request reconcile.Request) (rec
 	return again, nil
 }
 
-// node adds one result. It reports whether that has to wait for the state of an earlier node of the name to go.
-func (r *Results) node(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult) (late bool, err error) {
+// recordNode adds one result. It reports whether that has to wait for the state of an earlier node of the name to go.
+func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult) (late bool, err error) {
 	node := &corev1.Node{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
 		return false, client.IgnoreNotFound(err)
@@ -101,7 +101,7 @@ func (r *Results) node(ctx context.Context, check *evenkeel.NetworkCheck, n *pre
 		return true, nil
 	case client.IgnoreNotFound(err) != nil:
 		return false, fmt.Errorf("read NodeNetworkHealth %s: %w", n.Name, err)
-	case health.Known(&state.Status, string(check.UID), check.Status.CompletionTime.Time):
+	case health.HasResult(&state.Status, string(check.UID), check.Status.CompletionTime.Time):
 		return false, nil
 	case apierrors.IsNotFound(err):
 		state = &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{
@@ -113,14 +113,14 @@ func (r *Results) node(ctx context.Context, check *evenkeel.NetworkCheck, n *pre
 	}
 	state = state.DeepCopy()
 	before := state.Status.Health
-	state.Status = health.Add(state.Status, evenkeel.HealthResult{
+	state.Status = health.AddResult(state.Status, evenkeel.HealthResult{
 		Check: check.Name, UID: string(check.UID), Time: *check.Status.CompletionTime,
 		Verdict: evenkeel.Verdict(n.Verdict), Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW),
 	}, n.Message)
 	if err := r.client.Status().Update(ctx, state); err != nil {
 		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
 	}
-	if e := changed(node, before, &state.Status, check.Name); e != nil {
+	if e := healthEvent(node, before, &state.Status, check.Name); e != nil {
 		// One that is lost stops nothing: the state says the same.
 		if err := events.Write(ctx, r.client, e); err != nil {
 			log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
@@ -129,8 +129,8 @@ func (r *Results) node(ctx context.Context, check *evenkeel.NetworkCheck, n *pre
 	return false, nil
 }
 
-// changed is the Event about a node whose state has changed, nil where it has not. A node that passes its first check is no news.
-func changed(node *corev1.Node, before evenkeel.Health, now *evenkeel.NodeNetworkHealthStatus, check string) *corev1.Event {
+// healthEvent is the Event about a node whose state has changed, nil where it has not. A node that passes its first check is no news.
+func healthEvent(node *corev1.Node, before evenkeel.Health, now *evenkeel.NodeNetworkHealthStatus, check string) *corev1.Event {
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	switch {
 	case now.Health == before:

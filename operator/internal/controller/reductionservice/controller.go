@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,18 +44,18 @@ import (
 
 const (
 	fieldOwner = client.FieldOwner("evenkeel-reductionservice")
-	// refusedAgain is when a job that could not have servers is looked at again: its profile may have been mended.
-	refusedAgain = time.Minute
+	// rejectedRetry is when a job that could not have servers is looked at again: its profile may have been mended.
+	rejectedRetry = time.Minute
 	// listTimeout bounds the first listing of a kind of job, which is tried again.
 	listTimeout = 30 * time.Second
 )
 
-// Controller makes and watches reduction servers.
-type Controller struct {
+// Reconciler makes and watches reduction servers.
+type Reconciler struct {
 	// Image is the servers'.
 	Image string
 	// Now is the time, and KindPoll how often it is looked whether the cluster has kinds of job that it had not.
-	Now      func() time.Time
+	Clock    clock.PassiveClock
 	KindPoll time.Duration
 
 	client client.Client
@@ -68,13 +69,13 @@ type Controller struct {
 }
 
 // SetupWithManager starts the controller with the manager.
-func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	var err error
 	c.watched, err = cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
-		DefaultLabelSelector: with(evenkeel.ReductionClientKey),
-		ByObject:             map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: with(evenkeel.ReductionServerKey)}},
+		DefaultLabelSelector: labelExists(evenkeel.ReductionClientKey),
+		ByObject:             map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labelExists(evenkeel.ReductionServerKey)}},
 		DefaultTransform:     cache.TransformStripManagedFields(),
 		// A read of something that is not watched would start to watch it.
 		ReaderFailOnMissingInformer: true,
@@ -106,8 +107,8 @@ func (c *Controller) SetupWithManager(mgr manager.Manager) error {
 	}))
 }
 
-// with selects what has the label.
-func with(label string) labels.Selector {
+// labelExists selects what has the label.
+func labelExists(label string) labels.Selector {
 	r, err := labels.NewRequirement(label, selection.Exists, nil)
 	if err != nil {
 		panic(err) // the labels are constants
@@ -123,7 +124,7 @@ func named(label string) handler.EventHandler {
 }
 
 // watchJobs watches every kind of job, from when the cluster has it.
-func (c *Controller) watchJobs(ctx context.Context, mgr manager.Manager, watch func(*unstructured.Unstructured) error) {
+func (c *Reconciler) watchJobs(ctx context.Context, mgr manager.Manager, watch func(*unstructured.Unstructured) error) {
 	missing := workload.Kinds()
 	// It ends when all are there, or with the manager.
 	_ = wait.PollUntilContextCancel(ctx, c.KindPoll, true, func(ctx context.Context) (bool, error) {
@@ -147,7 +148,7 @@ func (c *Controller) watchJobs(ctx context.Context, mgr manager.Manager, watch f
 }
 
 // list waits until all jobs of the kind are known: before that, one that is not found may well be there.
-func (c *Controller) list(ctx context.Context, job *unstructured.Unstructured) error {
+func (c *Reconciler) list(ctx context.Context, job *unstructured.Unstructured) error {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	if _, err := c.watched.GetInformer(ctx, job); err != nil {
@@ -165,7 +166,7 @@ func (c *Controller) list(ctx context.Context, job *unstructured.Unstructured) e
 }
 
 // Reconcile brings one service to where its job is.
-func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	service := &evenkeel.ReductionService{}
 	// What was written a moment ago counts: otherwise a server would be lost twice.
 	err := c.live.Get(ctx, request.NamespacedName, service)
@@ -183,11 +184,11 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	if !exists {
 		return c.begin(ctx, request, job)
 	}
-	return reconcile.Result{}, c.advance(ctx, service, job)
+	return reconcile.Result{}, c.reconcileServers(ctx, service, job)
 }
 
 // job finds the job that the label says is the service's: the one that owns it, if it has an owner, else the oldest.
-func (c *Controller) job(ctx context.Context, service reconcile.Request, owners []metav1.OwnerReference) (*unstructured.Unstructured, error) {
+func (c *Reconciler) job(ctx context.Context, service reconcile.Request, owners []metav1.OwnerReference) (*unstructured.Unstructured, error) {
 	c.mu.Lock()
 	kinds := slices.Clone(c.kinds)
 	c.mu.Unlock()
@@ -212,7 +213,7 @@ func (c *Controller) job(ctx context.Context, service reconcile.Request, owners 
 }
 
 // begin makes the service of a job.
-func (c *Controller) begin(ctx context.Context, name reconcile.Request, job *unstructured.Unstructured) (reconcile.Result, error) {
+func (c *Reconciler) begin(ctx context.Context, name reconcile.Request, job *unstructured.Unstructured) (reconcile.Result, error) {
 	if workload.Finished(job) || job.GetDeletionTimestamp() != nil {
 		return reconcile.Result{}, nil
 	}
@@ -221,13 +222,13 @@ func (c *Controller) begin(ctx context.Context, name reconcile.Request, job *uns
 		return reconcile.Result{}, err
 	}
 	if refused != "" {
-		return reconcile.Result{RequeueAfter: refusedAgain}, c.tell(ctx, job, corev1.EventTypeWarning, ReasonRefused, "no reduction servers: "+refused)
+		return reconcile.Result{RequeueAfter: rejectedRetry}, c.recordEvent(ctx, job, corev1.EventTypeWarning, ReasonRefused, "no reduction servers: "+refused)
 	}
 	switch err := c.client.Create(ctx, service); {
 	case err == nil, apierrors.IsAlreadyExists(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return reconcile.Result{}, nil
 	case apierrors.IsInvalid(err):
-		return reconcile.Result{}, c.tell(ctx, job, corev1.EventTypeWarning, ReasonRefused, "no reduction servers: "+err.Error())
+		return reconcile.Result{}, c.recordEvent(ctx, job, corev1.EventTypeWarning, ReasonRefused, "no reduction servers: "+err.Error())
 	default:
 		return reconcile.Result{}, fmt.Errorf("create ReductionService %s: %w", name, err)
 	}
@@ -235,7 +236,7 @@ func (c *Controller) begin(ctx context.Context, name reconcile.Request, job *uns
 
 // service is what the job was promised. Its labels and annotations are a user's to forge, so its profile has the last word;
 // refused says why.
-func (c *Controller) service(ctx context.Context, name string, job *unstructured.Unstructured) (service *evenkeel.ReductionService, refused string, err error) {
+func (c *Reconciler) service(ctx context.Context, name string, job *unstructured.Unstructured) (service *evenkeel.ReductionService, refused string, err error) {
 	templates, err := workload.Templates(job)
 	switch {
 	case err != nil:
@@ -252,7 +253,7 @@ func (c *Controller) service(ctx context.Context, name string, job *unstructured
 	}
 	addresses := first.Annotations()[evenkeel.ReductionServersKey]
 	replicas := int32(strings.Count(addresses, ",") + 1)
-	switch most := reduction.Most(profile); {
+	switch most := reduction.MaxServers(profile); {
 	case addresses != strings.Join(reduction.Endpoints(name, job.GetNamespace(), int(replicas)), ","):
 		return nil, fmt.Sprintf("annotation %s of %s was not written by Evenkeel", evenkeel.ReductionServersKey, first.Path), nil
 	case int(replicas) > most:
@@ -277,15 +278,15 @@ func (c *Controller) service(ctx context.Context, name string, job *unstructured
 			Server: profile.Spec.Reduction.Server,
 		},
 	}
-	reduction.Connect(service, profile, nodes.Items)
+	reduction.SetTransport(service, profile, nodes.Items)
 	if t := service.Spec.Transport; t.Mode == evenkeel.TransportRDMA && t.RDMA.ResourceName == "" {
-		return nil, fmt.Sprintf("NetworkProfile %s asks for RDMA and nothing else, and has no device to give", profile.Name), nil
+		return nil, fmt.Sprintf("NetworkProfile %s requires RDMA and has no device to assign", profile.Name), nil
 	}
 	return service, "", nil
 }
 
-// advance makes servers, or ends them, and writes how they are.
-func (c *Controller) advance(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
+// reconcileServers makes servers, or ends them, and writes how they are.
+func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
 	if len(service.Status.Conditions) == 0 {
 		if err := c.makeKey(ctx, service); err != nil {
 			return err
@@ -296,7 +297,7 @@ func (c *Controller) advance(ctx context.Context, service *evenkeel.ReductionSer
 		running = 0
 	}
 	for _, object := range reduction.Objects(service, running) {
-		if err := c.apply(ctx, object); err != nil {
+		if err := c.applyObject(ctx, object); err != nil {
 			return fmt.Errorf("apply %s %s/%s: %w", object.GetObjectKind().GroupVersionKind().Kind, service.Namespace, service.Name, err)
 		}
 	}
@@ -308,18 +309,18 @@ func (c *Controller) advance(ctx context.Context, service *evenkeel.ReductionSer
 	if err := c.client.List(ctx, &nodes); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
 	}
-	status, news := observe(service, job, pods.Items, nodes.Items, c.Now())
+	status, news := observeStatus(service, job, pods.Items, nodes.Items, c.Clock.Now())
 	// Events first: if the status cannot be written, they are told again rather than never.
 	for _, n := range news {
-		if err := c.tell(ctx, job, n.severity, n.reason, n.message); err != nil {
+		if err := c.recordEvent(ctx, job, n.severity, n.reason, n.message); err != nil {
 			return err
 		}
 	}
-	return statusapply.Status(ctx, c.client, fieldOwner, service, &service.Status, status)
+	return statusapply.Apply(ctx, c.client, fieldOwner, service, &service.Status, status)
 }
 
 // makeKey makes the job's key, once. Nobody here can read it afterwards.
-func (c *Controller) makeKey(ctx context.Context, service *evenkeel.ReductionService) error {
+func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionService) error {
 	random := make([]byte, 32)
 	if _, err := rand.Read(random); err != nil {
 		return fmt.Errorf("random numbers: %w", err)
@@ -335,7 +336,7 @@ func (c *Controller) makeKey(ctx context.Context, service *evenkeel.ReductionSer
 	}
 }
 
-func (c *Controller) apply(ctx context.Context, object client.Object) error {
+func (c *Reconciler) applyObject(ctx context.Context, object client.Object) error {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		return err
@@ -348,8 +349,8 @@ func (c *Controller) apply(ctx context.Context, object client.Object) error {
 	return err
 }
 
-func (c *Controller) tell(ctx context.Context, job *unstructured.Unstructured, severity, reason, message string) error {
+func (c *Reconciler) recordEvent(ctx context.Context, job *unstructured.Unstructured, severity, reason, message string) error {
 	return events.Write(ctx, c.client, events.New(corev1.ObjectReference{
 		APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Namespace: job.GetNamespace(), Name: job.GetName(), UID: job.GetUID(),
-	}, severity, reason, message, c.Now()))
+	}, severity, reason, message, c.Clock.Now()))
 }

@@ -17,12 +17,12 @@ import (
 
 // observeRDMA says whether the servers of a job with an RDMA device have it too, and tells the job when they do not: its
 // ranks reach them by TCP then, or they wait for a node.
-func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructured, nodes []corev1.Node, allReady bool, status *evenkeel.ReductionServiceStatus, now time.Time) []newsItem {
+func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructured, nodes []corev1.Node, allReady bool, status *evenkeel.ReductionServiceStatus, now time.Time) []pendingEvent {
 	device := service.Spec.Transport.RDMA.ResourceName
 	condition := metav1.Condition{Type: evenkeel.ConditionRDMA, Status: metav1.ConditionFalse, ObservedGeneration: service.Generation}
 	offering, all := 0, 0
 	if device != "" {
-		offering, all = reduction.Offering(service, nodes)
+		offering, all = reduction.CountOffering(service, nodes)
 	}
 	severity := corev1.EventTypeNormal
 	switch {
@@ -48,7 +48,7 @@ func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructu
 	if condition.Status == metav1.ConditionTrue || before != nil && before.Reason == condition.Reason {
 		return nil
 	}
-	return []newsItem{{severity, ReasonNoRDMA, "reduction " + condition.Message}}
+	return []pendingEvent{{severity, ReasonNoRDMA, "reduction " + condition.Message}}
 }
 
 // jobDevice is the device that the job was given when it was created; empty: none.

@@ -46,7 +46,7 @@ func TestObserveRDMA(t *testing.T) {
 		{"lost, and nowhere to go", hca, has("0"), nil, evenkeel.ReasonNoNodeHasDevice, "servers wait for a node"},
 	} {
 		service.Spec.Transport.RDMA.ResourceName = step.device
-		status, news := observe(service, job, step.pods, step.nodes, time.Now())
+		status, news := observeStatus(service, job, step.pods, step.nodes, time.Now())
 		c := meta.FindStatusCondition(status.Conditions, evenkeel.ConditionRDMA)
 		if c == nil || c.Reason != step.reason || (c.Status == metav1.ConditionTrue) != (step.reason == evenkeel.ReasonServersHaveDevice) {
 			t.Errorf("%s: %+v, want %s", step.name, c, step.reason)
@@ -64,7 +64,7 @@ func TestObserveRDMA(t *testing.T) {
 	}
 
 	service.Spec.Transport.RDMA.ResourceName, service.Status = "", evenkeel.ReductionServiceStatus{}
-	status, _ := observe(service, &unstructured.Unstructured{}, nil, nil, time.Now())
+	status, _ := observeStatus(service, &unstructured.Unstructured{}, nil, nil, time.Now())
 	if c := meta.FindStatusCondition(status.Conditions, evenkeel.ConditionRDMA); c != nil {
 		t.Errorf("%+v of a job that has no device", c)
 	}

@@ -27,11 +27,11 @@ const (
 // maxMessage bounds a condition's message.
 const maxMessage = 1024
 
-// A newsItem is something to tell the job, once.
-type newsItem struct{ severity, reason, message string }
+// A pendingEvent is something to tell the job, once.
+type pendingEvent struct{ severity, reason, message string }
 
-// observe is how the servers are, given the cluster's nodes, and what of that is new.
-func observe(service *evenkeel.ReductionService, job *unstructured.Unstructured, pods []corev1.Pod, nodes []corev1.Node, now time.Time) (*evenkeel.ReductionServiceStatus, []newsItem) {
+// observeStatus is how the servers are, given the cluster's nodes, and what of that is new.
+func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstructured, pods []corev1.Pod, nodes []corev1.Node, now time.Time) (*evenkeel.ReductionServiceStatus, []pendingEvent) {
 	servers := int(*service.Spec.Replicas)
 	var absent []string // servers that are not ready
 	why := map[string]string{}
@@ -44,7 +44,7 @@ func observe(service *evenkeel.ReductionService, job *unstructured.Unstructured,
 		absent = append(absent, name)
 		why[name] = "it has no pod"
 		if at >= 0 {
-			why[name] = trouble(&pods[at])
+			why[name] = notReadyReason(&pods[at])
 		}
 	}
 	before := meta.FindStatusCondition(service.Status.Conditions, evenkeel.ConditionAvailable)
@@ -56,7 +56,7 @@ func observe(service *evenkeel.ReductionService, job *unstructured.Unstructured,
 	status.Endpoints = reduction.Endpoints(service.Name, service.Namespace, servers)
 	condition := metav1.Condition{Type: evenkeel.ConditionAvailable, Status: metav1.ConditionFalse, ObservedGeneration: service.Generation}
 	suspended, _ := workload.Suspended(job)
-	var news []newsItem
+	var news []pendingEvent
 	switch {
 	case workload.Finished(job):
 		condition.Reason, condition.Message = evenkeel.ReasonJobFinished, "the job has ended, and so have its servers"
@@ -66,13 +66,13 @@ func observe(service *evenkeel.ReductionService, job *unstructured.Unstructured,
 		condition.Status, condition.Reason = metav1.ConditionTrue, evenkeel.ReasonAllReady
 		condition.Message = fmt.Sprintf("%d of %d servers are ready", servers, servers)
 		if !complete {
-			news = append(news, newsItem{corev1.EventTypeNormal, ReasonReady, fmt.Sprintf("all %d reduction servers of ReductionService %s are ready", servers, service.Name)})
+			news = append(news, pendingEvent{corev1.EventTypeNormal, ReasonReady, fmt.Sprintf("all %d reduction servers of ReductionService %s are ready", servers, service.Name)})
 		}
 	case complete:
 		condition.Reason, status.LostServers = evenkeel.ReasonServerLost, absent
 		for _, name := range absent {
 			if !slices.Contains(service.Status.LostServers, name) {
-				news = append(news, newsItem{corev1.EventTypeWarning, ReasonLost, fmt.Sprintf(
+				news = append(news, pendingEvent{corev1.EventTypeWarning, ReasonLost, fmt.Sprintf(
 					"reduction server %s was lost at %s: %s. What waits for it fails with an error that names it; a new one of the same name serves whoever starts after",
 					name, now.UTC().Format(time.RFC3339), why[name])})
 			}
@@ -114,8 +114,8 @@ func isTrue(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
 }
 
-// trouble is why a pod is not ready, as far as it says.
-func trouble(pod *corev1.Pod) string {
+// notReadyReason is why a pod is not ready, as far as it says.
+func notReadyReason(pod *corev1.Pod) string {
 	on := ""
 	if pod.Spec.NodeName != "" {
 		on = " on node " + pod.Spec.NodeName

@@ -29,7 +29,7 @@ func TestTrouble(t *testing.T) {
 			Conditions: []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Message: "taint"}},
 		}},
 	} {
-		if got := trouble(pod); got != want {
+		if got := notReadyReason(pod); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -68,7 +68,7 @@ func TestObserve(t *testing.T) {
 		{"complete", both, nil, evenkeel.ReasonAllReady, nil, []string{"all 2 reduction servers"}},
 		{"ended", both[:1], ended, evenkeel.ReasonJobFinished, nil, nil},
 	} {
-		status, news := observe(service, &unstructured.Unstructured{Object: step.job}, step.pods, nil, now)
+		status, news := observeStatus(service, &unstructured.Unstructured{Object: step.job}, step.pods, nil, now)
 		c := meta.FindStatusCondition(status.Conditions, evenkeel.ConditionAvailable)
 		if c.Reason != step.reason || (c.Status == metav1.ConditionTrue) != (step.reason == evenkeel.ReasonAllReady) || !slices.Equal(status.LostServers, step.lost) {
 			t.Errorf("%s: %s (%s), lost %v; want %s, %v", step.name, c.Reason, c.Message, status.LostServers, step.reason, step.lost)
@@ -91,7 +91,7 @@ func TestObserve(t *testing.T) {
 func TestMessagesAreBounded(t *testing.T) {
 	many := int32(evenkeel.MaxReductionServers)
 	service := &evenkeel.ReductionService{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("x", 52)}, Spec: evenkeel.ReductionServiceSpec{Replicas: &many}}
-	status, _ := observe(service, &unstructured.Unstructured{}, nil, nil, time.Now())
+	status, _ := observeStatus(service, &unstructured.Unstructured{}, nil, nil, time.Now())
 	if got := len(status.Conditions[0].Message); got > maxMessage {
 		t.Errorf("a message of %d bytes", got)
 	}

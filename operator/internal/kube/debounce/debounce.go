@@ -14,19 +14,19 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// A late queue takes what is added a moment later, and what is added again meanwhile only once.
-type late struct {
+// A delayedQueue queue takes what is added a moment later, and what is added again meanwhile only once.
+type delayedQueue struct {
 	queue
-	moment time.Duration
+	delay time.Duration
 }
 
-func (l late) Add(request reconcile.Request) { l.AddAfter(request, l.moment) }
+func (l delayedQueue) Add(request reconcile.Request) { l.AddAfter(request, l.delay) }
 
-// Events enqueues what the handler does, a moment later.
-func Events(moment time.Duration, h handler.EventHandler) handler.EventHandler {
+// Handler enqueues what the handler does, a moment later.
+func Handler(moment time.Duration, h handler.EventHandler) handler.EventHandler {
 	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { h.Create(ctx, e, late{q, moment}) },
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { h.Update(ctx, e, late{q, moment}) },
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { h.Delete(ctx, e, late{q, moment}) },
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { h.Create(ctx, e, delayedQueue{q, moment}) },
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { h.Update(ctx, e, delayedQueue{q, moment}) },
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { h.Delete(ctx, e, delayedQueue{q, moment}) },
 	}
 }

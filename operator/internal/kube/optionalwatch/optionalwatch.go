@@ -43,7 +43,7 @@ func (w *Watch) Start(ctx context.Context) error {
 	for {
 		for _, kind := range w.Kinds {
 			if _, served := w.Served(kind.GroupKind()); !served {
-				w.look(ctx, kind)
+				w.tryWatch(ctx, kind)
 			}
 		}
 		select {
@@ -54,7 +54,7 @@ func (w *Watch) Start(ctx context.Context) error {
 	}
 }
 
-func (w *Watch) look(ctx context.Context, kind schema.GroupVersionKind) {
+func (w *Watch) tryWatch(ctx context.Context, kind schema.GroupVersionKind) {
 	logger := log.FromContext(ctx).WithValues("kind", kind.String())
 	var wanted []string
 	if kind.Version != "" {

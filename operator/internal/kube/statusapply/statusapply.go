@@ -12,9 +12,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Status applies the status after to an object of ours that was read with the status before, both pointers, if they differ.
+// Apply applies the status after to an object of ours that was read with the status before, both pointers, if they differ.
 // An object that was deleted since has none, which is no error; one that was made anew under the same name keeps its own.
-func Status(ctx context.Context, c client.Client, owner client.FieldOwner, object client.Object, before, after any) error {
+func Apply(ctx context.Context, c client.Client, owner client.FieldOwner, object client.Object, before, after any) error {
 	if equality.Semantic.DeepEqual(before, after) {
 		return nil
 	}

@@ -12,10 +12,9 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Fitting returns what says whether one of the pods may run on a node: by its selector, affinity and tolerations, and by
-// the size of the node. What other pods use of the node at present does not count. A node whose network failed fits as
-// it did before.
-func Fitting(pods []*corev1.PodSpec) func(*corev1.Node) bool {
+// NodeFilter returns a function that reports whether one of the pods may run on a node. It considers node selector, affinity,
+// tolerations and the size of the node. Pods that run on the node already do not count, nor does the health of its network.
+func NodeFilter(pods []*corev1.PodSpec) func(*corev1.Node) bool {
 	type kind struct {
 		spec     *corev1.PodSpec
 		affinity nodeaffinity.RequiredNodeAffinity
@@ -37,10 +36,10 @@ func Fitting(pods []*corev1.PodSpec) func(*corev1.Node) bool {
 			if ok, err := k.affinity.Match(node); err != nil || !ok {
 				continue
 			}
-			if _, keptOff := scheduling.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, k.spec.Tolerations, repels, false); keptOff {
+			if _, untolerated := scheduling.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, k.spec.Tolerations, excludesPods, false); untolerated {
 				continue
 			}
-			if holds(node.Status.Allocatable, k.requests) {
+			if fits(node.Status.Allocatable, k.requests) {
 				return true
 			}
 		}
@@ -48,12 +47,12 @@ func Fitting(pods []*corev1.PodSpec) func(*corev1.Node) bool {
 	}
 }
 
-// repels reports whether the taint keeps pods off, other than by the verdict itself.
-func repels(t *corev1.Taint) bool {
+// excludesPods reports whether the taint excludes pods. Evenkeel's own taint does not count.
+func excludesPods(t *corev1.Taint) bool {
 	return t.Effect != corev1.TaintEffectPreferNoSchedule && t.Key != evenkeel.HealthKey
 }
 
-func holds(allocatable, requests corev1.ResourceList) bool {
+func fits(allocatable, requests corev1.ResourceList) bool {
 	for name, want := range requests {
 		if have := allocatable[name]; !want.IsZero() && have.Cmp(want) < 0 {
 			return false
@@ -62,7 +61,7 @@ func holds(allocatable, requests corev1.ResourceList) bool {
 	return true
 }
 
-// IsReady reports whether the node is.
+// IsReady reports whether the node is ready.
 func IsReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue

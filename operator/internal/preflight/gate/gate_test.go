@@ -27,7 +27,7 @@ type scene struct {
 	now      time.Time
 }
 
-// newScene has one policy for all nodes, which holds jobs of the profile default.
+// newScene has one policy for all nodes, which gates jobs of the profile default.
 func newScene(change func(*evenkeel.NetworkCheckPolicySpec)) *scene {
 	p := evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "all"}}
 	p.Spec.Triggers.JobStart = evenkeel.SwitchEnabled
@@ -74,7 +74,7 @@ func (s *scene) inconclusive(name string, at time.Time) {
 		status = &evenkeel.NodeNetworkHealthStatus{Health: evenkeel.HealthUnknown}
 		s.states[name] = status
 	}
-	status.History = slices.Insert(status.History, 0, evenkeel.HealthResult{Check: "said-nothing", Time: metav1.NewTime(at), Verdict: evenkeel.VerdictInconclusive, Reason: "ImagePull"})
+	status.History = slices.Insert(status.History, 0, evenkeel.HealthResult{Check: "inconclusive", Time: metav1.NewTime(at), Verdict: evenkeel.VerdictInconclusive, Reason: "ImagePull"})
 }
 
 // check adds one of the policy's: running, or refused at the time.
@@ -94,10 +94,10 @@ func (s *scene) decide(change func(*Job)) Decision {
 	if change != nil {
 		change(&job)
 	}
-	return See(s.nodes, s.states, s.policies, s.checks, s.now).Decide(job)
+	return NewSnapshot(s.nodes, s.states, s.policies, s.checks, s.now).Decide(job)
 }
 
-func hold(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateHold }
+func waitRegardless(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait }
 
 func TestDecide(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -114,13 +114,13 @@ func TestDecide(t *testing.T) {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "healthy") },
 			action: Open, says: "all 2 nodes",
 		},
-		"one failed, the job keeps off it": {
+		"one failed, the job avoids it": {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "unhealthy") },
 			action: Open, says: "that of b failed",
 		},
 		"one failed a moment ago and has no label yet": {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "late") },
-			action: Wait, says: "until b are marked", next: 29 * time.Minute,
+			action: Wait, says: "until b are labeled", next: 29 * time.Minute,
 		},
 		"all failed": {
 			scene:  func(s *scene) { s.node("a", "unhealthy"); s.node("b", "unhealthy") },
@@ -143,7 +143,7 @@ func TestDecide(t *testing.T) {
 			},
 			action: Check, says: "NetworkCheck all-job-1 runs", check: "b", next: 29 * time.Minute,
 		},
-		"no policy holds jobs": {
+		"no policy gates jobs": {
 			policy: func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.JobStart = "" },
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
 			action: Open, says: "none of the nodes",
@@ -180,21 +180,21 @@ func TestDecide(t *testing.T) {
 		"an assigned node failed": {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "new"); s.node("c", "unhealthy") },
 			job:    func(j *Job) { j.Hosts, j.Pods = []string{"a", "c"}, nil },
-			action: Move, says: "the network of c failed",
+			action: Reassign, says: "the network of c failed",
 		},
 		"its time is up": {
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new"); s.now = noon.Add(29 * time.Minute) },
-			action: GiveUp, says: "waited for 30m0s: waits until the network of a, b",
+			action: OpenUnproven, says: "waited for 30m0s: waits until the network of a, b",
 		},
-		"its time is up, and it is held": {
-			policy: hold,
+		"its time is up, and it waits regardless": {
+			policy: waitRegardless,
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new"); s.now = noon.Add(29 * time.Minute) },
 			action: Check, says: "of a, b", check: "a b", late: true,
 		},
 		"its own time is up": {
 			policy: func(s *evenkeel.NetworkCheckPolicySpec) { one := int32(60); s.Gate.TimeoutSeconds = &one },
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
-			action: GiveUp, says: "waited for 1m0s",
+			action: OpenUnproven, says: "waited for 1m0s",
 		},
 		"one check said nothing": {
 			scene: func(s *scene) {
@@ -211,7 +211,7 @@ func TestDecide(t *testing.T) {
 				s.inconclusive("b", noon.Add(-30*time.Second))
 				s.inconclusive("b", noon.Add(-10*time.Second))
 			},
-			action: GiveUp, says: "NetworkCheck said-nothing said nothing about b: ImagePull",
+			action: OpenUnproven, says: "NetworkCheck inconclusive was inconclusive for b: ImagePull",
 		},
 		"two checks said nothing, long before": {
 			scene: func(s *scene) {
@@ -222,18 +222,18 @@ func TestDecide(t *testing.T) {
 			},
 			action: Check, says: "of b", check: "b", next: 29 * time.Minute,
 		},
-		"two checks said nothing, and it is held": {
-			policy: hold,
+		"two checks said nothing, and it waits regardless": {
+			policy: waitRegardless,
 			scene: func(s *scene) {
 				s.node("a", "healthy")
 				s.node("b", "new")
 				s.inconclusive("b", noon.Add(-30*time.Second))
 				s.inconclusive("b", noon.Add(-10*time.Second))
 			},
-			action: Wait, says: "said nothing about b", next: 4*time.Minute + 50*time.Second,
+			action: Wait, says: "was inconclusive for b", next: 4*time.Minute + 50*time.Second,
 		},
 		"after a pause it is tried again": {
-			policy: hold,
+			policy: waitRegardless,
 			scene: func(s *scene) {
 				s.node("a", "healthy")
 				s.node("b", "new")
@@ -249,10 +249,10 @@ func TestDecide(t *testing.T) {
 				s.node("b", "new")
 				s.check("refused", noon.Add(-5*time.Second), "a", "b")
 			},
-			action: GiveUp, says: "NetworkCheck refused could not be run: there is no NetworkProfile",
+			action: OpenUnproven, says: "NetworkCheck refused could not be run: there is no NetworkProfile",
 		},
-		"the check could not be run, and it is held": {
-			policy: hold,
+		"the check could not be run, and it waits regardless": {
+			policy: waitRegardless,
 			scene: func(s *scene) {
 				s.node("a", "new")
 				s.node("b", "new")
@@ -262,7 +262,7 @@ func TestDecide(t *testing.T) {
 		},
 		"a node alone": {
 			scene:  func(s *scene) { s.node("a", "new") },
-			action: GiveUp, says: "no second node",
+			action: OpenUnproven, says: "no second node",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -276,7 +276,7 @@ func TestDecide(t *testing.T) {
 			if d.Action != test.action || !strings.Contains(d.Message, test.says) || strings.Join(check, " ") != test.check || d.Reason == "" || d.Overdue != test.late {
 				t.Errorf("%+v", d)
 			}
-			if next := d.Next; d.Holds() && (test.next == 0) != next.IsZero() || !next.IsZero() && !next.Equal(noon.Add(test.next)) {
+			if next := d.Next; d.Waits() && (test.next == 0) != next.IsZero() || !next.IsZero() && !next.Equal(noon.Add(test.next)) {
 				t.Errorf("next look at %s, want noon and %s", next, test.next)
 			}
 		})
@@ -284,7 +284,7 @@ func TestDecide(t *testing.T) {
 }
 
 func TestNews(t *testing.T) {
-	var n News
+	var n ChangeTracker
 	for i, step := range []struct {
 		d    Decision
 		news bool
@@ -296,13 +296,13 @@ func TestNews(t *testing.T) {
 		{Decision{Reason: ReasonChecking}, false},
 		{Decision{Reason: ReasonProven}, true},
 	} {
-		if news := n.Is("job", step.d); news != step.news {
+		if news := n.Changed("job", step.d); news != step.news {
 			t.Errorf("step %d: %t", i, news)
 		}
-		n.Told("job", step.d)
+		n.Record("job", step.d)
 	}
 	n.Forget(func(types.UID) bool { return false })
-	if !n.Is("job", Decision{Reason: ReasonProven}) {
+	if !n.Changed("job", Decision{Reason: ReasonProven}) {
 		t.Error("it was not forgotten")
 	}
 }
@@ -345,7 +345,7 @@ func TestFit(t *testing.T) {
 		if test.node != nil {
 			test.node(node)
 		}
-		if fits := Fitting([]*corev1.PodSpec{{NodeName: "nowhere"}, &test.pod})(node); fits != test.fits {
+		if fits := NodeFilter([]*corev1.PodSpec{{NodeName: "nowhere"}, &test.pod})(node); fits != test.fits {
 			t.Errorf("%s: %t", name, fits)
 		}
 	}
@@ -374,21 +374,21 @@ func TestNeeded(t *testing.T) {
 		"no trigger":        {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Status.Unknown = &one; p.Spec.Triggers.JobStart = "" }), false},
 		"another profile":   {policy(func(p *evenkeel.NetworkCheckPolicy) { p.Status.Unknown = &one; p.Spec.Check.ProfileName = "other" }), false},
 	} {
-		if needed := Needed(test.policies, "default"); needed != test.needed {
+		if needed := Required(test.policies, "default"); needed != test.needed {
 			t.Errorf("%s: %t", name, needed)
 		}
 	}
 }
 
 // Whatever the nodes are: a job starts as proven only if no node that it may run on is without a verdict, what is checked
-// is never what has one, and one that is not held regardless starts when its time is up.
+// is never what has one, and one that does not wait regardless starts when its time is up.
 func TestDecideAlways(t *testing.T) {
 	kinds := []string{"healthy", "unhealthy", "late", "new"}
 	for seed := range uint64(500) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		s := newScene(nil)
 		if random.IntN(3) == 0 {
-			hold(&s.policies[0].Spec)
+			waitRegardless(&s.policies[0].Spec)
 		}
 		count := map[string]int{}
 		of := map[string]string{}
@@ -418,9 +418,9 @@ func TestDecideAlways(t *testing.T) {
 				t.Errorf("seed %d: %s is %s, and is to be checked", seed, n, of[n])
 			}
 		}
-		held := s.policies[0].Spec.Gate.OnTimeout == evenkeel.GateHold
-		if held && d.Action == GiveUp {
-			t.Errorf("seed %d: it is to be held: %+v", seed, d)
+		waits := s.policies[0].Spec.Gate.OnTimeout == evenkeel.GateWait
+		if waits && d.Action == OpenUnproven {
+			t.Errorf("seed %d: it has to wait: %+v", seed, d)
 		}
 		s.now = noon.Add(24 * time.Hour)
 		for i := range s.nodes { // the verdicts stay fresh
@@ -429,7 +429,7 @@ func TestDecideAlways(t *testing.T) {
 				st.ObservedTime = &at
 			}
 		}
-		if later := s.decide(nil); !held && later.Holds() {
+		if later := s.decide(nil); !waits && later.Waits() {
 			t.Errorf("seed %d: a day later it still waits: %+v", seed, later)
 		}
 	}

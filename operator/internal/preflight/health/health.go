@@ -32,8 +32,8 @@ const (
 	ReasonNotChecked = "NotChecked"
 )
 
-// Known reports whether the status has the check's result, or had it and has forgotten it for newer ones.
-func Known(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Time) bool {
+// HasResult reports whether the status has the check's result, or had it and has forgotten it for newer ones.
+func HasResult(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Time) bool {
 	for _, r := range status.History {
 		if r.UID == uid {
 			return true
@@ -42,8 +42,8 @@ func Known(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Time) b
 	return len(status.History) == evenkeel.HistoryLength && !at.After(status.History[len(status.History)-1].Time.Time)
 }
 
-// Add gives the status with one more result. The state follows the newest result that says something.
-func Add(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthResult, message string) evenkeel.NodeNetworkHealthStatus {
+// AddResult gives the status with one more result. The state follows the newest result that says something.
+func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthResult, message string) evenkeel.NodeNetworkHealthStatus {
 	out := *status.DeepCopy()
 	// In front, so that of two in the same second the later one counts.
 	out.History = slices.Insert(out.History, 0, result)
@@ -88,8 +88,8 @@ func baseline(history []evenkeel.HealthResult) evenkeel.Baseline {
 	}
 }
 
-// Mark is what a node should carry.
-type Mark struct {
+// Markers is what a node should carry.
+type Markers struct {
 	// Condition is absent where no policy selects the node.
 	Condition *corev1.NodeCondition
 	// Label is the value of the health label, empty for none.
@@ -101,15 +101,15 @@ type Mark struct {
 // PolicyCounts are how the nodes of a policy are.
 type PolicyCounts struct {
 	Nodes, Healthy, Unhealthy, Unknown int32
-	// Bad are the names of the unhealthy nodes, and Unmarked how many of them are not marked, as they would be too many.
-	Bad      []string
-	Unmarked int
-	// Next is when a node's state becomes stale; zero if none does.
-	Next time.Time
+	// UnhealthyNames are the names of the unhealthy nodes, and Unmarked how many of them are not marked, as they would be too many.
+	UnhealthyNames []string
+	Unmarked       int
+	// NextStale is when a node's state becomes stale; zero if none does.
+	NextStale time.Time
 }
 
-// Of selects for each node the policy that it is under: the first by name. Policies whose selector makes no sense select none.
-func Of(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]*evenkeel.NetworkCheckPolicy {
+// PolicyByNode selects for each node the policy that it is under: the first by name. Policies whose selector makes no sense select none.
+func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]*evenkeel.NetworkCheckPolicy {
 	sorted := make([]*evenkeel.NetworkCheckPolicy, len(policies))
 	for i := range policies {
 		sorted[i] = &policies[i]
@@ -136,10 +136,10 @@ func Of(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]
 	return under
 }
 
-// Marks decides what each node should carry, and counts by policy. Of the unhealthy nodes those that are marked already
+// Evaluate decides what each node should carry, and counts by policy. Of the unhealthy nodes those that are marked already
 // stay so; others are marked, by name, as long as the policy's share allows.
-func Marks(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, now time.Time) (map[string]Mark, map[string]*PolicyCounts) {
-	under, marks, counts := Of(nodes, policies), map[string]Mark{}, map[string]*PolicyCounts{}
+func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, now time.Time) (map[string]Markers, map[string]*PolicyCounts) {
+	under, marks, counts := PolicyByNode(nodes, policies), map[string]Markers{}, map[string]*PolicyCounts{}
 	for i := range policies {
 		counts[policies[i].Name] = &PolicyCounts{}
 	}
@@ -148,21 +148,21 @@ func Marks(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthSt
 		node := &nodes[i]
 		p := under[node.Name]
 		if p == nil {
-			marks[node.Name] = Mark{}
+			marks[node.Name] = Markers{}
 			continue
 		}
 		c := counts[p.Name]
 		c.Nodes++
-		mark, stale := state(healths[node.Name], p, now)
-		if !stale.IsZero() && (c.Next.IsZero() || stale.Before(c.Next)) {
-			c.Next = stale
+		mark, stale := markersOf(healths[node.Name], p, now)
+		if !stale.IsZero() && (c.NextStale.IsZero() || stale.Before(c.NextStale)) {
+			c.NextStale = stale
 		}
 		switch mark.Label {
 		case evenkeel.HealthyValue:
 			c.Healthy++
 		case evenkeel.UnhealthyValue:
 			c.Unhealthy++
-			c.Bad = append(c.Bad, node.Name)
+			c.UnhealthyNames = append(c.UnhealthyNames, node.Name)
 			unhealthy[p.Name] = append(unhealthy[p.Name], node)
 			mark.Label = ""
 		default:
@@ -173,9 +173,9 @@ func Marks(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthSt
 	for i := range policies {
 		p := &policies[i]
 		c, bad := counts[p.Name], unhealthy[p.Name]
-		slices.Sort(c.Bad)
+		slices.Sort(c.UnhealthyNames)
 		slices.SortFunc(bad, func(a, b *corev1.Node) int {
-			return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(a.Name, b.Name))
+			return cmp.Or(cmp.Compare(labeledFirst(a), labeledFirst(b)), cmp.Compare(a.Name, b.Name))
 		})
 		percent := int32(defaultMaxPercent)
 		if m := p.Spec.OnFail.MaxUnhealthyPercent; m != nil {
@@ -184,7 +184,7 @@ func Marks(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthSt
 		allowed := max(1, int(c.Nodes*percent/100))
 		for place, node := range bad {
 			mark := marks[node.Name]
-			if place >= allowed && order(node) > 0 {
+			if place >= allowed && labeledFirst(node) > 0 {
 				c.Unmarked++
 				mark.Condition.Message = clip("not marked, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
 			} else {
@@ -196,16 +196,16 @@ func Marks(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthSt
 	return marks, counts
 }
 
-// order has nodes that are marked already first.
-func order(node *corev1.Node) int {
+// labeledFirst has nodes that are marked already first.
+func labeledFirst(node *corev1.Node) int {
 	if node.Labels[evenkeel.HealthKey] == evenkeel.UnhealthyValue {
 		return 0
 	}
 	return 1
 }
 
-// state is a node's mark by itself, and when it becomes stale.
-func state(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkCheckPolicy, now time.Time) (mark Mark, stale time.Time) {
+// markersOf is a node's mark by itself, and when it becomes stale.
+func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkCheckPolicy, now time.Time) (mark Markers, stale time.Time) {
 	condition := &corev1.NodeCondition{Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionUnknown, Reason: ReasonNotChecked, Message: "no check of the node's network has said anything yet"}
 	mark.Condition = condition
 	if status == nil || status.ObservedTime == nil {

@@ -41,7 +41,7 @@ func TestTheNewestResultThatSaysSomethingCounts(t *testing.T) {
 	} {
 		var s evenkeel.NodeNetworkHealthStatus
 		for _, r := range test.results {
-			s = Add(s, r, "m")
+			s = AddResult(s, r, "m")
 		}
 		if s.Health != test.want || s.Reason != test.reason || len(s.History) != len(test.results) {
 			t.Errorf("%+v: %+v", test.results, s)
@@ -53,11 +53,11 @@ func TestHistoryIsBoundedAndNothingIsAddedTwice(t *testing.T) {
 	var s evenkeel.NodeNetworkHealthStatus
 	for hour := range 30 {
 		r := result(hour, "Pass", fmt.Sprintf("%dM", 1000+hour))
-		if Known(&s, r.UID, r.Time.Time) {
+		if HasResult(&s, r.UID, r.Time.Time) {
 			t.Errorf("hour %d is not known yet", hour)
 		}
-		s = Add(s, r, strings.Repeat("x", 5000))
-		if !Known(&s, r.UID, r.Time.Time) {
+		s = AddResult(s, r, strings.Repeat("x", 5000))
+		if !HasResult(&s, r.UID, r.Time.Time) {
 			t.Errorf("hour %d was added", hour)
 		}
 	}
@@ -74,7 +74,7 @@ func TestHistoryIsBoundedAndNothingIsAddedTwice(t *testing.T) {
 		t.Errorf("%d bytes (%v), more than 8 KiB", len(text), err)
 	}
 	// What was forgotten is not added anew.
-	if !Known(&s, "3", noon.Add(3*time.Hour)) {
+	if !HasResult(&s, "3", noon.Add(3*time.Hour)) {
 		t.Error("hour 3 was forgotten, and would be added again")
 	}
 	if b := s.Baseline; *b.Samples != 20 || b.MedianBusBandwidth.Value() != 1019500000 || b.MADBusBandwidth.Value() != 5000000 {
@@ -100,25 +100,25 @@ func policy(name, label string, change func(*evenkeel.NetworkCheckPolicySpec)) e
 }
 
 func TestMarksFollowHealthAndPolicy(t *testing.T) {
-	passed := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
-	failed := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
-	unclear := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), "no image")
+	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
+	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
+	unclear := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), "no image")
 	nodes := []corev1.Node{node("new", nil), node("good", nil), node("bad", nil), node("unclear", nil)}
 	healths := map[string]*evenkeel.NodeNetworkHealthStatus{"good": &passed, "bad": &failed, "unclear": &unclear}
 	taint := policy("p", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = evenkeel.SwitchEnabled })
 
-	marks, counts := Marks(nodes, healths, []evenkeel.NetworkCheckPolicy{taint}, noon.Add(time.Hour))
+	marks, counts := Evaluate(nodes, healths, []evenkeel.NetworkCheckPolicy{taint}, noon.Add(time.Hour))
 	for name, want := range map[string]string{"new": "Unknown  false", "good": "True healthy false", "bad": "False unhealthy true", "unclear": "Unknown  false"} {
 		if m := marks[name]; fmt.Sprintf("%s %s %t", m.Condition.Status, m.Label, m.Taint) != want {
 			t.Errorf("%s: %+v, want %s", name, m, want)
 		}
 	}
-	if c := counts["p"]; c.Nodes != 4 || c.Healthy != 1 || c.Unhealthy != 1 || c.Unknown != 2 || !slices.Equal(c.Bad, []string{"bad"}) || !c.Next.Equal(noon.Add(24*time.Hour)) {
+	if c := counts["p"]; c.Nodes != 4 || c.Healthy != 1 || c.Unhealthy != 1 || c.Unknown != 2 || !slices.Equal(c.UnhealthyNames, []string{"bad"}) || !c.NextStale.Equal(noon.Add(24*time.Hour)) {
 		t.Errorf("%+v", c)
 	}
 
 	// A day later the good one is stale; the bad one stays bad until a check clears it.
-	marks, _ = Marks(nodes, healths, []evenkeel.NetworkCheckPolicy{taint}, noon.Add(24*time.Hour))
+	marks, _ = Evaluate(nodes, healths, []evenkeel.NetworkCheckPolicy{taint}, noon.Add(24*time.Hour))
 	if m := marks["good"]; m.Condition.Status != "Unknown" || m.Condition.Reason != ReasonStale || m.Label != "" {
 		t.Errorf("%+v", m)
 	}
@@ -127,7 +127,7 @@ func TestMarksFollowHealthAndPolicy(t *testing.T) {
 	}
 
 	for name, policies := range map[string][]evenkeel.NetworkCheckPolicy{"none": nil, "elsewhere": {policy("p", "other", nil)}} {
-		marks, _ = Marks(nodes, healths, policies, noon)
+		marks, _ = Evaluate(nodes, healths, policies, noon)
 		for node, m := range marks {
 			if m.Condition != nil || m.Label != "" || m.Taint {
 				t.Errorf("policy %s: %s carries %+v", name, node, m)
@@ -136,14 +136,14 @@ func TestMarksFollowHealthAndPolicy(t *testing.T) {
 	}
 	gone := taint
 	gone.DeletionTimestamp = &metav1.Time{Time: noon}
-	under := Of(nodes, []evenkeel.NetworkCheckPolicy{policy("b", "gpu", nil), policy("a", "gpu", nil), gone})
+	under := PolicyByNode(nodes, []evenkeel.NetworkCheckPolicy{policy("b", "gpu", nil), policy("a", "gpu", nil), gone})
 	if under["bad"] == nil || under["bad"].Name != "a" {
 		t.Errorf("the first by name counts, not %+v", under["bad"])
 	}
 }
 
 func TestTooManyBadNodesAreNotMarked(t *testing.T) {
-	failed := Add(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
+	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
 	healths := map[string]*evenkeel.NodeNetworkHealthStatus{}
 	var nodes []corev1.Node
 	for i := range 20 {
@@ -155,7 +155,7 @@ func TestTooManyBadNodesAreNotMarked(t *testing.T) {
 	}
 	nodes[5].Labels[evenkeel.HealthKey] = evenkeel.UnhealthyValue // was marked before the others failed
 	labelled := func(percent int32) (names []string, unmarked int) {
-		marks, counts := Marks(nodes, healths, []evenkeel.NetworkCheckPolicy{policy("p", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.MaxUnhealthyPercent = &percent })}, noon)
+		marks, counts := Evaluate(nodes, healths, []evenkeel.NetworkCheckPolicy{policy("p", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.MaxUnhealthyPercent = &percent })}, noon)
 		for name, m := range marks {
 			if m.Label == evenkeel.UnhealthyValue {
 				names = append(names, name)

@@ -26,8 +26,8 @@ import (
 const (
 	// Container runs the benchmark, in every pod.
 	Container = "benchmark"
-	// Grace is how long after a run's timeout its pods are ended without the controller.
-	Grace = 60
+	// GraceSeconds is how long after a run's timeout its pods are ended without the controller.
+	GraceSeconds = 60
 	// localMaxBytes is enough to prove that the plugin works inside a node.
 	localMaxBytes = 4 << 20
 	// masterPort is rank 0's; each pod has an address of its own.
@@ -35,12 +35,12 @@ const (
 	gpuName    = corev1.ResourceName("nvidia.com/gpu")
 )
 
-// resolved runs its arguments when the names of an MPIJob's workers, which are ready, have reached the DNS, or after half a
+// waitForDNSScript runs its arguments when the names of an MPIJob's workers, which are ready, have reached the DNS, or after half a
 // minute: ssh does not ask twice.
-const resolved = `for h in $(cut -d " " -f 1 /etc/mpi/hostfile); do i=0; until getent hosts "$h" >/dev/null || [ $i -gt 150 ]; do i=$((i+1)); sleep 0.2; done; done; exec "$@"`
+const waitForDNSScript = `for h in $(cut -d " " -f 1 /etc/mpi/hostfile); do i=0; until getent hosts "$h" >/dev/null || [ $i -gt 150 ]; do i=$((i+1)); sleep 0.2; done; done; exec "$@"`
 
-// locked says how much memory a process may lock, and runs its arguments. Shells say it in KiB, or "unlimited".
-const locked = `echo "# Locked memory, KiB: $(ulimit -l)"; exec "$@"`
+// printMemlockScript says how much memory a process may lock, and runs its arguments. Shells say it in KiB, or "unlimited".
+const printMemlockScript = `echo "# Locked memory, KiB: $(ulimit -l)"; exec "$@"`
 
 // MPIJobKind is the kind of the mpi-operator that is used.
 var MPIJobKind = schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJob"}
@@ -66,7 +66,7 @@ func (c Check) ServiceName() string { return "evenkeel-check-" + c.id() }
 func (c Check) ReportName() string { return c.Object.Name + "-" + c.id() + "-report" }
 
 // RunName names the objects of a run. It is short enough for the hosts that it names, and a DNS label.
-func (c Check) RunName(w preflight.Work) string {
+func (c Check) RunName(w preflight.PlannedRun) string {
 	name := strings.ReplaceAll(c.Object.Name, ".", "-")
 	if name[0] >= '0' && name[0] <= '9' {
 		name = "c" + name
@@ -100,22 +100,22 @@ func (c Check) Service() *corev1.Service {
 }
 
 // Job runs the work as an Indexed Job, a pod on each node.
-func (c Check) Job(w preflight.Work) (*batchv1.Job, error) {
+func (c Check) Job(w preflight.PlannedRun) (*batchv1.Job, error) {
 	name, size := c.RunName(w), int32(len(w.Nodes))
 	var environment []corev1.EnvVar
-	if !inside(w) {
+	if !isSingleNode(w) {
 		environment = []corev1.EnvVar{
 			{Name: "WORLD_SIZE", Value: strconv.Itoa(len(w.Nodes))},
 			{Name: "MASTER_ADDR", Value: name + "-0." + c.ServiceName()},
 			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
 		}
 	}
-	template, err := c.template(name, w, evenkeel.RoleRank, c.benchmark(w), environment)
+	template, err := c.podTemplate(name, w, evenkeel.RoleRank, c.benchmarkCommand(w), environment)
 	if err != nil {
 		return nil, err
 	}
 	template.Spec.Subdomain = c.ServiceName()
-	mode, zero, deadline := batchv1.IndexedCompletion, int32(0), int64(*c.Options.RunTimeoutSeconds+Grace)
+	mode, zero, deadline := batchv1.IndexedCompletion, int32(0), int64(*c.Options.RunTimeoutSeconds+GraceSeconds)
 	return &batchv1.Job{
 		ObjectMeta: c.Meta(name),
 		Spec: batchv1.JobSpec{
@@ -127,29 +127,29 @@ func (c Check) Job(w preflight.Work) (*batchv1.Job, error) {
 }
 
 // MPIJob runs the work as an MPIJob of the mpi-operator: a worker on each node, and a launcher on one of them.
-func (c Check) MPIJob(w preflight.Work) (*unstructured.Unstructured, error) {
+func (c Check) MPIJob(w preflight.PlannedRun) (*unstructured.Unstructured, error) {
 	name, slots := c.RunName(w), c.slots()
-	worker, err := c.template(name, w, evenkeel.RoleRank, []string{"/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"}, nil)
+	worker, err := c.podTemplate(name, w, evenkeel.RoleRank, []string{"/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"}, nil)
 	if err != nil {
 		return nil, err
 	}
 	var environment []corev1.EnvVar
-	if !inside(w) {
+	if !isSingleNode(w) {
 		environment = []corev1.EnvVar{
 			{Name: "MASTER_ADDR", Value: fmt.Sprintf("%s-worker-0.%s.%s.svc", name, name, c.Object.Namespace)},
 			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
 		}
 	}
-	launcher, err := c.template(name, w, evenkeel.RoleLauncher, nil, environment)
+	launcher, err := c.podTemplate(name, w, evenkeel.RoleLauncher, nil, environment)
 	if err != nil {
 		return nil, err
 	}
 	// Processes that mpirun starts on the workers get the variables that it is told to pass on.
-	command := []string{"sh", "-c", resolved, "sh", "mpirun", "-np", strconv.Itoa(len(w.Nodes) * slots), "--bind-to", "none"}
+	command := []string{"sh", "-c", waitForDNSScript, "sh", "mpirun", "-np", strconv.Itoa(len(w.Nodes) * slots), "--bind-to", "none"}
 	for _, e := range launcher.Spec.Containers[0].Env {
 		command = append(command, "-x", e.Name)
 	}
-	launcher.Spec.Containers[0].Command = append(command, c.benchmark(w)...)
+	launcher.Spec.Containers[0].Command = append(command, c.benchmarkCommand(w)...)
 
 	replica := func(count int, template *corev1.PodTemplateSpec) (map[string]any, error) {
 		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
@@ -171,7 +171,7 @@ func (c Check) MPIJob(w preflight.Work) (*unstructured.Unstructured, error) {
 	}
 	job := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"slotsPerWorker": int64(slots), "sshAuthMountPath": "/home/mpiuser/.ssh", "launcherCreationPolicy": "WaitForWorkersReady",
-		"runPolicy":       map[string]any{"cleanPodPolicy": "None", "backoffLimit": int64(0), "activeDeadlineSeconds": int64(*c.Options.RunTimeoutSeconds + Grace)},
+		"runPolicy":       map[string]any{"cleanPodPolicy": "None", "backoffLimit": int64(0), "activeDeadlineSeconds": int64(*c.Options.RunTimeoutSeconds + GraceSeconds)},
 		"mpiReplicaSpecs": map[string]any{"Launcher": launchers, "Worker": workers},
 	}}}
 	job.SetGroupVersionKind(MPIJobKind)
@@ -191,16 +191,16 @@ func (c Check) slots() int {
 	return 1
 }
 
-// benchmark is what a rank runs.
-func (c Check) benchmark(w preflight.Work) []string {
+// benchmarkCommand is what a rank runs.
+func (c Check) benchmarkCommand(w preflight.PlannedRun) []string {
 	sweep := c.Options.Sweep
 	from, to := *sweep.MinBytes, *sweep.MaxBytes
-	if inside(w) {
+	if isSingleNode(w) {
 		from, to = min(from, localMaxBytes), min(to, localMaxBytes)
 	}
 	sizes := []string{"-b", strconv.FormatInt(from, 10), "-e", strconv.FormatInt(to, 10), "-f", "4", "-n", strconv.Itoa(int(*sweep.Iterations)), "-w", "2", "-c", "1"}
 	if c.Options.Runner.Type == evenkeel.RunnerNCCLTests {
-		return append([]string{programs[sweep.Collective]}, append(sizes, "-g", "1")...)
+		return append([]string{ncclTestsPrograms[sweep.Collective]}, append(sizes, "-g", "1")...)
 	}
 	command := append([]string{"evenkeel-bench", "allreduce", "--json"}, sizes...)
 	// Ranks that hear nothing of each other say so in time to be read.
@@ -208,28 +208,28 @@ func (c Check) benchmark(w preflight.Work) []string {
 	if w.Device >= 0 {
 		command = append(command, "--device", strconv.Itoa(w.Device))
 	}
-	if inside(w) {
+	if isSingleNode(w) {
 		command = append(command, "--spawn", "2")
 	}
 	if w.Stage == evenkeel.StageRDMA {
-		command = append([]string{"sh", "-c", locked, "sh"}, command...)
+		command = append([]string{"sh", "-c", printMemlockScript, "sh"}, command...)
 	}
 	return command
 }
 
-// inside reports whether the work is done within one node.
-func inside(w preflight.Work) bool {
+// isSingleNode reports whether the work is done within one node.
+func isSingleNode(w preflight.PlannedRun) bool {
 	return w.Stage == evenkeel.StageLocal || w.Stage == evenkeel.StageRDMA
 }
 
-var programs = map[evenkeel.Collective]string{
+var ncclTestsPrograms = map[evenkeel.Collective]string{
 	evenkeel.CollectiveAllReduce: "all_reduce_perf", evenkeel.CollectiveAllGather: "all_gather_perf",
 	evenkeel.CollectiveReduceScatter: "reduce_scatter_perf", evenkeel.CollectiveAllToAll: "alltoall_perf",
 	evenkeel.CollectiveBroadcast: "broadcast_perf", evenkeel.CollectiveReduce: "reduce_perf", evenkeel.CollectiveSendRecv: "sendrecv_perf",
 }
 
-// template is a pod that fits the restricted standard, on one of the nodes, with the plugin as a training pod gets it.
-func (c Check) template(run string, w preflight.Work, role string, command []string, environment []corev1.EnvVar) (*corev1.PodTemplateSpec, error) {
+// podTemplate is a pod that fits the restricted standard, on one of the nodes, with the plugin as a training pod gets it.
+func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, command []string, environment []corev1.EnvVar) (*corev1.PodTemplateSpec, error) {
 	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
 	yes, no := true, false
 	runner := c.Options.Runner
@@ -263,7 +263,7 @@ func (c Check) template(run string, w preflight.Work, role string, command []str
 			RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 			TerminationGracePeriodSeconds: new(int64),
 			SecurityContext:               &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Affinity:                      &corev1.Affinity{NodeAffinity: pinned(w.Nodes)},
+			Affinity:                      &corev1.Affinity{NodeAffinity: nodeAffinityTo(w.Nodes)},
 			Tolerations:                   Tolerations(runner.Tolerations),
 			Volumes:                       volumes,
 			Containers: []corev1.Container{{
@@ -288,14 +288,14 @@ func (c Check) template(run string, w preflight.Work, role string, command []str
 		root := int64(0)
 		pod.Spec.SecurityContext.RunAsNonRoot, pod.Spec.SecurityContext.RunAsUser = &no, &root
 	}
-	if err := inject.Apply(pod, plugin); err != nil {
+	if err := inject.AddPlugin(pod, plugin); err != nil {
 		return nil, fmt.Errorf("the plugin of NetworkProfile %s: %w", c.Plugin.Profile, err)
 	}
 	return &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}, nil
 }
 
-// pinned allows the nodes and no others. By name, which no label of a node can contradict; the field takes one at a time.
-func pinned(nodes []string) *corev1.NodeAffinity {
+// nodeAffinityTo allows the nodes and no others. By name, which no label of a node can contradict; the field takes one at a time.
+func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 	var terms []corev1.NodeSelectorTerm
 	for _, node := range slices.Sorted(slices.Values(nodes)) {
 		terms = append(terms, corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{

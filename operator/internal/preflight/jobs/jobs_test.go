@@ -28,7 +28,7 @@ func check(change func(*evenkeel.NetworkCheck)) Check {
 	}}
 }
 
-var pair = preflight.Work{Stage: evenkeel.StagePairs, Round: 2, Index: 7, Nodes: []string{"b", "a"}, Device: -1}
+var pair = preflight.PlannedRun{Stage: evenkeel.StagePairs, Round: 2, Index: 7, Nodes: []string{"b", "a"}, Device: -1}
 
 func TestNamesAreFitForHosts(t *testing.T) {
 	for _, name := range []string{"a", "9-lives", "with.dots", strings.Repeat("a", 27) + "-b", strings.Repeat("long", 16)[:63]} {
@@ -105,7 +105,7 @@ func TestTheCommandFollowsTheStage(t *testing.T) {
 		{evenkeel.StageRails, 3, "--timeout 150 --device 3"},
 		{evenkeel.StageGang, -1, "-e 67108864 -f 4 -n 20 -w 2 -c 1 --timeout 150"},
 	} {
-		got := strings.Join(check(nil).benchmark(preflight.Work{Stage: test.stage, Nodes: []string{"a"}, Device: test.device}), " ")
+		got := strings.Join(check(nil).benchmarkCommand(preflight.PlannedRun{Stage: test.stage, Nodes: []string{"a"}, Device: test.device}), " ")
 		if !strings.HasSuffix(got, test.want) {
 			t.Errorf("%s: %s", test.stage, got)
 		}
@@ -157,7 +157,7 @@ func TestAnMPIJobPassesTheSettingsOn(t *testing.T) {
 
 // A benchmark that starts its own ranks refuses to be told where rank 0 is.
 func TestLocalRunsHaveNoMaster(t *testing.T) {
-	local := preflight.Work{Stage: evenkeel.StageLocal, Round: 1, Nodes: []string{"a"}, Device: -1}
+	local := preflight.PlannedRun{Stage: evenkeel.StageLocal, Round: 1, Nodes: []string{"a"}, Device: -1}
 	job, err := check(nil).Job(local)
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ func TestLocalRunsHaveNoMaster(t *testing.T) {
 	}
 }
 
-var verbs = preflight.Work{Stage: evenkeel.StageRDMA, Round: 1, Index: 3, Nodes: []string{"a"}, Device: -1}
+var verbs = preflight.PlannedRun{Stage: evenkeel.StageRDMA, Round: 1, Index: 3, Nodes: []string{"a"}, Device: -1}
 
 func rdmaCheck(change func(*inject.RDMA)) Check {
 	c := check(func(n *evenkeel.NetworkCheck) {
@@ -211,7 +211,7 @@ func TestStageRDMAHasTheDeviceAndNothingElse(t *testing.T) {
 
 func TestWhereACapabilityLocksMemoryStageRDMARunsAsRoot(t *testing.T) {
 	c := rdmaCheck(func(r *inject.RDMA) { r.LockMemory = true })
-	for _, w := range []preflight.Work{verbs, pair} {
+	for _, w := range []preflight.PlannedRun{verbs, pair} {
 		job, err := c.Job(w)
 		if err != nil {
 			t.Fatal(err)

@@ -103,7 +103,7 @@ func (p *parser) bench(line []byte) {
 	}
 	for _, rank := range r.Ranks {
 		n := rank.Network
-		p.uses(Network{Name: n.Name, Version: n.Version, Library: n.Library, SHA256: n.SHA256, Transport: clip(n.Transport)})
+		p.addNetwork(Network{Name: n.Name, Version: n.Version, Library: n.Library, SHA256: n.SHA256, Transport: clipTransport(n.Transport)})
 	}
 	rows := make([]Row, 0, len(r.Rows))
 	for _, row := range r.Rows {
@@ -112,8 +112,8 @@ func (p *parser) bench(line []byte) {
 	p.fromJSON(rows, r.Wrong, r.Average)
 }
 
-// clip keeps of a transport what is fit to be one.
-func clip(transport string) string { return transport[:min(len(transport), 16)] }
+// clipTransport keeps of a transport what is fit to be one.
+func clipTransport(transport string) string { return transport[:min(len(transport), 16)] }
 
 func (p *parser) tests(line []byte) {
 	var r testsReport

@@ -187,11 +187,11 @@ func (p *parser) line(line string, whole bool) {
 func (p *parser) network(line string) bool {
 	if m := benchNet.FindStringSubmatch(line); m != nil {
 		version, _ := strconv.Atoi(m[2])
-		p.uses(Network{Name: m[1], Version: version, Library: m[3], SHA256: m[4]})
+		p.addNetwork(Network{Name: m[1], Version: version, Library: m[3], SHA256: m[4]})
 		return true
 	}
 	if m := benchRank.FindStringSubmatch(line); m != nil {
-		p.uses(Network{Name: m[1]})
+		p.addNetwork(Network{Name: m[1]})
 		return true
 	}
 	if m := ncclLoaded.FindStringSubmatch(line); m != nil {
@@ -202,13 +202,13 @@ func (p *parser) network(line string) bool {
 		return true
 	}
 	if m := ncclUsing.FindStringSubmatch(line); m != nil {
-		p.uses(Network{Name: m[1], Version: p.loaded[m[1]]})
+		p.addNetwork(Network{Name: m[1], Version: p.loaded[m[1]]})
 	}
 	return false
 }
 
-// uses notes a network, and keeps the fullest of what is said about it, and the transport of all ranks.
-func (p *parser) uses(n Network) {
+// addNetwork notes a network, and keeps the fullest of what is said about it, and the transport of all ranks.
+func (p *parser) addNetwork(n Network) {
 	if n.Name == "" {
 		return
 	}

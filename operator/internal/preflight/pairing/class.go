@@ -57,12 +57,12 @@ func (c *Check) classify(run *Run) class {
 
 const (
 	defaultPercent = 85
-	// enoughForSpread is the least number of runs whose spread means something.
-	enoughForSpread = 5
-	// spreads is three standard deviations of normal data in median absolute deviations.
-	spreads = 3 * 1.4826
-	// mostTolerance is the share of the median that is too slow whatever the spread.
-	mostTolerance = 0.5
+	// minRunsForSpread is the least number of runs whose spread means something.
+	minRunsForSpread = 5
+	// spreadFactor is three standard deviations of normal data in median absolute deviations.
+	spreadFactor = 3 * 1.4826
+	// maxTolerance is the share of the median that is too slow whatever the spread.
+	maxTolerance = 0.5
 )
 
 // limits are the pools' thresholds. A pool's median is that of the first rounds that measured it twice, and stays, so
@@ -84,9 +84,9 @@ func newLimits(c *Check) limits {
 	return l
 }
 
-// learn takes a round's runs. Those between pools never make a limit: a pool tested with others has one node, and no node
+// addRound takes a round's runs. Those between pools never make a limit: a pool tested with others has one node, and no node
 // is tried again once a run of its own passed.
-func (l *limits) learn(s *state, runs []int) {
+func (l *limits) addRound(s *state, runs []int) {
 	for _, i := range runs {
 		run := &s.check.Runs[i]
 		pool := s.byName[run.Nodes[0]].pool
@@ -96,13 +96,13 @@ func (l *limits) learn(s *state, runs []int) {
 	}
 	for pool, values := range l.values {
 		if len(values) >= 2 {
-			l.known[pool] = fromMedian(values, s.check.Thresholds.MinPercentOfMedian)
+			l.known[pool] = limitFromMedian(values, s.check.Thresholds.MinPercentOfMedian)
 			delete(l.values, pool)
 		}
 	}
 }
 
-func fromMedian(values []float64, percent float64) Limit {
+func limitFromMedian(values []float64, percent float64) Limit {
 	if !(percent > 0) {
 		percent = defaultPercent
 	}
@@ -113,8 +113,8 @@ func fromMedian(values []float64, percent float64) Limit {
 	}
 	mad := median(apart)
 	least := mid * min(percent, 100) / 100
-	if len(values) >= enoughForSpread {
-		least = min(least, max(mid-spreads*mad, mid*mostTolerance))
+	if len(values) >= minRunsForSpread {
+		least = min(least, max(mid-spreadFactor*mad, mid*maxTolerance))
 	}
 	return Limit{MinBusBW: least, Median: mid, MAD: mad}
 }
@@ -126,8 +126,8 @@ func median(values []float64) float64 {
 	return values[(n-1)/2] + (values[n/2]-values[(n-1)/2])/2
 }
 
-// of is the limit of a run: the lowest of its nodes' pools, 0 if one of them has none.
-func (l *limits) of(s *state, nodes []string) float64 {
+// limitFor is the limit of a run: the lowest of its nodes' pools, 0 if one of them has none.
+func (l *limits) limitFor(s *state, nodes []string) float64 {
 	least := math.Inf(1)
 	for _, name := range nodes {
 		least = min(least, l.known[s.byName[name].pool].MinBusBW)

@@ -238,26 +238,26 @@ func (f *fabric) verdict(s *state) Fabric {
 }
 
 func (n *node) verdict(s *state) NodeResult {
-	out := NodeResult{Name: n.name, Evidence: n.runs, BusBW: n.best(s), Verdict: Inconclusive}
+	out := NodeResult{Name: n.name, Evidence: n.runs, BusBW: n.bestBusBW(s), Verdict: Inconclusive}
 	blamed := n.fabric.blamed()
-	switch bad := n.worst(s); {
+	switch bad := n.worstClass(s); {
 	case n.proven:
 		out.Verdict, out.Reason = Pass, ReasonProven
-		out.Message = n.tell(s, classPass)
+		out.Message = n.describeRuns(s, classPass)
 	case bad != classNone && blamed:
 		out.Reason = ReasonFabricSuspect
-		out.Message = n.tell(s, bad) + "; so were too many others for this node to be the cause"
+		out.Message = n.describeRuns(s, bad) + "; so were too many others for this node to be the cause"
 	case n.failed:
 		out.Verdict, out.Reason = Fail, bad.reason()
-		out.Message = n.tell(s, bad)
+		out.Message = n.describeRuns(s, bad)
 	case !n.fabric.done:
 		out.Reason, out.Message = ReasonUnfinished, "rounds are still to come"
 	case bad != classNone:
 		out.Reason = ReasonUnconfirmed
-		out.Message = n.tell(s, bad) + "; it could not be confirmed"
+		out.Message = n.describeRuns(s, bad) + "; it could not be confirmed"
 	case len(n.runs) > 0:
 		out.Reason = ReasonInfrastructure
-		out.Message = n.tell(s, classFault)
+		out.Message = n.describeRuns(s, classFault)
 	default:
 		out.Reason, out.Message = ReasonNoPartner, "no other node of its pool to test it with"
 		if len(n.fabric.nodes) > 1 {
@@ -267,8 +267,8 @@ func (n *node) verdict(s *state) NodeResult {
 	return out
 }
 
-// tell says what the runs of one class were, at most two of them.
-func (n *node) tell(s *state, class class) string {
+// describeRuns says what the runs of one class were, at most two of them.
+func (n *node) describeRuns(s *state, class class) string {
 	var all []string
 	for _, i := range n.runs {
 		if s.class[i] != class {
@@ -294,7 +294,7 @@ func (n *node) tell(s *state, class class) string {
 			text += "the run broke"
 		default:
 			text += fmt.Sprintf("%.4g GB/s", run.BusBW)
-			if limit := s.limits.of(s, run.Nodes); limit > 0 {
+			if limit := s.limits.limitFor(s, run.Nodes); limit > 0 {
 				text += fmt.Sprintf(", at least %.4g wanted", limit)
 			} else {
 				text += ", nothing to compare it with"
@@ -308,8 +308,8 @@ func (n *node) tell(s *state, class class) string {
 	return strings.Join(all, "; ")
 }
 
-// worst is the gravest class of the node's bad runs.
-func (n *node) worst(s *state) class {
+// worstClass is the gravest class of the node's bad runs.
+func (n *node) worstClass(s *state) class {
 	worst := classNone
 	for _, i := range n.runs {
 		if c := s.class[i]; c.bad() {
@@ -319,7 +319,7 @@ func (n *node) worst(s *state) class {
 	return worst
 }
 
-func (n *node) best(s *state) float64 {
+func (n *node) bestBusBW(s *state) float64 {
 	var best float64
 	for _, i := range n.runs {
 		if c := s.class[i]; c == classPass || c == classSlow {

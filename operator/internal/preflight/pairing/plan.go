@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// faultsAllowed to a node that is not proven before it is left alone: runs cost time on other nodes, too.
-const faultsAllowed = 2
+// maxFaults to a node that is not proven before it is left alone: runs cost time on other nodes, too.
+const maxFaults = 2
 
 // state is what follows from the complete rounds.
 type state struct {
@@ -27,9 +27,9 @@ type node struct {
 	fabric         *fabric
 	runs           []int
 	proven, failed bool
-	// touched by a bad run.
-	touched bool
-	faults  int
+	// hadBadRun by a bad run.
+	hadBadRun bool
+	faults    int
 }
 
 // fabric is the nodes that are tested among themselves.
@@ -37,8 +37,8 @@ type fabric struct {
 	pools []string
 	nodes []*node
 	// The counts of runs, of bad ones, of those over another network, of faults; and of nodes.
-	runs, bad, fallbacks, faults int
-	proven, failed, touched      int
+	runs, bad, fallbacks, faults     int
+	proven, failed, nodesWithBadRuns int
 	// circle is the next round of the circle method.
 	circle int
 	done   bool
@@ -50,7 +50,7 @@ func (f *fabric) blamed() bool {
 	if f.proven > 0 {
 		return f.done && 2*f.failed > f.failed+f.proven
 	}
-	return f.done && 2*f.touched > len(f.nodes) && f.bad > f.faults
+	return f.done && 2*f.nodesWithBadRuns > len(f.nodes) && f.bad > f.faults
 }
 
 // groupKey finds a group's run.
@@ -59,7 +59,7 @@ type groupKey struct {
 	nodes [3]string
 }
 
-func keyOf(round int, nodes []string) (groupKey, bool) {
+func groupKeyOf(round int, nodes []string) (groupKey, bool) {
 	k := groupKey{round: round}
 	if len(nodes) < 2 || len(nodes) > len(k.nodes) {
 		return k, false
@@ -74,7 +74,7 @@ func replay(c *Check) *state {
 	s := newState(c)
 	recorded := map[groupKey]int{}
 	for i := range c.Runs {
-		if k, ok := keyOf(c.Runs[i].Round, c.Runs[i].Nodes); ok {
+		if k, ok := groupKeyOf(c.Runs[i].Round, c.Runs[i].Nodes); ok {
 			if _, again := recorded[k]; !again {
 				recorded[k] = i
 			}
@@ -98,7 +98,7 @@ func replay(c *Check) *state {
 			for j, n := range group {
 				names[j] = n.name
 			}
-			k, _ := keyOf(number, names)
+			k, _ := groupKeyOf(number, names)
 			if run, ok := recorded[k]; ok {
 				runs = append(runs, run)
 			} else {
@@ -109,7 +109,7 @@ func replay(c *Check) *state {
 			s.pending = &round
 			return s
 		}
-		s.apply(runs)
+		s.applyRound(runs)
 	}
 }
 
@@ -171,18 +171,18 @@ func mix(v uint64) uint64 {
 	return v ^ v>>33
 }
 
-// apply takes the runs of a complete round.
-func (s *state) apply(runs []int) {
+// applyRound takes the runs of a complete round.
+func (s *state) applyRound(runs []int) {
 	for _, i := range runs {
 		s.class[i] = s.check.classify(&s.check.Runs[i])
 	}
-	s.limits.learn(s, runs)
+	s.limits.addRound(s, runs)
 	for _, i := range runs {
 		run := &s.check.Runs[i]
-		if s.class[i] == classPass && run.BusBW < s.limits.of(s, run.Nodes) {
+		if s.class[i] == classPass && run.BusBW < s.limits.limitFor(s, run.Nodes) {
 			s.class[i] = classSlow
 		}
-		s.count(i, run)
+		s.countRun(i, run)
 	}
 	for _, n := range s.nodes {
 		if !n.proven && !n.failed && n.confirmed(s) {
@@ -192,7 +192,7 @@ func (s *state) apply(runs []int) {
 	}
 }
 
-func (s *state) count(i int, run *Run) {
+func (s *state) countRun(i int, run *Run) {
 	f := s.byName[run.Nodes[0]].fabric
 	f.runs++
 	switch class := s.class[i]; {
@@ -206,9 +206,9 @@ func (s *state) count(i int, run *Run) {
 	}
 	for _, name := range run.Nodes {
 		n := s.byName[name]
-		if s.class[i].bad() && !n.touched {
-			n.touched = true
-			f.touched++
+		if s.class[i].bad() && !n.hadBadRun {
+			n.hadBadRun = true
+			f.nodesWithBadRuns++
 		}
 		n.runs = append(n.runs, i)
 		switch {
@@ -235,7 +235,7 @@ func (n *node) badPartners(s *state) map[string]bool {
 
 // confirmed reports whether bad runs blame the node: with two partners, of whom one at least is proven.
 func (n *node) confirmed(s *state) bool {
-	if n.fabric.proven == 0 || !n.touched {
+	if n.fabric.proven == 0 || !n.hadBadRun {
 		return false
 	}
 	partners := n.badPartners(s)
@@ -257,18 +257,18 @@ func (f *fabric) plan(s *state, number int) [][]*node {
 	switch {
 	case f.done || len(f.nodes) < 2 || 2*f.failed > len(f.nodes):
 	case number == 1:
-		groups = f.first()
+		groups = f.firstRound()
 	case f.proven == 0:
-		groups = f.anew()
+		groups = f.nextCircleRound()
 	default:
-		groups = f.again(s, number)
+		groups = f.retryGroups(s, number)
 	}
 	f.done = len(groups) == 0
 	return groups
 }
 
-// first covers every node; of an odd number three are together, so that none is in two groups at once.
-func (f *fabric) first() [][]*node {
+// firstRound covers every node; of an odd number three are together, so that none is in two groups at once.
+func (f *fabric) firstRound() [][]*node {
 	groups, bye := f.pairs(0)
 	if bye != nil {
 		groups[0] = append(groups[0], bye)
@@ -277,9 +277,9 @@ func (f *fabric) first() [][]*node {
 	return groups
 }
 
-// anew gives the next round of the circle method that has a pair left. It ends when every two nodes have been a pair:
+// nextCircleRound gives the next round of the circle method that has a pair left. It ends when every two nodes have been a pair:
 // the two that had a third with them in round 1 come last.
-func (f *fabric) anew() [][]*node {
+func (f *fabric) nextCircleRound() [][]*node {
 	odd := len(f.nodes) % 2
 	rounds := len(f.nodes) - 1 + odd
 	for f.circle < rounds+odd {
@@ -289,7 +289,7 @@ func (f *fabric) anew() [][]*node {
 		}
 		f.circle++
 		pairs = slices.DeleteFunc(pairs, func(pair []*node) bool {
-			return pair[0].faults >= faultsAllowed || pair[1].faults >= faultsAllowed
+			return pair[0].faults >= maxFaults || pair[1].faults >= maxFaults
 		})
 		if len(pairs) > 0 {
 			return pairs
@@ -313,22 +313,22 @@ func (f *fabric) pairs(r int) (pairs [][]*node, bye *node) {
 	return pairs, bye
 }
 
-// again tries those without a verdict with proven partners. Those for whom none is left are tried among themselves, which
+// retryGroups tries those without a verdict with proven partners. Those for whom none is left are tried among themselves, which
 // may prove more.
-func (f *fabric) again(s *state, number int) [][]*node {
+func (f *fabric) retryGroups(s *state, number int) [][]*node {
 	var open, free []*node
 	for _, n := range f.nodes {
 		switch {
 		case n.proven:
 			free = append(free, n)
-		case !n.failed && n.faults < faultsAllowed:
+		case !n.failed && n.faults < maxFaults:
 			open = append(open, n)
 		}
 	}
 	var groups [][]*node
 	var rest []*node
 	for _, n := range open {
-		at := n.partner(s, free)
+		at := n.choosePartner(s, free)
 		if at < 0 {
 			rest = append(rest, n)
 			continue
@@ -345,8 +345,8 @@ func (f *fabric) again(s *state, number int) [][]*node {
 	return groups
 }
 
-// partner is the place of one to try n with, or -1: not one with whom it was bad, rather none with whom it had a fault.
-func (n *node) partner(s *state, free []*node) int {
+// choosePartner is the place of one to try n with, or -1: not one with whom it was bad, rather none with whom it had a fault.
+func (n *node) choosePartner(s *state, free []*node) int {
 	bad := n.badPartners(s)
 	faulty := func(p *node) bool {
 		return slices.ContainsFunc(n.runs, func(i int) bool {

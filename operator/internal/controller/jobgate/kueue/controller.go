@@ -1,6 +1,6 @@
-// Package kueue is the controller of Kueue's AdmissionChecks that name ControllerName: workloads that have their quota
-// are admitted when the network of their nodes is proven. Kueue's kinds are handled as unstructured objects; a cluster
-// without Kueue costs a look now and then.
+// Package kueue is the controller of those AdmissionChecks of Kueue that name ControllerName. Workloads with quota are
+// admitted when the network of their nodes is proven. Kueue's kinds are handled as unstructured objects, so that clusters
+// without Kueue cost next to nothing.
 package kueue
 
 import (
@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	// ControllerName is what an AdmissionCheck names to be decided here.
+	// ControllerName is the value of spec.controllerName of the AdmissionChecks that this package decides.
 	ControllerName = "evenkeel.dev/preflight"
 
 	fieldOwner = client.FieldOwner("evenkeel-jobgate")
@@ -36,23 +36,23 @@ const (
 // group is Kueue's. Its versions v1beta1 and v1beta2 are understood.
 const group = "kueue.x-k8s.io"
 
-// Controller decides AdmissionChecks.
-type Controller struct{ jobgate.Keeper }
+// Reconciler decides AdmissionChecks.
+type Reconciler struct{ jobgate.Evaluator }
 
 // SetupWithManager starts the controller with the manager.
-func (c *Controller) SetupWithManager(mgr manager.Manager) error {
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	var waiting []schema.GroupVersionKind
-	for _, kind := range needed {
+	for _, kind := range requiredKinds {
 		waiting = append(waiting, schema.GroupVersionKind{Group: group, Kind: kind})
 	}
-	_, err := c.Watch(mgr, "jobgate-kueue", waiting, nil, c.look)
+	_, err := c.NewController(mgr, "jobgate-kueue", waiting, nil, c.reconcileAll)
 	return err
 }
 
-// look decides all workloads that wait for one of our checks.
-func (c *Controller) look(ctx context.Context) (reconcile.Result, error) {
-	for _, kind := range needed {
-		if _, served := c.Kinds.Served(schema.GroupKind{Group: group, Kind: kind}); !served {
+// reconcileAll decides about all workloads that wait for one of our checks.
+func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error) {
+	for _, kind := range requiredKinds {
+		if _, served := c.OptionalKinds.Served(schema.GroupKind{Group: group, Kind: kind}); !served {
 			return reconcile.Result{}, nil // there is no Kueue
 		}
 	}
@@ -67,46 +67,47 @@ func (c *Controller) look(ctx context.Context) (reconcile.Result, error) {
 	var all []error
 	ours := map[string]string{} // policies, by AdmissionCheck
 	for i := range checks {
-		if name, policy, is := parameters(&checks[i]); is {
+		if name, policy, is := parseParameters(&checks[i]); is {
 			ours[name] = policy
-			all = append(all, c.tell(ctx, &checks[i], policies.Items))
+			all = append(all, c.updateAdmissionCheck(ctx, &checks[i], policies.Items))
 		}
 	}
-	waiting, err := c.waiting(ctx, ours)
+	waiting, err := c.listWaiting(ctx, ours)
 	all = append(all, err)
-	result, err := c.Round(ctx, waiting)
+	result, err := c.Evaluate(ctx, waiting)
 	if err := errors.Join(append(all, err)...); err != nil {
 		return reconcile.Result{}, err
 	}
 	return result, nil
 }
 
-func (c *Controller) list(ctx context.Context, kind string) ([]unstructured.Unstructured, error) {
-	watched, _ := c.Kinds.Served(schema.GroupKind{Group: group, Kind: kind})
+func (c *Reconciler) list(ctx context.Context, kind string) ([]unstructured.Unstructured, error) {
+	watched, _ := c.OptionalKinds.Served(schema.GroupKind{Group: group, Kind: kind})
 	watched.Kind += "List"
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(watched)
-	// They are looked at, and copied before they are changed.
-	if err := c.Waiting.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+	// The objects are read only; they are copied before they are changed.
+	if err := c.WaitingCache.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list Kueue's %ss: %w", kind, err)
 	}
 	return list.Items, nil
 }
 
-// tell says on an AdmissionCheck of ours whether it can be decided: Kueue admits nothing by one that is not active.
-func (c *Controller) tell(ctx context.Context, check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPolicy) error {
-	want := active(check, policies)
+// updateAdmissionCheck sets the condition Active of one of our AdmissionChecks. Kueue admits nothing by a check that is not
+// active.
+func (c *Reconciler) updateAdmissionCheck(ctx context.Context, check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPolicy) error {
+	want := activeCondition(check, policies)
 	var status struct {
 		Conditions []metav1.Condition `json:"conditions"`
 	}
-	if err := field(check, "status", &status); err != nil {
+	if err := decodeField(check, "status", &status); err != nil {
 		return err
 	}
 	before := meta.FindStatusCondition(status.Conditions, want.Type)
 	if before != nil && before.Status == want.Status && before.Reason == want.Reason && before.Message == want.Message && before.ObservedGeneration == want.ObservedGeneration {
 		return nil
 	}
-	want.LastTransitionTime = metav1.NewTime(c.Now().UTC().Truncate(time.Second))
+	want.LastTransitionTime = metav1.NewTime(c.Clock.Now().UTC().Truncate(time.Second))
 	if before != nil && before.Status == want.Status {
 		want.LastTransitionTime = before.LastTransitionTime
 	}
@@ -114,11 +115,11 @@ func (c *Controller) tell(ctx context.Context, check *unstructured.Unstructured,
 	if err != nil {
 		return err
 	}
-	return c.apply(ctx, check, map[string]any{"conditions": []any{condition}})
+	return c.applyStatus(ctx, check, map[string]any{"conditions": []any{condition}})
 }
 
-// waiting are the workloads' checks of ours that can be decided: the end of what the others wait for is an event.
-func (c *Controller) waiting(ctx context.Context, ours map[string]string) ([]jobgate.Waiter, error) {
+// listWaiting returns the pending checks that can be decided. The others wait for Kueue to choose nodes, which is an event.
+func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string) ([]jobgate.Waiter, error) {
 	workloads, err := c.list(ctx, kindWorkload)
 	if err != nil {
 		return nil, err
@@ -130,7 +131,7 @@ func (c *Controller) waiting(ctx context.Context, ours map[string]string) ([]job
 	var waiting []jobgate.Waiter
 	var all []error
 	for i := range workloads {
-		found, err := pending(&workloads[i], ours)
+		found, err := pendingChecks(&workloads[i], ours)
 		all = append(all, err)
 		for _, w := range found {
 			job, ready, err := w.job(flavors)
@@ -139,39 +140,40 @@ func (c *Controller) waiting(ctx context.Context, ours map[string]string) ([]job
 				continue
 			}
 			key := fmt.Sprintf("%s %s/%s", w.check, w.object.GetNamespace(), w.object.GetName())
-			waiting = append(waiting, jobgate.Waiter{Key: key, Told: w.uid(), Job: job, Act: func(ctx context.Context, d gate.Decision, news bool) error {
-				return c.answer(ctx, w, d, news)
+			waiting = append(waiting, jobgate.Waiter{Key: key, Subject: w.uid(), Job: job, Apply: func(ctx context.Context, d gate.Decision, changed bool) error {
+				return c.updateState(ctx, w, d, changed)
 			}})
 		}
 	}
 	return waiting, errors.Join(all...)
 }
 
-// answer writes the state of the workload's check, if it is news.
-func (c *Controller) answer(ctx context.Context, w waits, d gate.Decision, news bool) error {
-	state, after := answerOf(d)
-	if state == statePending && !news {
+// updateState writes the state of the workload's check, if the decision changed.
+func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Decision, changed bool) error {
+	state, after := stateFor(d)
+	if state == statePending && !changed {
 		return nil
 	}
 	about := corev1.ObjectReference{APIVersion: w.object.GetAPIVersion(), Kind: w.object.GetKind(), Namespace: w.object.GetNamespace(), Name: w.object.GetName(), UID: w.object.GetUID()}
 	severity := corev1.EventTypeNormal
-	if d.Action == gate.GiveUp || state == stateRetry {
+	if d.Action == gate.OpenUnproven || state == stateRetry {
 		severity = corev1.EventTypeWarning
 	}
-	if err := events.Write(ctx, c.Client, events.New(about, severity, d.Reason, d.Message, c.Now())); err != nil {
+	if err := events.Write(ctx, c.Client, events.New(about, severity, d.Reason, d.Message, c.Clock.Now())); err != nil {
 		return err
 	}
 	entry := map[string]any{
-		"name": w.check, "state": state, "message": d.Message, "lastTransitionTime": c.Now().UTC().Format(time.RFC3339),
+		"name": w.check, "state": state, "message": d.Message, "lastTransitionTime": c.Clock.Now().UTC().Format(time.RFC3339),
 	}
 	if after > 0 {
 		entry["requeueAfterSeconds"] = int64(after / time.Second)
 	}
-	return c.apply(ctx, w.object, map[string]any{"admissionChecks": []any{entry}})
+	return c.applyStatus(ctx, w.object, map[string]any{"admissionChecks": []any{entry}})
 }
 
-// apply writes a part of the object's status, unless somebody changed the object meanwhile: that is an event of its own.
-func (c *Controller) apply(ctx context.Context, object *unstructured.Unstructured, status map[string]any) error {
+// applyStatus writes a part of the object's status. If somebody changed the object meanwhile it does nothing: that change is
+// another event.
+func (c *Reconciler) applyStatus(ctx context.Context, object *unstructured.Unstructured, status map[string]any) error {
 	apply := &unstructured.Unstructured{Object: map[string]any{"status": status}}
 	apply.SetGroupVersionKind(object.GroupVersionKind())
 	apply.SetNamespace(object.GetNamespace())

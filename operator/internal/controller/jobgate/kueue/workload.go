@@ -29,17 +29,17 @@ const (
 	stateRetry   = "Retry"
 )
 
-// needed are the kinds to decide by.
-var needed = []string{kindCheck, kindFlavor, kindWorkload}
+// requiredKinds have to be served before anything can be decided.
+var requiredKinds = []string{kindCheck, kindFlavor, kindWorkload}
 
-// How long a workload that gives its quota back waits: until nodes that failed are marked and others are chosen, and until
-// it is worth another attempt to prove them.
+// How long a workload waits after it returned its quota. After a reassignment: until failed nodes are labeled and others are
+// chosen. After a timeout: until another attempt is worthwhile.
 const (
-	afterMove = time.Minute
-	afterHold = 5 * time.Minute
+	reassignDelay = time.Minute
+	timeoutDelay  = 5 * time.Minute
 )
 
-// The parts of Kueue's objects that count here, as versions v1beta1 and v1beta2 have them.
+// The fields of Kueue's objects that are read here, in versions v1beta1 and v1beta2.
 type (
 	checkSpec struct {
 		ControllerName string `json:"controllerName"`
@@ -76,8 +76,8 @@ type (
 		DelayedTopologyRequest string            `json:"delayedTopologyRequest"`
 		TopologyAssignment     *topology         `json:"topologyAssignment"`
 	}
-	// A topology says where the pods of a set go: values of the levels' node labels, one list for each domain. Version
-	// v1beta1 has domains, v1beta2 slices of them, level by level.
+	// A topology says where the pods of a set are placed: for each domain, the values of the levels' node labels. Version
+	// v1beta1 lists domains; v1beta2 has slices of domains, level by level.
 	topology struct {
 		Levels  []string `json:"levels"`
 		Domains []struct {
@@ -97,8 +97,8 @@ type (
 	}
 )
 
-// field reads a part of an object, which may be absent.
-func field(object *unstructured.Unstructured, name string, into any) error {
+// decodeField decodes a field of an object, which may be absent.
+func decodeField(object *unstructured.Unstructured, name string, into any) error {
 	content, _ := object.Object[name].(map[string]any)
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, into); err != nil {
 		return fmt.Errorf("%s of %s %s: %w", name, object.GetKind(), object.GetName(), err)
@@ -106,10 +106,10 @@ func field(object *unstructured.Unstructured, name string, into any) error {
 	return nil
 }
 
-// parameters reads an AdmissionCheck: its name and policy, and whether it is one of ours.
-func parameters(check *unstructured.Unstructured) (name, policy string, ours bool) {
+// parseParameters returns the name and the policy of an AdmissionCheck, and whether it is one of ours.
+func parseParameters(check *unstructured.Unstructured) (name, policy string, ours bool) {
 	var spec checkSpec
-	if err := field(check, "spec", &spec); err != nil || spec.ControllerName != ControllerName {
+	if err := decodeField(check, "spec", &spec); err != nil || spec.ControllerName != ControllerName {
 		return "", "", false
 	}
 	if p := spec.Parameters; p != nil && p.APIGroup == evenkeel.GroupVersion.Group && p.Kind == "NetworkCheckPolicy" {
@@ -118,10 +118,10 @@ func parameters(check *unstructured.Unstructured) (name, policy string, ours boo
 	return check.GetName(), policy, true
 }
 
-// active is the condition of an AdmissionCheck of ours.
-func active(check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPolicy) metav1.Condition {
+// activeCondition is the condition Active of one of our AdmissionChecks.
+func activeCondition(check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPolicy) metav1.Condition {
 	condition := metav1.Condition{Type: "Active", Status: metav1.ConditionFalse, ObservedGeneration: check.GetGeneration()}
-	_, policy, _ := parameters(check)
+	_, policy, _ := parseParameters(check)
 	there := slices.ContainsFunc(policies, func(p evenkeel.NetworkCheckPolicy) bool { return p.Name == policy && p.DeletionTimestamp == nil })
 	switch {
 	case policy == "":
@@ -134,8 +134,8 @@ func active(check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPo
 	return condition
 }
 
-// waits is a workload that waits for a check of ours.
-type waits struct {
+// A pendingCheck is a workload that waits for one of our checks.
+type pendingCheck struct {
 	object        *unstructured.Unstructured
 	check, policy string
 	spec          workloadSpec
@@ -143,16 +143,16 @@ type waits struct {
 	since         time.Time
 }
 
-// uid tells one check of one workload from others.
-func (w waits) uid() types.UID { return w.object.GetUID() + types.UID("/"+w.check) }
+// uid identifies one check of one workload.
+func (w pendingCheck) uid() types.UID { return w.object.GetUID() + types.UID("/"+w.check) }
 
-// pending are the checks of ours that the workload waits for now: it has its quota, and no state of them yet.
-func pending(object *unstructured.Unstructured, ours map[string]string) ([]waits, error) {
+// pendingChecks returns those of our checks that the workload waits for: it has its quota, and the checks are pending.
+func pendingChecks(object *unstructured.Unstructured, ours map[string]string) ([]pendingCheck, error) {
 	if len(ours) == 0 || object.GetDeletionTimestamp() != nil {
 		return nil, nil
 	}
 	var status workloadStatus
-	if err := field(object, "status", &status); err != nil {
+	if err := decodeField(object, "status", &status); err != nil {
 		return nil, err
 	}
 	reserved := meta.FindStatusCondition(status.Conditions, "QuotaReserved")
@@ -160,17 +160,17 @@ func pending(object *unstructured.Unstructured, ours map[string]string) ([]waits
 		meta.IsStatusConditionTrue(status.Conditions, "Finished") || meta.IsStatusConditionTrue(status.Conditions, "Evicted") {
 		return nil, nil
 	}
-	var list []waits
+	var list []pendingCheck
 	for _, c := range status.AdmissionChecks {
 		if policy, is := ours[c.Name]; is && c.State == statePending {
-			list = append(list, waits{object: object, check: c.Name, policy: policy, status: status, since: reserved.LastTransitionTime.Time})
+			list = append(list, pendingCheck{object: object, check: c.Name, policy: policy, status: status, since: reserved.LastTransitionTime.Time})
 		}
 	}
 	if len(list) == 0 {
 		return nil, nil
 	}
 	var spec workloadSpec
-	if err := field(object, "spec", &spec); err != nil {
+	if err := decodeField(object, "spec", &spec); err != nil {
 		return nil, err
 	}
 	if spec.Active != nil && !*spec.Active {
@@ -182,9 +182,9 @@ func pending(object *unstructured.Unstructured, ours map[string]string) ([]waits
 	return list, nil
 }
 
-// job is the workload as package gate takes it. It is not ready while Kueue has yet to choose its nodes.
-func (w waits) job(flavors []unstructured.Unstructured) (job gate.Job, ready bool, err error) {
-	// Without a policy of its own nothing is under it, and the workload does not wait.
+// job converts the workload for package gate. It is not ready while Kueue has yet to choose its nodes.
+func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, ready bool, err error) {
+	// No policy has the name "/": without a policy of its own, the workload does not wait.
 	job = gate.Job{Policy: cmp.Or(w.policy, "/"), Since: w.since}
 	for i := range w.spec.PodSets {
 		set := &w.spec.PodSets[i]
@@ -197,7 +197,7 @@ func (w waits) job(flavors []unstructured.Unstructured) (job gate.Job, ready boo
 		if a.DelayedTopologyRequest == "Pending" {
 			return job, false, nil
 		}
-		spec, err := flavored(&set.Template.Spec, a.Flavors, flavors)
+		spec, err := applyFlavors(&set.Template.Spec, a.Flavors, flavors)
 		if err != nil {
 			return job, false, err
 		}
@@ -217,7 +217,7 @@ func (w waits) job(flavors []unstructured.Unstructured) (job gate.Job, ready boo
 			}
 			there := spec.DeepCopy()
 			for i, level := range levels {
-				there.NodeSelector = with(there.NodeSelector, map[string]string{level: values[i]})
+				there.NodeSelector = mergeLabels(there.NodeSelector, map[string]string{level: values[i]})
 			}
 			job.Pods = append(job.Pods, there)
 		}
@@ -225,24 +225,24 @@ func (w waits) job(flavors []unstructured.Unstructured) (job gate.Job, ready boo
 	return job, true, nil
 }
 
-// flavored is the pod on nodes of its flavors.
-func flavored(spec *corev1.PodSpec, assigned map[string]string, flavors []unstructured.Unstructured) (*corev1.PodSpec, error) {
+// applyFlavors returns the pod spec with the node labels and tolerations of its flavors.
+func applyFlavors(spec *corev1.PodSpec, assigned map[string]string, flavors []unstructured.Unstructured) (*corev1.PodSpec, error) {
 	spec = spec.DeepCopy()
 	for i := range flavors {
 		if !slices.Contains(slices.Collect(maps.Values(assigned)), flavors[i].GetName()) {
 			continue
 		}
 		var f flavorSpec
-		if err := field(&flavors[i], "spec", &f); err != nil {
+		if err := decodeField(&flavors[i], "spec", &f); err != nil {
 			return nil, err
 		}
-		spec.NodeSelector = with(spec.NodeSelector, f.NodeLabels)
+		spec.NodeSelector = mergeLabels(spec.NodeSelector, f.NodeLabels)
 		spec.Tolerations = append(spec.Tolerations, f.Tolerations...)
 	}
 	return spec, nil
 }
 
-func with(a, b map[string]string) map[string]string {
+func mergeLabels(a, b map[string]string) map[string]string {
 	all := maps.Clone(a)
 	if all == nil {
 		all = map[string]string{}
@@ -251,7 +251,7 @@ func with(a, b map[string]string) map[string]string {
 	return all
 }
 
-// domains are the values of all levels, for each domain.
+// domains returns the values of all levels, for each domain.
 func (t *topology) domains() ([][]string, error) {
 	var all [][]string
 	for _, d := range t.Domains {
@@ -283,16 +283,16 @@ func (t *topology) domains() ([][]string, error) {
 	return all, nil
 }
 
-// answerOf is what the decision means to Kueue, and how long the workload stays away if it gives its quota back: one
-// that is held longer than its time does not keep others from it. Nothing that Evenkeel finds rejects a workload for good.
-func answerOf(d gate.Decision) (state string, after time.Duration) {
+// stateFor maps the decision to the state of an AdmissionCheck, and says how long the workload waits if it returns its quota.
+// A workload that waits beyond its timeout returns it, so that others can use it. No finding rejects a workload for good.
+func stateFor(d gate.Decision) (state string, after time.Duration) {
 	switch {
-	case !d.Holds():
+	case !d.Waits():
 		return stateReady, 0
-	case d.Action == gate.Move:
-		return stateRetry, afterMove
+	case d.Action == gate.Reassign:
+		return stateRetry, reassignDelay
 	case d.Overdue:
-		return stateRetry, afterHold
+		return stateRetry, timeoutDelay
 	}
 	return statePending, 0
 }

@@ -32,15 +32,15 @@ func TestActive(t *testing.T) {
 		`{spec: {controllerName: evenkeel.dev/preflight}}`: "BadParameters",
 	} {
 		check := parse(t, text)
-		if c := active(check, policies); c.Reason != want || (c.Status == metav1.ConditionTrue) != (want == "Active") {
+		if c := activeCondition(check, policies); c.Reason != want || (c.Status == metav1.ConditionTrue) != (want == "Active") {
 			t.Errorf("%s: %+v", text, c)
 		}
-		if _, _, ours := parameters(check); !ours {
+		if _, _, ours := parseParameters(check); !ours {
 			t.Errorf("%s is ours", text)
 		}
 	}
 	for _, text := range []string{`{spec: {controllerName: example.com/other}}`, `{}`, `{spec: 7}`} {
-		if _, _, ours := parameters(parse(t, text)); ours {
+		if _, _, ours := parseParameters(parse(t, text)); ours {
 			t.Errorf("%s is not ours", text)
 		}
 	}
@@ -54,7 +54,7 @@ const reserved = `{kind: Workload, metadata: {name: w, uid: u}, spec: {podSets: 
 var ours = map[string]string{"network": "nightly", "network-too": "nightly"}
 
 func TestPending(t *testing.T) {
-	list, err := pending(parse(t, reserved), ours)
+	list, err := pendingChecks(parse(t, reserved), ours)
 	if err != nil || len(list) != 1 || list[0].check != "network" || list[0].policy != "nightly" || !list[0].since.Equal(time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)) {
 		t.Errorf("%+v %v", list, err)
 	}
@@ -68,11 +68,11 @@ func TestPending(t *testing.T) {
 		"going":               `metadata: {|metadata: {deletionTimestamp: "2026-11-21T12:00:00Z", `,
 	} {
 		from, to, _ := strings.Cut(change, "|")
-		if list, err := pending(parse(t, strings.Replace(reserved, from, to, 1)), ours); err != nil || len(list) != 0 {
+		if list, err := pendingChecks(parse(t, strings.Replace(reserved, from, to, 1)), ours); err != nil || len(list) != 0 {
 			t.Errorf("%s: %+v %v", name, list, err)
 		}
 	}
-	if _, err := pending(parse(t, strings.Replace(reserved, "conditions: [", "conditions: 7, x: [", 1)), ours); err == nil {
+	if _, err := pendingChecks(parse(t, strings.Replace(reserved, "conditions: [", "conditions: 7, x: [", 1)), ours); err == nil {
 		t.Error("conditions that are none are no error")
 	}
 }
@@ -108,7 +108,7 @@ func TestJob(t *testing.T) {
 		"a topology that is not one": {`topologyAssignment: {levels: [], domains: [{values: []}]}`, nil, nil, false, "topology assignment"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			list, err := pending(parse(t, strings.Replace(reserved, "flavors: {cpu: h100}", "flavors: {cpu: h100}, "+strings.TrimPrefix(test.assignment, "{}"), 1)), ours)
+			list, err := pendingChecks(parse(t, strings.Replace(reserved, "flavors: {cpu: h100}", "flavors: {cpu: h100}, "+strings.TrimPrefix(test.assignment, "{}"), 1)), ours)
 			if err != nil || len(list) != 1 {
 				t.Fatalf("%+v %v", list, err)
 			}
@@ -150,13 +150,13 @@ func TestAnswer(t *testing.T) {
 		after   time.Duration
 	}{
 		{gate.Open, false, stateReady, 0},
-		{gate.GiveUp, false, stateReady, 0},
+		{gate.OpenUnproven, false, stateReady, 0},
 		{gate.Check, false, statePending, 0},
 		{gate.Wait, false, statePending, 0},
-		{gate.Check, true, stateRetry, afterHold},
-		{gate.Move, false, stateRetry, afterMove},
+		{gate.Check, true, stateRetry, timeoutDelay},
+		{gate.Reassign, false, stateRetry, reassignDelay},
 	} {
-		if state, after := answerOf(gate.Decision{Action: test.action, Overdue: test.overdue}); state != test.state || after != test.after {
+		if state, after := stateFor(gate.Decision{Action: test.action, Overdue: test.overdue}); state != test.state || after != test.after {
 			t.Errorf("%s, overdue %t: %s after %s", test.action, test.overdue, state, after)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package suspend holds jobs until the network of their nodes is proven, as NetworkCheckPolicies ask for. The webhook
-// closes the gates when jobs and pods are made; this package opens them. All that it knows lies in the API: what is held
-// carries a label, which goes when it may start.
+// Package suspend opens the gates of jobs and pods when the network of their nodes is proven. The webhook gates jobs and pods
+// when they are created, as NetworkCheckPolicies ask for. All state is in the API: gated objects carry a label, which is
+// removed when they may start.
 package suspend
 
 import (
@@ -28,84 +28,85 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// ReasonStarted is that of the Event about a job that somebody else started.
-const ReasonStarted = "EvenkeelGateOpenedByHand"
+// ReasonOpenedManually is the reason of the Event about a job that somebody else started.
+const ReasonOpenedManually = "EvenkeelGateOpenedManually"
 
-// Controller opens the gates of jobs and pods.
-type Controller struct{ jobgate.Keeper }
+// Reconciler opens the gates of jobs and pods.
+type Reconciler struct{ jobgate.Evaluator }
 
-// Held selects what is held.
-func Held() labels.Selector {
-	held, err := labels.NewRequirement(evenkeel.GateKey, selection.Exists, nil)
+// GatedSelector selects gated jobs and pods.
+func GatedSelector() labels.Selector {
+	gated, err := labels.NewRequirement(evenkeel.GatedKey, selection.Exists, nil)
 	if err != nil {
 		panic(err) // the key is a constant
 	}
-	return labels.NewSelector().Add(*held)
+	return labels.NewSelector().Add(*gated)
 }
 
 // SetupWithManager starts the controller with the manager.
-func (c *Controller) SetupWithManager(mgr manager.Manager) error {
-	watcher, err := c.Watch(mgr, "jobgate-suspend", workload.Suspendable(), Held(), c.look)
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
+	watcher, err := c.NewController(mgr, "jobgate-suspend", workload.Suspendable(), GatedSelector(), c.reconcileAll)
 	if err != nil {
 		return err
 	}
-	return watcher.Watch(source.Kind(c.Waiting, client.Object(&corev1.Pod{}), jobgate.All))
+	return watcher.Watch(source.Kind(c.WaitingCache, client.Object(&corev1.Pod{}), jobgate.EnqueueAll))
 }
 
-// look opens the gates of all that may start, and asks for the checks that the others wait for.
-func (c *Controller) look(ctx context.Context) (reconcile.Result, error) {
-	jobs, jobsErr := c.jobs(ctx)
-	pods, podsErr := c.pods(ctx)
+// reconcileAll opens the gates of everything that may start, and requests the checks that the others wait for.
+func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error) {
+	jobs, jobsErr := c.listGatedJobs(ctx)
+	pods, podsErr := c.listGatedPods(ctx)
 	var waiting []jobgate.Waiter
 	for _, h := range append(jobs, pods...) {
-		waiting = append(waiting, jobgate.Waiter{Key: h.key, Told: h.about.UID, Job: h.job, Act: func(ctx context.Context, d gate.Decision, news bool) error {
-			return c.act(ctx, h, d, news)
+		waiting = append(waiting, jobgate.Waiter{Key: h.key, Subject: h.about.UID, Job: h.job, Apply: func(ctx context.Context, d gate.Decision, changed bool) error {
+			return c.applyDecision(ctx, h, d, changed)
 		}})
 	}
-	result, err := c.Round(ctx, waiting)
+	result, err := c.Evaluate(ctx, waiting)
 	if err := errors.Join(jobsErr, podsErr, err); err != nil {
 		return reconcile.Result{}, err
 	}
 	return result, nil
 }
 
-// act tells what was decided, and opens the gate if that was it.
-func (c *Controller) act(ctx context.Context, h held, d gate.Decision, news bool) error {
+// applyDecision records an Event about a changed decision, and opens the gate if that was decided.
+func (c *Reconciler) applyDecision(ctx context.Context, h gatedJob, d gate.Decision, changed bool) error {
 	severity := corev1.EventTypeNormal
-	if d.Action == gate.GiveUp {
+	if d.Action == gate.OpenUnproven {
 		severity = corev1.EventTypeWarning
 	}
-	if news {
-		if err := events.Write(ctx, c.Client, events.New(h.about, severity, d.Reason, d.Message, c.Now())); err != nil {
+	if changed {
+		if err := events.Write(ctx, c.Client, events.New(h.about, severity, d.Reason, d.Message, c.Clock.Now())); err != nil {
 			return err
 		}
 	}
-	if d.Holds() {
+	if d.Waits() {
 		return nil
 	}
 	return h.open(ctx)
 }
 
-// A held is a job, or the pods of one, that waits.
-type held struct {
+// A gatedJob is a suspended job, or the gated pods of one job.
+type gatedJob struct {
 	key   string
 	about corev1.ObjectReference
 	job   gate.Job
 	open  func(context.Context) error
 }
 
-// jobs are those that are held by being suspended. Those that are not suspended any more, or now wait for Kueue, are let go.
-func (c *Controller) jobs(ctx context.Context) ([]held, error) {
-	var found []held
+// listGatedJobs returns the jobs that Evenkeel suspended. From jobs that somebody resumed, or that now wait for Kueue, it
+// removes the label.
+func (c *Reconciler) listGatedJobs(ctx context.Context) ([]gatedJob, error) {
+	var found []gatedJob
 	var all []error
 	for _, kind := range workload.Suspendable() {
-		if _, served := c.Kinds.Served(kind.GroupKind()); !served {
+		if _, served := c.OptionalKinds.Served(kind.GroupKind()); !served {
 			continue
 		}
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-		if err := c.Waiting.List(ctx, list); err != nil {
-			all = append(all, fmt.Errorf("list held %s: %w", kind.Kind, err))
+		if err := c.WaitingCache.List(ctx, list); err != nil {
+			all = append(all, fmt.Errorf("list gated %s: %w", kind.Kind, err))
 			continue
 		}
 		for i := range list.Items {
@@ -113,17 +114,17 @@ func (c *Controller) jobs(ctx context.Context) ([]held, error) {
 			if job.GetDeletionTimestamp() != nil {
 				continue
 			}
-			h := held{
+			h := gatedJob{
 				key:   fmt.Sprintf("%s %s/%s", kind.GroupKind(), job.GetNamespace(), job.GetName()),
 				about: corev1.ObjectReference{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Namespace: job.GetNamespace(), Name: job.GetName(), UID: job.GetUID()},
 				open:  func(ctx context.Context) error { return openJob(ctx, c.Client, job) },
 			}
 			if suspended, _ := workload.Suspended(job); !suspended || workload.Queued(job) {
-				all = append(all, c.letGo(ctx, h, job, suspended))
+				all = append(all, c.leaveToOthers(ctx, h, job, suspended))
 				continue
 			}
 			var err error
-			h.job, err = jobgate.OfJob(job)
+			h.job, err = jobgate.FromJob(job)
 			all = append(all, err)
 			found = append(found, h)
 		}
@@ -131,22 +132,22 @@ func (c *Controller) jobs(ctx context.Context) ([]held, error) {
 	return found, errors.Join(all...)
 }
 
-// letGo takes the label from a job that somebody else decides about, and changes nothing else.
-func (c *Controller) letGo(ctx context.Context, h held, job *unstructured.Unstructured, suspended bool) error {
+// leaveToOthers removes the label from a job that somebody else starts, and changes nothing else.
+func (c *Reconciler) leaveToOthers(ctx context.Context, h gatedJob, job *unstructured.Unstructured, suspended bool) error {
 	if !suspended {
-		e := events.New(h.about, corev1.EventTypeNormal, ReasonStarted, "it was started before its nodes were proven", c.Now())
+		e := events.New(h.about, corev1.EventTypeNormal, ReasonOpenedManually, "the job was started before its nodes were proven", c.Clock.Now())
 		if err := events.Write(ctx, c.Client, e); err != nil {
 			return err
 		}
 	}
-	return release(ctx, c.Client, job, func(*unstructured.Unstructured) error { return nil })
+	return removeGateLabel(ctx, c.Client, job, func(*unstructured.Unstructured) error { return nil })
 }
 
-// pods are those with the scheduling gate, by the job that made them.
-func (c *Controller) pods(ctx context.Context) ([]held, error) {
+// listGatedPods returns the pods with the scheduling gate, grouped by the job that created them.
+func (c *Reconciler) listGatedPods(ctx context.Context) ([]gatedJob, error) {
 	var list corev1.PodList
-	if err := c.Waiting.List(ctx, &list); err != nil {
-		return nil, fmt.Errorf("list held pods: %w", err)
+	if err := c.WaitingCache.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list gated pods: %w", err)
 	}
 	abouts := map[types.UID]corev1.ObjectReference{}
 	groups := map[types.UID][]*corev1.Pod{}
@@ -162,7 +163,7 @@ func (c *Controller) pods(ctx context.Context) ([]held, error) {
 		abouts[about.UID] = about
 		groups[about.UID] = append(groups[about.UID], pod)
 	}
-	var found []held
+	var found []gatedJob
 	for _, uid := range slices.Sorted(maps.Keys(groups)) {
 		about, pods := abouts[uid], groups[uid]
 		open := func(ctx context.Context) error {
@@ -172,7 +173,7 @@ func (c *Controller) pods(ctx context.Context) ([]held, error) {
 			}
 			return errors.Join(all...)
 		}
-		found = append(found, held{key: fmt.Sprintf("pods of %s %s/%s", about.Kind, about.Namespace, about.Name), about: about, job: jobgate.OfPods(pods), open: open})
+		found = append(found, gatedJob{key: fmt.Sprintf("pods of %s %s/%s", about.Kind, about.Namespace, about.Name), about: about, job: jobgate.FromPods(pods), open: open})
 	}
 	return found, nil
 }

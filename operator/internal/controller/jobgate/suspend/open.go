@@ -17,29 +17,29 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// OpenAll opens every gate, as if there were no policy. The client reads without a cache.
+// OpenAll opens every gate, as if no policy existed. The client reads without a cache.
 func OpenAll(ctx context.Context, c client.Client) error {
 	var all []error
 	for _, kind := range workload.Suspendable() {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-		switch err := c.List(ctx, list, client.MatchingLabelsSelector{Selector: Held()}); {
+		switch err := c.List(ctx, list, client.MatchingLabelsSelector{Selector: GatedSelector()}); {
 		case meta.IsNoMatchError(err), apierrors.IsNotFound(err): // the cluster has no such jobs
 		case err != nil:
-			all = append(all, fmt.Errorf("list held %s: %w", kind.Kind, err))
+			all = append(all, fmt.Errorf("list gated %s: %w", kind.Kind, err))
 		}
 		for i := range list.Items {
 			job := &list.Items[i]
 			if workload.Queued(job) {
-				all = append(all, release(ctx, c, job, func(*unstructured.Unstructured) error { return nil }))
+				all = append(all, removeGateLabel(ctx, c, job, func(*unstructured.Unstructured) error { return nil }))
 				continue
 			}
 			all = append(all, openJob(ctx, c, job))
 		}
 	}
 	var pods corev1.PodList
-	if err := c.List(ctx, &pods, client.MatchingLabelsSelector{Selector: Held()}); err != nil {
-		all = append(all, fmt.Errorf("list held pods: %w", err))
+	if err := c.List(ctx, &pods, client.MatchingLabelsSelector{Selector: GatedSelector()}); err != nil {
+		all = append(all, fmt.Errorf("list gated pods: %w", err))
 	}
 	for i := range pods.Items {
 		all = append(all, openPod(ctx, c, &pods.Items[i]))
@@ -47,17 +47,17 @@ func OpenAll(ctx context.Context, c client.Client) error {
 	return errors.Join(all...)
 }
 
-// openJob lets a suspended job go on.
+// openJob resumes a suspended job.
 func openJob(ctx context.Context, c client.Client, job *unstructured.Unstructured) error {
-	return release(ctx, c, job, func(j *unstructured.Unstructured) error { return workload.Suspend(j, false) })
+	return removeGateLabel(ctx, c, job, func(j *unstructured.Unstructured) error { return workload.Suspend(j, false) })
 }
 
-// release takes the gate's label from the job and makes the change, unless somebody changed the job meanwhile: that is an
-// event of its own.
-func release(ctx context.Context, c client.Client, job *unstructured.Unstructured, change func(*unstructured.Unstructured) error) error {
+// removeGateLabel removes the label from the job and makes the change. If somebody changed the job meanwhile it does nothing:
+// that change is another event.
+func removeGateLabel(ctx context.Context, c client.Client, job *unstructured.Unstructured, change func(*unstructured.Unstructured) error) error {
 	opened := job.DeepCopy()
 	labels := opened.GetLabels()
-	delete(labels, evenkeel.GateKey)
+	delete(labels, evenkeel.GatedKey)
 	opened.SetLabels(labels)
 	if err := change(opened); err != nil {
 		return err
@@ -69,10 +69,10 @@ func release(ctx context.Context, c client.Client, job *unstructured.Unstructure
 	return nil
 }
 
-// openPod takes the scheduling gate from a pod.
+// openPod removes the scheduling gate from a pod.
 func openPod(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID, "labels": map[string]any{evenkeel.GateKey: nil}},
+		"metadata": map[string]any{"uid": pod.UID, "labels": map[string]any{evenkeel.GatedKey: nil}},
 		"spec":     map[string]any{"schedulingGates": []any{map[string]any{"$patch": "delete", "name": evenkeel.SchedulingGate}}},
 	})
 	if err != nil {

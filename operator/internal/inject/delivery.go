@@ -1,0 +1,114 @@
+package inject
+
+import (
+	"fmt"
+	"path"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+const (
+	// MountPath is where the plugin image's root appears in a container, in both deliveries.
+	MountPath = "/opt/evenkeel"
+	// Library is the file that NCCL loads.
+	Library = "libnccl-net-evenkeel.so"
+
+	volumeName  = "evenkeel"
+	installName = "evenkeel-install"
+	nonRootUser = 65532
+)
+
+// addDelivery brings the plugin's files into the pod and tells NCCL where they are. A container that mounts something else
+// at MountPath is excluded.
+func addDelivery(in *injection) error {
+	r := in.resolved
+	if r.Delivery != evenkeel.DeliveryPreinstalled {
+		if err := addVolume(in.pod, r); err != nil {
+			return err
+		}
+		for _, t := range in.targets {
+			t.mountLibraries()
+		}
+	}
+	for _, t := range in.targets {
+		if !t.excluded {
+			t.setEnv(pluginEnv, libraryPath(r), r.Conflict == evenkeel.ConflictReplace)
+		}
+	}
+	return nil
+}
+
+// addVolume adds the volume with the files and, for delivery InitContainer, the container that copies them into it.
+func addVolume(pod *corev1.Pod, r Resolved) error {
+	if err := checkVolumeName(pod, volumeName); err != nil {
+		return err
+	}
+	for _, c := range pod.Spec.InitContainers {
+		if c.Name == installName {
+			return fmt.Errorf("the pod has an init container named %q already: Evenkeel needs that name, rename yours", installName)
+		}
+	}
+	source := corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: r.Image, PullPolicy: corev1.PullIfNotPresent}}
+	if r.Delivery == evenkeel.DeliveryInitContainer {
+		source = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+		// First, so that the user's own init containers find the files too.
+		pod.Spec.InitContainers = slices.Insert(pod.Spec.InitContainers, 0, installContainer(r))
+	}
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volumeName, VolumeSource: source})
+	return nil
+}
+
+func (t *target) mountLibraries() {
+	if slices.ContainsFunc(t.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == MountPath }) {
+		t.excluded = true
+		t.skip("mounts %s itself", MountPath)
+		return
+	}
+	t.VolumeMounts = append(t.VolumeMounts, corev1.VolumeMount{Name: volumeName, MountPath: MountPath, ReadOnly: true})
+}
+
+// libraryPath is where containers find the library.
+func libraryPath(r Resolved) string {
+	if r.Delivery == evenkeel.DeliveryPreinstalled {
+		return path.Join(r.Path, Library)
+	}
+	return path.Join(MountPath, r.Path, Library)
+}
+
+// checkVolumeName returns an error if the user has a volume of a name that Evenkeel needs.
+func checkVolumeName(pod *corev1.Pod, volume string) error {
+	if hasVolume(pod, volume) {
+		return fmt.Errorf("the pod has a volume named %q already: Evenkeel needs that name, rename yours", volume)
+	}
+	return nil
+}
+
+func hasVolume(pod *corev1.Pod, volume string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume })
+}
+
+// installContainer copies the files. Its security context fits the restricted pod standard, whatever the pod's own says.
+func installContainer(r Resolved) corev1.Container {
+	yes, no, user := true, false, int64(nonRootUser)
+	return corev1.Container{
+		Name:            installName,
+		Image:           r.Image,
+		ImagePullPolicy: corev1.PullIfNotPresent,
+		Command:         []string{"/evenkeel-install"},
+		Args:            []string{r.Path, MountPath + r.Path},
+		VolumeMounts:    []corev1.VolumeMount{{Name: volumeName, MountPath: MountPath}},
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi")},
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")},
+		},
+		SecurityContext: &corev1.SecurityContext{
+			RunAsNonRoot: &yes, RunAsUser: &user, ReadOnlyRootFilesystem: &yes, AllowPrivilegeEscalation: &no,
+			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+	}
+}

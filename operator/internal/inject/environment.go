@@ -1,0 +1,43 @@
+package inject
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	pluginEnv  = "NCCL_NET_PLUGIN"
+	collNetEnv = "NCCL_COLLNET_ENABLE"
+)
+
+// addEnvironment sets the profile's variables. Variables that the container sets itself stay.
+func addEnvironment(in *injection) error {
+	r := in.resolved
+	for _, t := range in.targets {
+		if t.excluded {
+			continue
+		}
+		for _, name := range r.Variables() {
+			if t.usesServers && slices.Contains(jobVariables, name) {
+				continue // the job's own value, which its servers share
+			}
+			t.setEnv(name, r.Environment[name], false)
+		}
+	}
+	return nil
+}
+
+// setEnv sets a variable, unless the container sets it to something else and replace is false.
+func (t *target) setEnv(name, value string, replace bool) {
+	at := slices.IndexFunc(t.Env, func(e corev1.EnvVar) bool { return e.Name == name })
+	switch {
+	case at < 0:
+		t.Env = append(t.Env, corev1.EnvVar{Name: name, Value: value})
+	case t.Env[at].ValueFrom == nil && t.Env[at].Value == value:
+	case replace:
+		t.Env[at] = corev1.EnvVar{Name: name, Value: value}
+	default:
+		t.skip("sets %s itself", name)
+	}
+}
