@@ -91,7 +91,7 @@ impl Server {
         options: &Options,
         log: Arc<dyn Log>,
     ) -> Result<Self, ServerError> {
-        settings.bound_copies(COPIES_BYTES);
+        settings.limit_retransmit_buffer(COPIES_BYTES);
         let least = base_bytes(chunk_bytes(options.memory, options.piece, 2), 2, 0);
         if options.memory < least {
             return Err(ServerError::Memory { given: options.memory, least });

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use evenkeel_reduction_kernels::reduce_in_place;
-use evenkeel_transport::{Block, Notify, Receiving, RecvConnection, SendConnection, Sending, soon};
+use evenkeel_transport::{
+    Block, Notify, Receiving, RecvConnection, SendConnection, Sending, defer_on_worker,
+};
 
 use crate::above::{Above, Climb, Landed, climbing_bytes, climbing_length};
 use crate::budget::Grant;
@@ -243,7 +245,7 @@ impl Session {
             return;
         }
         let session = Arc::clone(self);
-        if !soon(move || session.drive_in_passing()) {
+        if !defer_on_worker(move || session.drive_in_passing()) {
             self.shared.pool.push(Task::Drive(Arc::clone(self)));
         }
     }

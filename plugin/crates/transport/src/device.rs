@@ -8,7 +8,7 @@ use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
 use crate::rdma::{Adapter, DiscoveredPort, MemoryTypes, PortDiscovery};
-use crate::settings::{Carrier, Family, Settings};
+use crate::settings::{Family, Settings, TransportMode};
 use crate::sys::{self, InterfaceAddress};
 use crate::telemetry::log::Log;
 
@@ -166,7 +166,7 @@ pub(crate) fn discover(
 /// The RDMA ports of this host, each a device; none where TCP carries all.
 fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Error> {
     let settings = discovery.settings;
-    let must = settings.carrier == Carrier::Rdma;
+    let must = settings.transport_mode == TransportMode::Rdma;
     // What is asked for in words that only TCP understands.
     let tcp_only = [
         (settings.checksum, "EVENKEEL_CHECKSUM"),
@@ -174,8 +174,8 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
         (settings.is_static(), "EVENKEEL_SCHEDULE=static"),
     ];
     let reason = tcp_only.iter().find(|(set, _)| *set).map(|(_, name)| *name);
-    let found = match (settings.carrier, reason) {
-        (Carrier::Tcp, _) => return Ok(None),
+    let found = match (settings.transport_mode, reason) {
+        (TransportMode::Tcp, _) => return Ok(None),
         (_, Some(reason)) => Err(format!("{reason} is for TCP only")),
         (_, None) => discovery.open_ports(),
     };

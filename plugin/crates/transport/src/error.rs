@@ -21,10 +21,10 @@ pub enum ErrorKind {
 
 /// What a listener that has not taken a connection has let hear of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Answer {
+pub enum Retry {
     /// Nothing, or its host says that nobody listens there.
     #[default]
-    None,
+    Unknown,
     /// It is there, and has dropped the connection or is busy: later it may take one.
     Later,
     /// It refuses, and would again: the keys or the versions differ.
@@ -38,7 +38,7 @@ pub struct Error {
     kind: ErrorKind,
     message: String,
     logged: bool,
-    answer: Answer,
+    retry: Retry,
 }
 
 impl Error {
@@ -53,20 +53,20 @@ impl Error {
     }
 
     /// Of an attempt to connect: what was heard of the listener.
-    pub fn answer(&self) -> Answer {
-        self.answer
+    pub fn retry(&self) -> Retry {
+        self.retry
     }
 
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), logged: false, answer: Answer::None }
+        Self { kind, message: message.into(), logged: false, retry: Retry::Unknown }
     }
 
     pub(crate) fn mark_logged(self) -> Self {
         Self { logged: true, ..self }
     }
 
-    pub(crate) fn with_answer(self, answer: Answer) -> Self {
-        Self { answer, ..self }
+    pub(crate) fn with_retry(self, retry: Retry) -> Self {
+        Self { retry, ..self }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Self {

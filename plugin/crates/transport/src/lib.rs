@@ -32,11 +32,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
 pub use connection::owned::{Receiving, Sending};
-pub use connection::recv::{RecvConnection, Tagged};
+pub use connection::recv::{RecvConnection, TaggedBuffer};
 pub use connection::request::{MAX_RECVS, MAX_REQUESTS, Request};
-pub use connection::send::{Farewell, SendConnection};
+pub use connection::send::{CloseHandle, SendConnection};
 pub use device::Device;
-pub use error::{Answer, Error, ErrorKind};
+pub use error::{Error, ErrorKind, Retry};
 pub use evenkeel_protocol::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
 pub use handshake::connect::Connecting;
 pub use handshake::listen::Listener;
@@ -44,7 +44,7 @@ pub use memory::block::Block;
 pub use memory::buffers::{RecvBuffer, SendBuffer};
 pub use rdma::{MemoryTypes, MrCache, MrHandle};
 pub use runtime::notify::{Notify, NullNotify};
-pub use runtime::reactor::soon;
+pub use runtime::reactor::defer_on_worker;
 pub use runtime::waiters::wait_for;
 pub use settings::rails::Rail;
 pub use settings::{SETTINGS, Setting, Settings, SettingsError};
@@ -52,8 +52,8 @@ pub use sys::random;
 pub use telemetry::exporter::{Exporter, Page, Pages};
 pub use telemetry::log::{Log, NullLog};
 
-use handshake::listen::Port;
-use runtime::reactor::Engine;
+use handshake::listen::ListenMode;
+use runtime::reactor::Runtime;
 use sync::lock;
 use telemetry::metrics::Metrics;
 
@@ -64,7 +64,7 @@ pub struct Transport {
     devices: Arc<[Device]>,
     metrics: Arc<Metrics>,
     /// Alive as long as a listener, a connection or an attempt at one is.
-    engine: Mutex<Weak<Engine>>,
+    runtime: Mutex<Weak<Runtime>>,
 }
 
 impl Transport {
@@ -109,7 +109,7 @@ impl Transport {
             log,
             devices: devices.into(),
             metrics: Arc::new(Metrics::new(adapters)),
-            engine: Mutex::new(Weak::new()),
+            runtime: Mutex::new(Weak::new()),
         })
     }
 
@@ -120,7 +120,7 @@ impl Transport {
 
     /// Whether a listener, a connection or an attempt at one exists.
     pub fn in_use(&self) -> bool {
-        lock(&self.engine).strong_count() > 0
+        lock(&self.runtime).strong_count() > 0
     }
 
     /// Opens a listener on a device. `label` goes into its connections' log lines. Messages are in memory of these types: the
@@ -136,7 +136,7 @@ impl Transport {
         memory_types: MemoryTypes,
     ) -> Result<Listener, Error> {
         let context = Context { memory_types, ..self.context(device, label)? };
-        Listener::open(self.engine()?, context, Port::Private)
+        Listener::open(self.runtime()?, context, ListenMode::Private)
     }
 
     /// Opens a listener at an address that peers know, as they know the nonce: it waits for ever,
@@ -155,8 +155,8 @@ impl Transport {
         let at = |device: &Device| device.addresses().contains(&address.ip());
         let device = self.devices.iter().position(at).unwrap_or(0);
         let context = self.context(device, label)?;
-        let port = Port::Public(address, nonce, notified);
-        Listener::open(self.engine()?, context, port)
+        let port = ListenMode::Public(address, nonce, notified);
+        Listener::open(self.runtime()?, context, port)
     }
 
     /// Number of the device that a connection came to, and so of one by which its peer can be reached.
@@ -179,7 +179,7 @@ impl Transport {
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device.
-    pub fn registrar(&self, device: usize) -> Result<MrCache, Error> {
+    pub fn mr_cache(&self, device: usize) -> Result<MrCache, Error> {
         let device = self.context(device, "")?.device;
         Ok(MrCache::new(&device, std::iter::empty(), MemoryTypes::HOST))
     }
@@ -213,7 +213,7 @@ impl Transport {
         traffic_class: Option<u8>,
     ) -> Result<Connecting, Error> {
         let context = Context { memory_types, traffic_class, ..self.context(device, label)? };
-        Connecting::start(self.engine()?, context, handle, false)
+        Connecting::start(self.runtime()?, context, handle, false)
     }
 
     /// As [`Transport::connect`], for messages in the host's memory, and for one of many connections of which each goes at the
@@ -235,7 +235,7 @@ impl Transport {
         settings.flows = u16::try_from(flows).unwrap_or(u16::MAX).clamp(1, settings.flows);
         settings.repath = settings.repath.or(Some(false));
         context.settings = Arc::new(settings);
-        Connecting::start(self.engine()?, context, handle, true)
+        Connecting::start(self.runtime()?, context, handle, true)
     }
 
     fn context(&self, device: usize, label: &str) -> Result<Context, Error> {
@@ -254,10 +254,10 @@ impl Transport {
         })
     }
 
-    fn engine(&self) -> Result<Arc<Engine>, Error> {
-        let mut current = lock(&self.engine);
-        if let Some(engine) = current.upgrade() {
-            return Ok(engine);
+    fn runtime(&self) -> Result<Arc<Runtime>, Error> {
+        let mut current = lock(&self.runtime);
+        if let Some(runtime) = current.upgrade() {
+            return Ok(runtime);
         }
         let exporter = match &self.settings.metrics[..] {
             [] => None,
@@ -278,9 +278,9 @@ impl Transport {
                 }
             }
         };
-        let engine = Engine::start(self.settings.workers, exporter)?;
-        *current = Arc::downgrade(&engine);
-        Ok(engine)
+        let runtime = Runtime::start(self.settings.workers, exporter)?;
+        *current = Arc::downgrade(&runtime);
+        Ok(runtime)
     }
 }
 

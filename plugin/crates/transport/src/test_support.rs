@@ -10,11 +10,11 @@ use crate::{
 };
 
 /// Long enough for an emulated machine; reached only when something is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Looks until there is something.
 pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_transport::{
-    Connecting, ErrorKind as TransportErrorKind, Farewell, HANDLE_BYTES, Handle, Listener,
+    CloseHandle, Connecting, ErrorKind as TransportErrorKind, HANDLE_BYTES, Handle, Listener,
     MAX_REQUESTS, MemoryTypes, Notify, NullLog, RecvConnection, Request, SendConnection, Settings,
 };
 
@@ -98,7 +98,7 @@ impl Tcp {
         })
         .map_err(|error| Error::argument(error.to_string()))?;
         if single_host {
-            settings.callers_move(u64::MAX);
+            settings.set_caller_bytes(u64::MAX);
         }
         let network = evenkeel_transport::Transport::new(settings, Arc::new(NullLog))
             .map_err(|error| Error::system("network", error))?;
@@ -207,7 +207,7 @@ struct TcpOutgoing {
     connection: Option<SendConnection>,
     connecting: Option<Connecting>,
     notified: Option<Arc<dyn Notify>>,
-    farewell: Option<Farewell>,
+    farewell: Option<CloseHandle>,
     pending: VecDeque<PendingMessage>,
     spare: Vec<Vec<u8>>,
     submitted: u64,
@@ -311,9 +311,9 @@ impl Outgoing for TcpOutgoing {
 
     fn close(&mut self) -> bool {
         if let Some(connection) = self.connection.take() {
-            self.farewell = Some(connection.finish());
+            self.farewell = Some(connection.close());
         }
-        self.farewell.as_ref().is_none_or(Farewell::is_over)
+        self.farewell.as_ref().is_none_or(CloseHandle::is_closed)
     }
 }
 

@@ -129,7 +129,7 @@ impl CollNetListenComm {
             servers.join(", "),
             self.communicator
         ));
-        let mr_cache = self.transport.registrar(self.device)?;
+        let mr_cache = self.transport.mr_cache(self.device)?;
         Ok(CollNetComm { mr_cache, client: Arc::new(client), requests: RequestPool::new() })
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Mutex;
 
 use evenkeel_transport::sync::lock;
 use evenkeel_transport::{
-    Listener, MrCache, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection, Tagged,
+    Listener, MrCache, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
+    TaggedBuffer,
 };
 
 use crate::error::PluginError;
@@ -27,7 +28,7 @@ impl ListenComm {
         let listener =
             listener.as_ref().ok_or_else(|| PluginError::internal("the listener is closed"))?;
         let accepted = listener.poll_accept()?;
-        Ok(accepted.map(|connection| Comm::new(connection.registrar(), connection)))
+        Ok(accepted.map(|connection| Comm::new(connection.mr_cache(), connection)))
     }
 
     /// Closes the socket.
@@ -68,7 +69,7 @@ impl Comm<RecvConnection> {
     /// Posts a group of buffers. `None` when no request is free.
     pub(super) fn recv(
         &self,
-        group: &[Tagged],
+        group: &[TaggedBuffer],
     ) -> Result<Option<&PooledRequest<Request>>, PluginError> {
         self.requests.start(|| Ok(self.connection.recv_group(group)?))
     }

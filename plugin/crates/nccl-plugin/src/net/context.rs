@@ -97,7 +97,7 @@ impl Context {
         };
         drop(attempts);
         drop(finished);
-        Ok(outcome?.map(|connection| Comm::new(connection.registrar(), connection)))
+        Ok(outcome?.map(|connection| Comm::new(connection.mr_cache(), connection)))
     }
 
     /// The memory types that the device advertises. NCCL registers memory only later, so connections are made for all of them.

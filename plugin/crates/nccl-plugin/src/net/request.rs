@@ -5,7 +5,7 @@ use std::ptr;
 
 use evenkeel_nccl_abi::NcclResult;
 use evenkeel_transport::{
-    MAX_RECVS, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection, Tagged,
+    MAX_RECVS, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection, TaggedBuffer,
 };
 
 use super::comm::Comm;
@@ -88,7 +88,7 @@ unsafe fn post_buffers<S: Size>(
 ) -> NcclResult {
     guard("irecv", || {
         let count = group_size(count)?;
-        let empty = Tagged { buffer: RecvBuffer::from_static(&mut []), tag: 0 };
+        let empty = TaggedBuffer { buffer: RecvBuffer::from_static(&mut []), tag: 0 };
         let mut group = [empty; MAX_RECVS];
         for (index, tagged) in group[..count].iter_mut().enumerate() {
             // SAFETY: NCCL passes arrays of `count` elements; null is refused before anything is added to it.
@@ -104,7 +104,7 @@ unsafe fn post_buffers<S: Size>(
             }
             // SAFETY: NCCL gives the memory away until `test` has reported the request or the comm is
             // closed.
-            *tagged = Tagged { buffer: unsafe { RecvBuffer::new(data.cast(), length) }, tag };
+            *tagged = TaggedBuffer { buffer: unsafe { RecvBuffer::new(data.cast(), length) }, tag };
         }
         // SAFETY: NCCL passes a comm that `accept` made and that is not closed.
         let comm = unsafe { handle_ref::<Comm<RecvConnection>>(comm, "recvComm") }?;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    Answer, Block, Connecting, Error, Listener, MemoryTypes, Receiving, RecvConnection,
+    Block, Connecting, Error, Listener, MemoryTypes, Receiving, RecvConnection, Retry,
     SendConnection, Sending, Transport,
 };
 
@@ -268,10 +268,10 @@ fn poll_connect(
     match connecting.poll() {
         Err(error) => {
             let why = error.to_string();
-            Err(match error.answer() {
-                Answer::None => AttemptError::Retry(why),
-                Answer::Later => AttemptError::Busy(why),
-                Answer::Never => AttemptError::Refused(dialer.error(&why)),
+            Err(match error.retry() {
+                Retry::Unknown => AttemptError::Retry(why),
+                Retry::Later => AttemptError::Busy(why),
+                Retry::Never => AttemptError::Refused(dialer.error(&why)),
             })
         }
         Ok(None) => Ok(Stage::Dial(dialer, listener, connecting)),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use evenkeel_transport::{Answer, Connecting};
+use evenkeel_transport::{Connecting, Retry};
 
 use super::dialer::Dialer;
 use super::error::ClientError;
@@ -52,7 +52,7 @@ impl Liveness {
                 Ok(None) => {}
                 Ok(Some(_)) => self.responded(now),
                 // It is alive but busy.
-                Err(error) if error.answer() == Answer::Later => self.responded(now),
+                Err(error) if error.retry() == Retry::Later => self.responded(now),
                 Err(error) => self.probe = failed(error),
             },
             Probe::Failed(at, _) if now.saturating_duration_since(*at) < PROBE_PAUSE => {}

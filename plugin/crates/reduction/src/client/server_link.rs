@@ -323,7 +323,7 @@ impl InFlight {
         let head = head.poll(false).map_err(|error| error.to_string())?;
         let body = match &self.body_out {
             None => true,
-            Some(body) => body.look().map_err(|error| error.to_string())?.is_some(),
+            Some(body) => body.peek().map_err(|error| error.to_string())?.is_some(),
         };
         Ok(head && body)
     }

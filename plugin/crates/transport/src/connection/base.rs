@@ -23,12 +23,12 @@ use crate::sys;
 use crate::telemetry::counters::Counters;
 
 /// Most bytes a worker moves on one flow before it looks at others.
-pub(crate) const TURN_BYTES: u64 = 1 << 20;
+pub(crate) const WORKER_QUANTUM: u64 = 1 << 20;
 
 /// How long what a flow has sent waits for its answer, beyond the usual round trip, until it is sent again. Peers on Linux
 /// acknowledge within less even where they put it off, if they have this time from here; else within 0.04 s, and a short
 /// message may be sent twice.
-const MIN_RESEND_TIME: Duration = Duration::from_millis(20);
+const MIN_RETRANSMIT_TIME: Duration = Duration::from_millis(20);
 
 /// Most flows whose bytes are told when a connection is closed.
 const MAX_SHOWN: usize = 16;
@@ -42,12 +42,12 @@ pub(crate) enum Direction {
 
 /// What carries the messages of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Medium {
+pub(crate) enum TransportKind {
     Tcp,
     Rdma,
 }
 
-impl Medium {
+impl TransportKind {
     /// As [`crate::Settings`] names it.
     fn name(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ pub(crate) struct Base {
     pub(crate) context: Context,
     pub(crate) counters: Counters,
     direction: Direction,
-    medium: Medium,
+    medium: TransportKind,
     peer: SocketAddr,
     /// What carries it now; the context has what it began with.
     device: Mutex<Device>,
@@ -80,14 +80,14 @@ pub(crate) struct Base {
     /// Who wants to hear of completions and of the failure.
     notified: OnceLock<Arc<dyn Notify>>,
     /// Memory of messages that were given up before they were done.
-    kept: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
+    retained: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
 impl Base {
     pub(crate) fn new(
         context: Context,
         direction: Direction,
-        medium: Medium,
+        medium: TransportKind,
         peer: SocketAddr,
     ) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Base {
             reported: AtomicBool::new(false),
             ended: Mutex::default(),
             notified: OnceLock::new(),
-            kept: Mutex::default(),
+            retained: Mutex::default(),
         }
     }
 
@@ -120,14 +120,14 @@ impl Base {
 
     /// Whether the memory of messages of this length has to be registered.
     pub(crate) fn needs_registration(&self, length: usize) -> bool {
-        self.medium == Medium::Rdma && length > rdma::EAGER_BYTES
+        self.medium == TransportKind::Rdma && length > rdma::EAGER_BYTES
     }
 
     /// Registers memory for messages.
-    pub(crate) fn registrar(&self) -> MrCache {
+    pub(crate) fn mr_cache(&self) -> MrCache {
         let memory_types = match self.medium {
-            Medium::Tcp => MemoryTypes::HOST,
-            Medium::Rdma => self.context.memory_types,
+            TransportKind::Tcp => MemoryTypes::HOST,
+            TransportKind::Rdma => self.context.memory_types,
         };
         // Wherever the connection is, these are the ports that it may come to.
         let began = std::iter::once(self.context.device.clone());
@@ -179,7 +179,7 @@ impl Base {
             self.label(),
         );
         let first = self.failure.set(Error::new(kind, message)).is_ok();
-        waiters::ring();
+        waiters::wake_all();
         if first && in_flight.requests > 0 {
             self.failure();
         }
@@ -203,8 +203,8 @@ impl Base {
     }
 
     /// Keeps memory as long as this.
-    pub(crate) fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
-        lock(&self.kept).push(lent);
+    pub(crate) fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>) {
+        lock(&self.retained).push(memory);
     }
 
     /// Something worth knowing happened to the connection.
@@ -231,7 +231,7 @@ impl Base {
     }
 
     /// Says that the connection is there, and what carries its messages.
-    pub(crate) fn first_words(&self) {
+    pub(crate) fn log_opened(&self) {
         self.context.log.info(&format!(
             "evenkeel: connection opened peer={} direction={} transport={} device={}{}",
             self.peer,
@@ -243,7 +243,7 @@ impl Base {
     }
 
     /// Says what the connection carried, now that it is closed and all its flows have ended.
-    pub(crate) fn last_words(&self) {
+    pub(crate) fn log_closed(&self) {
         let mut carried = std::mem::take(&mut *lock(&self.ended));
         carried.retain(|bytes| *bytes > 0);
         let total = self.counters.bytes();
@@ -293,24 +293,24 @@ impl Base {
 }
 
 /// Sets up a socket that is to become a flow.
-pub(crate) fn prepare(socket: &Socket, context: &Context) -> io::Result<()> {
+pub(crate) fn configure_socket(socket: &Socket, context: &Context) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     sys::set_unsent_limit(socket, context.settings.chunk_bytes as u32)?;
     // A message waits for its last chunk, and all flows for the message. It is long when a flow that came while queues were
     // full loses all it has outstanding: the others stop, the queues drain, and the answer to the kernel's probe is faster
     // than any before, so that it is taken for one to what is lost (RFC 8985, 6.2). Older kernels go on waiting for 0.2 s.
-    let _ = sys::set_least_resend_time(socket, MIN_RESEND_TIME);
+    let _ = sys::set_min_retransmit_time(socket, MIN_RETRANSMIT_TIME);
     // Finds a dead host behind an idle flow; `sys::path_info` finds one behind a busy flow. Half the
-    // patience passes before the first probe, half over four probes.
-    let patience = context.settings.peer_timeout;
+    // timeout passes before the first probe, half over four probes.
+    let timeout = context.settings.peer_timeout;
     let keepalive = TcpKeepalive::new()
-        .with_time((patience / 2).max(Duration::from_secs(1)))
-        .with_interval((patience / 8).max(Duration::from_secs(1)))
+        .with_time((timeout / 2).max(Duration::from_secs(1)))
+        .with_interval((timeout / 8).max(Duration::from_secs(1)))
         .with_retries(4);
     socket.set_tcp_keepalive(&keepalive)
 }
 
 /// Whether an I/O error only means "not now".
-pub(crate) fn not_now(error: &io::Error) -> bool {
+pub(crate) fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }

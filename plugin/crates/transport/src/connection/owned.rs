@@ -38,7 +38,7 @@ impl RecvConnection {
         length: usize,
     ) -> Result<Result<Receiving, Block>, Error> {
         if self.receiver.base().needs_registration(length) {
-            block.register_with(&self.registrar());
+            block.register_with(&self.mr_cache());
         }
         let buffer = block.lend_mut(length);
         Ok(match self.recv(buffer)? {
@@ -58,7 +58,7 @@ impl SendConnection {
     /// When the block is not as long.
     pub fn send_block(&self, block: &Arc<Block>, length: usize) -> Result<Option<Sending>, Error> {
         if self.sender.base().needs_registration(length) {
-            block.register_with(&self.registrar());
+            block.register_with(&self.mr_cache());
         }
         let request = self.send(block.lend(length))?;
         Ok(request.map(|request| Sending { request, block: Some(Arc::clone(block)) }))
@@ -67,12 +67,12 @@ impl SendConnection {
 
 impl Receiving {
     /// The block and the message's length once it is there; `None` before, and once it was given. As [`Request::test`]
-    /// if `diligent`, else as [`Request::look`].
+    /// if `progress`, else as [`Request::peek`].
     ///
     /// # Errors
     /// The connection's failure.
-    pub fn poll(&mut self, diligent: bool) -> Result<Option<(Block, usize)>, Error> {
-        let length = poll(&self.request, diligent)?;
+    pub fn poll(&mut self, progress: bool) -> Result<Option<(Block, usize)>, Error> {
+        let length = poll(&self.request, progress)?;
         // A message is no longer than its buffer, which is in memory.
         Ok(length.and_then(|length| Some((self.block.take()?, length as usize))))
     }
@@ -81,18 +81,18 @@ impl Receiving {
 impl Drop for Receiving {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            self.request.keep(Box::new(block));
+            self.request.retain_memory(Box::new(block));
         }
     }
 }
 
 impl Sending {
-    /// Whether the message is sent. As [`Request::test`] if `diligent`, else as [`Request::look`].
+    /// Whether the message is sent. As [`Request::test`] if `progress`, else as [`Request::peek`].
     ///
     /// # Errors
     /// The connection's failure.
-    pub fn poll(&mut self, diligent: bool) -> Result<bool, Error> {
-        let done = poll(&self.request, diligent)?.is_some();
+    pub fn poll(&mut self, progress: bool) -> Result<bool, Error> {
+        let done = poll(&self.request, progress)?.is_some();
         if done {
             self.block = None;
         }
@@ -103,13 +103,13 @@ impl Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            self.request.keep(Box::new(block));
+            self.request.retain_memory(Box::new(block));
         }
     }
 }
 
-fn poll(request: &Request, diligent: bool) -> Result<Option<u64>, Error> {
-    if diligent { request.test() } else { request.look() }
+fn poll(request: &Request, progress: bool) -> Result<Option<u64>, Error> {
+    if progress { request.test() } else { request.peek() }
 }
 
 #[cfg(test)]
@@ -121,7 +121,9 @@ mod tests {
 
     use super::*;
     use crate::test_support::{loopback, transport, until};
-    use crate::{Handle, MemoryTypes, Nonce, Notify, NullLog, Settings, Transport, soon};
+    use crate::{
+        Handle, MemoryTypes, Nonce, Notify, NullLog, Settings, Transport, defer_on_worker,
+    };
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -133,19 +135,19 @@ mod tests {
     }
 
     /// Waits for a number of words, without a look at the network.
-    fn heard(count: &Count, least: usize) {
+    fn wait_for_notifications(count: &Count, least: usize) {
         until(|| (count.0.load(Ordering::SeqCst) >= least).then_some(()));
     }
 
     /// Both ends of a connection to a known address, and who hears of the receiving one.
     fn pair(transport: &Transport) -> (SendConnection, RecvConnection, Arc<Count>) {
-        let (send, recv) = unheard_pair(transport);
+        let (send, recv) = pair_without_notify(transport);
         let count = Arc::new(Count::default());
         recv.notify(Arc::<Count>::clone(&count));
         (send, recv, count)
     }
 
-    fn unheard_pair(transport: &Transport) -> (SendConnection, RecvConnection) {
+    fn pair_without_notify(transport: &Transport) -> (SendConnection, RecvConnection) {
         let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
         let door = Arc::new(Count::default());
         let notified: Arc<Count> = Arc::clone(&door);
@@ -153,7 +155,7 @@ mod tests {
         let address = listener.address();
         let handle = Handle { addresses: vec![address.ip()], port: address.port(), nonce };
         let call = transport.try_connect(0, &handle, "", 1).unwrap();
-        heard(&door, 1);
+        wait_for_notifications(&door, 1);
         let recv = listener.poll_accept().unwrap().unwrap();
         (until(|| call.poll().unwrap()), recv)
     }
@@ -172,7 +174,7 @@ mod tests {
             assert!(receiving.poll(false).unwrap().is_none());
             let mut sending = send.send_block(&block, length).unwrap().unwrap();
             // The workers move it: nobody asks.
-            heard(&count, before + 1);
+            wait_for_notifications(&count, before + 1);
             let (came, bytes) = receiving.poll(false).unwrap().unwrap();
             assert_eq!(bytes, length);
             assert!(came.bytes()[..length].iter().all(|byte| *byte == length as u8));
@@ -193,7 +195,7 @@ mod tests {
                 _ => None,
             });
             let transport = Transport::new(settings.unwrap(), Arc::new(NullLog)).unwrap();
-            let (send, _recv) = unheard_pair(&transport);
+            let (send, _recv) = pair_without_notify(&transport);
             assert_eq!(send.keeps_paths(), others, "{said:?}");
             let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
             let call = transport.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
@@ -206,9 +208,9 @@ mod tests {
     fn what_goes_ahead_comes_before_the_next_one_whoever_moves_it() {
         for (callers_move, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
             let mut settings = loopback();
-            settings.callers_move(callers_move);
+            settings.set_caller_bytes(callers_move);
             let transport = Transport::new(settings, Arc::new(NullLog)).unwrap();
-            let (send, recv) = unheard_pair(&transport);
+            let (send, recv) = pair_without_notify(&transport);
             let (head, body) = (Arc::new(Block::new(32)), Arc::new(Block::new(length)));
             let receive = |room| {
                 let mut receiving = recv.recv_block(Block::new(room), room).unwrap().ok().unwrap();
@@ -230,7 +232,7 @@ mod tests {
         let (send, recv, count) = pair(&transport);
         let mut receiving = recv.recv_block(Block::new(10), 10).unwrap().ok().unwrap();
         drop(send);
-        heard(&count, 1);
+        wait_for_notifications(&count, 1);
         assert!(receiving.poll(false).is_err());
     }
 
@@ -244,7 +246,7 @@ mod tests {
         let sending = send.send_block(&block, 1 << 20).unwrap().unwrap();
         drop(sending);
         // It still goes from memory to memory.
-        heard(&count, 1);
+        wait_for_notifications(&count, 1);
         drop((send, recv));
         until(|| (Arc::strong_count(&block) == 1).then_some(()));
     }
@@ -254,7 +256,7 @@ mod tests {
     fn copies_of_small_messages_can_be_bounded() {
         for (bound, room) in [(1 << 20, true), (999, false)] {
             let mut settings = loopback();
-            settings.bound_copies(bound);
+            settings.limit_retransmit_buffer(bound);
             let transport = Transport::new(settings, Arc::new(NullLog)).unwrap();
             let (send, recv, _) = pair(&transport);
             let block = Arc::new(Block::new(1000));
@@ -279,7 +281,7 @@ mod tests {
         fn notify(&self) {
             let (both, done) = (self.both.lock().unwrap().take(), self.done.clone());
             let Some((send, recv)) = both else { return };
-            let here = soon(move || {
+            let here = defer_on_worker(move || {
                 // It can be used, so that no lock is held, and be dropped.
                 let posted = recv.recv_block(Block::new(8), 8).unwrap().is_ok();
                 drop((send, recv));
@@ -293,9 +295,9 @@ mod tests {
     fn who_is_notified_can_go_on_at_once_where_the_bytes_came() {
         // Nothing is promised to the peer when it is closed.
         const LARGE: usize = 100_000;
-        assert!(!soon(|| unreachable!("no thread that moves bytes")));
+        assert!(!defer_on_worker(|| unreachable!("no thread that moves bytes")));
         let transport = transport();
-        let (send, recv) = unheard_pair(&transport);
+        let (send, recv) = pair_without_notify(&transport);
         let _receiving = recv.recv_block(Block::new(LARGE), LARGE).unwrap().ok().unwrap();
         let (done, is_done) = mpsc::channel();
         let there = Arc::new(There { both: Mutex::default(), done });

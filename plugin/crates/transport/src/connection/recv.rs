@@ -6,15 +6,15 @@ use std::sync::Arc;
 use crate::connection::base::Base;
 use crate::connection::request::{MAX_RECVS, Request};
 use crate::error::Error;
-use crate::handshake::listen::OpenDoor;
+use crate::handshake::listen::AcceptorGuard;
 use crate::memory::buffers::RecvBuffer;
 use crate::rdma::MrCache;
 use crate::runtime::notify::Notify;
-use crate::runtime::reactor::Engine;
+use crate::runtime::reactor::Runtime;
 
 /// A buffer for a message with a tag.
 #[derive(Clone, Copy, Debug)]
-pub struct Tagged {
+pub struct TaggedBuffer {
     /// Where it goes.
     pub buffer: RecvBuffer,
     /// Its tag.
@@ -27,8 +27,8 @@ pub struct Tagged {
 pub struct RecvConnection {
     pub(crate) receiver: Arc<dyn Inbound>,
     /// Where the peer can replace flows.
-    _door: OpenDoor,
-    _engine: Arc<Engine>,
+    _acceptor: AcceptorGuard,
+    _runtime: Arc<Runtime>,
 }
 
 /// The receiving side of a connection, whatever carries its messages.
@@ -37,7 +37,7 @@ pub(crate) trait Inbound: Send + Sync {
     /// As [`RecvConnection::recv`].
     fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error>;
     /// As [`RecvConnection::recv_group`], of as many buffers as there may be.
-    fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error>;
+    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error>;
     /// As [`RecvConnection::flush`].
     fn flush(self: Arc<Self>, _memory: RecvBuffer) -> Result<Request, Error> {
         Err(Error::argument("host memory needs no flush"))
@@ -48,13 +48,17 @@ pub(crate) trait Inbound: Send + Sync {
     fn close(&self);
     /// Breaks a queue pair, as its device may.
     #[cfg(test)]
-    fn break_lane(&self, lane: usize);
+    fn break_path(&self, index: usize);
 }
 
 impl RecvConnection {
-    pub(crate) fn new(receiver: Arc<dyn Inbound>, door: OpenDoor, engine: Arc<Engine>) -> Self {
-        receiver.base().first_words();
-        Self { receiver, _door: door, _engine: engine }
+    pub(crate) fn new(
+        receiver: Arc<dyn Inbound>,
+        acceptor: AcceptorGuard,
+        runtime: Arc<Runtime>,
+    ) -> Self {
+        receiver.base().log_opened();
+        Self { receiver, _acceptor: acceptor, _runtime: runtime }
     }
 
     /// Posts a buffer for the next message. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are outstanding: try again
@@ -74,7 +78,7 @@ impl RecvConnection {
     ///
     /// # Errors
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for another number of buffers; else the connection's failure.
-    pub fn recv_group(&self, group: &[Tagged]) -> Result<Option<Request>, Error> {
+    pub fn recv_group(&self, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
         if !(1..=MAX_RECVS).contains(&group.len()) {
             let count = group.len();
             return Err(Error::argument(format!("a group of {count} buffers: 1 to {MAX_RECVS}")));
@@ -108,8 +112,8 @@ impl RecvConnection {
     }
 
     /// Registers memory for messages.
-    pub fn registrar(&self) -> MrCache {
-        self.receiver.base().registrar()
+    pub fn mr_cache(&self) -> MrCache {
+        self.receiver.base().mr_cache()
     }
 
     /// How many flows it has now, or would have over TCP.

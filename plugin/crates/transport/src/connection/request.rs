@@ -44,7 +44,7 @@ impl Operation {
     /// Marks one message of the request as done. Everything written before is visible to who sees it done.
     fn complete_one(&self, index: usize, bytes: u64) {
         self.outcomes[index].store(bytes, Ordering::Release);
-        waiters::ring();
+        waiters::wake_all();
     }
 
     /// Length of one of the messages, once it is done.
@@ -56,7 +56,7 @@ impl Operation {
     }
 
     /// Length of the first message once all are done.
-    fn done(&self) -> Option<u64> {
+    fn first_length_if_done(&self) -> Option<u64> {
         let first = self.length(0)?;
         (1..self.count).all(|index| self.length(index).is_some()).then_some(first)
     }
@@ -90,7 +90,7 @@ pub(crate) trait Owner: Send + Sync {
     /// Does what is to be done for the connection and can be done at once. Waits for nothing.
     fn progress(&self);
     /// Keeps memory until nobody can touch it any more: a message that is not done was given up.
-    fn keep(&self, lent: Box<dyn Any + Send + Sync>);
+    fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>);
 }
 
 /// A message being sent or received, or a group of messages being received. Dropping it does not cancel it; closing its connection does.
@@ -113,13 +113,13 @@ impl Request {
     /// The failure of the connection, when that came before the request was done.
     pub fn test(&self) -> Result<Option<u64>, Error> {
         let Self { operation, owner } = self;
-        if let Some(bytes) = operation.done() {
+        if let Some(bytes) = operation.first_length_if_done() {
             return Ok(Some(bytes));
         }
         owner.progress();
-        let Some(error) = owner.failure() else { return Ok(operation.done()) };
+        let Some(error) = owner.failure() else { return Ok(operation.first_length_if_done()) };
         // It may have completed in between, or while the failing connection came to rest.
-        operation.done().map_or(Err(error), |bytes| Ok(Some(bytes)))
+        operation.first_length_if_done().map_or(Err(error), |bytes| Ok(Some(bytes)))
     }
 
     /// Length in bytes of the message that one buffer of a group has received, counted from 0; `None` while it is not there,
@@ -132,19 +132,19 @@ impl Request {
     ///
     /// # Errors
     /// As [`Request::test`].
-    pub fn look(&self) -> Result<Option<u64>, Error> {
+    pub fn peek(&self) -> Result<Option<u64>, Error> {
         let Self { operation, owner } = self;
-        if let Some(bytes) = operation.done() {
+        if let Some(bytes) = operation.first_length_if_done() {
             return Ok(Some(bytes));
         }
         let Some(error) = owner.failure() else { return Ok(None) };
-        operation.done().map_or(Err(error), |bytes| Ok(Some(bytes)))
+        operation.first_length_if_done().map_or(Err(error), |bytes| Ok(Some(bytes)))
     }
 
     /// Keeps memory that the request may still need, when nobody waits for it any more.
-    pub(crate) fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
-        if self.operation.done().is_none() {
-            self.owner.keep(lent);
+    pub(crate) fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>) {
+        if self.operation.first_length_if_done().is_none() {
+            self.owner.retain_memory(memory);
         }
     }
 }

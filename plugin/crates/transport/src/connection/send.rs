@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::memory::buffers::SendBuffer;
 use crate::rdma::MrCache;
 use crate::runtime::notify::Notify;
-use crate::runtime::reactor::Engine;
+use crate::runtime::reactor::Runtime;
 
 /// How long a closed connection goes on delivering messages that were reported as sent.
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ pub(crate) const LINGER: Duration = Duration::from_secs(10);
 /// Messages whose requests are done are still delivered.
 pub struct SendConnection {
     pub(crate) sender: Arc<dyn Outbound>,
-    _engine: Arc<Engine>,
+    _runtime: Arc<Runtime>,
 }
 
 /// The sending side of a connection, whatever carries its messages.
@@ -40,24 +40,24 @@ pub(crate) trait Outbound: Send + Sync {
         self.send(buffer)
     }
     /// The owner has closed the connection.
-    fn leave(self: Arc<Self>);
-    /// As [`Farewell::is_over`].
+    fn owner_closed(self: Arc<Self>);
+    /// As [`CloseHandle::is_closed`].
     fn is_delivered(&self) -> bool;
     /// Breaks a queue pair, as its device may, or a flow.
     #[cfg(test)]
-    fn break_lane(&self, lane: usize);
+    fn break_path(&self, index: usize);
     /// How many queue pairs it has.
     #[cfg(test)]
-    fn lanes(&self) -> usize;
+    fn queue_pairs(&self) -> usize;
     /// What its peer knows it by.
     #[cfg(test)]
     fn id(&self) -> evenkeel_protocol::ConnectionId;
 }
 
 impl SendConnection {
-    pub(crate) fn new(sender: Arc<dyn Outbound>, engine: Arc<Engine>) -> Self {
-        sender.base().first_words();
-        Self { sender, _engine: engine }
+    pub(crate) fn new(sender: Arc<dyn Outbound>, runtime: Arc<Runtime>) -> Self {
+        sender.base().log_opened();
+        Self { sender, _runtime: runtime }
     }
 
     /// Begins to send a message; 0 bytes are a message too. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are
@@ -112,31 +112,31 @@ impl SendConnection {
     }
 
     /// Registers memory for messages.
-    pub fn registrar(&self) -> MrCache {
-        self.sender.base().registrar()
+    pub fn mr_cache(&self) -> MrCache {
+        self.sender.base().mr_cache()
     }
 
     /// Closes it, as dropping it does, and tells when that is of no consequence for the peer any more.
-    pub fn finish(self) -> Farewell {
-        Farewell { sender: Arc::clone(&self.sender), _engine: Arc::clone(&self._engine) }
+    pub fn close(self) -> CloseHandle {
+        CloseHandle { sender: Arc::clone(&self.sender), _runtime: Arc::clone(&self._runtime) }
     }
 }
 
 /// A connection that its owner has closed.
-pub struct Farewell {
+pub struct CloseHandle {
     sender: Arc<dyn Outbound>,
-    _engine: Arc<Engine>,
+    _runtime: Arc<Runtime>,
 }
 
-impl Farewell {
+impl CloseHandle {
     /// Whether the peer has all messages whose requests were done, or never will. Never blocks.
-    pub fn is_over(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.sender.is_delivered()
     }
 }
 
 impl Drop for SendConnection {
     fn drop(&mut self) {
-        Arc::clone(&self.sender).leave();
+        Arc::clone(&self.sender).owner_closed();
     }
 }

@@ -16,7 +16,7 @@ use crate::memory::block::Block;
 use crate::memory::buffers::RecvBuffer;
 
 /// Most numbers that the buffers a sender hears of are ahead of its own. More than a receiver posts.
-const FURTHEST: u64 = 4096;
+const MAX_AHEAD: u64 = 4096;
 
 /// Most plain messages that wait aside for their buffers. More than a sender has on their way; one that goes on all the same
 /// waits, so that memory is bounded.
@@ -24,37 +24,37 @@ const MAX_UNEXPECTED: usize = 512;
 
 /// What a sender heeds before it sends a message with a tag.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct TagGate {
     /// That of its messages so far, or of the plain ones.
     tag: Option<i32>,
     /// The messages below this number are plain, if there are others.
-    until: Option<u64>,
+    below: Option<u64>,
 }
 
-impl Gate {
+impl TagGate {
     /// Where no message is plain: each waits for a buffer with its tag.
-    pub(crate) fn told() -> Self {
-        Self { tag: None, until: Some(0) }
+    pub(crate) fn advertised_only() -> Self {
+        Self { tag: None, below: Some(0) }
     }
 
     /// Whether a message with this tag can be the next one, whose number is this. `told` gives the tag of that one's buffer,
     /// if the receiver has told of it.
-    pub(crate) fn opens(
+    pub(crate) fn admits(
         &mut self,
         tag: i32,
         next: u64,
-        told: impl FnOnce() -> Option<i32>,
+        advertised: impl FnOnce() -> Option<i32>,
     ) -> bool {
-        match self.until {
-            Some(until) if next >= until => told() == Some(tag),
+        match self.below {
+            Some(below) if next >= below => advertised() == Some(tag),
             _ => *self.tag.get_or_insert(tag) == tag,
         }
     }
 
     /// The receiver says that tags differ from the buffer of this number on. Up to which number messages are plain, given that
     /// of the next one; it stays as it is.
-    pub(crate) fn mix(&mut self, from: u64, next: u64) -> u64 {
-        *self.until.get_or_insert_with(|| from.max(next))
+    pub(crate) fn tags_differ_from(&mut self, from: u64, next: u64) -> u64 {
+        *self.below.get_or_insert_with(|| from.max(next))
     }
 
     /// The tag that all plain messages have.
@@ -63,27 +63,27 @@ impl Gate {
     }
 
     /// Up to which number messages are plain, if that has been asked.
-    pub(crate) fn plain_until(&self) -> Option<u64> {
-        self.until
+    pub(crate) fn same_tag_below(&self) -> Option<u64> {
+        self.below
     }
 }
 
 /// The tags of buffers that a receiver has told of, in whatever order and however often.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct AdvertisedTags {
     first: u64,
     tags: VecDeque<Option<i32>>,
 }
 
-impl Told {
+impl AdvertisedTags {
     /// The buffer of this number has this tag. `next` is that of the next message. False if no receiver would say that.
-    pub(crate) fn hear(&mut self, number: u64, tag: i32, next: u64) -> bool {
+    pub(crate) fn insert(&mut self, number: u64, tag: i32, next: u64) -> bool {
         while self.first < next && self.tags.pop_front().is_some() {
             self.first += 1;
         }
         self.first = self.first.max(next);
         let Some(at) = number.checked_sub(self.first) else { return true };
-        if at >= FURTHEST {
+        if at >= MAX_AHEAD {
             return false;
         }
         let at = at as usize;
@@ -102,28 +102,28 @@ impl Told {
 
 /// The buffers with tags that an engine has not been given yet.
 #[derive(Default)]
-pub(crate) struct Order {
+pub(crate) struct TagMatcher {
     /// The tag of plain messages, once the sender has said it.
-    theirs: Option<i32>,
-    stage: Stage,
+    common_tag: Option<i32>,
+    mode: TagMode,
     /// In the order in which they were posted.
-    held: VecDeque<(i32, Target)>,
+    posted: VecDeque<(i32, Target)>,
     /// Plain messages that came before their buffers, the oldest first.
-    aside: VecDeque<Aside>,
+    unexpected: VecDeque<Unexpected>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
+enum TagMode {
     /// All have the same tag.
     #[default]
-    Plain,
+    Same,
     /// Tags differ from the buffer of this number on; the sender is asked how far it has gone on.
     Asked(u64),
     /// The messages below this number are plain.
-    Mixed(u64),
+    Different(u64),
 }
 
-struct Aside {
+struct Unexpected {
     number: u64,
     /// Where it is or comes.
     block: Block,
@@ -134,13 +134,13 @@ struct Aside {
 }
 
 /// What is to be done next.
-pub(crate) enum Step {
+pub(crate) enum MatchStep {
     /// Give the engine this buffer, which has this tag, for its next message; and tell the sender of it, if that has to know.
     Post(i32, Target, bool),
-    /// Tell the sender that tags differ from the engine's next message on ([`Order::asks`]).
-    Ask,
+    /// Tell the sender that tags differ from the engine's next message on ([`TagMatcher::asks`]).
+    AskSender,
     /// Nothing: a request has got a message that was aside.
-    Filled,
+    Delivered,
 }
 
 /// A message that does not fit into the buffer posted for it; bytes.
@@ -151,124 +151,132 @@ pub(crate) struct TooLong {
     pub(crate) capacity: u64,
 }
 
-impl Order {
+impl TagMatcher {
     /// Where no message is plain: the sender is told of each buffer, and no message goes aside.
-    pub(crate) fn told() -> Self {
+    pub(crate) fn advertise_all() -> Self {
         // Any tag will do for messages that there are none of.
-        Self { theirs: Some(0), stage: Stage::Mixed(0), ..Self::default() }
+        Self { common_tag: Some(0), mode: TagMode::Different(0), ..Self::default() }
     }
 
     /// Whether the engine can be given a buffer with this tag at once, and nothing has to be said.
-    pub(crate) fn is_plain(&self, tag: i32) -> bool {
-        self.stage == Stage::Plain && self.theirs == Some(tag) && self.held.is_empty()
+    pub(crate) fn has_common_tag(&self, tag: i32) -> bool {
+        self.mode == TagMode::Same && self.common_tag == Some(tag) && self.posted.is_empty()
     }
 
     /// Whether there is nothing to be done before another buffer is posted.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.stage == Stage::Plain && self.held.is_empty()
+    pub(crate) fn is_idle(&self) -> bool {
+        self.mode == TagMode::Same && self.posted.is_empty()
     }
 
     /// Whether the sender has to know of buffers.
-    pub(crate) fn is_mixed(&self) -> bool {
-        matches!(self.stage, Stage::Mixed(_))
+    pub(crate) fn advertises(&self) -> bool {
+        matches!(self.mode, TagMode::Different(_))
     }
 
     /// The number from which on tags differ, as long as the sender has not answered.
-    pub(crate) fn asks(&self) -> Option<u64> {
-        match self.stage {
-            Stage::Asked(from) => Some(from),
-            Stage::Plain | Stage::Mixed(_) => None,
+    pub(crate) fn asked_from(&self) -> Option<u64> {
+        match self.mode {
+            TagMode::Asked(from) => Some(from),
+            TagMode::Same | TagMode::Different(_) => None,
         }
     }
 
-    /// Takes a buffer in. [`Order::step`] says what becomes of it.
-    pub(crate) fn hold(&mut self, tag: i32, target: Target) {
-        self.held.push_back((tag, target));
+    /// Takes a buffer in. [`TagMatcher::step`] says what becomes of it.
+    pub(crate) fn post(&mut self, tag: i32, target: Target) {
+        self.posted.push_back((tag, target));
     }
 
     /// Buffers that the engine does not know of, of requests that are not done.
     pub(crate) fn waiting(&self) -> usize {
-        self.held.len()
+        self.posted.len()
     }
 
     /// The sender's messages have this tag, as long as they are plain.
-    pub(crate) fn hear_tag(&mut self, tag: i32) {
-        self.theirs.get_or_insert(tag);
+    pub(crate) fn set_common_tag(&mut self, tag: i32) {
+        self.common_tag.get_or_insert(tag);
     }
 
     /// The sender's messages below this number are plain. False if it was not asked.
-    pub(crate) fn hear_plain_until(&mut self, until: u64) -> bool {
-        if self.asks().is_some() {
-            self.stage = Stage::Mixed(until);
+    pub(crate) fn set_same_tag_below(&mut self, below: u64) -> bool {
+        if self.asked_from().is_some() {
+            self.mode = TagMode::Different(below);
         }
-        self.is_mixed()
+        self.advertises()
     }
 
     /// What to do now, until there is nothing; `next` is the number of the engine's next message.
-    pub(crate) fn step(&mut self, next: u64) -> Result<Option<Step>, TooLong> {
-        while let (Some((tag, _)), Some(theirs)) = (self.held.front(), self.theirs) {
-            let is_plain = *tag == theirs;
-            match self.stage {
-                Stage::Plain if is_plain => {}
-                Stage::Plain => {
-                    self.stage = Stage::Asked(next);
-                    return Ok(Some(Step::Ask));
+    pub(crate) fn next_step(&mut self, next: u64) -> Result<Option<MatchStep>, TooLong> {
+        while let (Some((tag, _)), Some(common_tag)) = (self.posted.front(), self.common_tag) {
+            let is_plain = *tag == common_tag;
+            match self.mode {
+                TagMode::Same if is_plain => {}
+                TagMode::Same => {
+                    self.mode = TagMode::Asked(next);
+                    return Ok(Some(MatchStep::AskSender));
                 }
-                Stage::Asked(_) => break,
-                Stage::Mixed(until) => {
-                    let unclaimed = self.aside.iter().position(|aside| aside.target.is_none());
+                TagMode::Asked(_) => break,
+                TagMode::Different(below) => {
+                    let unclaimed =
+                        self.unexpected.iter().position(|unexpected| unexpected.target.is_none());
                     if let Some(at) = unclaimed.filter(|_| is_plain) {
-                        self.aside[at].target = self.held.pop_front().map(|(_, target)| target);
-                        if self.settle(at)? {
-                            return Ok(Some(Step::Filled));
+                        self.unexpected[at].target =
+                            self.posted.pop_front().map(|(_, target)| target);
+                        if self.deliver_unexpected(at)? {
+                            return Ok(Some(MatchStep::Delivered));
                         }
                         continue;
                     }
                     // Plain messages are on their way that this one must not come before.
-                    if next < until {
+                    if next < below {
                         break;
                     }
                 }
             }
-            let is_mixed = self.is_mixed();
+            let is_advertised = self.advertises();
             return Ok(self
-                .held
+                .posted
                 .pop_front()
-                .map(|(tag, target)| Step::Post(tag, target, is_mixed)));
+                .map(|(tag, target)| MatchStep::Post(tag, target, is_advertised)));
         }
         Ok(None)
     }
 
     /// Whether a message of this number that has no buffer goes aside now.
-    pub(crate) fn takes_aside(&self, number: u64) -> bool {
-        let is_plain = match self.stage {
-            Stage::Plain => false,
-            Stage::Asked(_) => true,
-            Stage::Mixed(until) => number < until,
+    pub(crate) fn accepts_unexpected(&self, number: u64) -> bool {
+        let is_plain = match self.mode {
+            TagMode::Same => false,
+            TagMode::Asked(_) => true,
+            TagMode::Different(below) => number < below,
         };
-        is_plain && self.aside.len() < MAX_UNEXPECTED
+        is_plain && self.unexpected.len() < MAX_UNEXPECTED
     }
 
     /// Memory of so many bytes for a message that goes aside, the engine's next one.
-    pub(crate) fn set_aside(&mut self, number: u64, bytes: usize) -> RecvBuffer {
+    pub(crate) fn buffer_unexpected(&mut self, number: u64, bytes: usize) -> RecvBuffer {
         let mut block = Block::new(bytes);
         let buffer = block.lend_mut(bytes);
-        self.aside.push_back(Aside { number, block, length: None, target: None });
+        self.unexpected.push_back(Unexpected { number, block, length: None, target: None });
         buffer
     }
 
     /// A message that went aside is all there; whether that was what a request waited for.
-    pub(crate) fn came_aside(&mut self, number: u64, length: u64) -> Result<bool, TooLong> {
-        let Some(at) = self.aside.iter().position(|aside| aside.number == number) else {
+    pub(crate) fn unexpected_received(
+        &mut self,
+        number: u64,
+        length: u64,
+    ) -> Result<bool, TooLong> {
+        let Some(at) = self.unexpected.iter().position(|unexpected| unexpected.number == number)
+        else {
             return Ok(false);
         };
-        self.aside[at].length = Some(length as usize);
-        self.settle(at)
+        self.unexpected[at].length = Some(length as usize);
+        self.deliver_unexpected(at)
     }
 
     /// Brings a message to where it belongs, if both are there.
-    fn settle(&mut self, at: usize) -> Result<bool, TooLong> {
-        let Aside { number, block, length: Some(length), target: Some(target) } = &self.aside[at]
+    fn deliver_unexpected(&mut self, at: usize) -> Result<bool, TooLong> {
+        let Unexpected { number, block, length: Some(length), target: Some(target) } =
+            &self.unexpected[at]
         else {
             return Ok(false);
         };
@@ -279,7 +287,7 @@ impl Order {
         }
         target.buffer.part(0, length).copy_from(&block.bytes()[..length]);
         target.complete(length as u64);
-        self.aside.remove(at);
+        self.unexpected.remove(at);
         Ok(true)
     }
 }
@@ -299,69 +307,79 @@ mod tests {
 
     #[test]
     fn the_gate_opens_for_the_tag_whose_turn_it_is() {
-        let mut gate = Gate::default();
+        let mut gate = TagGate::default();
         let none = || None;
-        assert!(gate.opens(5, 0, none) && gate.opens(5, 1, none) && !gate.opens(6, 2, none));
+        assert!(gate.admits(5, 0, none) && gate.admits(5, 1, none) && !gate.admits(6, 2, none));
         // The receiver has speaks of a later one: up to there nothing changes.
-        assert_eq!(gate.mix(4, 2), 4);
-        assert_eq!(gate.mix(4, 3), 4, "it has been said");
-        assert!(gate.opens(5, 3, none) && !gate.opens(6, 3, || Some(6)));
-        assert!(!gate.opens(5, 4, none), "not posted");
-        assert!(!gate.opens(5, 4, || Some(6)) && gate.opens(6, 4, || Some(6)));
+        assert_eq!(gate.tags_differ_from(4, 2), 4);
+        assert_eq!(gate.tags_differ_from(4, 3), 4, "it has been said");
+        assert!(gate.admits(5, 3, none) && !gate.admits(6, 3, || Some(6)));
+        assert!(!gate.admits(5, 4, none), "not posted");
+        assert!(!gate.admits(5, 4, || Some(6)) && gate.admits(6, 4, || Some(6)));
     }
 
     #[test]
     fn what_is_told_twice_or_late_or_out_of_order_is_known_once() {
-        let mut told = Told::default();
-        assert!(told.hear(6, 60, 5) && told.hear(5, 50, 5) && told.hear(5, 50, 5));
+        let mut advertised = AdvertisedTags::default();
+        assert!(
+            advertised.insert(6, 60, 5)
+                && advertised.insert(5, 50, 5)
+                && advertised.insert(5, 50, 5)
+        );
         assert_eq!(
-            (told.tag(4), told.tag(5), told.tag(6), told.tag(7)),
+            (advertised.tag(4), advertised.tag(5), advertised.tag(6), advertised.tag(7)),
             (None, Some(50), Some(60), None)
         );
-        assert!(told.hear(5, 50, 6) && told.hear(7, 70, 6), "the first of them is sent");
-        assert_eq!((told.tag(5), told.tag(6), told.tag(7)), (None, Some(60), Some(70)));
-        assert!(told.hear(30, 1, 20) && !told.hear(20 + FURTHEST, 1, 20));
-        assert_eq!((told.tag(20), told.tag(30)), (None, Some(1)));
+        assert!(
+            advertised.insert(5, 50, 6) && advertised.insert(7, 70, 6),
+            "the first of them is sent"
+        );
+        assert_eq!(
+            (advertised.tag(5), advertised.tag(6), advertised.tag(7)),
+            (None, Some(60), Some(70))
+        );
+        assert!(advertised.insert(30, 1, 20) && !advertised.insert(20 + MAX_AHEAD, 1, 20));
+        assert_eq!((advertised.tag(20), advertised.tag(30)), (None, Some(1)));
     }
 
     #[test]
     fn one_tag_is_nobodys_business() {
-        let mut order = Order::default();
-        order.hold(3, target());
-        assert!(order.step(0).unwrap().is_none(), "the sender's tag is not known");
-        order.hear_tag(3);
-        assert!(matches!(order.step(0), Ok(Some(Step::Post(3, _, false)))));
-        assert!(order.is_plain(3) && !order.is_plain(4));
-        assert!(!order.hear_plain_until(7), "nobody asked");
+        let mut matcher = TagMatcher::default();
+        matcher.post(3, target());
+        assert!(matcher.next_step(0).unwrap().is_none(), "the sender's tag is not known");
+        matcher.set_common_tag(3);
+        assert!(matches!(matcher.next_step(0), Ok(Some(MatchStep::Post(3, _, false)))));
+        assert!(matcher.has_common_tag(3) && !matcher.has_common_tag(4));
+        assert!(!matcher.set_same_tag_below(7), "nobody asked");
     }
 
     /// Where nothing may be copied, no message is sent before its buffer, whatever its tag, and none goes aside.
     #[test]
     fn where_no_message_is_plain_each_waits_for_its_buffer() {
-        let mut gate = Gate::told();
-        assert!(!gate.opens(0, 0, || None) && !gate.opens(0, 0, || Some(5)));
-        assert!(gate.opens(5, 0, || Some(5)) && gate.opens(-3, 1, || Some(-3)));
-        assert_eq!(gate.tag(), None, "there is no tag to be told");
-        let mut order = Order::told();
-        [4, 0, 4].into_iter().for_each(|tag| order.hold(tag, target()));
+        let mut gate = TagGate::advertised_only();
+        assert!(!gate.admits(0, 0, || None) && !gate.admits(0, 0, || Some(5)));
+        assert!(gate.admits(5, 0, || Some(5)) && gate.admits(-3, 1, || Some(-3)));
+        assert_eq!(gate.tag(), None, "there is no tag to be advertised");
+        let mut matcher = TagMatcher::advertise_all();
+        [4, 0, 4].into_iter().for_each(|tag| matcher.post(tag, target()));
         for (number, expected) in [4, 0, 4].into_iter().enumerate() {
-            let step = order.step(number as u64).unwrap();
-            assert!(matches!(step, Some(Step::Post(tag, _, true)) if tag == expected));
-            assert!(!order.takes_aside(number as u64));
+            let step = matcher.next_step(number as u64).unwrap();
+            assert!(matches!(step, Some(MatchStep::Post(tag, _, true)) if tag == expected));
+            assert!(!matcher.accepts_unexpected(number as u64));
         }
-        assert!(order.step(3).unwrap().is_none() && !order.is_plain(4));
+        assert!(matcher.next_step(3).unwrap().is_none() && !matcher.has_common_tag(4));
     }
 
     #[test]
     fn only_so_many_messages_wait_aside() {
-        let mut order = Order::default();
-        order.hear_tag(3);
-        order.hold(4, target());
-        assert!(matches!(order.step(0), Ok(Some(Step::Ask))));
+        let mut matcher = TagMatcher::default();
+        matcher.set_common_tag(3);
+        matcher.post(4, target());
+        assert!(matches!(matcher.next_step(0), Ok(Some(MatchStep::AskSender))));
         let mut number = 0;
-        while order.takes_aside(number) {
-            assert!(number < 10_000, "{number} messages are aside");
-            order.set_aside(number, 8);
+        while matcher.accepts_unexpected(number) {
+            assert!(number < 10_000, "{number} messages are unexpected");
+            matcher.buffer_unexpected(number, 8);
             number += 1;
         }
         assert_eq!(number, MAX_UNEXPECTED as u64);
@@ -374,8 +392,8 @@ mod tests {
         for seed in 0..500 {
             let mut rng = TestRng::new(seed);
             let tags: Vec<i32> = (0..40).map(|_| rng.below(1 + seed % 4) as i32).collect();
-            let (mut order, mut gate, mut told) =
-                (Order::default(), Gate::default(), Told::default());
+            let (mut matcher, mut gate, mut advertised) =
+                (TagMatcher::default(), TagGate::default(), AdvertisedTags::default());
             // What the engine would do: its buffers, and messages by number.
             let (mut buffers, mut next) = (BTreeMap::new(), 0);
             let (mut sent, mut taken): (Vec<i32>, usize) = (Vec::new(), 0);
@@ -385,31 +403,31 @@ mod tests {
             let mut filled: Vec<(i32, u64)> = Vec::new();
             for _ in 0..10_000 {
                 match rng.below(6) {
-                    0 => to_post.next().into_iter().for_each(|tag| order.hold(*tag, target())),
+                    0 => to_post.next().into_iter().for_each(|tag| matcher.post(*tag, target())),
                     1 | 2 => {
                         let number = sent.len() as u64;
                         let at = rng.index(left.len());
                         if left
                             .get(at)
-                            .is_some_and(|tag| gate.opens(*tag, number, || told.tag(number)))
+                            .is_some_and(|tag| gate.admits(*tag, number, || advertised.tag(number)))
                         {
                             sent.push(left.swap_remove(at));
                         }
                     }
                     3 => {
                         if let Some(from) = asked {
-                            answered = Some(gate.mix(from, sent.len() as u64));
+                            answered = Some(gate.tags_differ_from(from, sent.len() as u64));
                         }
                     }
                     4 => {
-                        if let Some(until) = answered {
-                            assert!(order.hear_plain_until(until));
+                        if let Some(below) = answered {
+                            assert!(matcher.set_same_tag_below(below));
                         }
                     }
                     // The next message comes, to its buffer or aside.
                     _ => {
                         if let Some(tag) = sent.get(taken) {
-                            order.hear_tag(sent[0]);
+                            matcher.set_common_tag(sent[0]);
                             let number = taken as u64;
                             if number < next {
                                 if let Some(of) = buffers.remove(&number) {
@@ -417,30 +435,30 @@ mod tests {
                                     filled.push((*tag, number));
                                 }
                                 taken += 1;
-                            } else if order.takes_aside(number) {
+                            } else if matcher.accepts_unexpected(number) {
                                 assert_eq!(*tag, sent[0]);
-                                order.set_aside(number, 1);
-                                assert_eq!(order.came_aside(number, 0), Ok(false));
+                                matcher.buffer_unexpected(number, 1);
+                                assert_eq!(matcher.unexpected_received(number, 0), Ok(false));
                                 (next, taken) = (next + 1, taken + 1);
                             }
                         }
                     }
                 }
-                while let Some(step) = order.step(next).unwrap() {
+                while let Some(step) = matcher.next_step(next).unwrap() {
                     match step {
-                        Step::Post(tag, _, is_told) => {
-                            if is_told {
-                                assert!(told.hear(next, tag, sent.len() as u64));
+                        MatchStep::Post(tag, _, is_advertised) => {
+                            if is_advertised {
+                                assert!(advertised.insert(next, tag, sent.len() as u64));
                             }
                             buffers.insert(next, tag);
                             next += 1;
                         }
-                        Step::Ask => asked = order.asks(),
-                        Step::Filled => filled.push((sent[0], 0)),
+                        MatchStep::AskSender => asked = matcher.asked_from(),
+                        MatchStep::Delivered => filled.push((sent[0], 0)),
                     }
                 }
             }
-            assert!(left.is_empty() && order.waiting() == 0, "seed {seed}: {left:?}");
+            assert!(left.is_empty() && matcher.waiting() == 0, "seed {seed}: {left:?}");
             assert_eq!(filled.len(), tags.len(), "seed {seed}");
         }
     }

@@ -9,7 +9,7 @@ use crate::memory::protected::ProtectedMemory;
 use crate::test_support::{pair, until};
 use crate::{
     ErrorKind, MAX_REQUESTS, MrCache, RecvBuffer, RecvConnection, Request, SendBuffer,
-    SendConnection, Tagged,
+    SendConnection, TaggedBuffer,
 };
 
 /// Memory of messages.
@@ -82,8 +82,8 @@ struct Group<R = Block> {
 /// Posts a group of buffers with these tags and of these sizes, if there is room for it.
 fn post<R: Room>(recv: &RecvConnection, slots: &[(i32, usize)]) -> Option<Group<R>> {
     let mut blocks: Vec<R> = slots.iter().map(|(_, room)| R::new(*room)).collect();
-    let tagged = blocks.iter_mut().zip(slots).map(|(block, (tag, room))| Tagged {
-        buffer: block.give_mut(&recv.registrar(), *room),
+    let tagged = blocks.iter_mut().zip(slots).map(|(block, (tag, room))| TaggedBuffer {
+        buffer: block.give_mut(&recv.mr_cache(), *room),
         tag: *tag,
     });
     let tagged: Vec<_> = tagged.collect();
@@ -127,7 +127,7 @@ fn prepare<R: Room>(
     length: usize,
 ) -> (R, SendBuffer) {
     let mut block: R = message(tag, number, length);
-    let buffer = block.give(&send.registrar(), length);
+    let buffer = block.give(&send.mr_cache(), length);
     (block, buffer)
 }
 
@@ -357,7 +357,7 @@ fn flows_that_die_cost_no_message_of_any_tag() {
     for seed in 0..4 {
         random_groups::<Block>(pair(), 100 + seed, 3, |send, _, done| {
             if done % 8 == 1 {
-                send.sender.break_lane(done / 8);
+                send.sender.break_path(done / 8);
             }
         });
     }
@@ -372,6 +372,6 @@ fn no_more_is_posted_than_there_are_requests() {
     assert!(post::<Block>(&recv, &[(2, 8); 2]).is_none());
     assert!(recv.recv_group(&[]).is_err());
     let buffer = Block::new(1).lend_mut(0);
-    assert!(recv.recv_group(&[Tagged { buffer, tag: 0 }; 9]).is_err());
+    assert!(recv.recv_group(&[TaggedBuffer { buffer, tag: 0 }; 9]).is_err());
     drop(groups);
 }

@@ -9,19 +9,19 @@ use socket2::Socket;
 
 use crate::Context;
 use crate::connection::send::{Outbound, SendConnection};
-use crate::error::{Answer, Error, ErrorKind};
-use crate::handshake::dial::{Call, CallError, Caller, Destination};
+use crate::error::{Error, ErrorKind, Retry};
+use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
 use crate::rdma;
-use crate::runtime::reactor::Engine;
-use crate::settings::Carrier;
+use crate::runtime::reactor::Runtime;
+use crate::settings::TransportMode;
 use crate::sync::lock;
 use crate::sys;
-use crate::tcp::sender::Sender;
+use crate::tcp::sender::TcpSender;
 
 /// An attempt to connect to a listener. Dropping it gives it up.
 pub struct Connecting {
     attempt: Arc<Attempt>,
-    engine: Arc<Engine>,
+    runtime: Arc<Runtime>,
 }
 
 struct Attempt {
@@ -33,10 +33,10 @@ struct Attempt {
 }
 
 struct State {
-    calls: Vec<Arc<Call>>,
+    dials: Vec<Arc<Dial>>,
     welcomed: Vec<Option<Socket>>,
     /// Whether messages are to be carried by RDMA, as far as this side knows.
-    by_rdma: bool,
+    use_rdma: bool,
     /// The connection whose peers are agreeing on queue pairs.
     agreeing: Option<Arc<rdma::Sender>>,
     /// What came of it, until it is taken.
@@ -49,7 +49,7 @@ type Outcome = Result<Arc<dyn Outbound>, Error>;
 
 impl Connecting {
     pub(crate) fn start(
-        engine: Arc<Engine>,
+        runtime: Arc<Runtime>,
         context: Context,
         handle: &Handle,
         quiet: bool,
@@ -59,9 +59,10 @@ impl Connecting {
         let fail = |error| Error::system(&what, &error);
         let connection = ConnectionId(sys::random().map_err(fail)?);
         let flows = context.settings.flows;
-        let by_rdma = context.settings.carrier != Carrier::Tcp && context.device.rdma().is_some();
+        let use_rdma = context.settings.transport_mode != TransportMode::Tcp
+            && context.device.rdma().is_some();
         let deadline = Instant::now() + context.settings.connect_timeout;
-        let workers = Arc::clone(engine.workers());
+        let workers = Arc::clone(runtime.workers());
         let destination =
             Destination { context, workers, handle: handle.clone(), peer, connection };
         let attempt = Arc::new(Attempt {
@@ -69,20 +70,20 @@ impl Connecting {
             deadline,
             quiet,
             state: Mutex::new(State {
-                calls: Vec::new(),
+                dials: Vec::new(),
                 welcomed: (0..flows).map(|_| None).collect(),
-                by_rdma,
+                use_rdma,
                 agreeing: None,
                 outcome: None,
                 over: false,
             }),
         });
         // From here on, dropping it on an error ends what has begun.
-        let connecting = Self { attempt, engine };
+        let connecting = Self { attempt, runtime };
         {
             // The lock keeps outcomes back until all calls are noted.
             let mut state = lock(&connecting.attempt.state);
-            connecting.attempt.call(&mut state).map_err(fail)?;
+            connecting.attempt.dial(&mut state).map_err(fail)?;
         }
         Ok(connecting)
     }
@@ -91,12 +92,12 @@ impl Connecting {
     /// called again after it returned a connection or an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::answer`]), or
+    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::retry`]), or
     /// has not answered within the connect timeout.
     pub fn poll(&self) -> Result<Option<SendConnection>, Error> {
         match lock(&self.attempt.state).outcome.take() {
             None => Ok(None),
-            Some(Ok(sender)) => Ok(Some(SendConnection::new(sender, Arc::clone(&self.engine)))),
+            Some(Ok(sender)) => Ok(Some(SendConnection::new(sender, Arc::clone(&self.runtime)))),
             Some(Err(error)) => Err(error),
         }
     }
@@ -105,31 +106,36 @@ impl Connecting {
 impl Drop for Connecting {
     fn drop(&mut self) {
         if let Some(Ok(sender)) = self.attempt.finish(None) {
-            sender.leave();
+            sender.owner_closed();
         }
     }
 }
 
 impl Attempt {
     /// Begins to open the lifeline, or all flows.
-    fn call(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+    fn dial(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
         let Context { settings, .. } = &self.destination.context;
-        let caller = || Arc::<Self>::clone(self);
-        if state.by_rdma {
-            let call =
-                Call::lifeline(&self.destination, caller(), 0, settings.lanes, self.deadline)?;
-            state.calls.push(call);
+        let handler = || Arc::<Self>::clone(self);
+        if state.use_rdma {
+            let dial = Dial::control_connection(
+                &self.destination,
+                handler(),
+                0,
+                settings.queue_pairs,
+                self.deadline,
+            )?;
+            state.dials.push(dial);
             return Ok(());
         }
         for flow in 0..settings.flows.into() {
-            let call = Call::start(&self.destination, caller(), flow, self.deadline)?;
-            state.calls.push(call);
+            let dial = Dial::start(&self.destination, handler(), flow, self.deadline)?;
+            state.dials.push(dial);
         }
         Ok(())
     }
 
     /// The listener has taken the lifeline: agrees with it on queue pairs.
-    fn agree(self: &Arc<Self>, socket: Socket) {
+    fn agree_queue_pairs(self: &Arc<Self>, socket: Socket) {
         let destination = &self.destination;
         let Some(adapter) = destination.context.device.rdma() else { return };
         let attempt = Arc::downgrade(self);
@@ -139,12 +145,12 @@ impl Attempt {
             match (sender, opened) {
                 (Some(sender), Ok(())) => {
                     if let Some(Ok(sender)) = attempt.finish(Some(Ok(sender))) {
-                        sender.leave();
+                        sender.owner_closed();
                     }
                 }
                 (Some(sender), Err(error)) => {
                     sender.close();
-                    attempt.without_rdma(&error);
+                    attempt.fall_back(&error);
                 }
                 // Given up meanwhile.
                 (None, _) => {}
@@ -159,13 +165,13 @@ impl Attempt {
             Ok(sender) => state.agreeing = Some(sender),
             Err(error) => {
                 drop(state);
-                self.without_rdma(&error);
+                self.fall_back(&error);
             }
         }
     }
 
     /// RDMA cannot carry the connection: TCP does, if it may.
-    fn without_rdma(self: &Arc<Self>, error: &Error) {
+    fn fall_back(self: &Arc<Self>, error: &Error) {
         let Destination { context, peer, .. } = &*self.destination;
         let state = lock(&self.state);
         if state.over {
@@ -173,7 +179,7 @@ impl Attempt {
         }
         if !context.settings.may_use_tcp() {
             drop(state);
-            return self.fail(error.to_string(), Answer::None);
+            return self.fail(error.to_string(), Retry::Unknown);
         }
         let (device, label) = (context.device.name(), &context.label);
         context.log.warn(&format!(
@@ -184,23 +190,23 @@ impl Attempt {
 
     /// Begins anew, as if this side had no RDMA.
     fn use_tcp(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        state.by_rdma = false;
-        state.calls.clear();
-        if let Err(error) = self.call(&mut state) {
+        state.use_rdma = false;
+        state.dials.clear();
+        if let Err(error) = self.dial(&mut state) {
             drop(state);
-            self.fail(error.to_string(), Answer::None);
+            self.fail(error.to_string(), Retry::Unknown);
         }
     }
 
     /// Ends the attempt with an error, unless it is over; with what the listener said.
-    fn fail(&self, what: String, answer: Answer) {
+    fn fail(&self, what: String, retry: Retry) {
         if lock(&self.state).over {
             return;
         }
         let Destination { context, peer, .. } = &*self.destination;
         let Context { log, device, label, .. } = context;
         let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
-        let mut error = Error::new(ErrorKind::Remote, message).with_answer(answer);
+        let mut error = Error::new(ErrorKind::Remote, message).with_retry(retry);
         if !self.quiet {
             log.warn(&format!("evenkeel: {error}"));
             error = error.mark_logged();
@@ -211,7 +217,7 @@ impl Attempt {
     /// Ends the attempt, unless it is over, and leaves an outcome to be polled, or takes the one
     /// that nobody has polled.
     fn finish(&self, outcome: Option<Outcome>) -> Option<Outcome> {
-        let (calls, agreeing, unclaimed) = {
+        let (dials, agreeing, unclaimed) = {
             let mut state = lock(&self.state);
             let unclaimed = match outcome {
                 None => state.outcome.take(),
@@ -222,10 +228,10 @@ impl Attempt {
                 }
             };
             state.over = true;
-            (std::mem::take(&mut state.calls), state.agreeing.take(), unclaimed)
+            (std::mem::take(&mut state.dials), state.agreeing.take(), unclaimed)
         };
-        for call in calls {
-            call.take_socket();
+        for dial in dials {
+            dial.take_socket();
         }
         if let Some(sender) = agreeing {
             sender.close();
@@ -234,16 +240,16 @@ impl Attempt {
     }
 }
 
-impl Caller for Attempt {
-    fn welcomed(self: Arc<Self>, flow: u32, socket: Socket) {
+impl DialHandler for Attempt {
+    fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket) {
         let sockets = {
             let mut state = lock(&self.state);
             if state.over {
                 return;
             }
-            if state.by_rdma {
+            if state.use_rdma {
                 drop(state);
-                return self.agree(socket);
+                return self.agree_queue_pairs(socket);
             }
             if let Some(place) = state.welcomed.get_mut(flow as usize) {
                 *place = Some(socket);
@@ -253,32 +259,32 @@ impl Caller for Attempt {
             }
             std::mem::take(&mut state.welcomed).into_iter().flatten().collect()
         };
-        let outcome = Sender::open(Arc::clone(&self.destination), sockets)
+        let outcome = TcpSender::open(Arc::clone(&self.destination), sockets)
             .map(|sender| sender as Arc<dyn Outbound>)
             .map_err(|error| Error::system("cannot watch a connection", &error));
         self.finish(Some(outcome));
     }
 
-    fn not_welcomed(self: Arc<Self>, _flow: u32, error: CallError) {
+    fn on_dial_error(self: Arc<Self>, _flow: u32, error: DialError) {
         let settings = &self.destination.context.settings;
         let welcomed = {
             let state = lock(&self.state);
             if state.over {
                 return;
             }
-            if state.by_rdma && error.no_rdma && settings.may_use_tcp() {
+            if state.use_rdma && error.no_rdma && settings.may_use_tcp() {
                 // The two sides have no RDMA in common.
                 return self.use_tcp(state);
             }
             state.welcomed.iter().flatten().count()
         };
-        let answer = error.answer;
+        let retry = error.retry;
         let what = if Instant::now() >= self.deadline {
             let limit = settings.connect_timeout.as_secs();
             format!("{welcomed} of {} flows answered within {limit} s", settings.flows)
         } else {
             error.what
         };
-        self.fail(what, answer);
+        self.fail(what, retry);
     }
 }

@@ -12,8 +12,8 @@ use evenkeel_protocol::{
 use socket2::{Domain, Socket, Type};
 
 use crate::Context;
-use crate::connection::base::{not_now, prepare};
-use crate::error::Answer;
+use crate::connection::base::{configure_socket, would_block};
+use crate::error::Retry;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::sync::lock;
 use crate::sys;
@@ -30,11 +30,11 @@ pub(crate) struct Destination {
 
 /// Why a flow was not welcomed.
 #[derive(Debug)]
-pub(crate) struct CallError {
+pub(crate) struct DialError {
     /// Whether there is nobody to call again: the listener's process is gone or the connection
     /// closed there.
     pub(crate) is_final: bool,
-    pub(crate) answer: Answer,
+    pub(crate) retry: Retry,
     /// Whether that is because it has no RDMA.
     pub(crate) no_rdma: bool,
     /// Whether it says that it does not have the connection any more.
@@ -43,20 +43,20 @@ pub(crate) struct CallError {
 }
 
 /// Who wants the flow.
-pub(crate) trait Caller: Send + Sync {
+pub(crate) trait DialHandler: Send + Sync {
     /// The listener has taken the flow.
-    fn welcomed(self: Arc<Self>, flow: u32, socket: Socket);
-    /// It has not. Not called after [`Call::take_socket`].
-    fn not_welcomed(self: Arc<Self>, flow: u32, error: CallError);
+    fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket);
+    /// It has not. Not called after [`Dial::take_socket`].
+    fn on_dial_error(self: Arc<Self>, flow: u32, error: DialError);
 }
 
 /// A TCP connection that is being opened and has not been welcomed yet.
-pub(crate) struct Call {
+pub(crate) struct Dial {
     destination: Arc<Destination>,
-    caller: Arc<dyn Caller>,
+    handler: Arc<dyn DialHandler>,
     flow: u32,
     /// For the lifeline of a connection that is carried by RDMA: how many lanes that has.
-    lanes: Option<u16>,
+    queue_pairs: Option<u16>,
     deadline: Instant,
     registration: Registration,
     state: Mutex<State>,
@@ -74,70 +74,70 @@ struct State {
     answer: [u8; CHALLENGE_BYTES],
 }
 
-impl From<io::Error> for CallError {
+impl From<io::Error> for DialError {
     fn from(error: io::Error) -> Self {
         let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
         let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
-        let answer = if dropped.contains(&error.kind()) { Answer::Later } else { Answer::None };
-        Self { is_final, answer, no_rdma: false, is_gone: false, what: error.to_string() }
+        let retry = if dropped.contains(&error.kind()) { Retry::Later } else { Retry::Unknown };
+        Self { is_final, retry, no_rdma: false, is_gone: false, what: error.to_string() }
     }
 }
 
-impl From<HandshakeError> for CallError {
+impl From<HandshakeError> for DialError {
     fn from(error: HandshakeError) -> Self {
         let busy = error == HandshakeError::Refused(Refusal::Busy);
         let no_rdma = error == HandshakeError::Refused(Refusal::NoRdma);
-        let answer = if busy { Answer::Later } else { Answer::Never };
+        let retry = if busy { Retry::Later } else { Retry::Never };
         let is_gone = error == HandshakeError::Refused(Refusal::Gone);
-        Self { is_final: !busy, answer, no_rdma, is_gone, what: error.to_string() }
+        Self { is_final: !busy, retry, no_rdma, is_gone, what: error.to_string() }
     }
 }
 
-impl CallError {
+impl DialError {
     /// Only one side has a job key, or the other side's is another one.
     fn key(what: &str) -> Self {
-        let answer = Answer::Never;
-        Self { is_final: true, answer, no_rdma: false, is_gone: false, what: what.to_owned() }
+        let retry = Retry::Never;
+        Self { is_final: true, retry, no_rdma: false, is_gone: false, what: what.to_owned() }
     }
 }
 
-impl Call {
+impl Dial {
     /// Begins to open a flow; the caller hears of the outcome at the deadline at the latest.
     pub(crate) fn start(
         destination: &Arc<Destination>,
-        caller: Arc<dyn Caller>,
+        handler: Arc<dyn DialHandler>,
         flow: u32,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        Self::begin(destination, caller, flow, None, deadline)
+        Self::begin(destination, handler, flow, None, deadline)
     }
 
-    /// As [`Call::start`], for the lifeline of this number of a connection with so many lanes.
-    pub(crate) fn lifeline(
+    /// As [`Dial::start`], for the lifeline of this number of a connection with so many lanes.
+    pub(crate) fn control_connection(
         destination: &Arc<Destination>,
-        caller: Arc<dyn Caller>,
+        handler: Arc<dyn DialHandler>,
         number: u32,
-        lanes: u16,
+        queue_pairs: u16,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        Self::begin(destination, caller, number, Some(lanes), deadline)
+        Self::begin(destination, handler, number, Some(queue_pairs), deadline)
     }
 
     fn begin(
         destination: &Arc<Destination>,
-        caller: Arc<dyn Caller>,
+        handler: Arc<dyn DialHandler>,
         flow: u32,
-        lanes: Option<u16>,
+        queue_pairs: Option<u16>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
         let Destination { context, workers, handle, .. } = &**destination;
         let (local, peer) = context.device.path(flow, handle);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(peer), kind, None)?;
-        prepare(&socket, context)?;
+        configure_socket(&socket, context)?;
         if local.is_ipv4() == peer.is_ipv4() {
             // Packets must leave through the device that was asked for.
-            sys::set_late_port(&socket)?;
+            sys::set_port_at_connect(&socket)?;
             socket.bind(&local.into())?;
         }
         match socket.connect(&peer.into()) {
@@ -151,21 +151,21 @@ impl Call {
             have: 0,
             answer: [0; CHALLENGE_BYTES],
         };
-        let call = Arc::new(Self {
+        let dial = Arc::new(Self {
             destination: Arc::clone(destination),
-            caller,
+            handler,
             flow,
-            lanes,
+            queue_pairs,
             deadline,
             registration: workers.registration(),
             state: Mutex::new(state),
         });
         // The lock keeps the worker from the socket until it is in place.
-        let mut state = lock(&call.state);
-        call.registration.watch(&socket, Arc::<Self>::clone(&call))?;
+        let mut state = lock(&dial.state);
+        dial.registration.watch(&socket, Arc::<Self>::clone(&dial))?;
         state.socket = Some(socket);
         drop(state);
-        Ok(call)
+        Ok(dial)
     }
 
     /// Number of the flow that is being opened.
@@ -181,7 +181,7 @@ impl Call {
     }
 
     /// Does the next step that is possible; true when the flow is welcomed.
-    fn step(&self, readiness: Readiness) -> Result<bool, CallError> {
+    fn step(&self, readiness: Readiness) -> Result<bool, DialError> {
         let destination = &self.destination;
         let mut state = lock(&self.state);
         let State { socket: Some(socket), hello, proved, have, answer } = &mut *state else {
@@ -191,7 +191,7 @@ impl Call {
             return Err(error.into());
         }
         let key = destination.context.settings.job_key.as_ref();
-        let said = match hello {
+        let sent_hello = match hello {
             Some(hello) => hello,
             None if !readiness.writable => return Ok(false),
             None => {
@@ -200,13 +200,13 @@ impl Call {
                     nonce: destination.handle.nonce,
                     connection: destination.connection,
                     flow: self.flow,
-                    flows: self.lanes.unwrap_or(destination.context.settings.flows),
+                    flows: self.queue_pairs.unwrap_or(destination.context.settings.flows),
                     checksum: destination.context.settings.checksum,
-                    rdma: self.lanes.is_some(),
+                    rdma: self.queue_pairs.is_some(),
                     random,
                 };
                 let bytes = bytes.encode();
-                if !say(socket, &bytes)? {
+                if !send_bytes(socket, &bytes)? {
                     return Ok(false);
                 }
                 hello.insert(bytes)
@@ -222,19 +222,19 @@ impl Call {
             if *have < want {
                 match sys::uninterrupted(|| (&*socket).read(&mut answer[*have..want])) {
                     Ok(0) => {
-                        return Err(temporary(Answer::Later, "the listener closed the connection"));
+                        return Err(temporary(Retry::Later, "the listener closed the connection"));
                     }
                     Ok(received) => *have += received,
-                    Err(error) if not_now(&error) => return Ok(false),
+                    Err(error) if would_block(&error) => return Ok(false),
                     Err(error) => return Err(error.into()),
                 }
                 continue;
             }
             let Some(key) = key.filter(|_| challenged) else { break };
             let proof = key
-                .answer(said, answer)
-                .ok_or_else(|| CallError::key("the listener does not have the job key"))?;
-            if !say(socket, &proof)? {
+                .answer(sent_hello, answer)
+                .ok_or_else(|| DialError::key("the listener does not have the job key"))?;
+            if !send_bytes(socket, &proof)? {
                 return Ok(false);
             }
             (*proved, *have) = (true, 0);
@@ -242,40 +242,40 @@ impl Call {
         let (welcome, _) = answer.split_first_chunk().unwrap_or((&[0; WELCOME_BYTES], &[]));
         Welcome::check(welcome, destination.connection)?;
         if !*proved {
-            return Err(CallError::key("the listener asks for no job key; this side has one"));
+            return Err(DialError::key("the listener asks for no job key; this side has one"));
         }
         Ok(true)
     }
 
-    fn give_up(&self, error: CallError) {
+    fn give_up(&self, error: DialError) {
         // Whoever takes the socket tells of the outcome.
         if self.take_socket().is_some() {
-            Arc::clone(&self.caller).not_welcomed(self.flow, error);
+            Arc::clone(&self.handler).on_dial_error(self.flow, error);
         }
     }
 }
 
 /// Sends a part of the handshake, for which a new socket has room; false if it is not connected yet.
-fn say(socket: &Socket, bytes: &[u8]) -> Result<bool, CallError> {
+fn send_bytes(socket: &Socket, bytes: &[u8]) -> Result<bool, DialError> {
     match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
         Ok(written) if written == bytes.len() => Ok(true),
-        Ok(_) => Err(temporary(Answer::None, "a new socket has no room for the handshake")),
-        Err(error) if not_now(&error) => Ok(false),
+        Ok(_) => Err(temporary(Retry::Unknown, "a new socket has no room for the handshake")),
+        Err(error) if would_block(&error) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-fn temporary(answer: Answer, what: &str) -> CallError {
-    CallError { is_final: false, answer, no_rdma: false, is_gone: false, what: what.to_owned() }
+fn temporary(retry: Retry, what: &str) -> DialError {
+    DialError { is_final: false, retry, no_rdma: false, is_gone: false, what: what.to_owned() }
 }
 
-impl Source for Call {
+impl Source for Dial {
     fn ready(&self, readiness: Readiness) {
         match self.step(readiness) {
             Ok(false) => {}
             Ok(true) => {
                 if let Some(socket) = self.take_socket() {
-                    Arc::clone(&self.caller).welcomed(self.flow, socket);
+                    Arc::clone(&self.handler).on_welcome(self.flow, socket);
                 }
             }
             Err(error) => self.give_up(error),
@@ -284,14 +284,14 @@ impl Source for Call {
 
     fn tick(&self, now: Instant) {
         if now >= self.deadline {
-            self.give_up(temporary(Answer::None, "no answer in time"));
+            self.give_up(temporary(Retry::Unknown, "no answer in time"));
         }
     }
 
     fn abandoned(&self, why: &str) {
-        self.give_up(CallError {
+        self.give_up(DialError {
             is_final: true,
-            answer: Answer::None,
+            retry: Retry::Unknown,
             no_rdma: false,
             is_gone: false,
             what: why.to_owned(),

@@ -15,24 +15,24 @@ use evenkeel_protocol::{
 use socket2::{Domain, Socket, Type};
 
 use crate::Context;
-use crate::connection::base::{not_now, prepare};
+use crate::connection::base::{configure_socket, would_block};
 use crate::connection::recv::{Inbound, RecvConnection};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::rdma;
 use crate::runtime::notify::Notify;
-use crate::runtime::reactor::{Engine, Readiness, Registration, Source, Workers};
-use crate::settings::Carrier;
+use crate::runtime::reactor::{Readiness, Registration, Runtime, Source, Workers};
+use crate::settings::TransportMode;
 use crate::sync::lock;
 use crate::sys;
-use crate::tcp::receiver::Receiver;
+use crate::tcp::receiver::TcpReceiver;
 
 /// Most TCP connections that have not shown yet that they are peers. When more come, those that had their time make room, and
 /// else the kernel holds the new ones.
-const MAX_STRANGERS: usize = 128;
+const MAX_UNAUTHENTICATED: usize = 128;
 /// How long it may take a peer to show that it is one when many come at once. Who has said nothing for longer is dropped if
 /// others wait.
-const FAIR: Duration = Duration::from_millis(200);
+const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(200);
 /// Most connections of which some flows have arrived, or that nobody has accepted yet.
 const MAX_UNACCEPTED: usize = 64;
 /// TCP connections that the kernel holds until a worker accepts them.
@@ -41,17 +41,17 @@ const BACKLOG: i32 = 512;
 /// Waits for peers that were given its handle. Dropping it closes it, with all that was not
 /// accepted. What was accepted goes on, and its peers can still replace flows.
 pub struct Listener {
-    shared: Arc<Shared>,
-    door: OpenDoor,
+    acceptor: Arc<Acceptor>,
+    guard: AcceptorGuard,
     handle: Handle,
     address: SocketAddr,
     /// When to give up; set by the first poll.
     deadline: OnceLock<Instant>,
-    engine: Arc<Engine>,
+    runtime: Arc<Runtime>,
 }
 
 /// Where and for whom a listener listens.
-pub(crate) enum Port {
+pub(crate) enum ListenMode {
     /// At the device, for those who are given the handle; it gives up when nobody comes.
     Private,
     /// At an address that peers know, for ever; who listens hears of what has come. A connection is of the device at whose
@@ -59,7 +59,7 @@ pub(crate) enum Port {
     Public(SocketAddr, Nonce, Arc<dyn Notify>),
 }
 
-struct Shared {
+struct Acceptor {
     socket: Socket,
     registration: Registration,
     nonce: Nonce,
@@ -70,7 +70,7 @@ struct Shared {
     everywhere: bool,
     workers: Arc<Workers>,
     /// Whether some were left to the kernel.
-    crowded: AtomicBool,
+    is_full: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -79,23 +79,23 @@ struct State {
     /// No new connection is taken.
     closed: bool,
     /// Oldest first.
-    strangers: VecDeque<Arc<Stranger>>,
+    unauthenticated: VecDeque<Arc<Unauthenticated>>,
     partial: HashMap<ConnectionId, Partial>,
     ready: VecDeque<Arc<dyn Inbound>>,
     /// Connections whose peers are agreeing on queue pairs.
     agreeing: HashMap<ConnectionId, Arc<rdma::Receiver>>,
     /// Connections that flows may join: what is ready and what was accepted.
-    complete: HashMap<ConnectionId, Weak<Receiver>>,
+    complete: HashMap<ConnectionId, Weak<TcpReceiver>>,
     /// The same of those whose lifelines others may replace.
     agreed: HashMap<ConnectionId, Weak<rdma::Receiver>>,
     /// Those others, on which nothing was said yet.
     candidates: Vec<Weak<rdma::FailoverCandidate>>,
     /// How many keep the socket open.
-    keepers: usize,
+    guards: usize,
     /// Why the listener cannot go on.
     failure: Option<Error>,
     /// Strangers turned away so far.
-    turned_away: u64,
+    dropped: u64,
 }
 
 /// A connection of which some flows have arrived.
@@ -106,22 +106,28 @@ struct Partial {
 }
 
 impl Listener {
-    pub(crate) fn open(engine: Arc<Engine>, context: Context, port: Port) -> Result<Self, Error> {
+    pub(crate) fn open(
+        runtime: Arc<Runtime>,
+        context: Context,
+        mode: ListenMode,
+    ) -> Result<Self, Error> {
         let others: Vec<IpAddr> =
             context.other_ports().flat_map(|device| device.addresses()).collect();
-        let local = match &port {
-            Port::Private => context.device.listening(&others),
-            Port::Public(address, ..) => *address,
+        let local = match &mode {
+            ListenMode::Private => context.device.listening(&others),
+            ListenMode::Public(address, ..) => *address,
         };
-        let what = match &port {
-            Port::Private => format!("cannot listen on {} ({})", context.device.name(), local.ip()),
-            Port::Public(..) => format!("cannot listen at {local}"),
+        let what = match &mode {
+            ListenMode::Private => {
+                format!("cannot listen on {} ({})", context.device.name(), local.ip())
+            }
+            ListenMode::Public(..) => format!("cannot listen at {local}"),
         };
         let fail = |error| Error::system(&what, &error);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
-        let (nonce, notified) = match port {
-            Port::Private => {
+        let (nonce, notified) = match mode {
+            ListenMode::Private => {
                 if local.is_ipv6() && local.ip().is_unspecified() {
                     // Some addresses may be of the other family.
                     socket.set_only_v6(false).map_err(fail)?;
@@ -129,7 +135,7 @@ impl Listener {
                 bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
                 (Nonce(sys::random().map_err(fail)?), None)
             }
-            Port::Public(_, nonce, notified) => {
+            ListenMode::Public(_, nonce, notified) => {
                 // Connections of the process that listened here before may not be over yet.
                 socket.set_reuse_address(true).map_err(fail)?;
                 socket.bind(&local.into()).map_err(fail)?;
@@ -139,8 +145,8 @@ impl Listener {
         socket.listen(BACKLOG).map_err(fail)?;
         let addr = socket.local_addr().map_err(fail)?;
         let addr = addr.as_socket().ok_or_else(|| Error::argument("not an IP socket"))?;
-        let workers = Arc::clone(engine.workers());
-        let shared = Arc::new(Shared {
+        let workers = Arc::clone(runtime.workers());
+        let acceptor = Arc::new(Acceptor {
             socket,
             registration: workers.registration(),
             nonce,
@@ -148,15 +154,15 @@ impl Listener {
             context,
             everywhere: local.ip().is_unspecified(),
             workers,
-            crowded: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
             state: Mutex::default(),
         });
-        let source: Arc<dyn Source> = Arc::new(Door(Arc::clone(&shared)));
-        shared.registration.watch(&shared.socket, source).map_err(fail)?;
+        let source: Arc<dyn Source> = Arc::new(AcceptorSource(Arc::clone(&acceptor)));
+        acceptor.registration.watch(&acceptor.socket, source).map_err(fail)?;
         let handle =
-            Handle { addresses: shared.context.device.addresses(), port: addr.port(), nonce };
-        let door = OpenDoor::of(&shared);
-        Ok(Self { shared, door, handle, address: addr, deadline: OnceLock::new(), engine })
+            Handle { addresses: acceptor.context.device.addresses(), port: addr.port(), nonce };
+        let guard = AcceptorGuard::of(&acceptor);
+        Ok(Self { acceptor, guard, handle, address: addr, deadline: OnceLock::new(), runtime })
     }
 
     /// Where it listens.
@@ -174,7 +180,7 @@ impl Listener {
     /// # Errors
     /// [`ErrorKind::Remote`] when no peer has come within the accept timeout of the first poll.
     pub fn poll_accept(&self) -> Result<Option<RecvConnection>, Error> {
-        let mut state = lock(&self.shared.state);
+        let mut state = lock(&self.acceptor.state);
         if let Some(receiver) = state.ready.pop_front() {
             drop(state);
             return Ok(Some(self.connection(receiver)));
@@ -182,24 +188,24 @@ impl Listener {
         if let Some(error) = &state.failure {
             return Err(error.clone());
         }
-        if self.shared.notified.is_some() {
+        if self.acceptor.notified.is_some() {
             return Ok(None);
         }
-        let context = &self.shared.context;
-        let patience = context.settings.accept_timeout;
-        let deadline = self.deadline.get_or_init(|| Instant::now() + patience);
+        let context = &self.acceptor.context;
+        let timeout = context.settings.accept_timeout;
+        let deadline = self.deadline.get_or_init(|| Instant::now() + timeout);
         if Instant::now() < *deadline {
             return Ok(None);
         }
         Err(Error::new(
             ErrorKind::Remote,
             format!(
-                "no peer connected to {:?}, port {}, within {} s ({} incomplete connections, {} strangers turned away) {}",
+                "no peer connected to {:?}, port {}, within {} s ({} incomplete connections, {} unauthenticated connections dropped) {}",
                 self.handle.addresses,
                 self.handle.port,
-                patience.as_secs(),
+                timeout.as_secs(),
                 state.partial.len(),
-                state.turned_away,
+                state.dropped,
                 context.label,
             ),
         ))
@@ -208,14 +214,14 @@ impl Listener {
 
 impl Listener {
     fn connection(&self, receiver: Arc<dyn Inbound>) -> RecvConnection {
-        RecvConnection::new(receiver, self.door.clone(), Arc::clone(&self.engine))
+        RecvConnection::new(receiver, self.guard.clone(), Arc::clone(&self.runtime))
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         let (ready, agreeing) = {
-            let mut state = lock(&self.shared.state);
+            let mut state = lock(&self.acceptor.state);
             state.closed = true;
             state.partial.clear();
             (std::mem::take(&mut state.ready), std::mem::take(&mut state.agreeing))
@@ -229,51 +235,51 @@ impl Drop for Listener {
 
 /// Keeps the socket of a listener open: a connection's peer opens new flows in place of lost ones
 /// there, long after the listener is closed.
-pub(crate) struct OpenDoor(Arc<Shared>);
+pub(crate) struct AcceptorGuard(Arc<Acceptor>);
 
-impl OpenDoor {
-    fn of(shared: &Arc<Shared>) -> Self {
-        lock(&shared.state).keepers += 1;
-        Self(Arc::clone(shared))
+impl AcceptorGuard {
+    fn of(acceptor: &Arc<Acceptor>) -> Self {
+        lock(&acceptor.state).guards += 1;
+        Self(Arc::clone(acceptor))
     }
 }
 
-impl Clone for OpenDoor {
+impl Clone for AcceptorGuard {
     fn clone(&self) -> Self {
         Self::of(&self.0)
     }
 }
 
-impl Drop for OpenDoor {
+impl Drop for AcceptorGuard {
     fn drop(&mut self) {
-        let shared = &self.0;
+        let acceptor = &self.0;
         let state = {
-            let mut state = lock(&shared.state);
-            state.keepers -= 1;
-            if state.keepers > 0 {
+            let mut state = lock(&acceptor.state);
+            state.guards -= 1;
+            if state.guards > 0 {
                 return;
             }
             let closed = State { closed: true, ..State::default() };
             std::mem::replace(&mut *state, closed)
         };
-        shared.registration.end(&shared.socket);
+        acceptor.registration.end(&acceptor.socket);
         // The worker may hold a reference a little longer; nobody may be let in meanwhile.
-        let _ = shared.socket.shutdown(Shutdown::Both);
-        for stranger in state.strangers {
-            stranger.take_socket();
+        let _ = acceptor.socket.shutdown(Shutdown::Both);
+        for connection in state.unauthenticated {
+            connection.take_socket();
         }
         state.agreeing.values().for_each(|receiver| receiver.close());
     }
 }
 
-impl Shared {
+impl Acceptor {
     /// Takes every TCP connection that waits at the door, as long as there is room.
     fn accept_all(self: &Arc<Self>) {
-        self.crowded.store(false, Ordering::SeqCst);
+        self.is_full.store(false, Ordering::SeqCst);
         loop {
             if !self.has_room() {
                 // The next who is heard or had its time makes room.
-                self.crowded.store(true, Ordering::SeqCst);
+                self.is_full.store(true, Ordering::SeqCst);
                 return;
             }
             match sys::uninterrupted(|| self.socket.accept()) {
@@ -282,8 +288,8 @@ impl Shared {
                         self.receive(socket, peer);
                     }
                 }
-                Err(error) if not_now(&error) => return,
-                Err(error) if is_theirs(&error) => {}
+                Err(error) if would_block(&error) => return,
+                Err(error) if is_of_connection(&error) => {}
                 Err(error) if self.notified.is_some() => {
                     // The next tick tries again: others, who are connected, need this process.
                     self.info(&format!("cannot accept: {error}"));
@@ -301,22 +307,26 @@ impl Shared {
     /// Whether one more stranger can be heard: there are few, or the oldest had its time and can be dropped.
     fn has_room(&self) -> bool {
         let state = lock(&self.state);
-        state.strangers.len() < MAX_STRANGERS
-            || state.strangers.front().is_some_and(|oldest| oldest.since.elapsed() >= FAIR)
+        state.unauthenticated.len() < MAX_UNAUTHENTICATED
+            || state
+                .unauthenticated
+                .front()
+                .is_some_and(|oldest| oldest.since.elapsed() >= MIN_HANDSHAKE_TIME)
     }
 
     fn receive(self: &Arc<Self>, socket: Socket, peer: SocketAddr) {
-        let prepared = socket.set_nonblocking(true).and_then(|()| prepare(&socket, &self.context));
+        let prepared =
+            socket.set_nonblocking(true).and_then(|()| configure_socket(&socket, &self.context));
         if let Err(error) = prepared {
             self.info(&format!("connection from {peer} dropped: {error}"));
             return;
         }
-        let stranger = Arc::new(Stranger {
+        let connection = Arc::new(Unauthenticated {
             listener: Arc::downgrade(self),
             peer,
             registration: self.workers.registration(),
             since: Instant::now(),
-            hearing: Mutex::new(Hearing {
+            handshake: Mutex::new(HandshakeState {
                 socket: None,
                 have: 0,
                 hello: [0; HELLO_BYTES],
@@ -325,24 +335,28 @@ impl Shared {
         });
         let evicted = {
             let mut state = lock(&self.state);
-            if state.keepers == 0 {
+            if state.guards == 0 {
                 return;
             }
-            state.strangers.push_back(Arc::clone(&stranger));
-            if state.strangers.len() > MAX_STRANGERS { state.strangers.pop_front() } else { None }
+            state.unauthenticated.push_back(Arc::clone(&connection));
+            if state.unauthenticated.len() > MAX_UNAUTHENTICATED {
+                state.unauthenticated.pop_front()
+            } else {
+                None
+            }
         };
         if let Some(evicted) = evicted {
-            evicted.turn_away("too many connections that say nothing");
+            evicted.drop_connection("too many connections that say nothing");
         }
         // The lock keeps the worker from the socket until it is in place.
-        let mut hearing = lock(&stranger.hearing);
-        let source: Arc<dyn Source> = Arc::<Stranger>::clone(&stranger);
-        if let Err(error) = stranger.registration.watch(&socket, source) {
-            drop(hearing);
-            stranger.turn_away(&error.to_string());
+        let mut handshake = lock(&connection.handshake);
+        let source: Arc<dyn Source> = Arc::<Unauthenticated>::clone(&connection);
+        if let Err(error) = connection.registration.watch(&socket, source) {
+            drop(handshake);
+            connection.drop_connection(&error.to_string());
             return;
         }
-        hearing.socket = Some(socket);
+        handshake.socket = Some(socket);
     }
 
     /// Answers a peer's hello and, unless it is refused, takes its flow in. Complete connections
@@ -354,10 +368,10 @@ impl Shared {
         peer: SocketAddr,
     ) -> Result<(), Refusal> {
         if hello.rdma {
-            return self.agree(hello, socket, peer);
+            return self.agree_queue_pairs(hello, socket, peer);
         }
-        if self.context.settings.carrier == Carrier::Rdma {
-            answer(&socket, hello.connection, Err(Refusal::RdmaOnly));
+        if self.context.settings.transport_mode == TransportMode::Rdma {
+            send_welcome(&socket, hello.connection, Err(Refusal::RdmaOnly));
             return Err(Refusal::RdmaOnly);
         }
         let mut state = lock(&self.state);
@@ -367,11 +381,15 @@ impl Shared {
             return join(receiver.as_ref(), hello, socket);
         }
         let place = state.place_for(hello, peer);
-        answer(&socket, hello.connection, place.as_ref().map(|_| ()).map_err(|refusal| *refusal));
+        send_welcome(
+            &socket,
+            hello.connection,
+            place.as_ref().map(|_| ()).map_err(|refusal| *refusal),
+        );
         *place? = Some(socket);
         let Some(sockets) = state.take_if_complete(&hello.connection) else { return Ok(()) };
         let context = self.context_of(sockets.first());
-        match Receiver::open(context, &self.workers, peer, sockets) {
+        match TcpReceiver::open(context, &self.workers, peer, sockets) {
             Ok(receiver) => {
                 state.complete.retain(|_, receiver| receiver.strong_count() > 0);
                 state.complete.insert(hello.connection, Arc::downgrade(&receiver));
@@ -404,44 +422,52 @@ impl Shared {
 
     /// Answers a peer whose messages are to be carried by RDMA and, unless it is refused, agrees with it on queue pairs.
     /// Then the connection becomes ready.
-    fn agree(
+    fn agree_queue_pairs(
         self: &Arc<Self>,
         hello: &Hello,
         socket: Socket,
         peer: SocketAddr,
     ) -> Result<(), Refusal> {
         if hello.flow > 0 {
-            return self.rejoin(hello, socket);
+            return self.failover(hello, socket);
         }
         let id = hello.connection;
-        let by_rdma = self.context.settings.carrier != Carrier::Tcp;
+        let by_rdma = self.context.settings.transport_mode != TransportMode::Tcp;
         let context = self.context_of(Some(&socket));
         let device = context.device.clone();
         let adapter = device.rdma().filter(|_| by_rdma);
         let mut state = lock(&self.state);
         let waiting = state.partial.len() + state.ready.len() + state.agreeing.len();
-        let verdict = match adapter {
+        let outcome = match adapter {
             None => Err(Refusal::NoRdma),
             Some(_) if state.closed => Err(Refusal::Gone),
             Some(_) if waiting >= MAX_UNACCEPTED => Err(Refusal::Busy),
             Some(_) if state.agreeing.contains_key(&id) => Err(Refusal::Inconsistent),
             Some(adapter) => Ok(adapter),
         };
-        answer(&socket, id, verdict.map(|_| ()));
-        let adapter = verdict?;
+        send_welcome(&socket, id, outcome.map(|_| ()));
+        let adapter = outcome?;
         let listener = Arc::downgrade(self);
         let opened = Box::new(move |opened: Result<(), Error>| {
             if let Some(listener) = listener.upgrade() {
-                listener.agreed(id, peer, opened);
+                listener.queue_pairs_agreed(id, peer, opened);
             }
         });
         let workers = &self.workers;
-        let lanes = usize::from(hello.flows);
+        let queue_pairs = usize::from(hello.flows);
         // The lock keeps the outcome back until the connection is noted.
         let others = context.other_ports().filter(|_| self.everywhere);
         let elsewhere = others.flat_map(|device| device.addresses()).collect();
-        let lifeline = (socket, peer);
-        match rdma::Receiver::open(context, adapter, workers, lifeline, lanes, elsewhere, opened) {
+        let control = (socket, peer);
+        match rdma::Receiver::open(
+            context,
+            adapter,
+            workers,
+            control,
+            queue_pairs,
+            elsewhere,
+            opened,
+        ) {
             Ok(receiver) => drop(state.agreeing.insert(id, receiver)),
             Err(error) => {
                 self.context
@@ -453,34 +479,34 @@ impl Shared {
     }
 
     /// Lets a lifeline take the place of a connection's, if the peer chooses it.
-    fn rejoin(&self, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
+    fn failover(&self, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
         let mut state = lock(&self.state);
         let receiver = state.agreed.get(&hello.connection).and_then(Weak::upgrade);
         let receiver = receiver.filter(|receiver| receiver.is_open());
         let device = self.context_of(Some(&socket)).device;
         state.candidates.retain(|candidate| candidate.strong_count() > 0);
-        let verdict = match &receiver {
+        let outcome = match &receiver {
             None => Err(Refusal::Gone),
             Some(_) if device.rdma().is_none() => Err(Refusal::NoRdma),
             Some(_) if device.rdma().is_some_and(|port| port.is_down()) => Err(Refusal::Busy),
-            Some(_) if state.candidates.len() >= MAX_STRANGERS => Err(Refusal::Busy),
+            Some(_) if state.candidates.len() >= MAX_UNAUTHENTICATED => Err(Refusal::Busy),
             Some(_) => Ok(()),
         };
-        answer(&socket, hello.connection, verdict);
-        verdict?;
+        send_welcome(&socket, hello.connection, outcome);
+        outcome?;
         if let Some(receiver) = receiver {
             let deadline = Instant::now() + self.context.settings.handshake_timeout;
-            let lifeline = (hello.flow, socket);
+            let control = (hello.flow, socket);
             let workers = &self.workers;
             let candidate =
-                rdma::FailoverCandidate::watch(workers, &receiver, device, lifeline, deadline);
+                rdma::FailoverCandidate::watch(workers, &receiver, device, control, deadline);
             state.candidates.push(Arc::downgrade(&candidate));
         }
         Ok(())
     }
 
     /// The peers have agreed on queue pairs, or cannot.
-    fn agreed(&self, id: ConnectionId, peer: SocketAddr, opened: Result<(), Error>) {
+    fn queue_pairs_agreed(&self, id: ConnectionId, peer: SocketAddr, opened: Result<(), Error>) {
         let mut state = lock(&self.state);
         let Some(receiver) = state.agreeing.remove(&id) else { return };
         match opened {
@@ -504,10 +530,10 @@ impl Shared {
 
     fn tick(self: &Arc<Self>, now: Instant) {
         self.accept_all();
-        let patience = self.context.settings.connect_timeout;
+        let timeout = self.context.settings.connect_timeout;
         let mut late = Vec::new();
         lock(&self.state).partial.retain(|_, partial| {
-            let keep = now.saturating_duration_since(partial.since) < patience;
+            let keep = now.saturating_duration_since(partial.since) < timeout;
             if !keep {
                 let arrived = partial.flows.iter().flatten().count();
                 late.push((partial.peer, arrived, partial.flows.len()));
@@ -517,7 +543,7 @@ impl Shared {
         for (peer, arrived, flows) in late {
             self.context.log.warn(&format!(
                 "evenkeel: connection from {peer} dropped: {arrived} of {flows} flows arrived within {} s",
-                patience.as_secs()
+                timeout.as_secs()
             ));
         }
     }
@@ -587,8 +613,8 @@ fn bind(socket: &Socket, local: SocketAddr, ports: Option<&RangeInclusive<u16>>)
 
 /// Whether an error of `accept` is one of the connection that was to be accepted, not of the
 /// listener.
-fn is_theirs(error: &io::Error) -> bool {
-    const THEIRS: [i32; 9] = [
+fn is_of_connection(error: &io::Error) -> bool {
+    const OF_CONNECTION: [i32; 9] = [
         libc::ECONNABORTED,
         libc::ENETDOWN,
         libc::EPROTO,
@@ -599,36 +625,36 @@ fn is_theirs(error: &io::Error) -> bool {
         libc::EOPNOTSUPP,
         libc::ENETUNREACH,
     ];
-    error.raw_os_error().is_some_and(|errno| THEIRS.contains(&errno))
+    error.raw_os_error().is_some_and(|errno| OF_CONNECTION.contains(&errno))
 }
 
 /// Lets a flow join a connection that is complete.
-fn join(receiver: Option<&Arc<Receiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
-    let verdict = match receiver {
+fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
+    let outcome = match receiver {
         None => Err(Refusal::Gone),
         Some(_) if hello.flow < u32::from(hello.flows) => Err(Refusal::Inconsistent),
         Some(_) => Ok(()),
     };
     // The welcome goes before anything that the connection has to say on the flow.
-    answer(&socket, hello.connection, verdict);
-    verdict?;
+    send_welcome(&socket, hello.connection, outcome);
+    outcome?;
     receiver
-        .is_some_and(|receiver| receiver.adopt(hello.flow, socket).is_ok())
+        .is_some_and(|receiver| receiver.add_flow(hello.flow, socket).is_ok())
         .then_some(())
         .ok_or(Refusal::Gone)
 }
 
 /// Sends the answer to a hello. A new socket has room for it; if the peer is gone, its connection
 /// will say so.
-fn answer(socket: &Socket, connection: ConnectionId, verdict: Result<(), Refusal>) {
-    let welcome = Welcome { connection, verdict };
+fn send_welcome(socket: &Socket, connection: ConnectionId, outcome: Result<(), Refusal>) {
+    let welcome = Welcome { connection, verdict: outcome };
     let _ = socket.send_with_flags(&welcome.encode(), libc::MSG_NOSIGNAL);
 }
 
 /// The listening socket, as its worker sees it.
-struct Door(Arc<Shared>);
+struct AcceptorSource(Arc<Acceptor>);
 
-impl Source for Door {
+impl Source for AcceptorSource {
     fn ready(&self, _readiness: Readiness) {
         self.0.accept_all();
     }
@@ -643,15 +669,15 @@ impl Source for Door {
 }
 
 /// A TCP connection that has not shown yet that it is a flow of a peer.
-struct Stranger {
-    listener: Weak<Shared>,
+struct Unauthenticated {
+    listener: Weak<Acceptor>,
     peer: SocketAddr,
     registration: Registration,
     since: Instant,
-    hearing: Mutex<Hearing>,
+    handshake: Mutex<HandshakeState>,
 }
 
-struct Hearing {
+struct HandshakeState {
     /// `None` once the stranger is a peer or turned away.
     socket: Option<Socket>,
     /// Bytes of the hello.
@@ -669,25 +695,25 @@ struct Challenge {
 }
 
 /// Why a stranger is not a peer.
-struct NoPeer {
+struct Rejection {
     why: String,
     /// What to tell one that speaks the protocol.
     refusal: Option<Refusal>,
 }
 
-impl From<String> for NoPeer {
+impl From<String> for Rejection {
     fn from(why: String) -> Self {
         Self { why, refusal: None }
     }
 }
 
-impl From<io::Error> for NoPeer {
+impl From<io::Error> for Rejection {
     fn from(error: io::Error) -> Self {
         error.to_string().into()
     }
 }
 
-impl From<HandshakeError> for NoPeer {
+impl From<HandshakeError> for Rejection {
     fn from(error: HandshakeError) -> Self {
         let refusal = match error {
             HandshakeError::Version(_) => Some(Refusal::Version),
@@ -699,10 +725,10 @@ impl From<HandshakeError> for NoPeer {
     }
 }
 
-impl Hearing {
+impl HandshakeState {
     /// Reads what is there, and answers a hello with a challenge if there is a job key; the hello, once all is there that
     /// shows a peer.
-    fn hear(&mut self, listener: &Shared) -> Result<Option<Hello>, NoPeer> {
+    fn advance(&mut self, listener: &Acceptor) -> Result<Option<Hello>, Rejection> {
         let Self { socket: Some(socket), have, hello, challenge } = self else { return Ok(None) };
         while *have < HELLO_BYTES {
             let Some(received) = receive(socket, &mut hello[*have..], *have)? else {
@@ -741,34 +767,34 @@ impl Hearing {
             return Ok(Some(decoded));
         }
         let refusal = Some(Refusal::Authentication);
-        Err(NoPeer { why: "it does not have the job key".to_owned(), refusal })
+        Err(Rejection { why: "it does not have the job key".to_owned(), refusal })
     }
 }
 
 /// Reads what is there, at most `into`; none if there is nothing now. `before` bytes came earlier.
-fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usize>, NoPeer> {
+fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usize>, Rejection> {
     match sys::uninterrupted(|| (&*socket).read(into)) {
         Ok(0) => Err(format!("it closed after {before} bytes").into()),
         Ok(received) => Ok(Some(received)),
-        Err(error) if not_now(&error) => Ok(None),
+        Err(error) if would_block(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-impl Stranger {
+impl Unauthenticated {
     fn take_socket(&self) -> Option<Socket> {
-        let socket = lock(&self.hearing).socket.take()?;
+        let socket = lock(&self.handshake).socket.take()?;
         self.registration.end(&socket);
         Some(socket)
     }
 
-    fn forget(&self, listener: &Shared, turned_away: bool) {
+    fn forget(&self, listener: &Acceptor, dropped: bool) {
         let mut state = lock(&listener.state);
-        state.strangers.retain(|other| !std::ptr::eq(&raw const **other, self));
-        state.turned_away += u64::from(turned_away);
+        state.unauthenticated.retain(|other| !std::ptr::eq(&raw const **other, self));
+        state.dropped += u64::from(dropped);
     }
 
-    fn turn_away(&self, why: &str) {
+    fn drop_connection(&self, why: &str) {
         self.take_socket();
         if let Some(listener) = self.listener.upgrade() {
             self.forget(&listener, true);
@@ -777,10 +803,10 @@ impl Stranger {
     }
 
     /// Goes on with the handshake as far as the bytes that are there allow; the text says why the stranger is not a peer.
-    fn hear(&self) -> Result<(), String> {
+    fn advance(&self) -> Result<(), String> {
         let Some(listener) = self.listener.upgrade() else { return Ok(()) };
-        let heard = lock(&self.hearing).hear(&listener);
-        match heard {
+        let advanced = lock(&self.handshake).advance(&listener);
+        match advanced {
             Ok(None) => Ok(()),
             Ok(Some(hello)) => {
                 let Some(socket) = self.take_socket() else { return Ok(()) };
@@ -789,9 +815,9 @@ impl Stranger {
                     .admit(&hello, socket, self.peer)
                     .map_err(|refusal| format!("refused: {refusal}"))
             }
-            Err(NoPeer { why, refusal }) => {
+            Err(Rejection { why, refusal }) => {
                 if let (Some(refusal), Some(socket)) = (refusal, self.take_socket()) {
-                    answer(&socket, ConnectionId([0; 16]), Err(refusal));
+                    send_welcome(&socket, ConnectionId([0; 16]), Err(refusal));
                 }
                 Err(why)
             }
@@ -799,16 +825,16 @@ impl Stranger {
     }
 }
 
-impl Source for Stranger {
+impl Source for Unauthenticated {
     fn ready(&self, readiness: Readiness) {
         if !readiness.readable && !readiness.ended {
             return;
         }
-        if let Err(why) = self.hear() {
-            self.turn_away(&why);
+        if let Err(why) = self.advance() {
+            self.drop_connection(&why);
         }
         if let Some(listener) = self.listener.upgrade()
-            && listener.crowded.load(Ordering::SeqCst)
+            && listener.is_full.load(Ordering::SeqCst)
         {
             listener.accept_all();
         }
@@ -822,12 +848,12 @@ impl Source for Stranger {
         if now.saturating_duration_since(self.since) < limit {
             return;
         }
-        let have = lock(&self.hearing).have;
-        self.turn_away(&format!("no hello within {} s ({have} bytes)", limit.as_secs()));
+        let have = lock(&self.handshake).have;
+        self.drop_connection(&format!("no hello within {} s ({have} bytes)", limit.as_secs()));
     }
 
     fn abandoned(&self, why: &str) {
-        self.turn_away(why);
+        self.drop_connection(why);
     }
 }
 
@@ -846,14 +872,14 @@ mod tests {
     #[test]
     fn peers_that_come_all_at_once_are_all_heard() {
         const PEERS: u8 = 200;
-        assert!(usize::from(PEERS) > MAX_STRANGERS);
+        assert!(usize::from(PEERS) > MAX_UNAUTHENTICATED);
         let transport = transport();
         let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
         let listener = transport.listen_at(any, nonce, "", Arc::new(NullNotify)).unwrap();
         let mut peers = vec![];
         {
             // Nobody is heard meanwhile, nor taken in but the first.
-            let _state = lock(&listener.shared.state);
+            let _state = lock(&listener.acceptor.state);
             for peer in 0..PEERS {
                 let mut stream = TcpStream::connect(listener.address()).unwrap();
                 let hello = Hello {

@@ -15,7 +15,7 @@ use crate::rdma::events::DeviceEvents;
 use crate::rdma::memlock;
 use crate::rdma::memory_types::MemoryTypes;
 use crate::rdma::region_cache::RegionCache;
-use crate::settings::{Carrier, Family, Settings};
+use crate::settings::{Family, Settings, TransportMode};
 use crate::sys::InterfaceAddress;
 use crate::telemetry::log::Log;
 
@@ -77,7 +77,7 @@ impl PortDiscovery<'_> {
             return Err("this host has no RDMA device".to_owned());
         }
         // Where RDMA is required, the failing registration reports the cause.
-        if self.settings.carrier == Carrier::Auto {
+        if self.settings.transport_mode == TransportMode::Auto {
             memlock::check()?;
         }
         let (mut found, mut unused) = (Vec::new(), Vec::new());
@@ -153,7 +153,7 @@ impl PortDiscovery<'_> {
             return supported;
         }
         let names = supported.names();
-        match supported.offered(self.settings.carrier, self.host_memory_only) {
+        match supported.offered(self.settings.transport_mode, self.host_memory_only) {
             Ok(offered) => {
                 self.log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {names}"));
                 offered

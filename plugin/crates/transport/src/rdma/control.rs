@@ -7,7 +7,7 @@ use std::time::Duration;
 use evenkeel_protocol::{ControlMessage, ReplayBuffer};
 use socket2::Socket;
 
-use crate::connection::base::not_now;
+use crate::connection::base::would_block;
 use crate::sys;
 
 /// Most bytes that wait to be said or heard. Each word is an answer, or one of a few in a connection's life.
@@ -131,7 +131,7 @@ impl ControlConnection {
                 }
                 Ok(0) => self.end(None, "the peer closed the connection".to_owned()),
                 Ok(count) => self.heard.extend(&bytes[..count]),
-                Err(error) if not_now(&error) => return None,
+                Err(error) if would_block(&error) => return None,
                 Err(error) => self.end(cut(error.kind()), format!("the peer is lost: {error}")),
             }
         }

@@ -13,7 +13,7 @@ use super::control::ControlConnection;
 use super::queue_pairs::{QueuePairEvent, QueuePairs, system};
 use super::{ConnectionError, Opened};
 use crate::Context;
-use crate::connection::base::{Base, Direction, InFlight, Medium};
+use crate::connection::base::{Base, Direction, InFlight, TransportKind};
 use crate::connection::request::Owner;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
@@ -228,7 +228,7 @@ impl<S: EndpointState> Endpoint<S> {
         state: S,
     ) -> Result<Arc<Self>, Error> {
         let side = Arc::new(Self {
-            base: Base::new(context, direction, Medium::Rdma, peer),
+            base: Base::new(context, direction, TransportKind::Rdma, peer),
             workers: Arc::clone(workers),
             state: Mutex::new(state),
             ear: workers.registration(),
@@ -391,14 +391,14 @@ impl<S: EndpointState> Endpoint<S> {
         drop(state);
         // Nobody waits for it any more.
         drop(opening);
-        self.base.last_words();
+        self.base.log_closed();
         drop(lingering);
     }
 }
 
 impl<S: EndpointState> Owner for Endpoint<S> {
-    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
-        self.base.keep(lent);
+    fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>) {
+        self.base.retain_memory(memory);
     }
 
     fn failure(&self) -> Option<Error> {
@@ -417,7 +417,7 @@ impl<S: EndpointState> Owner for Endpoint<S> {
             return;
         }
         let core = state.core();
-        let armed = match core.callers.visit(waiters::falls_asleep()) {
+        let armed = match core.callers.visit(waiters::is_about_to_sleep()) {
             true => core.lanes.completions.arm().map_err(|error| system(error).into()),
             false => Ok(()),
         };
@@ -471,7 +471,7 @@ impl<S: EndpointState> Source for Bell<S> {
             let waited_for = state.is_waited_for();
             let core = state.core();
             if let Some(lease) = core.callers.leave_to_them(waited_for) {
-                side.bell.alarm(Instant::now() + lease);
+                side.bell.set_timer(Instant::now() + lease);
                 return Ok(());
             }
             core.lanes.completions.arm().map_err(system)?;
@@ -505,8 +505,8 @@ pub(super) struct Callers {
 
 impl Callers {
     /// A caller is here. If it then falls asleep, the worker has to be woken again: whether that is to be seen to.
-    fn visit(&mut self, falls_asleep: bool) -> bool {
-        if falls_asleep {
+    fn visit(&mut self, is_about_to_sleep: bool) -> bool {
+        if is_about_to_sleep {
             self.visits = 0;
             return self.lease.take().is_some();
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use evenkeel_verbs::{Context, MemoryRegion};
 
-use crate::settings::Carrier;
+use crate::settings::TransportMode;
 
 /// Files under /sys that show a GPU driver's peer memory module: NVIDIA's, and its predecessors.
 const PEER_MEMORY: [&str; 3] = [
@@ -45,15 +45,15 @@ impl MemoryTypes {
     /// them, only host memory can be offered. `host_memory_only` is another reason of the transport's owner.
     pub(crate) fn offered(
         self,
-        carrier: Carrier,
+        carrier: TransportMode,
         host_memory_only: Option<&str>,
     ) -> Result<Self, &str> {
         match (carrier, host_memory_only) {
-            (Carrier::Auto | Carrier::Tcp, _) => {
+            (TransportMode::Auto | TransportMode::Tcp, _) => {
                 Err("TCP may carry messages, unless EVENKEEL_TRANSPORT=rdma")
             }
-            (Carrier::Rdma, Some(reason)) => Err(reason),
-            (Carrier::Rdma, None) => Ok(self),
+            (TransportMode::Rdma, Some(reason)) => Err(reason),
+            (TransportMode::Rdma, None) => Ok(self),
         }
     }
 
@@ -100,9 +100,9 @@ mod tests {
         for peer_memory in [false, true] {
             for dma_buffers in [false, true] {
                 let types = MemoryTypes { peer_memory, dma_buffers };
-                assert_eq!(types.offered(Carrier::Rdma, None), Ok(types));
-                assert_eq!(types.offered(Carrier::Rdma, Some("a reason")), Err("a reason"));
-                for carrier in [Carrier::Auto, Carrier::Tcp] {
+                assert_eq!(types.offered(TransportMode::Rdma, None), Ok(types));
+                assert_eq!(types.offered(TransportMode::Rdma, Some("a reason")), Err("a reason"));
+                for carrier in [TransportMode::Auto, TransportMode::Tcp] {
                     assert!(types.offered(carrier, None).unwrap_err().contains("TCP"));
                 }
                 assert_eq!(types.is_host_only(), !peer_memory && !dma_buffers);

@@ -19,9 +19,9 @@ use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs, system};
 use super::{Adapter, ConnectionError, EAGER_BYTES, Opened, ROOM, with_room};
 use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight};
-use crate::connection::recv::{Inbound, Tagged};
+use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
-use crate::connection::tag_matching::{Order, Step};
+use crate::connection::tag_matching::{MatchStep, TagMatcher};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
@@ -99,7 +99,7 @@ pub(crate) struct RecvState {
     /// Copies of credits on their way.
     outbox: StagingBuffer,
     arrivals: Arrivals<Posted>,
-    order: Order,
+    tags: TagMatcher,
     /// Messages whose credits are to be written.
     uncredited: VecDeque<u64>,
     /// So many messages have left the ring, as the sender knows.
@@ -151,7 +151,7 @@ impl Receiver {
             ring: mailbox(WINDOW as usize * EAGER_BYTES)?,
             outbox: mailbox(CREDITS * CREDIT_BYTES)?,
             arrivals: Arrivals::default(),
-            order: Order::default(),
+            tags: TagMatcher::default(),
             uncredited: VecDeque::new(),
             told_room: 0,
             offered: (0..lanes).map(|_| None).collect(),
@@ -196,16 +196,16 @@ impl Receiver {
         Ok(accepted.then(|| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
-    fn recv_group(this: &Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+    fn recv_group(this: &Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
         let operation = Operation::of_group(group.len());
         let accepted = Self::take_in(this, group.len(), |state, base| match group {
-            [Tagged { buffer, tag }] if state.order.is_plain(*tag) => {
+            [TaggedBuffer { buffer, tag }] if state.tags.has_common_tag(*tag) => {
                 let region = state.region(buffer)?;
                 Ok(state.post(Target::new(*buffer, &operation, 0), *tag, region, base))
             }
             _ => {
-                for (index, Tagged { buffer, tag }) in group.iter().enumerate() {
-                    state.order.hold(*tag, Target::new(*buffer, &operation, index));
+                for (index, TaggedBuffer { buffer, tag }) in group.iter().enumerate() {
+                    state.tags.post(*tag, Target::new(*buffer, &operation, index));
                 }
                 Ok(Ok(()))
             }
@@ -368,7 +368,7 @@ impl EndpointState for RecvState {
                 ControlMessage::Port(port) if self.core.port.is_none() => {
                     self.core.hear_port(port)?;
                     if self.core.is_opening() && !self.core.is_eager() {
-                        self.order = Order::told();
+                        self.tags = TagMatcher::advertise_all();
                     }
                 }
                 ControlMessage::AlternateAddresses(_) => self.can_move = true,
@@ -392,7 +392,7 @@ impl EndpointState for RecvState {
                     self.check_wanted()?;
                 }
                 ControlMessage::Close(messages) => self.bye = Some(messages),
-                ControlMessage::Tag(tag) => self.order.hear_tag(tag),
+                ControlMessage::Tag(tag) => self.tags.set_common_tag(tag),
                 ControlMessage::SameTagBelow(until, lengths) => {
                     self.set_aside(until, &lengths, base)?
                 }
@@ -457,7 +457,7 @@ impl EndpointState for RecvState {
 impl RecvState {
     /// Buffers that wait for their messages.
     fn outstanding(&self) -> usize {
-        self.arrivals.outstanding() + self.order.waiting()
+        self.arrivals.outstanding() + self.tags.waiting()
     }
 
     /// The registration that a buffer needs.
@@ -492,7 +492,7 @@ impl RecvState {
     }
 
     fn place(&mut self, posted: Posted, base: &Base) -> Result<(), ConnectionError> {
-        let needs_credit = posted.region.is_some() || self.order.is_mixed();
+        let needs_credit = posted.region.is_some() || self.tags.advertises();
         let capacity = (posted.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
         match self.arrivals.post(capacity, posted)? {
             (_, Some(arrived)) => self.complete(arrived, base)?,
@@ -505,19 +505,19 @@ impl RecvState {
     /// Posts the buffers with tags whose turn it is.
     fn post_by_tags(&mut self, base: &Base) -> Result<(), ConnectionError> {
         while self.arrivals.room() > 0
-            && let Some(step) = self.order.step(self.arrivals.next())?
+            && let Some(step) = self.tags.next_step(self.arrivals.next())?
         {
             match step {
-                Step::Post(tag, target, _) => {
+                MatchStep::Post(tag, target, _) => {
                     let region = self.region(&target.buffer)?;
                     self.post(target, tag, region, base)?;
                 }
-                Step::Ask => {
-                    if let Some(from) = self.order.asks() {
+                MatchStep::AskSender => {
+                    if let Some(from) = self.tags.asked_from() {
                         self.core.lifeline.say(&ControlMessage::TagsDifferFrom(from));
                     }
                 }
-                Step::Filled => self.core.has_news = true,
+                MatchStep::Delivered => self.core.has_news = true,
             }
         }
         Ok(())
@@ -533,14 +533,14 @@ impl RecvState {
         let next = self.arrivals.next();
         let is_right =
             until.checked_sub(next).is_some_and(|more| more <= self.arrivals.room() as u64);
-        if !is_right || !self.core.is_eager() || !self.order.hear_plain_until(until) {
+        if !is_right || !self.core.is_eager() || !self.tags.set_same_tag_below(until) {
             let what = "protocol error: the sender has gone on too far, or was not asked";
             return Err(ConnectionError(ErrorKind::Remote, what.to_owned()));
         }
         for (at, number) in (next..until).enumerate() {
             let length = lengths.get(at).map_or(0, |length| *length as usize);
             // What is in the ring may be as long as a place there.
-            let buffer = self.order.set_aside(number, length.max(EAGER_BYTES));
+            let buffer = self.tags.buffer_unexpected(number, length.max(EAGER_BYTES));
             let region = self.region(&buffer)?;
             self.place(Posted { buffer, tag: 0, target: None, region }, base)?;
         }
@@ -573,7 +573,7 @@ impl RecvState {
                 target.complete(length);
                 self.core.has_news = true;
             }
-            None => self.core.has_news |= self.order.came_aside(message, length)?,
+            None => self.core.has_news |= self.tags.unexpected_received(message, length)?,
         }
         Ok(())
     }
@@ -633,7 +633,7 @@ impl RecvState {
 
     /// Some of what the sender was told may have been lost with a queue pair.
     fn tell_again(&mut self) {
-        let is_mixed = self.order.is_mixed();
+        let is_mixed = self.tags.advertises();
         let needs = |posted: &Posted| posted.region.is_some() || is_mixed;
         let all = self.arrivals.posted().filter(|(.., posted)| needs(posted));
         self.uncredited = all.map(|(number, ..)| number).collect();
@@ -683,7 +683,7 @@ impl Inbound for Receiver {
         Self::recv(&self, buffer)
     }
 
-    fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
         Self::recv_group(&self, group)
     }
 
@@ -700,7 +700,7 @@ impl Inbound for Receiver {
     }
 
     #[cfg(test)]
-    fn break_lane(&self, lane: usize) {
+    fn break_path(&self, lane: usize) {
         self.state().core.lanes.break_pair(lane);
     }
 }

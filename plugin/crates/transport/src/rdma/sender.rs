@@ -19,9 +19,9 @@ use super::{Adapter, ConnectionError, EAGER_BYTES, Opened, ROOM, with_room};
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
-use crate::connection::tag_matching::Gate;
+use crate::connection::tag_matching::TagGate;
 use crate::error::{Error, ErrorKind};
-use crate::handshake::dial::{CallError, Caller, Destination};
+use crate::handshake::dial::{Destination, DialError, DialHandler};
 use crate::memory::buffers::SendBuffer;
 
 /// Parts on a lane before another lane takes what is left.
@@ -57,7 +57,7 @@ pub(crate) struct SendState {
     next: u64,
     /// Small messages below this number have room in the receiver's ring.
     ring_end: u64,
-    gate: Gate,
+    gate: TagGate,
     /// Parts that are to be sent again.
     again: VecDeque<MessagePart>,
     /// Messages whose requests are not done. Those of small messages are as soon as there is a copy.
@@ -107,7 +107,8 @@ impl Sender {
         let settings = Arc::clone(&context.settings);
         let part_bytes = settings.chunk_bytes;
         let mailbox = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
-        let lanes = QueuePairs::new(adapter, settings.lanes.into(), PARTS_AHEAD * part_bytes)?;
+        let lanes =
+            QueuePairs::new(adapter, settings.queue_pairs.into(), PARTS_AHEAD * part_bytes)?;
         let mut state = SendState {
             core: EndpointCore::new(lanes, socket, &context, opened, deadline),
             // A byte more, for what probes read.
@@ -119,7 +120,7 @@ impl Sender {
             first: 0,
             next: 0,
             ring_end: WINDOW,
-            gate: Gate::default(),
+            gate: TagGate::default(),
             again: VecDeque::new(),
             requests: 0,
             failures: 0,
@@ -313,7 +314,7 @@ impl EndpointState for SendState {
                 ControlMessage::Port(port) if self.core.port.is_none() => {
                     self.core.hear_port(port)?;
                     if self.core.is_opening() && !self.core.is_eager() {
-                        self.gate = Gate::told();
+                        self.gate = TagGate::advertised_only();
                     }
                 }
                 ControlMessage::AlternateAddresses(addresses) => {
@@ -330,7 +331,7 @@ impl EndpointState for SendState {
                 }
                 ControlMessage::TagsDifferFrom(from) => {
                     let next = self.next_number();
-                    let until = self.gate.mix(from, next);
+                    let until = self.gate.tags_differ_from(from, next);
                     let length = |number: u64| {
                         let at = number.checked_sub(self.first)? as usize;
                         Some(self.messages.get(at)?.length as u32)
@@ -456,7 +457,7 @@ impl SendState {
             self.failover.mark_failed();
         }
         if is_dead || self.silent.is_some() {
-            self.failover.start_attempts(base.context.settings.lanes, now);
+            self.failover.start_attempts(base.context.settings.queue_pairs, now);
         } else {
             self.failover.cancel();
         }
@@ -509,7 +510,7 @@ impl SendState {
         let next = self.next_number();
         let credit = self.granted[next as usize % CREDITS].filter(|(of, _)| *of == next);
         let said = self.gate.tag();
-        let opens = self.gate.opens(tag, next, || credit.map(|(_, credit)| credit.tag));
+        let opens = self.gate.admits(tag, next, || credit.map(|(_, credit)| credit.tag));
         if self.gate.tag() != said {
             self.core.lifeline.say(&ControlMessage::Tag(tag));
         }
@@ -681,8 +682,8 @@ fn unexpected(word: &ControlMessage) -> ConnectionError {
     ConnectionError(ErrorKind::Remote, format!("protocol error: the receiver says {word:?}"))
 }
 
-impl Caller for Sender {
-    fn welcomed(self: Arc<Self>, number: u32, socket: Socket) {
+impl DialHandler for Sender {
+    fn on_welcome(self: Arc<Self>, number: u32, socket: Socket) {
         self.act(|_, state| {
             let Some(device) = state.failover.accepted(number) else { return Ok(()) };
             let why = state.trouble();
@@ -693,7 +694,7 @@ impl Caller for Sender {
         });
     }
 
-    fn not_welcomed(self: Arc<Self>, number: u32, error: CallError) {
+    fn on_dial_error(self: Arc<Self>, number: u32, error: DialError) {
         self.act(|_, state| {
             if !state.failover.attempt_failed(number, &error) {
                 return Ok(());
@@ -721,7 +722,7 @@ impl Outbound for Sender {
         Self::send(&self, buffer, Some(tag))
     }
 
-    fn leave(self: Arc<Self>) {
+    fn owner_closed(self: Arc<Self>) {
         let mut state = self.state();
         let promised = state.requests == 0 && !state.messages.is_empty();
         if promised && !self.base().failed() {
@@ -738,7 +739,7 @@ impl Outbound for Sender {
     }
 
     #[cfg(test)]
-    fn break_lane(&self, lane: usize) {
+    fn break_path(&self, lane: usize) {
         self.state().core.lanes.break_pair(lane);
     }
 
@@ -748,7 +749,7 @@ impl Outbound for Sender {
     }
 
     #[cfg(test)]
-    fn lanes(&self) -> usize {
+    fn queue_pairs(&self) -> usize {
         self.state().core.lanes.count()
     }
 }

@@ -13,7 +13,7 @@ use crate::sync::lock;
 use crate::test_support::{connected, meet, until};
 use crate::{
     Device, ErrorKind, Handle, Listener, Log, MemoryTypes, Nonce, Receiving, RecvConnection,
-    SendConnection, Sending, Settings, Tagged, Transport,
+    SendConnection, Sending, Settings, TaggedBuffer, Transport,
 };
 
 /// That of memory which is registered by its address.
@@ -149,15 +149,15 @@ fn broken_in_the_middle(break_one: impl Fn(&SendConnection, &RecvConnection, usi
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn a_queue_pair_that_fails_at_the_sender_costs_no_byte() {
-    broken_in_the_middle(|send, _, lane| send.sender.break_lane(lane), "2");
-    broken_in_the_middle(|send, _, lane| send.sender.break_lane(lane), "1");
+    broken_in_the_middle(|send, _, lane| send.sender.break_path(lane), "2");
+    broken_in_the_middle(|send, _, lane| send.sender.break_path(lane), "1");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn a_queue_pair_that_fails_at_the_receiver_costs_no_byte() {
-    broken_in_the_middle(|_, recv, lane| recv.receiver.break_lane(lane), "2");
-    broken_in_the_middle(|_, recv, lane| recv.receiver.break_lane(lane), "1");
+    broken_in_the_middle(|_, recv, lane| recv.receiver.break_path(lane), "2");
+    broken_in_the_middle(|_, recv, lane| recv.receiver.break_path(lane), "1");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn memory_that_is_registered_needs_no_call_of_the_device() {
     let adapter = Arc::clone(transport.devices()[last].rdma().unwrap());
     let memory = &adapter.regions;
     let mut block = Block::new(1 << 20);
-    let registrar = transport.registrar(last).unwrap();
+    let registrar = transport.mr_cache(last).unwrap();
     let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
     let before = memory.registered.get();
     let use_ten_times = |mut block: Block| {
@@ -280,7 +280,7 @@ fn peers_of_which_one_has_no_rdma_use_tcp_or_say_why_not() {
     for (from, to, lanes) in [(auto(), last(), 0), (first(), auto(), 0), (auto(), auto(), 2)] {
         let (send, recv) = pair(&from, &to);
         exchange((&send, &recv), &[0, 100, 1 << 20], |_| {});
-        assert_eq!(send.sender.lanes(), lanes);
+        assert_eq!(send.sender.queue_pairs(), lanes);
     }
     for (from, to) in [(transport(), last()), (first(), transport())] {
         let (_listener, handle) = listen(&to);
@@ -368,8 +368,8 @@ fn any_groups_get_the_messages_of_their_tags() {
 /// Now and then breaks a queue pair of either side.
 fn break_lanes(send: &SendConnection, recv: &RecvConnection, done: usize) {
     match done % 12 {
-        3 => send.sender.break_lane(done / 12 % 2),
-        9 => recv.receiver.break_lane(done / 12 % 2),
+        3 => send.sender.break_path(done / 12 % 2),
+        9 => recv.receiver.break_path(done / 12 % 2),
         _ => {}
     }
 }
@@ -404,9 +404,9 @@ pub(super) fn carry<From: Room, To: Room>(
     let mut from = From::new(length);
     from.bytes_mut().copy_from_slice(message(length, length).bytes());
     let mut to = To::new(length + 100);
-    let posted = [Tagged { buffer: to.give_mut(&recv.registrar(), length + 100), tag: 3 }];
+    let posted = [TaggedBuffer { buffer: to.give_mut(&recv.mr_cache(), length + 100), tag: 3 }];
     let receiving = recv.recv_group(&posted).unwrap().unwrap();
-    let given = from.give(&send.registrar(), length);
+    let given = from.give(&send.mr_cache(), length);
     let sending = until(|| send.send_tagged(given, 3).unwrap());
     assert_eq!(until(|| receiving.test().unwrap()), length as u64);
     until(|| sending.test().unwrap());
@@ -460,7 +460,7 @@ fn flushes_are_bounded_and_for_what_is_not_the_hosts_memory() {
     let transport = transport();
     let (_send, recv) = pair_for(&transport, PEER, PEER);
     let mut memory = ProtectedMemory::new(5000);
-    let lent = memory.give_mut(&recv.registrar(), 5000);
+    let lent = memory.give_mut(&recv.mr_cache(), 5000);
     let mut flushes = Vec::new();
     for length in (1..5000).step_by(500) {
         flushes.push(recv.flush(lent.part(0, length)).unwrap());
@@ -483,7 +483,7 @@ fn memory_is_registered_as_far_as_a_connection_reaches_and_the_kernel_can() {
     let none = std::fs::File::open("/dev/zero").unwrap();
     let register = |reach| {
         let (send, _recv) = pair_for(&transport, reach, MemoryTypes::HOST);
-        let registered = send.registrar().register_dma_buffer(none.as_fd(), 0, 0, 4096);
+        let registered = send.mr_cache().register_dma_buffer(none.as_fd(), 0, 0, 4096);
         registered.err().unwrap()
     };
     let error = register(PEER);
@@ -495,6 +495,6 @@ fn memory_is_registered_as_far_as_a_connection_reaches_and_the_kernel_can() {
     assert!(line.contains("rxe0") && line.contains("4096") && !line.contains('\n'), "{line}");
     let (send, _recv) = pair_for(&transport, MemoryTypes::HOST, MemoryTypes::HOST);
     let mut block = Block::new(8);
-    let error = send.registrar().register_peer_memory(block.lend_mut(8)).err().unwrap();
+    let error = send.mr_cache().register_peer_memory(block.lend_mut(8)).err().unwrap();
     assert!(error.to_string().contains("rxe0:1 takes host memory, not"), "{error}");
 }

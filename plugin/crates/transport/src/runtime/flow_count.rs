@@ -13,23 +13,23 @@ use crate::sync::lock;
 /// What the connections to one peer find out together: they share hosts and paths, and one alone could not tell what it
 /// gains by itself from what it takes from the others.
 #[derive(Debug)]
-pub(crate) struct Breadth {
+pub(crate) struct FlowCountController {
     epoch: Instant,
     /// Bytes that all have carried.
     carried: AtomicU64,
     flows: AtomicUsize,
     paths_matter: AtomicBool,
-    finding: Mutex<FlowCount>,
+    count: Mutex<FlowCount>,
 }
 
-impl Breadth {
+impl FlowCountController {
     fn new(flows: usize) -> Self {
         Self {
             epoch: Instant::now(),
             carried: AtomicU64::new(0),
             flows: AtomicUsize::new(flows),
             paths_matter: AtomicBool::new(true),
-            finding: Mutex::new(FlowCount::new(flows)),
+            count: Mutex::new(FlowCount::new(flows)),
         }
     }
 
@@ -50,34 +50,34 @@ impl Breadth {
 
     /// Some time has passed. `worked`: how long those who write have worked so far, all together.
     pub(crate) fn tick(&self, worked: Duration) {
-        let mut finding = match self.finding.try_lock() {
-            Ok(finding) => finding,
+        let mut count = match self.count.try_lock() {
+            Ok(count) => count,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Another one does it.
             Err(TryLockError::WouldBlock) => return,
         };
         let carried = self.carried.load(Ordering::Relaxed);
-        if finding.tick(self.epoch.elapsed(), carried, worked) {
-            self.flows.store(finding.in_use(), Ordering::Relaxed);
+        if count.tick(self.epoch.elapsed(), carried, worked) {
+            self.flows.store(count.in_use(), Ordering::Relaxed);
         }
-        self.paths_matter.store(finding.paths_matter(), Ordering::Relaxed);
+        self.paths_matter.store(count.paths_matter(), Ordering::Relaxed);
     }
 }
 
 /// That of each peer.
 #[derive(Debug, Default)]
-pub(crate) struct Breadths(Mutex<HashMap<IpAddr, Weak<Breadth>>>);
+pub(crate) struct FlowCountControllers(Mutex<HashMap<IpAddr, Weak<FlowCountController>>>);
 
-impl Breadths {
+impl FlowCountControllers {
     /// For a connection of so many flows to this peer.
-    pub(crate) fn of(&self, peer: IpAddr, flows: usize) -> Arc<Breadth> {
+    pub(crate) fn of(&self, peer: IpAddr, flows: usize) -> Arc<FlowCountController> {
         let mut all = lock(&self.0);
-        all.retain(|_, breadth| breadth.strong_count() > 0);
+        all.retain(|_, controller| controller.strong_count() > 0);
         let known = all.get(&peer).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let breadth = Arc::new(Breadth::new(flows));
-            all.insert(peer, Arc::downgrade(&breadth));
-            breadth
+            let controller = Arc::new(FlowCountController::new(flows));
+            all.insert(peer, Arc::downgrade(&controller));
+            controller
         })
     }
 }
@@ -88,12 +88,12 @@ mod tests {
 
     #[test]
     fn connections_to_one_peer_share_it_as_long_as_there_is_one() {
-        let breadths = Breadths::default();
+        let controllers = FlowCountControllers::default();
         let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
-        let first = breadths.of(one, 4);
-        assert!(Arc::ptr_eq(&first, &breadths.of(one, 4)));
-        assert!(!Arc::ptr_eq(&first, &breadths.of(other, 4)));
+        let first = controllers.of(one, 4);
+        assert!(Arc::ptr_eq(&first, &controllers.of(one, 4)));
+        assert!(!Arc::ptr_eq(&first, &controllers.of(other, 4)));
         drop(first);
-        assert_eq!(breadths.of(one, 8).flows(), 8, "a new one");
+        assert_eq!(controllers.of(one, 8).flows(), 8, "a new one");
     }
 }

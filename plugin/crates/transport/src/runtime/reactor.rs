@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::error::Error;
-use crate::runtime::flow_count::Breadths;
+use crate::runtime::flow_count::FlowCountControllers;
 use crate::sync::lock;
 use crate::sys;
 use crate::telemetry::exporter::Exporter;
@@ -29,16 +29,16 @@ thread_local! {
     /// Address of the worker that runs on this thread; 0 on other threads.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
     /// What the worker that runs on this thread is to do when it is through with a source.
-    static SOON: RefCell<VecDeque<Box<dyn FnOnce()>>> = const { RefCell::new(VecDeque::new()) };
+    static DEFERRED: RefCell<VecDeque<Box<dyn FnOnce()>>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// Has the calling thread do something as soon as it holds no lock of a connection, if it is one of those that move bytes;
 /// says whether it is. For who is [notified](crate::Notify) and has little to do: no other thread is woken for it. It must
 /// not wait, since bytes wait for it.
-pub fn soon(work: impl FnOnce() + 'static) -> bool {
+pub fn defer_on_worker(work: impl FnOnce() + 'static) -> bool {
     let here = CURRENT.get() != 0;
     if here {
-        SOON.with_borrow_mut(|soon| soon.push_back(Box::new(work)));
+        DEFERRED.with_borrow_mut(|deferred| deferred.push_back(Box::new(work)));
     }
     here
 }
@@ -57,7 +57,7 @@ pub(crate) struct Readiness {
 /// Something that waits for a socket. Called by one worker thread at a time, but concurrently with
 /// callers' threads.
 pub(crate) trait Source: Send + Sync {
-    /// The socket's state changed, or [`Registration::kick`] was called. Not called again until
+    /// The socket's state changed, or [`Registration::wake`] was called. Not called again until
     /// the next change, so it must use up what it can or kick itself.
     fn ready(&self, readiness: Readiness);
     /// Some time has passed: look at deadlines.
@@ -71,8 +71,8 @@ pub(crate) trait Source: Send + Sync {
 }
 
 /// The workers, running. Dropping it stops and joins them, but for a worker that drops it: sources keep [`Workers`],
-/// only what callers hold keeps an `Engine`, and a caller may have let go in what [`soon`] took.
-pub(crate) struct Engine {
+/// only what callers hold keeps an `Runtime`, and a caller may have let go in what [`defer_on_worker`] took.
+pub(crate) struct Runtime {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
     _exporter: Option<Exporter>,
@@ -85,8 +85,8 @@ pub(crate) struct Workers {
     /// Connections that were closed and still deliver what was promised.
     lingering: Arc<AtomicUsize>,
     /// Nanoseconds in which callers did the workers' work.
-    helped: AtomicU64,
-    pub(crate) breadths: Breadths,
+    caller_work: AtomicU64,
+    pub(crate) flow_counts: FlowCountControllers,
 }
 
 struct Worker {
@@ -96,13 +96,13 @@ struct Worker {
     lingering: Arc<AtomicUsize>,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
     /// When to call which source although nothing happened to its socket. Few at any time.
-    alarms: Mutex<Vec<(Instant, u64)>>,
+    timers: Mutex<Vec<(Instant, u64)>>,
     next_token: AtomicU64,
     /// Nanoseconds in which it has not waited.
     worked: AtomicU64,
 }
 
-impl Engine {
+impl Runtime {
     /// Starts `count` workers. The exporter lives as long as they do.
     pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
@@ -115,20 +115,20 @@ impl Engine {
             all,
             next: AtomicUsize::new(0),
             lingering,
-            helped: AtomicU64::new(0),
-            breadths: Breadths::default(),
+            caller_work: AtomicU64::new(0),
+            flow_counts: FlowCountControllers::default(),
         });
         // From here on, dropping the engine stops the threads that did start.
-        let mut engine = Self { workers, threads: Vec::new(), _exporter: exporter };
+        let mut runtime = Self { workers, threads: Vec::new(), _exporter: exporter };
         for index in 0..count {
-            let worker = Arc::clone(&engine.workers.all[index]);
+            let worker = Arc::clone(&runtime.workers.all[index]);
             let thread = std::thread::Builder::new()
                 .name(format!("evenkeel-io-{index}"))
                 .spawn(move || worker.run())
                 .map_err(fail)?;
-            engine.threads.push(thread);
+            runtime.threads.push(thread);
         }
-        Ok(Arc::new(engine))
+        Ok(Arc::new(runtime))
     }
 
     pub(crate) fn workers(&self) -> &Arc<Workers> {
@@ -136,7 +136,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Runtime {
     fn drop(&mut self) {
         for worker in &self.workers.all {
             worker.stop.store(true, Ordering::Release);
@@ -166,12 +166,12 @@ impl Workers {
     /// How long, in all, workers have not waited for anything, and callers have done what is theirs.
     pub(crate) fn worked(&self) -> Duration {
         let worked = self.all.iter().map(|worker| worker.worked.load(Ordering::Relaxed));
-        Duration::from_nanos(worked.sum::<u64>() + self.helped.load(Ordering::Relaxed))
+        Duration::from_nanos(worked.sum::<u64>() + self.caller_work.load(Ordering::Relaxed))
     }
 
     /// A caller has done for so long what is the workers' work.
-    pub(crate) fn helped(&self, time: Duration) {
-        self.helped.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    pub(crate) fn add_caller_work(&self, time: Duration) {
+        self.caller_work.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Keeps the workers running, also without their engine, until the result is dropped.
@@ -208,7 +208,7 @@ fn interest() -> epoll::EventFlags {
 impl Registration {
     /// Begins to watch the socket: the source hears of its present state and of each change.
     pub(crate) fn watch(&self, socket: impl AsFd, source: Arc<dyn Source>) -> io::Result<()> {
-        self.watch_time(source);
+        self.watch_ticks(source);
         let data = epoll::EventData::new_u64(self.token);
         epoll::add(&self.worker.epoll, socket, data, interest()).map_err(|error| {
             lock(&self.worker.sources).remove(&self.token);
@@ -217,7 +217,7 @@ impl Registration {
     }
 
     /// Begins to call the source's [`Source::tick`], without a socket.
-    pub(crate) fn watch_time(&self, source: Arc<dyn Source>) {
+    pub(crate) fn watch_ticks(&self, source: Arc<dyn Source>) {
         let first = {
             let mut sources = lock(&self.worker.sources);
             sources.insert(self.token, source);
@@ -231,13 +231,13 @@ impl Registration {
 
     /// Makes the worker call the source at this time, or soon after, as if its socket had become
     /// writable.
-    pub(crate) fn alarm(&self, at: Instant) {
+    pub(crate) fn set_timer(&self, at: Instant) {
         let earliest = {
-            let mut alarms = lock(&self.worker.alarms);
-            let earliest = alarms.iter().all(|(other, _)| at < *other);
-            match alarms.iter_mut().find(|(_, token)| *token == self.token) {
-                Some(alarm) => alarm.0 = at,
-                None => alarms.push((at, self.token)),
+            let mut timers = lock(&self.worker.timers);
+            let earliest = timers.iter().all(|(other, _)| at < *other);
+            match timers.iter_mut().find(|(_, token)| *token == self.token) {
+                Some(timer) => timer.0 = at,
+                None => timers.push((at, self.token)),
             }
             earliest
         };
@@ -248,20 +248,20 @@ impl Registration {
 
     /// Makes the worker call the source as if the socket's state had changed. Setting the same
     /// interest again makes the kernel report the present state once more.
-    pub(crate) fn kick(&self, socket: impl AsFd) {
+    pub(crate) fn wake(&self, socket: impl AsFd) {
         let data = epoll::EventData::new_u64(self.token);
         // Fails only when the socket is no longer watched: nobody is to be called then.
         let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
     }
 
-    /// The worker does not hear of the socket any more, and nobody pays for telling it, until [`Registration::rejoin`].
-    pub(crate) fn leave(&self, socket: impl AsFd) {
+    /// The worker does not hear of the socket any more, and nobody pays for telling it, until [`Registration::resume`].
+    pub(crate) fn pause(&self, socket: impl AsFd) {
         // Fails only when the socket is not watched.
         let _ = epoll::delete(&self.worker.epoll, socket);
     }
 
-    /// Ends [`Registration::leave`]: the worker hears of the socket's present state and of each change.
-    pub(crate) fn rejoin(&self, socket: impl AsFd) {
+    /// Ends [`Registration::pause`]: the worker hears of the socket's present state and of each change.
+    pub(crate) fn resume(&self, socket: impl AsFd) {
         let data = epoll::EventData::new_u64(self.token);
         // There was room for it before.
         let _ = epoll::add(&self.worker.epoll, socket, data, interest());
@@ -271,15 +271,15 @@ impl Registration {
     pub(crate) fn end(&self, socket: impl AsFd) {
         // Fails only when the socket is not watched.
         let _ = epoll::delete(&self.worker.epoll, socket);
-        self.end_time();
+        self.end_ticks();
     }
 
-    /// Ends what [`Registration::watch_time`] began.
-    pub(crate) fn end_time(&self) {
+    /// Ends what [`Registration::watch_ticks`] began.
+    pub(crate) fn end_ticks(&self) {
         // Dropped after the lock is released: it may be the last reference to a connection.
         let source = lock(&self.worker.sources).remove(&self.token);
         drop(source);
-        lock(&self.worker.alarms).retain(|(_, token)| *token != self.token);
+        lock(&self.worker.timers).retain(|(_, token)| *token != self.token);
     }
 }
 
@@ -295,7 +295,7 @@ impl Worker {
             stop: AtomicBool::new(false),
             lingering: Arc::clone(lingering),
             sources: Mutex::new(HashMap::new()),
-            alarms: Mutex::default(),
+            timers: Mutex::default(),
             next_token: AtomicU64::new(WAKE + 1),
             worked: AtomicU64::new(0),
         })
@@ -324,8 +324,8 @@ impl Worker {
             let timeout = if lock(&self.sources).is_empty() {
                 None
             } else {
-                let alarm = lock(&self.alarms).iter().map(|(at, _)| *at).min();
-                let next = alarm.map_or(next_tick, |at| at.min(next_tick));
+                let timer = lock(&self.timers).iter().map(|(at, _)| *at).min();
+                let next = timer.map_or(next_tick, |at| at.min(next_tick));
                 let left = next.saturating_duration_since(asleep);
                 Some(Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ })
             };
@@ -356,7 +356,7 @@ impl Worker {
                 Self::guard(&*source, |source| source.ready(readiness));
             }
             let now = Instant::now();
-            self.ring_alarms(now);
+            self.fire_timers(now);
             if now >= next_tick {
                 next_tick = now + TICK;
                 let mut sources = Vec::new();
@@ -370,13 +370,13 @@ impl Worker {
         }
     }
 
-    fn ring_alarms(&self, now: Instant) {
-        let due = |alarms: &Mutex<Vec<(Instant, u64)>>| {
-            let mut alarms = lock(alarms);
-            let index = alarms.iter().position(|(at, _)| *at <= now)?;
-            Some(alarms.swap_remove(index).1)
+    fn fire_timers(&self, now: Instant) {
+        let due = |timers: &Mutex<Vec<(Instant, u64)>>| {
+            let mut timers = lock(timers);
+            let index = timers.iter().position(|(at, _)| *at <= now)?;
+            Some(timers.swap_remove(index).1)
         };
-        while let Some(token) = due(&self.alarms) {
+        while let Some(token) = due(&self.timers) {
             let source = lock(&self.sources).get(&token).cloned();
             if let Some(source) = source {
                 let readiness = Readiness { readable: false, writable: true, ended: false };
@@ -390,7 +390,7 @@ impl Worker {
         if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
             source.abandoned("defect: an I/O thread panicked");
         }
-        while let Some(work) = SOON.with_borrow_mut(VecDeque::pop_front) {
+        while let Some(work) = DEFERRED.with_borrow_mut(VecDeque::pop_front) {
             // Whose it is says so itself where it can; others go on.
             let _ = catch_unwind(AssertUnwindSafe(work));
         }

@@ -8,83 +8,83 @@ use std::time::{Duration, Instant};
 use crate::sync::lock;
 
 /// One for the process: who sleeps is rare, and who is woken in vain looks and sleeps on.
-static BELL: Bell = Bell::new();
+static WAITERS: Waiters = Waiters::new();
 
 thread_local! {
     /// Whether this thread falls asleep if what it looks for now is not there.
-    static LAST_LOOK: Cell<bool> = const { Cell::new(false) };
+    static ABOUT_TO_SLEEP: Cell<bool> = const { Cell::new(false) };
 }
 
-struct Bell {
+struct Waiters {
     sleepers: AtomicUsize,
-    rung: Mutex<u64>,
+    changes: Mutex<u64>,
     changed: Condvar,
 }
 
 /// Waits until `look` gives something, or for the time at most. It is asked again after every completion or failure of a
 /// request or connection of this process; it must not wait itself.
-pub fn wait_for<T>(time: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    BELL.wait_for(time, &mut look)
+pub fn wait_for<T>(time: Duration, mut check: impl FnMut() -> Option<T>) -> Option<T> {
+    WAITERS.wait_for(time, &mut check)
 }
 
 /// Whether the calling thread falls asleep if it finds nothing: then somebody else has to move what it waits for.
-pub(crate) fn falls_asleep() -> bool {
-    LAST_LOOK.get()
+pub(crate) fn is_about_to_sleep() -> bool {
+    ABOUT_TO_SLEEP.get()
 }
 
 /// Something has changed that a sleeper may wait for.
-pub(crate) fn ring() {
-    BELL.ring();
+pub(crate) fn wake_all() {
+    WAITERS.wake_all();
 }
 
-impl Bell {
+impl Waiters {
     const fn new() -> Self {
-        Self { sleepers: AtomicUsize::new(0), rung: Mutex::new(0), changed: Condvar::new() }
+        Self { sleepers: AtomicUsize::new(0), changes: Mutex::new(0), changed: Condvar::new() }
     }
 
-    fn ring(&self) {
+    fn wake_all(&self) {
         // Either the sleeper sees what has changed, or this sees the sleeper.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            *lock(&self.rung) += 1;
+            *lock(&self.changes) += 1;
             self.changed.notify_all();
         }
     }
 
-    fn wait_for<T>(&self, time: Duration, look: &mut dyn FnMut() -> Option<T>) -> Option<T> {
+    fn wait_for<T>(&self, time: Duration, check: &mut dyn FnMut() -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + time;
         let _asleep = Asleep::new(&self.sleepers);
         loop {
-            let heard = *lock(&self.rung);
+            let seen = *lock(&self.changes);
             fence(Ordering::SeqCst);
-            if let Some(found) = LastLook::with(&mut *look) {
+            if let Some(found) = AboutToSleep::with(&mut *check) {
                 return Some(found);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return None;
             }
-            let rung = lock(&self.rung);
+            let changes = lock(&self.changes);
             // Poisoned or not, the counter is whole.
-            let _ = self.changed.wait_timeout_while(rung, left, |rung| *rung == heard);
+            let _ = self.changed.wait_timeout_while(changes, left, |changes| *changes == seen);
         }
     }
 }
 
 /// Marks a look as the last one before sleep, also when it panics.
-struct LastLook;
+struct AboutToSleep;
 
-impl LastLook {
-    fn with<T>(look: impl FnOnce() -> T) -> T {
-        LAST_LOOK.set(true);
+impl AboutToSleep {
+    fn with<T>(check: impl FnOnce() -> T) -> T {
+        ABOUT_TO_SLEEP.set(true);
         let _marked = Self;
-        look()
+        check()
     }
 }
 
-impl Drop for LastLook {
+impl Drop for AboutToSleep {
     fn drop(&mut self) {
-        LAST_LOOK.set(false);
+        ABOUT_TO_SLEEP.set(false);
     }
 }
 
@@ -112,34 +112,34 @@ mod tests {
     #[test]
     fn what_is_rung_for_is_found_at_once() {
         static DONE: AtomicBool = AtomicBool::new(false);
-        let bell = Bell::new();
+        let waiters = Waiters::new();
         let begin = Instant::now();
         for _ in 0..200 {
             DONE.store(false, Ordering::Relaxed);
             thread::scope(|scope| {
                 scope.spawn(|| {
                     DONE.store(true, Ordering::Relaxed);
-                    bell.ring();
+                    waiters.wake_all();
                 });
-                let found = bell.wait_for(Duration::from_secs(60), &mut || {
+                let found = waiters.wait_for(Duration::from_secs(60), &mut || {
                     DONE.load(Ordering::Relaxed).then_some(())
                 });
                 let awake = begin.elapsed() < Duration::from_secs(60);
                 assert!(found.is_some() && awake, "slept through it");
             });
         }
-        assert_eq!(bell.sleepers.load(Ordering::Relaxed), 0);
+        assert_eq!(waiters.sleepers.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn the_time_is_the_longest_wait() {
-        let mut looks = 0;
-        let found: Option<()> = Bell::new().wait_for(Duration::from_millis(1), &mut || {
-            looks += 1;
-            assert!(falls_asleep());
+        let mut checks = 0;
+        let found: Option<()> = Waiters::new().wait_for(Duration::from_millis(1), &mut || {
+            checks += 1;
+            assert!(is_about_to_sleep());
             None
         });
-        assert!(found.is_none() && looks > 0);
-        assert!(!falls_asleep());
+        assert!(found.is_none() && checks > 0);
+        assert!(!is_about_to_sleep());
     }
 }

@@ -59,7 +59,7 @@ pub(crate) enum Family {
 
 /// What carries messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carrier {
+pub(crate) enum TransportMode {
     /// RDMA between peers that both have it, else TCP.
     Auto,
     Tcp,
@@ -69,9 +69,9 @@ pub(crate) enum Carrier {
 /// The values of all settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub(crate) carrier: Carrier,
+    pub(crate) transport_mode: TransportMode,
     /// Queue pairs of a connection.
-    pub(crate) lanes: u16,
+    pub(crate) queue_pairs: u16,
     /// NCCL_IB_HCA.
     rdma_ports: String,
     pub(crate) gid_index: Option<u8>,
@@ -83,7 +83,7 @@ pub struct Settings {
     /// Callers write and read themselves what is no longer than this, small or not.
     pub(crate) caller_bytes: u64,
     /// Most bytes of copies of small messages that a connection keeps.
-    pub(crate) copies_bytes: usize,
+    pub(crate) retransmit_buffer_bytes: usize,
     pub(crate) workers: usize,
     pub(crate) connect_timeout: Duration,
     pub(crate) accept_timeout: Duration,
@@ -116,7 +116,7 @@ pub struct Settings {
 
 /// Least bytes of copies of small messages, unless they are bounded otherwise: more than a receiver leaves
 /// unacknowledged, so that room comes back by itself.
-const COPIES_BYTES: usize = 1 << 20;
+const MIN_RETRANSMIT_BUFFER: usize = 1 << 20;
 
 /// All settings.
 pub const SETTINGS: &[Setting] = &[
@@ -126,10 +126,10 @@ pub const SETTINGS: &[Setting] = &[
         accepts: "auto, tcp or rdma",
         default: "auto",
         apply: |settings, value| {
-            settings.carrier = match value {
-                "auto" => Carrier::Auto,
-                "tcp" => Carrier::Tcp,
-                "rdma" => Carrier::Rdma,
+            settings.transport_mode = match value {
+                "auto" => TransportMode::Auto,
+                "tcp" => TransportMode::Tcp,
+                "rdma" => TransportMode::Rdma,
                 _ => return None,
             };
             Some(())
@@ -141,7 +141,7 @@ pub const SETTINGS: &[Setting] = &[
         accepts: "a whole number from 1 to 8",
         default: "2",
         apply: |settings, value| {
-            settings.lanes = ranged(value, 1, MAX_QUEUE_PAIRS as u64)? as u16;
+            settings.queue_pairs = ranged(value, 1, MAX_QUEUE_PAIRS as u64)? as u16;
             Some(())
         },
     },
@@ -213,7 +213,8 @@ pub const SETTINGS: &[Setting] = &[
         apply: |settings, value| {
             settings.inline_bytes = ranged(value, 0, 1 << 20)?;
             settings.caller_bytes = settings.inline_bytes;
-            settings.copies_bytes = COPIES_BYTES.max(4 * settings.inline_bytes as usize);
+            settings.retransmit_buffer_bytes =
+                MIN_RETRANSMIT_BUFFER.max(4 * settings.inline_bytes as usize);
             Some(())
         },
     },
@@ -496,7 +497,7 @@ pub const SETTINGS: &[Setting] = &[
 impl Settings {
     /// Whether TCP may carry messages where RDMA does not.
     pub(crate) fn may_use_tcp(&self) -> bool {
-        self.carrier == Carrier::Auto
+        self.transport_mode == TransportMode::Auto
     }
 
     /// Reads the environment.
@@ -516,8 +517,8 @@ impl Settings {
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, SettingsError> {
         // Every field is overwritten below by its row of the table.
         let mut settings = Self {
-            carrier: Carrier::Auto,
-            lanes: 0,
+            transport_mode: TransportMode::Auto,
+            queue_pairs: 0,
             rdma_ports: String::new(),
             gid_index: None,
             traffic_class: None,
@@ -526,7 +527,7 @@ impl Settings {
             chunk_bytes: 0,
             inline_bytes: 0,
             caller_bytes: 0,
-            copies_bytes: 0,
+            retransmit_buffer_bytes: 0,
             workers: 0,
             connect_timeout: Duration::ZERO,
             accept_timeout: Duration::ZERO,
@@ -583,13 +584,13 @@ impl Settings {
 
     /// Bounds the memory that each connection to send on keeps copies of small messages in, until its peer has them: for who
     /// has many connections. Where a message finds no room, its request is done once the peer has it.
-    pub fn bound_copies(&mut self, bytes: usize) {
-        self.copies_bytes = bytes;
+    pub fn limit_retransmit_buffer(&mut self, bytes: usize) {
+        self.retransmit_buffer_bytes = bytes;
     }
 
     /// Has callers write and read messages up to this length themselves, also those that are too long to be copied: for who tests
     /// its requests until they are done, where nobody else has a processor to move bytes with.
-    pub fn callers_move(&mut self, bytes: u64) {
+    pub fn set_caller_bytes(&mut self, bytes: u64) {
         self.caller_bytes = self.inline_bytes.max(bytes);
     }
 
@@ -640,10 +641,10 @@ impl Settings {
 }
 
 /// A small number, or none: NCCL takes -1 for its own choice.
-fn ranged_or_none(value: &str, most: u8) -> Option<Option<u8>> {
+fn ranged_or_none(value: &str, max: u8) -> Option<Option<u8>> {
     match value {
         "" | "-1" => Some(None),
-        value => ranged(value, 0, most.into()).map(|number| Some(number as u8)),
+        value => ranged(value, 0, max.into()).map(|number| Some(number as u8)),
     }
 }
 

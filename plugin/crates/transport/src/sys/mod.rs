@@ -128,7 +128,7 @@ pub(crate) fn set_unsent_limit(socket: &Socket, bytes: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// Kernels before Linux 6.15 cannot be told.
-pub(crate) fn set_least_resend_time(socket: &Socket, time: Duration) -> io::Result<()> {
+pub(crate) fn set_min_retransmit_time(socket: &Socket, time: Duration) -> io::Result<()> {
     // linux/tcp.h; the libc crate does not have it.
     const TCP_RTO_MIN_US: libc::c_int = 45;
     set_option(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, time.as_micros() as libc::c_int)
@@ -136,7 +136,7 @@ pub(crate) fn set_least_resend_time(socket: &Socket, time: Duration) -> io::Resu
 
 /// Lets `bind` to an address leave the choice of the port to `connect`, which can share ports
 /// between destinations.
-pub(crate) fn set_late_port(socket: &Socket) -> io::Result<()> {
+pub(crate) fn set_port_at_connect(socket: &Socket) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
@@ -379,7 +379,7 @@ mod tests {
         let usual = resend_time(&mut |_| ());
         let mut answer = Ok(());
         let told = resend_time(&mut |socket| {
-            answer = set_least_resend_time(socket, Duration::from_millis(20));
+            answer = set_min_retransmit_time(socket, Duration::from_millis(20));
         });
         match answer {
             Ok(()) => assert!(told < usual / 2, "{told} us instead of {usual} us"),

@@ -6,7 +6,7 @@ use crate::memory::buffers::RecvBuffer;
 
 /// What of the chunk at hand is in place, and whether it is what was sent.
 #[derive(Debug, Default)]
-pub(crate) struct Check {
+pub(crate) struct ChunkChecksum {
     message: u64,
     expected: u32,
     sum: u32,
@@ -14,7 +14,7 @@ pub(crate) struct Check {
     parts: Vec<(u64, u64)>,
 }
 
-impl Check {
+impl ChunkChecksum {
     /// A chunk of this message comes, whose bytes have this checksum.
     pub(crate) fn begin(&mut self, message: u64, expected: u32) {
         (self.message, self.expected, self.sum) = (message, expected, 0);
@@ -37,8 +37,8 @@ impl Check {
     }
 
     /// All of the chunk has been taken in: whether it is what was sent. What has arrived, or is to be given back, comes
-    /// from [`Check::take_parts`].
-    pub(crate) fn is_right(&self) -> bool {
+    /// from [`ChunkChecksum::take_parts`].
+    pub(crate) fn matches(&self) -> bool {
         self.sum == self.expected
     }
 
@@ -54,16 +54,16 @@ mod tests {
 
     #[test]
     fn a_chunk_is_right_with_all_its_bytes_in_order() {
-        let mut check = Check::default();
-        let sum = checksum(0, b"123456");
-        for (first, right) in [(b"12", true), (b"13", false)] {
-            check.begin(7, sum);
-            check.discarded(first);
-            assert!(!check.is_right());
-            check.received(RecvBuffer::from_static(Box::leak(Box::new(*b"3456"))));
-            check.written(130, 134);
-            assert_eq!(check.is_right(), right);
-            assert_eq!(check.take_parts(), (7, vec![(130, 134)]));
+        let mut checksum = ChunkChecksum::default();
+        let sum = evenkeel_protocol::checksum(0, b"123456");
+        for (first, expected) in [(b"12", true), (b"13", false)] {
+            checksum.begin(7, sum);
+            checksum.discarded(first);
+            assert!(!checksum.matches());
+            checksum.received(RecvBuffer::from_static(Box::leak(Box::new(*b"3456"))));
+            checksum.written(130, 134);
+            assert_eq!(checksum.matches(), expected);
+            assert_eq!(checksum.take_parts(), (7, vec![(130, 134)]));
         }
     }
 }

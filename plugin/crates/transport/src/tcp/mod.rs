@@ -7,4 +7,4 @@ pub(crate) mod retransmit_buffer;
 pub(crate) mod sender;
 
 /// Most flows at a time: each may have one that is to take its place.
-pub(crate) const PLACES: usize = 2 * evenkeel_protocol::MAX_FLOWS;
+pub(crate) const MAX_FLOW_SLOTS: usize = 2 * evenkeel_protocol::MAX_FLOWS;

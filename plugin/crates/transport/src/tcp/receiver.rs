@@ -15,30 +15,32 @@ use evenkeel_protocol::{
 use socket2::Socket;
 
 use crate::Context;
-use crate::connection::base::{Base, Direction, InFlight, Medium, TURN_BYTES, not_now};
-use crate::connection::recv::{Inbound, Tagged};
+use crate::connection::base::{
+    Base, Direction, InFlight, TransportKind, WORKER_QUANTUM, would_block,
+};
+use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
-use crate::connection::tag_matching::{Order, Step, TooLong};
+use crate::connection::tag_matching::{MatchStep, TagMatcher, TooLong};
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
-use crate::runtime::caller_polling::{Attendance, Focus};
+use crate::runtime::caller_polling::{HotFlow, PollOwner};
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
-use crate::runtime::work_lock::Turn;
+use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
 use crate::sys;
-use crate::tcp::PLACES;
-use crate::tcp::chunk_checksum::Check;
+use crate::tcp::MAX_FLOW_SLOTS;
+use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{FlowObservation, Observed};
 
 /// How long a receiver whose flows have all ended waits for another one. A sender that lives opens
 /// one as soon as it hears of the loss.
-const REPLACEMENT: Duration = Duration::from_millis(500);
+const REPLACEMENT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Most bytes that a caller who asks for small messages reads at a time.
 const CALLER_BYTES: u64 = 64 << 10;
 
-impl Inbound for Receiver {
+impl Inbound for TcpReceiver {
     fn base(&self) -> &Base {
         &self.base
     }
@@ -47,7 +49,7 @@ impl Inbound for Receiver {
         Self::recv(&self, buffer)
     }
 
-    fn recv_group(self: Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
         Self::recv_group(&self, group)
     }
 
@@ -60,39 +62,39 @@ impl Inbound for Receiver {
     }
 
     #[cfg(test)]
-    fn break_lane(&self, lane: usize) {
-        unreachable!("TCP has no lane {lane}");
+    fn break_path(&self, index: usize) {
+        unreachable!("TCP has no queue pair {index}");
     }
 }
 
 /// Locks are taken in this order: a flow's `reading`, then `queue`; a flow's `answering` last.
-pub(crate) struct Receiver {
+pub(crate) struct TcpReceiver {
     base: Base,
     workers: Arc<Workers>,
-    queue: Mutex<Queue>,
+    queue: Mutex<RecvQueue>,
     /// For deadlines of the connection, not of a flow.
     clock: Registration,
     /// The place that brought the last bytes, where a caller with time looks first.
-    warm: AtomicUsize,
-    focus: Focus,
+    last_active: AtomicUsize,
+    hot_flow: HotFlow,
 }
 
-struct Queue {
+struct RecvQueue {
     reassembly: Reassembly<Posted>,
-    order: Order,
+    tags: TagMatcher,
     /// By place.
-    flows: Vec<Option<Entry>>,
+    flows: Vec<Option<FlowEntry>>,
     /// Since when nothing can come for the buffers that are posted, and why.
-    stuck: Option<Instant>,
+    stuck_since: Option<Instant>,
     /// Why the last flow ended.
     cause: String,
     /// The peer sends no more messages.
-    bye: bool,
+    peer_closed: bool,
     /// No flow may be added any more.
     closed: bool,
 }
 
-struct Entry {
+struct FlowEntry {
     flow: Arc<RecvFlow>,
     /// The message whose buffer the flow waits for: it brings nothing before that is posted.
     waits_for: Option<u64>,
@@ -110,47 +112,47 @@ struct Posted {
 
 /// What is to be done without a lock after buffers with tags were looked after.
 #[derive(Default)]
-struct Aftermath {
+struct TagActions {
     /// Flows that have something to say.
-    speakers: Vec<Arc<RecvFlow>>,
+    repliers: Vec<Arc<RecvFlow>>,
     /// Flows that wait for a buffer and need not any more.
-    woken: Vec<Arc<RecvFlow>>,
+    to_wake: Vec<Arc<RecvFlow>>,
     /// Whether a request may be done.
-    is_news: bool,
+    notify_owner: bool,
 }
 
 /// One TCP connection of a connection.
 struct RecvFlow {
-    receiver: Arc<Receiver>,
+    receiver: Arc<TcpReceiver>,
     number: u32,
-    place: usize,
+    slot: usize,
     socket: Socket,
     registration: Registration,
     counters: FlowCounters,
     /// Held while the socket is read.
-    reading: Turn<Reading>,
+    reading: WorkLock<ReadState>,
     /// Held while the socket is written to.
-    answering: Mutex<Answering>,
+    replies: Mutex<ReplyState>,
 }
 
-struct Reading {
+struct ReadState {
     /// Nothing may be read any more.
     closed: bool,
-    stage: Stage,
+    stage: ReadStage,
     header: [u8; FRAME_BYTES],
     /// Where peers have agreed on checksums.
-    check: Option<Check>,
-    attendance: Attendance,
+    checksum: Option<ChunkChecksum>,
+    poll_owner: PollOwner,
 }
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum ReadStage {
     /// `have` bytes of the next frame are read.
     Header { have: usize },
     /// The peer says that a flow is dead.
-    Dead { number: u32 },
+    FlowDead { number: u32 },
     /// The bytes of a chunk from `at` on come next; its message may or may not have a buffer.
-    Claim { chunk: ChunkHeader, at: u64 },
+    Reserve { chunk: ChunkHeader, at: u64 },
     /// The bytes from `start` up to `end` belong into the buffer; those before `at` are there.
     Deliver { chunk: ChunkHeader, buffer: RecvBuffer, start: u64, at: u64, end: u64 },
     /// The bytes up to `end` came before.
@@ -159,38 +161,41 @@ enum Stage {
     Corrupt,
 }
 
-impl Stage {
+impl ReadStage {
     /// Whether there is nothing to be done before more bytes come.
     fn wants_bytes(&self) -> bool {
         match self {
             Self::Header { have } => *have < FRAME_BYTES,
             Self::Deliver { .. } | Self::Discard { .. } => true,
-            Self::Dead { .. } | Self::Claim { .. } | Self::Corrupt => false,
+            Self::FlowDead { .. } | Self::Reserve { .. } | Self::Corrupt => false,
         }
     }
 }
 
 /// What is to be said on a flow.
 #[derive(Default)]
-struct Answering {
+struct ReplyState {
     closed: bool,
     /// Frames, and how much of them is written.
     bytes: Vec<u8>,
     written: usize,
     ack: Option<u64>,
-    dead: VecDeque<u32>,
+    dead_flows: VecDeque<u32>,
     /// From which buffer on tags differ.
-    mixed: Option<u64>,
+    tags_differ_from: Option<u64>,
     /// Buffers by number, and their tags.
-    slots: VecDeque<(u64, i32)>,
+    buffer_tags: VecDeque<(u64, i32)>,
 }
 
-impl Answering {
+impl ReplyState {
     /// The next frame to write. An acknowledgement is the last: who hears it has heard the others.
     fn next(&mut self) -> Option<Frame> {
-        let dead = self.dead.pop_front().map(Frame::FlowDead);
-        dead.or_else(|| self.mixed.take().map(Frame::TagsDifferFrom))
-            .or_else(|| self.slots.pop_front().map(|(number, tag)| Frame::BufferTag(number, tag)))
+        let dead_flows = self.dead_flows.pop_front().map(Frame::FlowDead);
+        dead_flows
+            .or_else(|| self.tags_differ_from.take().map(Frame::TagsDifferFrom))
+            .or_else(|| {
+                self.buffer_tags.pop_front().map(|(number, tag)| Frame::BufferTag(number, tag))
+            })
             .or_else(|| self.ack.take().map(Frame::Ack))
     }
 
@@ -200,7 +205,7 @@ impl Answering {
     }
 }
 
-impl Receiver {
+impl TcpReceiver {
     /// Makes a connection of flows that have been welcomed.
     pub(crate) fn open(
         context: Context,
@@ -209,26 +214,26 @@ impl Receiver {
         sockets: Vec<Socket>,
     ) -> io::Result<Arc<Self>> {
         let receiver = Arc::new(Self {
-            base: Base::new(context, Direction::Recv, Medium::Tcp, peer),
+            base: Base::new(context, Direction::Recv, TransportKind::Tcp, peer),
             workers: Arc::clone(workers),
-            queue: Mutex::new(Queue {
+            queue: Mutex::new(RecvQueue {
                 reassembly: Reassembly::default(),
-                order: Order::default(),
+                tags: TagMatcher::default(),
                 flows: Vec::new(),
-                stuck: None,
+                stuck_since: None,
                 cause: String::new(),
-                bye: false,
+                peer_closed: false,
                 closed: false,
             }),
             clock: workers.registration(),
-            warm: AtomicUsize::new(0),
-            focus: Focus::new(),
+            last_active: AtomicUsize::new(0),
+            hot_flow: HotFlow::new(),
         });
-        receiver.clock.watch_time(Arc::new(Clock(Arc::clone(&receiver))));
+        receiver.clock.watch_ticks(Arc::new(Clock(Arc::clone(&receiver))));
         let observed: Weak<Self> = Arc::downgrade(&receiver);
         receiver.base.context.metrics.watch(observed);
         for (number, socket) in sockets.into_iter().enumerate() {
-            if let Err(error) = receiver.adopt(number as u32, socket) {
+            if let Err(error) = receiver.add_flow(number as u32, socket) {
                 receiver.close();
                 return Err(error);
             }
@@ -245,9 +250,9 @@ impl Receiver {
     ///
     /// # Errors
     /// When the connection is over, has the flow already or cannot watch it.
-    pub(crate) fn adopt(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
-        let flow = self.enter(number, socket)?;
-        self.tell_again(Some(&flow));
+    pub(crate) fn add_flow(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
+        let flow = self.insert_flow(number, socket)?;
+        self.resend_tags(Some(&flow));
         flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(&flow))?;
         if lock(&self.queue).closed {
             // What ends the watch may have come before it began.
@@ -257,7 +262,7 @@ impl Receiver {
     }
 
     /// Gives a flow a place.
-    fn enter(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<Arc<RecvFlow>> {
+    fn insert_flow(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<Arc<RecvFlow>> {
         let mut queue = lock(&self.queue);
         if queue.closed || self.base.failed() {
             return Err(io::Error::other("the connection is over"));
@@ -265,33 +270,33 @@ impl Receiver {
         if queue.flows.iter().flatten().any(|entry| entry.flow.number == number) {
             return Err(io::Error::other("the flow is there already"));
         }
-        let place = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
+        let slot = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
         // Twice as many as a sender has: this side may not know yet of some that are dead.
-        if place >= 2 * PLACES {
+        if slot >= 2 * MAX_FLOW_SLOTS {
             return Err(io::Error::other("too many flows"));
         }
         let flow = Arc::new(RecvFlow {
             receiver: Arc::clone(self),
             number,
-            place,
+            slot,
             socket,
             registration: self.workers.registration(),
             counters: FlowCounters::default(),
-            reading: Turn::new(Reading {
+            reading: WorkLock::new(ReadState {
                 closed: false,
-                stage: Stage::Header { have: 0 },
+                stage: ReadStage::Header { have: 0 },
                 header: [0; FRAME_BYTES],
-                check: self.base.context.settings.checksum.then(Check::default),
-                attendance: Attendance::new(place),
+                checksum: self.base.context.settings.checksum.then(ChunkChecksum::default),
+                poll_owner: PollOwner::new(slot),
             }),
-            answering: Mutex::default(),
+            replies: Mutex::default(),
         });
-        if place == queue.flows.len() {
+        if slot == queue.flows.len() {
             queue.flows.push(None);
         }
-        let entry = Entry { flow: Arc::clone(&flow), waits_for: None, ended: false };
-        queue.flows[place] = Some(entry);
-        if queue.stuck.take().is_some() {
+        let entry = FlowEntry { flow: Arc::clone(&flow), waits_for: None, ended: false };
+        queue.flows[slot] = Some(entry);
+        if queue.stuck_since.take().is_some() {
             self.base.counters.recovered.add(1);
         }
         Ok(flow)
@@ -315,7 +320,7 @@ impl Receiver {
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
-    fn recv_group(this: &Arc<Self>, group: &[Tagged]) -> Result<Option<Request>, Error> {
+    fn recv_group(this: &Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
         if let Some(error) = this.failure() {
             return Err(error);
         }
@@ -325,44 +330,44 @@ impl Receiver {
             return Ok(None);
         }
         match group {
-            [Tagged { buffer, tag }] if guard.order.is_plain(*tag) => {
+            [TaggedBuffer { buffer, tag }] if guard.tags.has_common_tag(*tag) => {
                 this.post(guard, Target::new(*buffer, &operation, 0), *tag);
             }
             _ => {
-                for (index, Tagged { buffer, tag }) in group.iter().enumerate() {
-                    guard.order.hold(*tag, Target::new(*buffer, &operation, index));
+                for (index, TaggedBuffer { buffer, tag }) in group.iter().enumerate() {
+                    guard.tags.post(*tag, Target::new(*buffer, &operation, index));
                 }
                 drop(guard);
-                this.look_after_tags(|_| true);
-                this.judge(Instant::now());
+                this.update_tags(|_| true);
+                this.check_unrecoverable(Instant::now());
             }
         }
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
     /// Posts a buffer for the next message, and reads what waits for it.
-    fn post<'a>(&'a self, mut guard: MutexGuard<'a, Queue>, target: Target, tag: i32) {
+    fn post<'a>(&'a self, mut guard: MutexGuard<'a, RecvQueue>, target: Target, tag: i32) {
         let message = guard.post(target, tag);
-        let most = self.base.context.settings.caller_bytes;
+        let max = self.base.context.settings.caller_bytes;
         while let Some(flow) = guard.take_waiting(message) {
             drop(guard);
-            flow.read(most);
+            flow.read(max);
             guard = lock(&self.queue);
         }
         let open = guard.is_open();
         drop(guard);
         if !open {
-            self.judge(Instant::now());
+            self.check_unrecoverable(Instant::now());
         }
     }
 
     /// Changes the order of messages with tags, and does what comes of it. `change` says whether it can be.
-    fn look_after_tags(&self, change: impl FnOnce(&mut Order) -> bool) {
-        let mut aftermath = Aftermath::default();
+    fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool) {
+        let mut actions = TagActions::default();
         let outcome = {
             let mut queue = lock(&self.queue);
-            if change(&mut queue.order) {
-                self.order(&mut queue, &mut aftermath).map_err(|too_long| {
+            if change(&mut queue.tags) {
+                self.match_tags(&mut queue, &mut actions).map_err(|too_long| {
                     (ErrorKind::Truncated, ReassemblyError::from(too_long).to_string())
                 })
             } else {
@@ -370,95 +375,97 @@ impl Receiver {
                 Err((ErrorKind::Remote, what.to_owned()))
             }
         };
-        self.finish(aftermath);
+        self.run_actions(actions);
         if let Err((kind, what)) = outcome {
             self.fail(kind, &what);
         }
     }
 
     /// Posts the buffers with tags whose turn it is.
-    fn order(&self, queue: &mut Queue, aftermath: &mut Aftermath) -> Result<(), TooLong> {
-        while let Some(step) = queue.order.step(queue.reassembly.next())? {
+    fn match_tags(&self, queue: &mut RecvQueue, actions: &mut TagActions) -> Result<(), TooLong> {
+        while let Some(step) = queue.tags.next_step(queue.reassembly.next())? {
             match step {
-                Step::Post(tag, target, is_told) => {
+                MatchStep::Post(tag, target, is_advertised) => {
                     let number = queue.post(target, tag);
-                    if is_told && let Some(flow) = self.speaker(queue, None) {
-                        lock(&flow.answering).slots.push_back((number, tag));
-                        aftermath.speakers.push(flow);
-                        aftermath.speakers.dedup_by(|a, b| Arc::ptr_eq(a, b));
+                    if is_advertised && let Some(flow) = self.reply_flow(queue, None) {
+                        lock(&flow.replies).buffer_tags.push_back((number, tag));
+                        actions.repliers.push(flow);
+                        actions.repliers.dedup_by(|a, b| Arc::ptr_eq(a, b));
                     }
                 }
-                Step::Ask => {
+                MatchStep::AskSender => {
                     let flows = queue.flows.iter().flatten();
                     for flow in flows.map(|entry| Arc::clone(&entry.flow)) {
-                        lock(&flow.answering).mixed = queue.order.asks();
-                        aftermath.speakers.push(flow);
+                        lock(&flow.replies).tags_differ_from = queue.tags.asked_from();
+                        actions.repliers.push(flow);
                     }
                 }
-                Step::Filled => aftermath.is_news = true,
+                MatchStep::Delivered => actions.notify_owner = true,
             }
         }
-        let (next, order) = (queue.reassembly.next(), &queue.order);
+        let (next, tags) = (queue.reassembly.next(), &queue.tags);
         for entry in queue.flows.iter_mut().flatten() {
-            let has_place = |message| message < next || message == next && order.takes_aside(next);
-            if entry.waits_for.is_some_and(has_place) {
+            let has_buffer =
+                |message| message < next || message == next && tags.accepts_unexpected(next);
+            if entry.waits_for.is_some_and(has_buffer) {
                 entry.waits_for = None;
-                aftermath.woken.push(Arc::clone(&entry.flow));
+                actions.to_wake.push(Arc::clone(&entry.flow));
             }
         }
         Ok(())
     }
 
-    fn finish(&self, aftermath: Aftermath) {
-        aftermath.speakers.iter().for_each(|flow| flow.answer(|_| {}));
-        aftermath.woken.iter().for_each(|flow| flow.registration.kick(&flow.socket));
-        if aftermath.is_news {
+    fn run_actions(&self, actions: TagActions) {
+        actions.repliers.iter().for_each(|flow| flow.reply(|_| {}));
+        actions.to_wake.iter().for_each(|flow| flow.registration.wake(&flow.socket));
+        if actions.notify_owner {
             self.base.notify();
         }
     }
 
     /// A flow by which the peer can be told something: that which brought the last bytes, if it is there.
-    fn speaker(&self, queue: &Queue, besides: Option<&RecvFlow>) -> Option<Arc<RecvFlow>> {
-        let fits = |entry: &&Entry| {
+    fn reply_flow(&self, queue: &RecvQueue, besides: Option<&RecvFlow>) -> Option<Arc<RecvFlow>> {
+        let fits = |entry: &&FlowEntry| {
             !entry.ended && besides.is_none_or(|other| other.number != entry.flow.number)
         };
-        let warm = queue.flows.get(self.warm.load(Ordering::Relaxed)).and_then(Option::as_ref);
-        let entry = warm.filter(fits).or_else(|| queue.flows.iter().flatten().find(fits));
+        let last_active =
+            queue.flows.get(self.last_active.load(Ordering::Relaxed)).and_then(Option::as_ref);
+        let entry = last_active.filter(fits).or_else(|| queue.flows.iter().flatten().find(fits));
         entry.map(|entry| Arc::clone(&entry.flow))
     }
 
     /// Says again of tags what may have been lost with a flow, on this flow or another one that is there.
-    fn tell_again(&self, on: Option<&Arc<RecvFlow>>) {
+    fn resend_tags(&self, on: Option<&Arc<RecvFlow>>) {
         let flow = {
             let queue = lock(&self.queue);
-            if queue.order.asks().is_none() && !queue.order.is_mixed() {
+            if queue.tags.asked_from().is_none() && !queue.tags.advertises() {
                 return;
             }
-            let Some(flow) = on.cloned().or_else(|| self.speaker(&queue, None)) else { return };
-            let mut answering = lock(&flow.answering);
-            answering.mixed = queue.order.asks();
-            if queue.order.is_mixed() {
+            let Some(flow) = on.cloned().or_else(|| self.reply_flow(&queue, None)) else { return };
+            let mut replies = lock(&flow.replies);
+            replies.tags_differ_from = queue.tags.asked_from();
+            if queue.tags.advertises() {
                 let posted =
                     queue.reassembly.posted().filter(|(_, posted)| posted.target.is_some());
-                answering.slots = posted.map(|(number, posted)| (number, posted.tag)).collect();
+                replies.buffer_tags = posted.map(|(number, posted)| (number, posted.tag)).collect();
             }
-            drop(answering);
+            drop(replies);
             flow
         };
-        flow.answer(|_| {});
+        flow.reply(|_| {});
     }
 
     /// A flow has ended: what it was bringing can come on another.
-    fn end(self: &Arc<Self>, flow: &RecvFlow, why: Option<&str>) {
-        if !flow.come_to_rest() {
+    fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, why: Option<&str>) {
+        if !flow.quiesce() {
             return;
         }
         flow.close();
         let others: Vec<Arc<RecvFlow>> = {
             let mut queue = lock(&self.queue);
             // Not there when the connection was closed in between.
-            if let Some(place) = queue.flows.get_mut(flow.place) {
-                *place = None;
+            if let Some(slot) = queue.flows.get_mut(flow.slot) {
+                *slot = None;
             }
             match why {
                 None => Vec::new(),
@@ -474,34 +481,34 @@ impl Receiver {
         // The sender may not notice by itself, if it has nothing to write. One is enough; which
         // ones still work is not known here.
         for other in others {
-            other.answer(|answering| answering.dead.push_back(flow.number));
+            other.reply(|replies| replies.dead_flows.push_back(flow.number));
         }
-        self.tell_again(None);
-        self.judge(Instant::now());
+        self.resend_tags(None);
+        self.check_unrecoverable(Instant::now());
     }
 
     /// The peer says that a flow is dead, and will send again what it had not delivered.
-    fn told_dead(self: &Arc<Self>, number: u32) {
+    fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow
-            && flow.come_to_rest()
+            && flow.quiesce()
         {
             flow.close();
             self.base.counters.lost.add(1);
-            if let Some(place) = lock(&self.queue).flows.get_mut(flow.place) {
-                *place = None;
+            if let Some(slot) = lock(&self.queue).flows.get_mut(flow.slot) {
+                *slot = None;
             }
-            self.tell_again(None);
+            self.resend_tags(None);
         }
     }
 
     /// Fails the connection when what is posted can never be filled.
-    fn judge(&self, now: Instant) {
+    fn check_unrecoverable(&self, now: Instant) {
         let (what, kind) = {
             let mut queue = lock(&self.queue);
             let queue = &mut *queue;
             if queue.is_open() {
-                queue.stuck = None;
+                queue.stuck_since = None;
                 return;
             }
             let waiting = queue.flows.iter().flatten().any(|entry| !entry.ended);
@@ -509,16 +516,16 @@ impl Receiver {
             if waiting && !outstanding {
                 return;
             }
-            let since = *queue.stuck.get_or_insert(now);
-            let patience = match (waiting, queue.bye) {
+            let since = *queue.stuck_since.get_or_insert(now);
+            let timeout = match (waiting, queue.peer_closed) {
                 (true, _) => self.base.context.settings.recovery_timeout,
                 (false, true) => Duration::ZERO,
-                (false, false) => REPLACEMENT,
+                (false, false) => REPLACEMENT_TIMEOUT,
             };
-            if !outstanding || now.saturating_duration_since(since) < patience {
+            if !outstanding || now.saturating_duration_since(since) < timeout {
                 return;
             }
-            if queue.bye || queue.cause.is_empty() {
+            if queue.peer_closed || queue.cause.is_empty() {
                 ("the peer closed the connection".to_owned(), ErrorKind::Remote)
             } else {
                 (format!("all flows are lost ({})", queue.cause), ErrorKind::Remote)
@@ -528,17 +535,17 @@ impl Receiver {
     }
 
     /// Acknowledges what nothing has followed.
-    fn acknowledge_late(&self) {
-        let warm = self.warm.load(Ordering::Relaxed);
+    fn ack_if_idle(&self) {
+        let last_active = self.last_active.load(Ordering::Relaxed);
         let (below, flow) = {
             let mut queue = lock(&self.queue);
             let Some(below) = queue.reassembly.ack_if_idle() else { return };
-            let at = queue.flows.get(warm).and_then(Option::as_ref);
+            let at = queue.flows.get(last_active).and_then(Option::as_ref);
             let entry = at.or_else(|| queue.flows.iter().flatten().next());
             (below, entry.map(|entry| Arc::clone(&entry.flow)))
         };
         if let Some(flow) = flow {
-            flow.answer(|answering| answering.ack = Some(below));
+            flow.reply(|replies| replies.ack = Some(below));
         }
     }
 
@@ -546,7 +553,7 @@ impl Receiver {
         if self.base.fail(kind, what, &self.in_flight()) {
             // The peer must hear of it now, not when this side closes.
             let below = lock(&self.queue).reassembly.ack();
-            self.flows().iter().for_each(|flow| flow.say_bye(below));
+            self.flows().iter().for_each(|flow| flow.send_close(below));
         }
     }
 
@@ -557,9 +564,9 @@ impl Receiver {
 
     /// Returns when no buffer is being written and none will be again. Waits at most for system
     /// calls that do not block.
-    fn come_to_rest(&self) {
+    fn quiesce(&self) {
         for flow in self.flows() {
-            flow.come_to_rest();
+            flow.quiesce();
         }
     }
 
@@ -567,7 +574,7 @@ impl Receiver {
     fn close(&self) {
         // First, so that all flows there will ever be come to rest. Whoever closes waits for that, the second one too.
         let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
-        self.come_to_rest();
+        self.quiesce();
         if closed {
             return;
         }
@@ -576,18 +583,18 @@ impl Receiver {
             (std::mem::take(&mut queue.flows), queue.reassembly.ack())
         };
         for entry in flows.iter().flatten() {
-            entry.flow.say_bye(below);
+            entry.flow.send_close(below);
             entry.flow.close();
         }
-        self.clock.end_time();
-        self.base.last_words();
+        self.clock.end_ticks();
+        self.base.log_closed();
     }
 }
 
-impl Queue {
+impl RecvQueue {
     /// Buffers that wait for their messages.
     fn outstanding(&self) -> usize {
-        self.reassembly.outstanding() + self.order.waiting()
+        self.reassembly.outstanding() + self.tags.waiting()
     }
 
     /// Posts a buffer for the next message; its number.
@@ -598,17 +605,17 @@ impl Queue {
     }
 
     /// Posts memory for this message, which goes aside, if it is the next one.
-    fn set_aside(&mut self, chunk: &ChunkHeader) {
+    fn post_unexpected(&mut self, chunk: &ChunkHeader) {
         let message = chunk.message;
-        if self.order.takes_aside(message) && message == self.reassembly.next() {
-            let buffer = self.order.set_aside(message, chunk.total as usize);
+        if self.tags.accepts_unexpected(message) && message == self.reassembly.next() {
+            let buffer = self.tags.buffer_unexpected(message, chunk.total as usize);
             self.reassembly.post(chunk.total, Posted { buffer, tag: 0, target: None });
         }
     }
 
     /// The flow in this place waits for this message's buffer.
-    fn wait(&mut self, place: usize, message: u64) {
-        if let Some(entry) = self.flows.get_mut(place).and_then(Option::as_mut) {
+    fn wait(&mut self, slot: usize, message: u64) {
+        if let Some(entry) = self.flows.get_mut(slot).and_then(Option::as_mut) {
             entry.waits_for = Some(message);
         }
     }
@@ -627,7 +634,7 @@ impl Queue {
     }
 }
 
-impl Observed for Receiver {
+impl Observed for TcpReceiver {
     fn base(&self) -> &Base {
         &self.base
     }
@@ -646,52 +653,52 @@ impl Observed for Receiver {
     }
 }
 
-impl Owner for Receiver {
-    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
-        self.base.keep(lent);
+impl Owner for TcpReceiver {
+    fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>) {
+        self.base.retain_memory(memory);
     }
 
     fn failure(&self) -> Option<Error> {
         let error = self.base.failure()?;
-        self.come_to_rest();
+        self.quiesce();
         Some(error)
     }
 
     fn progress(&self) {
-        let place = self.focus.place();
-        self.visit(place.unwrap_or_else(|| self.warm.load(Ordering::Relaxed)));
+        let slot = self.hot_flow.slot();
+        self.on_caller_poll(slot.unwrap_or_else(|| self.last_active.load(Ordering::Relaxed)));
     }
 }
 
-impl Receiver {
+impl TcpReceiver {
     /// A caller reads what has come on the flow in this place.
-    fn visit(&self, place: usize) {
+    fn on_caller_poll(&self, slot: usize) {
         let flow = {
             let queue = lock(&self.queue);
-            queue.flows.get(place).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
+            queue.flows.get(slot).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
         };
         let Some(flow) = flow else { return };
-        let most = self.base.context.settings.caller_bytes;
-        flow.reading.take_if_free(|mut reading, _| {
+        let max = self.base.context.settings.caller_bytes;
+        flow.reading.try_run(|mut reading, _| {
             if !reading.closed {
-                reading.attendance.visit(&self.focus, &flow.registration, &flow.socket);
+                reading.poll_owner.on_caller_poll(&self.hot_flow, &flow.registration, &flow.socket);
             }
-            let attends = reading.attendance.is_callers();
-            flow.read_with(reading, if attends { CALLER_BYTES.max(most) } else { most });
+            let attends = reading.poll_owner.is_caller();
+            flow.read_with(reading, if attends { CALLER_BYTES.max(max) } else { max });
         });
     }
 }
 
 impl RecvFlow {
     fn read(&self, limit: u64) {
-        self.reading.take(|reading| self.read_with(reading, limit));
+        self.reading.run(|reading| self.read_with(reading, limit));
     }
 
     /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes
     /// are read and all of them are dealt with; in the last case the worker goes on.
-    fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, Reading>, limit: u64) {
+    fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, ReadState>, limit: u64) {
         let receiver = &self.receiver;
-        guard.attendance.renew(&self.registration);
+        guard.poll_owner.renew(&self.registration);
         let mut moved = 0;
         let ended = loop {
             let reading = &mut *guard;
@@ -701,47 +708,47 @@ impl RecvFlow {
             // What is read already is nothing that the worker would hear of.
             if moved > limit && reading.stage.wants_bytes() {
                 // A caller who attends comes again.
-                if !reading.attendance.is_callers() {
-                    self.registration.kick(&self.socket);
+                if !reading.poll_owner.is_caller() {
+                    self.registration.wake(&self.socket);
                 }
                 return;
             }
             let result = match reading.stage {
-                Stage::Header { have: FRAME_BYTES } => {
+                ReadStage::Header { have: FRAME_BYTES } => {
                     match receiver.base.decode(&reading.header) {
                         Ok((Frame::Chunk(chunk), sum)) => {
-                            if let Some(check) = &mut reading.check {
-                                check.begin(chunk.message, sum);
+                            if let Some(checksum) = &mut reading.checksum {
+                                checksum.begin(chunk.message, sum);
                             }
-                            reading.stage = Stage::Claim { chunk, at: chunk.offset };
-                            receiver.focus.chunk(self.place);
+                            reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
+                            receiver.hot_flow.on_chunk(self.slot);
                             continue;
                         }
                         Ok((Frame::FlowDead(number), _)) => {
-                            reading.stage = Stage::Dead { number };
+                            reading.stage = ReadStage::FlowDead { number };
                             continue;
                         }
                         Ok((Frame::Close, _)) => {
-                            reading.stage = Stage::Header { have: 0 };
+                            reading.stage = ReadStage::Header { have: 0 };
                             let below = {
                                 let mut queue = lock(&receiver.queue);
-                                queue.bye = true;
+                                queue.peer_closed = true;
                                 queue.reassembly.ack()
                             };
-                            self.answer(|answering| answering.ack = Some(below));
+                            self.reply(|replies| replies.ack = Some(below));
                             continue;
                         }
                         Ok((Frame::Tag(tag), _)) => {
-                            reading.stage = Stage::Header { have: 0 };
-                            receiver.look_after_tags(|order| {
-                                order.hear_tag(tag);
+                            reading.stage = ReadStage::Header { have: 0 };
+                            receiver.update_tags(|tags| {
+                                tags.set_common_tag(tag);
                                 true
                             });
                             continue;
                         }
                         Ok((Frame::SameTagBelow(until), _)) => {
-                            reading.stage = Stage::Header { have: 0 };
-                            receiver.look_after_tags(|order| order.hear_plain_until(until));
+                            reading.stage = ReadStage::Header { have: 0 };
+                            receiver.update_tags(|tags| tags.set_same_tag_below(until));
                             continue;
                         }
                         Ok((
@@ -760,32 +767,33 @@ impl RecvFlow {
                         }
                     }
                 }
-                Stage::Dead { number } => {
+                ReadStage::FlowDead { number } => {
                     // That flow's lock is needed; two at a time could wait for each other.
                     drop(guard);
-                    receiver.told_dead(number);
+                    receiver.on_flow_dead(number);
                     let below = lock(&receiver.queue).reassembly.ack();
-                    self.answer(|answering| answering.ack = Some(below));
-                    guard = self.reading.wait();
+                    self.reply(|replies| replies.ack = Some(below));
+                    guard = self.reading.lock();
                     // Another thread may have been here in between.
-                    if matches!(guard.stage, Stage::Dead { number: still } if still == number) {
-                        guard.stage = Stage::Header { have: 0 };
+                    if matches!(guard.stage, ReadStage::FlowDead { number: still } if still == number)
+                    {
+                        guard.stage = ReadStage::Header { have: 0 };
                     }
                     continue;
                 }
-                Stage::Header { have } => {
+                ReadStage::Header { have } => {
                     let nowhere = RecvBuffer::from_static(&mut []);
                     sys::recv_with_header(&self.socket, nowhere, &mut reading.header[have..])
                 }
-                Stage::Claim { chunk, at } => match receiver.claim(self.place, &chunk, at) {
+                ReadStage::Reserve { chunk, at } => match receiver.reserve(self.slot, &chunk, at) {
                     Ok(Some(stage)) => {
                         reading.stage = stage;
-                        self.step_over(reading);
+                        self.finish_part(reading);
                         continue;
                     }
                     Ok(None) => {
                         drop(guard);
-                        return receiver.judge(Instant::now());
+                        return receiver.check_unrecoverable(Instant::now());
                     }
                     Err(error) => {
                         drop(guard);
@@ -796,17 +804,17 @@ impl RecvFlow {
                         return receiver.fail(kind, &error.to_string());
                     }
                 },
-                Stage::Deliver { chunk, buffer, at, end, .. } => {
+                ReadStage::Deliver { chunk, buffer, at, end, .. } => {
                     let rest = buffer.part(at as usize, (end - at) as usize);
                     // With the chunk's end comes the next frame, often in the same call.
                     let next = if end == chunk.end() { FRAME_BYTES } else { 0 };
                     sys::recv_with_header(&self.socket, rest, &mut reading.header[..next])
                 }
-                Stage::Discard { at, end, .. } => match &mut reading.check {
+                ReadStage::Discard { at, end, .. } => match &mut reading.checksum {
                     None => sys::discard(&self.socket, (end - at) as usize),
-                    Some(check) => self.discard_checked(check, (end - at) as usize),
+                    Some(checksum) => self.discard_checked(checksum, (end - at) as usize),
                 },
-                Stage::Corrupt => {
+                ReadStage::Corrupt => {
                     receiver.base.counters.corrupt.add(1);
                     break Some("a chunk that does not match its checksum".to_owned());
                 }
@@ -815,103 +823,105 @@ impl RecvFlow {
                 Ok(0) => break self.end_of_stream(reading),
                 Ok(received) => {
                     moved += received as u64;
-                    self.take(reading, received);
+                    self.advance(reading, received);
                 }
-                Err(error) if not_now(&error) => return,
+                Err(error) if would_block(&error) => return,
                 Err(error) => break Some(error.to_string()),
             }
         };
         drop(guard);
-        receiver.end(self, ended.as_deref());
+        receiver.flow_ended(self, ended.as_deref());
     }
 
     /// Reads bytes that came before, since the checksum is of all.
-    fn discard_checked(&self, check: &mut Check, length: usize) -> io::Result<usize> {
+    fn discard_checked(&self, checksum: &mut ChunkChecksum, length: usize) -> io::Result<usize> {
         let mut bytes = [0; 4096];
         let room = length.min(bytes.len());
         let nowhere = RecvBuffer::from_static(&mut []);
         let received = sys::recv_with_header(&self.socket, nowhere, &mut bytes[..room])?;
-        check.discarded(&bytes[..received]);
+        checksum.discarded(&bytes[..received]);
         Ok(received)
     }
 
     /// Why the flow ended; `None` where the peer may end a flow that it does not need any more.
-    fn end_of_stream(&self, reading: &Reading) -> Option<String> {
-        let between = matches!(reading.stage, Stage::Header { have: 0 });
+    fn end_of_stream(&self, reading: &ReadState) -> Option<String> {
+        let between = matches!(reading.stage, ReadStage::Header { have: 0 });
         (!between).then(|| "the peer closed it in the middle of a message".to_owned())
     }
 
     /// Counts bytes that have been read.
-    fn take(&self, reading: &mut Reading, received: usize) {
-        if let (Some(check), Stage::Deliver { buffer, at, end, .. }) =
-            (&mut reading.check, &reading.stage)
+    fn advance(&self, reading: &mut ReadState, received: usize) {
+        if let (Some(checksum), ReadStage::Deliver { buffer, at, end, .. }) =
+            (&mut reading.checksum, &reading.stage)
         {
             let taken = (received as u64).min(end - at);
-            check.received(buffer.part(*at as usize, taken as usize));
+            checksum.received(buffer.part(*at as usize, taken as usize));
         }
         match &mut reading.stage {
-            Stage::Header { have } => *have += received,
-            Stage::Deliver { at, end, .. } | Stage::Discard { at, end, .. } => {
+            ReadStage::Header { have } => *have += received,
+            ReadStage::Deliver { at, end, .. } | ReadStage::Discard { at, end, .. } => {
                 let taken = (received as u64).min(*end - *at);
                 *at += taken;
                 if at == end {
                     let have = received - taken as usize;
-                    self.step_over(reading);
-                    if let Stage::Header { have: none } = &mut reading.stage {
+                    self.finish_part(reading);
+                    if let ReadStage::Header { have: none } = &mut reading.stage {
                         *none = have;
                     }
                 }
             }
-            Stage::Dead { .. } | Stage::Claim { .. } | Stage::Corrupt => {}
+            ReadStage::FlowDead { .. } | ReadStage::Reserve { .. } | ReadStage::Corrupt => {}
         }
     }
 
     /// Goes on when the part of a chunk that was dealt with is over.
-    fn step_over(&self, reading: &mut Reading) {
+    fn finish_part(&self, reading: &mut ReadState) {
         let (chunk, at) = match reading.stage {
-            Stage::Deliver { chunk, start, at, end, .. } if at == end => {
-                match &mut reading.check {
-                    None => self.receiver.arrived(self, chunk.message, end - start),
-                    Some(check) => check.written(start, end),
+            ReadStage::Deliver { chunk, start, at, end, .. } if at == end => {
+                match &mut reading.checksum {
+                    None => self.receiver.on_received(self, chunk.message, end - start),
+                    Some(checksum) => checksum.written(start, end),
                 }
                 (chunk, end)
             }
-            Stage::Discard { chunk, at, end } if at == end => (chunk, end),
+            ReadStage::Discard { chunk, at, end } if at == end => (chunk, end),
             _ => return,
         };
         reading.stage = if at == chunk.end() {
-            if let Some(check) = &mut reading.check {
-                if !check.is_right() {
-                    reading.stage = Stage::Corrupt;
+            if let Some(checksum) = &mut reading.checksum {
+                if !checksum.matches() {
+                    reading.stage = ReadStage::Corrupt;
                     return;
                 }
-                let (message, parts) = check.take_parts();
-                parts.iter().for_each(|(from, to)| self.receiver.arrived(self, message, to - from));
+                let (message, parts) = checksum.take_parts();
+                parts
+                    .iter()
+                    .for_each(|(from, to)| self.receiver.on_received(self, message, to - from));
             }
             self.counters.chunk(&self.receiver.base.counters, chunk.length.into());
-            Stage::Header { have: 0 }
+            ReadStage::Header { have: 0 }
         } else {
-            Stage::Claim { chunk, at }
+            ReadStage::Reserve { chunk, at }
         };
     }
 
     /// Reads nothing any more, and gives back what was reserved for it. False when that was so
     /// already.
-    fn come_to_rest(&self) -> bool {
-        let mut reading = self.reading.wait();
+    fn quiesce(&self) -> bool {
+        let mut reading = self.reading.lock();
         if std::mem::replace(&mut reading.closed, true) {
             return false;
         }
-        reading.attendance.end(&self.receiver.focus, &self.registration, &self.socket);
-        let stage = std::mem::replace(&mut reading.stage, Stage::Header { have: 0 });
-        let unchecked = reading.check.as_mut().map(Check::take_parts);
+        reading.poll_owner.release(&self.receiver.hot_flow, &self.registration, &self.socket);
+        let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
+        let unchecked = reading.checksum.as_mut().map(ChunkChecksum::take_parts);
         let is_checked = unchecked.is_some();
         if let Some((message, parts)) = unchecked {
             let mut queue = lock(&self.receiver.queue);
             let give_back = |(from, to)| queue.reassembly.release(message, from, to);
             parts.into_iter().for_each(give_back);
         }
-        if let Stage::Deliver { chunk, start, mut at, end, .. } = stage {
+        if let ReadStage::Deliver { chunk, start, mut at, end, .. } = stage {
             if is_checked {
                 // Nobody knows whether they are right.
                 at = start;
@@ -925,28 +935,28 @@ impl RecvFlow {
     }
 
     /// Says something to the sender, now or as soon as the socket takes it.
-    fn answer(&self, change: impl FnOnce(&mut Answering)) {
-        let mut answering = lock(&self.answering);
-        change(&mut answering);
-        self.write(&mut answering);
+    fn reply(&self, change: impl FnOnce(&mut ReplyState)) {
+        let mut replies = lock(&self.replies);
+        change(&mut replies);
+        self.write(&mut replies);
     }
 
-    fn write(&self, answering: &mut Answering) {
-        while !answering.closed {
-            if answering.is_between() {
-                answering.bytes.clear();
-                answering.written = 0;
-                while let Some(frame) = answering.next() {
-                    answering.bytes.extend(self.receiver.base.encode(frame));
+    fn write(&self, replies: &mut ReplyState) {
+        while !replies.closed {
+            if replies.is_between() {
+                replies.bytes.clear();
+                replies.written = 0;
+                while let Some(frame) = replies.next() {
+                    replies.bytes.extend(self.receiver.base.encode(frame));
                 }
-                if answering.bytes.is_empty() {
+                if replies.bytes.is_empty() {
                     return;
                 }
             }
             let nothing = SendBuffer::from_static(&[]);
-            let rest = &answering.bytes[answering.written..];
+            let rest = &replies.bytes[replies.written..];
             match sys::send_with_header(&self.socket, rest, nothing) {
-                Ok(sent) => answering.written += sent,
+                Ok(sent) => replies.written += sent,
                 // Later, or the reading side will notice.
                 Err(_) => return,
             }
@@ -955,15 +965,15 @@ impl RecvFlow {
 
     /// Tells the sender that the connection is over, if the socket takes it, and ends the flow. Before that it tells that all
     /// messages below this one have come: the sender did not fail to deliver them.
-    fn say_bye(&self, below: u64) {
-        let mut answering = lock(&self.answering);
-        answering.ack = Some(below);
-        self.write(&mut answering);
-        if !std::mem::replace(&mut answering.closed, true) && answering.is_between() {
+    fn send_close(&self, below: u64) {
+        let mut replies = lock(&self.replies);
+        replies.ack = Some(below);
+        self.write(&mut replies);
+        if !std::mem::replace(&mut replies.closed, true) && replies.is_between() {
             let nothing = SendBuffer::from_static(&[]);
             // Sockets whose buffers are full tell the peer by closing.
-            let bye = self.receiver.base.encode(Frame::Close);
-            let _ = sys::send_with_header(&self.socket, &bye, nothing);
+            let peer_closed = self.receiver.base.encode(Frame::Close);
+            let _ = sys::send_with_header(&self.socket, &peer_closed, nothing);
         }
         self.shutdown();
     }
@@ -980,43 +990,43 @@ impl RecvFlow {
     }
 }
 
-impl Receiver {
+impl TcpReceiver {
     /// What to do with the next bytes of a chunk; `None`, and the flow waits, when no buffer is
     /// posted for it yet.
-    fn claim(
+    fn reserve(
         &self,
-        place: usize,
+        slot: usize,
         chunk: &ChunkHeader,
         at: u64,
-    ) -> Result<Option<Stage>, ReassemblyError> {
+    ) -> Result<Option<ReadStage>, ReassemblyError> {
         let chunk = *chunk;
         let mut queue = lock(&self.queue);
         Ok(loop {
             break match queue.reassembly.reserve(&chunk, at)? {
                 ChunkAction::Deliver { payload, end } => {
-                    Some(Stage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
+                    Some(ReadStage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
                 }
                 ChunkAction::Discard { end } => {
                     self.base.counters.repeated.add(end - at);
-                    Some(Stage::Discard { chunk, at, end })
+                    Some(ReadStage::Discard { chunk, at, end })
                 }
                 ChunkAction::NotPosted => {
                     // A flow on which no tag was said.
-                    queue.order.hear_tag(0);
-                    if queue.order.is_at_rest() {
-                        queue.wait(place, chunk.message);
+                    queue.tags.set_common_tag(0);
+                    if queue.tags.is_idle() {
+                        queue.wait(slot, chunk.message);
                         break None;
                     }
-                    queue.set_aside(&chunk);
-                    let mut aftermath = Aftermath::default();
-                    self.order(&mut queue, &mut aftermath)?;
-                    let has_place = queue.reassembly.next() > chunk.message;
-                    if !has_place {
-                        queue.wait(place, chunk.message);
+                    queue.post_unexpected(&chunk);
+                    let mut actions = TagActions::default();
+                    self.match_tags(&mut queue, &mut actions)?;
+                    let has_buffer = queue.reassembly.next() > chunk.message;
+                    if !has_buffer {
+                        queue.wait(slot, chunk.message);
                     }
                     drop(queue);
-                    self.finish(aftermath);
-                    if !has_place {
+                    self.run_actions(actions);
+                    if !has_buffer {
                         return Ok(None);
                     }
                     queue = lock(&self.queue);
@@ -1026,8 +1036,8 @@ impl Receiver {
         })
     }
 
-    fn arrived(&self, flow: &RecvFlow, message: u64, bytes: u64) {
-        self.warm.store(flow.place, Ordering::Relaxed);
+    fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
+        self.last_active.store(flow.slot, Ordering::Relaxed);
         let (ack, failure) = {
             let mut queue = lock(&self.queue);
             let Some(completed) = queue.reassembly.received(message, bytes) else { return };
@@ -1037,16 +1047,19 @@ impl Receiver {
                     target.complete(completed.total);
                     None
                 }
-                None => queue.order.came_aside(message, completed.total).err(),
+                None => queue.tags.unexpected_received(message, completed.total).err(),
             };
             self.base.notify();
             // Who sends no more may wait for all that is left.
-            let ack =
-                if queue.bye { Some(queue.reassembly.ack()) } else { queue.reassembly.ack_due() };
+            let ack = if queue.peer_closed {
+                Some(queue.reassembly.ack())
+            } else {
+                queue.reassembly.ack_due()
+            };
             (ack, failure)
         };
         if let Some(below) = ack {
-            flow.answer(|answering| answering.ack = Some(below));
+            flow.reply(|replies| replies.ack = Some(below));
         }
         if let Some(too_long) = failure {
             self.fail(ErrorKind::Truncated, &ReassemblyError::from(too_long).to_string());
@@ -1065,25 +1078,25 @@ impl Source for RecvFlow {
         if readiness.ended {
             // A flow that waits for a buffer is not read, so its end would not be noticed there.
             let mut queue = lock(&self.receiver.queue);
-            if let Some(entry) = queue.flows.get_mut(self.place).and_then(Option::as_mut)
+            if let Some(entry) = queue.flows.get_mut(self.slot).and_then(Option::as_mut)
                 && entry.flow.number == self.number
             {
                 entry.ended = true;
             }
         }
-        self.reading.take(|mut reading| {
+        self.reading.run(|mut reading| {
             let (receiver, registration) = (&self.receiver, &self.registration);
-            reading.attendance.look_after(&receiver.focus, registration, &self.socket);
-            if reading.attendance.is_callers() {
+            reading.poll_owner.on_worker(&receiver.hot_flow, registration, &self.socket);
+            if reading.poll_owner.is_caller() {
                 return;
             }
-            self.read_with(reading, TURN_BYTES);
+            self.read_with(reading, WORKER_QUANTUM);
         });
         if readiness.ended {
-            self.receiver.judge(Instant::now());
+            self.receiver.check_unrecoverable(Instant::now());
         }
         if readiness.writable {
-            self.answer(|_| {});
+            self.reply(|_| {});
         }
     }
 
@@ -1097,15 +1110,15 @@ impl Source for RecvFlow {
 }
 
 /// The connection itself, as its worker sees it.
-struct Clock(Arc<Receiver>);
+struct Clock(Arc<TcpReceiver>);
 
 impl Source for Clock {
     fn ready(&self, _readiness: Readiness) {}
 
     fn tick(&self, now: Instant) {
         if !self.0.base.failed() {
-            self.0.judge(now);
-            self.0.acknowledge_late();
+            self.0.check_unrecoverable(now);
+            self.0.ack_if_idle();
         }
     }
 
@@ -1127,21 +1140,21 @@ mod tests {
     #[test]
     fn a_flow_that_comes_while_it_is_closed_comes_to_rest_too() {
         let transport = test_support::transport();
-        let engine = transport.engine().unwrap();
+        let runtime = transport.runtime().unwrap();
         for _ in 0..200 {
             let context = transport.context(0, "").unwrap();
             let peer = "127.0.0.1:1".parse().unwrap();
-            let receiver = Receiver::open(context, engine.workers(), peer, Vec::new()).unwrap();
+            let receiver = TcpReceiver::open(context, runtime.workers(), peer, Vec::new()).unwrap();
             let sockets: Vec<_> = (0..64).map(|_| UnixStream::pair().unwrap().0).collect();
             let begin = Barrier::new(2);
             let entered = thread::scope(|scope| {
                 let entering = scope.spawn(|| {
                     begin.wait();
                     let sockets = sockets.into_iter().enumerate();
-                    let enter = |(number, socket): (usize, UnixStream)| {
-                        receiver.enter(number as u32, socket.into()).ok()
+                    let insert_flow = |(number, socket): (usize, UnixStream)| {
+                        receiver.insert_flow(number as u32, socket.into()).ok()
                     };
-                    sockets.map_while(enter).collect::<Vec<_>>()
+                    sockets.map_while(insert_flow).collect::<Vec<_>>()
                 });
                 begin.wait();
                 // Some are there, and more are coming.
@@ -1151,7 +1164,7 @@ mod tests {
                 receiver.close();
                 entering.join().unwrap()
             });
-            assert!(entered.iter().all(|flow| flow.reading.wait().closed));
+            assert!(entered.iter().all(|flow| flow.reading.lock().closed));
         }
     }
 }

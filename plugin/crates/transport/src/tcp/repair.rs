@@ -8,73 +8,73 @@ use evenkeel_protocol::{Pacer, Repath, RepathAction};
 use socket2::Socket;
 
 use crate::error::ErrorKind;
-use crate::handshake::dial::{Call, CallError, Caller};
+use crate::handshake::dial::{Dial, DialError, DialHandler};
 use crate::sync::lock;
 use crate::sys::{self, PathInfo};
-use crate::tcp::PLACES;
-use crate::tcp::sender::Sender;
+use crate::tcp::MAX_FLOW_SLOTS;
+use crate::tcp::sender::TcpSender;
 
 /// How long a call waits for the listener's welcome before another path is tried; the n-th time in
 /// a row it is n times as long, up to the limit.
-const CALL_PATIENCE: Duration = Duration::from_millis(400);
-const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const DIAL_TIMEOUT: Duration = Duration::from_millis(400);
+const MAX_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait after a first call that failed; doubled for each further one, up to the limit.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(2);
 /// So many flows are called at a time while something waits for a new one: some may get paths that are dead, too.
-const URGENT: usize = 6;
+const URGENT_DIALS: usize = 6;
 /// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel asks the first time after
 /// 0.02 s, then after 0.06 and 0.14 s; where it is older than Linux 6.15 after 0.2, 0.6 and 1.4 s.
-const STALLED: u8 = 3;
+const MAX_UNANSWERED: u8 = 3;
 /// So has one that has waited so long for the first answer, and for twice the usual round trip.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(100);
+const MIN_STALL_TIME: Duration = Duration::from_millis(100);
 
 /// What is being done to get flows.
-pub(crate) struct Mending {
-    calls: Vec<Arc<Call>>,
+pub(crate) struct RepairState {
+    dials: Vec<Arc<Dial>>,
     /// Number of the next flow.
     next_number: u32,
     /// Times in a row that all who were called failed.
     failures: u32,
     not_before: Option<Instant>,
     /// Since when there is no flow.
-    flowless: Option<Instant>,
+    no_flow_since: Option<Instant>,
     /// Why the last flow died.
     cause: String,
     /// Whether something was to be sent again when that was last looked at.
-    repeats: bool,
+    had_retransmits: bool,
     /// Whether there was nothing to send when that was last looked at.
-    rests: bool,
+    was_idle: bool,
     repath: Repath,
 }
 
-impl Mending {
+impl RepairState {
     /// For a connection that has begun with this many flows.
     pub(crate) fn new(flows: u32) -> Self {
         Self {
-            calls: Vec::new(),
+            dials: Vec::new(),
             next_number: flows,
             failures: 0,
             not_before: None,
-            flowless: None,
+            no_flow_since: None,
             cause: String::new(),
-            repeats: false,
-            rests: false,
+            had_retransmits: false,
+            was_idle: false,
             repath: Repath::new(flows as usize),
         }
     }
 }
 
-impl Sender {
+impl TcpSender {
     /// A flow has died and is taken out.
-    pub(crate) fn lost_one(self: &Arc<Self>, why: &str) {
-        why.clone_into(&mut lock(&self.mending).cause);
+    pub(crate) fn on_flow_lost(self: &Arc<Self>, why: &str) {
+        why.clone_into(&mut lock(&self.repair).cause);
         self.replace(Instant::now());
     }
 
     /// Looks after the flows.
-    pub(crate) fn mend(self: &Arc<Self>, now: Instant, busy: bool) {
-        if self.is_over() || self.is_at_rest(busy) {
+    pub(crate) fn repair_flows(self: &Arc<Self>, now: Instant, busy: bool) {
+        if self.is_over() || self.is_idle(busy) {
             return;
         }
         self.replace(now);
@@ -86,12 +86,12 @@ impl Sender {
 
     /// Whether there is nothing to send, as the last time, and nothing to do about the flows: most connections are so most
     /// of the time, and must cost nothing then.
-    fn is_at_rest(&self, busy: bool) -> bool {
+    fn is_idle(&self, busy: bool) -> bool {
         let (live, all) = self.count_flows();
-        let mut mending = lock(&self.mending);
-        let rested = std::mem::replace(&mut mending.rests, !busy);
+        let mut repair = lock(&self.repair);
+        let was_idle = std::mem::replace(&mut repair.was_idle, !busy);
         let whole = live == all && live == usize::from(self.base.context.settings.flows);
-        rested && !busy && whole && mending.calls.is_empty()
+        was_idle && !busy && whole && repair.dials.is_empty()
     }
 
     /// Opens flows in place of dead ones, or fails when none can be had.
@@ -102,29 +102,29 @@ impl Sender {
         let settings = &self.base.context.settings;
         let (live, all) = self.count_flows();
         let repeats = lock(&self.queue).scheduler.must_retransmit();
-        let mut mending = lock(&self.mending);
+        let mut repair = lock(&self.repair);
         if all == 0 {
-            let since = *mending.flowless.get_or_insert(now);
+            let since = *repair.no_flow_since.get_or_insert(now);
             let limit = settings.recovery_timeout;
             if now.saturating_duration_since(since) >= limit {
                 let what = format!(
                     "all flows are lost ({}) and none could be opened within {} s",
-                    mending.cause,
+                    repair.cause,
                     limit.as_secs()
                 );
-                drop(mending);
+                drop(repair);
                 self.fail(ErrorKind::Remote, &what);
                 return;
             }
         }
-        let mut missing = usize::from(settings.flows).saturating_sub(live + mending.calls.len());
+        let mut missing = usize::from(settings.flows).saturating_sub(live + repair.dials.len());
         // What no flow takes again needs a new one, and all else waits for it.
-        if std::mem::replace(&mut mending.repeats, repeats) && repeats {
-            let urgent = URGENT.min(PLACES.saturating_sub(all));
-            missing = missing.max(urgent.saturating_sub(mending.calls.len()));
+        if std::mem::replace(&mut repair.had_retransmits, repeats) && repeats {
+            let urgent = URGENT_DIALS.min(MAX_FLOW_SLOTS.saturating_sub(all));
+            missing = missing.max(urgent.saturating_sub(repair.dials.len()));
         }
-        if missing > 0 && mending.not_before.is_none_or(|time| now >= time) {
-            self.call(&mut mending, missing, now);
+        if missing > 0 && repair.not_before.is_none_or(|time| now >= time) {
+            self.dial(&mut repair, missing, now);
         }
     }
 
@@ -136,25 +136,25 @@ impl Sender {
         (live, all.count())
     }
 
-    fn call(self: &Arc<Self>, mending: &mut Mending, count: usize, now: Instant) {
+    fn dial(self: &Arc<Self>, repair: &mut RepairState, count: usize, now: Instant) {
         for _ in 0..count {
-            let patience = (CALL_PATIENCE * (1 + mending.failures)).min(MAX_CONNECT_TIMEOUT);
-            let flow = mending.next_number;
-            mending.next_number += 1;
-            let caller = Arc::<Self>::clone(self);
-            match Call::start(&self.destination, caller, flow, now + patience) {
-                Ok(call) => mending.calls.push(call),
+            let timeout = (DIAL_TIMEOUT * (1 + repair.failures)).min(MAX_DIAL_TIMEOUT);
+            let flow = repair.next_number;
+            repair.next_number += 1;
+            let handler = Arc::<Self>::clone(self);
+            match Dial::start(&self.destination, handler, flow, now + timeout) {
+                Ok(dial) => repair.dials.push(dial),
                 // Out of descriptors or ports, or no route: that may pass.
-                Err(_) => mending.put_off(now),
+                Err(_) => repair.back_off(now),
             }
         }
     }
 
     /// Gives up all calls.
-    pub(crate) fn stop_mending(&self) {
-        let calls = std::mem::take(&mut lock(&self.mending).calls);
-        for call in calls {
-            call.take_socket();
+    pub(crate) fn stop_repair(&self) {
+        let dials = std::mem::take(&mut lock(&self.repair).dials);
+        for dial in dials {
+            dial.take_socket();
         }
     }
 
@@ -163,12 +163,12 @@ impl Sender {
         let flows = self.flows();
         let clear: Vec<bool> = {
             let mut queue = lock(&self.queue);
-            flows.iter().map(|flow| queue.scheduler.is_drained(flow.place)).collect()
+            flows.iter().map(|flow| queue.scheduler.is_drained(flow.slot)).collect()
         };
         if clear.iter().all(|clear| *clear) {
             return;
         }
-        let patience = self.base.context.settings.peer_timeout;
+        let timeout = self.base.context.settings.peer_timeout;
         let infos: Vec<PathInfo> =
             flows.iter().map(|flow| sys::path_info(&flow.socket).unwrap_or_default()).collect();
         // Others may have nothing to send any more, since a message waits for all its chunks.
@@ -178,12 +178,12 @@ impl Sender {
             if clear {
                 continue;
             }
-            if info.unanswered >= 3 && silent >= patience {
+            if info.unanswered >= 3 && silent >= timeout {
                 let what = format!("the peer's host has not answered for {} s", silent.as_secs());
-                self.lose(flow, &what);
+                self.flow_failed(flow, &what);
             } else if is_stalled(info) && answered {
                 self.base.counters.stalled.add(1);
-                self.lose(flow, "it stood still while others moved");
+                self.flow_failed(flow, "it stood still while others moved");
             }
         }
     }
@@ -201,27 +201,27 @@ impl Sender {
         let live: Vec<_> =
             flows.iter().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
         let carried: Vec<_> = live.iter().map(|flow| flow.carried()).collect();
-        let mut mending = lock(&self.mending);
+        let mut repair = lock(&self.repair);
         // Those who have come in a round are judged without those on dead paths.
         let some_have_come =
-            mending.repath.is_trial_running() && live.len() > usize::from(settings.flows);
-        if !mending.calls.is_empty() && !some_have_come {
+            repair.repath.is_trial_running() && live.len() > usize::from(settings.flows);
+        if !repair.dials.is_empty() && !some_have_come {
             return;
         }
-        let limited = busy && self.breadth.paths_matter();
-        match mending.repath.tick(now - self.epoch(), limited, &carried) {
+        let limited = busy && self.flow_count.paths_matter();
+        match repair.repath.tick(now - self.epoch(), limited, &carried) {
             RepathAction::Nothing => {}
             RepathAction::Open(count) => {
-                let count = count.min(PLACES.saturating_sub(flows.len()));
-                self.call(&mut mending, count, now);
+                let count = count.min(MAX_FLOW_SLOTS.saturating_sub(flows.len()));
+                self.dial(&mut repair, count, now);
             }
             RepathAction::Close(numbers) => {
                 let old =
-                    numbers.iter().filter(|number| mending.repath.predates_trial(**number)).count();
-                let unanswered = std::mem::take(&mut mending.calls);
-                drop(mending);
-                for call in unanswered {
-                    call.take_socket();
+                    numbers.iter().filter(|number| repair.repath.predates_trial(**number)).count();
+                let unanswered = std::mem::take(&mut repair.dials);
+                drop(repair);
+                for dial in unanswered {
+                    dial.take_socket();
                 }
                 self.base.counters.repathed.add(old as u64);
                 for flow in live.iter().filter(|flow| numbers.contains(&flow.number)) {
@@ -235,57 +235,57 @@ impl Sender {
 
 /// Whether a flow has a dead path, if others are answered.
 fn is_stalled(info: &PathInfo) -> bool {
-    let patience = ANSWER_PATIENCE.max(2 * info.usual_round_trip);
-    info.unanswered >= STALLED || info.unanswered > 0 && info.asked >= patience
+    let timeout = MIN_STALL_TIME.max(2 * info.usual_round_trip);
+    info.unanswered >= MAX_UNANSWERED || info.unanswered > 0 && info.asked >= timeout
 }
 
-impl Mending {
-    fn put_off(&mut self, now: Instant) {
+impl RepairState {
+    fn back_off(&mut self, now: Instant) {
         let delay = FIRST_DELAY * (1 << self.failures.min(10));
         self.failures += 1;
         self.not_before = Some(now + delay.min(MAX_DELAY));
     }
 }
 
-impl Caller for Sender {
-    fn welcomed(self: Arc<Self>, flow: u32, socket: Socket) {
+impl DialHandler for TcpSender {
+    fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket) {
         let (live, _) = self.count_flows();
         let missing = usize::from(self.base.context.settings.flows).saturating_sub(live);
         let in_place_of_another = missing > 0;
         let (outage, surplus) = {
-            let mut mending = lock(&self.mending);
-            mending.calls.retain(|call| call.flow() != flow);
-            (mending.failures, mending.not_before) = (0, None);
-            let needed = match mending.repath.is_trial_running() {
-                true => mending.calls.len(),
-                false => missing.saturating_sub(1).min(mending.calls.len()),
+            let mut repair = lock(&self.repair);
+            repair.dials.retain(|dial| dial.flow() != flow);
+            (repair.failures, repair.not_before) = (0, None);
+            let needed = match repair.repath.is_trial_running() {
+                true => repair.dials.len(),
+                false => missing.saturating_sub(1).min(repair.dials.len()),
             };
-            (mending.flowless.take(), mending.calls.split_off(needed))
+            (repair.no_flow_since.take(), repair.dials.split_off(needed))
         };
-        for call in surplus {
-            call.take_socket();
+        for dial in surplus {
+            dial.take_socket();
         }
-        if self.adopt(flow, socket, Pacer::slow_start()).is_err() {
+        if self.add_flow(flow, socket, Pacer::slow_start()).is_err() {
             return;
         }
         self.base.counters.replaced.add(in_place_of_another.into());
         if let Some(since) = outage {
             self.base.counters.recovered.add(1);
-            let cause = lock(&self.mending).cause.clone();
+            let cause = lock(&self.repair).cause.clone();
             let gap = since.elapsed().as_millis();
             self.base.info(&format!("recovered after {gap} ms without a flow ({cause})"));
         }
     }
 
-    fn not_welcomed(self: Arc<Self>, flow: u32, error: CallError) {
+    fn on_dial_error(self: Arc<Self>, flow: u32, error: DialError) {
         let (_, all) = self.count_flows();
         let cause = {
-            let mut mending = lock(&self.mending);
-            mending.calls.retain(|call| call.flow() != flow);
-            if mending.calls.is_empty() {
-                mending.put_off(Instant::now());
+            let mut repair = lock(&self.repair);
+            repair.dials.retain(|dial| dial.flow() != flow);
+            if repair.dials.is_empty() {
+                repair.back_off(Instant::now());
             }
-            mending.cause.clone()
+            repair.cause.clone()
         };
         if error.is_final && all == 0 {
             let what =

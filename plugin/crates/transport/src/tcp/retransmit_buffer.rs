@@ -1,4 +1,4 @@
-//! Copies of small messages, kept until the peer has them.
+//! RetransmitBuffer of small messages, kept until the peer has them.
 
 use std::collections::VecDeque;
 
@@ -8,21 +8,21 @@ use crate::memory::buffers::{Memory, SendBuffer};
 const MAX_MESSAGES: usize = 256;
 
 /// A ring of messages. Room comes back when the oldest ones are released.
-pub(crate) struct Copies {
+pub(crate) struct RetransmitBuffer {
     bytes: usize,
     /// Allocated with the first message.
     memory: Option<Memory>,
     /// Where the next message goes.
     next: usize,
     /// Oldest first.
-    stored: VecDeque<Stored>,
+    stored: VecDeque<StoredCopy>,
     /// Bytes of those.
     used: usize,
     /// Number of the oldest.
     first: u64,
 }
 
-struct Stored {
+struct StoredCopy {
     start: usize,
     length: usize,
     released: bool,
@@ -30,9 +30,9 @@ struct Stored {
 
 /// A message's copy, to be released.
 #[derive(Debug)]
-pub(crate) struct Copy(u64);
+pub(crate) struct CopyId(u64);
 
-impl Copies {
+impl RetransmitBuffer {
     /// In a memory of so many bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { bytes, memory: None, next: 0, stored: VecDeque::new(), used: 0, first: 0 }
@@ -43,16 +43,16 @@ impl Copies {
         self.used as u64 + length > self.bytes as u64 / 2 || self.stored.len() >= MAX_MESSAGES / 2
     }
 
-    /// Copies a message, if there is room: the copy, which stays until it is released.
-    pub(crate) fn store(&mut self, message: SendBuffer) -> Option<(SendBuffer, Copy)> {
+    /// RetransmitBuffer a message, if there is room: the copy, which stays until it is released.
+    pub(crate) fn store(&mut self, message: SendBuffer) -> Option<(SendBuffer, CopyId)> {
         let length = message.length();
         let start = self.room_for(length)?;
         let memory = self.memory.get_or_insert_with(|| Memory::new(self.bytes));
         let buffer = memory.store(start, message);
         self.next = start + length;
         self.used += length;
-        self.stored.push_back(Stored { start, length, released: false });
-        Some((buffer, Copy(self.first + self.stored.len() as u64 - 1)))
+        self.stored.push_back(StoredCopy { start, length, released: false });
+        Some((buffer, CopyId(self.first + self.stored.len() as u64 - 1)))
     }
 
     fn room_for(&self, length: usize) -> Option<usize> {
@@ -72,7 +72,7 @@ impl Copies {
     }
 
     /// The copy is not needed any more.
-    pub(crate) fn release(&mut self, copy: Copy) {
+    pub(crate) fn release(&mut self, copy: CopyId) {
         let index = copy.0.checked_sub(self.first).map(|index| index as usize);
         if let Some(stored) = index.and_then(|index| self.stored.get_mut(index)) {
             stored.released = true;
@@ -91,9 +91,9 @@ mod tests {
 
     #[test]
     fn room_is_used_again_and_never_twice() {
-        let mut copies = Copies::new(1 << 20);
+        let mut copies = RetransmitBuffer::new(1 << 20);
         let message = SendBuffer::from_static(&[7; 10_000]);
-        let mut kept: VecDeque<(usize, Copy)> = VecDeque::new();
+        let mut kept: VecDeque<(usize, CopyId)> = VecDeque::new();
         for round in 0..1000 {
             while let Some((_, copy)) = copies.store(message) {
                 let start = copies.stored.back().unwrap().start;
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn room_is_short_before_there_is_none() {
         for (room, length) in [(1 << 20, 1), (1 << 15, 64), (1 << 15, 8256)] {
-            let mut copies = Copies::new(room);
+            let mut copies = RetransmitBuffer::new(room);
             let message = SendBuffer::from_static(&[7; 8256]).part(0, length);
             assert!(!copies.is_short(length as u64));
             let mut short = 0;
@@ -124,12 +124,12 @@ mod tests {
             }
             assert!(short > 0, "{length} bytes in {room}");
         }
-        assert!(Copies::new(1000).is_short(501), "there may never be room for it");
+        assert!(RetransmitBuffer::new(1000).is_short(501), "there may never be room for it");
     }
 
     #[test]
     fn the_number_is_bounded_too() {
-        let mut copies = Copies::new(1 << 20);
+        let mut copies = RetransmitBuffer::new(1 << 20);
         let stored = (0..1000).filter(|_| copies.store(SendBuffer::from_static(b"x")).is_some());
         assert_eq!(stored.count(), MAX_MESSAGES);
     }

@@ -15,43 +15,45 @@ use evenkeel_protocol::{
 };
 use socket2::Socket;
 
-use crate::connection::base::{Base, Direction, InFlight, Medium, TURN_BYTES, not_now};
+use crate::connection::base::{
+    Base, Direction, InFlight, TransportKind, WORKER_QUANTUM, would_block,
+};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
-use crate::connection::tag_matching::{Gate, Told};
+use crate::connection::tag_matching::{AdvertisedTags, TagGate};
 use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::Destination;
 use crate::memory::buffers::SendBuffer;
-use crate::runtime::caller_polling::{Attendance, Focus};
-use crate::runtime::flow_count::Breadth;
+use crate::runtime::caller_polling::{HotFlow, PollOwner};
+use crate::runtime::flow_count::FlowCountController;
 use crate::runtime::reactor::{Linger, Readiness, Registration, Source};
-use crate::runtime::work_lock::Turn;
+use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
 use crate::sys::{self, MAX_FRAMES};
-use crate::tcp::PLACES;
-use crate::tcp::repair::Mending;
-use crate::tcp::retransmit_buffer::{Copies, Copy};
+use crate::tcp::MAX_FLOW_SLOTS;
+use crate::tcp::repair::RepairState;
+use crate::tcp::retransmit_buffer::{CopyId, RetransmitBuffer};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{FlowObservation, Observed};
 
 /// Most bytes that a caller writes at a time.
 const CALLER_BYTES: u64 = 128 << 10;
 /// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
-const SPREAD: u64 = 128 << 10;
+const WAKE_BYTES: u64 = 128 << 10;
 /// Bytes of small messages that are enough for one system call.
 const BATCH_BYTES: u64 = 64 << 10;
 /// So many small messages are written at once after one that was left to the caller's next visit was alone then.
-const ALONE: u32 = 64;
+const IMMEDIATE_WRITES: u32 = 64;
 /// How long all flows are used after nothing moved: by then one with a dead path is found out.
-const WIDE: Duration = Duration::from_secs(1);
+const ALL_FLOWS_TIME: Duration = Duration::from_secs(1);
 
-impl Outbound for Sender {
+impl Outbound for TcpSender {
     fn base(&self) -> &Base {
         &self.base
     }
 
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, None, Manner::AtOnce)
+        Self::send(&self, buffer, None, WriteMode::AtOnce)
     }
 
     fn send_tagged(
@@ -59,15 +61,15 @@ impl Outbound for Sender {
         buffer: SendBuffer,
         tag: i32,
     ) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, Some(tag), Manner::Batched)
+        Self::send(&self, buffer, Some(tag), WriteMode::Batched)
     }
 
     fn send_ahead(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, None, Manner::Ahead)
+        Self::send(&self, buffer, None, WriteMode::Ahead)
     }
 
-    fn leave(self: Arc<Self>) {
-        Self::leave(&self);
+    fn owner_closed(self: Arc<Self>) {
+        Self::close_gracefully(&self);
     }
 
     fn is_delivered(&self) -> bool {
@@ -75,15 +77,15 @@ impl Outbound for Sender {
     }
 
     #[cfg(test)]
-    fn break_lane(&self, lane: usize) {
+    fn break_path(&self, index: usize) {
         let flows = Self::flows(self);
-        if let Some(flow) = flows.get(lane % flows.len().max(1)) {
+        if let Some(flow) = flows.get(index % flows.len().max(1)) {
             flow.shutdown();
         }
     }
 
     #[cfg(test)]
-    fn lanes(&self) -> usize {
+    fn queue_pairs(&self) -> usize {
         0
     }
 
@@ -94,26 +96,26 @@ impl Outbound for Sender {
 }
 
 /// Locks are taken in this order: a flow's `hearing`, `mending`, a flow's `writing`, `queue`.
-pub(crate) struct Sender {
+pub(crate) struct TcpSender {
     pub(crate) base: Base,
     pub(crate) destination: Arc<Destination>,
-    pub(crate) queue: Mutex<Queue>,
-    pub(crate) mending: Mutex<Mending>,
+    pub(crate) queue: Mutex<SendQueue>,
+    pub(crate) repair: Mutex<RepairState>,
     /// For deadlines of the connection, not of a flow.
     clock: Registration,
     /// When the connection was opened: flows' paces count from here.
     epoch: Instant,
     /// The place to listen at next when a caller has time.
-    attention: AtomicUsize,
-    focus: Focus,
-    pub(crate) breadth: Arc<Breadth>,
+    next_polled: AtomicUsize,
+    hot_flow: HotFlow,
+    pub(crate) flow_count: Arc<FlowCountController>,
 }
 
-pub(crate) struct Queue {
+pub(crate) struct SendQueue {
     pub(crate) scheduler: Scheduler<Outgoing>,
-    gate: Gate,
+    gate: TagGate,
     /// Buffers that the peer has told of.
-    told: Told,
+    advertised_tags: AdvertisedTags,
     /// By place.
     pub(crate) flows: Vec<Option<Arc<SendFlow>>>,
     /// Flows (as bits) that can take bytes and found nothing to send. Whoever queues a message
@@ -122,17 +124,17 @@ pub(crate) struct Queue {
     /// Flows (as bits) that take messages. The others have nothing to do as long as nothing is to be repeated.
     used: u128,
     /// How many flows take messages, and at most do.
-    width: usize,
-    most: usize,
+    flow_count: usize,
+    max_flows: usize,
     /// Nothing moved: all are used until then.
-    wide_until: Option<Instant>,
+    all_flows_until: Option<Instant>,
     /// Bytes carried when the clock last looked.
     carried: u64,
     /// Messages whose requests are not done.
     requests: usize,
-    copies: Copies,
+    retransmit_buffer: RetransmitBuffer,
     /// Small messages that are written and for which there was no room.
-    unkept: VecDeque<u64>,
+    uncopied: VecDeque<u64>,
     /// No flow may be added any more.
     closed: bool,
     /// The connection is closed by its owner and still delivers what was promised.
@@ -141,12 +143,12 @@ pub(crate) struct Queue {
 
 pub(crate) struct Outgoing {
     buffer: SendBuffer,
-    request: Promise,
+    request: SendCompletion,
 }
 
 /// When a message is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum WriteMode {
     AtOnce,
     /// The caller comes soon to move bytes.
     Batched,
@@ -155,18 +157,18 @@ enum Manner {
 }
 
 /// Who waits for a message.
-enum Promise {
+enum SendCompletion {
     /// The request, which is done when the buffer is not needed any more.
     Pending(Arc<Operation>),
     /// Nobody: the request is done and the buffer is a copy.
-    Kept(Copy),
+    Copied(CopyId),
 }
 
 /// One TCP connection of a connection.
 pub(crate) struct SendFlow {
-    sender: Arc<Sender>,
+    sender: Arc<TcpSender>,
     pub(crate) number: u32,
-    pub(crate) place: usize,
+    pub(crate) slot: usize,
     pub(crate) socket: Socket,
     registration: Registration,
     pub(crate) counters: FlowCounters,
@@ -175,12 +177,12 @@ pub(crate) struct SendFlow {
     /// Its socket did not take all it had.
     is_full: AtomicBool,
     /// Held while the socket is written to.
-    writing: Turn<Writing>,
+    writer: WorkLock<WriteState>,
     /// Held while the socket is read from.
-    hearing: Turn<Hearing>,
+    frame_reader: WorkLock<FrameReader>,
 }
 
-struct Writing {
+struct WriteState {
     /// Nothing may be written any more.
     closed: bool,
     /// What is to be written now, in this order; some of the first may be written. At most [`MAX_FRAMES`].
@@ -188,16 +190,16 @@ struct Writing {
     /// So many chunks have been written that the scheduler does not know of.
     chunks_written: usize,
     /// The peer knows that no more messages come.
-    bye_said: bool,
+    close_sent: bool,
     /// The peer knows what tag messages have.
-    tag_said: bool,
+    tag_sent: bool,
     /// The peer knows up to which message they all do.
-    end_said: bool,
+    same_tag_below_sent: bool,
     pace: Pacer,
     /// Most bytes that can be outstanding: what there was when it was last asked, and what has
     /// been written since.
     outstanding: u64,
-    attendance: Attendance,
+    poll_owner: PollOwner,
     /// So many small messages are written at once before a caller who attends leaves one to its next visit again.
     at_once: u32,
 }
@@ -225,103 +227,103 @@ impl PartlyWritten {
 }
 
 /// Why what a peer said cannot be acted on.
-enum Misheard {
+enum FrameFailure {
     /// It changed on its way: another flow may do better.
-    Garbled(String),
+    Corrupt(String),
     /// The connection cannot go on.
-    Final(String),
+    Fatal(String),
 }
 
-impl From<String> for Misheard {
+impl From<String> for FrameFailure {
     fn from(what: String) -> Self {
-        Self::Final(what)
+        Self::Fatal(what)
     }
 }
 
-struct Hearing {
+struct FrameReader {
     frames: [u8; 8 * FRAME_BYTES],
     have: usize,
 }
 
-impl Writing {
-    fn new(place: usize, pace: Pacer) -> Self {
+impl WriteState {
+    fn new(slot: usize, pace: Pacer) -> Self {
         Self {
             closed: false,
             frames: VecDeque::with_capacity(MAX_FRAMES),
             chunks_written: 0,
-            bye_said: false,
-            tag_said: false,
-            end_said: false,
+            close_sent: false,
+            tag_sent: false,
+            same_tag_below_sent: false,
             pace,
             outstanding: 0,
-            attendance: Attendance::new(place),
+            poll_owner: PollOwner::new(slot),
             at_once: 0,
         }
     }
 
     /// What the peer has to hear on this flow of the messages' tags before it hears of any that is cut from now on.
-    fn introduction(&mut self, gate: &Gate) -> Option<Frame> {
-        if !self.tag_said
+    fn next_tag_frame(&mut self, gate: &TagGate) -> Option<Frame> {
+        if !self.tag_sent
             && let Some(tag) = gate.tag()
         {
-            self.tag_said = true;
+            self.tag_sent = true;
             // The peer takes a flow that says nothing for one whose messages have the tag 0.
             if tag != 0 {
                 return Some(Frame::Tag(tag));
             }
         }
-        if !self.end_said
-            && let Some(until) = gate.plain_until()
+        if !self.same_tag_below_sent
+            && let Some(until) = gate.same_tag_below()
         {
-            self.end_said = true;
+            self.same_tag_below_sent = true;
             return Some(Frame::SameTagBelow(until));
         }
         None
     }
 }
 
-impl Sender {
+impl TcpSender {
     /// Makes a connection of flows that have been welcomed.
     pub(crate) fn open(
         destination: Arc<Destination>,
         sockets: Vec<Socket>,
     ) -> io::Result<Arc<Self>> {
         let context = destination.context.clone();
-        let copies = Copies::new(context.settings.copies_bytes);
+        let retransmit_buffer = RetransmitBuffer::new(context.settings.retransmit_buffer_bytes);
         let schedule = context.settings.schedule;
-        let breadth = destination.workers.breadths.of(destination.peer.ip(), sockets.len());
+        let flow_count = destination.workers.flow_counts.of(destination.peer.ip(), sockets.len());
         let sender = Arc::new(Self {
-            base: Base::new(context, Direction::Send, Medium::Tcp, destination.peer),
+            base: Base::new(context, Direction::Send, TransportKind::Tcp, destination.peer),
             clock: destination.workers.registration(),
-            queue: Mutex::new(Queue {
+            queue: Mutex::new(SendQueue {
                 scheduler: Scheduler::new(schedule),
-                gate: Gate::default(),
-                told: Told::default(),
+                gate: TagGate::default(),
+                advertised_tags: AdvertisedTags::default(),
                 flows: Vec::new(),
                 idle: 0,
                 used: 0,
-                width: breadth.flows(),
-                most: sockets.len(),
-                wide_until: None,
+                flow_count: flow_count.flows(),
+                max_flows: sockets.len(),
+                all_flows_until: None,
                 carried: 0,
                 requests: 0,
-                copies,
-                unkept: VecDeque::new(),
+                retransmit_buffer,
+                uncopied: VecDeque::new(),
                 closed: false,
                 lingering: None,
             }),
-            mending: Mutex::new(Mending::new(sockets.len() as u32)),
+            repair: Mutex::new(RepairState::new(sockets.len() as u32)),
             destination,
             epoch: Instant::now(),
-            attention: AtomicUsize::new(0),
-            focus: Focus::new(),
-            breadth,
+            next_polled: AtomicUsize::new(0),
+            hot_flow: HotFlow::new(),
+            flow_count,
         });
-        sender.clock.watch_time(Arc::new(Clock(Arc::clone(&sender))));
+        sender.clock.watch_ticks(Arc::new(Clock(Arc::clone(&sender))));
         let observed: Weak<Self> = Arc::downgrade(&sender);
         sender.base.context.metrics.watch(observed);
         for (number, socket) in sockets.into_iter().enumerate() {
-            if let Err(error) = sender.adopt(number as u32, socket, Pacer::default()) {
+            if let Err(error) = sender.add_flow(number as u32, socket, Pacer::default()) {
                 sender.close();
                 return Err(error);
             }
@@ -330,7 +332,7 @@ impl Sender {
     }
 
     /// Takes in a flow that has been welcomed, which begins at this pace.
-    pub(crate) fn adopt(
+    pub(crate) fn add_flow(
         self: &Arc<Self>,
         number: u32,
         socket: Socket,
@@ -341,31 +343,31 @@ impl Sender {
             if queue.closed || self.base.failed() {
                 return Ok(());
             }
-            let place = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
-            if place >= PLACES {
+            let slot = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
+            if slot >= MAX_FLOW_SLOTS {
                 return Err(io::Error::other("too many flows"));
             }
             let flow = Arc::new(SendFlow {
                 sender: Arc::clone(self),
                 number,
-                place,
+                slot,
                 socket,
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
-                writing: Turn::new(Writing::new(place, pace)),
-                hearing: Turn::new(Hearing { frames: [0; 8 * FRAME_BYTES], have: 0 }),
+                writer: WorkLock::new(WriteState::new(slot, pace)),
+                frame_reader: WorkLock::new(FrameReader { frames: [0; 8 * FRAME_BYTES], have: 0 }),
             });
-            if place == queue.flows.len() {
+            if slot == queue.flows.len() {
                 queue.flows.push(None);
             }
-            queue.flows[place] = Some(Arc::clone(&flow));
-            queue.scheduler.flow_opened(place);
-            let waiting = queue.choose();
+            queue.flows[slot] = Some(Arc::clone(&flow));
+            queue.scheduler.flow_opened(slot);
+            let waiting = queue.choose_flows();
             (flow, waiting)
         };
-        waiting.iter().for_each(|flow| flow.kick());
+        waiting.iter().for_each(|flow| flow.wake_worker());
         // It becomes idle, or takes work, when its worker first looks at it.
         flow.registration.watch(&flow.socket, Arc::<SendFlow>::clone(&flow))?;
         if lock(&self.queue).closed {
@@ -384,7 +386,7 @@ impl Sender {
         this: &Arc<Self>,
         buffer: SendBuffer,
         tag: Option<i32>,
-        manner: Manner,
+        mode: WriteMode,
     ) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
         if length > MAX_MESSAGE_BYTES {
@@ -404,7 +406,7 @@ impl Sender {
         }
         let next = queue.scheduler.next_message();
         if let Some(tag) = tag
-            && !queue.gate.opens(tag, next, || queue.told.tag(next))
+            && !queue.gate.admits(tag, next, || queue.advertised_tags.tag(next))
         {
             drop(guard);
             // Who has nothing to test is here, and may read what opens the gate.
@@ -412,23 +414,23 @@ impl Sender {
             return Ok(None);
         }
         let operation = Operation::new();
-        let request = Promise::Pending(Arc::clone(&operation));
-        let ack_wanted = !inline || queue.copies.is_short(length);
+        let request = SendCompletion::Pending(Arc::clone(&operation));
+        let ack_wanted = !inline || queue.retransmit_buffer.is_short(length);
         queue.scheduler.push(length, ack_wanted, Outgoing { buffer, request });
         queue.requests += 1;
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
-        if manner == Manner::Ahead {
+        if mode == WriteMode::Ahead {
             return Ok(Some(request));
         }
-        let batched = manner == Manner::Batched;
+        let batched = mode == WriteMode::Batched;
         // What is dealt may be any flow's.
         let is_static = settings.is_static();
-        let mut wanted = if is_static { u64::MAX } else { length.div_ceil(SPREAD) };
+        let mut wanted = if is_static { u64::MAX } else { length.div_ceil(WAKE_BYTES) };
         if length <= settings.caller_bytes && !is_static {
-            let attended = this.focus.attended().filter(|_| batched);
-            let flow = match attended.and_then(|place| queue.free(place)) {
+            let polled = this.hot_flow.polled_slot().filter(|_| batched);
+            let flow = match polled.and_then(|slot| queue.free(slot)) {
                 Some((flow, is_idle)) => {
-                    queue.idle &= !(1 << flow.place);
+                    queue.idle &= !(1 << flow.slot);
                     is_idle.then_some(flow)
                 }
                 None => queue.take_idle(),
@@ -439,97 +441,95 @@ impl Sender {
             }
             return Ok(Some(request));
         }
-        let place = this.focus.place();
-        let mut attended = None;
+        let slot = this.hot_flow.slot();
+        let mut polled = None;
         while wanted > 0
             && let Some(flow) = queue.take_idle()
         {
-            if place == Some(flow.place) {
-                attended = Some(flow);
+            if slot == Some(flow.slot) {
+                polled = Some(flow);
             } else {
-                flow.kick();
+                flow.wake_worker();
             }
             wanted -= 1;
         }
         drop(guard);
-        if let Some(flow) = attended {
+        if let Some(flow) = polled {
             flow.start();
         }
         Ok(Some(request))
     }
 
     /// A flow has died: what it may not have delivered goes to others.
-    pub(crate) fn lose(self: &Arc<Self>, flow: &SendFlow, why: &str) {
+    pub(crate) fn flow_failed(self: &Arc<Self>, flow: &SendFlow, why: &str) {
         {
-            let mut writing = flow.writing.wait();
-            if std::mem::replace(&mut writing.closed, true) {
+            let mut writer = flow.writer.lock();
+            if std::mem::replace(&mut writer.closed, true) {
                 return;
             }
-            flow.dismiss(&mut writing);
-            writing.frames.clear();
+            flow.release_caller(&mut writer);
+            writer.frames.clear();
         }
         flow.end();
         let (waiting, over) = {
             let mut queue = lock(&self.queue);
             let mut waiting = queue.remove(flow);
-            let again = queue.scheduler.flow_failed(flow.place, flow.number);
+            let again = queue.scheduler.flow_failed(flow.slot, flow.number);
             self.base.counters.repeated.add(again);
-            let over = self.collect(&mut queue);
+            let over = self.complete_acked(&mut queue);
             waiting.extend(std::iter::from_fn(|| queue.take_idle()));
             (waiting, over)
         };
         self.base.counters.lost.add(1);
         // All tell of the death, and share what is to be sent again.
-        waiting.iter().for_each(|flow| flow.kick());
+        waiting.iter().for_each(|flow| flow.wake_worker());
         if over {
             self.close();
         } else {
-            self.lost_one(why);
+            self.on_flow_lost(why);
         }
     }
 
     /// Takes a flow out that has nothing to deliver any more.
     pub(crate) fn retire(&self, flow: &SendFlow) {
         let waiting = {
-            let mut writing = flow.writing.wait();
-            if !writing.closed {
-                flow.dismiss(&mut writing);
+            let mut writer = flow.writer.lock();
+            if !writer.closed {
+                flow.release_caller(&mut writer);
             }
             let mut queue = lock(&self.queue);
-            if writing.closed
-                || !writing.frames.is_empty()
-                || !queue.scheduler.is_drained(flow.place)
+            if writer.closed || !writer.frames.is_empty() || !queue.scheduler.is_drained(flow.slot)
             {
                 // Somebody may have wanted to write meanwhile; the worker hears of it, since no caller attends the flow.
-                flow.kick();
+                flow.wake_worker();
                 return;
             }
-            writing.closed = true;
-            queue.scheduler.flow_closed(flow.place);
+            writer.closed = true;
+            queue.scheduler.flow_closed(flow.slot);
             queue.remove(flow)
         };
-        waiting.iter().for_each(|flow| flow.kick());
+        waiting.iter().for_each(|flow| flow.wake_worker());
         flow.end();
     }
 
     /// Completes what the peer has. True when that was the last of a connection that lingers.
-    fn collect(&self, queue: &mut Queue) -> bool {
+    fn complete_acked(&self, queue: &mut SendQueue) -> bool {
         let before = queue.requests;
         while let Some(sent) = queue.scheduler.pop_sent() {
             self.base.counters.message(sent.total);
             match sent.payload.request {
-                Promise::Pending(operation) => {
+                SendCompletion::Pending(operation) => {
                     operation.complete(sent.total);
                     queue.requests -= 1;
                 }
-                Promise::Kept(copy) => queue.copies.release(copy),
+                SendCompletion::Copied(copy) => queue.retransmit_buffer.release(copy),
             }
         }
         // Now there may be room. Their acknowledgements need not come soon.
-        while let Some(message) = queue.unkept.front().copied()
-            && (message < queue.scheduler.first() || queue.keep(message))
+        while let Some(message) = queue.uncopied.front().copied()
+            && (message < queue.scheduler.first() || queue.copy_message(message))
         {
-            queue.unkept.pop_front();
+            queue.uncopied.pop_front();
         }
         if queue.requests < before {
             self.base.notify();
@@ -537,17 +537,17 @@ impl Sender {
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }
 
-    fn acked(&self, below: u64) -> Result<(), String> {
+    fn on_ack(&self, below: u64) -> Result<(), String> {
         let (over, waiting) = {
             let mut queue = lock(&self.queue);
             queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
-            let over = self.collect(&mut queue);
+            let over = self.complete_acked(&mut queue);
             // Flows that have nothing later on their way any more may take what is to be repeated.
             let repeats = queue.scheduler.must_retransmit();
             let idle = std::iter::from_fn(|| if repeats { queue.take_idle() } else { None });
             (over, idle.collect::<Vec<_>>())
         };
-        waiting.iter().for_each(|flow| flow.kick());
+        waiting.iter().for_each(|flow| flow.wake_worker());
         if over {
             self.close();
         }
@@ -555,40 +555,40 @@ impl Sender {
     }
 
     /// The peer has buffers with different tags, from that of this number on.
-    fn mixed(&self, from: u64) {
+    fn on_tags_differ(&self, from: u64) {
         let mut queue = lock(&self.queue);
         let next = queue.scheduler.next_message();
-        queue.gate.mix(from, next);
+        queue.gate.tags_differ_from(from, next);
         // Each flow answers: any of them may be lost. A flow that waits for work hears of this one.
         queue.idle = 0;
         let flows: Vec<_> = queue.flows.iter().flatten().cloned().collect();
         drop(queue);
-        flows.iter().for_each(|flow| flow.kick());
+        flows.iter().for_each(|flow| flow.wake_worker());
     }
 
     /// The peer has a buffer of this number with this tag.
-    fn told_slot(&self, number: u64, tag: i32) -> Result<(), String> {
+    fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
         let mut guard = lock(&self.queue);
         let queue = &mut *guard;
         let next = queue.scheduler.next_message();
-        if queue.told.hear(number, tag, next) {
+        if queue.advertised_tags.insert(number, tag, next) {
             return Ok(());
         }
         Err(format!("protocol error: the peer has posted buffer {number}, and {next} are sent"))
     }
 
     /// The peer has lost a flow.
-    fn told_dead(self: &Arc<Self>, number: u32) {
+    fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow {
-            self.lose(&flow, "the peer lost it");
+            self.flow_failed(&flow, "the peer lost it");
         }
     }
 
     pub(crate) fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
             // The peer must hear of it now, not when this side closes.
-            self.come_to_rest();
+            self.quiesce();
         }
     }
 
@@ -597,7 +597,7 @@ impl Sender {
         let bytes = queue
             .scheduler
             .unacked()
-            .filter(|outgoing| matches!(outgoing.request, Promise::Pending(_)))
+            .filter(|outgoing| matches!(outgoing.request, SendCompletion::Pending(_)))
             .map(|outgoing| outgoing.buffer.length() as u64)
             .sum();
         InFlight { requests: queue.requests, bytes }
@@ -605,25 +605,25 @@ impl Sender {
 
     /// Returns when no buffer is being read and none will be again, and the peer is told as far as
     /// that is possible. Waits at most for system calls that do not block.
-    fn come_to_rest(&self) {
+    fn quiesce(&self) {
         for flow in self.flows() {
-            let mut writing = flow.writing.wait();
-            if !std::mem::replace(&mut writing.closed, true) {
-                flow.dismiss(&mut writing);
+            let mut writer = flow.writer.lock();
+            if !std::mem::replace(&mut writer.closed, true) {
+                flow.release_caller(&mut writer);
                 // The peer may have it, and have closed for that reason.
-                let written = std::mem::take(&mut writing.chunks_written);
+                let written = std::mem::take(&mut writer.chunks_written);
                 if written > 0 {
                     let mut queue = lock(&self.queue);
-                    (0..written).for_each(|_| queue.written(flow.place));
-                    self.collect(&mut queue);
+                    (0..written).for_each(|_| queue.written(flow.slot));
+                    self.complete_acked(&mut queue);
                 }
-                let midway = writing.frames.front().is_some_and(|frame| frame.written > 0);
-                writing.frames.clear();
-                if !midway && !writing.bye_said {
+                let midway = writer.frames.front().is_some_and(|frame| frame.written > 0);
+                writer.frames.clear();
+                if !midway && !writer.close_sent {
                     let nothing = SendBuffer::from_static(&[]);
-                    let bye = self.base.encode(Frame::Close);
+                    let close = self.base.encode(Frame::Close);
                     // Sockets whose buffers are full tell the peer by closing.
-                    let _ = sys::send_with_header(&flow.socket, &bye, nothing);
+                    let _ = sys::send_with_header(&flow.socket, &close, nothing);
                 }
                 flow.shutdown();
             }
@@ -631,7 +631,7 @@ impl Sender {
     }
 
     /// The owner has closed the connection.
-    fn leave(self: &Arc<Self>) {
+    fn close_gracefully(self: &Arc<Self>) {
         let flows: Vec<Arc<SendFlow>> = {
             let mut queue = lock(&self.queue);
             let promised = queue.requests == 0 && !queue.scheduler.is_empty();
@@ -646,14 +646,14 @@ impl Sender {
             }
         };
         // They say that no more comes, so that the peer acknowledges what it has.
-        flows.iter().for_each(|flow| flow.kick());
+        flows.iter().for_each(|flow| flow.wake_worker());
     }
 
     /// Ends everything.
     pub(crate) fn close(&self) {
         // First, so that all flows there will ever be come to rest. Whoever closes waits for that, the second one too.
         let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
-        self.come_to_rest();
+        self.quiesce();
         if closed {
             return;
         }
@@ -664,9 +664,9 @@ impl Sender {
         for flow in flows.iter().flatten() {
             flow.end();
         }
-        self.stop_mending();
-        self.clock.end_time();
-        self.base.last_words();
+        self.stop_repair();
+        self.clock.end_ticks();
+        self.base.log_closed();
         drop(lingering);
     }
 
@@ -678,8 +678,8 @@ impl Sender {
     /// A flow is to take no more chunks.
     pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
         flow.retiring.store(true, Ordering::Relaxed);
-        let waiting = lock(&self.queue).choose();
-        waiting.iter().for_each(|flow| flow.kick());
+        let waiting = lock(&self.queue).choose_flows();
+        waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
     /// Whether the connection is over: there is no use in flows.
@@ -694,20 +694,20 @@ impl Sender {
         }
         let waiting = {
             let mut queue = lock(&self.queue);
-            if !queue.leads(flow.place) {
+            if !queue.is_leader(flow.slot) {
                 return;
             }
             // While other paths are tried, there are more.
             let all = queue.flows.iter().flatten().count();
-            if all == queue.most {
-                self.breadth.tick(self.destination.workers.worked());
+            if all == queue.max_flows {
+                self.flow_count.tick(self.destination.workers.worked());
             }
-            if queue.wide_until.is_some() {
+            if queue.all_flows_until.is_some() {
                 return;
             }
-            queue.widen_or_narrow(self.breadth.flows())
+            queue.set_flow_count(self.flow_count.flows())
         };
-        waiting.iter().for_each(|flow| flow.kick());
+        waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
     fn tick(self: &Arc<Self>, now: Instant) {
@@ -718,20 +718,20 @@ impl Sender {
             let carried = self.base.counters.carried();
             let stuck = busy && carried == std::mem::replace(&mut queue.carried, carried);
             if stuck {
-                queue.wide_until = Some(now + WIDE);
-            } else if queue.wide_until.is_some_and(|until| now >= until) {
-                queue.wide_until = None;
+                queue.all_flows_until = Some(now + ALL_FLOWS_TIME);
+            } else if queue.all_flows_until.is_some_and(|until| now >= until) {
+                queue.all_flows_until = None;
             }
-            let waiting = match queue.wide_until {
+            let waiting = match queue.all_flows_until {
                 Some(_) => {
-                    let most = queue.most;
-                    queue.widen_or_narrow(most)
+                    let max_flows = queue.max_flows;
+                    queue.set_flow_count(max_flows)
                 }
                 None => Vec::new(),
             };
             (until, busy, waiting)
         };
-        waiting.iter().for_each(|flow| flow.kick());
+        waiting.iter().for_each(|flow| flow.wake_worker());
         if let Some(deadline) = lingers_until {
             let given_up = now >= deadline || self.base.failed();
             if busy && given_up {
@@ -742,23 +742,23 @@ impl Sender {
                 return;
             }
         }
-        self.mend(now, busy);
+        self.repair_flows(now, busy);
     }
 }
 
-impl Queue {
+impl SendQueue {
     /// Takes out a flow that waits for work and may have some.
     fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
         let idle = self.idle & self.wanted();
-        let place = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
-        self.idle &= !(1 << place);
-        self.flows[place].clone()
+        let slot = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
+        self.idle &= !(1 << slot);
+        self.flows[slot].clone()
     }
 
     /// The flow in this place, if it takes messages and its socket took all it had; and whether nobody has told it of work.
-    fn free(&self, place: usize) -> Option<(Arc<SendFlow>, bool)> {
-        let bit = 1 << place;
-        let flow = self.flows.get(place)?.as_ref()?;
+    fn free(&self, slot: usize) -> Option<(Arc<SendFlow>, bool)> {
+        let bit = 1 << slot;
+        let flow = self.flows.get(slot)?.as_ref()?;
         let free = self.used & bit != 0 && !flow.is_full.load(Ordering::Relaxed);
         free.then(|| (Arc::clone(flow), self.idle & bit != 0))
     }
@@ -771,49 +771,51 @@ impl Queue {
 
     /// Chooses the flows to use: all, or those that have carried most. Returns those that have work which nobody told them of.
     #[must_use]
-    fn choose(&mut self) -> Vec<Arc<SendFlow>> {
+    fn choose_flows(&mut self) -> Vec<Arc<SendFlow>> {
         let live = self.flows.iter().flatten();
         let mut live: Vec<_> = live.filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
-        if self.width < self.most {
+        if self.flow_count < self.max_flows {
             live.sort_by_key(|flow| Reverse(flow.counters.bytes()));
-            live.truncate(self.width);
+            live.truncate(self.flow_count);
         }
-        self.used = live.iter().fold(0, |used, flow| used | 1 << flow.place);
+        self.used = live.iter().fold(0, |used, flow| used | 1 << flow.slot);
         let work = self.scheduler.has_work();
         std::iter::from_fn(|| if work { self.take_idle() } else { None }).collect()
     }
 
     /// Uses so many flows from now on. Returns those that have work which nobody told them of.
     #[must_use]
-    fn widen_or_narrow(&mut self, width: usize) -> Vec<Arc<SendFlow>> {
-        if std::mem::replace(&mut self.width, width) == width {
+    fn set_flow_count(&mut self, flow_count: usize) -> Vec<Arc<SendFlow>> {
+        if std::mem::replace(&mut self.flow_count, flow_count) == flow_count {
             return Vec::new();
         }
-        self.choose()
+        self.choose_flows()
     }
 
     /// Whether the flow in this place is the one that looks after the width.
-    fn leads(&self, place: usize) -> bool {
-        self.used.trailing_zeros() as usize == place
+    fn is_leader(&self, slot: usize) -> bool {
+        self.used.trailing_zeros() as usize == slot
     }
 
     /// The flow in this place has written its chunk. A small message that is written is kept as a
     /// copy, and its request is done.
-    fn written(&mut self, place: usize) {
-        if let Some(message) = self.scheduler.chunk_written(place)
-            && !self.keep(message)
+    fn written(&mut self, slot: usize) {
+        if let Some(message) = self.scheduler.chunk_written(slot)
+            && !self.copy_message(message)
         {
-            self.unkept.push_back(message);
+            self.uncopied.push_back(message);
         }
     }
 
     /// Keeps a copy of a small message, unless there is no room or a flow is writing it again.
-    fn keep(&mut self, message: u64) -> bool {
+    fn copy_message(&mut self, message: u64) -> bool {
         let Some(outgoing) = self.scheduler.payload_mut(message) else { return false };
-        let Promise::Pending(operation) = &outgoing.request else { return true };
-        let Some((buffer, copy)) = self.copies.store(outgoing.buffer) else { return false };
+        let SendCompletion::Pending(operation) = &outgoing.request else { return true };
+        let Some((buffer, copy)) = self.retransmit_buffer.store(outgoing.buffer) else {
+            return false;
+        };
         operation.complete(outgoing.buffer.length() as u64);
-        *outgoing = Outgoing { buffer, request: Promise::Kept(copy) };
+        *outgoing = Outgoing { buffer, request: SendCompletion::Copied(copy) };
         self.requests -= 1;
         true
     }
@@ -822,15 +824,15 @@ impl Queue {
     #[must_use]
     fn remove(&mut self, flow: &SendFlow) -> Vec<Arc<SendFlow>> {
         // Not there when the connection was closed in between.
-        if let Some(place) = self.flows.get_mut(flow.place) {
-            *place = None;
+        if let Some(slot) = self.flows.get_mut(flow.slot) {
+            *slot = None;
         }
-        self.idle &= !(1 << flow.place);
-        self.choose()
+        self.idle &= !(1 << flow.slot);
+        self.choose_flows()
     }
 }
 
-impl Observed for Sender {
+impl Observed for TcpSender {
     fn base(&self) -> &Base {
         &self.base
     }
@@ -849,37 +851,38 @@ impl Observed for Sender {
     }
 }
 
-impl Owner for Sender {
-    fn keep(&self, lent: Box<dyn Any + Send + Sync>) {
-        self.base.keep(lent);
+impl Owner for TcpSender {
+    fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>) {
+        self.base.retain_memory(memory);
     }
 
     fn failure(&self) -> Option<Error> {
         let error = self.base.failure()?;
-        self.come_to_rest();
+        self.quiesce();
         Some(error)
     }
 
     fn progress(&self) {
-        let place = self.focus.place();
+        let slot = self.hot_flow.slot();
         let flow = {
             let queue = lock(&self.queue);
-            let turn = || self.attention.fetch_add(1, Ordering::Relaxed) % queue.flows.len().max(1);
-            queue.flows.get(place.unwrap_or_else(turn)).and_then(Option::clone)
+            let turn =
+                || self.next_polled.fetch_add(1, Ordering::Relaxed) % queue.flows.len().max(1);
+            queue.flows.get(slot.unwrap_or_else(turn)).and_then(Option::clone)
         };
         if let Some(flow) = flow {
-            if place.is_some() {
-                flow.visit();
+            if slot.is_some() {
+                flow.on_caller_poll();
             }
-            flow.hearing.take_if_free(|hearing, _| flow.hear_with(hearing));
+            flow.frame_reader.try_run(|frame_reader, _| flow.read_frames_with(frame_reader));
         }
     }
 }
 
 impl SendFlow {
     /// Lets the flow's worker have a look at it.
-    fn kick(&self) {
-        self.registration.kick(&self.socket);
+    fn wake_worker(&self) {
+        self.registration.wake(&self.socket);
     }
 
     /// What it has done so far.
@@ -889,8 +892,8 @@ impl SendFlow {
     }
 
     /// No caller attends it any more.
-    fn dismiss(&self, writing: &mut Writing) {
-        writing.attendance.end(&self.sender.focus, &self.registration, &self.socket);
+    fn release_caller(&self, writer: &mut WriteState) {
+        writer.poll_owner.release(&self.sender.hot_flow, &self.registration, &self.socket);
     }
 
     fn shutdown(&self) {
@@ -905,87 +908,87 @@ impl SendFlow {
     }
 
     /// A caller is here, and writes if it is the one who does, or in place of somebody who has come meanwhile.
-    fn visit(&self) {
-        self.writing.take_if_free(|mut writing, asked| {
-            if !writing.closed {
-                let focus = &self.sender.focus;
-                writing.attendance.visit(focus, &self.registration, &self.socket);
+    fn on_caller_poll(&self) {
+        self.writer.try_run(|mut writer, asked| {
+            if !writer.closed {
+                let hot_flow = &self.sender.hot_flow;
+                writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
             }
-            if asked || writing.attendance.is_callers() {
-                self.write_as_caller(writing);
+            if asked || writer.poll_owner.is_caller() {
+                self.write_as_caller(writer);
             }
         });
     }
 
     /// There is something to write, and callers come here.
     fn start(&self) {
-        self.writing.take(|writing| {
-            if writing.attendance.is_callers() {
-                self.write_as_caller(writing);
+        self.writer.run(|writer| {
+            if writer.poll_owner.is_caller() {
+                self.write_as_caller(writer);
             } else {
-                self.kick();
+                self.wake_worker();
             }
         });
     }
 
-    fn write_as_caller(&self, writing: MutexGuard<'_, Writing>) {
+    fn write_as_caller(&self, writer: MutexGuard<'_, WriteState>) {
         let begin = Instant::now();
-        if self.write_with(writing, CALLER_BYTES) > 0 {
-            self.sender.destination.workers.helped(begin.elapsed());
+        if self.write_with(writer, CALLER_BYTES) > 0 {
+            self.sender.destination.workers.add_caller_work(begin.elapsed());
         }
     }
 
     /// There is a small message to write. `batched`: a caller who attends writes it at its next visit, with what it adds until
     /// then, if it does add to it.
     fn write_small(&self, limit: u64, batched: bool) {
-        self.writing.take(|mut writing| {
-            if batched && !writing.closed {
-                let focus = &self.sender.focus;
-                writing.attendance.visit(focus, &self.registration, &self.socket);
-                if writing.attendance.is_callers() {
-                    if writing.at_once <= 1 {
-                        writing.at_once = 0;
+        self.writer.run(|mut writer| {
+            if batched && !writer.closed {
+                let hot_flow = &self.sender.hot_flow;
+                writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
+                if writer.poll_owner.is_caller() {
+                    if writer.at_once <= 1 {
+                        writer.at_once = 0;
                         return;
                     }
-                    writing.at_once -= 1;
+                    writer.at_once -= 1;
                 }
             }
-            self.write_with(writing, limit);
+            self.write_with(writer, limit);
         });
     }
 
     /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
     /// written; in the last case the worker goes on, or the caller who attends. Returns how many bytes it has written.
-    fn write_with(&self, mut guard: MutexGuard<'_, Writing>, limit: u64) -> u64 {
-        guard.attendance.renew(&self.registration);
+    fn write_with(&self, mut guard: MutexGuard<'_, WriteState>, limit: u64) -> u64 {
+        guard.poll_owner.renew(&self.registration);
         let mut moved = 0;
         let error = loop {
-            let writing = &mut *guard;
-            if writing.closed || self.sender.base.failed() {
+            let writer = &mut *guard;
+            if writer.closed || self.sender.base.failed() {
                 return moved;
             }
-            if writing.frames.is_empty() {
+            if writer.frames.is_empty() {
                 self.is_full.store(false, Ordering::Relaxed);
-                self.take_frames(writing);
-                if writing.frames.is_empty() {
+                self.take_frames(writer);
+                if writer.frames.is_empty() {
                     return moved;
                 }
                 continue;
             }
             if moved > limit {
                 // A caller who attends comes again.
-                if !writing.attendance.is_callers() {
-                    self.kick();
+                if !writer.poll_owner.is_caller() {
+                    self.wake_worker();
                 }
                 return moved;
             }
-            match sys::send_frames(&self.socket, writing.frames.iter().map(PartlyWritten::rest)) {
+            match sys::send_frames(&self.socket, writer.frames.iter().map(PartlyWritten::rest)) {
                 Ok(sent) => {
                     moved += sent as u64;
-                    writing.outstanding += sent as u64;
-                    self.wrote(writing, sent);
+                    writer.outstanding += sent as u64;
+                    self.wrote(writer, sent);
                 }
-                Err(error) if not_now(&error) => {
+                Err(error) if would_block(&error) => {
                     self.is_full.store(true, Ordering::Relaxed);
                     return moved;
                 }
@@ -994,15 +997,15 @@ impl SendFlow {
         };
         drop(guard);
         // The peer may have said why.
-        self.hear();
-        self.sender.lose(self, &error.to_string());
+        self.read_frames();
+        self.sender.flow_failed(self, &error.to_string());
         moved
     }
 
     /// So many bytes have been written of the frames.
-    fn wrote(&self, writing: &mut Writing, mut sent: usize) {
+    fn wrote(&self, writer: &mut WriteState, mut sent: usize) {
         while sent > 0
-            && let Some(frame) = writing.frames.front_mut()
+            && let Some(frame) = writer.frames.front_mut()
         {
             let whole = FRAME_BYTES + frame.payload.length();
             let part = sent.min(whole - frame.written);
@@ -1013,116 +1016,116 @@ impl SendFlow {
             }
             if let Frame::Chunk(ChunkHeader { length, .. }) = frame.frame {
                 self.counters.chunk(&self.sender.base.counters, length.into());
-                self.sender.breadth.carried(length.into());
-                writing.chunks_written += 1;
+                self.sender.flow_count.carried(length.into());
+                writer.chunks_written += 1;
             }
-            writing.frames.pop_front();
+            writer.frames.pop_front();
         }
     }
 
     /// Takes what to write next. Nothing: there is nothing, or too much is on its way; in both cases
     /// somebody will see to it that this is asked again.
-    fn take_frames(&self, writing: &mut Writing) {
-        let Some(first) = self.next_frame(writing) else { return };
+    fn take_frames(&self, writer: &mut WriteState) {
+        let Some(first) = self.next_frame(writer) else { return };
         let settings = &self.sender.base.context.settings;
         let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
         let mut bytes = first.1.length() as u64;
-        writing.frames.push_back(PartlyWritten::new(first));
+        writer.frames.push_back(PartlyWritten::new(first));
         if bytes <= small {
             // What is small and there already goes with it: a system call costs as much as a small message.
             let mut queue = lock(&self.sender.queue);
-            while writing.frames.len() < MAX_FRAMES
+            while writer.frames.len() < MAX_FRAMES
                 && bytes < BATCH_BYTES
                 && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
                 && let Some(frame) = self.cut(&mut queue, small.min(most))
             {
                 bytes += frame.1.length() as u64;
-                writing.frames.push_back(PartlyWritten::new(frame));
+                writer.frames.push_back(PartlyWritten::new(frame));
             }
-            if writing.frames.len() == 1 && writing.at_once == 0 {
-                writing.at_once = ALONE;
+            if writer.frames.len() == 1 && writer.at_once == 0 {
+                writer.at_once = IMMEDIATE_WRITES;
             }
         }
         // A checksum takes its time. The messages stay as they are while a flow writes them.
-        for frame in &mut writing.frames {
+        for frame in &mut writer.frames {
             frame.encoded = self.sender.base.encode_with(frame.frame, frame.payload);
         }
     }
 
     /// What to write next, if there is something and it may go.
-    fn next_frame(&self, writing: &mut Writing) -> Option<(Frame, SendBuffer)> {
+    fn next_frame(&self, writer: &mut WriteState) -> Option<(Frame, SendBuffer)> {
         let sender = &self.sender;
         let now = sender.epoch.elapsed();
-        let look = writing.pace.sample_due(now);
+        let look = writer.pace.sample_due(now);
         if look && let Ok(info) = sys::path_info(&self.socket) {
             let sys::PathInfo { acked, busy, round_trip, .. } = info;
-            writing.pace.sample(now, Progress { acked, busy, round_trip });
+            writer.pace.sample(now, Progress { acked, busy, round_trip });
         }
-        let most = writing.pace.max_outstanding();
-        if writing.outstanding > most {
-            writing.outstanding = sys::unacknowledged(&self.socket);
+        let most = writer.pace.max_outstanding();
+        if writer.outstanding > most {
+            writer.outstanding = sys::unacknowledged(&self.socket);
         }
-        let limit = writing.pace.chunk(sender.base.context.settings.chunk_bytes);
+        let limit = writer.pace.chunk(sender.base.context.settings.chunk_bytes);
         if look {
             sender.adapt(self);
         }
         let mut guard = lock(&sender.queue);
         let queue = &mut *guard;
         let mut over = false;
-        let written = std::mem::take(&mut writing.chunks_written);
+        let written = std::mem::take(&mut writer.chunks_written);
         if written > 0 {
             let before = queue.requests;
-            (0..written).for_each(|_| queue.written(self.place));
+            (0..written).for_each(|_| queue.written(self.slot));
             if queue.requests < before {
                 self.sender.base.notify();
             }
-            over = sender.collect(queue);
+            over = sender.complete_acked(queue);
         }
         if over {
             // The tick closes the connection; here the flow is locked.
             return None;
         }
-        if let Some(frame) = writing.introduction(&queue.gate) {
-            queue.idle &= !(1 << self.place);
+        if let Some(frame) = writer.next_tag_frame(&queue.gate) {
+            queue.idle &= !(1 << self.slot);
             return Some((frame, SendBuffer::from_static(&[])));
         }
         let retiring = self.retiring.load(Ordering::Relaxed);
-        if retiring || queue.wanted() & 1 << self.place == 0 {
+        if retiring || queue.wanted() & 1 << self.slot == 0 {
             if !retiring {
-                queue.idle |= 1 << self.place;
+                queue.idle |= 1 << self.slot;
             }
             // It may be the one that was told of the work.
             let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
             drop(guard);
             if let Some(other) = other {
-                other.kick();
+                other.wake_worker();
             }
             return None;
         }
-        let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.place);
-        if writing.outstanding > most && work {
+        let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot);
+        if writer.outstanding > most && work {
             drop(guard);
-            let wait = writing.pace.wait(writing.outstanding);
-            self.registration.alarm(Instant::now() + wait);
+            let wait = writer.pace.wait(writer.outstanding);
+            self.registration.set_timer(Instant::now() + wait);
             return None;
         }
         let next = self.cut(queue, limit).or_else(|| {
-            let bye = queue.lingering.is_some() && !writing.bye_said;
-            writing.bye_said |= bye;
-            bye.then(|| (Frame::Close, SendBuffer::from_static(&[])))
+            let close = queue.lingering.is_some() && !writer.close_sent;
+            writer.close_sent |= close;
+            close.then(|| (Frame::Close, SendBuffer::from_static(&[])))
         });
         match next {
-            Some(_) => queue.idle &= !(1 << self.place),
-            None => queue.idle |= 1 << self.place,
+            Some(_) => queue.idle &= !(1 << self.slot),
+            None => queue.idle |= 1 << self.slot,
         }
         next
     }
 
     /// What the scheduler has for this flow, in chunks of so many bytes at most.
-    fn cut(&self, queue: &mut Queue, limit: u64) -> Option<(Frame, SendBuffer)> {
-        match queue.scheduler.next(self.place, limit)? {
+    fn cut(&self, queue: &mut SendQueue, limit: u64) -> Option<(Frame, SendBuffer)> {
+        match queue.scheduler.next(self.slot, limit)? {
             NextFrame::Chunk(header, outgoing) => {
-                self.sender.focus.chunk(self.place);
+                self.sender.hot_flow.on_chunk(self.slot);
                 let ChunkHeader { offset, length, .. } = header;
                 let payload = outgoing.buffer.part(offset as usize, length as usize);
                 Some((Frame::Chunk(header), payload))
@@ -1134,25 +1137,25 @@ impl SendFlow {
     }
 
     /// Reads what the peer says.
-    fn hear(&self) {
-        self.hearing.take(|hearing| self.hear_with(hearing));
+    fn read_frames(&self) {
+        self.frame_reader.run(|frame_reader| self.read_frames_with(frame_reader));
     }
 
-    fn hear_with(&self, mut hearing: MutexGuard<'_, Hearing>) {
+    fn read_frames_with(&self, mut frame_reader: MutexGuard<'_, FrameReader>) {
         let sender = &self.sender;
         let ended = loop {
-            let Hearing { frames, have } = &mut *hearing;
+            let FrameReader { frames, have } = &mut *frame_reader;
             let room = frames.len() - *have;
             match sys::uninterrupted(|| (&self.socket).read(&mut frames[*have..])) {
                 Ok(0) => break "the peer closed it".to_owned(),
                 Ok(received) => {
                     *have += received;
                     let full = received == room;
-                    match self.understand(&mut hearing) {
+                    match self.handle_frames(&mut frame_reader) {
                         Ok(()) => {}
-                        Err(Misheard::Garbled(what)) => break what,
-                        Err(Misheard::Final(what)) => {
-                            drop(hearing);
+                        Err(FrameFailure::Corrupt(what)) => break what,
+                        Err(FrameFailure::Fatal(what)) => {
+                            drop(frame_reader);
                             sender.fail(ErrorKind::Remote, &what);
                             return;
                         }
@@ -1161,34 +1164,34 @@ impl SendFlow {
                         return;
                     }
                 }
-                Err(error) if not_now(&error) => return,
+                Err(error) if would_block(&error) => return,
                 Err(error) => break error.to_string(),
             }
         };
-        drop(hearing);
-        sender.lose(self, &ended);
+        drop(frame_reader);
+        sender.flow_failed(self, &ended);
     }
 
     /// Acts on the whole frames that were read; the text says what is wrong with one.
-    fn understand(&self, hearing: &mut Hearing) -> Result<(), Misheard> {
-        let Hearing { frames, have } = hearing;
+    fn handle_frames(&self, frame_reader: &mut FrameReader) -> Result<(), FrameFailure> {
+        let FrameReader { frames, have } = frame_reader;
         let whole = *have - *have % FRAME_BYTES;
         let mut acked = None;
         for bytes in frames[..whole].chunks_exact(FRAME_BYTES) {
             let mut frame = [0; FRAME_BYTES];
             frame.copy_from_slice(bytes);
             let (frame, _) = self.sender.base.decode(&frame).map_err(|error| match error {
-                FrameError::Checksum => Misheard::Garbled(error.to_string()),
-                error => Misheard::Final(format!("protocol error: {error}")),
+                FrameError::Checksum => FrameFailure::Corrupt(error.to_string()),
+                error => FrameFailure::Fatal(format!("protocol error: {error}")),
             })?;
             match frame {
                 Frame::Ack(below) => acked = acked.max(Some(below)),
-                Frame::FlowDead(number) => self.sender.told_dead(number),
-                Frame::TagsDifferFrom(from) => self.sender.mixed(from),
-                Frame::BufferTag(number, tag) => self.sender.told_slot(number, tag)?,
+                Frame::FlowDead(number) => self.sender.on_flow_dead(number),
+                Frame::TagsDifferFrom(from) => self.sender.on_tags_differ(from),
+                Frame::BufferTag(number, tag) => self.sender.on_buffer_tag(number, tag)?,
                 Frame::Close => {
                     if let Some(below) = acked {
-                        self.sender.acked(below)?;
+                        self.sender.on_ack(below)?;
                     }
                     return Err("the peer closed the connection".to_owned().into());
                 }
@@ -1199,21 +1202,21 @@ impl SendFlow {
         }
         frames.copy_within(whole..*have, 0);
         *have -= whole;
-        acked.map_or(Ok(()), |below| Ok(self.sender.acked(below)?))
+        acked.map_or(Ok(()), |below| Ok(self.sender.on_ack(below)?))
     }
 }
 
 impl Source for SendFlow {
     fn ready(&self, readiness: Readiness) {
         if readiness.readable || readiness.ended {
-            self.hear();
+            self.read_frames();
         }
         if readiness.writable {
-            self.writing.take(|mut writing| {
-                let focus = &self.sender.focus;
-                writing.attendance.look_after(focus, &self.registration, &self.socket);
-                if !writing.attendance.is_callers() {
-                    self.write_with(writing, TURN_BYTES);
+            self.writer.run(|mut writer| {
+                let hot_flow = &self.sender.hot_flow;
+                writer.poll_owner.on_worker(hot_flow, &self.registration, &self.socket);
+                if !writer.poll_owner.is_caller() {
+                    self.write_with(writer, WORKER_QUANTUM);
                 }
             });
         }
@@ -1229,7 +1232,7 @@ impl Source for SendFlow {
 }
 
 /// The connection itself, as its worker sees it.
-struct Clock(Arc<Sender>);
+struct Clock(Arc<TcpSender>);
 
 impl Source for Clock {
     fn ready(&self, _readiness: Readiness) {}

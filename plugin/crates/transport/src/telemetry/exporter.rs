@@ -13,9 +13,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use crate::sys;
 
 /// How long one scrape may take: the next one waits.
-const PATIENCE: Duration = Duration::from_secs(2);
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest request.
-const MAX_BYTES: usize = 8 << 10;
+const MAX_REQUEST_BYTES: usize = 8 << 10;
 
 /// Answers scrapes and probes over HTTP as long as it lives.
 pub struct Exporter {
@@ -96,7 +96,7 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, pages: &dyn Pages) {
         }
         if let Ok((stream, _)) = listener.accept() {
             // Who scrapes notices; nobody else has to.
-            let _ = answer(stream, pages, Instant::now() + PATIENCE);
+            let _ = answer(stream, pages, Instant::now() + SCRAPE_TIMEOUT);
         }
     }
 }
@@ -111,7 +111,7 @@ fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Re
         stream.set_read_timeout(Some(left()))?;
         let received = stream.read(&mut buffer)?;
         request.extend_from_slice(&buffer[..received]);
-        if received == 0 || request.len() > MAX_BYTES || Instant::now() >= deadline {
+        if received == 0 || request.len() > MAX_REQUEST_BYTES || Instant::now() >= deadline {
             return Ok(());
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use socket2::Socket;
 
-use crate::connection::base::not_now;
+use crate::connection::base::would_block;
 use crate::device::Device;
 use crate::rdma::Receiver;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
@@ -69,7 +69,7 @@ impl Source for FailoverCandidate {
             sys::uninterrupted(|| socket.peek(&mut [MaybeUninit::uninit()]))
         };
         let chosen = match peeked {
-            Err(error) if not_now(&error) => return,
+            Err(error) if would_block(&error) => return,
             Err(_) | Ok(0) => false,
             Ok(_) => true,
         };

@@ -12,7 +12,7 @@ use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use crate::Context;
 use crate::device::Device;
-use crate::handshake::dial::{Call, CallError, Caller, Destination};
+use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
 
 /// How long an attempt waits for the listener's answer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 pub(in crate::rdma) struct PathSearch {
     destination: Arc<Destination>,
     /// The sender that is notified of the attempts' outcomes; set once.
-    sender: Option<Weak<dyn Caller>>,
+    sender: Option<Weak<dyn DialHandler>>,
     /// This host's ports; first the one that the connection began with.
     devices: Vec<Device>,
     /// The listener's addresses, in the same order.
@@ -31,7 +31,7 @@ pub(in crate::rdma) struct PathSearch {
     current: Path,
     /// Paths that have failed since the last progress.
     failed: Vec<Path>,
-    attempts: Vec<(Arc<Call>, Path)>,
+    attempts: Vec<(Arc<Dial>, Path)>,
     /// Number of the next control connection.
     next_number: u32,
     /// Earliest time of the next round of attempts.
@@ -70,7 +70,7 @@ impl PathSearch {
         }
     }
 
-    pub(in crate::rdma) fn set_sender(&mut self, sender: Weak<dyn Caller>) {
+    pub(in crate::rdma) fn set_sender(&mut self, sender: Weak<dyn DialHandler>) {
         self.sender = Some(sender);
     }
 
@@ -146,7 +146,7 @@ impl PathSearch {
             self.next_number += 1;
             let deadline = now + ATTEMPT_TIMEOUT;
             let sender = Arc::clone(&sender);
-            match Call::lifeline(&destination, sender, number, queue_pairs, deadline) {
+            match Dial::control_connection(&destination, sender, number, queue_pairs, deadline) {
                 Ok(attempt) => self.attempts.push((attempt, path)),
                 // There is no route now, but there may be one later.
                 Err(_) => self.failed.push(path),
@@ -165,7 +165,7 @@ impl PathSearch {
     }
 
     /// An attempt has failed: returns whether its error shows that the peer is gone.
-    pub(in crate::rdma) fn attempt_failed(&mut self, number: u32, error: &CallError) -> bool {
+    pub(in crate::rdma) fn attempt_failed(&mut self, number: u32, error: &DialError) -> bool {
         let Some(at) = self.attempts.iter().position(|(attempt, _)| attempt.flow() == number)
         else {
             return false;

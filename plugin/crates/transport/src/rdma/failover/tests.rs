@@ -189,7 +189,7 @@ fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
     let listener = to.listen(0, "", MemoryTypes::HOST).unwrap();
     let call = from.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
     let (send, recv) = meet(&call, &listener);
-    assert_eq!(send.sender.lanes(), 0, "TCP's has none");
+    assert_eq!(send.sender.queue_pairs(), 0, "TCP's has none");
     exchange((&send, &recv), &lengths(), |_| {});
     let said = lock(&log.0).join("\n");
     assert!(said.contains("TCP carries the connection to 10.77.0.2"), "{said}");
@@ -305,7 +305,7 @@ fn ways_on_which_only_the_addresses_reach_each_other_are_left_again() {
 fn memory_that_its_owner_has_registered_is_registered_once_with_the_other_port() {
     let ends = Ends::new(&TIMES);
     let mut block = Block::new(1 << 20);
-    let registrar = ends.to.registrar(0).unwrap();
+    let registrar = ends.to.mr_cache(0).unwrap();
     let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
     let memory = |port: usize| &ends.to.devices()[port].rdma().unwrap().regions;
     let mut ten_times = || {
