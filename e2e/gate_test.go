@@ -17,10 +17,10 @@ import (
 )
 
 // A job is gated before it has a pod, its nodes are checked, and it starts on those that passed.
-func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
+func TestGateHoldsJobUntilItsNodesPass(t *testing.T) {
 	ctx := testContext(t)
 	slow(t, "40mbit", "n4")
-	// Results of other tests would do for a policy: it is to find out by itself.
+	// The policy must run its own check, and not use the results of other tests.
 	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
 		t.Fatal(err)
 	}
@@ -42,21 +42,21 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 	})
 	ns := newNamespace(t)
 	job := trainingJob{profile: "default", script: "true"}.object(ns)
-	would := func(job *unstructured.Unstructured, be bool) func(context.Context) (bool, error) {
+	wouldBeSuspended := func(job *unstructured.Unstructured, want bool) func(context.Context) (bool, error) {
 		return func(ctx context.Context) (bool, error) {
 			try := job.DeepCopy()
 			err := cluster.Client.Create(ctx, try, client.DryRunAll)
-			return isSuspended(try) == be, err
+			return isSuspended(try) == want, err
 		}
 	}
-	eventually(ctx, t, "the webhook has heard of the policy", would(job, true))
+	eventually(ctx, t, "the webhook has read the policy", wouldBeSuspended(job, true))
 	if err := cluster.Client.Create(ctx, job); err != nil {
 		t.Fatal(err)
 	}
 	if !isSuspended(job) || job.GetLabels()[evenkeel.GatedKey] == "" {
 		t.Fatalf("the job is not gated: %v", job.Object)
 	}
-	heard := func() map[string]string {
+	eventsOfJob := func() map[string]string {
 		var list corev1.EventList
 		if err := cluster.Client.List(ctx, &list, client.InNamespace(ns)); err != nil {
 			t.Fatal(err)
@@ -75,20 +75,20 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 			t.Logf("%s %v", out, err)
 		}
 	})
-	eventually(ctx, t, "the job hears that it started, and why", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "an Event on the job says that it started, and why", func(ctx context.Context) (bool, error) {
 		var pods corev1.PodList
 		if err := cluster.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
 			return false, err
 		}
-		events := heard()
+		events := eventsOfJob()
 		if len(pods.Items) > 0 && events["EvenkeelNetworkProven"] == "" {
-			t.Fatalf("the job has pods before its nodes are proven: %v", events)
+			t.Fatalf("the job has pods before its nodes passed: %v", events)
 		}
 		return events["EvenkeelNetworkProven"] != "", nil
 	})
-	events := heard()
+	events := eventsOfJob()
 	if !strings.Contains(events["EvenkeelWaitingForCheck"], "n1, n2, n3, n4") || !strings.Contains(events["EvenkeelNetworkProven"], "that of n4 failed") {
-		t.Errorf("the job heard %v", events)
+		t.Errorf("Events of the job: %v", events)
 	}
 	waitJob(ctx, t, ns, "Succeeded")
 	for _, name := range []string{"train-master-0", "train-worker-0"} {
@@ -104,10 +104,10 @@ func TestAJobWaitsUntilItsNodesAreProven(t *testing.T) {
 		t.Errorf("%d checks", len(checks.Items))
 	}
 
-	// All verdicts are fresh now: another job gets no gate.
+	// All verdicts are recent now, so another job gets no gate.
 	other := newNamespace(t)
 	next := trainingJob{profile: "default", script: "true"}.object(other)
-	eventually(ctx, t, "the webhook has heard of the verdicts", would(next, false))
+	eventually(ctx, t, "the webhook has read the verdicts", wouldBeSuspended(next, false))
 	if err := cluster.Client.Create(ctx, next); err != nil {
 		t.Fatal(err)
 	}

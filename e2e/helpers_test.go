@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// testContext ends with the test, and well before the whole run would.
+// testContext ends with the test, and well before the timeout of the whole run.
 func testContext(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -25,7 +25,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// newNamespace makes a namespace that enforces the restricted pod standard and goes with the test.
+// newNamespace creates a namespace that enforces the restricted pod standard. It is deleted after the test.
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
@@ -45,7 +45,7 @@ func newNamespace(t *testing.T) string {
 // A trainingJob is a PyTorchJob with a master and a worker on different nodes.
 type trainingJob struct {
 	profile string // empty: not annotated
-	// reduction asks for reduction servers, unless it is empty.
+	// reduction is the number of reduction servers; empty: none.
 	reduction string
 	image     string // default: the bench image
 	script    string // run by sh in each pod
@@ -155,11 +155,11 @@ func logs(ctx context.Context, namespace, name string) string {
 func eventually(ctx context.Context, t *testing.T, what string, condition wait.ConditionWithContextFunc) {
 	t.Helper()
 	if err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, condition); err != nil {
-		t.Fatalf("waited in vain until %s: %v", what, err)
+		t.Fatalf("timed out waiting until %s: %v", what, err)
 	}
 }
 
-// plainPod is a pod that fits the restricted standard and sleeps.
+// plainPod is a pod that meets the restricted standard and sleeps.
 func plainPod(namespace string, labels map[string]string) *corev1.Pod {
 	yes, no, user := true, false, int64(65532)
 	return &corev1.Pod{

@@ -18,7 +18,7 @@ const (
 	library   = "/opt/evenkeel/plugin/libnccl-net-evenkeel.so"
 )
 
-// profile makes a NetworkProfile that goes with the test.
+// profile creates a NetworkProfile, which is deleted after the test.
 func profile(t *testing.T, name, plugin string) {
 	t.Helper()
 	manifest := fmt.Sprintf("{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkProfile, metadata: {name: %s}, spec: {plugin: %s}}", name, plugin)
@@ -35,7 +35,7 @@ func profile(t *testing.T, name, plugin string) {
 	}
 }
 
-func TestAnnotatedJobTrainsOverEvenkeel(t *testing.T) {
+func TestInjectionRunsJobOverEvenkeel(t *testing.T) {
 	profile(t, "by-init-container", fmt.Sprintf("{image: %q, delivery: InitContainer}", cluster.Images.Plugin))
 	profile(t, "by-preinstalled", `{delivery: Preinstalled, path: /opt/evenkeel/plugin}`)
 	for _, test := range []struct {
@@ -85,7 +85,7 @@ func TestAnnotatedJobTrainsOverEvenkeel(t *testing.T) {
 					t.Errorf("%s: NCCL_NET_PLUGIN is %q, want %q", p.Name, got, library)
 				}
 				if !strings.Contains(logs(ctx, ns, p.Name), "evenkeel: connection closed") {
-					t.Errorf("%s: the plugin logged no connection that it carried", p.Name)
+					t.Errorf("%s: the plugin logged no connection", p.Name)
 				}
 			}
 			out := logs(ctx, ns, master.Name)
@@ -98,7 +98,7 @@ func TestAnnotatedJobTrainsOverEvenkeel(t *testing.T) {
 	}
 }
 
-func TestWithoutTheAnnotationNothingChanges(t *testing.T) {
+func TestInjectionNeedsTheAnnotation(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	trainingJob{script: "exit 0"}.create(ctx, t, ns)
 	waitJob(ctx, t, ns, "Succeeded")
@@ -113,7 +113,7 @@ func TestWithoutTheAnnotationNothingChanges(t *testing.T) {
 		for _, keys := range []map[string]string{p.Labels, p.Annotations} {
 			for key := range keys {
 				if strings.HasPrefix(key, "evenkeel.dev/") {
-					t.Errorf("%s: carries %s", p.Name, key)
+					t.Errorf("%s: has %s", p.Name, key)
 				}
 			}
 		}
@@ -123,7 +123,7 @@ func TestWithoutTheAnnotationNothingChanges(t *testing.T) {
 	}
 }
 
-func TestUnknownProfileIsRefusedAtCreation(t *testing.T) {
+func TestInjectionRejectsUnknownProfile(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	err := cluster.Client.Create(ctx, trainingJob{profile: "defualt", script: "exit 0"}.object(ns))
 	if err == nil {
@@ -131,19 +131,19 @@ func TestUnknownProfileIsRefusedAtCreation(t *testing.T) {
 	}
 	for _, want := range []string{`"defualt"`, "default"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the refusal lacks %s: %v", want, err)
+			t.Errorf("the error lacks %s: %v", want, err)
 		}
 	}
 }
 
-func TestUserValueStaysAndIsReported(t *testing.T) {
+func TestInjectionKeepsUserValue(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	trainingJob{profile: "default", script: "exit 0", env: map[string]string{"NCCL_NET_PLUGIN": "none"}}.create(ctx, t, ns)
 	waitJob(ctx, t, ns, "Succeeded")
 	if got := variable(pod(ctx, t, ns, "train-master-0"), "NCCL_NET_PLUGIN"); got != "none" {
-		t.Errorf("NCCL_NET_PLUGIN is %q, the user wrote none", got)
+		t.Errorf("NCCL_NET_PLUGIN is %q, the user's value is none", got)
 	}
-	eventually(ctx, t, "an event on the pod says what was left alone", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "an Event on the pod names what was not changed", func(ctx context.Context) (bool, error) {
 		var events corev1.EventList
 		if err := cluster.Client.List(ctx, &events, client.InNamespace(ns)); err != nil {
 			return false, err
@@ -154,17 +154,17 @@ func TestUserValueStaysAndIsReported(t *testing.T) {
 	})
 }
 
-func TestLostWorkerFailsTheJobAndIsNamed(t *testing.T) {
+func TestLostWorkerIsNamed(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	trainingJob{profile: "default", script: "evenkeel-bench allreduce -b 1M -e 1M -n 5 -w 1 -N 0; exit $?"}.create(ctx, t, ns)
-	eventually(ctx, t, "the all-reduce is under way", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "the all-reduce runs", func(ctx context.Context) (bool, error) {
 		return strings.Contains(logs(ctx, ns, "train-master-0"), "1048576"), nil
 	})
 	if _, err := cluster.Kubectl(ctx, "-n", ns, "exec", "train-worker-0", "-c", "pytorch", "--", "sh", "-c", "kill -9 $(pidof evenkeel-bench)"); err != nil {
 		t.Fatal(err)
 	}
 	waitJob(ctx, t, ns, "Failed")
-	eventually(ctx, t, "the master ends", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "the master exits", func(ctx context.Context) (bool, error) {
 		phase := pod(ctx, t, ns, "train-master-0").Status.Phase
 		return phase == corev1.PodFailed, nil
 	})
@@ -173,7 +173,7 @@ func TestLostWorkerFailsTheJobAndIsNamed(t *testing.T) {
 	}
 }
 
-func TestWebhookDownStopsOnlyLabelledPods(t *testing.T) {
+func TestWebhookOutageBlocksLabelledPodsOnly(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	scale := func(replicas string) {
 		t.Helper()
@@ -188,7 +188,7 @@ func TestWebhookDownStopsOnlyLabelledPods(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	eventually(ctx, t, "no webhook pod is left", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "no webhook pod runs", func(ctx context.Context) (bool, error) {
 		var pods corev1.PodList
 		err := cluster.Client.List(ctx, &pods, client.InNamespace("evenkeel-system"), client.MatchingLabels{"app.kubernetes.io/component": "webhook"})
 		return len(pods.Items) == 0, err
@@ -197,11 +197,11 @@ func TestWebhookDownStopsOnlyLabelledPods(t *testing.T) {
 	if err := cluster.Client.Create(ctx, labelled); err == nil {
 		t.Error("a labelled pod was accepted without the webhook")
 	} else if !strings.Contains(err.Error(), `"pods.evenkeel.dev"`) {
-		t.Errorf("the refusal does not name the webhook: %v", err)
+		t.Errorf("the error does not name the webhook: %v", err)
 	}
 	bare := plainPod(ns, nil)
 	if err := cluster.Client.Create(ctx, bare); err != nil {
-		t.Fatalf("an unlabelled pod was refused: %v", err)
+		t.Fatalf("an unlabelled pod was rejected: %v", err)
 	}
 	eventually(ctx, t, "the unlabelled pod runs", func(ctx context.Context) (bool, error) {
 		return pod(ctx, t, ns, bare.Name).Status.Phase == corev1.PodRunning, nil

@@ -25,7 +25,7 @@ import (
 
 func init() { withKueue = true }
 
-// queue is a queue of Kueue's, in a namespace, that admits what the policy's AdmissionCheck lets through.
+// queue is a queue of Kueue in a namespace. It admits workloads that pass the policy's AdmissionCheck.
 const queue = `
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: AdmissionCheck
@@ -52,7 +52,7 @@ metadata: {name: team, namespace: %s}
 spec: {clusterQueue: all}
 `
 
-// A kueueStatus is what counts here of a Workload's status.
+// A kueueStatus is the part of a Workload's status that the test reads.
 type kueueStatus struct {
 	Conditions      []metav1.Condition `json:"conditions"`
 	AdmissionChecks []struct {
@@ -80,8 +80,8 @@ func workload(ctx context.Context, namespace string) (status kueueStatus, there 
 	return status, len(status.AdmissionChecks) > 0, err
 }
 
-// The real Kueue gives a job its quota, waits for Evenkeel's AdmissionCheck, and starts the job when its nodes are proven.
-func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
+// The real Kueue reserves a job's quota, waits for Evenkeel's AdmissionCheck, and starts the job when its nodes have passed.
+func TestKueueAdmitsJobWhenItsNodesPass(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -121,13 +121,13 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 	if _, err := cluster.KubectlInput(ctx, objects, "apply", "--server-side", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
-	// Kueue takes an AdmissionCheck for active when Evenkeel says so.
+	// An AdmissionCheck is active when Evenkeel has set its condition.
 	if _, err := cluster.Kubectl(ctx, "wait", "clusterqueue/all", "--for=condition=Active", "--timeout=60s"); err != nil {
 		t.Fatal(err)
 	}
 	job := trainingJob{profile: "default", script: "true"}.object(ns)
 	job.SetLabels(map[string]string{"kueue.x-k8s.io/queue-name": "team"})
-	// A workload has the checks of the flavors that it gets: one that requests nothing gets none.
+	// A workload has the checks of its flavors; one without requests has no flavors.
 	for _, replica := range []string{"Master", "Worker"} {
 		containers, _, err := unstructured.NestedSlice(job.Object, "spec", "pytorchReplicaSpecs", replica, "template", "spec", "containers")
 		if err != nil {
@@ -142,7 +142,7 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 		t.Fatal(err)
 	}
 	if suspended, _, _ := unstructured.NestedBool(job.Object, "spec", "runPolicy", "suspend"); !suspended || job.GetLabels()[evenkeel.GatedKey] != "" {
-		t.Fatalf("the job is not Kueue's to start: %v", job.Object)
+		t.Fatalf("the job is not suspended by Kueue: %v", job.Object)
 	}
 	var status kueueStatus
 	eventually(ctx, t, "the workload waits for the check", func(ctx context.Context) (there bool, err error) {
@@ -152,9 +152,9 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 	if c := status.AdmissionChecks[0]; c.Name != "network-preflight" || c.State != "Pending" || !strings.Contains(c.Message, "n1, n2, n3, n4") {
 		t.Errorf("the check is %+v", c)
 	}
-	said, err := exec.CommandContext(ctx, plugin, "why", "pytorchjob/train", "-n", ns, "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
-	if err != nil || !strings.Contains(string(said), "admission check network-preflight is Pending: waits until the network") {
-		t.Errorf("kubectl evenkeel why: %v\n%s", err, said)
+	output, err := exec.CommandContext(ctx, plugin, "why", "pytorchjob/train", "-n", ns, "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
+	if err != nil || !strings.Contains(string(output), "admission check network-preflight is Pending: waits until the network") {
+		t.Errorf("kubectl evenkeel why: %v\n%s", err, output)
 	}
 	waitJob(ctx, t, ns, "Succeeded")
 
@@ -176,9 +176,9 @@ func TestAQueuedJobIsAdmittedWhenItsNodesAreProven(t *testing.T) {
 	if len(checks.Items) != 1 || len(pods.Items) != 2 || reserved == nil || admitted == nil || checks.Items[0].Status.CompletionTime == nil {
 		t.Fatalf("%d checks, %d pods, conditions %+v", len(checks.Items), len(pods.Items), status.Conditions)
 	}
-	// In this order it happened, as the API's objects have it.
+	// The order of events, by the times of the API objects.
 	times := []metav1.Time{reserved.LastTransitionTime, checks.Items[0].CreationTimestamp, *checks.Items[0].Status.CompletionTime, admitted.LastTransitionTime, pods.Items[0].CreationTimestamp}
 	if !slices.IsSortedFunc(times, func(a, b metav1.Time) int { return a.Compare(b.Time) }) {
-		t.Errorf("quota reserved, check made, check ended, admitted, first pod made at %v", times)
+		t.Errorf("quota reserved, check created, check complete, admitted, first pod created at %v", times)
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"evenkeel.dev/evenkeel/hack/env"
 )
 
-// cluster is the one that every test of this package shares.
+// cluster is shared by all tests of this package.
 var cluster *env.Cluster
 
-// withKueue says that it has Kueue: the test of that, which has a build tag of its own, sets it.
+// withKueue installs Kueue too. The test of Kueue, which has a build tag of its own, sets it.
 var withKueue bool
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -39,7 +39,7 @@ func run(m *testing.M) int {
 	var err error
 	cluster, err = env.Start(ctx, env.Config{
 		Progress: os.Stderr, MPIOperator: true, Kueue: withKueue,
-		// Links are slow enough that they, and not the processors, are what is measured.
+		// The links are slow, so that they are the limit and not the processors.
 		Cluster: local.Config{Name: name, Nodes: 4, LinkRate: "400mbit", Progress: os.Stderr},
 	})
 	if err != nil {

@@ -25,15 +25,15 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// A finding is what a check said of the whole.
-type finding struct {
+// A checkResult is the expected status of a check.
+type checkResult struct {
 	verdict, fabric evenkeel.Verdict
 	badNodes        string
 	passed          int32
 }
 
-// begin creates a NetworkCheck over all nodes, which goes with the test.
-func begin(ctx context.Context, t *testing.T, name string, change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
+// startCheck creates a NetworkCheck over all nodes. It is deleted after the test.
+func startCheck(ctx context.Context, t *testing.T, name string, change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
 	t.Helper()
 	size, iterations := int64(4<<20), int32(5)
 	c := &evenkeel.NetworkCheck{
@@ -66,12 +66,12 @@ func begin(ctx context.Context, t *testing.T, name string, change func(*evenkeel
 	return c
 }
 
-// end waits until the check has ended; look, if there is one, is called meanwhile.
-func end(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, look func(context.Context) error) *evenkeel.NetworkCheck {
+// awaitCheck waits until the check is complete. It calls observe, if there is one, at each poll.
+func awaitCheck(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, observe func(context.Context) error) *evenkeel.NetworkCheck {
 	t.Helper()
-	eventually(ctx, t, "check "+c.Name+" ends", func(ctx context.Context) (bool, error) {
-		if look != nil {
-			if err := look(ctx); err != nil {
+	eventually(ctx, t, "check "+c.Name+" is complete", func(ctx context.Context) (bool, error) {
+		if observe != nil {
+			if err := observe(ctx); err != nil {
 				return false, err
 			}
 		}
@@ -81,22 +81,22 @@ func end(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, look func(
 	return c
 }
 
-// check runs a NetworkCheck over all nodes, and returns it when it has ended.
+// check runs a NetworkCheck over all nodes, and returns it when it is complete.
 func check(ctx context.Context, t *testing.T, name string, change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
 	t.Helper()
-	return end(ctx, t, begin(ctx, t, name, change), nil)
+	return awaitCheck(ctx, t, startCheck(ctx, t, name, change), nil)
 }
 
 // asJobs runs a check without the mpi-operator.
 func asJobs(spec *evenkeel.NetworkCheckSpec) { spec.Runner.Launcher = evenkeel.LauncherIndexedJob }
 
-// quickPairs has no other stage, and small messages: what is a tenth as fast is still told apart. It says what is too slow:
-// a first round in which all pairs are as slow has no other measure.
+// quickPairs runs the stage Pairs alone, with small messages: a link at a tenth of the rate is still found. It sets the minimum
+// bandwidth, as a first round in which all pairs are slow has no other reference.
 func quickPairs(spec *evenkeel.NetworkCheckSpec) {
-	size, iterations, least := int64(1<<20), int32(3), resource.MustParse("20M")
+	size, iterations, minimum := int64(1<<20), int32(3), resource.MustParse("20M")
 	spec.Stages = []evenkeel.Stage{evenkeel.StagePairs}
 	spec.Sweep = evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations}
-	spec.Thresholds.MinBusBandwidth = &least
+	spec.Thresholds.MinBusBandwidth = &minimum
 }
 
 // An mpiJob is a run of a check.
@@ -105,7 +105,7 @@ type mpiJob struct {
 	nodes []string
 }
 
-// runs are the check's that there are now, by name.
+// runs are the present runs of the check, by name.
 func runs(ctx context.Context, c *evenkeel.NetworkCheck) (map[string]mpiJob, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJobList"})
@@ -131,11 +131,11 @@ func runs(ctx context.Context, c *evenkeel.NetworkCheck) (map[string]mpiJob, err
 	return found, nil
 }
 
-// begun waits until so many runs are there at once.
-func begun(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, count int) [][]string {
+// awaitRuns waits until a number of runs exist at the same time.
+func awaitRuns(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, count int) [][]string {
 	t.Helper()
 	var groups [][]string
-	eventually(ctx, t, fmt.Sprintf("%d runs of check %s are there", count, c.Name), func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, fmt.Sprintf("%d runs of check %s exist", count, c.Name), func(ctx context.Context) (bool, error) {
 		now, err := runs(ctx, c)
 		groups = nil
 		for _, name := range slices.Sorted(maps.Keys(now)) {
@@ -146,9 +146,9 @@ func begun(ctx context.Context, t *testing.T, c *evenkeel.NetworkCheck, count in
 	return groups
 }
 
-func (f finding) check(t *testing.T, c *evenkeel.NetworkCheck) {
+func (r checkResult) verify(t *testing.T, c *evenkeel.NetworkCheck) {
 	t.Helper()
-	got := finding{verdict: c.Status.Verdict, badNodes: c.Status.BadNodes, fabric: evenkeel.VerdictPass}
+	got := checkResult{verdict: c.Status.Verdict, badNodes: c.Status.BadNodes, fabric: evenkeel.VerdictPass}
 	for _, fabric := range c.Status.Fabrics {
 		if fabric.Verdict != evenkeel.VerdictPass {
 			got.fabric = fabric.Verdict
@@ -157,8 +157,8 @@ func (f finding) check(t *testing.T, c *evenkeel.NetworkCheck) {
 	if c.Status.Summary.Passed != nil {
 		got.passed = *c.Status.Summary.Passed
 	}
-	if got != f {
-		t.Errorf("the check found %+v, want %+v: %s", got, f, c.Status.Message)
+	if got != r {
+		t.Errorf("the check found %+v, want %+v: %s", got, r, c.Status.Message)
 	}
 }
 
@@ -177,16 +177,16 @@ func slow(t *testing.T, rate string, nodes ...string) {
 	}
 }
 
-func TestHealthyNodesPassTheCheck(t *testing.T) {
+func TestPreflightPassesHealthyNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(testContext(t), 3*time.Minute)
 	defer cancel()
 	c := check(ctx, t, "healthy", nil)
-	finding{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.check(t, c)
+	checkResult{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.verify(t, c)
 	if c.Status.Launcher != evenkeel.LauncherMPIJob {
 		t.Errorf("the runs were started by %s", c.Status.Launcher)
 	}
 	if len(c.Status.Networks) != 1 || c.Status.Networks[0].Name != "Evenkeel" {
-		t.Errorf("what carried the check is %+v", c.Status.Networks)
+		t.Errorf("the networks of the check are %+v", c.Status.Networks)
 	}
 	report := &corev1.ConfigMap{}
 	if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: env.Namespace, Name: c.Status.ReportName}, report); err != nil {
@@ -197,14 +197,14 @@ func TestHealthyNodesPassTheCheck(t *testing.T) {
 	}
 }
 
-func TestSlowNodesAreNamedAndClearedAgain(t *testing.T) {
+func TestPreflightNamesSlowNodesAndClearsThem(t *testing.T) {
 	ctx := testContext(t)
 	t.Run("one", func(t *testing.T) {
 		slow(t, "40mbit", "n3")
-		finding{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: "n3", passed: 3}.check(t, check(ctx, t, "one-slow", nil))
+		checkResult{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: "n3", passed: 3}.verify(t, check(ctx, t, "one-slow", nil))
 	})
 	t.Run("restored", func(t *testing.T) {
-		finding{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.check(t, check(ctx, t, "restored", asJobs))
+		checkResult{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.verify(t, check(ctx, t, "restored", asJobs))
 	})
 	t.Run("all", func(t *testing.T) {
 		slow(t, "40mbit", "n1", "n2", "n3", "n4")
@@ -212,52 +212,52 @@ func TestSlowNodesAreNamedAndClearedAgain(t *testing.T) {
 			asJobs(spec)
 			quickPairs(spec)
 		})
-		finding{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictFail}.check(t, c)
+		checkResult{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictFail}.verify(t, c)
 	})
 }
 
-func TestTwoSlowNodesAreNamed(t *testing.T) {
-	for name, together := range map[string]bool{"met-good-ones": false, "met-each-other": true} {
+func TestPreflightNamesTwoSlowNodes(t *testing.T) {
+	for name, together := range map[string]bool{"in-different-pairs": false, "in-one-pair": true} {
 		t.Run(name, func(t *testing.T) {
 			ctx := testContext(t)
-			c := begin(ctx, t, name, quickPairs)
-			// Who meets whom in round 1 is the check's secret; its pods take longer to start than links to be slowed.
-			pairs := begun(ctx, t, c, 2)
+			c := startCheck(ctx, t, name, quickPairs)
+			// The pairs of round 1 are not known before. Slowing a link is faster than starting the check's pods.
+			pairs := awaitRuns(ctx, t, c, 2)
 			bad := []string{pairs[0][0], pairs[1][0]}
 			if together {
 				bad = slices.Clone(pairs[0])
 			}
 			slow(t, "40mbit", bad...)
 			slices.Sort(bad)
-			finding{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: strings.Join(bad, ", "), passed: 2}.check(t, end(ctx, t, c, nil))
+			checkResult{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: strings.Join(bad, ", "), passed: 2}.verify(t, awaitCheck(ctx, t, c, nil))
 		})
 	}
 }
 
-func TestAKilledControllerRepeatsNothing(t *testing.T) {
+func TestPreflightResumesAfterControllerCrash(t *testing.T) {
 	ctx := testContext(t)
-	c := begin(ctx, t, "killed", quickPairs)
-	begun(ctx, t, c, 2)
+	c := startCheck(ctx, t, "killed", quickPairs)
+	awaitRuns(ctx, t, c, 2)
 	if _, err := cluster.Kubectl(ctx, "-n", env.Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=controller", "--grace-period=0", "--force"); err != nil {
 		t.Fatal(err)
 	}
 	made := map[types.UID]string{}
-	end(ctx, t, c, func(ctx context.Context) error {
+	awaitCheck(ctx, t, c, func(ctx context.Context) error {
 		now, err := runs(ctx, c)
 		for name, r := range now {
 			made[r.uid] = name
 		}
 		return err
 	})
-	finding{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.check(t, c)
+	checkResult{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.verify(t, c)
 	names := slices.Sorted(maps.Values(made))
 	if len(slices.Compact(slices.Clone(names))) != len(names) || len(names) != int(*c.Status.Summary.Runs) {
-		t.Errorf("MPIJobs were made for %v, and %d runs are recorded", names, *c.Status.Summary.Runs)
+		t.Errorf("MPIJobs were created for %v, and %d runs are recorded", names, *c.Status.Summary.Runs)
 	}
 }
 
-// The node is one of the API alone: what the scheduler puts there never starts, as on a machine that is about to go.
-func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
+// The node exists in the API alone: its pods never start, as on a machine that is about to be removed.
+func TestPreflightDeletedNodeIsNotAFailure(t *testing.T) {
 	ctx := testContext(t)
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "leaving", Labels: map[string]string{corev1.LabelHostname: "leaving"}},
@@ -279,12 +279,12 @@ func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
 	if err := cluster.Client.Status().Patch(ctx, status, client.MergeFrom(node)); err != nil {
 		t.Fatal(err)
 	}
-	c := begin(ctx, t, "leaving", func(spec *evenkeel.NetworkCheckSpec) {
+	c := startCheck(ctx, t, "leaving", func(spec *evenkeel.NetworkCheckSpec) {
 		quickPairs(spec)
 		spec.Nodes = evenkeel.NodeSet{Names: []string{"n1", "n2", "n3", "leaving"}}
 		spec.Runner.Tolerations = []evenkeel.Toleration{{Key: "leaving"}}
 	})
-	eventually(ctx, t, "a rank is to run on the node", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "a rank is scheduled to the node", func(ctx context.Context) (bool, error) {
 		var pods corev1.PodList
 		err := cluster.Client.List(ctx, &pods, client.InNamespace(env.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name})
 		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == node.Name }), err
@@ -292,13 +292,13 @@ func TestANodeThatIsDeletedMeanwhileBlamesNobody(t *testing.T) {
 	if err := cluster.Client.Delete(ctx, node); err != nil {
 		t.Fatal(err)
 	}
-	finding{verdict: evenkeel.VerdictInconclusive, fabric: evenkeel.VerdictPass, passed: 3}.check(t, end(ctx, t, c, nil))
+	checkResult{verdict: evenkeel.VerdictInconclusive, fabric: evenkeel.VerdictPass, passed: 3}.verify(t, awaitCheck(ctx, t, c, nil))
 	if !strings.Contains(c.Status.Message, "node leaving was deleted") {
-		t.Errorf("the check says %q", c.Status.Message)
+		t.Errorf("the check's message is %q", c.Status.Message)
 	}
 }
 
-func TestAMissingImageBlamesNobody(t *testing.T) {
+func TestPreflightMissingImageIsNotAFailure(t *testing.T) {
 	timeout := int32(20)
 	c := check(testContext(t), t, "no-image", func(spec *evenkeel.NetworkCheckSpec) {
 		spec.Runner.Image = cluster.Images.Bench[:strings.LastIndex(cluster.Images.Bench, ":")] + ":" + strings.Repeat("0", 64)
@@ -309,10 +309,10 @@ func TestAMissingImageBlamesNobody(t *testing.T) {
 	}
 }
 
-// unmarked is what no policy says of the nodes.
+// unmarked are nodes without a policy.
 var unmarked = map[string]string{"n1": "", "n2": "", "n3": "", "n4": ""}
 
-// awaitMarks waits until the nodes carry the marks: the condition's status, the label's value, and whether they are tainted.
+// awaitMarks waits until the nodes have these marks: the condition's status, the label's value, and whether they are tainted.
 func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]string) {
 	t.Helper()
 	var marks map[string]string
@@ -344,8 +344,8 @@ func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]
 	})
 }
 
-// A policy checks nodes that are new to it, labels those that fail, and jobs avoid them. All of it is removed with the policy.
-func TestJobsKeepOffANodeThatFailed(t *testing.T) {
+// A policy checks nodes that are new to it and marks those that fail, and jobs avoid them. Deleting the policy removes the marks.
+func TestPreflightJobsAvoidFailedNodes(t *testing.T) {
 	ctx := testContext(t)
 	slow(t, "40mbit", "n2")
 	size, iterations := int64(4<<20), int32(5)
@@ -359,7 +359,7 @@ func TestJobsKeepOffANodeThatFailed(t *testing.T) {
 			OnFail: evenkeel.OnFailSpec{Taint: evenkeel.SwitchEnabled},
 		},
 	}
-	// Results of other tests would do for a policy: it is to find out by itself.
+	// The policy must run its own check, and not use the results of other tests.
 	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
 		t.Fatal(err)
 	}
@@ -391,5 +391,5 @@ func TestJobsKeepOffANodeThatFailed(t *testing.T) {
 	}
 
 	remove()
-	awaitMarks(ctx, t, "nothing is left on the nodes", unmarked)
+	awaitMarks(ctx, t, "the nodes have no marks", unmarked)
 }

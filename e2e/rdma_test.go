@@ -19,8 +19,8 @@ import (
 
 const hca = "rdma/hca_shared_devices_a"
 
-// pretendHCAs lets every node offer shared RDMA devices that do not exist, as the RDMA shared device plugin would offer real
-// ones, until the test ends.
+// pretendHCAs registers shared RDMA devices that do not exist at every node, as the RDMA shared device plugin does with real ones,
+// until the test ends.
 func pretendHCAs(ctx context.Context, t *testing.T) {
 	t.Helper()
 	device := func(what, want string) {
@@ -32,8 +32,8 @@ func pretendHCAs(ctx context.Context, t *testing.T) {
 			return p.Status.RDMAResourceName == want, err
 		})
 	}
-	// The devices go first, and then it is waited for that.
-	t.Cleanup(func() { device("the profile has heard that the devices are gone", "") })
+	// Cleanups run in reverse: first the devices are removed, then this waits until the profile has noticed.
+	t.Cleanup(func() { device("the profile has no device any more", "") })
 	for _, node := range cluster.Local.Nodes() {
 		plugin, err := cluster.Local.PretendDevice(context.WithoutCancel(ctx), node, hca, 8)
 		if err != nil {
@@ -49,10 +49,10 @@ func pretendHCAs(ctx context.Context, t *testing.T) {
 			plugin.Wait() // it was killed
 		})
 	}
-	device("the profile has heard that every node offers the device", hca)
+	device("the profile has the device of every node", hca)
 }
 
-func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
+func TestRDMADeviceOfEveryNodeIsRequested(t *testing.T) {
 	ctx := testContext(t)
 	pretendHCAs(ctx, t)
 	t.Run("job", func(t *testing.T) {
@@ -81,13 +81,12 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 		if got := pods[0].Spec.Containers[0].Resources.Limits[hca]; got.Value() != 1 || variable(&pods[0], "EVENKEEL_TRANSPORT") != "auto" {
 			t.Errorf("limits %v, EVENKEEL_TRANSPORT=%q", pods[0].Spec.Containers[0].Resources.Limits, variable(&pods[0], "EVENKEEL_TRANSPORT"))
 		}
-		// By TCP: the devices do not exist.
+		// Over TCP, as the devices do not exist.
 		eventually(ctx, t, "the server sums", func(ctx context.Context) (bool, error) {
 			return sums(ctx, ns, strings.TrimSuffix(service.Status.Endpoints[0], ":7470"))
 		})
 	})
-	// What a node offers is a promise. The devices do not exist, so no node may pass; and where that is so of all of them, what
-	// they were given is more likely the cause.
+	// The devices do not exist, so no node may pass. As all nodes fail, the plugin or its settings are the more likely cause.
 	t.Run("check", func(t *testing.T) {
 		c := check(ctx, t, "pretend-rdma", func(spec *evenkeel.NetworkCheckSpec) {
 			asJobs(spec)
@@ -106,7 +105,7 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 			t.Errorf("findings %+v", c.Status.Findings)
 		}
 		for _, f := range c.Status.Findings {
-			// Why a run failed may be that it can lock little memory, if it is so here.
+			// The rest of the message depends on the memlock limit of this machine.
 			if f.Stage != evenkeel.StageRDMA || f.Reason != suspect || !strings.HasPrefix(f.Message, "inside the node: ") {
 				t.Errorf("finding %+v", f)
 			}
@@ -115,7 +114,6 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 		if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: env.Namespace, Name: c.Status.ReportName}, report); err != nil {
 			t.Fatal(err)
 		}
-		// In the plugin's words.
 		if runs := report.Data["record.json"]; strings.Count(runs, "EVENKEEL_TRANSPORT=rdma: ") != 2 {
 			t.Errorf("the runs did not fail for want of a device: %s", runs)
 		}

@@ -23,7 +23,7 @@ import (
 // sum is a script that sums through the job's reduction servers, as NCCL would, and checks every element.
 const sum = "exec evenkeel-bench reduction --size 4M --chunksize 512K -w 1 -n 3 -c 2"
 
-// servers waits until the job's reduction servers are in the state, and returns their service.
+// servers waits until the job's reduction servers are in a state, and returns their service.
 func servers(ctx context.Context, t *testing.T, namespace, state string) *evenkeel.ReductionService {
 	t.Helper()
 	var list evenkeel.ReductionServiceList
@@ -57,7 +57,7 @@ func reportServers(t *testing.T, namespace string) {
 	})
 }
 
-func TestReductionServersSumForTheirJobAndGoWithIt(t *testing.T) {
+func TestReductionServersLiveWithTheirJob(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	reportServers(t, ns)
 	job := trainingJob{profile: "default", reduction: "2", script: sum}
@@ -73,11 +73,11 @@ func TestReductionServersSumForTheirJobAndGoWithIt(t *testing.T) {
 	if got, want := variable(worker, "EVENKEEL_REDUCTION_SERVERS"), strings.Join(service.Status.Endpoints, ","); got != want {
 		t.Errorf("EVENKEEL_REDUCTION_SERVERS is %q, want %q", got, want)
 	}
-	eventually(ctx, t, "the servers have ended with their job", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "the servers are gone with their job", func(ctx context.Context) (bool, error) {
 		pods, err := serverPods(ctx, ns)
 		return len(pods) == 0, err
 	})
-	// What is left goes with the job.
+	// The other objects are deleted with the job.
 	if err := cluster.Client.Delete(ctx, job.object(ns)); err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +88,8 @@ func TestReductionServersSumForTheirJobAndGoWithIt(t *testing.T) {
 	})
 }
 
-// TestTheBenchmarkReachesPodsThroughKubectl is the example of docs/reduction.md.
-func TestTheBenchmarkReachesPodsThroughKubectl(t *testing.T) {
+// TestReductionBenchmarkThroughKubectl is the example of docs/reduction.md.
+func TestReductionBenchmarkThroughKubectl(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	root, err := toolbox.Root()
 	if err != nil {
@@ -133,7 +133,7 @@ func TestTheBenchmarkReachesPodsThroughKubectl(t *testing.T) {
 	}
 }
 
-func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
+func TestReductionLostServerIsNamed(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	reportServers(t, ns)
 	trainingJob{
@@ -145,20 +145,20 @@ func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
 	eventually(ctx, t, "the server sums", func(ctx context.Context) (bool, error) {
 		return sums(ctx, ns, strings.TrimSuffix(service.Status.Endpoints[1], ":7470"))
 	})
-	t.Run("nobody joins without the key", func(t *testing.T) { refusesOtherKeys(ctx, t, ns) })
+	t.Run("key is required", func(t *testing.T) { rejectsOtherKeys(ctx, t, ns) })
 	if _, err := cluster.Kubectl(ctx, "-n", ns, "delete", "pod", lost, "--grace-period=0", "--force"); err != nil {
 		t.Fatal(err)
 	}
 	waitJob(ctx, t, ns, "Failed")
-	// All servers are named when they are joined. What is about one of them names the lost one, and the other one at most as
-	// the one that brought the news.
+	// The line about joining names all servers. Lines about one server must be about the lost one, even where the other server
+	// reported the loss.
 	named := false
 	for line := range strings.Lines(logs(ctx, ns, "train-master-0") + logs(ctx, ns, "train-worker-0")) {
 		if !strings.Contains(line, "reduction server ") {
 			continue
 		}
 		if !strings.Contains(line, "reduction server "+service.Status.Endpoints[1]+": ") {
-			t.Errorf("not the lost server, %s, is blamed: %s", lost, line)
+			t.Errorf("the line is about another server than the lost one, %s: %s", lost, line)
 		}
 		named = true
 	}
@@ -174,13 +174,13 @@ func TestALostReductionServerFailsTheJobAndIsNamed(t *testing.T) {
 	})
 }
 
-// sums reports whether the server has summed anything for the job, as its metrics say to a worker that asks.
+// sums reports whether the server has summed anything for the job. It reads the server's metrics from a worker.
 func sums(ctx context.Context, namespace, host string) (bool, error) {
-	// The image has no program that asks for pages.
-	ask := `exec 3<>/dev/tcp/$0/9470 && printf 'GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n' "$0" >&3 && timeout 5 cat <&3`
-	out, err := cluster.Kubectl(ctx, "-n", namespace, "exec", "train-master-0", "-c", "pytorch", "--", "bash", "-c", ask, host)
+	// The image has no HTTP client.
+	request := `exec 3<>/dev/tcp/$0/9470 && printf 'GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n' "$0" >&3 && timeout 5 cat <&3`
+	out, err := cluster.Kubectl(ctx, "-n", namespace, "exec", "train-master-0", "-c", "pytorch", "--", "bash", "-c", request, host)
 	if err != nil {
-		return false, nil // the worker has yet to start
+		return false, nil // the worker has not started
 	}
 	for line := range strings.Lines(out) {
 		if strings.HasPrefix(line, `evenkeel_reduction_pieces_total{job="`+namespace+`/train"}`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
@@ -190,9 +190,9 @@ func sums(ctx context.Context, namespace, host string) (bool, error) {
 	return false, nil
 }
 
-// refusesOtherKeys lets one more rank, with a communicator of its own, ask for sums of the job's servers, from the master's
-// pod, which can reach them.
-func refusesOtherKeys(ctx context.Context, t *testing.T, namespace string) {
+// rejectsOtherKeys joins the job's servers with one more rank, which has a communicator of its own. It runs in the master's pod,
+// which can reach them.
+func rejectsOtherKeys(ctx context.Context, t *testing.T, namespace string) {
 	t.Helper()
 	for _, test := range []struct {
 		name  string
@@ -210,11 +210,11 @@ func refusesOtherKeys(ctx context.Context, t *testing.T, namespace string) {
 		case test.joins && (err != nil || !strings.Contains(out, ", 0 wrong")):
 			t.Errorf("with %s: %v\n%s", test.name, err, out)
 		case !test.joins && err == nil:
-			t.Errorf("with %s a rank is let in:\n%s", test.name, out)
+			t.Errorf("with %s a rank joined:\n%s", test.name, out)
 		case !test.joins && !slices.ContainsFunc(strings.Split(err.Error(), "\n"), func(line string) bool {
 			return strings.Contains(line, "error: ") && strings.Contains(line, "reduction server ") && strings.Contains(line, "job key")
 		}):
-			t.Errorf("with %s it is not the key that is refused: %v", test.name, err)
+			t.Errorf("with %s the error is not about the key: %v", test.name, err)
 		}
 	}
 }

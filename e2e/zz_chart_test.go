@@ -16,7 +16,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// The file's name puts these last: the second one takes Evenkeel away from the cluster.
+// The file's name puts these tests last: the second one uninstalls Evenkeel from the cluster.
 
 func TestChartUpgradeKeepsWorking(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
@@ -36,7 +36,7 @@ func TestChartUpgradeKeepsWorking(t *testing.T) {
 
 func TestChartUninstallLeavesNothing(t *testing.T) {
 	ctx := testContext(t)
-	markANode(ctx, t)
+	markNode(ctx, t)
 	if _, err := cluster.Helm(ctx, "uninstall", env.Release, "--namespace", env.Namespace, "--wait", "--timeout", "2m"); err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Helm waits for what it made, not for what that made: pods take a moment to end.
+	// Helm waits for its own objects, but not for the pods of those.
 	var left []string
 	defer func() {
 		if t.Failed() {
@@ -69,11 +69,11 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 		}
 		return len(left) == 0, nil
 	})
-	awaitMarks(ctx, t, "nothing is left on the nodes", unmarked)
+	awaitMarks(ctx, t, "the nodes have no marks", unmarked)
 }
 
-// markANode has a policy and results by which one node is unhealthy, the others not.
-func markANode(ctx context.Context, t *testing.T) {
+// markNode creates a policy, and results with one unhealthy node.
+func markNode(ctx context.Context, t *testing.T) {
 	t.Helper()
 	var nodes corev1.NodeList
 	if err := errors.Join(cluster.Client.List(ctx, &nodes), cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{})); err != nil {

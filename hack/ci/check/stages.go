@@ -105,7 +105,7 @@ var stages = []stage{
 var extra = []stage{
 	{"aarch64", "reductions and protocol as compiled for another processor, which is emulated", aarch64},
 	{"kueue", "a job in a queue of the real Kueue's, on a real cluster", func(ctx context.Context, root string) (counts, error) {
-		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestAQueuedJob", "-timeout", "45m", "./e2e")
+		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestKueue", "-timeout", "45m", "./e2e")
 	}},
 }
 
