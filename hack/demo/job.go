@@ -20,7 +20,7 @@ import (
 
 const jobTimeout = 5 * time.Minute
 
-// A jobResult is what one run of the job left behind.
+// A jobResult is one run of the job.
 type jobResult struct {
 	written *unstructured.Unstructured // the job as its user wrote it
 	master  podResult
@@ -32,7 +32,7 @@ type podResult struct {
 	logs string
 }
 
-// runJob creates the job anew and follows it to its end.
+// runJob creates the job, after deleting an earlier one, and waits until it is finished.
 func runJob(ctx context.Context, cluster *env.Cluster, manifest string, progress io.Writer) (*jobResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, jobTimeout)
 	defer cancel()
@@ -41,7 +41,7 @@ func runJob(ctx context.Context, cluster *env.Cluster, manifest string, progress
 		return nil, fmt.Errorf("job.yaml: %w", err)
 	}
 	written.SetNamespace(namespace)
-	// The namespace enforces Kubernetes' strictest pod standard: the injection has to fit in.
+	// The namespace enforces Kubernetes' strictest pod standard, which the injection must meet.
 	const ns = `{apiVersion: v1, kind: Namespace, metadata: {name: ` + namespace + `, labels: {pod-security.kubernetes.io/enforce: restricted}}}`
 	if _, err := cluster.KubectlInput(ctx, ns, "apply", "-f", "-"); err != nil {
 		return nil, err
@@ -78,8 +78,7 @@ func runJob(ctx context.Context, cluster *env.Cluster, manifest string, progress
 	return result, nil
 }
 
-// symptoms is what a person would look at first when a job fails: what the cluster warned of, and the last words of the
-// pods. What cannot be read says why.
+// symptoms are the cluster's warnings and the last log lines of the pods, for the error of a failed job.
 func symptoms(ctx context.Context, cluster *env.Cluster, job string) string {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -97,7 +96,7 @@ func symptoms(ctx context.Context, cluster *env.Cluster, job string) string {
 	return out.String()
 }
 
-// follow waits for the job's end and prints each condition it passes.
+// follow waits until the job is finished and prints each of its conditions.
 func follow(ctx context.Context, c client.Client, job *unstructured.Unstructured, progress io.Writer) error {
 	started, seen := time.Now(), map[string]bool{}
 	live := &unstructured.Unstructured{}
@@ -123,7 +122,7 @@ func follow(ctx context.Context, c client.Client, job *unstructured.Unstructured
 		return seen["Succeeded"] || failed != nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("the job has not ended after %s: %w", time.Since(started).Round(time.Second), err)
+		return fmt.Errorf("the job is not finished after %s: %w", time.Since(started).Round(time.Second), err)
 	}
 	return failed
 }

@@ -1,7 +1,6 @@
-// Command demo runs Evenkeel's main job from nothing: a real Kubernetes, the chart, and an annotated PyTorchJob whose
-// workers all-reduce over the injected plugin; then the same with an annotation for reduction servers, which add up. Then a
-// node's link is slowed: a check names the node, the next job keeps off it, and when the link is restored a check clears it.
-// It prints one page that shows what happened.
+// Command demo shows Evenkeel on a real Kubernetes cluster, and prints one page with the results. An annotated PyTorchJob
+// all-reduces over the injected plugin, then with reduction servers. Then a node's link is slowed: a check names the node, and the
+// next job avoids it. When the link is restored, a check clears the node.
 package main
 
 import (
@@ -37,13 +36,13 @@ func main() {
 
 func command() *cobra.Command {
 	config := env.Config{Progress: os.Stderr, Cluster: local.Config{
-		// With three, one that is bad can be told from the others, and a job of two pods can keep off it.
+		// With three nodes, a slow one can be identified, and a job of two pods can avoid it.
 		Name: "local", Nodes: 3, Progress: os.Stderr,
 	}}
 	var which string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Run an annotated PyTorchJob over Evenkeel on a real cluster and show what happened",
+		Short: "Run an annotated PyTorchJob over Evenkeel on a real cluster and print the results",
 		Example: `  go run ./hack/demo
   KUBECONFIG=~/.kube/config go run ./hack/demo --cluster existing --registry registry.example.com/evenkeel`,
 		Args:         cobra.NoArgs,
@@ -81,25 +80,25 @@ func run(ctx context.Context, config env.Config, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "\n==> The same with reduction servers")
-	reduced, err := runJob(ctx, cluster, withReduction(manifest), config.Progress)
+	reductionResult, err := runJob(ctx, cluster, withReduction(manifest), config.Progress)
 	if err != nil {
 		return err
 	}
-	if err := reductionPage(out, reduced); err != nil {
+	if err := reductionPage(out, reductionResult); err != nil {
 		return err
 	}
 	fmt.Fprintln(config.Progress, "\n==> Pre-flight")
-	second, err := newAct(ctx, cluster, out, config.Progress)
+	preflight, err := newPreflight(ctx, cluster, out, config.Progress)
 	if err != nil {
 		return err
 	}
-	if err := second.run(ctx, func(ctx context.Context) (*jobResult, error) {
-		// Its links are slow, so it sends less.
+	if err := preflight.run(ctx, func(ctx context.Context) (*jobResult, error) {
+		// The links are limited now, so the job sends less.
 		return runJob(ctx, cluster, strings.ReplaceAll(manifest, `"64M"`, `"1M"`), config.Progress)
 	}); err != nil {
 		return err
 	}
-	next(out, cluster, result, second.plugin)
+	next(out, cluster, result, preflight.plugin)
 	_, err = fmt.Fprintf(out, "\nThe whole run took %s.\n", time.Since(started).Round(time.Second))
 	return err
 }

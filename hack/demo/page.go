@@ -20,14 +20,14 @@ import (
 	"evenkeel.dev/evenkeel/hack/env"
 )
 
-// page prints what the job showed. Everything on it is read from the cluster and from the pods' logs.
+// page prints the job's results. Everything on it is read from the cluster and from the pods' logs.
 func page(out io.Writer, result *jobResult) error {
 	injected, err := injection(result)
 	if err != nil {
 		return err
 	}
-	carried := grep(result.master.logs, "# Network", "#  Rank", "connection closed")
-	carried = append(carried, grep(result.worker.logs, "connection closed")...)
+	connections := grep(result.master.logs, "# Network", "#  Rank", "connection closed")
+	connections = append(connections, grep(result.worker.logs, "connection closed")...)
 	if len(grep(result.master.logs, "# Network: Evenkeel")) == 0 {
 		return fmt.Errorf("the job succeeded, but its log does not name Evenkeel as the network:\n%s", result.master.logs)
 	}
@@ -35,8 +35,8 @@ func page(out io.Writer, result *jobResult) error {
 	p("\n%s\n", rule("Evenkeel demo"))
 	p("PyTorchJob %s/%s succeeded: master on node %s, worker on node %s.\n", namespace, result.written.GetName(), result.master.pod.Spec.NodeName, result.worker.pod.Spec.NodeName)
 	p("\n%s\n%s", rule("1. What was injected (the template as written, and the pod that ran)"), injected)
-	p("\n%s\n", rule("2. What carried the data"))
-	for _, line := range carried {
+	p("\n%s\n", rule("2. The network that was used"))
+	for _, line := range connections {
 		p("%s\n", line)
 	}
 	p("\n%s\n", rule("3. Bandwidth, every element checked"))
@@ -46,10 +46,10 @@ func page(out io.Writer, result *jobResult) error {
 	return nil
 }
 
-// next says where to go from here.
+// next prints commands to continue with.
 func next(out io.Writer, cluster *env.Cluster, result *jobResult, plugin string) {
 	p := func(format string, args ...any) { fmt.Fprintf(out, format, args...) }
-	p("\n%s\n", rule("Where to look next"))
+	p("\n%s\n", rule("Next steps"))
 	p("  export KUBECONFIG=%s PATH=%s:%s:$PATH\n", cluster.Kubeconfig, filepath.Dir(plugin), filepath.Dir(cluster.KubectlPath()))
 	p("  kubectl get networkprofiles,nodehealth,netcheck -A\n  kubectl -n %s get pytorchjobs,pods,events\n  kubectl -n %s logs %s\n  kubectl evenkeel --help\n", namespace, namespace, result.master.pod.Name)
 	if cluster.Local != nil {
@@ -57,8 +57,8 @@ func next(out io.Writer, cluster *env.Cluster, result *jobResult, plugin string)
 	}
 }
 
-// injection is a unified diff between the pod template that the user wrote and the pod that ran, in the parts that an
-// admission webhook can add to. What Kubernetes and the training-operator add to every pod is left out.
+// injection is a unified diff between the user's pod template and the pod that ran, in the fields that the webhook may change.
+// It omits what Kubernetes and the training-operator add to every pod.
 func injection(result *jobResult) (string, error) {
 	written, _, err := unstructured.NestedMap(result.written.Object, "spec", "pytorchReplicaSpecs", "Master", "template")
 	if err != nil {
@@ -90,13 +90,13 @@ func injection(result *jobResult) (string, error) {
 	cmd := exec.Command("diff", "-u", "--label", "template of job.yaml", "--label", "pod "+ran.Name, "template", "pod")
 	cmd.Dir = dir
 	diff, err := cmd.Output()
-	if err != nil && cmd.ProcessState.ExitCode() != 1 { // 1 says only that they differ
+	if err != nil && cmd.ProcessState.ExitCode() != 1 { // 1: the files differ
 		return "", fmt.Errorf("diff: %w", err)
 	}
 	return string(diff), nil
 }
 
-// parts are the fields of a pod that the injection may add to, without what the cluster gives to every pod.
+// parts are the fields of a pod that the injection may change, without those that the cluster adds to every pod.
 func parts(meta metav1.ObjectMeta, spec corev1.PodSpec) map[string]any {
 	ours := func(key string) bool { return strings.HasPrefix(key, "evenkeel.dev/") }
 	labels, annotations := map[string]string{}, map[string]string{}
@@ -141,7 +141,7 @@ func parts(meta metav1.ObjectMeta, spec corev1.PodSpec) map[string]any {
 	}
 }
 
-// present leaves out what is empty, as who writes a manifest does.
+// present removes empty fields, as in a hand-written manifest.
 func present(fields map[string]any) map[string]any {
 	maps.DeleteFunc(fields, func(_ string, value any) bool {
 		v := reflect.ValueOf(value)
@@ -163,7 +163,7 @@ func grep(text string, any ...string) []string {
 	return found
 }
 
-// table is the benchmark's own output: its comment lines with the columns' names, the rows and the two closing lines.
+// table is the benchmark's own table: the names of the columns, the rows and the two closing lines.
 func table(logs string) []string {
 	var rows []string
 	for line := range strings.Lines(logs) {

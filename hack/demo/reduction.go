@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// withReduction is the job with one annotation more. It asks for sums as NCCL does, through the plugin's table of collectives.
+// withReduction is the job with one more annotation. Its program calls the plugin's collectives, as NCCL does.
 func withReduction(manifest string) string {
 	return strings.NewReplacer(
 		"name: demo\n", "name: demo-reduction\n",
@@ -17,12 +17,12 @@ func withReduction(manifest string) string {
 	).Replace(manifest)
 }
 
-// reductionPage prints who added up, and that it was right.
+// reductionPage prints the servers that the ranks joined, and that the sums were right.
 func reductionPage(out io.Writer, result *jobResult) error {
 	joined := append(grep(result.master.logs, " joined "), grep(result.worker.logs, " joined ")...)
 	sums := slices.DeleteFunc(grep(result.master.logs, "ranks reduce"), func(line string) bool { return !strings.Contains(line, ", 0 wrong") })
 	if len(joined) < 2 || len(sums) == 0 {
-		return fmt.Errorf("the job succeeded, but its logs do not say that reduction servers added up:\n%s%s", result.master.logs, result.worker.logs)
+		return fmt.Errorf("the job succeeded, but its logs show no sums of reduction servers:\n%s%s", result.master.logs, result.worker.logs)
 	}
 	p := func(format string, args ...any) { fmt.Fprintf(out, format, args...) }
 	p("\n%s\n", rule("4. The same with reduction servers: the annotation evenkeel.dev/reduction"))
