@@ -1,6 +1,9 @@
 package v1alpha1
 
 import (
+	"cmp"
+	"slices"
+
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -16,6 +19,25 @@ const (
 	VerdictFail         Verdict = "Fail"
 	VerdictInconclusive Verdict = "Inconclusive"
 )
+
+// severity orders verdicts from the best to the worst. Of anything else it is lower than that of a verdict.
+func (v Verdict) severity() int {
+	return slices.Index([]Verdict{VerdictPass, VerdictInconclusive, VerdictFail}, v)
+}
+
+// Worse reports whether v is worse than the other verdict: Fail is worse than Inconclusive, and that is worse than Pass.
+func (v Verdict) Worse(other Verdict) bool { return v.severity() > other.severity() }
+
+// WorstFirst compares verdicts for sorting, the worst first.
+func WorstFirst(a, b Verdict) int { return cmp.Compare(b.severity(), a.severity()) }
+
+// Worst is the worse one of two verdicts.
+func Worst(a, b Verdict) Verdict {
+	if b.Worse(a) {
+		return b
+	}
+	return a
+}
 
 // Stage is one part of a check.
 //

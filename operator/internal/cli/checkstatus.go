@@ -18,6 +18,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 func checkStatusCommand(c *connection) *cobra.Command {
@@ -71,7 +72,7 @@ func printOverview(ctx context.Context, cluster client.Client, namespace string,
 	slices.Sort(bad)
 	unhealthy := fmt.Sprintf("%d unhealthy", len(bad))
 	if len(bad) > 0 {
-		unhealthy += " (" + networkcheck.List(bad, 200) + ")"
+		unhealthy += " (" + text.List(bad, 200) + ")"
 	}
 	fmt.Fprintf(out, "%d nodes: %d healthy, %s, %d unknown\n", len(nodes), healthy, unhealthy, len(nodes)-healthy-len(bad))
 	for _, p := range policies {

@@ -19,6 +19,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 func checkWhyCommand(c *connection) *cobra.Command {
@@ -236,7 +237,7 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 		if len(networks) > 0 {
 			said += ", over " + strings.Join(networks, " and ")
 		}
-		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), networkcheck.List(with, 60), formatSpeed(run.BusBW * 1e9), said})
+		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), text.List(with, 60), formatSpeed(run.BusBW * 1e9), said})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(out, "  none: it was sorted out before the first")
@@ -276,7 +277,7 @@ func (f *nodeFacts) advice(reason string, partners []string) string {
 	partner := "A-HEALTHY-NODE"
 	if f.record != nil {
 		for _, r := range preflight.Decide(networkcheck.OptionsOf(f.check), f.record).Nodes {
-			if r.Verdict == pairing.Pass && r.Name != f.node.Name {
+			if r.Verdict == evenkeel.VerdictPass && r.Name != f.node.Name {
 				partner = r.Name
 				break
 			}

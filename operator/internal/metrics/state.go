@@ -153,7 +153,7 @@ func collectChecks(checks []evenkeel.NetworkCheck, out chan<- prometheus.Metric)
 				o := opinion{s.CompletionTime.Time, f.Verdict}
 				had, ok := latest[pool]
 				// A check may have two: that of the pairs and that of all nodes together. The worse one counts.
-				if !ok || o.at.After(had.at) || o.at.Equal(had.at) && gravity(o.verdict) < gravity(had.verdict) {
+				if !ok || o.at.After(had.at) || o.at.Equal(had.at) && o.verdict.Worse(had.verdict) {
 					latest[pool] = o
 				}
 			}
@@ -165,7 +165,7 @@ func collectChecks(checks []evenkeel.NetworkCheck, out chan<- prometheus.Metric)
 		pools = append(pools, pool)
 	}
 	slices.SortFunc(pools, func(a, b string) int {
-		return cmp.Or(cmp.Compare(gravity(latest[a].verdict), gravity(latest[b].verdict)), cmp.Compare(a, b))
+		return cmp.Or(evenkeel.WorstFirst(latest[a].verdict, latest[b].verdict), cmp.Compare(a, b))
 	})
 	for _, pool := range pools[:min(len(pools), maxPools)] {
 		for _, v := range verdicts {
@@ -180,5 +180,3 @@ func collectChecks(checks []evenkeel.NetworkCheck, out chan<- prometheus.Metric)
 
 // verdicts, the worst first.
 var verdicts = []evenkeel.Verdict{evenkeel.VerdictFail, evenkeel.VerdictInconclusive, evenkeel.VerdictPass}
-
-func gravity(v evenkeel.Verdict) int { return slices.Index(verdicts, v) }

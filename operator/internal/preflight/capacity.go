@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
 // Reasons of stage Capacity.
@@ -27,26 +27,26 @@ const (
 
 // Capacity looks at what the API says about a node: whether pods with these tolerations can run on it, and whether all of
 // its GPUs are there. It costs nothing, and saves a run that would end in a timeout.
-func Capacity(node *corev1.Node, tolerations []corev1.Toleration) (v pairing.Verdict, reason, message string) {
+func Capacity(node *corev1.Node, tolerations []corev1.Toleration) (v evenkeel.Verdict, reason, message string) {
 	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 	if !ready {
-		return pairing.Inconclusive, ReasonNotReady, "the node is not Ready"
+		return evenkeel.VerdictInconclusive, ReasonNotReady, "the node is not Ready"
 	}
 	if node.Spec.Unschedulable {
-		return pairing.Inconclusive, ReasonCordoned, "the node is cordoned"
+		return evenkeel.VerdictInconclusive, ReasonCordoned, "the node is cordoned"
 	}
 	for i := range node.Spec.Taints {
 		taint := &node.Spec.Taints[i]
 		if taint.Effect != corev1.TaintEffectPreferNoSchedule && !slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) }) {
-			return pairing.Inconclusive, ReasonTainted, fmt.Sprintf("the node has the taint %s, which the check's runner.tolerations do not have", taint.ToString())
+			return evenkeel.VerdictInconclusive, ReasonTainted, fmt.Sprintf("the node has the taint %s, which the check's runner.tolerations do not have", taint.ToString())
 		}
 	}
 	want, err := strconv.ParseInt(node.Labels[gpuCountLabel], 10, 64)
 	have := node.Status.Allocatable[gpuResource]
 	if err == nil && have.Value() < want {
-		return pairing.Fail, ReasonMissingGPUs, fmt.Sprintf("%d of the node's %d GPUs can be used", have.Value(), want)
+		return evenkeel.VerdictFail, ReasonMissingGPUs, fmt.Sprintf("%d of the node's %d GPUs can be used", have.Value(), want)
 	}
 	return "", "", ""
 }

@@ -7,6 +7,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 // Options are what the check's spec asks for, with defaults applied.
@@ -73,7 +74,7 @@ type NodeResult struct {
 // FabricResult is the verdict on what connects the nodes of a pool.
 type FabricResult struct {
 	Pools   []string
-	Verdict pairing.Verdict
+	Verdict evenkeel.Verdict
 	Reason  string
 	Message string
 	// MinBusBW is what its runs were measured against, GB/s; 0: nothing.
@@ -88,7 +89,7 @@ type Decision struct {
 	Stage        evenkeel.Stage
 	Round, Total int
 	// Verdict is Fail if a node or a fabric failed, else Inconclusive if one of them is, else Pass.
-	Verdict pairing.Verdict
+	Verdict evenkeel.Verdict
 	// Nodes are in the order of the record.
 	Nodes   []NodeResult
 	Fabrics []FabricResult
@@ -157,7 +158,7 @@ func (s *state) planMissing(round int, works []PlannedRun) bool {
 	return len(missing) == 0
 }
 
-func (s *state) setNode(at int, stage evenkeel.Stage, v pairing.Verdict, reason, message string) {
+func (s *state) setNode(at int, stage evenkeel.Stage, v evenkeel.Verdict, reason, message string) {
 	n := &s.results[at]
 	n.Stage, n.Verdict, n.Reason, n.Message = stage, v, reason, message
 }
@@ -214,7 +215,7 @@ func (s *state) stageRDMA() {
 		case s.record.Nodes[at].RDMA:
 			having = append(having, at)
 		case s.record.Transport == TransportRDMA:
-			s.setNode(at, evenkeel.StageRDMA, pairing.Fail, ReasonNoRDMA, "the node does not offer the RDMA device that jobs get")
+			s.setNode(at, evenkeel.StageRDMA, evenkeel.VerdictFail, ReasonNoRDMA, "the node does not offer the RDMA device that jobs get")
 		}
 	}
 	s.runInsideNodes(evenkeel.StageRDMA, having)
@@ -242,19 +243,19 @@ func (s *state) runInsideNodes(stage evenkeel.Stage, places []int) {
 		switch reason {
 		case "":
 		case reasonFault:
-			s.setNode(at, stage, pairing.Inconclusive, reason, message)
+			s.setNode(at, stage, evenkeel.VerdictInconclusive, reason, message)
 		default:
 			bad++
-			s.setNode(at, stage, pairing.Fail, reason, "inside the node: "+message)
+			s.setNode(at, stage, evenkeel.VerdictFail, reason, "inside the node: "+message)
 		}
 	})
 	if bad > 1 && 2*bad > tested {
 		for i := range s.results {
-			if n := &s.results[i]; n.Stage == stage && n.Verdict == pairing.Fail && n.Reason != ReasonNoRDMA {
-				n.Verdict, n.Reason, n.Message = pairing.Inconclusive, ReasonPlugin, clip(n.Message, maxDetail)+"; so did too many others for this node to be the cause"
+			if n := &s.results[i]; n.Stage == stage && n.Verdict == evenkeel.VerdictFail && n.Reason != ReasonNoRDMA {
+				n.Verdict, n.Reason, n.Message = evenkeel.VerdictInconclusive, ReasonPlugin, text.Clip(n.Message, maxDetail)+"; so did too many others for this node to be the cause"
 			}
 		}
-		s.out.Fabrics = append(s.out.Fabrics, FabricResult{Pools: []string{}, Verdict: pairing.Fail, Reason: ReasonPlugin,
+		s.out.Fabrics = append(s.out.Fabrics, FabricResult{Pools: []string{}, Verdict: evenkeel.VerdictFail, Reason: ReasonPlugin,
 			Message: fmt.Sprintf("%d of %d nodes failed by themselves: more likely the plugin, the profile or the image than the nodes", bad, tested)})
 	}
 }
@@ -304,12 +305,12 @@ func (s *state) stagePairs() {
 	var speeds []float64
 	for i := range check.Runs {
 		run := &check.Runs[i]
-		passed := func(name string) bool { return s.results[places[name]].Verdict == pairing.Pass }
+		passed := func(name string) bool { return s.results[places[name]].Verdict == evenkeel.VerdictPass }
 		if run.Outcome == pairing.Measured && !slices.ContainsFunc(run.Nodes, func(n string) bool { return !passed(n) }) {
 			speeds = append(speeds, run.BusBW)
 		}
 	}
-	s.out.Median = Median(speeds)
+	s.out.Median = pairing.Median(speeds)
 }
 
 // effectiveNetworks are what carried a run, as package verdict compares it with the wanted network: another transport than the wanted
@@ -351,12 +352,12 @@ func (s *state) stageRails() {
 	var works []PlannedRun
 	for at := range s.results {
 		n := &s.results[at]
-		if n.Stage != evenkeel.StagePairs || n.Verdict != pairing.Fail || n.Reason == reasonFallback {
+		if n.Stage != evenkeel.StagePairs || n.Verdict != evenkeel.VerdictFail || n.Reason == reasonFallback {
 			continue
 		}
 		var partners []int
 		for i := range s.results {
-			if p := &s.results[i]; p.Verdict == pairing.Pass && p.Pool == n.Pool {
+			if p := &s.results[i]; p.Verdict == evenkeel.VerdictPass && p.Pool == n.Pool {
 				partners = append(partners, i)
 			}
 		}
@@ -395,7 +396,7 @@ func (s *state) slowRails(at int) string {
 		speeds[device] = run.BusBW
 		known = append(known, run.BusBW)
 	})
-	middle := Median(known)
+	middle := pairing.Median(known)
 	var slow []string
 	for device, speed := range speeds {
 		if speed >= 0 && (speed == 0 || speed < slowRail*middle) {
@@ -413,7 +414,7 @@ func (s *state) stageGang() {
 	members := map[string][]string{}
 	var pools []string
 	for i := range s.results {
-		if n := &s.results[i]; n.Verdict == pairing.Pass {
+		if n := &s.results[i]; n.Verdict == evenkeel.VerdictPass {
 			if members[n.Pool] == nil {
 				pools = append(pools, n.Pool)
 			}
@@ -430,15 +431,15 @@ func (s *state) stageGang() {
 	s.planMissing(1, works)
 	s.eachRun(evenkeel.StageGang, func(run *Run) {
 		pool := s.record.Nodes[run.Nodes[0]].Pool
-		f := FabricResult{Pools: []string{pool}, Verdict: pairing.Pass, Reason: string(pairing.ReasonProven), MinBusBW: s.pairing.Limits[pool].MinBusBW}
+		f := FabricResult{Pools: []string{pool}, Verdict: evenkeel.VerdictPass, Reason: string(pairing.ReasonProven), MinBusBW: s.pairing.Limits[pool].MinBusBW}
 		f.Message = fmt.Sprintf("all %d nodes together reach %.4g GB/s", len(run.Nodes), run.BusBW)
 		switch reason, message := s.runProblem(run); {
 		case reason == reasonFault:
-			f.Verdict, f.Reason, f.Message = pairing.Inconclusive, reason, "all nodes together: "+message
+			f.Verdict, f.Reason, f.Message = evenkeel.VerdictInconclusive, reason, "all nodes together: "+message
 		case reason != "":
-			f.Verdict, f.Reason, f.Message = pairing.Fail, ReasonGang, fmt.Sprintf("all %d nodes together: %s; pairs of them pass", len(run.Nodes), message)
+			f.Verdict, f.Reason, f.Message = evenkeel.VerdictFail, ReasonGang, fmt.Sprintf("all %d nodes together: %s; pairs of them pass", len(run.Nodes), message)
 		case run.BusBW < f.MinBusBW:
-			f.Verdict, f.Reason = pairing.Fail, ReasonGang
+			f.Verdict, f.Reason = evenkeel.VerdictFail, ReasonGang
 			f.Message += fmt.Sprintf(", at least %.4g wanted; pairs of them pass", f.MinBusBW)
 		}
 		s.out.Fabrics = append(s.out.Fabrics, f)
@@ -454,15 +455,15 @@ func (s *state) finish() Decision {
 		}
 		switch {
 		case s.record.Ended != "":
-			n.Verdict, n.Reason, n.Message = pairing.Inconclusive, reasonUnfinished, s.record.Ended
+			n.Verdict, n.Reason, n.Message = evenkeel.VerdictInconclusive, reasonUnfinished, s.record.Ended
 		case len(s.out.Pending) > 0:
-			n.Verdict, n.Reason, n.Message = pairing.Inconclusive, reasonUnfinished, messageUnfinished
+			n.Verdict, n.Reason, n.Message = evenkeel.VerdictInconclusive, reasonUnfinished, messageUnfinished
 		case s.has(evenkeel.StageRDMA) && n.RDMA:
-			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageRDMA, pairing.Pass, ReasonReady, "RDMA works inside the node"
+			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageRDMA, evenkeel.VerdictPass, ReasonReady, "RDMA works inside the node"
 		case s.has(evenkeel.StageLocal):
-			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageLocal, pairing.Pass, ReasonReady, "the plugin works inside the node"
+			n.Stage, n.Verdict, n.Reason, n.Message = evenkeel.StageLocal, evenkeel.VerdictPass, ReasonReady, "the plugin works inside the node"
 		default:
-			n.Verdict, n.Reason, n.Message = pairing.Pass, ReasonReady, "the node is ready"
+			n.Verdict, n.Reason, n.Message = evenkeel.VerdictPass, ReasonReady, "the node is ready"
 		}
 	}
 	if s.record.Ended != "" {
@@ -477,30 +478,15 @@ func (s *state) finish() Decision {
 			}
 		}
 	}
-	s.out.Nodes, s.out.Verdict = s.results, pairing.Pass
+	s.out.Nodes, s.out.Verdict = s.results, evenkeel.VerdictPass
 	if len(s.results) == 0 {
-		s.out.Verdict = pairing.Inconclusive
-	}
-	note := func(v pairing.Verdict) {
-		if v == pairing.Fail || s.out.Verdict == pairing.Pass {
-			s.out.Verdict = v
-		}
+		s.out.Verdict = evenkeel.VerdictInconclusive
 	}
 	for _, n := range s.out.Nodes {
-		note(n.Verdict)
+		s.out.Verdict = evenkeel.Worst(s.out.Verdict, n.Verdict)
 	}
 	for _, f := range s.out.Fabrics {
-		note(f.Verdict)
+		s.out.Verdict = evenkeel.Worst(s.out.Verdict, f.Verdict)
 	}
 	return s.out
-}
-
-// Median of the values, between the middle two of an even number; 0 without any.
-func Median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return sorted[(n-1)/2] + (sorted[n/2]-sorted[(n-1)/2])/2
 }

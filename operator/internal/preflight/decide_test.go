@@ -60,7 +60,7 @@ func play(t *testing.T, o Options, r *Record, run func(PlannedRun) Measurement) 
 func verdicts(d Decision) map[string]string {
 	out := map[string]string{}
 	for _, n := range d.Nodes {
-		if n.Verdict != pairing.Pass {
+		if n.Verdict != evenkeel.VerdictPass {
 			out[n.Name] = string(n.Verdict) + " " + n.Reason + " in " + string(n.Stage)
 		}
 	}
@@ -69,7 +69,7 @@ func verdicts(d Decision) map[string]string {
 
 func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
 	r := pool(8)
-	r.Nodes[0].Verdict, r.Nodes[0].Reason = pairing.Fail, ReasonMissingGPUs
+	r.Nodes[0].Verdict, r.Nodes[0].Reason = evenkeel.VerdictFail, ReasonMissingGPUs
 	seen := map[string]bool{}
 	d, counts := play(t, all, r, func(w PlannedRun) Measurement {
 		for _, n := range w.Nodes {
@@ -92,7 +92,7 @@ func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
 	if seen["Localgpu-0000"] || seen["Pairsgpu-0001"] || seen["Pairsgpu-0002"] || !seen["Ganggpu-0007"] {
 		t.Error("a node was tried again after it was left out, or left out without a reason")
 	}
-	if counts[evenkeel.StageLocal] != 7 || counts[evenkeel.StagePairs] != 2 || counts[evenkeel.StageGang] != 1 || d.Verdict != pairing.Fail || d.Median != 40 {
+	if counts[evenkeel.StageLocal] != 7 || counts[evenkeel.StagePairs] != 2 || counts[evenkeel.StageGang] != 1 || d.Verdict != evenkeel.VerdictFail || d.Median != 40 {
 		t.Errorf("runs %v, %s, median %g", counts, d.Verdict, d.Median)
 	}
 }
@@ -104,11 +104,11 @@ func TestWhatMostNodesFailByThemselvesIsNotTheirFault(t *testing.T) {
 		}
 		return Measurement{Outcome: pairing.Broken, Detail: "error: undefined symbol"}
 	})
-	if d.Verdict != pairing.Fail || len(d.Fabrics) == 0 || d.Fabrics[0].Reason != ReasonPlugin || counts[evenkeel.StagePairs] != 0 {
+	if d.Verdict != evenkeel.VerdictFail || len(d.Fabrics) == 0 || d.Fabrics[0].Reason != ReasonPlugin || counts[evenkeel.StagePairs] != 0 {
 		t.Errorf("%+v", d)
 	}
 	for _, n := range d.Nodes {
-		if n.Verdict == pairing.Fail {
+		if n.Verdict == evenkeel.VerdictFail {
 			t.Errorf("%s is blamed: %s", n.Name, n.Message)
 		}
 	}
@@ -138,9 +138,9 @@ func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
 			}
 			return good(40)
 		})
-		want := pairing.Fail
+		want := evenkeel.VerdictFail
 		if name == "no result" {
-			want = pairing.Inconclusive
+			want = evenkeel.VerdictInconclusive
 		}
 		last := d.Fabrics[len(d.Fabrics)-1]
 		if d.Verdict != want || last.Verdict != want || len(verdicts(d)) != 0 {
@@ -153,15 +153,15 @@ func TestACheckThatEndsEarlySaysSo(t *testing.T) {
 	r := pool(4)
 	r.Ended = "the check's time was up"
 	d := Decide(all, r)
-	if len(d.Pending) != 0 || d.Verdict != pairing.Inconclusive {
+	if len(d.Pending) != 0 || d.Verdict != evenkeel.VerdictInconclusive {
 		t.Fatalf("%+v", d)
 	}
 	for _, n := range d.Nodes {
-		if n.Verdict != pairing.Inconclusive || n.Message != r.Ended {
+		if n.Verdict != evenkeel.VerdictInconclusive || n.Message != r.Ended {
 			t.Errorf("%+v", n)
 		}
 	}
-	if d := Decide(all, &Record{}); d.Verdict != pairing.Inconclusive {
+	if d := Decide(all, &Record{}); d.Verdict != evenkeel.VerdictInconclusive {
 		t.Errorf("no nodes: %s", d.Verdict)
 	}
 }
@@ -377,11 +377,11 @@ func TestTooLittleLockedEverywhereBlamesNoNode(t *testing.T) {
 		r.Nodes[i].RDMA = true
 	}
 	d, _ := play(t, withRDMA, r, func(PlannedRun) Measurement { return over("rdma", 64<<10) })
-	if len(d.Fabrics) != 1 || d.Fabrics[0].Reason != ReasonPlugin || d.Verdict != pairing.Fail {
+	if len(d.Fabrics) != 1 || d.Fabrics[0].Reason != ReasonPlugin || d.Verdict != evenkeel.VerdictFail {
 		t.Errorf("%+v", d.Fabrics)
 	}
 	for _, n := range d.Nodes {
-		if n.Verdict != pairing.Inconclusive || !strings.Contains(n.Message, "64 KiB") || !strings.Contains(n.Message, "LimitMEMLOCK") {
+		if n.Verdict != evenkeel.VerdictInconclusive || !strings.Contains(n.Message, "64 KiB") || !strings.Contains(n.Message, "LimitMEMLOCK") {
 			t.Errorf("%s: %s %q", n.Name, n.Verdict, n.Message)
 		}
 	}

@@ -7,12 +7,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/ncclout"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 // Record is what a check knows. It is kept outside of the check's status, which stays small however many nodes there are.
@@ -42,9 +42,9 @@ type Node struct {
 	Name string `json:"name"`
 	Pool string `json:"pool,omitempty"`
 	// Verdict, Reason and Message are what stage Capacity has against the node; empty if nothing.
-	Verdict pairing.Verdict `json:"verdict,omitempty"`
-	Reason  string          `json:"reason,omitempty"`
-	Message string          `json:"message,omitempty"`
+	Verdict evenkeel.Verdict `json:"verdict,omitempty"`
+	Reason  string           `json:"reason,omitempty"`
+	Message string           `json:"message,omitempty"`
 	// RDMA says that the node offers the device that jobs get.
 	RDMA bool `json:"rdma,omitempty"`
 }
@@ -87,7 +87,7 @@ func (r *Record) Add(w PlannedRun, m Measurement) bool {
 	if r.Has(w) {
 		return false
 	}
-	run := Run{Stage: w.Stage, Round: w.Round, Index: w.Index, Outcome: m.Outcome, BusBW: m.BusBW, Wrong: m.Wrong, LockedMemory: m.LockedMemory, Detail: clip(m.Detail, maxDetail)}
+	run := Run{Stage: w.Stage, Round: w.Round, Index: w.Index, Outcome: m.Outcome, BusBW: m.BusBW, Wrong: m.Wrong, LockedMemory: m.LockedMemory, Detail: text.Clip(m.Detail, maxDetail)}
 	for _, name := range w.Nodes {
 		run.Nodes = append(run.Nodes, slices.IndexFunc(r.Nodes, func(n Node) bool { return n.Name == name }))
 	}
@@ -152,12 +152,4 @@ func Decode(text string) (*Record, error) {
 		}
 	}
 	return r, nil
-}
-
-// clip shortens a line.
-func clip(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most-3], "") + "..."
 }

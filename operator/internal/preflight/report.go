@@ -9,6 +9,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 // ReportFiles are a report for people.
@@ -30,12 +31,12 @@ func Report(name string, r *Record, d Decision) ReportFiles {
 func markdown(name string, r *Record, d Decision) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Network check %s: %s\n\n", name, d.Verdict)
-	counts := map[pairing.Verdict]int{}
+	counts := map[evenkeel.Verdict]int{}
 	for _, n := range d.Nodes {
 		counts[n.Verdict]++
 	}
 	fmt.Fprintf(&b, "%d nodes: %d passed, %d failed, %d inconclusive. %d runs, started by %s from %s on.\n",
-		len(d.Nodes), counts[pairing.Pass], counts[pairing.Fail], counts[pairing.Inconclusive], len(r.Runs), r.Launcher, r.Started.Format("2006-01-02 15:04:05 MST"))
+		len(d.Nodes), counts[evenkeel.VerdictPass], counts[evenkeel.VerdictFail], counts[evenkeel.VerdictInconclusive], len(r.Runs), r.Launcher, r.Started.Format("2006-01-02 15:04:05 MST"))
 	if d.Median > 0 {
 		fmt.Fprintf(&b, "Median bus bandwidth between nodes that passed: %.4g GB/s.\n", d.Median)
 	}
@@ -60,7 +61,7 @@ func markdown(name string, r *Record, d Decision) string {
 	}
 	b.WriteString("\n## Nodes\n\n| node | verdict | stage | reason | best GB/s | |\n|---|---|---|---|---|---|\n")
 	nodes := slices.Clone(d.Nodes)
-	slices.SortStableFunc(nodes, func(a, b NodeResult) int { return cmp.Compare(rank(a.Verdict), rank(b.Verdict)) })
+	slices.SortStableFunc(nodes, func(a, b NodeResult) int { return evenkeel.WorstFirst(a.Verdict, b.Verdict) })
 	for _, n := range nodes[:min(len(nodes), maxListed)] {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.4g | %s |\n", n.Name, n.Verdict, n.Stage, n.Reason, n.BusBW, escapeCell(n.Message))
 	}
@@ -71,10 +72,6 @@ func markdown(name string, r *Record, d Decision) string {
 }
 
 func escapeCell(s string) string { return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s) }
-
-func rank(v pairing.Verdict) int {
-	return slices.Index([]pairing.Verdict{pairing.Fail, pairing.Inconclusive, pairing.Pass}, v)
-}
 
 // heatMap draws the runs of stage Pairs: a row and a column for each node, a square for each pair that met.
 func heatMap(r *Record, d Decision) string {
@@ -93,8 +90,8 @@ func heatMap(r *Record, d Decision) string {
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="monospace" font-size="11">`+"\n", size+10, size+34)
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="#fff"/><text x="4" y="%d">%d of %d nodes; GB/s between pairs, median %.4g; grey: no result</text>`+"\n", size+24, len(drawn), len(r.Nodes), d.Median)
 	for place, node := range drawn {
-		name, colour := clip(r.Nodes[node].Name, 40), "#222"
-		if d.Nodes[node].Verdict == pairing.Fail {
+		name, colour := text.Clip(r.Nodes[node].Name, 40), "#222"
+		if d.Nodes[node].Verdict == evenkeel.VerdictFail {
 			colour = "#c00"
 		}
 		middle := left + cell*place + cell - 3
@@ -122,17 +119,22 @@ func heatMap(r *Record, d Decision) string {
 	return b.String()
 }
 
+// Nodes with the lowest weights are drawn. Partners of nodes that did not pass come before other nodes that passed.
+var drawWeights = map[evenkeel.Verdict]int{evenkeel.VerdictFail: 0, evenkeel.VerdictInconclusive: 2, evenkeel.VerdictPass: 4}
+
+const partnerWeight = 3
+
 // selectDrawn gives the places of the nodes to draw, in the order of their names.
 func selectDrawn(r *Record, d Decision) []int {
 	weight := make([]int, len(r.Nodes))
 	for i := range d.Nodes {
-		weight[i] = 2 * rank(d.Nodes[i].Verdict)
+		weight[i] = drawWeights[d.Nodes[i].Verdict]
 	}
 	for i := range r.Runs {
 		for _, x := range r.Runs[i].Nodes {
 			for _, y := range r.Runs[i].Nodes {
-				if d.Nodes[y].Verdict != pairing.Pass {
-					weight[x] = min(weight[x], 3)
+				if d.Nodes[y].Verdict != evenkeel.VerdictPass {
+					weight[x] = min(weight[x], partnerWeight)
 				}
 			}
 		}

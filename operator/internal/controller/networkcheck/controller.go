@@ -302,7 +302,7 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 	}
 	for _, name := range names {
 		if !found[name] {
-			nodes = append(nodes, preflight.Node{Name: name, Verdict: pairing.Inconclusive, Reason: preflight.ReasonNodeNotFound, Message: "there is no node of this name"})
+			nodes = append(nodes, preflight.Node{Name: name, Verdict: evenkeel.VerdictInconclusive, Reason: preflight.ReasonNodeNotFound, Message: "there is no node of this name"})
 		}
 	}
 	slices.SortFunc(nodes, func(a, b preflight.Node) int {

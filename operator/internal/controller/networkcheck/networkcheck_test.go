@@ -124,12 +124,12 @@ func TestLauncher(t *testing.T) {
 func TestAStatusIsBounded(t *testing.T) {
 	long := strings.Repeat("x", 2000)
 	record := &preflight.Record{Started: time.Unix(0, 0), Finished: time.Unix(1, 0)}
-	d := preflight.Decision{Verdict: pairing.Fail}
+	d := preflight.Decision{Verdict: evenkeel.VerdictFail}
 	for i := range 5000 {
 		name := fmt.Sprintf("%s-%04d", long[:248], i)
 		record.Networks = append(record.Networks, ncclout.Network{Name: name, SHA256: long, Version: 1})
-		d.Nodes = append(d.Nodes, preflight.NodeResult{Node: preflight.Node{Name: name, Verdict: pairing.Fail, Reason: "TooSlow", Message: long}, Stage: evenkeel.StagePairs, BusBW: 1.5})
-		d.Fabrics = append(d.Fabrics, preflight.FabricResult{Pools: slices.Repeat([]string{long[:63]}, 5000), Verdict: pairing.Fail, Reason: "NoPairPassed", Message: long, MinBusBW: 400})
+		d.Nodes = append(d.Nodes, preflight.NodeResult{Node: preflight.Node{Name: name, Verdict: evenkeel.VerdictFail, Reason: "TooSlow", Message: long}, Stage: evenkeel.StagePairs, BusBW: 1.5})
+		d.Fabrics = append(d.Fabrics, preflight.FabricResult{Pools: slices.Repeat([]string{long[:63]}, 5000), Verdict: evenkeel.VerdictFail, Reason: "NoPairPassed", Message: long, MinBusBW: 400})
 	}
 	text, err := json.Marshal(finalStatus(&evenkeel.NetworkCheck{}, record, d))
 	if err != nil {
@@ -137,18 +137,6 @@ func TestAStatusIsBounded(t *testing.T) {
 	}
 	if len(text) > 64<<10 {
 		t.Errorf("%d bytes", len(text))
-	}
-}
-
-func TestList(t *testing.T) {
-	names := []string{"gpu-1", "gpu-2", "gpu-3"}
-	for most, want := range map[int]string{100: "gpu-1, gpu-2, gpu-3", 25: "gpu-1, gpu-2 and 1 more", 20: "gpu-1 and 2 more", 4: "g..."} {
-		if got := List(names, most); got != want || len(got) > most {
-			t.Errorf("%d: %q, want %q", most, got, want)
-		}
-	}
-	if got := List(nil, 10); got != "" {
-		t.Errorf("no names: %q", got)
 	}
 }
 

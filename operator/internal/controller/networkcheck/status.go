@@ -1,7 +1,6 @@
 package networkcheck
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -21,7 +20,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
-	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 // Bounds of a status, which the API server enforces.
@@ -69,14 +68,14 @@ func (c *Reconciler) updateProgress(ctx context.Context, check jobs.Check, recor
 func (c *Reconciler) setNotRunnable(ctx context.Context, object *evenkeel.NetworkCheck, reason, message string) error {
 	status := object.Status.DeepCopy()
 	now := metav1.NewTime(c.Clock.Now().Truncate(time.Second))
-	status.Verdict, status.Message, status.Progress, status.CompletionTime = evenkeel.VerdictInconclusive, clip(message, maxSummary), "ended", &now
+	status.Verdict, status.Message, status.Progress, status.CompletionTime = evenkeel.VerdictInconclusive, text.Clip(message, maxSummary), "ended", &now
 	setCondition(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reason, message, c.Clock.Now())
 	setCondition(status, object, evenkeel.ConditionPassed, metav1.ConditionUnknown, reason, message, c.Clock.Now())
 	return c.setFinalStatus(ctx, object, status)
 }
 
 func setCondition(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck, kind string, value metav1.ConditionStatus, reason, message string, now time.Time) {
-	condition := metav1.Condition{Type: kind, Status: value, Reason: reason, Message: clip(message, maxSummary), ObservedGeneration: object.Generation}
+	condition := metav1.Condition{Type: kind, Status: value, Reason: reason, Message: text.Clip(message, maxSummary), ObservedGeneration: object.Generation}
 	if !meta.IsStatusConditionPresentAndEqual(status.Conditions, kind, value) {
 		condition.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
 	}
@@ -89,51 +88,51 @@ func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d pref
 	now := record.Finished
 	started, ended := metav1.NewTime(record.Started), metav1.NewTime(now)
 	status.StartTime, status.CompletionTime, status.Launcher, status.Progress = &started, &ended, record.Launcher, "ended"
-	status.Verdict = evenkeel.Verdict(d.Verdict)
+	status.Verdict = d.Verdict
 
 	nodes := slices.Clone(d.Nodes)
 	slices.SortStableFunc(nodes, func(a, b preflight.NodeResult) int {
-		return cmp.Compare(gravity(a.Verdict), gravity(b.Verdict))
+		return evenkeel.WorstFirst(a.Verdict, b.Verdict)
 	})
-	counts := map[pairing.Verdict]int32{}
+	counts := map[evenkeel.Verdict]int32{}
 	var failed []string
 	status.Findings = nil
 	for _, n := range nodes {
 		counts[n.Verdict]++
-		if n.Verdict == pairing.Fail {
+		if n.Verdict == evenkeel.VerdictFail {
 			failed = append(failed, n.Name)
 		}
-		if n.Verdict != pairing.Pass && len(status.Findings) < maxFindings {
+		if n.Verdict != evenkeel.VerdictPass && len(status.Findings) < maxFindings {
 			status.Findings = append(status.Findings, evenkeel.NodeFinding{
-				Name: n.Name, Verdict: evenkeel.Verdict(n.Verdict), Stage: n.Stage, Reason: n.Reason, Message: clip(n.Message, maxMessage), BusBandwidth: Quantity(n.BusBW),
+				Name: n.Name, Verdict: n.Verdict, Stage: n.Stage, Reason: n.Reason, Message: text.Clip(n.Message, maxMessage), BusBandwidth: Quantity(n.BusBW),
 			})
 		}
 	}
 	total, runs := int32(len(nodes)), int32(len(record.Runs))
-	passed, bad, unclear := counts[pairing.Pass], counts[pairing.Fail], counts[pairing.Inconclusive]
+	passed, bad, unclear := counts[evenkeel.VerdictPass], counts[evenkeel.VerdictFail], counts[evenkeel.VerdictInconclusive]
 	status.Summary = evenkeel.CheckSummary{Nodes: &total, Passed: &passed, Failed: &bad, Inconclusive: &unclear, Runs: &runs, MedianBusBandwidth: Quantity(d.Median)}
-	status.BadNodes = List(failed, maxBadNodes)
+	status.BadNodes = text.List(failed, maxBadNodes)
 
 	fabrics := slices.Clone(d.Fabrics)
-	slices.SortStableFunc(fabrics, func(a, b preflight.FabricResult) int { return cmp.Compare(gravity(a.Verdict), gravity(b.Verdict)) })
+	slices.SortStableFunc(fabrics, func(a, b preflight.FabricResult) int { return evenkeel.WorstFirst(a.Verdict, b.Verdict) })
 	status.Fabrics = nil
 	for _, f := range fabrics[:min(len(fabrics), maxFabrics)] {
 		pools := slices.Clone(f.Pools)
 		status.Fabrics = append(status.Fabrics, evenkeel.FabricFinding{
-			Pools: pools[:min(len(pools), maxPools)], Verdict: evenkeel.Verdict(f.Verdict), Reason: f.Reason, Message: clip(f.Message, maxMessage), MinBusBandwidth: Quantity(f.MinBusBW),
+			Pools: pools[:min(len(pools), maxPools)], Verdict: f.Verdict, Reason: f.Reason, Message: text.Clip(f.Message, maxMessage), MinBusBandwidth: Quantity(f.MinBusBW),
 		})
 	}
 	status.Networks = nil
 	for _, n := range record.Networks[:min(len(record.Networks), maxNetworks)] {
-		loaded := evenkeel.LoadedNetwork{Name: clip(n.Name, 64), SHA256: clip(n.SHA256, 64), Transport: clip(n.Transport, 16)}
+		loaded := evenkeel.LoadedNetwork{Name: text.Clip(n.Name, 64), SHA256: text.Clip(n.SHA256, 64), Transport: text.Clip(n.Transport, 16)}
 		if n.Version > 0 {
 			api := int32(n.Version)
 			loaded.API = &api
 		}
 		status.Networks = append(status.Networks, loaded)
 	}
-	status.Message = clip(summaryMessage(d, failed, fabrics), maxSummary)
-	value := map[pairing.Verdict]metav1.ConditionStatus{pairing.Pass: metav1.ConditionTrue, pairing.Fail: metav1.ConditionFalse, pairing.Inconclusive: metav1.ConditionUnknown}[d.Verdict]
+	status.Message = text.Clip(summaryMessage(d, failed, fabrics), maxSummary)
+	value := map[evenkeel.Verdict]metav1.ConditionStatus{evenkeel.VerdictPass: metav1.ConditionTrue, evenkeel.VerdictFail: metav1.ConditionFalse, evenkeel.VerdictInconclusive: metav1.ConditionUnknown}[d.Verdict]
 	reason := string(d.Verdict)
 	if len(status.Findings) > 0 {
 		reason = status.Findings[0].Reason
@@ -150,18 +149,18 @@ func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d pref
 func summaryMessage(d preflight.Decision, failed []string, fabrics []preflight.FabricResult) string {
 	var parts []string
 	for _, f := range fabrics {
-		if f.Verdict == pairing.Fail {
+		if f.Verdict == evenkeel.VerdictFail {
 			parts = append(parts, joinReason("the fabric"+inPools(f.Pools)+" failed", f.Message))
 		}
 	}
 	if len(failed) > 0 {
 		at := slices.IndexFunc(d.Nodes, func(n preflight.NodeResult) bool { return n.Name == failed[0] })
 		first := &d.Nodes[at]
-		parts = append(parts, fmt.Sprintf("%d of %d nodes failed: %s; %s: %s", len(failed), len(d.Nodes), List(failed, 200), first.Name, first.Message))
+		parts = append(parts, fmt.Sprintf("%d of %d nodes failed: %s; %s: %s", len(failed), len(d.Nodes), text.List(failed, 200), first.Name, first.Message))
 	}
 	unclear, example := 0, preflight.NodeResult{}
 	for _, n := range d.Nodes {
-		if n.Verdict == pairing.Inconclusive {
+		if n.Verdict == evenkeel.VerdictInconclusive {
 			if unclear == 0 {
 				example = n
 			}
@@ -182,35 +181,7 @@ func inPools(pools []string) string {
 	if len(pools) == 0 {
 		return ""
 	}
-	return " of " + List(pools, 100)
-}
-
-// List joins as many names as fit, and counts the others.
-func List(names []string, most int) string {
-	text := ""
-	for i, name := range names {
-		more := fmt.Sprintf(" and %d more", len(names)-i)
-		next := name
-		if text != "" {
-			next = text + ", " + name
-		}
-		if len(next)+len(more) > most && i > 0 {
-			return clip(text+more, most)
-		}
-		text = next
-	}
-	return clip(text, most)
-}
-
-func gravity(v pairing.Verdict) int {
-	return slices.Index([]pairing.Verdict{pairing.Fail, pairing.Inconclusive, pairing.Pass}, v)
-}
-
-func clip(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most-3], "") + "..."
+	return " of " + text.List(pools, 100)
 }
 
 // Reasons of the Events on a check.

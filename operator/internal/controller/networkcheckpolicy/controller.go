@@ -24,12 +24,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 const (
@@ -115,7 +115,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	status := policy.Status.DeepCopy()
 	status.ObservedGeneration = policy.Generation
 	status.Nodes, status.Healthy, status.Unhealthy, status.Unknown = &count.Nodes, &count.Healthy, &count.Unhealthy, &count.Unknown
-	status.BadNodes = networkcheck.List(count.UnhealthyNames, maxBadNodes)
+	status.BadNodes = text.List(count.UnhealthyNames, maxBadNodes)
 
 	var mine []*corev1.Node
 	wanted := c.Requests.forPolicy(policy.Name)

@@ -115,7 +115,7 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 	before := state.Status.Health
 	state.Status = health.AddResult(state.Status, evenkeel.HealthResult{
 		Check: check.Name, UID: string(check.UID), Time: *check.Status.CompletionTime,
-		Verdict: evenkeel.Verdict(n.Verdict), Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW),
+		Verdict: n.Verdict, Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW),
 	}, n.Message)
 	if err := r.client.Status().Update(ctx, state); err != nil {
 		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)

@@ -13,6 +13,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
@@ -99,11 +100,7 @@ func describe(servers int, absent []string, why map[string]string) string {
 	for _, name := range absent {
 		parts = append(parts, name+": "+why[name])
 	}
-	text := fmt.Sprintf("%d of %d servers are ready; %s", servers-len(absent), servers, strings.Join(parts, "; "))
-	if len(text) > maxMessage {
-		text = strings.ToValidUTF8(text[:maxMessage-3], "") + "..."
-	}
-	return text
+	return text.Clip(fmt.Sprintf("%d of %d servers are ready; %s", servers-len(absent), servers, strings.Join(parts, "; ")), maxMessage)
 }
 
 func ready(pod *corev1.Pod) bool {

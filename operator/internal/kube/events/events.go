@@ -14,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 // maxMessage is the API's limit for an Event's message.
@@ -21,9 +23,7 @@ const maxMessage = 1024
 
 // New is an Event about an object; that about an object in no namespace is in the namespace default. Severity is corev1.EventTypeNormal or corev1.EventTypeWarning.
 func New(about corev1.ObjectReference, severity, reason, message string, now time.Time) *corev1.Event {
-	if len(message) > maxMessage {
-		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
-	}
+	message = text.Clip(message, maxMessage)
 	namespace := about.Namespace
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault

@@ -5,9 +5,7 @@ package health
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/preflight"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 // Defaults of a policy.
@@ -51,14 +50,14 @@ func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthRe
 	out.History = out.History[:min(len(out.History), evenkeel.HistoryLength)]
 	if result.Verdict != evenkeel.VerdictInconclusive && (out.ObservedTime == nil || !result.Time.Before(out.ObservedTime)) {
 		at := result.Time
-		out.Health, out.Reason, out.Message, out.ObservedTime = evenkeel.HealthHealthy, result.Reason, clip(message, maxMessage), &at
+		out.Health, out.Reason, out.Message, out.ObservedTime = evenkeel.HealthHealthy, result.Reason, text.Clip(message, maxMessage), &at
 		if result.Verdict == evenkeel.VerdictFail {
 			out.Health = evenkeel.HealthUnhealthy
 		}
 		out.BusBandwidth = result.BusBandwidth
 	}
 	if out.Health == "" {
-		out.Health, out.Reason, out.Message = evenkeel.HealthUnknown, result.Reason, clip(message, maxMessage)
+		out.Health, out.Reason, out.Message = evenkeel.HealthUnknown, result.Reason, text.Clip(message, maxMessage)
 	}
 	out.Baseline = baseline(out.History)
 	return out
@@ -75,16 +74,12 @@ func baseline(history []evenkeel.HealthResult) evenkeel.Baseline {
 	if len(values) == 0 {
 		return evenkeel.Baseline{}
 	}
-	middle := preflight.Median(values)
-	apart := make([]float64, len(values))
-	for i, v := range values {
-		apart[i] = math.Abs(v - middle)
-	}
+	median, mad := pairing.MedianAndMAD(values)
 	samples := int32(len(values))
 	return evenkeel.Baseline{
 		Samples:            &samples,
-		MedianBusBandwidth: resource.NewQuantity(int64(middle), resource.DecimalSI),
-		MADBusBandwidth:    resource.NewQuantity(int64(preflight.Median(apart)), resource.DecimalSI),
+		MedianBusBandwidth: resource.NewQuantity(int64(median), resource.DecimalSI),
+		MADBusBandwidth:    resource.NewQuantity(int64(mad), resource.DecimalSI),
 	}
 }
 
@@ -186,7 +181,7 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 			mark := marks[node.Name]
 			if place >= allowed && labeledFirst(node) > 0 {
 				c.Unmarked++
-				mark.Condition.Message = clip("not marked, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
+				mark.Condition.Message = text.Clip("not marked, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
 			} else {
 				mark.Label, mark.Taint = evenkeel.UnhealthyValue, p.Spec.OnFail.Taint == evenkeel.SwitchEnabled
 			}
@@ -229,11 +224,4 @@ func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkChec
 		condition.Status, mark.Label = corev1.ConditionTrue, evenkeel.HealthyValue
 	}
 	return mark, stale
-}
-
-func clip(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most-3], "") + "..."
 }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 // Half is one of a row's two measurements.
@@ -354,18 +356,16 @@ func (p *parser) incomplete() error {
 	return fmt.Errorf("the run is not complete: %s; the log ends with: %s", have, oneLine(p.last))
 }
 
-// oneLine makes a line of a log fit for a message.
+// maxLine is the maximum length of a log line in a message, bytes.
+const maxLine = 300
+
+// oneLine cleans and shortens a log line for a message.
 func oneLine(s string) string {
-	const most = 300
 	s = strings.Map(func(r rune) rune {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
 	}, s)
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most-3], "") + "..."
-	}
-	return s
+	return text.Clip(strings.Join(strings.Fields(s), " "), maxLine)
 }

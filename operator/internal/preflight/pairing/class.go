@@ -106,24 +106,12 @@ func limitFromMedian(values []float64, percent float64) Limit {
 	if !(percent > 0) {
 		percent = defaultPercent
 	}
-	mid := median(values)
-	apart := make([]float64, len(values))
-	for i, v := range values {
-		apart[i] = math.Abs(v - mid)
-	}
-	mad := median(apart)
-	least := mid * min(percent, 100) / 100
+	median, mad := MedianAndMAD(values)
+	minimum := median * min(percent, 100) / 100
 	if len(values) >= minRunsForSpread {
-		least = min(least, max(mid-spreadFactor*mad, mid*maxTolerance))
+		minimum = min(minimum, max(median-spreadFactor*mad, median*maxTolerance))
 	}
-	return Limit{MinBusBW: least, Median: mid, MAD: mad}
-}
-
-// median sorts the values; of an even number it is between the middle two.
-func median(values []float64) float64 {
-	slices.Sort(values)
-	n := len(values)
-	return values[(n-1)/2] + (values[n/2]-values[(n-1)/2])/2
+	return Limit{MinBusBW: minimum, Median: median, MAD: mad}
 }
 
 // limitFor is the limit of a run: the lowest of its nodes' pools, 0 if one of them has none.

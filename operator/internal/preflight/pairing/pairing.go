@@ -13,16 +13,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-)
 
-// Verdict on a node, a fabric or a check.
-type Verdict string
-
-// The verdicts. Inconclusive blames nobody and clears nobody.
-const (
-	Pass         Verdict = "Pass"
-	Fail         Verdict = "Fail"
-	Inconclusive Verdict = "Inconclusive"
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
 // Reason for a verdict, a word for conditions and metrics.
@@ -135,7 +127,7 @@ type Round struct {
 // NodeResult is the verdict on a node.
 type NodeResult struct {
 	Name    string
-	Verdict Verdict
+	Verdict evenkeel.Verdict
 	Reason  Reason
 	// Message is one line for people.
 	Message string
@@ -149,7 +141,7 @@ type NodeResult struct {
 type Fabric struct {
 	// Pools has one, or those with a single node each.
 	Pools   []string
-	Verdict Verdict
+	Verdict evenkeel.Verdict
 	Reason  Reason
 	Message string
 	// BadLinks are the indexes of bad runs among nodes that have all passed.
@@ -169,7 +161,7 @@ type Decision struct {
 	// Next is what to run now, nil when the verdicts are final.
 	Next *Round
 	// Verdict is Fail if a node or a fabric failed, else Inconclusive if one of them is, else Pass.
-	Verdict Verdict
+	Verdict evenkeel.Verdict
 	// Nodes are in the order of Check.Nodes, without repetitions.
 	Nodes   []NodeResult
 	Fabrics []Fabric
@@ -179,7 +171,7 @@ type Decision struct {
 // Decide gives the next round, or the final verdicts; verdicts that are not final are there too.
 func Decide(c Check) Decision {
 	s := replay(&c)
-	d := Decision{Next: s.pending, Verdict: Pass, Limits: s.limits.known}
+	d := Decision{Next: s.pending, Verdict: evenkeel.VerdictPass, Limits: s.limits.known}
 	for _, f := range s.fabrics {
 		d.Fabrics = append(d.Fabrics, f.verdict(s))
 	}
@@ -187,25 +179,20 @@ func Decide(c Check) Decision {
 		d.Nodes = append(d.Nodes, n.verdict(s))
 	}
 	for i := range d.Fabrics {
-		d.Verdict = worse(d.Verdict, d.Fabrics[i].Verdict)
+		d.Verdict = evenkeel.Worst(d.Verdict, d.Fabrics[i].Verdict)
 	}
 	for i := range d.Nodes {
-		d.Verdict = worse(d.Verdict, d.Nodes[i].Verdict)
+		d.Verdict = evenkeel.Worst(d.Verdict, d.Nodes[i].Verdict)
 	}
 	return d
 }
 
-func worse(a, b Verdict) Verdict {
-	order := []Verdict{Pass, Inconclusive, Fail}
-	return order[max(slices.Index(order, a), slices.Index(order, b))]
-}
-
 func (f *fabric) verdict(s *state) Fabric {
-	out := Fabric{Pools: f.pools, Verdict: Pass, Reason: ReasonProven}
+	out := Fabric{Pools: f.pools, Verdict: evenkeel.VerdictPass, Reason: ReasonProven}
 	judged := f.proven + f.failed
 	switch {
 	case f.blamed():
-		out.Verdict, out.Reason = Fail, ReasonMostNodesFailed
+		out.Verdict, out.Reason = evenkeel.VerdictFail, ReasonMostNodesFailed
 		out.Message = fmt.Sprintf("%d of %d nodes stay bad with proven partners: more likely the fabric than the nodes", f.failed, judged)
 		if f.proven == 0 {
 			out.Reason = ReasonNoPairPassed
@@ -216,15 +203,15 @@ func (f *fabric) verdict(s *state) Fabric {
 			out.Message += fmt.Sprintf("; every bad run used another network than %s", s.check.Network)
 		}
 	case !f.done:
-		out.Verdict, out.Reason, out.Message = Inconclusive, ReasonUnfinished, "rounds are still to come"
+		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonUnfinished, "rounds are still to come"
 	case f.proven > 0:
 		out.Message = fmt.Sprintf("%d of %d nodes are proven", f.proven, len(f.nodes))
 	case len(f.nodes) < 2:
-		out.Verdict, out.Reason, out.Message = Inconclusive, ReasonNoPartner, "its pool has no second node"
+		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonNoPartner, "its pool has no second node"
 	case f.bad > 0:
-		out.Verdict, out.Reason, out.Message = Inconclusive, ReasonUnconfirmed, "runs were bad, and too few could be had to say why"
+		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonUnconfirmed, "runs were bad, and too few could be had to say why"
 	default:
-		out.Verdict, out.Reason, out.Message = Inconclusive, ReasonInfrastructure, "no run said anything about the network"
+		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonInfrastructure, "no run said anything about the network"
 	}
 	for _, n := range f.nodes {
 		for _, i := range n.runs {
@@ -238,17 +225,17 @@ func (f *fabric) verdict(s *state) Fabric {
 }
 
 func (n *node) verdict(s *state) NodeResult {
-	out := NodeResult{Name: n.name, Evidence: n.runs, BusBW: n.bestBusBW(s), Verdict: Inconclusive}
+	out := NodeResult{Name: n.name, Evidence: n.runs, BusBW: n.bestBusBW(s), Verdict: evenkeel.VerdictInconclusive}
 	blamed := n.fabric.blamed()
 	switch bad := n.worstClass(s); {
 	case n.proven:
-		out.Verdict, out.Reason = Pass, ReasonProven
+		out.Verdict, out.Reason = evenkeel.VerdictPass, ReasonProven
 		out.Message = n.describeRuns(s, classPass)
 	case bad != classNone && blamed:
 		out.Reason = ReasonFabricSuspect
 		out.Message = n.describeRuns(s, bad) + "; so were too many others for this node to be the cause"
 	case n.failed:
-		out.Verdict, out.Reason = Fail, bad.reason()
+		out.Verdict, out.Reason = evenkeel.VerdictFail, bad.reason()
 		out.Message = n.describeRuns(s, bad)
 	case !n.fabric.done:
 		out.Reason, out.Message = ReasonUnfinished, "rounds are still to come"

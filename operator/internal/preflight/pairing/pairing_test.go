@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
@@ -78,7 +79,7 @@ func finish(t testing.TB, c *pairing.Check, w world) (pairing.Decision, int) {
 		if d.Next.Number != rounds || len(d.Next.Groups) == 0 || d.Next.Total != len(d.Next.Groups) {
 			t.Fatalf("round %d is %+v", rounds, d.Next)
 		}
-		if len(d.Fabrics) == 1 && d.Fabrics[0].Verdict == pairing.Fail {
+		if len(d.Fabrics) == 1 && d.Fabrics[0].Verdict == evenkeel.VerdictFail {
 			t.Fatalf("blamed before round %d: %+v", rounds, d.Fabrics)
 		}
 		seen := map[string]bool{}
@@ -97,16 +98,16 @@ func finish(t testing.TB, c *pairing.Check, w world) (pairing.Decision, int) {
 	}
 }
 
-func count(d pairing.Decision) map[pairing.Verdict]int {
-	all := map[pairing.Verdict]int{}
+func count(d pairing.Decision) map[evenkeel.Verdict]int {
+	all := map[evenkeel.Verdict]int{}
 	for _, n := range d.Nodes {
 		all[n.Verdict]++
 	}
 	return all
 }
 
-func verdicts(d pairing.Decision) map[string]pairing.Verdict {
-	all := map[string]pairing.Verdict{}
+func verdicts(d pairing.Decision) map[string]evenkeel.Verdict {
+	all := map[string]evenkeel.Verdict{}
 	for _, n := range d.Nodes {
 		all[n.Name] = n.Verdict
 	}
@@ -160,14 +161,14 @@ func TestEveryBadSet(t *testing.T) {
 				d, rounds := finish(t, &c, w)
 				name := fmt.Sprintf("n %d, set %b, seed %d", n, set, seed)
 				fabricBad := bad > n-bad || n-bad < 2
-				if (d.Fabrics[0].Verdict == pairing.Fail) != fabricBad {
+				if (d.Fabrics[0].Verdict == evenkeel.VerdictFail) != fabricBad {
 					t.Fatalf("%s: fabric %+v", name, d.Fabrics[0])
 				}
 				for _, got := range d.Nodes {
 					switch {
-					case fabricBad && (got.Verdict == pairing.Fail || w.bad[got.Name] && got.Verdict != pairing.Inconclusive):
+					case fabricBad && (got.Verdict == evenkeel.VerdictFail || w.bad[got.Name] && got.Verdict != evenkeel.VerdictInconclusive):
 						t.Fatalf("%s: the fabric is to blame, and %+v", name, got)
-					case !fabricBad && w.bad[got.Name] != (got.Verdict == pairing.Fail), !fabricBad && !w.bad[got.Name] != (got.Verdict == pairing.Pass):
+					case !fabricBad && w.bad[got.Name] != (got.Verdict == evenkeel.VerdictFail), !fabricBad && !w.bad[got.Name] != (got.Verdict == evenkeel.VerdictPass):
 						t.Fatalf("%s: %+v", name, got)
 					}
 				}
@@ -192,11 +193,11 @@ func TestAllBadIsTheFabric(t *testing.T) {
 		if n%2 == 1 {
 			spent = n + 1
 		}
-		if d.Verdict != pairing.Fail || d.Fabrics[0].Reason != pairing.ReasonNoPairPassed || rounds != spent {
+		if d.Verdict != evenkeel.VerdictFail || d.Fabrics[0].Reason != pairing.ReasonNoPairPassed || rounds != spent {
 			t.Errorf("%d nodes: %+v in %d rounds", n, d.Fabrics, rounds)
 		}
 		for _, got := range d.Nodes {
-			if got.Verdict != pairing.Inconclusive || got.Reason != pairing.ReasonFabricSuspect {
+			if got.Verdict != evenkeel.VerdictInconclusive || got.Reason != pairing.ReasonFabricSuspect {
 				t.Errorf("%+v", got)
 			}
 		}
@@ -227,7 +228,7 @@ func TestMaxRounds(t *testing.T) {
 	c.MaxRounds = 1
 	d, _ = finish(t, &c, world{bad: map[string]bool{"node-003": true}})
 	for _, n := range d.Nodes {
-		if n.Verdict == pairing.Fail || n.Name == "node-003" && n.Reason != pairing.ReasonUnconfirmed {
+		if n.Verdict == evenkeel.VerdictFail || n.Name == "node-003" && n.Reason != pairing.ReasonUnconfirmed {
 			t.Errorf("%+v", n)
 		}
 	}
@@ -259,13 +260,13 @@ func TestReasons(t *testing.T) {
 					test.spoil(r)
 				}
 			}})
-			want := pairing.Fail
+			want := evenkeel.VerdictFail
 			if test.reason == pairing.ReasonInfrastructure {
-				want = pairing.Inconclusive
+				want = evenkeel.VerdictInconclusive
 			}
 			for _, n := range d.Nodes {
 				if n.Name != "node-002" {
-					if n.Verdict != pairing.Pass || n.BusBW != good {
+					if n.Verdict != evenkeel.VerdictPass || n.BusBW != good {
 						t.Errorf("%+v", n)
 					}
 					continue
@@ -274,7 +275,7 @@ func TestReasons(t *testing.T) {
 					t.Errorf("%+v", n)
 				}
 			}
-			if d.Verdict != want || rounds != 2 || d.Fabrics[0].Verdict != pairing.Pass || len(d.Fabrics[0].BadLinks) != 0 {
+			if d.Verdict != want || rounds != 2 || d.Fabrics[0].Verdict != evenkeel.VerdictPass || len(d.Fabrics[0].BadLinks) != 0 {
 				t.Errorf("check %s in %d rounds, fabric %+v", d.Verdict, rounds, d.Fabrics)
 			}
 		})
@@ -284,7 +285,7 @@ func TestReasons(t *testing.T) {
 func TestFallbackEverywhereFailsThePurpose(t *testing.T) {
 	c := check(4, 1)
 	d, _ := finish(t, &c, world{run: func(r *pairing.Run) { r.Networks = []string{"Socket"} }})
-	if d.Verdict != pairing.Fail || d.Fabrics[0].Reason != pairing.ReasonFallback {
+	if d.Verdict != evenkeel.VerdictFail || d.Fabrics[0].Reason != pairing.ReasonFallback {
 		t.Errorf("%+v", d)
 	}
 }
@@ -293,7 +294,7 @@ func TestFaultsEverywhereBlameNobody(t *testing.T) {
 	for n := 2; n < 12; n++ {
 		c := check(n, 1)
 		d, rounds := finish(t, &c, world{fault: func(int, []string) bool { return true }})
-		if d.Verdict != pairing.Inconclusive || d.Fabrics[0].Reason != pairing.ReasonInfrastructure || rounds > 3 {
+		if d.Verdict != evenkeel.VerdictInconclusive || d.Fabrics[0].Reason != pairing.ReasonInfrastructure || rounds > 3 {
 			t.Errorf("%d nodes: %+v in %d rounds", n, d, rounds)
 		}
 	}
@@ -320,13 +321,13 @@ func TestGoodNodesNeverFail(t *testing.T) {
 			}
 		}
 		d, _ := finish(t, &c, w)
-		if all := count(d); 2*all[pairing.Fail] > all[pairing.Fail]+all[pairing.Pass] {
+		if all := count(d); 2*all[evenkeel.VerdictFail] > all[evenkeel.VerdictFail]+all[evenkeel.VerdictPass] {
 			t.Fatalf("seed %d: most nodes fail: %v", seed, all)
-		} else if f := d.Fabrics[0]; f.Reason == pairing.ReasonMostNodesFailed && all[pairing.Pass] > 0 {
+		} else if f := d.Fabrics[0]; f.Reason == pairing.ReasonMostNodesFailed && all[evenkeel.VerdictPass] > 0 {
 			blamed++
 		}
 		for _, got := range d.Nodes {
-			if w.bad[got.Name] && got.Verdict == pairing.Pass || !w.bad[got.Name] && got.Verdict == pairing.Fail {
+			if w.bad[got.Name] && got.Verdict == evenkeel.VerdictPass || !w.bad[got.Name] && got.Verdict == evenkeel.VerdictFail {
 				t.Fatalf("seed %d, bad %v: %+v", seed, w.bad[got.Name], got)
 			}
 			bad := 0
@@ -335,7 +336,7 @@ func TestGoodNodesNeverFail(t *testing.T) {
 					bad++
 				}
 			}
-			if got.Verdict == pairing.Fail && bad < 2 {
+			if got.Verdict == evenkeel.VerdictFail && bad < 2 {
 				t.Fatalf("seed %d: failed by %d bad runs: %+v", seed, bad, got)
 			}
 		}
@@ -358,7 +359,7 @@ func TestABadLinkIsNoBadNode(t *testing.T) {
 		}
 		d, _ := finish(t, &c, w)
 		for _, got := range d.Nodes {
-			if got.Verdict != pairing.Pass {
+			if got.Verdict != evenkeel.VerdictPass {
 				t.Fatalf("seed %d: %+v", seed, got)
 			}
 		}
@@ -517,11 +518,11 @@ func TestPoolsAreTestedApart(t *testing.T) {
 }
 
 func TestTooFewNodes(t *testing.T) {
-	if d := pairing.Decide(check(0, 1)); d.Next != nil || d.Verdict != pairing.Pass {
+	if d := pairing.Decide(check(0, 1)); d.Next != nil || d.Verdict != evenkeel.VerdictPass {
 		t.Errorf("%+v", d)
 	}
 	d := pairing.Decide(check(1, 1))
-	if d.Next != nil || d.Verdict != pairing.Inconclusive || d.Nodes[0].Reason != pairing.ReasonNoPartner {
+	if d.Next != nil || d.Verdict != evenkeel.VerdictInconclusive || d.Nodes[0].Reason != pairing.ReasonNoPartner {
 		t.Errorf("%+v", d)
 	}
 }
@@ -532,7 +533,7 @@ func TestVerdictsOnTheWayBlameNobody(t *testing.T) {
 		c.Runs = append(c.Runs, world{bad: map[string]bool{"node-001": true}}.test(1, g.Nodes))
 	}
 	d := pairing.Decide(c)
-	if all := count(d); d.Next == nil || d.Verdict != pairing.Inconclusive || all[pairing.Pass] != 6 || all[pairing.Fail] != 0 {
+	if all := count(d); d.Next == nil || d.Verdict != evenkeel.VerdictInconclusive || all[evenkeel.VerdictPass] != 6 || all[evenkeel.VerdictFail] != 0 {
 		t.Errorf("%+v", d)
 	}
 	c = check(8, 1)
@@ -567,7 +568,7 @@ func TestMostBadEndsEarly(t *testing.T) {
 	if again > 3 {
 		t.Errorf("%d of %d pairs met before", again, len(c.Runs))
 	}
-	if rounds != 5 || d.Fabrics[0].Reason != pairing.ReasonMostNodesFailed || all[pairing.Pass] != 2 || all[pairing.Fail] != 0 {
+	if rounds != 5 || d.Fabrics[0].Reason != pairing.ReasonMostNodesFailed || all[evenkeel.VerdictPass] != 2 || all[evenkeel.VerdictFail] != 0 {
 		t.Errorf("%d rounds, %+v", rounds, d)
 	}
 	if diff := cmp.Diff(map[int]int{1: 6, 2: 6, 3: 5, 4: 4, 5: 3}, groups); diff != "" {
@@ -594,7 +595,7 @@ func TestFewBadRunsAmongFaultsBlameNobody(t *testing.T) {
 		for seed := range uint64(20) {
 			c := check(8, seed)
 			d, _ := finish(t, &c, world{run: run})
-			if d.Verdict != pairing.Inconclusive || d.Fabrics[0].Reason != pairing.ReasonUnconfirmed {
+			if d.Verdict != evenkeel.VerdictInconclusive || d.Fabrics[0].Reason != pairing.ReasonUnconfirmed {
 				t.Errorf("%s: %+v", name, d.Fabrics)
 			}
 		}
@@ -608,7 +609,7 @@ func TestAFaultIsTriedAgainWithAnotherPartner(t *testing.T) {
 			return round == 2 && slices.Contains(group, "node-004")
 		}})
 		runs := slices.DeleteFunc(slices.Clone(c.Runs), func(r pairing.Run) bool { return !slices.Contains(r.Nodes, "node-004") })
-		if rounds != 3 || len(runs) != 3 || slices.Equal(runs[1].Nodes, runs[2].Nodes) || count(d)[pairing.Fail] != 1 {
+		if rounds != 3 || len(runs) != 3 || slices.Equal(runs[1].Nodes, runs[2].Nodes) || count(d)[evenkeel.VerdictFail] != 1 {
 			t.Errorf("seed %d: %d rounds, %v", seed, rounds, runs)
 		}
 	}
@@ -621,7 +622,7 @@ func TestTheGravestReasonCounts(t *testing.T) {
 			r.Networks = []string{"Socket"}
 		}
 	}})
-	if n := d.Nodes[4]; n.Verdict != pairing.Fail || n.Reason != pairing.ReasonFallback {
+	if n := d.Nodes[4]; n.Verdict != evenkeel.VerdictFail || n.Reason != pairing.ReasonFallback {
 		t.Errorf("%+v", n)
 	}
 }
@@ -630,7 +631,7 @@ func TestPoolsTogetherNeedTheLowestLimit(t *testing.T) {
 	c := pairing.Check{Nodes: []pairing.Node{{Name: "x", Pool: "a"}, {Name: "y", Pool: "b"}}}
 	for _, limits := range []map[string]float64{{"a": 9, "b": 5}, {"a": 5, "b": 9}} {
 		c.Thresholds.PoolMinBusBW = limits
-		for speed, want := range map[float64]pairing.Verdict{5: pairing.Pass, 4.9: pairing.Fail} {
+		for speed, want := range map[float64]evenkeel.Verdict{5: evenkeel.VerdictPass, 4.9: evenkeel.VerdictFail} {
 			c.Runs = nil
 			if d, _ := finish(t, &c, world{run: func(r *pairing.Run) { r.BusBW = speed }}); d.Verdict != want {
 				t.Errorf("limits %v, %v GB/s: %+v", limits, speed, d)
@@ -674,13 +675,13 @@ func FuzzDecide(f *testing.F) {
 					bad++
 				}
 			}
-			if got.Message == "" || got.Verdict == pairing.Fail && bad < 2 {
+			if got.Message == "" || got.Verdict == evenkeel.VerdictFail && bad < 2 {
 				t.Fatalf("%+v", got)
 			}
-			if got.Verdict == pairing.Fail {
+			if got.Verdict == evenkeel.VerdictFail {
 				failed++
 			}
-			if got.Verdict != pairing.Inconclusive {
+			if got.Verdict != evenkeel.VerdictInconclusive {
 				judged++
 			}
 		}
@@ -698,7 +699,7 @@ func BenchmarkThousandNodes(b *testing.B) {
 	}
 	for b.Loop() {
 		c := check(1000, 1)
-		if d, rounds := finish(b, &c, w); rounds > 3 || d.Verdict != pairing.Fail {
+		if d, rounds := finish(b, &c, w); rounds > 3 || d.Verdict != evenkeel.VerdictFail {
 			b.Fatal(rounds, d.Verdict)
 		}
 	}
