@@ -249,8 +249,11 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 		Limits:   corev1.ResourceList{corev1.ResourceMemory: *runner.Resources.Memory},
 	}
 	if runner.Type == evenkeel.RunnerNCCLTests {
-		// NCCL says at this level which network it uses.
+		// NCCL logs at this level which network it uses.
 		environment = append(environment, corev1.EnvVar{Name: "NCCL_DEBUG", Value: "INFO"})
+		if w.Stage == evenkeel.StageLocal {
+			environment = append(environment, pluginOnly(runner)...)
+		}
 		volumes = append(volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
 		mounts = append(mounts, corev1.VolumeMount{Name: "shm", MountPath: "/dev/shm"})
 		if role == evenkeel.RoleRank {
@@ -292,6 +295,15 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 		return nil, fmt.Errorf("the plugin of NetworkProfile %s: %w", c.Plugin.Profile, err)
 	}
 	return &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}, nil
+}
+
+// pluginOnly are the settings by which GPUs of one node use the network plugin. By default NCCL would use NVLink, PCIe or
+// shared memory, and stage Local would say nothing about the plugin. What the check sets itself stays.
+func pluginOnly(runner evenkeel.RunnerSpec) []corev1.EnvVar {
+	settings := []corev1.EnvVar{{Name: "NCCL_P2P_DISABLE", Value: "1"}, {Name: "NCCL_SHM_DISABLE", Value: "1"}, {Name: "NCCL_NVLS_ENABLE", Value: "0"}}
+	return slices.DeleteFunc(settings, func(s corev1.EnvVar) bool {
+		return slices.ContainsFunc(runner.Environment, func(own evenkeel.EnvironmentVariable) bool { return own.Name == s.Name })
+	})
 }
 
 // nodeAffinityTo allows the nodes and no others. By name, which no label of a node can contradict; the field takes one at a time.

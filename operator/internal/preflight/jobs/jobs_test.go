@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -172,6 +173,43 @@ func TestLocalRunsHaveNoMaster(t *testing.T) {
 	}
 	if text := fmt.Sprint(launcher); value(job.Spec.Template.Spec.Containers[0].Env, "MASTER_ADDR") != "" || strings.Contains(text, "MASTER_") || !strings.Contains(text, "--spawn 2") {
 		t.Error(text)
+	}
+}
+
+// Inside a node NCCL would use NVLink or shared memory. Stage Local has to go over the plugin.
+func TestLocalRunsOfNCCLTestsUseThePlugin(t *testing.T) {
+	gpus := int32(8)
+	c := check(func(n *evenkeel.NetworkCheck) {
+		n.Spec.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerNCCLTests, Image: "tests", GPUsPerNode: &gpus, Environment: []evenkeel.EnvironmentVariable{{Name: "NCCL_SHM_DISABLE", Value: "0"}}}
+	})
+	for stage, want := range map[evenkeel.Stage]map[string]string{
+		evenkeel.StageLocal: {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0", "NCCL_NVLS_ENABLE": "0"},
+		evenkeel.StagePairs: {"NCCL_P2P_DISABLE": "", "NCCL_SHM_DISABLE": "0", "NCCL_NVLS_ENABLE": ""},
+	} {
+		job, err := c.MPIJob(preflight.PlannedRun{Stage: stage, Round: 1, Nodes: []string{"a"}, Device: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, _, err := unstructured.NestedSlice(job.Object, "spec", "mpiReplicaSpecs", "Launcher", "template", "spec", "containers")
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%v %v", list, err)
+		}
+		var launcher corev1.Container
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(list[0].(map[string]any), &launcher); err != nil {
+			t.Fatal(err)
+		}
+		command := strings.Join(launcher.Command, " ")
+		for name, expected := range want {
+			if got := value(launcher.Env, name); got != expected {
+				t.Errorf("stage %s: %s is %q, want %q", stage, name, got, expected)
+			}
+			if passed := strings.Count(command, " -x "+name+" "); passed > 1 || (passed == 1) != (expected != "") {
+				t.Errorf("stage %s: mpirun passes %s on %d times: %s", stage, name, passed, command)
+			}
+		}
+	}
+	if env := check(nil).Options.Runner.Environment; len(env) != 0 {
+		t.Errorf("the check's own settings changed: %v", env)
 	}
 }
 
