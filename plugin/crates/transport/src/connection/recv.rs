@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::connection::base::Base;
 use crate::connection::request::{MAX_RECVS, Request};
 use crate::error::Error;
-use crate::handshake::listen::AcceptorGuard;
+use crate::handshake::acceptor::AcceptorGuard;
 use crate::memory::buffers::RecvBuffer;
 use crate::rdma::MrCache;
 use crate::runtime::notify::Notify;

@@ -32,13 +32,13 @@ struct Attempt {
     state: Mutex<State>,
 }
 
-struct State {
+pub(super) struct State {
     dials: Vec<Arc<Dial>>,
     welcomed: Vec<Option<Socket>>,
     /// Whether messages are to be carried by RDMA, as far as this side knows.
     use_rdma: bool,
     /// The connection whose peers are agreeing on queue pairs.
-    agreeing: Option<Arc<rdma::Sender>>,
+    pub(super) agreeing: Option<Arc<rdma::Sender>>,
     /// What came of it, until it is taken.
     outcome: Option<Outcome>,
     /// No more is to come: succeeded, failed or given up.
@@ -199,7 +199,7 @@ impl Attempt {
     }
 
     /// Ends the attempt with an error, unless it is over; with what the listener said.
-    fn fail(&self, what: String, retry: Retry) {
+    pub(super) fn fail(&self, what: String, retry: Retry) {
         if lock(&self.state).over {
             return;
         }

@@ -62,7 +62,7 @@ pub(crate) struct Dial {
     state: Mutex<State>,
 }
 
-struct State {
+pub(super) struct State {
     /// `None` once the flow is welcomed or given up.
     socket: Option<Socket>,
     /// What was sent once TCP had connected.

@@ -1,5 +1,7 @@
 //! How connections are opened: from both sides.
 
+pub(crate) mod acceptor;
 pub(crate) mod connect;
 pub(crate) mod dial;
 pub(crate) mod listen;
+mod unauthenticated;

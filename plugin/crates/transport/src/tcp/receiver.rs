@@ -1,28 +1,23 @@
 //! The receiving side of a connection.
-
 use std::any::Any;
-use std::collections::VecDeque;
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkAction, ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_MESSAGE_BYTES, Reassembly,
-    ReassemblyError,
+    ChunkAction, ChunkHeader, FRAME_BYTES, MAX_MESSAGE_BYTES, Reassembly, ReassemblyError,
 };
 use socket2::Socket;
 
 use crate::Context;
-use crate::connection::base::{
-    Base, Direction, InFlight, TransportKind, WORKER_QUANTUM, would_block,
-};
+use crate::connection::base::{Base, Direction, InFlight, TransportKind};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
 use crate::connection::tag_matching::{MatchStep, TagMatcher, TooLong};
 use crate::error::{Error, ErrorKind};
-use crate::memory::buffers::{RecvBuffer, SendBuffer};
+use crate::memory::buffers::RecvBuffer;
 use crate::runtime::caller_polling::{HotFlow, PollOwner};
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::runtime::work_lock::WorkLock;
@@ -30,6 +25,7 @@ use crate::sync::lock;
 use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::chunk_checksum::ChunkChecksum;
+use crate::tcp::recv_flow::{ReadStage, ReadState, RecvFlow};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{FlowObservation, Observed};
 
@@ -69,45 +65,45 @@ impl Inbound for TcpReceiver {
 
 /// Locks are taken in this order: a flow's `reading`, then `queue`; a flow's `answering` last.
 pub(crate) struct TcpReceiver {
-    base: Base,
+    pub(super) base: Base,
     workers: Arc<Workers>,
-    queue: Mutex<RecvQueue>,
+    pub(super) queue: Mutex<RecvQueue>,
     /// For deadlines of the connection, not of a flow.
     clock: Registration,
     /// The place that brought the last bytes, where a caller with time looks first.
     last_active: AtomicUsize,
-    hot_flow: HotFlow,
+    pub(super) hot_flow: HotFlow,
 }
 
-struct RecvQueue {
-    reassembly: Reassembly<Posted>,
+pub(super) struct RecvQueue {
+    pub(super) reassembly: Reassembly<Posted>,
     tags: TagMatcher,
     /// By place.
-    flows: Vec<Option<FlowEntry>>,
+    pub(super) flows: Vec<Option<FlowEntry>>,
     /// Since when nothing can come for the buffers that are posted, and why.
     stuck_since: Option<Instant>,
     /// Why the last flow ended.
     cause: String,
     /// The peer sends no more messages.
-    peer_closed: bool,
+    pub(super) peer_closed: bool,
     /// No flow may be added any more.
     closed: bool,
 }
 
-struct FlowEntry {
-    flow: Arc<RecvFlow>,
+pub(super) struct FlowEntry {
+    pub(super) flow: Arc<RecvFlow>,
     /// The message whose buffer the flow waits for: it brings nothing before that is posted.
-    waits_for: Option<u64>,
+    pub(super) waits_for: Option<u64>,
     /// The peer has ended it; what it still holds can be read.
-    ended: bool,
+    pub(super) ended: bool,
 }
 
 #[derive(Clone)]
-struct Posted {
-    buffer: RecvBuffer,
-    tag: i32,
+pub(super) struct Posted {
+    pub(super) buffer: RecvBuffer,
+    pub(super) tag: i32,
     /// Whose buffer it is; nobody's for a message that goes aside.
-    target: Option<Target>,
+    pub(super) target: Option<Target>,
 }
 
 /// What is to be done without a lock after buffers with tags were looked after.
@@ -119,90 +115,6 @@ struct TagActions {
     to_wake: Vec<Arc<RecvFlow>>,
     /// Whether a request may be done.
     notify_owner: bool,
-}
-
-/// One TCP connection of a connection.
-struct RecvFlow {
-    receiver: Arc<TcpReceiver>,
-    number: u32,
-    slot: usize,
-    socket: Socket,
-    registration: Registration,
-    counters: FlowCounters,
-    /// Held while the socket is read.
-    reading: WorkLock<ReadState>,
-    /// Held while the socket is written to.
-    replies: Mutex<ReplyState>,
-}
-
-struct ReadState {
-    /// Nothing may be read any more.
-    closed: bool,
-    stage: ReadStage,
-    header: [u8; FRAME_BYTES],
-    /// Where peers have agreed on checksums.
-    checksum: Option<ChunkChecksum>,
-    poll_owner: PollOwner,
-}
-
-#[derive(Clone, Copy)]
-enum ReadStage {
-    /// `have` bytes of the next frame are read.
-    Header { have: usize },
-    /// The peer says that a flow is dead.
-    FlowDead { number: u32 },
-    /// The bytes of a chunk from `at` on come next; its message may or may not have a buffer.
-    Reserve { chunk: ChunkHeader, at: u64 },
-    /// The bytes from `start` up to `end` belong into the buffer; those before `at` are there.
-    Deliver { chunk: ChunkHeader, buffer: RecvBuffer, start: u64, at: u64, end: u64 },
-    /// The bytes up to `end` came before.
-    Discard { chunk: ChunkHeader, at: u64, end: u64 },
-    /// The chunk was not what was sent.
-    Corrupt,
-}
-
-impl ReadStage {
-    /// Whether there is nothing to be done before more bytes come.
-    fn wants_bytes(&self) -> bool {
-        match self {
-            Self::Header { have } => *have < FRAME_BYTES,
-            Self::Deliver { .. } | Self::Discard { .. } => true,
-            Self::FlowDead { .. } | Self::Reserve { .. } | Self::Corrupt => false,
-        }
-    }
-}
-
-/// What is to be said on a flow.
-#[derive(Default)]
-struct ReplyState {
-    closed: bool,
-    /// Frames, and how much of them is written.
-    bytes: Vec<u8>,
-    written: usize,
-    ack: Option<u64>,
-    dead_flows: VecDeque<u32>,
-    /// From which buffer on tags differ.
-    tags_differ_from: Option<u64>,
-    /// Buffers by number, and their tags.
-    buffer_tags: VecDeque<(u64, i32)>,
-}
-
-impl ReplyState {
-    /// The next frame to write. An acknowledgement is the last: who hears it has heard the others.
-    fn next(&mut self) -> Option<Frame> {
-        let dead_flows = self.dead_flows.pop_front().map(Frame::FlowDead);
-        dead_flows
-            .or_else(|| self.tags_differ_from.take().map(Frame::TagsDifferFrom))
-            .or_else(|| {
-                self.buffer_tags.pop_front().map(|(number, tag)| Frame::BufferTag(number, tag))
-            })
-            .or_else(|| self.ack.take().map(Frame::Ack))
-    }
-
-    /// Whether all that was begun is written.
-    fn is_between(&self) -> bool {
-        self.written == self.bytes.len()
-    }
 }
 
 impl TcpReceiver {
@@ -362,7 +274,7 @@ impl TcpReceiver {
     }
 
     /// Changes the order of messages with tags, and does what comes of it. `change` says whether it can be.
-    fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool) {
+    pub(super) fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool) {
         let mut actions = TagActions::default();
         let outcome = {
             let mut queue = lock(&self.queue);
@@ -456,7 +368,7 @@ impl TcpReceiver {
     }
 
     /// A flow has ended: what it was bringing can come on another.
-    fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, why: Option<&str>) {
+    pub(super) fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, why: Option<&str>) {
         if !flow.quiesce() {
             return;
         }
@@ -488,7 +400,7 @@ impl TcpReceiver {
     }
 
     /// The peer says that a flow is dead, and will send again what it had not delivered.
-    fn on_flow_dead(self: &Arc<Self>, number: u32) {
+    pub(super) fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow
             && flow.quiesce()
@@ -503,7 +415,7 @@ impl TcpReceiver {
     }
 
     /// Fails the connection when what is posted can never be filled.
-    fn check_unrecoverable(&self, now: Instant) {
+    pub(super) fn check_unrecoverable(&self, now: Instant) {
         let (what, kind) = {
             let mut queue = lock(&self.queue);
             let queue = &mut *queue;
@@ -549,7 +461,7 @@ impl TcpReceiver {
         }
     }
 
-    fn fail(&self, kind: ErrorKind, what: &str) {
+    pub(super) fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
             // The peer must hear of it now, not when this side closes.
             let below = lock(&self.queue).reassembly.ack();
@@ -564,14 +476,14 @@ impl TcpReceiver {
 
     /// Returns when no buffer is being written and none will be again. Waits at most for system
     /// calls that do not block.
-    fn quiesce(&self) {
+    pub(super) fn quiesce(&self) {
         for flow in self.flows() {
             flow.quiesce();
         }
     }
 
     /// Ends everything.
-    fn close(&self) {
+    pub(super) fn close(&self) {
         // First, so that all flows there will ever be come to rest. Whoever closes waits for that, the second one too.
         let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
         self.quiesce();
@@ -672,7 +584,7 @@ impl Owner for TcpReceiver {
 
 impl TcpReceiver {
     /// A caller reads what has come on the flow in this place.
-    fn on_caller_poll(&self, slot: usize) {
+    pub(super) fn on_caller_poll(&self, slot: usize) {
         let flow = {
             let queue = lock(&self.queue);
             queue.flows.get(slot).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
@@ -689,311 +601,10 @@ impl TcpReceiver {
     }
 }
 
-impl RecvFlow {
-    fn read(&self, limit: u64) {
-        self.reading.run(|reading| self.read_with(reading, limit));
-    }
-
-    /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes
-    /// are read and all of them are dealt with; in the last case the worker goes on.
-    fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, ReadState>, limit: u64) {
-        let receiver = &self.receiver;
-        guard.poll_owner.renew(&self.registration);
-        let mut moved = 0;
-        let ended = loop {
-            let reading = &mut *guard;
-            if reading.closed || receiver.base.failed() {
-                return;
-            }
-            // What is read already is nothing that the worker would hear of.
-            if moved > limit && reading.stage.wants_bytes() {
-                // A caller who attends comes again.
-                if !reading.poll_owner.is_caller() {
-                    self.registration.wake(&self.socket);
-                }
-                return;
-            }
-            let result = match reading.stage {
-                ReadStage::Header { have: FRAME_BYTES } => {
-                    match receiver.base.decode(&reading.header) {
-                        Ok((Frame::Chunk(chunk), sum)) => {
-                            if let Some(checksum) = &mut reading.checksum {
-                                checksum.begin(chunk.message, sum);
-                            }
-                            reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
-                            receiver.hot_flow.on_chunk(self.slot);
-                            continue;
-                        }
-                        Ok((Frame::FlowDead(number), _)) => {
-                            reading.stage = ReadStage::FlowDead { number };
-                            continue;
-                        }
-                        Ok((Frame::Close, _)) => {
-                            reading.stage = ReadStage::Header { have: 0 };
-                            let below = {
-                                let mut queue = lock(&receiver.queue);
-                                queue.peer_closed = true;
-                                queue.reassembly.ack()
-                            };
-                            self.reply(|replies| replies.ack = Some(below));
-                            continue;
-                        }
-                        Ok((Frame::Tag(tag), _)) => {
-                            reading.stage = ReadStage::Header { have: 0 };
-                            receiver.update_tags(|tags| {
-                                tags.set_common_tag(tag);
-                                true
-                            });
-                            continue;
-                        }
-                        Ok((Frame::SameTagBelow(until), _)) => {
-                            reading.stage = ReadStage::Header { have: 0 };
-                            receiver.update_tags(|tags| tags.set_same_tag_below(until));
-                            continue;
-                        }
-                        Ok((
-                            Frame::Ack(_) | Frame::TagsDifferFrom(_) | Frame::BufferTag(..),
-                            _,
-                        )) => {
-                            drop(guard);
-                            let what = "protocol error: the sender says what receivers say";
-                            return receiver.fail(ErrorKind::Remote, what);
-                        }
-                        Err(error @ FrameError::Checksum) => break Some(error.to_string()),
-                        Err(error) => {
-                            drop(guard);
-                            let what = format!("protocol error: {error}");
-                            return receiver.fail(ErrorKind::Remote, &what);
-                        }
-                    }
-                }
-                ReadStage::FlowDead { number } => {
-                    // That flow's lock is needed; two at a time could wait for each other.
-                    drop(guard);
-                    receiver.on_flow_dead(number);
-                    let below = lock(&receiver.queue).reassembly.ack();
-                    self.reply(|replies| replies.ack = Some(below));
-                    guard = self.reading.lock();
-                    // Another thread may have been here in between.
-                    if matches!(guard.stage, ReadStage::FlowDead { number: still } if still == number)
-                    {
-                        guard.stage = ReadStage::Header { have: 0 };
-                    }
-                    continue;
-                }
-                ReadStage::Header { have } => {
-                    let nowhere = RecvBuffer::from_static(&mut []);
-                    sys::recv_with_header(&self.socket, nowhere, &mut reading.header[have..])
-                }
-                ReadStage::Reserve { chunk, at } => match receiver.reserve(self.slot, &chunk, at) {
-                    Ok(Some(stage)) => {
-                        reading.stage = stage;
-                        self.finish_part(reading);
-                        continue;
-                    }
-                    Ok(None) => {
-                        drop(guard);
-                        return receiver.check_unrecoverable(Instant::now());
-                    }
-                    Err(error) => {
-                        drop(guard);
-                        let kind = match error {
-                            ReassemblyError::TooLong { .. } => ErrorKind::Truncated,
-                            ReassemblyError::TotalChanged { .. } => ErrorKind::Remote,
-                        };
-                        return receiver.fail(kind, &error.to_string());
-                    }
-                },
-                ReadStage::Deliver { chunk, buffer, at, end, .. } => {
-                    let rest = buffer.part(at as usize, (end - at) as usize);
-                    // With the chunk's end comes the next frame, often in the same call.
-                    let next = if end == chunk.end() { FRAME_BYTES } else { 0 };
-                    sys::recv_with_header(&self.socket, rest, &mut reading.header[..next])
-                }
-                ReadStage::Discard { at, end, .. } => match &mut reading.checksum {
-                    None => sys::discard(&self.socket, (end - at) as usize),
-                    Some(checksum) => self.discard_checked(checksum, (end - at) as usize),
-                },
-                ReadStage::Corrupt => {
-                    receiver.base.counters.corrupt.add(1);
-                    break Some("a chunk that does not match its checksum".to_owned());
-                }
-            };
-            match result {
-                Ok(0) => break self.end_of_stream(reading),
-                Ok(received) => {
-                    moved += received as u64;
-                    self.advance(reading, received);
-                }
-                Err(error) if would_block(&error) => return,
-                Err(error) => break Some(error.to_string()),
-            }
-        };
-        drop(guard);
-        receiver.flow_ended(self, ended.as_deref());
-    }
-
-    /// Reads bytes that came before, since the checksum is of all.
-    fn discard_checked(&self, checksum: &mut ChunkChecksum, length: usize) -> io::Result<usize> {
-        let mut bytes = [0; 4096];
-        let room = length.min(bytes.len());
-        let nowhere = RecvBuffer::from_static(&mut []);
-        let received = sys::recv_with_header(&self.socket, nowhere, &mut bytes[..room])?;
-        checksum.discarded(&bytes[..received]);
-        Ok(received)
-    }
-
-    /// Why the flow ended; `None` where the peer may end a flow that it does not need any more.
-    fn end_of_stream(&self, reading: &ReadState) -> Option<String> {
-        let between = matches!(reading.stage, ReadStage::Header { have: 0 });
-        (!between).then(|| "the peer closed it in the middle of a message".to_owned())
-    }
-
-    /// Counts bytes that have been read.
-    fn advance(&self, reading: &mut ReadState, received: usize) {
-        if let (Some(checksum), ReadStage::Deliver { buffer, at, end, .. }) =
-            (&mut reading.checksum, &reading.stage)
-        {
-            let taken = (received as u64).min(end - at);
-            checksum.received(buffer.part(*at as usize, taken as usize));
-        }
-        match &mut reading.stage {
-            ReadStage::Header { have } => *have += received,
-            ReadStage::Deliver { at, end, .. } | ReadStage::Discard { at, end, .. } => {
-                let taken = (received as u64).min(*end - *at);
-                *at += taken;
-                if at == end {
-                    let have = received - taken as usize;
-                    self.finish_part(reading);
-                    if let ReadStage::Header { have: none } = &mut reading.stage {
-                        *none = have;
-                    }
-                }
-            }
-            ReadStage::FlowDead { .. } | ReadStage::Reserve { .. } | ReadStage::Corrupt => {}
-        }
-    }
-
-    /// Goes on when the part of a chunk that was dealt with is over.
-    fn finish_part(&self, reading: &mut ReadState) {
-        let (chunk, at) = match reading.stage {
-            ReadStage::Deliver { chunk, start, at, end, .. } if at == end => {
-                match &mut reading.checksum {
-                    None => self.receiver.on_received(self, chunk.message, end - start),
-                    Some(checksum) => checksum.written(start, end),
-                }
-                (chunk, end)
-            }
-            ReadStage::Discard { chunk, at, end } if at == end => (chunk, end),
-            _ => return,
-        };
-        reading.stage = if at == chunk.end() {
-            if let Some(checksum) = &mut reading.checksum {
-                if !checksum.matches() {
-                    reading.stage = ReadStage::Corrupt;
-                    return;
-                }
-                let (message, parts) = checksum.take_parts();
-                parts
-                    .iter()
-                    .for_each(|(from, to)| self.receiver.on_received(self, message, to - from));
-            }
-            self.counters.chunk(&self.receiver.base.counters, chunk.length.into());
-            ReadStage::Header { have: 0 }
-        } else {
-            ReadStage::Reserve { chunk, at }
-        };
-    }
-
-    /// Reads nothing any more, and gives back what was reserved for it. False when that was so
-    /// already.
-    fn quiesce(&self) -> bool {
-        let mut reading = self.reading.lock();
-        if std::mem::replace(&mut reading.closed, true) {
-            return false;
-        }
-        reading.poll_owner.release(&self.receiver.hot_flow, &self.registration, &self.socket);
-        let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
-        let unchecked = reading.checksum.as_mut().map(ChunkChecksum::take_parts);
-        let is_checked = unchecked.is_some();
-        if let Some((message, parts)) = unchecked {
-            let mut queue = lock(&self.receiver.queue);
-            let give_back = |(from, to)| queue.reassembly.release(message, from, to);
-            parts.into_iter().for_each(give_back);
-        }
-        if let ReadStage::Deliver { chunk, start, mut at, end, .. } = stage {
-            if is_checked {
-                // Nobody knows whether they are right.
-                at = start;
-            }
-            let mut queue = lock(&self.receiver.queue);
-            // Not complete with this: more is missing.
-            queue.reassembly.received(chunk.message, at - start);
-            queue.reassembly.release(chunk.message, at, end);
-        }
-        true
-    }
-
-    /// Says something to the sender, now or as soon as the socket takes it.
-    fn reply(&self, change: impl FnOnce(&mut ReplyState)) {
-        let mut replies = lock(&self.replies);
-        change(&mut replies);
-        self.write(&mut replies);
-    }
-
-    fn write(&self, replies: &mut ReplyState) {
-        while !replies.closed {
-            if replies.is_between() {
-                replies.bytes.clear();
-                replies.written = 0;
-                while let Some(frame) = replies.next() {
-                    replies.bytes.extend(self.receiver.base.encode(frame));
-                }
-                if replies.bytes.is_empty() {
-                    return;
-                }
-            }
-            let nothing = SendBuffer::from_static(&[]);
-            let rest = &replies.bytes[replies.written..];
-            match sys::send_with_header(&self.socket, rest, nothing) {
-                Ok(sent) => replies.written += sent,
-                // Later, or the reading side will notice.
-                Err(_) => return,
-            }
-        }
-    }
-
-    /// Tells the sender that the connection is over, if the socket takes it, and ends the flow. Before that it tells that all
-    /// messages below this one have come: the sender did not fail to deliver them.
-    fn send_close(&self, below: u64) {
-        let mut replies = lock(&self.replies);
-        replies.ack = Some(below);
-        self.write(&mut replies);
-        if !std::mem::replace(&mut replies.closed, true) && replies.is_between() {
-            let nothing = SendBuffer::from_static(&[]);
-            // Sockets whose buffers are full tell the peer by closing.
-            let peer_closed = self.receiver.base.encode(Frame::Close);
-            let _ = sys::send_with_header(&self.socket, &peer_closed, nothing);
-        }
-        self.shutdown();
-    }
-
-    fn shutdown(&self) {
-        // Fails only when the peer was faster.
-        let _ = self.socket.shutdown(Shutdown::Both);
-    }
-
-    fn close(&self) {
-        self.receiver.base.ended(self.counters.bytes());
-        self.registration.end(&self.socket);
-        self.shutdown();
-    }
-}
-
 impl TcpReceiver {
     /// What to do with the next bytes of a chunk; `None`, and the flow waits, when no buffer is
     /// posted for it yet.
-    fn reserve(
+    pub(super) fn reserve(
         &self,
         slot: usize,
         chunk: &ChunkHeader,
@@ -1036,7 +647,7 @@ impl TcpReceiver {
         })
     }
 
-    fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
+    pub(super) fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
         self.last_active.store(flow.slot, Ordering::Relaxed);
         let (ack, failure) = {
             let mut queue = lock(&self.queue);
@@ -1070,42 +681,6 @@ impl TcpReceiver {
 impl From<TooLong> for ReassemblyError {
     fn from(TooLong { message, length, capacity }: TooLong) -> Self {
         Self::TooLong { message, total: length, capacity }
-    }
-}
-
-impl Source for RecvFlow {
-    fn ready(&self, readiness: Readiness) {
-        if readiness.ended {
-            // A flow that waits for a buffer is not read, so its end would not be noticed there.
-            let mut queue = lock(&self.receiver.queue);
-            if let Some(entry) = queue.flows.get_mut(self.slot).and_then(Option::as_mut)
-                && entry.flow.number == self.number
-            {
-                entry.ended = true;
-            }
-        }
-        self.reading.run(|mut reading| {
-            let (receiver, registration) = (&self.receiver, &self.registration);
-            reading.poll_owner.on_worker(&receiver.hot_flow, registration, &self.socket);
-            if reading.poll_owner.is_caller() {
-                return;
-            }
-            self.read_with(reading, WORKER_QUANTUM);
-        });
-        if readiness.ended {
-            self.receiver.check_unrecoverable(Instant::now());
-        }
-        if readiness.writable {
-            self.reply(|_| {});
-        }
-    }
-
-    fn has_deadlines(&self) -> bool {
-        false
-    }
-
-    fn abandoned(&self, why: &str) {
-        self.receiver.fail(ErrorKind::Internal, why);
     }
 }
 

@@ -1,49 +1,38 @@
 //! The sending side of a connection.
-
 use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::io::{self, Read};
-use std::net::Shutdown;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{
-    ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, MAX_MESSAGE_BYTES, NextFrame, Pacer,
-    Progress, Scheduler,
-};
+use evenkeel_protocol::{FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Pacer, Scheduler};
 use socket2::Socket;
 
-use crate::connection::base::{
-    Base, Direction, InFlight, TransportKind, WORKER_QUANTUM, would_block,
-};
+use crate::connection::base::{Base, Direction, InFlight, TransportKind};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
 use crate::connection::tag_matching::{AdvertisedTags, TagGate};
 use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::Destination;
 use crate::memory::buffers::SendBuffer;
-use crate::runtime::caller_polling::{HotFlow, PollOwner};
+use crate::runtime::caller_polling::HotFlow;
 use crate::runtime::flow_count::FlowCountController;
 use crate::runtime::reactor::{Linger, Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
-use crate::sys::{self, MAX_FRAMES};
+use crate::sys::{self};
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::repair::RepairState;
 use crate::tcp::retransmit_buffer::{CopyId, RetransmitBuffer};
+use crate::tcp::send_flow::{FrameReader, SendFlow, WriteState};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{FlowObservation, Observed};
 
-/// Most bytes that a caller writes at a time.
-const CALLER_BYTES: u64 = 128 << 10;
 /// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
 const WAKE_BYTES: u64 = 128 << 10;
-/// Bytes of small messages that are enough for one system call.
-const BATCH_BYTES: u64 = 64 << 10;
-/// So many small messages are written at once after one that was left to the caller's next visit was alone then.
-const IMMEDIATE_WRITES: u32 = 64;
+
 /// How long all flows are used after nothing moved: by then one with a dead path is found out.
 const ALL_FLOWS_TIME: Duration = Duration::from_secs(1);
 
@@ -104,23 +93,23 @@ pub(crate) struct TcpSender {
     /// For deadlines of the connection, not of a flow.
     clock: Registration,
     /// When the connection was opened: flows' paces count from here.
-    epoch: Instant,
+    pub(super) epoch: Instant,
     /// The place to listen at next when a caller has time.
     next_polled: AtomicUsize,
-    hot_flow: HotFlow,
+    pub(super) hot_flow: HotFlow,
     pub(crate) flow_count: Arc<FlowCountController>,
 }
 
 pub(crate) struct SendQueue {
     pub(crate) scheduler: Scheduler<Outgoing>,
-    gate: TagGate,
+    pub(super) gate: TagGate,
     /// Buffers that the peer has told of.
     advertised_tags: AdvertisedTags,
     /// By place.
     pub(crate) flows: Vec<Option<Arc<SendFlow>>>,
     /// Flows (as bits) that can take bytes and found nothing to send. Whoever queues a message
     /// takes some bits out and sees to it that those flows look again.
-    idle: u128,
+    pub(super) idle: u128,
     /// Flows (as bits) that take messages. The others have nothing to do as long as nothing is to be repeated.
     used: u128,
     /// How many flows take messages, and at most do.
@@ -131,24 +120,24 @@ pub(crate) struct SendQueue {
     /// Bytes carried when the clock last looked.
     carried: u64,
     /// Messages whose requests are not done.
-    requests: usize,
+    pub(super) requests: usize,
     retransmit_buffer: RetransmitBuffer,
     /// Small messages that are written and for which there was no room.
     uncopied: VecDeque<u64>,
     /// No flow may be added any more.
     closed: bool,
     /// The connection is closed by its owner and still delivers what was promised.
-    lingering: Option<(Linger, Instant)>,
+    pub(super) lingering: Option<(Linger, Instant)>,
 }
 
 pub(crate) struct Outgoing {
-    buffer: SendBuffer,
+    pub(super) buffer: SendBuffer,
     request: SendCompletion,
 }
 
 /// When a message is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum WriteMode {
+pub(super) enum WriteMode {
     AtOnce,
     /// The caller comes soon to move bytes.
     Batched,
@@ -162,124 +151,6 @@ enum SendCompletion {
     Pending(Arc<Operation>),
     /// Nobody: the request is done and the buffer is a copy.
     Copied(CopyId),
-}
-
-/// One TCP connection of a connection.
-pub(crate) struct SendFlow {
-    sender: Arc<TcpSender>,
-    pub(crate) number: u32,
-    pub(crate) slot: usize,
-    pub(crate) socket: Socket,
-    registration: Registration,
-    pub(crate) counters: FlowCounters,
-    /// It is to take no more chunks.
-    pub(crate) retiring: AtomicBool,
-    /// Its socket did not take all it had.
-    is_full: AtomicBool,
-    /// Held while the socket is written to.
-    writer: WorkLock<WriteState>,
-    /// Held while the socket is read from.
-    frame_reader: WorkLock<FrameReader>,
-}
-
-struct WriteState {
-    /// Nothing may be written any more.
-    closed: bool,
-    /// What is to be written now, in this order; some of the first may be written. At most [`MAX_FRAMES`].
-    frames: VecDeque<PartlyWritten>,
-    /// So many chunks have been written that the scheduler does not know of.
-    chunks_written: usize,
-    /// The peer knows that no more messages come.
-    close_sent: bool,
-    /// The peer knows what tag messages have.
-    tag_sent: bool,
-    /// The peer knows up to which message they all do.
-    same_tag_below_sent: bool,
-    pace: Pacer,
-    /// Most bytes that can be outstanding: what there was when it was last asked, and what has
-    /// been written since.
-    outstanding: u64,
-    poll_owner: PollOwner,
-    /// So many small messages are written at once before a caller who attends leaves one to its next visit again.
-    at_once: u32,
-}
-
-struct PartlyWritten {
-    frame: Frame,
-    encoded: [u8; FRAME_BYTES],
-    payload: SendBuffer,
-    /// Bytes written of frame and payload together.
-    written: usize,
-}
-
-impl PartlyWritten {
-    /// Nothing of it is written or encoded.
-    fn new((frame, payload): (Frame, SendBuffer)) -> Self {
-        Self { frame, encoded: [0; FRAME_BYTES], payload, written: 0 }
-    }
-
-    /// What is not written yet of the frame and of its payload.
-    fn rest(&self) -> (&[u8], SendBuffer) {
-        let header = &self.encoded[self.written.min(FRAME_BYTES)..];
-        let offset = self.written.saturating_sub(FRAME_BYTES);
-        (header, self.payload.part(offset, self.payload.length() - offset))
-    }
-}
-
-/// Why what a peer said cannot be acted on.
-enum FrameFailure {
-    /// It changed on its way: another flow may do better.
-    Corrupt(String),
-    /// The connection cannot go on.
-    Fatal(String),
-}
-
-impl From<String> for FrameFailure {
-    fn from(what: String) -> Self {
-        Self::Fatal(what)
-    }
-}
-
-struct FrameReader {
-    frames: [u8; 8 * FRAME_BYTES],
-    have: usize,
-}
-
-impl WriteState {
-    fn new(slot: usize, pace: Pacer) -> Self {
-        Self {
-            closed: false,
-            frames: VecDeque::with_capacity(MAX_FRAMES),
-            chunks_written: 0,
-            close_sent: false,
-            tag_sent: false,
-            same_tag_below_sent: false,
-            pace,
-            outstanding: 0,
-            poll_owner: PollOwner::new(slot),
-            at_once: 0,
-        }
-    }
-
-    /// What the peer has to hear on this flow of the messages' tags before it hears of any that is cut from now on.
-    fn next_tag_frame(&mut self, gate: &TagGate) -> Option<Frame> {
-        if !self.tag_sent
-            && let Some(tag) = gate.tag()
-        {
-            self.tag_sent = true;
-            // The peer takes a flow that says nothing for one whose messages have the tag 0.
-            if tag != 0 {
-                return Some(Frame::Tag(tag));
-            }
-        }
-        if !self.same_tag_below_sent
-            && let Some(until) = gate.same_tag_below()
-        {
-            self.same_tag_below_sent = true;
-            return Some(Frame::SameTagBelow(until));
-        }
-        None
-    }
 }
 
 impl TcpSender {
@@ -513,7 +384,7 @@ impl TcpSender {
     }
 
     /// Completes what the peer has. True when that was the last of a connection that lingers.
-    fn complete_acked(&self, queue: &mut SendQueue) -> bool {
+    pub(super) fn complete_acked(&self, queue: &mut SendQueue) -> bool {
         let before = queue.requests;
         while let Some(sent) = queue.scheduler.pop_sent() {
             self.base.counters.message(sent.total);
@@ -537,7 +408,7 @@ impl TcpSender {
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }
 
-    fn on_ack(&self, below: u64) -> Result<(), String> {
+    pub(super) fn on_ack(&self, below: u64) -> Result<(), String> {
         let (over, waiting) = {
             let mut queue = lock(&self.queue);
             queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
@@ -555,7 +426,7 @@ impl TcpSender {
     }
 
     /// The peer has buffers with different tags, from that of this number on.
-    fn on_tags_differ(&self, from: u64) {
+    pub(super) fn on_tags_differ(&self, from: u64) {
         let mut queue = lock(&self.queue);
         let next = queue.scheduler.next_message();
         queue.gate.tags_differ_from(from, next);
@@ -567,7 +438,7 @@ impl TcpSender {
     }
 
     /// The peer has a buffer of this number with this tag.
-    fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
+    pub(super) fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
         let mut guard = lock(&self.queue);
         let queue = &mut *guard;
         let next = queue.scheduler.next_message();
@@ -578,7 +449,7 @@ impl TcpSender {
     }
 
     /// The peer has lost a flow.
-    fn on_flow_dead(self: &Arc<Self>, number: u32) {
+    pub(super) fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow {
             self.flow_failed(&flow, "the peer lost it");
@@ -605,7 +476,7 @@ impl TcpSender {
 
     /// Returns when no buffer is being read and none will be again, and the peer is told as far as
     /// that is possible. Waits at most for system calls that do not block.
-    fn quiesce(&self) {
+    pub(super) fn quiesce(&self) {
         for flow in self.flows() {
             let mut writer = flow.writer.lock();
             if !std::mem::replace(&mut writer.closed, true) {
@@ -688,7 +559,7 @@ impl TcpSender {
     }
 
     /// Sees to it that as many flows are used as are worth it. One of them does so for all.
-    fn adapt(&self, flow: &SendFlow) {
+    pub(super) fn adapt(&self, flow: &SendFlow) {
         if self.base.context.settings.is_static() {
             return;
         }
@@ -748,7 +619,7 @@ impl TcpSender {
 
 impl SendQueue {
     /// Takes out a flow that waits for work and may have some.
-    fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
+    pub(super) fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
         let idle = self.idle & self.wanted();
         let slot = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
         self.idle &= !(1 << slot);
@@ -764,7 +635,7 @@ impl SendQueue {
     }
 
     /// The flows (as bits) that there may be work for. What is to be repeated cannot go on each, and all say goodbye.
-    fn wanted(&self) -> u128 {
+    pub(super) fn wanted(&self) -> u128 {
         let all = self.scheduler.must_retransmit() || self.lingering.is_some();
         if all { u128::MAX } else { self.used }
     }
@@ -799,7 +670,7 @@ impl SendQueue {
 
     /// The flow in this place has written its chunk. A small message that is written is kept as a
     /// copy, and its request is done.
-    fn written(&mut self, slot: usize) {
+    pub(super) fn written(&mut self, slot: usize) {
         if let Some(message) = self.scheduler.chunk_written(slot)
             && !self.copy_message(message)
         {
@@ -876,358 +747,6 @@ impl Owner for TcpSender {
             }
             flow.frame_reader.try_run(|frame_reader, _| flow.read_frames_with(frame_reader));
         }
-    }
-}
-
-impl SendFlow {
-    /// Lets the flow's worker have a look at it.
-    fn wake_worker(&self) {
-        self.registration.wake(&self.socket);
-    }
-
-    /// What it has done so far.
-    pub(crate) fn carried(&self) -> FlowStats {
-        let busy = sys::path_info(&self.socket).unwrap_or_default().busy;
-        FlowStats { flow: self.number, bytes: self.counters.bytes(), busy }
-    }
-
-    /// No caller attends it any more.
-    fn release_caller(&self, writer: &mut WriteState) {
-        writer.poll_owner.release(&self.sender.hot_flow, &self.registration, &self.socket);
-    }
-
-    fn shutdown(&self) {
-        // Fails only when the peer was faster.
-        let _ = self.socket.shutdown(Shutdown::Both);
-    }
-
-    fn end(&self) {
-        self.sender.base.ended(self.counters.bytes());
-        self.registration.end(&self.socket);
-        self.shutdown();
-    }
-
-    /// A caller is here, and writes if it is the one who does, or in place of somebody who has come meanwhile.
-    fn on_caller_poll(&self) {
-        self.writer.try_run(|mut writer, asked| {
-            if !writer.closed {
-                let hot_flow = &self.sender.hot_flow;
-                writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
-            }
-            if asked || writer.poll_owner.is_caller() {
-                self.write_as_caller(writer);
-            }
-        });
-    }
-
-    /// There is something to write, and callers come here.
-    fn start(&self) {
-        self.writer.run(|writer| {
-            if writer.poll_owner.is_caller() {
-                self.write_as_caller(writer);
-            } else {
-                self.wake_worker();
-            }
-        });
-    }
-
-    fn write_as_caller(&self, writer: MutexGuard<'_, WriteState>) {
-        let begin = Instant::now();
-        if self.write_with(writer, CALLER_BYTES) > 0 {
-            self.sender.destination.workers.add_caller_work(begin.elapsed());
-        }
-    }
-
-    /// There is a small message to write. `batched`: a caller who attends writes it at its next visit, with what it adds until
-    /// then, if it does add to it.
-    fn write_small(&self, limit: u64, batched: bool) {
-        self.writer.run(|mut writer| {
-            if batched && !writer.closed {
-                let hot_flow = &self.sender.hot_flow;
-                writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
-                if writer.poll_owner.is_caller() {
-                    if writer.at_once <= 1 {
-                        writer.at_once = 0;
-                        return;
-                    }
-                    writer.at_once -= 1;
-                }
-            }
-            self.write_with(writer, limit);
-        });
-    }
-
-    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
-    /// written; in the last case the worker goes on, or the caller who attends. Returns how many bytes it has written.
-    fn write_with(&self, mut guard: MutexGuard<'_, WriteState>, limit: u64) -> u64 {
-        guard.poll_owner.renew(&self.registration);
-        let mut moved = 0;
-        let error = loop {
-            let writer = &mut *guard;
-            if writer.closed || self.sender.base.failed() {
-                return moved;
-            }
-            if writer.frames.is_empty() {
-                self.is_full.store(false, Ordering::Relaxed);
-                self.take_frames(writer);
-                if writer.frames.is_empty() {
-                    return moved;
-                }
-                continue;
-            }
-            if moved > limit {
-                // A caller who attends comes again.
-                if !writer.poll_owner.is_caller() {
-                    self.wake_worker();
-                }
-                return moved;
-            }
-            match sys::send_frames(&self.socket, writer.frames.iter().map(PartlyWritten::rest)) {
-                Ok(sent) => {
-                    moved += sent as u64;
-                    writer.outstanding += sent as u64;
-                    self.wrote(writer, sent);
-                }
-                Err(error) if would_block(&error) => {
-                    self.is_full.store(true, Ordering::Relaxed);
-                    return moved;
-                }
-                Err(error) => break error,
-            }
-        };
-        drop(guard);
-        // The peer may have said why.
-        self.read_frames();
-        self.sender.flow_failed(self, &error.to_string());
-        moved
-    }
-
-    /// So many bytes have been written of the frames.
-    fn wrote(&self, writer: &mut WriteState, mut sent: usize) {
-        while sent > 0
-            && let Some(frame) = writer.frames.front_mut()
-        {
-            let whole = FRAME_BYTES + frame.payload.length();
-            let part = sent.min(whole - frame.written);
-            frame.written += part;
-            sent -= part;
-            if frame.written < whole {
-                return;
-            }
-            if let Frame::Chunk(ChunkHeader { length, .. }) = frame.frame {
-                self.counters.chunk(&self.sender.base.counters, length.into());
-                self.sender.flow_count.carried(length.into());
-                writer.chunks_written += 1;
-            }
-            writer.frames.pop_front();
-        }
-    }
-
-    /// Takes what to write next. Nothing: there is nothing, or too much is on its way; in both cases
-    /// somebody will see to it that this is asked again.
-    fn take_frames(&self, writer: &mut WriteState) {
-        let Some(first) = self.next_frame(writer) else { return };
-        let settings = &self.sender.base.context.settings;
-        let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
-        let mut bytes = first.1.length() as u64;
-        writer.frames.push_back(PartlyWritten::new(first));
-        if bytes <= small {
-            // What is small and there already goes with it: a system call costs as much as a small message.
-            let mut queue = lock(&self.sender.queue);
-            while writer.frames.len() < MAX_FRAMES
-                && bytes < BATCH_BYTES
-                && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
-                && let Some(frame) = self.cut(&mut queue, small.min(most))
-            {
-                bytes += frame.1.length() as u64;
-                writer.frames.push_back(PartlyWritten::new(frame));
-            }
-            if writer.frames.len() == 1 && writer.at_once == 0 {
-                writer.at_once = IMMEDIATE_WRITES;
-            }
-        }
-        // A checksum takes its time. The messages stay as they are while a flow writes them.
-        for frame in &mut writer.frames {
-            frame.encoded = self.sender.base.encode_with(frame.frame, frame.payload);
-        }
-    }
-
-    /// What to write next, if there is something and it may go.
-    fn next_frame(&self, writer: &mut WriteState) -> Option<(Frame, SendBuffer)> {
-        let sender = &self.sender;
-        let now = sender.epoch.elapsed();
-        let look = writer.pace.sample_due(now);
-        if look && let Ok(info) = sys::path_info(&self.socket) {
-            let sys::PathInfo { acked, busy, round_trip, .. } = info;
-            writer.pace.sample(now, Progress { acked, busy, round_trip });
-        }
-        let most = writer.pace.max_outstanding();
-        if writer.outstanding > most {
-            writer.outstanding = sys::unacknowledged(&self.socket);
-        }
-        let limit = writer.pace.chunk(sender.base.context.settings.chunk_bytes);
-        if look {
-            sender.adapt(self);
-        }
-        let mut guard = lock(&sender.queue);
-        let queue = &mut *guard;
-        let mut over = false;
-        let written = std::mem::take(&mut writer.chunks_written);
-        if written > 0 {
-            let before = queue.requests;
-            (0..written).for_each(|_| queue.written(self.slot));
-            if queue.requests < before {
-                self.sender.base.notify();
-            }
-            over = sender.complete_acked(queue);
-        }
-        if over {
-            // The tick closes the connection; here the flow is locked.
-            return None;
-        }
-        if let Some(frame) = writer.next_tag_frame(&queue.gate) {
-            queue.idle &= !(1 << self.slot);
-            return Some((frame, SendBuffer::from_static(&[])));
-        }
-        let retiring = self.retiring.load(Ordering::Relaxed);
-        if retiring || queue.wanted() & 1 << self.slot == 0 {
-            if !retiring {
-                queue.idle |= 1 << self.slot;
-            }
-            // It may be the one that was told of the work.
-            let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
-            drop(guard);
-            if let Some(other) = other {
-                other.wake_worker();
-            }
-            return None;
-        }
-        let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot);
-        if writer.outstanding > most && work {
-            drop(guard);
-            let wait = writer.pace.wait(writer.outstanding);
-            self.registration.set_timer(Instant::now() + wait);
-            return None;
-        }
-        let next = self.cut(queue, limit).or_else(|| {
-            let close = queue.lingering.is_some() && !writer.close_sent;
-            writer.close_sent |= close;
-            close.then(|| (Frame::Close, SendBuffer::from_static(&[])))
-        });
-        match next {
-            Some(_) => queue.idle &= !(1 << self.slot),
-            None => queue.idle |= 1 << self.slot,
-        }
-        next
-    }
-
-    /// What the scheduler has for this flow, in chunks of so many bytes at most.
-    fn cut(&self, queue: &mut SendQueue, limit: u64) -> Option<(Frame, SendBuffer)> {
-        match queue.scheduler.next(self.slot, limit)? {
-            NextFrame::Chunk(header, outgoing) => {
-                self.sender.hot_flow.on_chunk(self.slot);
-                let ChunkHeader { offset, length, .. } = header;
-                let payload = outgoing.buffer.part(offset as usize, length as usize);
-                Some((Frame::Chunk(header), payload))
-            }
-            NextFrame::FlowDead(number) => {
-                Some((Frame::FlowDead(number), SendBuffer::from_static(&[])))
-            }
-        }
-    }
-
-    /// Reads what the peer says.
-    fn read_frames(&self) {
-        self.frame_reader.run(|frame_reader| self.read_frames_with(frame_reader));
-    }
-
-    fn read_frames_with(&self, mut frame_reader: MutexGuard<'_, FrameReader>) {
-        let sender = &self.sender;
-        let ended = loop {
-            let FrameReader { frames, have } = &mut *frame_reader;
-            let room = frames.len() - *have;
-            match sys::uninterrupted(|| (&self.socket).read(&mut frames[*have..])) {
-                Ok(0) => break "the peer closed it".to_owned(),
-                Ok(received) => {
-                    *have += received;
-                    let full = received == room;
-                    match self.handle_frames(&mut frame_reader) {
-                        Ok(()) => {}
-                        Err(FrameFailure::Corrupt(what)) => break what,
-                        Err(FrameFailure::Fatal(what)) => {
-                            drop(frame_reader);
-                            sender.fail(ErrorKind::Remote, &what);
-                            return;
-                        }
-                    }
-                    if !full {
-                        return;
-                    }
-                }
-                Err(error) if would_block(&error) => return,
-                Err(error) => break error.to_string(),
-            }
-        };
-        drop(frame_reader);
-        sender.flow_failed(self, &ended);
-    }
-
-    /// Acts on the whole frames that were read; the text says what is wrong with one.
-    fn handle_frames(&self, frame_reader: &mut FrameReader) -> Result<(), FrameFailure> {
-        let FrameReader { frames, have } = frame_reader;
-        let whole = *have - *have % FRAME_BYTES;
-        let mut acked = None;
-        for bytes in frames[..whole].chunks_exact(FRAME_BYTES) {
-            let mut frame = [0; FRAME_BYTES];
-            frame.copy_from_slice(bytes);
-            let (frame, _) = self.sender.base.decode(&frame).map_err(|error| match error {
-                FrameError::Checksum => FrameFailure::Corrupt(error.to_string()),
-                error => FrameFailure::Fatal(format!("protocol error: {error}")),
-            })?;
-            match frame {
-                Frame::Ack(below) => acked = acked.max(Some(below)),
-                Frame::FlowDead(number) => self.sender.on_flow_dead(number),
-                Frame::TagsDifferFrom(from) => self.sender.on_tags_differ(from),
-                Frame::BufferTag(number, tag) => self.sender.on_buffer_tag(number, tag)?,
-                Frame::Close => {
-                    if let Some(below) = acked {
-                        self.sender.on_ack(below)?;
-                    }
-                    return Err("the peer closed the connection".to_owned().into());
-                }
-                Frame::Chunk(_) | Frame::Tag(_) | Frame::SameTagBelow(_) => {
-                    return Err("protocol error: the receiver sent data".to_owned().into());
-                }
-            }
-        }
-        frames.copy_within(whole..*have, 0);
-        *have -= whole;
-        acked.map_or(Ok(()), |below| Ok(self.sender.on_ack(below)?))
-    }
-}
-
-impl Source for SendFlow {
-    fn ready(&self, readiness: Readiness) {
-        if readiness.readable || readiness.ended {
-            self.read_frames();
-        }
-        if readiness.writable {
-            self.writer.run(|mut writer| {
-                let hot_flow = &self.sender.hot_flow;
-                writer.poll_owner.on_worker(hot_flow, &self.registration, &self.socket);
-                if !writer.poll_owner.is_caller() {
-                    self.write_with(writer, WORKER_QUANTUM);
-                }
-            });
-        }
-    }
-
-    fn has_deadlines(&self) -> bool {
-        false
-    }
-
-    fn abandoned(&self, why: &str) {
-        self.sender.fail(ErrorKind::Internal, why);
     }
 }
 

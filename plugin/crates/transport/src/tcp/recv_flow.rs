@@ -1,0 +1,505 @@
+//! One TCP connection (flow) of a receiving connection: reads chunks, writes acknowledgements.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::Shutdown;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use evenkeel_protocol::{ChunkHeader, FRAME_BYTES, Frame, FrameError, ReassemblyError};
+use socket2::Socket;
+
+use crate::connection::base::{WORKER_QUANTUM, would_block};
+use crate::error::ErrorKind;
+use crate::memory::buffers::{RecvBuffer, SendBuffer};
+use crate::runtime::caller_polling::PollOwner;
+use crate::runtime::reactor::{Readiness, Registration, Source};
+use crate::runtime::work_lock::WorkLock;
+use crate::sync::lock;
+use crate::sys;
+use crate::tcp::chunk_checksum::ChunkChecksum;
+use crate::tcp::receiver::TcpReceiver;
+use crate::telemetry::counters::FlowCounters;
+
+/// One TCP connection of a connection.
+pub(super) struct RecvFlow {
+    pub(super) receiver: Arc<TcpReceiver>,
+    pub(super) number: u32,
+    pub(super) slot: usize,
+    pub(super) socket: Socket,
+    pub(super) registration: Registration,
+    pub(super) counters: FlowCounters,
+    /// Held while the socket is read.
+    pub(super) reading: WorkLock<ReadState>,
+    /// Held while the socket is written to.
+    pub(super) replies: Mutex<ReplyState>,
+}
+
+pub(super) struct ReadState {
+    /// Nothing may be read any more.
+    pub(super) closed: bool,
+    pub(super) stage: ReadStage,
+    pub(super) header: [u8; FRAME_BYTES],
+    /// Where peers have agreed on checksums.
+    pub(super) checksum: Option<ChunkChecksum>,
+    pub(super) poll_owner: PollOwner,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum ReadStage {
+    /// `have` bytes of the next frame are read.
+    Header { have: usize },
+    /// The peer says that a flow is dead.
+    FlowDead { number: u32 },
+    /// The bytes of a chunk from `at` on come next; its message may or may not have a buffer.
+    Reserve { chunk: ChunkHeader, at: u64 },
+    /// The bytes from `start` up to `end` belong into the buffer; those before `at` are there.
+    Deliver { chunk: ChunkHeader, buffer: RecvBuffer, start: u64, at: u64, end: u64 },
+    /// The bytes up to `end` came before.
+    Discard { chunk: ChunkHeader, at: u64, end: u64 },
+    /// The chunk was not what was sent.
+    Corrupt,
+}
+
+/// What follows a stage.
+enum StageOutcome {
+    /// The next stage, without reading.
+    Next,
+    /// This many bytes were read.
+    Received(usize),
+    /// The socket has nothing now.
+    WouldBlock,
+    /// The peer reported this flow as dead.
+    FlowDead(u32),
+    /// No buffer is posted for the next bytes.
+    NoBuffer,
+    /// The flow has ended, with the reason unless the peer may end it.
+    Ended(Option<String>),
+    /// The connection fails.
+    Failed(ErrorKind, String),
+}
+
+impl ReadStage {
+    /// Whether there is nothing to be done before more bytes come.
+    fn wants_bytes(&self) -> bool {
+        match self {
+            Self::Header { have } => *have < FRAME_BYTES,
+            Self::Deliver { .. } | Self::Discard { .. } => true,
+            Self::FlowDead { .. } | Self::Reserve { .. } | Self::Corrupt => false,
+        }
+    }
+}
+
+/// What is to be said on a flow.
+#[derive(Default)]
+pub(super) struct ReplyState {
+    pub(super) closed: bool,
+    /// Frames, and how much of them is written.
+    pub(super) bytes: Vec<u8>,
+    pub(super) written: usize,
+    pub(super) ack: Option<u64>,
+    pub(super) dead_flows: VecDeque<u32>,
+    /// From which buffer on tags differ.
+    pub(super) tags_differ_from: Option<u64>,
+    /// Buffers by number, and their tags.
+    pub(super) buffer_tags: VecDeque<(u64, i32)>,
+}
+
+impl ReplyState {
+    /// The next frame to write. An acknowledgement is the last: who hears it has heard the others.
+    fn next(&mut self) -> Option<Frame> {
+        let dead_flows = self.dead_flows.pop_front().map(Frame::FlowDead);
+        dead_flows
+            .or_else(|| self.tags_differ_from.take().map(Frame::TagsDifferFrom))
+            .or_else(|| {
+                self.buffer_tags.pop_front().map(|(number, tag)| Frame::BufferTag(number, tag))
+            })
+            .or_else(|| self.ack.take().map(Frame::Ack))
+    }
+
+    /// Whether all that was begun is written.
+    fn is_between(&self) -> bool {
+        self.written == self.bytes.len()
+    }
+}
+
+impl RecvFlow {
+    pub(super) fn read(&self, limit: u64) {
+        self.reading.run(|reading| self.read_with(reading, limit));
+    }
+
+    /// Reads until the socket has no more, the next chunk has no buffer, or more than `limit` bytes are read and processed. In
+    /// the last case the worker continues.
+    pub(super) fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, ReadState>, limit: u64) {
+        let receiver = &self.receiver;
+        guard.poll_owner.renew(&self.registration);
+        let mut moved = 0;
+        let ended = loop {
+            let reading = &mut *guard;
+            if reading.closed || receiver.base.failed() {
+                return;
+            }
+            // The worker gets no event for bytes that are read already.
+            if moved > limit && reading.stage.wants_bytes() {
+                // A caller that owns the polling returns by itself.
+                if !reading.poll_owner.is_caller() {
+                    self.registration.wake(&self.socket);
+                }
+                return;
+            }
+            match self.run_stage(reading) {
+                StageOutcome::Next => {}
+                StageOutcome::Received(bytes) => moved += bytes as u64,
+                StageOutcome::WouldBlock => return,
+                StageOutcome::FlowDead(number) => {
+                    // The other flow's lock is needed. Two flows that hold theirs could wait for each other.
+                    drop(guard);
+                    guard = self.handle_flow_dead(number);
+                }
+                StageOutcome::NoBuffer => {
+                    drop(guard);
+                    return receiver.check_unrecoverable(Instant::now());
+                }
+                StageOutcome::Ended(why) => break why,
+                StageOutcome::Failed(kind, what) => {
+                    drop(guard);
+                    return receiver.fail(kind, &what);
+                }
+            }
+        };
+        drop(guard);
+        receiver.flow_ended(self, ended.as_deref());
+    }
+
+    /// Does what the stage asks for: processes what is read, or reads from the socket.
+    fn run_stage(&self, reading: &mut ReadState) -> StageOutcome {
+        match reading.stage {
+            ReadStage::Header { have: FRAME_BYTES } => self.handle_frame(reading),
+            ReadStage::Header { have } => self.read_header(reading, have),
+            ReadStage::FlowDead { number } => StageOutcome::FlowDead(number),
+            ReadStage::Reserve { chunk, at } => self.reserve(reading, &chunk, at),
+            ReadStage::Deliver { chunk, buffer, at, end, .. } => {
+                let rest = buffer.part(at as usize, (end - at) as usize);
+                self.read_payload(reading, rest, end == chunk.end())
+            }
+            ReadStage::Discard { at, end, .. } => self.discard(reading, (end - at) as usize),
+            ReadStage::Corrupt => {
+                self.receiver.base.counters.corrupt.add(1);
+                StageOutcome::Ended(Some("a chunk that does not match its checksum".to_owned()))
+            }
+        }
+    }
+
+    /// Acts on a frame header that is complete.
+    fn handle_frame(&self, reading: &mut ReadState) -> StageOutcome {
+        let receiver = &self.receiver;
+        let (frame, sum) = match receiver.base.decode(&reading.header) {
+            Ok(decoded) => decoded,
+            Err(error @ FrameError::Checksum) => {
+                return StageOutcome::Ended(Some(error.to_string()));
+            }
+            Err(error) => {
+                return StageOutcome::Failed(ErrorKind::Remote, format!("protocol error: {error}"));
+            }
+        };
+        match frame {
+            Frame::Chunk(chunk) => {
+                if let Some(checksum) = &mut reading.checksum {
+                    checksum.begin(chunk.message, sum);
+                }
+                reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
+                receiver.hot_flow.on_chunk(self.slot);
+            }
+            Frame::FlowDead(number) => reading.stage = ReadStage::FlowDead { number },
+            Frame::Close => {
+                reading.stage = ReadStage::Header { have: 0 };
+                let below = {
+                    let mut queue = lock(&receiver.queue);
+                    queue.peer_closed = true;
+                    queue.reassembly.ack()
+                };
+                self.reply(|replies| replies.ack = Some(below));
+            }
+            Frame::Tag(tag) => {
+                reading.stage = ReadStage::Header { have: 0 };
+                receiver.update_tags(|tags| {
+                    tags.set_common_tag(tag);
+                    true
+                });
+            }
+            Frame::SameTagBelow(below) => {
+                reading.stage = ReadStage::Header { have: 0 };
+                receiver.update_tags(|tags| tags.set_same_tag_below(below));
+            }
+            Frame::Ack(_) | Frame::TagsDifferFrom(_) | Frame::BufferTag(..) => {
+                let what = "protocol error: the sender sent a frame that only receivers send";
+                return StageOutcome::Failed(ErrorKind::Remote, what.to_owned());
+            }
+        }
+        StageOutcome::Next
+    }
+
+    /// Ends a flow that the peer reported as dead, and acknowledges that. Called without the lock, which it takes again.
+    fn handle_flow_dead(&self, number: u32) -> MutexGuard<'_, ReadState> {
+        self.receiver.on_flow_dead(number);
+        let below = lock(&self.receiver.queue).reassembly.ack();
+        self.reply(|replies| replies.ack = Some(below));
+        let mut reading = self.reading.lock();
+        // Another thread may have handled it in between.
+        if matches!(reading.stage, ReadStage::FlowDead { number: still } if still == number) {
+            reading.stage = ReadStage::Header { have: 0 };
+        }
+        reading
+    }
+
+    fn read_header(&self, reading: &mut ReadState, have: usize) -> StageOutcome {
+        let no_payload = RecvBuffer::from_static(&mut []);
+        let result = sys::recv_with_header(&self.socket, no_payload, &mut reading.header[have..]);
+        self.after_read(reading, result)
+    }
+
+    /// Reserves a part of the message's buffer for the next bytes of the chunk.
+    fn reserve(&self, reading: &mut ReadState, chunk: &ChunkHeader, at: u64) -> StageOutcome {
+        match self.receiver.reserve(self.slot, chunk, at) {
+            Ok(Some(stage)) => {
+                reading.stage = stage;
+                self.finish_part(reading);
+                StageOutcome::Next
+            }
+            Ok(None) => StageOutcome::NoBuffer,
+            Err(error) => {
+                let kind = match error {
+                    ReassemblyError::TooLong { .. } => ErrorKind::Truncated,
+                    ReassemblyError::TotalChanged { .. } => ErrorKind::Remote,
+                };
+                StageOutcome::Failed(kind, error.to_string())
+            }
+        }
+    }
+
+    /// Reads into the rest of the reserved part.
+    fn read_payload(
+        &self,
+        reading: &mut ReadState,
+        rest: RecvBuffer,
+        is_last: bool,
+    ) -> StageOutcome {
+        // The next frame follows the chunk's end, often in the same call.
+        let next = if is_last { FRAME_BYTES } else { 0 };
+        let result = sys::recv_with_header(&self.socket, rest, &mut reading.header[..next]);
+        self.after_read(reading, result)
+    }
+
+    /// Drops bytes that were received before.
+    fn discard(&self, reading: &mut ReadState, length: usize) -> StageOutcome {
+        let result = match &mut reading.checksum {
+            None => sys::discard(&self.socket, length),
+            Some(checksum) => self.discard_checked(checksum, length),
+        };
+        self.after_read(reading, result)
+    }
+
+    fn after_read(&self, reading: &mut ReadState, result: io::Result<usize>) -> StageOutcome {
+        match result {
+            Ok(0) => StageOutcome::Ended(self.end_of_stream(reading)),
+            Ok(received) => {
+                self.advance(reading, received);
+                StageOutcome::Received(received)
+            }
+            Err(error) if would_block(&error) => StageOutcome::WouldBlock,
+            Err(error) => StageOutcome::Ended(Some(error.to_string())),
+        }
+    }
+
+    /// Reads bytes that came before, since the checksum is of all.
+    fn discard_checked(&self, checksum: &mut ChunkChecksum, length: usize) -> io::Result<usize> {
+        let mut bytes = [0; 4096];
+        let room = length.min(bytes.len());
+        let nowhere = RecvBuffer::from_static(&mut []);
+        let received = sys::recv_with_header(&self.socket, nowhere, &mut bytes[..room])?;
+        checksum.discarded(&bytes[..received]);
+        Ok(received)
+    }
+
+    /// Why the flow ended; `None` where the peer may end a flow that it does not need any more.
+    fn end_of_stream(&self, reading: &ReadState) -> Option<String> {
+        let between = matches!(reading.stage, ReadStage::Header { have: 0 });
+        (!between).then(|| "the peer closed it in the middle of a message".to_owned())
+    }
+
+    /// Counts bytes that have been read.
+    fn advance(&self, reading: &mut ReadState, received: usize) {
+        if let (Some(checksum), ReadStage::Deliver { buffer, at, end, .. }) =
+            (&mut reading.checksum, &reading.stage)
+        {
+            let taken = (received as u64).min(end - at);
+            checksum.received(buffer.part(*at as usize, taken as usize));
+        }
+        match &mut reading.stage {
+            ReadStage::Header { have } => *have += received,
+            ReadStage::Deliver { at, end, .. } | ReadStage::Discard { at, end, .. } => {
+                let taken = (received as u64).min(*end - *at);
+                *at += taken;
+                if at == end {
+                    let have = received - taken as usize;
+                    self.finish_part(reading);
+                    if let ReadStage::Header { have: none } = &mut reading.stage {
+                        *none = have;
+                    }
+                }
+            }
+            ReadStage::FlowDead { .. } | ReadStage::Reserve { .. } | ReadStage::Corrupt => {}
+        }
+    }
+
+    /// Goes on when the part of a chunk that was dealt with is over.
+    fn finish_part(&self, reading: &mut ReadState) {
+        let (chunk, at) = match reading.stage {
+            ReadStage::Deliver { chunk, start, at, end, .. } if at == end => {
+                match &mut reading.checksum {
+                    None => self.receiver.on_received(self, chunk.message, end - start),
+                    Some(checksum) => checksum.written(start, end),
+                }
+                (chunk, end)
+            }
+            ReadStage::Discard { chunk, at, end } if at == end => (chunk, end),
+            _ => return,
+        };
+        reading.stage = if at == chunk.end() {
+            if let Some(checksum) = &mut reading.checksum {
+                if !checksum.matches() {
+                    reading.stage = ReadStage::Corrupt;
+                    return;
+                }
+                let (message, parts) = checksum.take_parts();
+                parts
+                    .iter()
+                    .for_each(|(from, to)| self.receiver.on_received(self, message, to - from));
+            }
+            self.counters.chunk(&self.receiver.base.counters, chunk.length.into());
+            ReadStage::Header { have: 0 }
+        } else {
+            ReadStage::Reserve { chunk, at }
+        };
+    }
+
+    /// Reads nothing any more, and gives back what was reserved for it. False when that was so
+    /// already.
+    pub(super) fn quiesce(&self) -> bool {
+        let mut reading = self.reading.lock();
+        if std::mem::replace(&mut reading.closed, true) {
+            return false;
+        }
+        reading.poll_owner.release(&self.receiver.hot_flow, &self.registration, &self.socket);
+        let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
+        let unchecked = reading.checksum.as_mut().map(ChunkChecksum::take_parts);
+        let is_checked = unchecked.is_some();
+        if let Some((message, parts)) = unchecked {
+            let mut queue = lock(&self.receiver.queue);
+            let give_back = |(from, to)| queue.reassembly.release(message, from, to);
+            parts.into_iter().for_each(give_back);
+        }
+        if let ReadStage::Deliver { chunk, start, mut at, end, .. } = stage {
+            if is_checked {
+                // Nobody knows whether they are right.
+                at = start;
+            }
+            let mut queue = lock(&self.receiver.queue);
+            // Not complete with this: more is missing.
+            queue.reassembly.received(chunk.message, at - start);
+            queue.reassembly.release(chunk.message, at, end);
+        }
+        true
+    }
+
+    /// Says something to the sender, now or as soon as the socket takes it.
+    pub(super) fn reply(&self, change: impl FnOnce(&mut ReplyState)) {
+        let mut replies = lock(&self.replies);
+        change(&mut replies);
+        self.write(&mut replies);
+    }
+
+    fn write(&self, replies: &mut ReplyState) {
+        while !replies.closed {
+            if replies.is_between() {
+                replies.bytes.clear();
+                replies.written = 0;
+                while let Some(frame) = replies.next() {
+                    replies.bytes.extend(self.receiver.base.encode(frame));
+                }
+                if replies.bytes.is_empty() {
+                    return;
+                }
+            }
+            let nothing = SendBuffer::from_static(&[]);
+            let rest = &replies.bytes[replies.written..];
+            match sys::send_with_header(&self.socket, rest, nothing) {
+                Ok(sent) => replies.written += sent,
+                // Later, or the reading side will notice.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Tells the sender that the connection is over, if the socket takes it, and ends the flow. Before that it tells that all
+    /// messages below this one have come: the sender did not fail to deliver them.
+    pub(super) fn send_close(&self, below: u64) {
+        let mut replies = lock(&self.replies);
+        replies.ack = Some(below);
+        self.write(&mut replies);
+        if !std::mem::replace(&mut replies.closed, true) && replies.is_between() {
+            let nothing = SendBuffer::from_static(&[]);
+            // Sockets whose buffers are full tell the peer by closing.
+            let peer_closed = self.receiver.base.encode(Frame::Close);
+            let _ = sys::send_with_header(&self.socket, &peer_closed, nothing);
+        }
+        self.shutdown();
+    }
+
+    pub(super) fn shutdown(&self) {
+        // Fails only when the peer was faster.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    pub(super) fn close(&self) {
+        self.receiver.base.ended(self.counters.bytes());
+        self.registration.end(&self.socket);
+        self.shutdown();
+    }
+}
+
+impl Source for RecvFlow {
+    fn ready(&self, readiness: Readiness) {
+        if readiness.ended {
+            // A flow that waits for a buffer is not read, so its end would not be noticed there.
+            let mut queue = lock(&self.receiver.queue);
+            if let Some(entry) = queue.flows.get_mut(self.slot).and_then(Option::as_mut)
+                && entry.flow.number == self.number
+            {
+                entry.ended = true;
+            }
+        }
+        self.reading.run(|mut reading| {
+            let (receiver, registration) = (&self.receiver, &self.registration);
+            reading.poll_owner.on_worker(&receiver.hot_flow, registration, &self.socket);
+            if reading.poll_owner.is_caller() {
+                return;
+            }
+            self.read_with(reading, WORKER_QUANTUM);
+        });
+        if readiness.ended {
+            self.receiver.check_unrecoverable(Instant::now());
+        }
+        if readiness.writable {
+            self.reply(|_| {});
+        }
+    }
+
+    fn has_deadlines(&self) -> bool {
+        false
+    }
+
+    fn abandoned(&self, why: &str) {
+        self.receiver.fail(ErrorKind::Internal, why);
+    }
+}
