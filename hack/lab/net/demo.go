@@ -12,7 +12,7 @@ import (
 
 const demoFlows = 8
 
-// demo shows, on a lab of its own, how plain TCP connections fare.
+// demo measures plain TCP connections on a lab of its own.
 func demo(ctx context.Context, out io.Writer, name string, length time.Duration) (err error) {
 	config := netns.Config{Name: name, Links: netns.Links(netns.Gbit, netns.Gbit, netns.Gbit, 200*netns.Mbit)}
 	lab, err := netns.Up(ctx, config)
@@ -39,7 +39,7 @@ func demo(ctx context.Context, out io.Writer, name string, length time.Duration)
 	return show(ctx, out, "link 0 silent", lab, flows, length)
 }
 
-// show prints what each connection and each link carries for a while.
+// show measures the rate of each connection and each link, and prints them.
 func show(ctx context.Context, out io.Writer, title string, lab *netns.Lab, flows []*netns.Flow, length time.Duration) error {
 	start := time.Now()
 	links, err := lab.Sent()

@@ -22,8 +22,8 @@ const (
 	sayKeep  = "keep"
 )
 
-// startHolder starts the process that owns a lab, and returns when the lab is
-// up. If this process ends before that, so does the holder.
+// startHolder starts the process that owns a lab, and returns when the lab is up. If this process exits before that, so does the
+// holder.
 func startHolder(ctx context.Context, c netns.Config) (*netns.Lab, error) {
 	config, err := json.Marshal(c)
 	if err != nil {
@@ -33,7 +33,7 @@ func startHolder(ctx context.Context, c netns.Config) (*netns.Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Not CommandContext: it outlives this process, and its terminal.
+	// Not CommandContext: the holder outlives this process and its terminal.
 	cmd := exec.Command(self, holdName, string(config))
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -53,11 +53,11 @@ func startHolder(ctx context.Context, c netns.Config) (*netns.Lab, error) {
 	defer stopped()
 	line, err := bufio.NewReader(report).ReadString('\n')
 	if err != nil || strings.TrimSpace(line) != sayReady {
-		cmd.Wait() // it has ended, or will, having said why on the same line
+		cmd.Wait() // it has exited, or will; the line has its error
 		return nil, errors.New(strings.TrimSpace(line))
 	}
 	if _, err := fmt.Fprintln(consent, sayKeep); err != nil {
-		return nil, fmt.Errorf("the lab's owner ended early: %w", err)
+		return nil, fmt.Errorf("the lab's owner exited early: %w", err)
 	}
 	return netns.Open(c.Name)
 }

@@ -1,5 +1,4 @@
-// Command netlab makes networks of unequal, failing paths on this machine, in
-// namespaces of their own.
+// Command net creates networks of unequal, failing paths on this machine, in network namespaces.
 package main
 
 import (
@@ -23,8 +22,8 @@ func main() {
 	defer stop()
 	root := &cobra.Command{
 		Use:   "netlab",
-		Short: "Networks of unequal, failing paths on this machine, in namespaces of their own",
-		Long: `Networks of unequal, failing paths on this machine, in namespaces of their own.
+		Short: "Create networks of unequal, failing paths on this machine, in network namespaces",
+		Long: `Create networks of unequal, failing paths on this machine, in network namespaces.
 
 Two hosts, h1 (10.1.0.2) and h2 (10.2.0.2), are joined by links between two routers. The routers choose
 a link by a hash of addresses and ports, as the switches of a data centre do. The hosts' interface to
@@ -39,14 +38,14 @@ that network is eth0; ctl0 (10.3.0.1 and 10.3.0.2) joins them directly, beside t
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	var name string
-	root.PersistentFlags().StringVar(&name, "name", "dev", "the lab's name; labs of different names are up side by side")
+	root.PersistentFlags().StringVar(&name, "name", "dev", "the lab's name; labs of different names can be up at the same time")
 	root.AddCommand(upCommand(&name), downCommand(&name), statusCommand(&name), linkCommand(&name), execCommand(&name), demoCommand(&name), holdCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) && exit.ExitCode() > 0 {
-			os.Exit(exit.ExitCode()) // a command run in a host has said why
+			os.Exit(exit.ExitCode()) // the command has printed its own error
 		}
-		fmt.Fprintln(os.Stderr, "netlab:", err)
+		fmt.Fprintln(os.Stderr, "lab/net:", err)
 		os.Exit(1)
 	}
 }
@@ -56,7 +55,7 @@ func upCommand(name *string) *cobra.Command {
 	var links, flows, star string
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Make a network that stays until it is taken down",
+		Short: "Create a network, which exists until \"down\"",
 		Example: `  go run ./hack/lab/net up --links 4x1gbit
   go run ./hack/lab/net up --name clouds --links "" --flow-rates 3x400mbit,100mbit
   go run ./hack/lab/net up --name plain --links "" --mtu 9000
@@ -96,7 +95,7 @@ func upCommand(name *string) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&links, "links", "4x1gbit", `rates of the links between the routers; "" joins the hosts directly, unshaped`)
-	cmd.Flags().StringVar(&flows, "flow-rates", "", "caps over which a host's TCP connections are dealt as they are opened, such as 3x400mbit,100mbit")
+	cmd.Flags().StringVar(&flows, "flow-rates", "", "caps of a host's TCP connections, assigned in the order in which they are opened, such as 3x400mbit,100mbit")
 	cmd.Flags().StringVar(&star, "star", "", "instead of two hosts, one around a switch for each link of these rates, h1 at 10.1.0.2, h2 at 10.2.0.2 and so on")
 	cmd.Flags().DurationVar(&c.Queue, "queue", netns.DefaultQueue, "length of each shaped queue")
 	cmd.Flags().IntVar(&c.MTU, "mtu", netns.DefaultMTU, "MTU in bytes")
@@ -107,7 +106,7 @@ func upCommand(name *string) *cobra.Command {
 func downCommand(name *string) *cobra.Command {
 	return &cobra.Command{
 		Use:     "down",
-		Short:   "End everything in the network and remove it",
+		Short:   "Kill all processes in the network and remove it",
 		Example: `  go run ./hack/lab/net down --name clouds`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return netns.Remove(cmd.Context(), *name) },
@@ -117,7 +116,7 @@ func downCommand(name *string) *cobra.Command {
 func statusCommand(name *string) *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
-		Short:   "Say which networks there are; fails unless the named one is up",
+		Short:   "List the networks; fails unless the named one is up",
 		Example: `  go run ./hack/lab/net status`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -128,7 +127,7 @@ func statusCommand(name *string) *cobra.Command {
 			for _, n := range names {
 				lab, err := netns.Open(n)
 				if err != nil {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s: gone; \"down\" removes what it has left\n", n)
+					fmt.Fprintf(cmd.OutOrStdout(), "%s: not running; \"down\" removes its remains\n", n)
 					continue
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s (process %d)\n", n, lab.Config(), lab.Owner())
@@ -234,7 +233,7 @@ func demoCommand(name *string) *cobra.Command {
 	var seconds int
 	cmd := &cobra.Command{
 		Use:     "demo",
-		Short:   "Show what plain TCP makes of four links of which one is slow, and then silent",
+		Short:   "Show plain TCP over four links, of which one is slow and then silent",
 		Example: `  go run ./hack/lab/net demo --name show`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -1,4 +1,4 @@
-// Command rdmalab runs a command in a virtual machine that has RDMA verbs.
+// Command rdma runs a command in a virtual machine that has RDMA verbs.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/rdma/vm"
 )
 
-// Exit statuses beside the command's own, after those of timeout(1) and of test harnesses.
+// Exit statuses other than the command's, as those of timeout(1) and of test harnesses.
 const (
 	exitMissing = 77
 	exitTimeout = 124
@@ -30,7 +30,7 @@ func main() {
 	var code int
 	err := rootCommand(&code).ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "rdmalab:", err)
+		fmt.Fprintln(os.Stderr, "lab/rdma:", err)
 		code = exitFailed
 		switch {
 		case errors.As(err, &vm.Missing{}):
@@ -46,31 +46,31 @@ func rootCommand(code *int) *cobra.Command {
 	var c vm.Config
 	var topology string
 	cmd := &cobra.Command{
-		Use:   "rdmalab [flags] -- COMMAND...",
+		Use:   "rdma [flags] -- COMMAND...",
 		Short: "Run a command in a virtual machine that has RDMA verbs (soft-RoCE)",
 		Long: `Run a command in a virtual machine that has RDMA verbs (soft-RoCE).
 
 The machine's root is this machine's own file system: its programs, libraries and test binaries are there.
-The command runs as root, with this environment, in this working folder. What it writes below the shared
-folder stays; what it writes elsewhere is gone with the machine. Nothing is read from standard input.
+The command runs as root, with this environment, in this working folder. Files that it writes below the shared
+folder are kept; all others are lost with the machine. Standard input is not read.
 
 Devices rxe0 (10.77.0.1 on eth0) and rxe1 (10.77.0.2 on eth1) are joined by a virtual Ethernet link with an
 MTU of 9000; the GID of index 1 is IPv4's, RoCE v2. Topologies:
-  pair    both in one network namespace; traffic between the two takes the link
+  pair    both in one network namespace; traffic between the two passes the link
   hosts   one each in the network namespaces h1 and h2: "ip netns exec h1 COMMAND"
   rails   pair twice: rxe2 (10.77.1.1 on eth2) and rxe3 (10.77.1.2 on eth3) have a link of their own
 ` + vm.TopologyVariable + ` is set to the topology.
 
-Installs QEMU and the RDMA tools with apt, and fetches Debian's kernel into the cache, the first time.
-A processor is emulated: expect 10 seconds for a boot, and 50 to 100 MB/s.
+The first run installs QEMU and the RDMA tools with apt, and fetches Debian's kernel into the cache.
+The processor is emulated: expect 10 seconds for a boot, and 50 to 100 MB/s.
 
-The exit status is the command's; 124 when it ran past --timeout; 125 when the machine failed; 77 when this
-machine lacks something that cannot be had, after a line that says what.`,
+The exit status is the command's; 124 when it ran past --timeout; 125 when the virtual machine failed; 77 when
+this machine lacks something that cannot be installed, after a line that names it.`,
 		Example: `  go run ./hack/lab/rdma -- ibv_devinfo
   go run ./hack/lab/rdma -- sh -c 'ib_write_bw -d rxe1 -x 1 -F > /dev/null & sleep 1; ib_write_bw -d rxe0 -x 1 -F 10.77.0.2'
   go run ./hack/lab/rdma --topology hosts -- ip netns exec h1 ping -c 1 10.77.0.2
 
-  # cargo's tests, built here and run there, one machine for each test binary:
+  # Rust tests, built here and run in the lab, one virtual machine for each test binary:
   go build -o bin/rdmalab ./hack/lab/rdma
   cd plugin && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$PWD/../bin/rdmalab --" cargo test -p evenkeel-transport`,
 		Args:         cobra.MinimumNArgs(1),
@@ -90,18 +90,17 @@ machine lacks something that cannot be had, after a line that says what.`,
 	cmd.Flags().SetInterspersed(false) // flags after COMMAND are the command's
 	cmd.Flags().StringVar(&topology, "topology", string(vm.Pair), fmt.Sprintf("how the devices are joined: one of %v", vm.Topologies))
 	cmd.Flags().StringVar(&c.Share, "share", "", "the folder that the command writes to (default the working folder)")
-	cmd.Flags().DurationVar(&c.Timeout, "timeout", vm.DefaultTimeout, "the longest that the command may run")
+	cmd.Flags().DurationVar(&c.Timeout, "timeout", vm.DefaultTimeout, "maximum time of the command")
 	cmd.Flags().IntVar(&c.CPUs, "cpus", vm.DefaultCPUs, "processors of the machine")
 	cmd.Flags().IntVar(&c.Memory, "memory", vm.DefaultMemory, "memory of the machine, in MiB")
 	return cmd
 }
 
-// watchParent ends the run with the process that started it: one that is
-// killed, such as "go run", cannot pass that on.
+// watchParent ends the run when its parent exits. A parent that is killed, such as "go run", cannot forward the signal.
 func watchParent(orphaned context.CancelCauseFunc) {
 	parent, err := unix.PidfdOpen(os.Getppid(), 0)
 	if err != nil {
-		return // the parent is not ours to see, or the kernel is older than 5.3
+		return // the parent is not visible, or the kernel is older than 5.3
 	}
 	defer unix.Close(parent)
 	for {
@@ -109,7 +108,7 @@ func watchParent(orphaned context.CancelCauseFunc) {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		orphaned(errors.New("the process that started this one has ended"))
+		orphaned(errors.New("the parent process has exited"))
 		return
 	}
 }

@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// A Flow is a TCP connection from H1 to H2 that sends zeroes as fast as the
-// network takes them.
+// A Flow is a TCP connection from H1 to H2 that sends zeroes as fast as the network allows.
 type Flow struct {
 	from, to *net.TCPConn
 	received atomic.Uint64
@@ -31,7 +30,7 @@ func (l *Lab) OpenFlow(ctx context.Context) (*Flow, error) {
 	dialer := net.Dialer{Timeout: timeout}
 	f := &Flow{}
 	err = l.Do(H1, func() error {
-		// To an address that is no name, this stays on this thread.
+		// Without a name to resolve, the dial stays on this thread.
 		conn, err := dialer.DialContext(ctx, "tcp", listener.Addr().String())
 		if err == nil {
 			f.from = conn.(*net.TCPConn)
@@ -52,22 +51,22 @@ func (l *Lab) OpenFlow(ctx context.Context) (*Flow, error) {
 	return f, nil
 }
 
-// Ports returns the ports that the flow is from and to.
+// Ports returns the flow's source and destination ports.
 func (f *Flow) Ports() (from, to uint16) {
 	port := func(address net.Addr) uint16 { return address.(*net.TCPAddr).AddrPort().Port() }
 	return port(f.from.LocalAddr()), port(f.from.RemoteAddr())
 }
 
-// Received is how many bytes have arrived so far.
+// Received is the number of bytes that have arrived so far.
 func (f *Flow) Received() uint64 { return f.received.Load() }
 
-// Write counts what arrives.
+// Write counts the bytes that arrive.
 func (f *Flow) Write(p []byte) (int, error) {
 	f.received.Add(uint64(len(p)))
 	return len(p), nil
 }
 
-// Close ends the flow; what is on its way is lost.
+// Close closes the flow; data in flight is lost.
 func (f *Flow) Close() {
 	f.from.SetLinger(0)
 	f.from.Close()

@@ -1,26 +1,21 @@
-// Package netns makes networks on this machine for tests and measurements:
-// two hosts, each in a network namespace, joined directly or by several
-// parallel links between two routers that choose a link by a hash of the
-// connection's addresses and ports, as the switches of a data centre do:
+// Package netns creates networks on this machine for tests and measurements. Two hosts, each in a network namespace, are joined
+// directly, or by parallel links between two routers. The routers choose a link by a hash of the connection's addresses and ports,
+// as the switches of a data centre do:
 //
 //	h1 10.1.0.2 --- s1 ===( links )=== s2 --- 10.2.0.2 h2
 //	     10.3.0.1 --------------------------- 10.3.0.2
 //
-// Each link has a rate, a loss and a state, which may change at any time. The
-// hosts' interface to that network is eth0; a second one, ctl0, joins them
-// directly, for what steers a test and must survive the network under test.
+// Each link has a rate, a loss and a state, which can be changed at any time. The hosts' interface to that network is eth0. A
+// second interface, ctl0, joins them directly, for control traffic that must survive faults of the network under test.
 //
-// Or a star: any number of hosts around one switch, each with a link of its
-// own to it, whose interface at the host is eth0 as well:
+// The other layout is a star: any number of hosts around one switch, each with a link of its own. The host's interface is eth0 too:
 //
 //	h1 10.1.0.2 ---\
 //	h2 10.2.0.2 ---- s1
 //	h3 10.3.0.2 ---/
 //
-// The namespaces have no names. They live as long as the process that called
-// [Up], or a process started in them: however the owner ends, nothing stays.
-// Nothing is changed in the machine's own network. Needs root, iproute2,
-// nftables and util-linux.
+// The namespaces have no names. They exist as long as the process that called [Up], or a process started in them, so nothing
+// remains after the owner exits. Nothing is changed in the machine's own network. Needs root, iproute2, nftables and util-linux.
 package netns
 
 import (
@@ -50,8 +45,7 @@ const (
 	H2 Host = "h2"
 )
 
-// StarHost is a star's host at the end of a link, which are counted from 0: the
-// first is [H1].
+// StarHost is a star's host at the end of a link. Links are counted from 0; the first host is [H1].
 func StarHost(link int) Host { return Host(fmt.Sprintf("h%d", link+1)) }
 
 // The routers, where there are links; of a star, the first is its switch.
@@ -67,12 +61,12 @@ const (
 )
 
 const (
-	// MaxLinks is the most links, and caps of connections, that a lab has.
+	// MaxLinks is the maximum number of links, and of caps of connections.
 	MaxLinks = 32
 
 	// DefaultMTU is Ethernet's.
 	DefaultMTU = 1500
-	// DefaultQueue is how long a shaped link's queue is.
+	// DefaultQueue is the length of a shaped link's queue.
 	DefaultQueue = 10 * time.Millisecond
 
 	timeout = 20 * time.Second
@@ -80,24 +74,22 @@ const (
 
 // Config describes a lab.
 type Config struct {
-	// Name tells labs apart that are up at the same time.
+	// Name distinguishes labs that are up at the same time.
 	Name string
 	// Links are the links between the routers. Without any there are no
 	// routers: one unshaped link joins the hosts.
 	Links []Link
-	// Star, if there is one, is the rates of a star's links, a host at the end of
-	// each: there are neither Links nor FlowRates then.
+	// Star are the rates of a star's links, with a host at the end of each. A star has neither Links nor FlowRates.
 	Star []Rate
-	// FlowRates caps TCP connections at the host that sends, as clouds do:
-	// connections are dealt over that many shaped queues in the order in which
-	// they are opened, each queue with its rate.
+	// FlowRates caps TCP connections at the sending host, as clouds do. Connections are assigned to shaped queues, one for each
+	// rate, in the order in which they are opened.
 	FlowRates []Rate
 	// Queue of each shaped link; default [DefaultQueue].
 	Queue time.Duration
 	// MTU of all interfaces, in bytes; default [DefaultMTU].
 	MTU int
-	// Congestion control of the hosts; default what the machine gives to new
-	// namespaces. Only what the machine allows everyone can be had.
+	// Congestion control of the hosts; default the machine's for new namespaces. It must be one that the machine allows to
+	// unprivileged users.
 	Congestion string
 	// Seed of the routers' hash, so that a connection of the same addresses
 	// and ports always takes the same link; default 1.
@@ -171,7 +163,7 @@ func (c Config) hosts() []Host {
 	return []Host{H1, H2}
 }
 
-// String is a line for people.
+// String is the configuration in words.
 func (c Config) String() string {
 	text := "hosts joined directly"
 	var rates []string
@@ -201,7 +193,7 @@ func (c Config) String() string {
 
 // A Lab is a network that is up.
 type Lab struct {
-	config Config // Congestion is what the hosts have
+	config Config // with the congestion control that the hosts have
 	spaces map[Host]space
 	// files keep the namespaces alive, in their owner.
 	files []*os.File
@@ -214,9 +206,8 @@ var programs = []toolbox.Program{
 	{Name: "nsenter", Package: "util-linux"},
 }
 
-// Up makes a lab, which this process owns: it lasts until [Lab.Down], or the
-// end of this process. What a killed owner's programs may have left of a lab
-// of that name is removed first; one whose owner lives is an error.
+// Up creates a lab, which this process owns: it exists until [Lab.Down], or until this process exits. It first removes the remains
+// of a lab of that name whose owner was killed. A lab whose owner runs is an error.
 func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
@@ -264,7 +255,7 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 	return l, writeRecord(record{Config: l.config, Spaces: l.spaces})
 }
 
-// Open returns a lab that is up, in whatever process.
+// Open returns a lab that is up; another process may own it.
 func Open(name string) (*Lab, error) {
 	if !namePattern.MatchString(name) {
 		return nil, fmt.Errorf("lab name %q: lower-case letters, digits and dashes, at most 31", name)
@@ -276,8 +267,8 @@ func Open(name string) (*Lab, error) {
 	return &Lab{config: r.Config, spaces: r.Spaces}, nil
 }
 
-// Down ends every process in the lab and removes it. From another process than
-// the lab's owner, it asks the owner to end, which takes the lab along.
+// Down kills every process in the lab and removes it. In another process than the lab's owner, it makes the owner exit, which
+// removes the lab.
 func (l *Lab) Down(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), timeout, fmt.Errorf("lab %s: not down within %s", l.config.Name, timeout))
 	defer cancel()
@@ -293,7 +284,7 @@ func (l *Lab) Down(ctx context.Context) error {
 	return errors.Join(l.release(ctx), removeRecord(l.config.Name))
 }
 
-// release ends the lab's processes and lets go of its namespaces.
+// release kills the lab's processes and closes its namespaces.
 func (l *Lab) release(ctx context.Context) error {
 	var all []error
 	for _, s := range l.spaces {
@@ -306,22 +297,20 @@ func (l *Lab) release(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// Config returns the lab's settings as they were when it came up, with the
-// congestion control that its hosts use.
+// Config returns the lab's settings at its start, with the congestion control that its hosts use.
 func (l *Lab) Config() Config { return l.config }
 
-// Owner is the process that the lab lives with.
+// Owner is the process that owns the lab.
 func (l *Lab) Owner() int { return record{Spaces: l.spaces}.owner() }
 
 // Address is a host's address in the network under test.
 func (l *Lab) Address(host Host) netip.Addr { data, _ := addresses(host); return data }
 
-// ControlAddress is a host's address beside the network under test, which a
-// star's hosts do not have.
+// ControlAddress is a host's address outside the network under test. A star's hosts have none.
 func (l *Lab) ControlAddress(host Host) netip.Addr { return controls[host] }
 
-// Do runs f, on a thread of its own, in a host's network: sockets opened by f
-// belong to that host. f must not start goroutines that open more.
+// Do runs f, on a thread of its own, in a host's network: sockets opened by f belong to that host. f must not start goroutines that
+// open sockets.
 func (l *Lab) Do(host Host, f func() error) error {
 	s, err := l.host(host)
 	if err != nil {
@@ -330,8 +319,7 @@ func (l *Lab) Do(host Host, f func() error) error {
 	return s.do(f)
 }
 
-// Command prepares a command that runs in a host's network; all else is the
-// machine's. It is killed when this process ends.
+// Command prepares a command that runs in a host's network, with the machine's files. It is killed when this process exits.
 func (l *Lab) Command(ctx context.Context, host Host, argv ...string) (*exec.Cmd, error) {
 	s, err := l.host(host)
 	if err != nil {
@@ -344,7 +332,7 @@ func (l *Lab) Command(ctx context.Context, host Host, argv ...string) (*exec.Cmd
 }
 
 func (s space) command(ctx context.Context, argv ...string) *exec.Cmd {
-	// nsenter becomes the command: its process is the command's own.
+	// nsenter executes the command in its own process.
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + s.path(), "--"}, argv...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	return cmd

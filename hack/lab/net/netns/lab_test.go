@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ownLab makes a lab with a program in it that nobody ties to its owner.
+// ownLab creates a lab with a program in it that is not tied to the owner.
 func ownLab(name string) error {
 	ctx := context.Background()
 	l, err := Up(ctx, Config{Name: name, Links: Links(Gbit, Gbit)})
@@ -69,7 +69,7 @@ func labUp(t *testing.T, c Config) *Lab {
 	return l
 }
 
-// flowOn opens a flow that takes a link.
+// flowOn opens a flow over a given link.
 func flowOn(t *testing.T, l *Lab, link int) *Flow {
 	t.Helper()
 	for range 40 * len(l.config.Links) {
@@ -105,7 +105,7 @@ func flows(t *testing.T, l *Lab, count int) []*Flow {
 	return all
 }
 
-// awaitBytes waits until a flow has moved on by that much.
+// awaitBytes waits until a flow has received this many more bytes.
 func awaitBytes(t *testing.T, f *Flow, bytes uint64) {
 	t.Helper()
 	from := f.Received()
@@ -113,7 +113,7 @@ func awaitBytes(t *testing.T, f *Flow, bytes uint64) {
 	defer cancel()
 	err := poll(ctx, func() error {
 		if now := f.Received(); now < from+bytes {
-			return fmt.Errorf("a flow has moved on by %d bytes, not by %d", now-from, bytes)
+			return fmt.Errorf("a flow has received %d more bytes, not %d", now-from, bytes)
 		}
 		return nil
 	})
@@ -129,13 +129,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// A shaper lets a burst and a queue pass at once, then its rate; and the
-// clock and the counters are not read at the same moment.
+// A shaper lets a burst and a queue pass at once, then its rate. The clock and the counters are not read at the same time.
 func mostBytes(l *Lab, rate Rate, took time.Duration) uint64 {
 	return uint64(rate.bytesIn(took.Seconds())*105/100 + leastBurst + l.queueBytes(rate))
 }
 
-func TestLinksKeepTheirRates(t *testing.T) {
+func TestLinkRates(t *testing.T) {
 	l := labUp(t, Config{Links: Links(40*Mbit, 40*Mbit, 10*Mbit)})
 	var all []*Flow
 	for link := range l.config.Links {
@@ -163,13 +162,13 @@ func TestLinksKeepTheirRates(t *testing.T) {
 	measure()
 }
 
-func TestStarHostsReachEachOtherOverTheirOwnLinks(t *testing.T) {
+func TestStarLinkRates(t *testing.T) {
 	l := labUp(t, Config{Star: []Rate{40 * Mbit, 10 * Mbit, 40 * Mbit}})
 	f := flows(t, l, 1)[0]
 	start, before := time.Now(), f.Received()
 	awaitBytes(t, f, 2<<20)
 	took, got := time.Since(start), f.Received()-before
-	// Two queues are on the way, and what has left them may wait in the receiver's socket.
+	// There are two queues on the path, and the receiver's socket may hold data that has left them.
 	if most := 2*mostBytes(l, 10*Mbit, 0) + uint64((10 * Mbit).bytesIn(took.Seconds()*1.05)) + 1<<20; got > most {
 		t.Errorf("h2's link of %s carried %d bytes in %s: want at most %d", 10*Mbit, got, took, most)
 	}
@@ -194,7 +193,7 @@ func TestStarHostsReachEachOtherOverTheirOwnLinks(t *testing.T) {
 	}
 }
 
-func TestFlowsTakeTheLinkOfTheirHash(t *testing.T) {
+func TestFlowHashSelectsTheLink(t *testing.T) {
 	l := labUp(t, Config{Links: Links(50*Mbit, 50*Mbit, 50*Mbit, 50*Mbit)})
 	f := flowOn(t, l, 2)
 	before, err := l.Sent()
@@ -203,7 +202,7 @@ func TestFlowsTakeTheLinkOfTheirHash(t *testing.T) {
 	after, err := l.Sent()
 	must(t, err)
 	for link := range after {
-		// Queues may still hold some of the flows that were not chosen.
+		// Queues may still hold data of the other flows.
 		left := uint64(2 * l.queueBytes(50*Mbit))
 		if sent := after[link] - before[link]; link == 2 && sent < 4<<20 || link != 2 && sent > left {
 			t.Errorf("link %d carried %d bytes of a flow on link 2", link, sent)
@@ -235,19 +234,18 @@ func TestFlowsTakeTheLinkOfTheirHash(t *testing.T) {
 	}
 }
 
-func TestSilentLinkStopsItsFlowsOnly(t *testing.T) {
+func TestSilentLinkStopsOnlyItsFlows(t *testing.T) {
 	l := labUp(t, Config{Links: Links(50*Mbit, 50*Mbit)})
 	stuck, free := flowOn(t, l, 0), flowOn(t, l, 1)
 	awaitBytes(t, stuck, 1<<20)
 	must(t, l.SetState(t.Context(), 0, LinkSilent))
-	awaitBytes(t, free, 1<<20) // more than was on its way
+	awaitBytes(t, free, 1<<20) // more than was in flight
 	before, sent := stuck.Received(), sentBy(t, l, 0)
 	awaitBytes(t, free, 2<<20)
 	if now := stuck.Received(); now != before {
 		t.Errorf("%d bytes came over a silent link", now-before)
 	}
-	// Less than one packet of the flow: the routers themselves still say a
-	// word now and then, to find each other.
+	// Less than one packet of the flow: the routers themselves still send neighbour discovery.
 	if now := sentBy(t, l, 0); now >= sent+DefaultMTU {
 		t.Errorf("a silent link carried %d bytes", now-sent)
 	}
@@ -255,7 +253,7 @@ func TestSilentLinkStopsItsFlowsOnly(t *testing.T) {
 	awaitBytes(t, stuck, 1<<20)
 }
 
-func TestDownLinkIsGoneRound(t *testing.T) {
+func TestDownLinkIsAvoided(t *testing.T) {
 	l := labUp(t, Config{Links: Links(50*Mbit, 50*Mbit)})
 	f := flowOn(t, l, 0)
 	awaitBytes(t, f, 1<<20)
@@ -279,12 +277,12 @@ func sentBy(t *testing.T, l *Lab, link int) uint64 {
 	return sent[link]
 }
 
-func TestLoss(t *testing.T) {
+func TestLinkLoss(t *testing.T) {
 	l := labUp(t, Config{Links: Links(50*Mbit, 50*Mbit)})
 	lossy, clean := flowOn(t, l, 0), flowOn(t, l, 1)
 	must(t, l.SetLoss(t.Context(), 0, 0.02))
 	awaitBytes(t, lossy, 2<<20)
-	// Some thousand packets: none lost would be a wonder.
+	// Some thousand packets: it is practically impossible that none is lost.
 	if retransmits(t, lossy) == 0 {
 		t.Error("nothing was retransmitted on a link that loses packets")
 	}
@@ -316,7 +314,7 @@ func retransmits(t *testing.T, f *Flow) uint32 {
 	return info.Total_retrans
 }
 
-func TestBlackholeTakesOneFlowOrAll(t *testing.T) {
+func TestBlackholeDropsOneFlowOrAll(t *testing.T) {
 	l := labUp(t, Config{Links: Links(50 * Mbit)})
 	both := flows(t, l, 2)
 	from, _ := both[0].Ports()
@@ -325,7 +323,7 @@ func TestBlackholeTakesOneFlowOrAll(t *testing.T) {
 	before := both[0].Received()
 	awaitBytes(t, both[1], 1<<20)
 	if now := both[0].Received(); now != before {
-		t.Errorf("%d bytes came out of a black hole", now-before)
+		t.Errorf("%d bytes passed a black hole", now-before)
 	}
 	must(t, l.SetBlackhole(t.Context(), Match{Address: l.Address(H2)}))
 	brief, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -353,14 +351,14 @@ func TestFlowCaps(t *testing.T) {
 	took := time.Since(start)
 	for i, f := range all {
 		got := f.Received() - before[i]
-		// What has left the shaper may wait in the receiver's socket.
+		// The receiver's socket may hold data that has left the shaper.
 		if most := mostBytes(l, rates[i], took) + 1<<20; got == 0 || got > most {
 			t.Errorf("connection %d received %d bytes in %s at %s: want some, and at most %d", i, got, took, rates[i], most)
 		}
 	}
 }
 
-func TestHostsReachEachOtherBesideTheNetwork(t *testing.T) {
+func TestControlInterfaceBypassesTheNetwork(t *testing.T) {
 	l := labUp(t, Config{Links: Links(Gbit)})
 	must(t, l.SetState(t.Context(), 0, LinkSilent))
 	text, err := l.Exec(t.Context(), H1, "ip", "route", "get", l.ControlAddress(H2).String())
@@ -409,7 +407,7 @@ func TestKilledOwnerLeavesNothing(t *testing.T) {
 	line, _ := bufio.NewReader(said).ReadString('\n')
 	number, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
 	if !ok {
-		t.Fatalf("the owner said %q", line)
+		t.Fatalf("unexpected line of the owner: %q", line)
 	}
 	orphan, err := strconv.Atoi(number)
 	must(t, err)
@@ -423,7 +421,7 @@ func TestKilledOwnerLeavesNothing(t *testing.T) {
 	again, err := Up(t.Context(), Config{Name: name})
 	must(t, err)
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", orphan)); err == nil && r.Spaces[H1].isAt(fmt.Sprintf("/proc/%d/ns/net", orphan)) {
-		t.Errorf("process %d of the lab before still runs", orphan)
+		t.Errorf("process %d of the earlier lab still runs", orphan)
 	}
 	must(t, again.Down(t.Context()))
 	nothingOf(t, r.Spaces)
@@ -442,7 +440,7 @@ func nothingOf(t *testing.T, spaces map[Host]space) {
 		paths = append(paths, found...)
 	}
 	for host, s := range spaces {
-		// Threads and files of the lab's commands may be about to go.
+		// Threads and files of the lab's commands may still be closing.
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		err := poll(ctx, func() error {
 			if i := slices.IndexFunc(paths, s.isAt); i >= 0 {
@@ -462,7 +460,7 @@ func nothingOf(t *testing.T, spaces map[Host]space) {
 	}
 }
 
-// machine is what could be changed of the machine's own network.
+// machine is the state of the machine's own network that could be changed.
 func machine(t *testing.T) string {
 	t.Helper()
 	var text strings.Builder
@@ -482,7 +480,7 @@ func machine(t *testing.T) string {
 	return text.String()
 }
 
-func TestRefusals(t *testing.T) {
+func TestInvalidConfigIsRejected(t *testing.T) {
 	for name, c := range map[string]Config{
 		"name":       {Name: "No"},
 		"queue":      {Name: "test-refused", Queue: time.Hour},

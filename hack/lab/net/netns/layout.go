@@ -20,15 +20,14 @@ func addresses(host Host) (data, gateway netip.Addr) {
 	return at(2), at(1)
 }
 
-// controls are the addresses beside the network under test.
+// controls are the addresses outside the network under test.
 var controls = map[Host]netip.Addr{H1: netip.MustParseAddr("10.3.0.1"), H2: netip.MustParseAddr("10.3.0.2")}
 
-// A shaper holds back what comes faster than its rate. Whole segments of 64 KiB
-// pass through it before they are cut to packets, and must fit its bucket.
+// A shaper delays traffic above its rate. Whole segments of 64 KiB pass through it before they are cut to packets, and must fit its
+// bucket.
 const leastBurst = 128 << 10
 
-// routerTable has an empty chain for each thing that can be set about a link:
-// filled, it acts.
+// routerTable has an empty chain for each setting of a link. Rules are added to it when the setting is used.
 const routerTable = `table inet lab {
 	chain forward {
 		type filter hook forward priority 0
@@ -38,7 +37,7 @@ const routerTable = `table inet lab {
 %s}
 `
 
-// lay fills the lab's new namespaces.
+// lay configures the lab's new namespaces.
 func (l *Lab) lay(ctx context.Context) error {
 	c := l.config
 	for host := range l.spaces {
@@ -84,7 +83,7 @@ func (l *Lab) lay(ctx context.Context) error {
 	return nil
 }
 
-// layStar makes a star: each link is shaped at the host and at the switch.
+// layStar configures a star: each link is shaped at the host and at the switch.
 func (l *Lab) layStar(ctx context.Context) error {
 	err := l.spaces[s1].do(func() error { return setSysctl("ipv4/ip_forward", "1") })
 	if err != nil {
@@ -133,7 +132,7 @@ func (l *Lab) shape(ctx context.Context, host Host, name string, rate Rate) erro
 		name, rate, max(leastBurst, rate.bytesIn(0.001)), l.queueBytes(rate)))
 }
 
-// layRouters makes the links and what chooses between them.
+// layRouters configures the links, and the routing between them.
 func (l *Lab) layRouters(ctx context.Context) error {
 	c := l.config
 	var jumps, chains strings.Builder
@@ -166,9 +165,8 @@ func (l *Lab) layRouters(ctx context.Context) error {
 			for _, setting := range [][2]string{
 				{"ipv4/ip_forward", "1"},
 				{"ipv4/conf/all/rp_filter", "0"},
-				// Hash the five fields themselves: with the kernel's own
-				// choice of layer 4, a sender on the same machine has its
-				// socket's hash taken, which changes when it retransmits.
+				// Hash the five fields themselves. The kernel's layer-4 policy uses the hash of the sending socket where that
+				// is on the same machine, and this hash changes with retransmissions.
 				{"ipv4/fib_multipath_hash_policy", "3"},
 				{"ipv4/fib_multipath_hash_fields", "55"},
 				{"ipv4/fib_multipath_hash_seed", fmt.Sprint(c.Seed)},
@@ -196,7 +194,7 @@ func (l *Lab) layRouters(ctx context.Context) error {
 
 func linkName(i int) string { return fmt.Sprintf("p%d", i) }
 
-// join makes a cable between two namespaces.
+// join connects two namespaces by a pair of virtual Ethernet interfaces.
 func (l *Lab) join(ctx context.Context, a Host, nameA string, b Host, nameB string, mtu int) error {
 	if err := l.run(ctx, a, "ip -batch -",
 		fmt.Sprintf("link add %s mtu %d type veth peer name %s mtu %d netns %s", nameA, mtu, nameB, mtu, l.spaces[b].path()),
@@ -206,11 +204,11 @@ func (l *Lab) join(ctx context.Context, a Host, nameA string, b Host, nameB stri
 	return l.run(ctx, b, "ip -batch -", fmt.Sprintf("link set %s up", nameB))
 }
 
-// setTCP settles how a host's connections behave.
+// setTCP configures a host's TCP.
 func (l *Lab) setTCP(host Host) error {
 	const setting = "ipv4/tcp_congestion_control"
 	return l.spaces[host].do(func() error {
-		// One connection's fate must not slow the start of the next.
+		// Metrics of one connection must not slow the start of the next.
 		if err := setSysctl("ipv4/tcp_no_metrics_save", "1"); err != nil {
 			return err
 		}
@@ -226,7 +224,7 @@ func (l *Lab) setTCP(host Host) error {
 	})
 }
 
-// capFlows deals the host's connections over queues of their own.
+// capFlows assigns the host's connections to shaped queues.
 func (l *Lab) capFlows(ctx context.Context, host Host) error {
 	rates := l.config.FlowRates
 	if len(rates) == 0 {
@@ -244,7 +242,7 @@ func (l *Lab) capFlows(ctx context.Context, host Host) error {
 	if err := l.run(ctx, host, "tc -batch -", shapes...); err != nil {
 		return err
 	}
-	// The mark, once given, stays with the connection.
+	// The connection keeps its mark.
 	return l.run(ctx, host, "nft -f -", fmt.Sprintf(`table inet lab {
 	chain out {
 		type filter hook postrouting priority 0
@@ -256,7 +254,7 @@ func (l *Lab) capFlows(ctx context.Context, host Host) error {
 }`, len(rates), strings.Join(choice, ", ")))
 }
 
-// queueBytes is how much may wait at a shaper.
+// queueBytes is the size of a shaper's queue.
 func (l *Lab) queueBytes(rate Rate) int {
 	return max(2*leastBurst, rate.bytesIn(l.config.Queue.Seconds()))
 }

@@ -12,16 +12,15 @@ import (
 	"strings"
 )
 
-// A State says whether a link carries anything.
+// A State is whether a link carries packets.
 type State string
 
 const (
-	// LinkUp carries.
+	// LinkUp carries packets.
 	LinkUp State = "up"
-	// LinkDown is down as far as the routers know: they use the others.
+	// LinkDown is known to be down to the routers, which use the other links.
 	LinkDown State = "down"
-	// LinkSilent loses everything, and the routers go on using it: a fault
-	// that nobody has noticed.
+	// LinkSilent loses everything, and the routers continue to use it: an undetected fault.
 	LinkSilent State = "silent"
 )
 
@@ -55,8 +54,7 @@ func (l *Lab) SetState(ctx context.Context, link int, state State) error {
 	})
 }
 
-// SetLoss makes a link lose that share, from 0 to 1, of its packets in both
-// directions, at random.
+// SetLoss makes a link lose a share of its packets, from 0 to 1, in both directions, at random.
 func (l *Lab) SetLoss(ctx context.Context, link int, share float64) error {
 	if !(share >= 0 && share <= 1) {
 		return fmt.Errorf("loss of %v: a share from 0 to 1", share)
@@ -64,8 +62,8 @@ func (l *Lab) SetLoss(ctx context.Context, link int, share float64) error {
 	const whole = 1_000_000
 	segments, verdict := 65535, ""
 	if parts := int(math.Round(share * whole)); parts > 0 {
-		// Cut to packets before any is lost, or whole segments would be; only
-		// on this link, as that takes processor time.
+		// Segments are cut to packets first, as whole segments would be lost otherwise. Only this link does so, as it takes
+		// processor time.
 		segments, verdict = 1, fmt.Sprintf("numgen random mod %d <= %d drop", whole, parts-1)
 	}
 	return l.atBothEnds(link, func(router Host) error {
@@ -76,15 +74,13 @@ func (l *Lab) SetLoss(ctx context.Context, link int, share float64) error {
 	})
 }
 
-// A Match is of packets to or from an address, a TCP port, or both; what is
-// zero matches all.
+// A Match selects packets to or from an address, a TCP port, or both. A zero field matches all.
 type Match struct {
 	Address netip.Addr
 	Port    uint16
 }
 
-// SetBlackhole makes the routers drop, without a word, packets that match any
-// of those given, and no others; none ends it.
+// SetBlackhole makes the routers silently drop packets that match any of these, and no others. Without any, nothing is dropped.
 func (l *Lab) SetBlackhole(ctx context.Context, matches ...Match) error {
 	if err := l.hasLinks(); err != nil {
 		return err
@@ -110,7 +106,7 @@ func (l *Lab) SetBlackhole(ctx context.Context, matches ...Match) error {
 	return nil
 }
 
-// fill replaces a chain's rules in one step; empty ones are left out.
+// fill replaces a chain's rules in one step; it skips empty ones.
 func (l *Lab) fill(ctx context.Context, router Host, chain string, rules ...string) error {
 	lines := []string{"flush chain inet lab " + chain}
 	for _, rule := range rules {
@@ -121,9 +117,8 @@ func (l *Lab) fill(ctx context.Context, router Host, chain string, rules ...stri
 	return l.run(ctx, router, "nft -f -", lines...)
 }
 
-// Sent returns how many bytes each link has carried from H1's side to H2's.
-// Headers are counted once for each segment of up to 64 KiB that the packets
-// of a bulk transfer are cut from, so this is close to its payload.
+// Sent returns the bytes that each link has carried from H1's side to H2's. Headers count once for each segment of up to 64 KiB, so
+// for a bulk transfer this is close to its payload.
 func (l *Lab) Sent() ([]uint64, error) {
 	if err := l.hasLinks(); err != nil {
 		return nil, err
@@ -136,8 +131,7 @@ func (l *Lab) Sent() ([]uint64, error) {
 	return sent, err
 }
 
-// Traffic returns how many bytes a host has received and sent in the network
-// under test, counted as by [Lab.Sent].
+// Traffic returns the bytes that a host has received and sent in the network under test, counted as by [Lab.Sent].
 func (l *Lab) Traffic(host Host) (received, sent uint64, err error) {
 	s, err := l.host(host)
 	if err != nil {
@@ -149,7 +143,7 @@ func (l *Lab) Traffic(host Host) (received, sent uint64, err error) {
 
 type counter struct{ received, sent uint64 }
 
-// counters returns what each interface has counted, in bytes.
+// counters returns the byte counters of each interface.
 func (s space) counters() (map[string]counter, error) {
 	all := map[string]counter{}
 	err := s.do(func() error {
@@ -160,7 +154,7 @@ func (s space) counters() (map[string]counter, error) {
 		}
 		for line := range strings.Lines(string(text)) {
 			name, columns, ok := strings.Cut(strings.TrimSpace(line), ":")
-			// Eight columns of what was received come first.
+			// The first eight columns are of received packets.
 			fields := strings.Fields(columns)
 			if !ok || len(fields) <= 8 {
 				continue // a heading
@@ -207,7 +201,7 @@ func (l *Lab) path(ctx context.Context, from, to uint16) (int, error) {
 
 func (l *Lab) hasLinks() error {
 	if len(l.config.Links) == 0 {
-		return errors.New("this lab has no links between routers to look at or change")
+		return errors.New("this lab has no links between routers")
 	}
 	return nil
 }

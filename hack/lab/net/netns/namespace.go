@@ -14,19 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A space is a network namespace without a name: it is there as long as its
-// owner has it open or a process lives in it, so that nothing is left of it
-// when the owner is killed.
+// A space is a network namespace without a name. It exists as long as its owner has it open or a process runs in it, so nothing
+// remains when the owner is killed.
 type space struct {
-	// PID and FD say where the owner has it open.
+	// PID and FD are the owner's process and its open file.
 	PID, FD int
-	// Inode tells it from other namespaces of this moment, Cookie from all
-	// that this kernel ever had.
+	// Inode is unique among present namespaces, Cookie among all that this kernel ever had.
 	Inode, Cookie uint64
 }
 
-// newSpace makes a network namespace, which this process owns until the file
-// is closed.
+// newSpace creates a network namespace, which this process owns until the file is closed.
 func newSpace() (space, *os.File, error) {
 	var file *os.File
 	s := space{PID: os.Getpid()}
@@ -49,7 +46,7 @@ func newSpace() (space, *os.File, error) {
 	s.FD = int(file.Fd())
 	var stat unix.Stat_t
 	if err := unix.Fstat(s.FD, &stat); err != nil {
-		return space{}, nil, errors.Join(fmt.Errorf("look at a network namespace: %w", err), file.Close())
+		return space{}, nil, errors.Join(fmt.Errorf("inspect a network namespace: %w", err), file.Close())
 	}
 	s.Inode = stat.Ino
 	return s, file, nil
@@ -61,8 +58,7 @@ func (s space) path() string { return fmt.Sprintf("/proc/%d/fd/%d", s.PID, s.FD)
 // exists reports whether the owner still has it open.
 func (s space) exists() bool { return s.isAt(s.path()) }
 
-// isAt reports whether path leads to this very namespace, and not to another
-// one with the number of a dead process or namespace.
+// isAt reports whether path leads to this namespace. The numbers of dead processes and namespaces are used again.
 func (s space) isAt(path string) bool {
 	var stat unix.Stat_t
 	if unix.Stat(path, &stat) != nil || stat.Ino != s.Inode {
@@ -77,8 +73,7 @@ func (s space) isAt(path string) bool {
 	return err == nil && same
 }
 
-// do runs f, on a thread of its own, in the namespace: sockets that f opens
-// stay there.
+// do runs f, on a thread of its own, in the namespace: sockets that f opens belong to it.
 func (s space) do(f func() error) error { return inside(s.path(), f) }
 
 // processes lists the processes in the namespace, other than this one.
@@ -97,7 +92,7 @@ func (s space) processes() ([]int, error) {
 	return pids, nil
 }
 
-// endProcesses kills all processes in the namespace and waits for their end.
+// endProcesses kills all processes in the namespace and waits until they are gone.
 func (s space) endProcesses(ctx context.Context) error {
 	return poll(ctx, func() error {
 		pids, err := s.processes()
@@ -105,7 +100,7 @@ func (s space) endProcesses(ctx context.Context) error {
 			return err
 		}
 		for _, pid := range pids {
-			unix.Kill(pid, unix.SIGKILL) // it may have ended by itself
+			unix.Kill(pid, unix.SIGKILL) // it may have exited by itself
 		}
 		if len(pids) > 0 {
 			return fmt.Errorf("processes %v are still in the lab's network", pids)
@@ -131,8 +126,7 @@ func inside(path string, f func() error) error {
 	})
 }
 
-// onThread runs f, which may change the network namespace, on a thread that
-// nothing else runs on meanwhile.
+// onThread runs f, which may change the network namespace, on a thread that no other goroutine uses meanwhile.
 func onThread(f func() error) error {
 	result := make(chan error)
 	go func() {
@@ -144,8 +138,7 @@ func onThread(f func() error) error {
 			}
 			defer home.Close()
 			err = f()
-			// A thread that finds no way back stays locked, and so ends with
-			// this goroutine.
+			// A thread that cannot return stays locked, and so exits with this goroutine.
 			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
 				runtime.UnlockOSThread()
 			}
@@ -155,8 +148,7 @@ func onThread(f func() error) error {
 	return <-result
 }
 
-// cookie is the number of the calling thread's network namespace, which the
-// kernel never uses again.
+// cookie is the number of the calling thread's network namespace. The kernel never uses it again.
 func cookie() (uint64, error) {
 	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -174,8 +166,7 @@ func setSysctl(name, value string) error {
 	return nil
 }
 
-// poll calls check until it returns nil; at the end of ctx it returns the
-// last error.
+// poll calls check until it returns nil. When ctx ends, it returns the last error.
 func poll(ctx context.Context, check func() error) error {
 	for {
 		err := check()

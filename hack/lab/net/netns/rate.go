@@ -17,8 +17,8 @@ const (
 )
 
 const (
-	leastRate = 100 * Kbit
-	mostRate  = 100 * Gbit
+	minRate = 100 * Kbit
+	maxRate = 100 * Gbit
 )
 
 var rateUnits = []struct {
@@ -41,8 +41,8 @@ func ParseRate(text string) (Rate, error) {
 			break
 		}
 		bits := n * float64(unit.rate)
-		if bits < float64(leastRate) || bits > float64(mostRate) {
-			return 0, fmt.Errorf("rate %q: from %s to %s", text, leastRate, mostRate)
+		if bits < float64(minRate) || bits > float64(maxRate) {
+			return 0, fmt.Errorf("rate %q: from %s to %s", text, minRate, maxRate)
 		}
 		return Rate(math.Round(bits)), nil
 	}
@@ -85,5 +85,5 @@ func (r Rate) String() string {
 	return fmt.Sprintf("%dbit", uint64(r))
 }
 
-// bytesIn is how many bytes pass within seconds.
+// bytesIn is the number of bytes that pass within a time.
 func (r Rate) bytesIn(seconds float64) int { return int(float64(r) / 8 * seconds) }

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder holds one record for each lab, so that other processes find it. A
-// record may outlive its lab; it says enough to tell.
+// folder has one record for each lab, so that other processes find it. A record may outlive its lab; alive tells.
 const folder = "/run/evenkeel/netlab"
 
 type record struct {
@@ -33,8 +32,7 @@ func (r record) alive() bool {
 
 func (r record) owner() int { return r.Spaces[H1].PID }
 
-// remove removes what is left of a lab whose owner was killed: programs it
-// had started, and the record.
+// remove removes the remains of a lab whose owner was killed: its programs, and the record.
 func (r record) remove(ctx context.Context) error {
 	var all []error
 	for _, s := range r.Spaces {
@@ -43,7 +41,7 @@ func (r record) remove(ctx context.Context) error {
 	return errors.Join(append(all, removeRecord(r.Config.Name))...)
 }
 
-// endOwner makes the owner end, in good order if it can, and removes the rest.
+// endOwner terminates the owner, by SIGKILL if it does not exit in time, and removes the rest.
 func (r record) endOwner(ctx context.Context) error {
 	if r.alive() {
 		if err := unix.Kill(r.owner(), unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -52,7 +50,7 @@ func (r record) endOwner(ctx context.Context) error {
 		orderly, cancel := context.WithTimeout(ctx, timeout/2)
 		defer cancel()
 		if r.awaitEnd(orderly) != nil {
-			unix.Kill(r.owner(), unix.SIGKILL) // it may just have ended
+			unix.Kill(r.owner(), unix.SIGKILL) // it may just have exited
 			if err := r.awaitEnd(ctx); err != nil {
 				return err
 			}
@@ -75,8 +73,7 @@ func (r record) awaitEnd(ctx context.Context) error {
 	})
 }
 
-// Remove takes down the lab of that name, or removes what a killed owner left
-// of it. It is no error if there is none.
+// Remove takes down the lab of that name, or removes its remains if its owner was killed. It is no error if there is none.
 func Remove(ctx context.Context, name string) error {
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("lab name %q: lower-case letters, digits and dashes, at most 31", name)
@@ -120,7 +117,7 @@ func readRecord(name string) (record, error) {
 	return r, nil
 }
 
-// writeRecord replaces a record as a whole: a reader never sees half of it.
+// writeRecord replaces a record atomically.
 func writeRecord(r record) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -140,7 +137,7 @@ func removeRecord(name string) error {
 	return nil
 }
 
-// lockRecords keeps two processes from making or removing labs at once.
+// lockRecords prevents two processes from creating or removing labs at the same time.
 func lockRecords(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
@@ -152,7 +149,7 @@ func lockRecords(ctx context.Context) (unlock func(), err error) {
 	err = poll(ctx, func() error { return unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
 	if err != nil {
 		dir.Close()
-		return nil, fmt.Errorf("another process makes or removes a lab: %w", err)
+		return nil, fmt.Errorf("another process creates or removes a lab: %w", err)
 	}
 	return func() { dir.Close() }, nil
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// An archive is an initramfs in the making: cpio in the "newc" format, which
+// An archive is an unfinished initramfs: cpio in the "newc" format, which
 // the kernel's documentation describes as initramfs buffer format.
 type archive struct {
 	data  bytes.Buffer
@@ -22,7 +22,7 @@ func (a *archive) file(name string, content []byte) { a.entry(name, modeProgram,
 
 // bytes ends the archive and returns it.
 func (a *archive) bytes() []byte {
-	a.inode = -1 // the closing entry has no inode, nor a mode
+	a.inode = -1 // the closing entry has no inode and no mode
 	a.entry("TRAILER!!!", 0, nil)
 	return a.data.Bytes()
 }

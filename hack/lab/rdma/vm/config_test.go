@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestConfigSaysWhatIsWrong(t *testing.T) {
+func TestInvalidConfigIsRejected(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
@@ -52,7 +52,7 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestTheCommandArrivesAsItIs(t *testing.T) {
+func TestCommandIsQuoted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's a $(folder)")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestTheCommandArrivesAsItIs(t *testing.T) {
 	}
 }
 
-func TestArchiveIsWhatCpioReads(t *testing.T) {
+func TestInitramfsIsReadByCpio(t *testing.T) {
 	cpio, err := exec.LookPath("cpio")
 	if err != nil {
 		if cpio, err = exec.LookPath("busybox"); err != nil {
@@ -108,7 +108,7 @@ func TestArchiveIsWhatCpioReads(t *testing.T) {
 	}
 }
 
-func TestWhichKernelsSeparateHosts(t *testing.T) {
+func TestKernelVersionsThatSeparateHosts(t *testing.T) {
 	for version, want := range map[string]bool{"7.2.12+deb13-amd64": true, "7.10.1": true, "8.0.1": true, "7.1.9": false, "6.12.95+deb12-amd64": false, "unknown": false} {
 		if got := (kernel{version: version}).separatesHosts(); got != want {
 			t.Errorf("%s: %t", version, got)

@@ -12,8 +12,7 @@ import (
 //go:embed guest/*.sh
 var scripts embed.FS
 
-// initramfs makes the archive that a machine starts from: what reaches the
-// root, and in lab/ what runs there.
+// initramfs creates the archive that a machine boots from: the programs that mount the root, and in lab/ those that run there.
 func (l *Lab) initramfs(c Config) ([]byte, error) {
 	var a archive
 	for _, name := range []string{"bin", "dev", "proc", "sys", "below", "above", "new", "modules", "lab"} {
@@ -55,7 +54,7 @@ func commandScript(c Config) string {
 	for _, entry := range append(slices.Clone(c.Env), TopologyVariable+"="+string(c.Topology)) {
 		words = append(words, quote(entry))
 	}
-	// env would take a program with "=" in its name for a variable; a shell does not.
+	// env would treat a program with "=" in its name as a variable; a shell does not.
 	words = append(words, "bash", "-c", quote(`exec "$0" "$@"`))
 	for _, argument := range c.Command {
 		words = append(words, quote(argument))
@@ -63,7 +62,7 @@ func commandScript(c Config) string {
 	return fmt.Sprintf("cd %s || exit 125\n%s\n", quote(c.Dir), strings.Join(words, " "))
 }
 
-// quote makes one word of any text, for a shell.
+// quote makes one shell word of any text.
 func quote(text string) string {
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

@@ -17,8 +17,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// suites have the kernels that are known to work, the preferred one first.
-// Only the first one's has soft-RoCE that works in network namespaces.
+// suites have the kernels that are known to work, the preferred one first. Only the first suite's soft-RoCE works in network
+// namespaces.
 var suites = []string{"trixie-backports", "bookworm-backports"}
 
 const (
@@ -37,7 +37,7 @@ type kernel struct{ dir, version string }
 func (k kernel) image() string { return filepath.Join(k.dir, "vmlinuz") }
 
 // separatesHosts reports whether a soft-RoCE device works in the network
-// namespace of its interface. 6.12's does not; 7.2's was seen to.
+// namespace of its interface. It does not in 6.12, and does in 7.2.
 func (k kernel) separatesHosts() bool {
 	var major, minor int
 	if _, err := fmt.Sscanf(k.version, "%d.%d", &major, &minor); err != nil {
@@ -60,7 +60,7 @@ func ensureKernel(ctx context.Context, cache string, progress io.Writer) (kernel
 	if k, err := openKernel(dir); err == nil {
 		return k, nil
 	}
-	// What a killed run has left; the lock is ours.
+	// These are from killed runs, as this process holds the lock.
 	stale, err := filepath.Glob(filepath.Join(cache, ".kernel-*"))
 	if err != nil {
 		return kernel{}, err
@@ -101,7 +101,7 @@ func openKernel(dir string) (kernel, error) {
 }
 
 // fetchKernel downloads the newest kernel of a suite and unpacks it into dir.
-// apt gets a state of its own, so that the machine's sources stay as they are.
+// apt gets a state folder of its own, so that the machine's sources are not changed.
 func fetchKernel(ctx context.Context, suite, dir string) error {
 	mirror, err := debianMirror(ctx)
 	if err != nil {
@@ -168,7 +168,7 @@ func fetchKernel(ctx context.Context, suite, dir string) error {
 	return arrange(ctx, dir)
 }
 
-// arrange makes the folder of a [kernel] of what the packages have.
+// arrange creates the folder of a [kernel] from the unpacked packages.
 func arrange(ctx context.Context, dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "lib")); err != nil {
 		if err := os.Symlink("usr/lib", filepath.Join(dir, "lib")); err != nil {
@@ -225,13 +225,13 @@ func readModule(ctx context.Context, file string) ([]byte, error) {
 		return os.ReadFile(file)
 	}
 	if !strings.HasSuffix(file, ".xz") {
-		return nil, fmt.Errorf("%s: compressed with something else than xz", file)
+		return nil, fmt.Errorf("%s: not compressed with xz", file)
 	}
 	text, err := output(ctx, "/", "xz", "-dc", file)
 	return []byte(text), err
 }
 
-// debianMirror is where this machine gets Debian from.
+// debianMirror is this machine's mirror of Debian.
 func debianMirror(ctx context.Context) (string, error) {
 	list, err := output(ctx, "/", "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
 	if err != nil {
@@ -245,7 +245,7 @@ func debianMirror(ctx context.Context) (string, error) {
 	return "", errors.New("none of apt's sources on this machine is a mirror of Debian")
 }
 
-// output runs a program and returns what it prints; the error has the end of what it complains of.
+// output runs a program and returns its standard output; the error has the end of its standard error.
 func output(ctx context.Context, dir, program string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir

@@ -1,16 +1,13 @@
-// Package vm runs commands in a virtual machine that has RDMA verbs, on a
-// machine that has no RDMA hardware and whose kernel has no verbs.
+// Package vm runs commands in a virtual machine with RDMA verbs, on a machine without RDMA hardware whose kernel has no verbs.
 //
 // The virtual machine's kernel is Debian's, with soft-RoCE over the two ends
 // of a virtual Ethernet link: devices rxe0 and rxe1 at 10.77.0.1 (eth0) and
 // 10.77.0.2 (eth1). Its root is this machine's own file system, so every
 // program, library and test binary of this machine is there, at its path.
-// What a command writes goes to this machine in one shared folder; elsewhere
-// it is gone when the machine ends.
+// Files that a command writes to one shared folder are kept on this machine; all others are lost with the virtual machine.
 //
-// QEMU emulates the processor: results are right, absolute times mean little.
-// Nothing of a machine is on disk; it ends with the process that called
-// [Lab.Run], however that ends.
+// QEMU emulates the processor: results are right, absolute times mean little. A virtual machine has no files on disk. It exits with
+// the process that called [Lab.Run].
 package vm
 
 import (
@@ -29,18 +26,18 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// A Topology says how the devices are joined.
+// A Topology is how the devices are joined.
 type Topology string
 
 const (
 	// Pair has both devices in one network namespace: one process may use both.
-	// What one address sends to the other takes the link all the same.
+	// Traffic between the two addresses still passes the link.
 	Pair Topology = "pair"
 	// Hosts has them in the namespaces h1 and h2, for two processes:
 	// "ip netns exec h1 COMMAND". The command itself is in neither.
 	Hosts Topology = "hosts"
 	// Rails is [Pair] twice: rxe2 and rxe3, at 10.77.1.1 (eth2) and 10.77.1.2
-	// (eth3), have a link of their own, from which none leads to the other.
+	// (eth3), have a link of their own; there is no route between the two links.
 	Rails Topology = "rails"
 )
 
@@ -50,15 +47,15 @@ var Topologies = []Topology{Pair, Hosts, Rails}
 // TopologyVariable is set to the topology in a command's environment.
 const TopologyVariable = "EVENKEEL_RDMALAB"
 
-// ErrTimeout is the error of a command that was still running when its time was over.
-var ErrTimeout = errors.New("the command ran past its time")
+// ErrTimeout is the error of a command that ran past its timeout.
+var ErrTimeout = errors.New("the command ran past its timeout")
 
-// Missing is what the lab needs and this machine has not, and cannot get.
+// Missing is something that the lab needs, and that this machine lacks and cannot install.
 type Missing struct{ What string }
 
 func (m Missing) Error() string { return m.What }
 
-// programs are what the lab itself needs, and what its users measure and look with.
+// programs are those that the lab and its users need.
 var programs = []toolbox.Program{
 	{Name: "qemu-system-x86_64", Package: "qemu-system-x86"},
 	{Name: busybox, Package: "busybox-static"},
@@ -74,12 +71,11 @@ var programs = []toolbox.Program{
 
 const busybox = "/bin/busybox"
 
-// A Lab has all that virtual machines need.
+// A Lab has everything that virtual machines need.
 type Lab struct{ kernel kernel }
 
-// New makes a lab, installing and fetching from Debian what is not there yet:
-// programs into the machine, a kernel into the cache. The error is [Missing]
-// where this machine cannot have one.
+// New creates a lab. It installs missing programs from Debian and fetches a kernel into the cache. The error is [Missing] where this
+// machine cannot have a lab.
 func New(ctx context.Context, progress io.Writer) (*Lab, error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return nil, Missing{fmt.Sprintf("the lab needs Linux on amd64, this is %s on %s", runtime.GOOS, runtime.GOARCH)}
@@ -126,7 +122,7 @@ func checkStatic(path string) error {
 	return nil
 }
 
-// Config says what a machine is like and what it runs.
+// Config describes a virtual machine and its command.
 type Config struct {
 	Topology Topology      // default [Pair]
 	Share    string        // the folder that the command writes to; default Dir
@@ -148,7 +144,7 @@ const (
 
 	maxCPUs, minMemory = 64, 512
 
-	// boots is how often a machine is started that ends before it is ready.
+	// boots is the maximum number of starts of a machine that fails before it is ready.
 	boots = 4
 )
 
@@ -237,8 +233,8 @@ func (l *Lab) Run(ctx context.Context, c Config) (int, error) {
 	}
 	for boot := 1; ; boot++ {
 		code, err := runMachine(ctx, l.kernel, c, files)
-		// While it boots, the kernel changes its own code, and at times trips over an emulated processor that still
-		// executes what was there before.
+		// The kernel patches its own code while it boots. It sometimes fails, as the emulated processor still executes the old
+		// code.
 		var failure machineError
 		if boot == boots || !errors.As(err, &failure) || !failure.early {
 			return code, err

@@ -50,7 +50,7 @@ func newLab(t *testing.T) *Lab {
 	return lab
 }
 
-// A watcher tells when a text has gone by.
+// A watcher reports when a text was written.
 type watcher struct {
 	text string
 	seen chan struct{}
@@ -58,7 +58,7 @@ type watcher struct {
 }
 
 func (w *watcher) Write(p []byte) (int, error) {
-	w.got.Write(p) // a Builder takes everything
+	w.got.Write(p) // a Builder never fails
 	if w.seen != nil && strings.Contains(w.got.String(), w.text) {
 		close(w.seen)
 		w.seen = nil
@@ -66,13 +66,13 @@ func (w *watcher) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestACommandUsesVerbsOverTheLink(t *testing.T) {
+func TestVerbsOverTheLink(t *testing.T) {
 	lab, share := newLab(t), t.TempDir()
 	payload := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
 	if err := os.WriteFile(filepath.Join(share, "in"), payload, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// The servers are given a time of their own: they wait for ever for a client that has failed.
+	// The servers have a timeout of their own: they never stop waiting for a client that has failed.
 	const script = `
 set -e
 link() { echo $(($(cat /sys/class/net/eth0/statistics/tx_bytes) + $(cat /sys/class/net/lo/statistics/tx_bytes) * 1000000000)); }
@@ -116,7 +116,7 @@ exit 3`
 	}
 }
 
-func TestHostsAreApart(t *testing.T) {
+func TestHostsTopologyUsesTwoNamespaces(t *testing.T) {
 	lab := newLab(t)
 	const script = `
 timeout 60 ip netns exec h2 rping -s -a 10.77.0.2 -C 10 &
@@ -133,7 +133,7 @@ ip address show dev eth0 2>&1 || echo apart`
 	}
 }
 
-func TestATimeoutEndsTheMachine(t *testing.T) {
+func TestTimeoutEndsTheMachine(t *testing.T) {
 	_, err := newLab(t).Run(t.Context(), Config{Env: os.Environ(), Command: []string{"sleep", "600"}, Timeout: time.Second})
 	if !errors.Is(err, ErrTimeout) {
 		t.Error(err)
@@ -143,7 +143,7 @@ func TestATimeoutEndsTheMachine(t *testing.T) {
 	}
 }
 
-func TestAMachineEndsWithItsOwner(t *testing.T) {
+func TestMachineEndsWithItsOwner(t *testing.T) {
 	newLab(t)
 	owner := exec.Command(os.Args[0])
 	owner.Env = append(os.Environ(), ownerVariable+"=1")
@@ -171,7 +171,7 @@ func TestAMachineEndsWithItsOwner(t *testing.T) {
 	}
 }
 
-// children are the processes that a process has started, and that run.
+// children are the running child processes of a process.
 func children(t *testing.T, pid int) []int {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -182,7 +182,7 @@ func children(t *testing.T, pid int) []int {
 	for _, task := range tasks {
 		text, err := os.ReadFile(task)
 		if err != nil {
-			continue // the thread has ended
+			continue // the thread has exited
 		}
 		for reader := bytes.NewReader(text); ; {
 			var child int
@@ -207,5 +207,5 @@ func awaitEnd(t *testing.T, pid int) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	t.Errorf("process %d goes on", pid)
+	t.Errorf("process %d still runs", pid)
 }

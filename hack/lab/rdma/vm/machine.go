@@ -19,14 +19,13 @@ import (
 )
 
 const (
-	// bootTimeout is for a machine that is slow because all cores are busy; a
-	// boot takes 7 seconds on idle ones.
+	// bootTimeout allows for busy cores; on idle ones a boot takes 7 seconds.
 	bootTimeout = 3 * time.Minute
 	offTimeout  = 30 * time.Second
 	consoleTail = 3000 // bytes shown of a machine that failed
 )
 
-// runMachine boots a machine from an initramfs and sees it through to its end.
+// runMachine boots a machine from an initramfs and waits until it exits.
 func runMachine(ctx context.Context, k kernel, c Config, initramfs []byte) (int, error) {
 	archive, err := memoryFile("initramfs", initramfs)
 	if err != nil {
@@ -62,7 +61,7 @@ func runMachine(ctx context.Context, k kernel, c Config, initramfs []byte) (int,
 	}
 	ended, err := m.start(ctx, console)
 	for _, f := range m.files[1:] {
-		f.Close() // so that the readers come to an end when QEMU does, or has not started
+		f.Close() // so that the readers see the end of the file when QEMU exits, or has not started
 	}
 	if err != nil {
 		readers.Wait()
@@ -79,10 +78,10 @@ func runMachine(ctx context.Context, k kernel, c Config, initramfs []byte) (int,
 	return code, err
 }
 
-// A machineError says that the machine, not the command in it, has failed.
+// A machineError is a failure of the machine, and not of the command in it.
 type machineError struct {
 	why string
-	// early is set where it ended before it was ready, with nothing of the command's done.
+	// early is set if the machine failed before it was ready, so that the command had not started.
 	early bool
 }
 
@@ -115,7 +114,7 @@ func await(ctx context.Context, c Config, status <-chan string, ended <-chan str
 				if err != nil {
 					return 0, machineError{why: fmt.Sprintf("it reports the exit status %q", rest)}
 				}
-				select { // what the shared folder has is on this machine by now, so nothing is lost if it stays on
+				select { // the shared folder is written by now, so nothing is lost if the machine is killed
 				case <-ended:
 				case <-time.After(offTimeout):
 				case <-ctx.Done():
@@ -128,7 +127,7 @@ func await(ctx context.Context, c Config, status <-chan string, ended <-chan str
 	}
 }
 
-// A machine is a QEMU process in the making.
+// A machine is a QEMU process to be started.
 type machine struct {
 	kernel kernel
 	config Config
@@ -137,23 +136,23 @@ type machine struct {
 
 func (m *machine) pass(f *os.File) { m.files = append(m.files, f) }
 
-// start starts QEMU, which complains to stderr. It is killed when ctx ends, or this process does; then ended is closed.
+// start starts QEMU, whose errors go to stderr. It is killed when ctx ends or this process exits; then ended is closed.
 func (m *machine) start(ctx context.Context, stderr io.Writer) (ended <-chan struct{}, err error) {
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", m.arguments()...)
 	cmd.ExtraFiles = m.files
 	cmd.Stderr = stderr
-	// A group of its own, so that an interrupt from the terminal comes to this process alone.
+	// A process group of its own, so that an interrupt from the terminal reaches this process alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started, done := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(done)
-		// The kernel sends the death signal when the thread ends that started QEMU.
+		// The kernel sends the death signal when the thread that started QEMU exits.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			cmd.Wait() // how it ended matters less than what the guest has said
+			cmd.Wait() // the guest's status matters, not QEMU's
 		}
 	}()
 	if err := <-started; err != nil {
@@ -189,7 +188,7 @@ func (m *machine) arguments() []string {
 	return args
 }
 
-// memoryFile makes a file that has no name.
+// memoryFile creates a file in memory, without a name.
 func memoryFile(name string, content []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -203,10 +202,10 @@ func memoryFile(name string, content []byte) (*os.File, error) {
 	return f, nil
 }
 
-// copyAll reads to the end, also when w takes no more: the guest must not wait.
+// copyAll reads to the end, even after a failed write to w, so that the guest does not block.
 func copyAll(w io.Writer, r io.Reader) {
 	if _, err := io.Copy(w, r); err != nil {
-		io.Copy(io.Discard, r) //nolint:errcheck // a pipe's end is all that is left to see
+		io.Copy(io.Discard, r) //nolint:errcheck // only the end of the pipe matters now
 	}
 }
 
@@ -215,12 +214,12 @@ func sendLines(lines chan<- string, r io.Reader) {
 	for s := bufio.NewScanner(r); s.Scan(); {
 		select {
 		case lines <- s.Text():
-		default: // more than any machine says: nobody reads it any more
+		default: // more lines than any machine sends: the reader is gone
 		}
 	}
 }
 
-// A tail keeps the end of what is written to it.
+// A tail keeps the last bytes that were written to it.
 type tail struct {
 	limit int
 	mu    sync.Mutex

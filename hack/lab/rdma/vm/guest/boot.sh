@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The initramfs's init: makes a root of this machine's own file system, read-only below what the guest writes.
+# The initramfs's init: mounts this machine's file system as the root, read-only, with an overlay for the guest's writes.
 # shellcheck shell=dash
 b=/bin/busybox
 $b mount -t proc proc /proc

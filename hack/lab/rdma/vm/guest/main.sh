@@ -1,10 +1,10 @@
 #!/bin/bash
-# The guest's first process: prepares the machine, runs the command, says how it ended and switches the machine off.
-# It speaks to the lab in lines: "ready", then "exit STATUS"; or "failed WHY".
+# The guest's first process: prepares the machine, runs the command, reports its exit status and switches the machine off.
+# It sends lines to the lab: "ready", then "exit STATUS"; or "failed REASON".
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 lab=/run/lab
 
-# udev makes these names elsewhere.
+# udev creates these names on other systems.
 ln -s /proc/self/fd /dev/fd
 ln -s fd/0 /dev/stdin
 ln -s fd/1 /dev/stdout
@@ -37,7 +37,7 @@ ulimit -l unlimited -n 65536 -c 0
 bash $lab/command.sh < /dev/null >&4 2>&5 4>&- 5>&- 6>&-
 status=$?
 exec 4>&- 5>&-
-# What the command has left running may hold the pipes open; nobody waits for it.
+# Background processes of the command may keep the pipes open; they are killed after a while.
 (
 	sleep 5
 	kill $stdout $stderr

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes the shared folder, the modules and the network of the topology. Run with -eux: the first failure ends it, and
-# the trace says at which command.
+# Sets up the shared folder, the modules and the network of the topology. Run with -eux: the first failure stops it, and
+# the trace shows the command.
 lab=/run/lab
 share=$(<$lab/share)
 kernel=$(<$lab/kernel)
@@ -23,8 +23,8 @@ for link in $links; do
 done
 case $topology in
 pair | rails)
-	# Two addresses of one machine talk over the wire between their interfaces, not over lo: what comes in by an
-	# interface is looked up in "local"; what is made here meets table 77 before "local".
+	# Traffic between two addresses of one machine must pass the link between their interfaces, and not lo. Packets that
+	# come in by an interface are looked up in "local"; packets sent here are looked up in table 77 first.
 	echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter
 	for link in $links; do
 		for end in 0 1; do
@@ -39,11 +39,11 @@ pair | rails)
 			ip address add "$own/32" dev eth$n
 			ip rule add pref 10 iif eth$n lookup local
 			ip route add "$theirs/32" dev eth$n src "$own" table 77
-			# The answers to what an address sends to itself stay local.
+			# Traffic of an address to itself stays local.
 			ip rule add pref 15 from "$own" to "$own" lookup local
 			ip neighbour add "$theirs" lladdr "$(</sys/class/net/eth$other/address)" dev eth$n
 		done
-		# What is on one link does not reach what is on another.
+		# There is no route from one link to the other.
 		ip rule add pref 17 from "10.77.$link.0/24" to 10.77.$((1 - link)).0/24 unreachable
 	done
 	ip rule add pref 20 lookup 77
@@ -54,8 +54,8 @@ pair | rails)
 	done
 	;;
 hosts)
-	# Devices are seen from every namespace (mode "shared"): in "exclusive" mode soft-RoCE's cannot be moved to one.
-	# Each does its traffic in the namespace of its interface.
+	# Devices are visible in every namespace (mode "shared"), as soft-RoCE's cannot be moved in "exclusive" mode.
+	# Each sends and receives in the namespace of its interface.
 	for n in 0 1; do
 		host=h$((n + 1))
 		ip netns add $host
