@@ -79,6 +79,6 @@ var checks = []check{
 	{
 		Name: "receiver killed, or sender", Goal: "an error of all requests that names it, within the time set for verbs (here within 1 s)",
 		Build: []string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, Target: "abi",
-		Tests: []string{"peers::a_killed_receiver_fails_every_request_of_the_sender", "peers::a_killed_sender_fails_every_request_of_the_receiver"},
+		Tests: []string{"peer_death::killed_receiver_fails_all_requests_of_the_sender", "peer_death::killed_sender_fails_all_requests_of_the_receiver"},
 	},
 }

@@ -23,8 +23,8 @@ var rdmaTests = []struct {
 	// Each has the links for itself.
 	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Rails, []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
 	// What is ignored here is part of other tests.
-	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"data::", "abort::both", "lifecycle::the_library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::a_thousand", "peers::a_killed", "peers::a_listener", "peers::what_a", "peers::many_conn", "collnet::ranks", "collnet::more", "collnet::a_lost"}},
-	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"gpu::nccl_is", "traffic::a_comm", "--include-ignored"}},
+	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"messages::", "tables::", "close::both", "lifecycle::library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::thousand", "peer_death::killed", "peer_death::messages", "handshake::closed", "handshake::many", "collnet::all_reduce", "collnet::requests", "collnet::lost"}},
+	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"gpu_memory::offered", "traffic_class::marks", "--include-ignored"}},
 	{[]string{"-p", "evenkeel-bench", "--test", "commands"}, vm.Pair, []string{"rdma::", "--include-ignored"}},
 }
 

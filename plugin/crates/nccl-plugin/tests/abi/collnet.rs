@@ -1,5 +1,5 @@
-//! All-reduces through the CollNet tables, with reduction servers in this process. The environment belongs to the process:
-//! each test runs in one of its own.
+//! CollNet: all-reduce by reduction servers, which run in the test's process. Each test has a process of its own, since the
+//! environment belongs to the process.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -12,22 +12,16 @@ use evenkeel_nccl_abi::{
     NetV12, REMOTE_ERROR, SUCCESS,
 };
 use evenkeel_reduction_server::{Options, Server};
-use evenkeel_transport::{Log, Settings};
+use evenkeel_transport::{NullLog, Settings};
 
-use crate::harness::{Net, Opaque, VERSIONS, in_rdma_lab, log_lines, logger, until};
-use crate::lifecycle::run_alone;
+use crate::harness::{
+    Net, Opaque, VERSIONS, in_rdma_lab, log_lines, logger, run_in_child_process, until,
+};
 
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
-struct Silence;
-
-impl Log for Silence {
-    fn warn(&self, _line: &str) {}
-    fn info(&self, _line: &str) {}
-}
-
-/// At the RDMA lab's other port, if this is in it.
+/// Starts a reduction server; in the RDMA lab, at the lab's other port.
 fn server() -> Server {
     let tcp = [("NCCL_SOCKET_IFNAME", "lo")];
     let rdma = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", "=rxe1")];
@@ -48,11 +42,11 @@ fn server() -> Server {
         piece: evenkeel_reduction_server::PIECE_BYTES,
         timeline: None,
     };
-    Server::start(settings.unwrap(), &options, Arc::new(Silence)).unwrap()
+    Server::start(settings.unwrap(), &options, Arc::new(NullLog)).unwrap()
 }
 
-/// Names the servers to the plugin, which is not loaded yet.
-fn give(servers: &[&Server]) {
+/// Sets the servers in the environment. The plugin must not be loaded yet.
+fn set_servers(servers: &[&Server]) {
     let names: Vec<String> = servers.iter().map(|server| server.address().to_string()).collect();
     // SAFETY: the servers' threads do not read the environment, and there are no others yet.
     unsafe { env::set_var("EVENKEEL_REDUCTION_SERVERS", names.join(",")) };
@@ -119,8 +113,8 @@ impl CollNet {
         count
     }
 
-    /// Each device must be the same to NCCL, whichever table it asks.
-    fn is_like_net(&self) {
+    /// Each device must have the same properties in both tables.
+    fn has_properties_of_net(&self) {
         macro_rules! compare {
             ($($version:literal $coll:ident $net:ident),+) => {
                 match self.net.version {
@@ -185,7 +179,7 @@ impl CollNet {
         let result = unsafe {
             call_any!(self, connect(pointers.as_mut_ptr(), ranks, rank, listener.0, &mut comm))
         };
-        // NCCL goes on without servers where there is none.
+        // NCCL continues without servers if there is no comm.
         assert_eq!(comm.is_null(), result != SUCCESS);
         check(result)?;
         Ok(Opaque(comm))
@@ -243,19 +237,19 @@ impl CollNet {
 }
 
 #[test]
-fn ranks_all_reduce_through_every_version() {
-    run_alone("collnet::alone_versions", &[("EVENKEEL_FLOWS", "1")]);
+fn all_reduce_in_every_version() {
+    run_in_child_process("collnet::child_versions", &[("EVENKEEL_FLOWS", "1")]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_versions() {
+fn child_versions() {
     let servers = [server(), server()];
-    give(&servers.each_ref());
+    set_servers(&servers.each_ref());
     for version in VERSIONS {
         let coll = CollNet::init(version);
         assert_eq!(coll.devices(), coll.net.devices());
-        coll.is_like_net();
+        coll.has_properties_of_net();
         let listeners: Vec<_> = (0..3).map(|_| coll.listen()).collect();
         let handles: Vec<_> = listeners.iter().map(|(_, handle)| *handle).collect();
         thread::scope(|scope| {
@@ -285,15 +279,15 @@ fn alone_versions() {
 }
 
 #[test]
-fn more_requests_than_there_are_slots_are_put_off() {
-    run_alone("collnet::alone_full", &[]);
+fn requests_are_limited() {
+    run_in_child_process("collnet::child_full", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_full() {
+fn child_full() {
     let server = server();
-    give(&[&server]);
+    set_servers(&[&server]);
     let coll = CollNet::init(12);
     let (listener, handle) = coll.listen();
     let comm = coll.connect(&[handle], 0, listener).unwrap();
@@ -324,15 +318,15 @@ fn alone_full() {
 }
 
 #[test]
-fn types_and_reductions_are_those_of_the_kernels() {
-    run_alone("collnet::alone_support", &[]);
+fn data_types_and_reductions_match_the_kernels() {
+    run_in_child_process("collnet::child_support", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_support() {
+fn child_support() {
     let server = server();
-    give(&[&server]);
+    set_servers(&[&server]);
     let coll = CollNet::init(12);
     for kind in 0..12 {
         assert!((0..4).all(|op| coll.supports(kind, op)));
@@ -355,13 +349,13 @@ fn alone_support() {
 }
 
 #[test]
-fn without_servers_there_are_no_devices() {
-    run_alone("collnet::alone_off", &[]);
+fn no_devices_without_servers() {
+    run_in_child_process("collnet::child_off", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_off() {
+fn child_off() {
     for version in VERSIONS {
         let coll = CollNet::init(version);
         assert_eq!(coll.devices(), 0);
@@ -371,16 +365,16 @@ fn alone_off() {
 }
 
 #[test]
-fn servers_out_of_reach_are_one_warning() {
-    run_alone(
-        "collnet::alone_unreachable",
+fn unreachable_servers_are_one_warning() {
+    run_in_child_process(
+        "collnet::child_unreachable",
         &[("EVENKEEL_REDUCTION_SERVERS", "127.0.0.1:1"), ("EVENKEEL_REDUCTION_TIMEOUT", "1")],
     );
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_unreachable() {
+fn child_unreachable() {
     let coll = CollNet::init(12);
     let (listener, handle) = coll.listen();
     assert_eq!(coll.connect(&[handle, handle], 1, listener), Err(REMOTE_ERROR));
@@ -391,19 +385,19 @@ fn alone_unreachable() {
 }
 
 #[test]
-fn a_lost_server_is_an_error_that_names_it() {
-    run_alone("collnet::alone_lost", &[("EVENKEEL_REDUCTION_TIMEOUT", "5")]);
+fn lost_server_is_named_in_the_error() {
+    run_in_child_process("collnet::child_lost", &[("EVENKEEL_REDUCTION_TIMEOUT", "5")]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_lost() {
+fn child_lost() {
     let server = server();
     let name = server.address().to_string();
-    give(&[&server]);
+    set_servers(&[&server]);
     let coll = CollNet::init(12);
     let (listener, handle) = coll.listen();
-    // The other rank never comes, so that nothing ends by itself.
+    // The other rank never joins, so that the operation cannot complete.
     let comm = coll.connect(&[handle, handle], 0, listener).unwrap();
     let from = vec![1.0; 100_000];
     let mut to = vec![0.0; from.len()];

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, mem, ptr, thread};
@@ -14,8 +15,8 @@ use evenkeel_nccl_abi::{
 use evenkeel_transport::HANDLE_BYTES;
 use libloading::Library;
 
-/// Long enough for a loaded machine, or an emulated one; reached only when something is broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+/// Long enough for a loaded or emulated machine. It is reached only when something is broken.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(40);
 /// Every version, newest first as NCCL looks for them.
 pub(crate) const VERSIONS: [u32; 7] = [12, 11, 10, 9, 8, 7, 6];
 
@@ -30,17 +31,20 @@ pub(crate) fn library_path() -> PathBuf {
         .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
         .max();
     let Some((_, path)) = newest else {
-        panic!("{file} is neither in {} nor above: cargo build -p evenkeel-nccl", deps.display())
+        panic!(
+            "{file} is neither in {} nor above: cargo build -p evenkeel-nccl-plugin",
+            deps.display()
+        )
     };
     path
 }
 
-/// Whether messages are to go by RDMA: in the RDMA lab, which sets this.
+/// Whether the tests run in the RDMA lab, over RDMA.
 pub(crate) fn in_rdma_lab() -> bool {
     env::var_os("EVENKEEL_RDMALAB").is_some()
 }
 
-/// Sets what the plugin reads. Must come before anything else in each test.
+/// Sets the plugin's environment. Must be called first in each test.
 pub(crate) fn environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -63,6 +67,17 @@ pub(crate) fn environment() {
             }
         }
     });
+}
+
+/// Runs an ignored test in a process of its own, since threads and the environment belong to the process.
+pub(crate) fn run_in_child_process(test: &str, environment: &[(&str, &str)]) {
+    let output = Command::new(env::current_exe().unwrap())
+        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
 }
 
 /// A line of the plugin's log.
@@ -119,15 +134,15 @@ impl Opaque {
     }
 }
 
-/// What a call that may not be ready gives.
+/// The result of a call that may not be ready.
 pub(crate) type Polled = Result<Option<Opaque>, NcclResult>;
 
-/// A handle, aligned as NCCL's are not.
+/// A handle without alignment, like NCCL's.
 #[derive(Clone, Copy)]
 pub(crate) struct Handle(pub(crate) [u8; HANDLE_SIZE]);
 
 impl Handle {
-    /// Where it says that the listener is.
+    /// The listener's address.
     pub(crate) fn address(&self) -> SocketAddr {
         let mut bytes = [0; HANDLE_BYTES];
         bytes.copy_from_slice(&self.0[..HANDLE_BYTES]);
@@ -142,7 +157,7 @@ pub(crate) struct Net {
     pub(crate) library: Library,
     /// The communicator's context from v11 on.
     context: Opaque,
-    /// What NCCL is told of the communicator, from v10 on.
+    /// The communicator's configuration, from v10 on.
     config: Option<CommConfig>,
     /// The device that connections are opened from.
     pub(crate) from: c_int,
@@ -334,19 +349,19 @@ impl Net {
         let mut size: Vec<usize> = group.iter().map(|(_, size, _)| *size).collect();
         let mut int: Vec<c_int> = size.iter().map(|size| *size as c_int).collect();
         let mut tag: Vec<c_int> = group.iter().map(|(.., tag)| *tag).collect();
-        let mut registration = vec![ptr::null_mut(); group.len()];
-        let mut profile = registration.clone();
+        let mut mhandle = vec![ptr::null_mut(); group.len()];
+        let mut profile = mhandle.clone();
         let (data, size, int, tag) =
             (data.as_mut_ptr(), size.as_mut_ptr(), int.as_mut_ptr(), tag.as_mut_ptr());
-        let (registration, profile) = (registration.as_mut_ptr(), profile.as_mut_ptr());
+        let (mhandle, profile) = (mhandle.as_mut_ptr(), profile.as_mut_ptr());
         // SAFETY: passed on to the caller.
         check(unsafe {
             call!(self, irecv:
                 [6 NetV6, 7 NetV7, 8 NetV8]
-                    (comm.0, count, data, int, tag, registration, &mut request),
-                [9 NetV9] (comm.0, count, data, size, tag, registration, &mut request),
+                    (comm.0, count, data, int, tag, mhandle, &mut request),
+                [9 NetV9] (comm.0, count, data, size, tag, mhandle, &mut request),
                 [10 NetV10, 11 NetV11, 12 NetV12]
-                    (comm.0, count, data, size, tag, registration, profile, &mut request),
+                    (comm.0, count, data, size, tag, mhandle, profile, &mut request),
             )
         })?;
         Ok(Opaque(request).some())
@@ -363,22 +378,22 @@ impl Net {
         size: usize,
         kind: c_int,
     ) -> Result<Opaque, NcclResult> {
-        let mut registration = ptr::null_mut();
+        let mut mhandle = ptr::null_mut();
         let (data, int) = (data.cast(), size as c_int);
         // SAFETY: passed on to the caller.
         check(unsafe {
             call!(self, reg_mr:
-                [6 NetV6, 7 NetV7] (comm.0, data, int, kind, &mut registration),
+                [6 NetV6, 7 NetV7] (comm.0, data, int, kind, &mut mhandle),
                 [8 NetV8, 9 NetV9, 10 NetV10, 11 NetV11, 12 NetV12]
-                    (comm.0, data, size, kind, &mut registration),
+                    (comm.0, data, size, kind, &mut mhandle),
             )
         })?;
-        Ok(Opaque(registration))
+        Ok(Opaque(mhandle))
     }
 
-    pub(crate) fn deregister(&self, comm: Opaque, registration: Opaque) {
+    pub(crate) fn deregister(&self, comm: Opaque, mhandle: Opaque) {
         // SAFETY: it was made with this comm, which is open.
-        assert_eq!(unsafe { call_any!(self, dereg_mr(comm.0, registration.0)) }, SUCCESS);
+        assert_eq!(unsafe { call_any!(self, dereg_mr(comm.0, mhandle.0)) }, SUCCESS);
     }
 
     /// Flushes what has come into memory that is registered.
@@ -387,12 +402,12 @@ impl Net {
         let count = group.len() as c_int;
         let mut data: Vec<*mut c_void> = group.iter().map(|(data, _)| data.cast()).collect();
         let mut sizes: Vec<c_int> = group.iter().map(|(_, size)| *size as c_int).collect();
-        let mut registration = vec![ptr::null_mut(); group.len()];
+        let mut mhandle = vec![ptr::null_mut(); group.len()];
         let (data, sizes) = (data.as_mut_ptr(), sizes.as_mut_ptr());
-        let registration = registration.as_mut_ptr();
+        let mhandle = mhandle.as_mut_ptr();
         // SAFETY: the comm is open and the arrays have as many elements; the memory is only read.
         check(unsafe {
-            call_any!(self, iflush(comm.0, count, data, sizes, registration, &mut request))
+            call_any!(self, iflush(comm.0, count, data, sizes, mhandle, &mut request))
         })?;
         Ok(Opaque(request).some())
     }
@@ -402,7 +417,7 @@ impl Net {
         Ok(sizes.map(|sizes| *sizes.first().expect("size of a finished request")))
     }
 
-    /// The sizes of a group's messages once all are there.
+    /// The sizes of a group's messages once all are received.
     pub(crate) fn test_group(&self, request: Opaque) -> Result<Option<Vec<usize>>, NcclResult> {
         let (mut done, mut sizes) = (-1, [-1; 9]);
         // SAFETY: the request is one of an open comm, and there is room for the largest group's sizes.
@@ -462,22 +477,22 @@ impl Net {
     }
 }
 
-/// Polls until there is a result or patience ends.
+/// Polls until there is a result or [`TIMEOUT`] is over.
 pub(crate) fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(result) = poll() {
             return Some(result);
         }
         if Instant::now() > deadline {
-            eprintln!("waited {PATIENCE:?} for {what}");
+            eprintln!("waited {TIMEOUT:?} for {what}");
             return None;
         }
         thread::yield_now();
     }
 }
 
-/// Bytes that tell messages and positions apart.
+/// Bytes that differ between messages and positions.
 pub(crate) fn pattern(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 31 + seed * 101 + at / 251) as u8).collect()
 }

@@ -1,23 +1,11 @@
-//! Loading, unloading and starting again. Each test runs in a process of its own, because threads
-//! and the environment belong to the process.
+//! Initialization, finalization and unloading, and what the library leaves behind. Each test has a process of its own, since
+//! threads and the environment belong to the process.
 
-use std::process::Command;
 use std::{env, fs};
 
 use evenkeel_nccl_abi::INVALID_USAGE;
 
-use crate::harness::{Net, log_lines, pattern, until};
-
-/// Runs one of the ignored tests below in a process of its own.
-pub(crate) fn run_alone(test: &str, environment: &[(&str, &str)]) {
-    let output = Command::new(env::current_exe().unwrap())
-        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-        .envs(environment.iter().copied())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
-}
+use crate::harness::{Net, log_lines, pattern, run_in_child_process, until};
 
 /// The plugin's threads in this process.
 fn plugin_threads() -> usize {
@@ -56,13 +44,13 @@ fn exchange(net: &Net) {
 }
 
 #[test]
-fn the_library_can_be_unloaded_and_used_again() {
-    run_alone("lifecycle::alone_unload", &[]);
+fn library_can_be_unloaded_and_reloaded() {
+    run_in_child_process("lifecycle::child_unload", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_unload() {
+fn child_unload() {
     for version in [12, 8, 11, 6] {
         let mut net = Net::init(version, 1).unwrap();
         assert_eq!(plugin_threads(), 0, "no thread before the first listen or connect");
@@ -74,17 +62,17 @@ fn alone_unload() {
 }
 
 #[test]
-fn finalize_gives_back_what_was_not_closed() {
-    run_alone("lifecycle::alone_finalize", &[]);
+fn finalize_releases_open_objects() {
+    run_in_child_process("lifecycle::child_finalize", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_finalize() {
+fn child_finalize() {
     let mut net = Net::init(12, 2).unwrap();
     let (_abandoned, mut handle) = net.listen();
     let (listener, mut other) = net.listen();
-    // An attempt that nobody polls again, unless it is done at once.
+    // An attempt that is not polled again, unless it is done at once.
     if let Some(comm) = net.poll_connect(&mut handle).unwrap() {
         net.close_send(comm);
     }
@@ -99,13 +87,13 @@ fn alone_finalize() {
 }
 
 #[test]
-fn communicators_come_and_go_independently() {
-    run_alone("lifecycle::alone_communicators", &[]);
+fn communicators_are_independent() {
+    run_in_child_process("lifecycle::child_communicators", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_communicators() {
+fn child_communicators() {
     let mut first = Net::init(12, 4).unwrap();
     let (send, recv) = first.pair();
     let mut second = Net::init(12, 5).unwrap();
@@ -119,13 +107,13 @@ fn alone_communicators() {
 }
 
 #[test]
-fn a_bad_setting_is_refused_with_what_would_be_right() {
-    run_alone("lifecycle::alone_bad_setting", &[("EVENKEEL_FLOWS", "many")]);
+fn invalid_setting_is_refused_with_the_valid_range() {
+    run_in_child_process("lifecycle::child_bad_setting", &[("EVENKEEL_FLOWS", "many")]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_bad_setting() {
+fn child_bad_setting() {
     assert_eq!(Net::init(12, 6).err(), Some(INVALID_USAGE));
     let lines = log_lines("EVENKEEL_FLOWS");
     assert_eq!(lines.len(), 1);
@@ -134,23 +122,26 @@ fn alone_bad_setting() {
 }
 
 #[test]
-fn who_wants_to_know_that_the_plugin_is_used_finds_a_file() {
+fn status_file_shows_that_the_plugin_is_used() {
     let folder = env::temp_dir().join(format!("evenkeel-status-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
-    run_alone("lifecycle::alone_status", &[("EVENKEEL_STATUS_DIR", folder.to_str().unwrap())]);
+    run_in_child_process(
+        "lifecycle::child_status",
+        &[("EVENKEEL_STATUS_DIR", folder.to_str().unwrap())],
+    );
     let files: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
     let text = fs::read_to_string(&files[0]).unwrap();
     fs::remove_dir_all(&folder).unwrap();
     let name = files[0].file_name().unwrap().to_str().unwrap();
     assert!(files.len() == 1 && name.starts_with("plugin."), "{files:?}");
     assert!(text.contains("version ") && text.contains("devices: lo"), "{text}");
-    // A folder that is not there is a warning, and no more.
-    run_alone("lifecycle::alone_status", &[("EVENKEEL_STATUS_DIR", "/no/such/folder")]);
+    // A missing folder is only a warning.
+    run_in_child_process("lifecycle::child_status", &[("EVENKEEL_STATUS_DIR", "/no/such/folder")]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_status() {
+fn child_status() {
     let mut net = Net::init(12, 7).unwrap();
     exchange(&net);
     net.finalize();
@@ -159,22 +150,22 @@ fn alone_status() {
 }
 
 #[test]
-fn one_flow_and_many_workers_work_too() {
-    run_alone("lifecycle::alone_unload", &[("EVENKEEL_FLOWS", "1")]);
-    run_alone(
-        "lifecycle::alone_unload",
+fn one_flow_or_many_workers() {
+    run_in_child_process("lifecycle::child_unload", &[("EVENKEEL_FLOWS", "1")]);
+    run_in_child_process(
+        "lifecycle::child_unload",
         &[("EVENKEEL_FLOWS", "64"), ("EVENKEEL_WORKERS", "4"), ("EVENKEEL_CHUNK_BYTES", "4096")],
     );
 }
 
 #[test]
-fn ipv6_works_or_is_named_as_missing() {
-    run_alone("lifecycle::alone_ipv6", &[("NCCL_SOCKET_FAMILY", "AF_INET6")]);
+fn ipv6_works_or_is_reported_missing() {
+    run_in_child_process("lifecycle::child_ipv6", &[("NCCL_SOCKET_FAMILY", "AF_INET6")]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_ipv6() {
+fn child_ipv6() {
     let addresses = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
     if addresses.lines().any(|line| line.ends_with(" lo")) {
         exchange(&Net::init(12, 8).unwrap());
@@ -186,17 +177,17 @@ fn alone_ipv6() {
 }
 
 #[test]
-fn a_thousand_connections_leave_nothing_behind() {
-    run_alone("lifecycle::alone_thousand", &[]);
+fn thousand_connections_leak_nothing() {
+    run_in_child_process("lifecycle::child_thousand", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_thousand() {
+fn child_thousand() {
     let mut net = Net::init(12, 9).unwrap();
-    // Keeps the threads, so that those of each round are not counted as new.
+    // An open connection keeps the threads, so that those of each round are not counted as new.
     let kept = net.pair();
-    // What is allocated once is allocated in the first rounds.
+    // One-time allocations happen in the first rounds.
     (0..50).for_each(|_| exchange(&net));
     let (fds, threads, memory) = settled();
     (0..950).for_each(|_| exchange(&net));
@@ -211,7 +202,7 @@ fn alone_thousand() {
     net.finalize();
 }
 
-/// Descriptors, threads and resident memory in KiB, once what was closed is gone.
+/// Descriptors, threads and resident memory in KiB, once closed connections are gone.
 fn settled() -> (usize, usize, u64) {
     let now = || {
         let count = |folder: &str| fs::read_dir(folder).unwrap().count();
@@ -220,7 +211,7 @@ fn settled() -> (usize, usize, u64) {
         let memory = line.trim().trim_end_matches(" kB").parse().unwrap();
         (count("/proc/self/fd"), count("/proc/self/task"), memory)
     };
-    // What a closed connection still delivers it has delivered soon: wait until nothing changes.
+    // A closed connection may still have bytes to deliver: wait until nothing changes.
     let mut last = now();
     let mut calm = 0;
     until("rest", || {
@@ -234,13 +225,13 @@ fn settled() -> (usize, usize, u64) {
 }
 
 #[test]
-fn nobody_spins_when_idle() {
-    run_alone("lifecycle::alone_idle", &[]);
+fn idle_threads_do_not_spin() {
+    run_in_child_process("lifecycle::child_idle", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_idle() {
+fn child_idle() {
     let net = Net::init(12, 7).unwrap();
     let (send, recv) = net.pair();
     let mut buffer = vec![0u8; 1 << 20];

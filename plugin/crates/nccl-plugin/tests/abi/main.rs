@@ -1,18 +1,23 @@
-//! The library through its C tables, in the order in which NCCL's proxy calls them.
+//! The library through its C tables, in the order in which NCCL's proxy thread calls them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
-mod abort;
-mod by_hand;
+mod c_program;
+mod checksum;
+mod close;
 mod collnet;
-mod data;
-mod faults;
-mod from_c;
-mod garbled;
-mod gpu;
+mod exports;
+mod fairness;
+mod flow_failures;
+mod gpu_memory;
+mod handshake;
 mod harness;
-mod hostile;
+mod hostile_peer;
 mod lifecycle;
-mod peers;
-mod symbols;
-mod traffic;
+mod messages;
+mod peer_death;
+mod proxy;
+mod raw_peer;
+mod receive_polling;
+mod tables;
+mod traffic_class;

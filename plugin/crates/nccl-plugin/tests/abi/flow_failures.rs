@@ -1,24 +1,23 @@
-//! Flows that break while the peers live: no error, no wrong byte.
+//! Flows that fail while the peers live: no error, no wrong byte.
 //!
-//! Each test has a process of its own: a descriptor that is broken may belong to something else by then.
+//! Each test has a process of its own, since a descriptor may be reused by the time it is broken.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 
-use crate::harness::{Net, Opaque, log_lines, pattern, until};
-use crate::lifecycle::run_alone;
+use crate::harness::{Net, Opaque, log_lines, pattern, run_in_child_process, until};
 
-/// The ends of a connection's flows in this process.
-struct Ends {
+/// The descriptors of a connection's flows in this process.
+struct FlowSockets {
     sending: Vec<RawFd>,
     receiving: Vec<RawFd>,
 }
 
 /// Finds the established flows of connections to a listener.
-fn ends(listener: SocketAddr) -> Ends {
-    let mut found = Ends { sending: Vec::new(), receiving: Vec::new() };
+fn flow_sockets(listener: SocketAddr) -> FlowSockets {
+    let mut found = FlowSockets { sending: Vec::new(), receiving: Vec::new() };
     for entry in fs::read_dir("/proc/self/fd").unwrap() {
         let name = entry.unwrap().file_name();
         let fd: RawFd = name.to_str().unwrap().parse().unwrap();
@@ -37,11 +36,11 @@ fn ends(listener: SocketAddr) -> Ends {
 
 #[derive(Clone, Copy, Debug)]
 enum Break {
-    /// As a middlebox does it: reset, for both ends at once.
+    /// A reset of both ends, as by a middlebox.
     Reset,
-    /// One end says that nothing more comes.
+    /// One end is shut down for writing.
     HalfClose,
-    /// One end neither reads nor writes any more.
+    /// One end is shut down for reading and writing.
     Close,
 }
 
@@ -51,7 +50,7 @@ fn break_flow(fd: RawFd, how: Break) {
             // SAFETY: an all-zero sockaddr is valid, AF_UNSPEC is 0.
             let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
             let length = size_of::<libc::sockaddr>() as libc::socklen_t;
-            // Connecting to nowhere dissolves the association with a reset.
+            // Connecting to AF_UNSPEC resets the connection.
             // SAFETY: the address is on this stack and as long as stated.
             unsafe { libc::connect(fd, &nowhere, length) };
         }
@@ -116,13 +115,13 @@ pub(crate) fn exchange(
 }
 
 #[test]
-fn one_flow_breaks_and_nothing_is_lost() {
-    run_alone("faults::alone_one", &[]);
+fn one_flow_fails_and_no_message_is_lost() {
+    run_in_child_process("flow_failures::child_one", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_one() {
+fn child_one() {
     for (index, how) in [Break::Reset, Break::HalfClose, Break::Close].into_iter().enumerate() {
         for at_sender in [true, false] {
             let label = 0x7a00 + 2 * index as u64 + u64::from(at_sender);
@@ -130,13 +129,16 @@ fn alone_one() {
             let (pair, listener) = net.pair_at();
             exchange(&net, pair, &[300_000; 60], 8, |message| {
                 if message == 20 {
-                    let ends = ends(listener);
+                    let sockets = flow_sockets(listener);
                     // More than 4 while another path is tried.
-                    assert!(ends.sending.len() >= 4 && ends.receiving.len() >= 4);
-                    break_flow(if at_sender { ends.sending[0] } else { ends.receiving[0] }, how);
+                    assert!(sockets.sending.len() >= 4 && sockets.receiving.len() >= 4);
+                    break_flow(
+                        if at_sender { sockets.sending[0] } else { sockets.receiving[0] },
+                        how,
+                    );
                 }
             });
-            until("a replacement", || (ends(listener).sending.len() >= 4).then_some(()))
+            until("a replacement", || (flow_sockets(listener).sending.len() >= 4).then_some(()))
                 .expect("a replacement");
             net.close_send(pair.0);
             net.close_recv(pair.1);
@@ -151,13 +153,13 @@ fn alone_one() {
 }
 
 #[test]
-fn all_flows_break_and_the_connection_recovers() {
-    run_alone("faults::alone_all", &[]);
+fn all_flows_fail_and_the_connection_recovers() {
+    run_in_child_process("flow_failures::child_all", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_all() {
+fn child_all() {
     for (index, how) in [Break::Reset, Break::Close].into_iter().enumerate() {
         for at_sender in [true, false] {
             let label = 0x7b00 + 2 * index as u64 + u64::from(at_sender);
@@ -165,8 +167,8 @@ fn alone_all() {
             let (pair, listener) = net.pair_at();
             exchange(&net, pair, &[300_000; 60], 8, |message| {
                 if message == 20 || message == 40 {
-                    let ends = ends(listener);
-                    let fds = if at_sender { ends.sending } else { ends.receiving };
+                    let sockets = flow_sockets(listener);
+                    let fds = if at_sender { sockets.sending } else { sockets.receiving };
                     fds.into_iter().for_each(|fd| break_flow(fd, how));
                 }
             });
@@ -182,13 +184,13 @@ fn alone_all() {
 }
 
 #[test]
-fn flows_break_all_the_time_under_messages_of_all_sizes() {
-    run_alone("faults::alone_always", &[]);
+fn flows_fail_repeatedly_under_messages_of_all_sizes() {
+    run_in_child_process("flow_failures::child_always", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_always() {
+fn child_always() {
     let net = Net::init(12, 0x7c00).unwrap();
     let (pair, listener) = net.pair_at();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -208,8 +210,8 @@ fn alone_always() {
         .collect();
     exchange(&net, pair, &sizes, 8, |_| {
         if choose(20) == 0 {
-            let ends = ends(listener);
-            let fds = if choose(2) == 0 { ends.sending } else { ends.receiving };
+            let sockets = flow_sockets(listener);
+            let fds = if choose(2) == 0 { sockets.sending } else { sockets.receiving };
             let how = [Break::Reset, Break::HalfClose, Break::Close][choose(3)];
             if !fds.is_empty() {
                 break_flow(fds[choose(fds.len())], how);
@@ -225,19 +227,22 @@ fn alone_always() {
 }
 
 #[test]
-fn nothing_is_lost_where_flows_are_dealt_their_shares() {
-    run_alone("faults::alone_always", &[("EVENKEEL_SCHEDULE", "static")]);
-    run_alone("faults::alone_all", &[("EVENKEEL_SCHEDULE", "static")]);
+fn static_shares_survive_flow_failures() {
+    run_in_child_process("flow_failures::child_always", &[("EVENKEEL_SCHEDULE", "static")]);
+    run_in_child_process("flow_failures::child_all", &[("EVENKEEL_SCHEDULE", "static")]);
 }
 
 #[test]
 fn static_shares_are_equal() {
-    run_alone("faults::alone_equal", &[("EVENKEEL_SCHEDULE", "static"), ("EVENKEEL_FLOWS", "3")]);
+    run_in_child_process(
+        "flow_failures::child_equal",
+        &[("EVENKEEL_SCHEDULE", "static"), ("EVENKEEL_FLOWS", "3")],
+    );
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_equal() {
+fn child_equal() {
     let net = Net::init(12, 0x7e00).unwrap();
     let (pair, _) = net.pair_at();
     exchange(&net, pair, &[3 * 128 * 1024; 40], 8, |_| {});
@@ -250,13 +255,13 @@ fn alone_equal() {
 }
 
 #[test]
-fn small_messages_arrive_although_their_flows_break_and_the_sender_closes() {
-    run_alone("faults::alone_small", &[]);
+fn small_messages_survive_flow_failures_and_close() {
+    run_in_child_process("flow_failures::child_small", &[]);
 }
 
 #[test]
 #[ignore = "part of another test"]
-fn alone_small() {
+fn child_small() {
     let net = Net::init(12, 0x7d00).unwrap();
     let (pair, listener) = net.pair_at();
     let data = pattern(1, 1000);
@@ -265,7 +270,7 @@ fn alone_small() {
         let request = unsafe { net.isend(pair.0, data.as_ptr(), 1000) }.unwrap().unwrap();
         assert_eq!(net.finish(request), Ok(1000), "a small message needs no receiver to be done");
     }
-    ends(listener).receiving.into_iter().for_each(|fd| break_flow(fd, Break::Reset));
+    flow_sockets(listener).receiving.into_iter().for_each(|fd| break_flow(fd, Break::Reset));
     net.close_send(pair.0);
     let mut buffer = vec![0; 1000];
     for message in 0..20 {

@@ -1,4 +1,4 @@
-//! What marks the packets of a communicator.
+//! The traffic class of a communicator's packets.
 
 use std::env;
 use std::ffi::c_int;
@@ -8,10 +8,10 @@ use evenkeel_nccl_abi::{CommConfig, TRAFFIC_CLASS_UNDEFINED};
 
 use crate::harness::{Net, pattern};
 
-/// Counts packets of RDMA with this DSCP from either host, as long as it lives.
-struct Count(u8);
+/// Counts RDMA packets with this DSCP from either host, until it is dropped.
+struct PacketCounter(u8);
 
-impl Count {
+impl PacketCounter {
     fn new(dscp: u8) -> Self {
         nft(&format!("add table ip traffic{dscp}"));
         nft(&format!("add chain ip traffic{dscp} out {{ type filter hook output priority 0; }}"));
@@ -33,7 +33,7 @@ impl Count {
     }
 }
 
-impl Drop for Count {
+impl Drop for PacketCounter {
     fn drop(&mut self) {
         nft(&format!("delete table ip traffic{}", self.0));
     }
@@ -66,26 +66,26 @@ fn send(version: u32, traffic_class: c_int) {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_communicators_traffic_class_is_on_its_packets_in_both_directions() {
+fn marks_packets_in_both_directions() {
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["traffic::alone", "--exact", "--ignored", "--nocapture"]);
+    command.args(["traffic_class::child", "--exact", "--ignored", "--nocapture"]);
     assert!(command.env("NCCL_IB_HCA", "=rxe0,rxe1").status().unwrap().success());
 }
 
-/// What is sent within one port is on no wire.
+/// Messages go between two ports, since those within one port are never sent as packets.
 #[test]
 #[ignore = "part of another test"]
-fn alone() {
-    let (marked, plain) = (Count::new(26), Count::new(0));
+fn child() {
+    let (marked, plain) = (PacketCounter::new(26), PacketCounter::new(0));
     for version in [10, 11, 12] {
         let before = [marked.packets(), plain.packets()];
         send(version, 26 << 2);
         let after = [marked.packets(), plain.packets()];
         assert!(after[0][0] > before[0][0] && after[0][1] > before[0][1], "v{version}: {after:?}");
-        assert_eq!(after[1], before[1], "v{version}: none without");
+        assert_eq!(after[1], before[1], "v{version}: no unmarked packets");
     }
     let before = [marked.packets(), plain.packets()];
-    // Before version 10 nobody knows; what is no class is none.
+    // Before version 10 there is no configuration. Invalid classes are ignored.
     for (version, class) in [(9, 26 << 2), (12, TRAFFIC_CLASS_UNDEFINED), (12, 256)] {
         send(version, class);
     }

@@ -1,4 +1,4 @@
-//! The library as a C program sees it.
+//! The library called by a C program.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,11 +6,11 @@ use std::process::Command;
 use crate::harness::library_path;
 
 #[test]
-fn a_program_in_c_moves_messages() {
+fn c_program_carries_messages() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     std::fs::create_dir_all(folder).unwrap();
-    let program = folder.join("from_c");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/abi/from_c.c");
+    let program = folder.join("c_program");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/abi/c_program.c");
     let built = Command::new("cc")
         .args(["-std=c11", "-D_DEFAULT_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&program)
@@ -21,7 +21,7 @@ fn a_program_in_c_moves_messages() {
     let ran = Command::new(&program)
         .arg(library_path())
         .env("NCCL_SOCKET_IFNAME", "lo")
-        // Other tests set it; here nobody knows the rail.
+        // Other tests set it. The program expects no rail.
         .env_remove("EVENKEEL_RAILS")
         .output()
         .unwrap();

@@ -60,7 +60,7 @@ fn only_the_tables_are_exported() {
 }
 
 #[test]
-fn the_library_stays_mapped() {
+fn library_stays_mapped() {
     const DYNAMIC: u32 = 6;
     const FLAGS_1: usize = 0x6fff_fffb;
     const NODELETE: usize = 8;

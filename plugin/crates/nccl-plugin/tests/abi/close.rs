@@ -1,4 +1,4 @@
-//! Closing with requests in flight: it waits for nobody, and no memory is touched afterwards.
+//! Closing with requests in flight: it does not wait for the peer, and touches no memory afterwards.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 use evenkeel_protocol::{ChunkHeader, Frame};
 use evenkeel_testkit::TestRng;
 
-use crate::by_hand;
 use crate::harness::{Net, Opaque};
-use crate::hostile::{self, UNTOUCHED, contents};
+use crate::raw_peer::{self, UNTOUCHED, contents};
 
-/// What NCCL has in flight at most.
+/// Maximum number of requests that NCCL has in flight.
 const REQUESTS: usize = 8;
 const SIZE: usize = 4 << 20;
-/// Reached only when closing waits for something.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// Exceeded only when closing waits for something.
+const MAX_CLOSE_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug)]
 enum Order {
@@ -46,12 +45,12 @@ fn receive_all(net: &Net, comm: Opaque) -> Posted {
     all.collect()
 }
 
-/// From here on it belongs to somebody else.
-fn use_again(posted: &mut Posted) {
+/// Uses the memory for something else, as NCCL may do after closing.
+fn reuse_memory(posted: &mut Posted) {
     posted.iter_mut().for_each(|(_, memory)| memory.fill(UNTOUCHED));
 }
 
-/// Another connection over the same threads shows that they are past the ones before.
+/// A byte over another connection shows that the threads are done with the previous ones.
 fn exchange_a_byte(net: &Net) {
     let (send, recv) = net.pair();
     let mut byte = 0;
@@ -65,14 +64,14 @@ fn exchange_a_byte(net: &Net) {
 }
 
 #[test]
-fn both_sides_close_in_the_middle_of_it_all() {
+fn both_sides_with_requests_in_flight() {
     let net = Net::init(12, 0xab01).unwrap();
     for round in 0..4 {
         for order in [Order::SenderFirst, Order::ReceiverFirst, Order::BothAtOnce] {
             let (send, recv) = net.pair();
             let (mut incoming, mut outgoing) =
                 (receive_all(&net, recv), send_all(&net, send, |_| vec![1; SIZE]));
-            // Further into it in each round.
+            // Further into the transfer in each round.
             for _ in 0..round {
                 let _ = net.test(incoming[0].0);
                 let _ = net.test(outgoing[0].0);
@@ -80,11 +79,11 @@ fn both_sides_close_in_the_middle_of_it_all() {
             let begun = Instant::now();
             let mut close_send = || {
                 net.close_send(send);
-                use_again(&mut outgoing);
+                reuse_memory(&mut outgoing);
             };
             let mut close_recv = || {
                 net.close_recv(recv);
-                use_again(&mut incoming);
+                reuse_memory(&mut incoming);
             };
             match order {
                 Order::SenderFirst => (close_send(), close_recv()),
@@ -94,7 +93,7 @@ fn both_sides_close_in_the_middle_of_it_all() {
                     (close_recv(), other.join().unwrap())
                 }),
             };
-            assert!(begun.elapsed() < AT_ONCE, "{order:?} took {:?}", begun.elapsed());
+            assert!(begun.elapsed() < MAX_CLOSE_TIME, "{order:?} took {:?}", begun.elapsed());
             exchange_a_byte(&net);
             for (_, memory) in incoming {
                 assert!(memory.iter().all(|byte| *byte == UNTOUCHED), "{order:?}: written to");
@@ -104,25 +103,25 @@ fn both_sides_close_in_the_middle_of_it_all() {
 }
 
 #[test]
-fn a_sender_closes_although_its_peer_reads_nothing() {
+fn sender_closes_while_peer_does_not_read() {
     let net = Net::init(12, 0xab02).unwrap();
-    let (mut peer, mut handle) = hostile::Receiver::listen(&mut TestRng::new(1));
+    let (mut peer, mut handle) = raw_peer::Receiver::listen(&mut TestRng::new(1));
     let send = peer.connected(&net, &mut handle);
     let mut outgoing = send_all(&net, send, |number| contents(number, 0, SIZE as u64));
     assert_eq!(net.test(outgoing[0].0), Ok(None));
     let begun = Instant::now();
     net.close_send(send);
-    use_again(&mut outgoing);
-    assert!(begun.elapsed() < AT_ONCE, "took {:?}", begun.elapsed());
-    // What reaches the peer is what the memory was before.
+    reuse_memory(&mut outgoing);
+    assert!(begun.elapsed() < MAX_CLOSE_TIME, "took {:?}", begun.elapsed());
+    // The peer receives the memory's former contents only.
     peer.drain();
     assert!(peer.received < (REQUESTS * SIZE) as u64, "nothing was in flight");
 }
 
 #[test]
-fn a_receiver_closes_although_its_peer_stands_still() {
+fn receiver_closes_while_peer_stalls() {
     let net = Net::init(12, 0xab03).unwrap();
-    let (mut peer, recv) = by_hand::Sender::connect(&net, 2);
+    let (mut peer, recv) = raw_peer::Sender::connect(&net, 2);
     let mut incoming = receive_all(&net, recv);
     // Half of a chunk on each flow.
     let half = SIZE as u64 / 2;
@@ -140,8 +139,8 @@ fn a_receiver_closes_although_its_peer_stands_still() {
     assert_eq!(net.test(incoming[0].0), Ok(None));
     let begun = Instant::now();
     net.close_recv(recv);
-    use_again(&mut incoming);
-    assert!(begun.elapsed() < AT_ONCE, "took {:?}", begun.elapsed());
+    reuse_memory(&mut incoming);
+    assert!(begun.elapsed() < MAX_CLOSE_TIME, "took {:?}", begun.elapsed());
     for (flow, (_, after)) in halves.iter().enumerate() {
         peer.try_write(flow, after);
     }

@@ -1,8 +1,8 @@
-//! Messages in memory that the processor cannot reach, as that of a GPU.
+//! Messages in memory that the processor cannot access, such as a GPU's.
 //!
-//! There is none here. What stands for it is memory that is registered as a GPU's is, by its address, and then taken away from
-//! the processor: devices still read and write it, and whatever else does ends the process. That a driver lends a GPU's memory
-//! is seen by files of the kernel's, which are put there, out of others' sight.
+//! The tests need no GPU. They register host memory by its address, as a GPU's is, and then protect it from the processor.
+//! Devices still read and write it, and any other access ends the process. The kernel's files that show a driver's support
+//! for GPU memory are faked in a mount namespace.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -13,13 +13,13 @@ use evenkeel_nccl_abi::{NetV12, PTR_CUDA, PTR_HOST, SUCCESS};
 
 use crate::harness::{Net, Opaque, VERSIONS, log_lines, pattern, until};
 
-/// Memory that one comm has registered.
-struct Fenced {
+/// Host memory that can be protected from the processor.
+struct ProtectedMemory {
     start: *mut u8,
     bytes: usize,
 }
 
-impl Fenced {
+impl ProtectedMemory {
     fn new(bytes: usize) -> Self {
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -31,7 +31,7 @@ impl Fenced {
 
     fn open(&self, open: bool) {
         let access = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
-        // SAFETY: the mapping is this one's, and nobody has a reference to it: what reads and writes it does so by `copy`.
+        // SAFETY: the mapping is this one's, and there is no reference to it: it is read and written by copies.
         assert_eq!(unsafe { libc::mprotect(self.start.cast(), self.bytes, access) }, 0);
     }
 
@@ -49,7 +49,7 @@ impl Fenced {
     }
 }
 
-impl Drop for Fenced {
+impl Drop for ProtectedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping is this one's and given back once.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
@@ -58,11 +58,11 @@ impl Drop for Fenced {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn nccl_is_offered_gpu_memory_where_the_driver_lends_it() {
+fn offered_where_the_driver_supports_it() {
     let script =
         "mount -t tmpfs none /sys/kernel/mm && mkdir -p /sys/kernel/mm/memory_peers/nv_mem &&
         echo 1.0 > /sys/kernel/mm/memory_peers/nv_mem/version && exec \"$0\" \"$@\"";
-    let alone = ["gpu::alone", "--exact", "--ignored", "--nocapture"];
+    let alone = ["gpu_memory::child", "--exact", "--ignored", "--nocapture"];
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script]).arg(env::current_exe().unwrap()).args(alone);
     assert!(command.status().unwrap().success());
@@ -70,7 +70,7 @@ fn nccl_is_offered_gpu_memory_where_the_driver_lends_it() {
 
 #[test]
 #[ignore = "part of another test"]
-fn alone() {
+fn child() {
     for version in VERSIONS {
         let mut net = Net::init(version, 0x6b0).unwrap();
         let (send, recv) = net.pair();
@@ -93,15 +93,15 @@ fn alone() {
     assert!(!log_lines("rxe0:1: messages may be in GPU memory: peer memory").is_empty());
 }
 
-/// Two messages of one request, tags out of order, with a flush: as NCCL receives what it then lets a GPU read.
+/// Two messages of one request, tags out of order, with a flush: as NCCL receives into a GPU's memory.
 fn carry(net: &Net, (send, recv): (Opaque, Opaque), seed: usize, size: usize) {
     const TAGS: [c_int; 2] = [5, -7];
-    let memory: [Fenced; 4] =
-        std::array::from_fn(|_| Fenced::new(size.next_multiple_of(4096) + 4096));
+    let memory: [ProtectedMemory; 4] =
+        std::array::from_fn(|_| ProtectedMemory::new(size.next_multiple_of(4096) + 4096));
     let [from, to] = [&memory[..2], &memory[2..]];
     let all = [(send, &from[0]), (send, &from[1]), (recv, &to[0]), (recv, &to[1])];
     // SAFETY: the memory stays until all is deregistered.
-    let register = |(comm, memory): (Opaque, &Fenced)| unsafe {
+    let register = |(comm, memory): (Opaque, &ProtectedMemory)| unsafe {
         net.register(comm, memory.start, memory.bytes, PTR_CUDA).expect("registered")
     };
     let registrations = all.map(register);
@@ -113,8 +113,8 @@ fn carry(net: &Net, (send, recv): (Opaque, Opaque), seed: usize, size: usize) {
     // SAFETY: the memory stays until the requests are reported.
     let receiving = unsafe { net.irecv_group(recv, &group) }.unwrap().unwrap();
     let mut sending = [None; 2];
-    let sending = until("both to be sent", || {
-        // It is the other one's turn first.
+    let sending = until("both sends", || {
+        // The other tag is posted first.
         for at in [1, 0] {
             if sending[at].is_none() {
                 // SAFETY: as above.
@@ -124,8 +124,8 @@ fn carry(net: &Net, (send, recv): (Opaque, Opaque), seed: usize, size: usize) {
         }
         sending[0].zip(sending[1])
     });
-    let came = until("both", || net.test_group(receiving).unwrap());
-    assert_eq!(came.unwrap(), [size; 2]);
+    let received = until("both messages", || net.test_group(receiving).unwrap());
+    assert_eq!(received.unwrap(), [size; 2]);
     let flush = net.iflush(recv, &[(to[0].start, size), (to[1].start, size)]).unwrap();
     assert_eq!(flush.is_some(), size > 0, "there is something to flush");
     let (first, second) = sending.unwrap();
