@@ -1,4 +1,4 @@
-//! Buffers in a GPU's memory: staged through pinned memory of the host, by CUDA's driver, which is loaded when it is asked for.
+//! Buffers in a GPU's memory, staged through pinned host memory. The CUDA driver is loaded on first use.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
@@ -12,27 +12,27 @@ use crate::error::{Error, Result};
 const LIBRARY: &str = "libcuda.so.1";
 const SUCCESS: i32 = 0;
 
-/// CUDA's driver, and one GPU.
+/// The CUDA driver and one GPU.
 pub struct Cuda {
     driver: Driver,
     device: i32,
     context: *mut c_void,
-    /// Grows with what is staged; one operation at a time has it.
+    /// The staging buffer. It grows with the staged buffers, and one operation at a time has it.
     staging: Mutex<Option<Pinned>>,
 }
 
-// SAFETY: the driver's calls may come from any thread, and each makes the context its own for its time.
+// SAFETY: the driver may be called from any thread, and each call makes the context current for its duration.
 unsafe impl Send for Cuda {}
 // SAFETY: as above; the staging memory is behind a lock.
 unsafe impl Sync for Cuda {}
 
-/// Memory that the driver has pinned for us.
+/// Host memory that the driver has pinned.
 struct Pinned {
     start: NonNull<u8>,
     length: usize,
 }
 
-/// The calls that are needed, by their names in CUDA's driver API.
+/// The functions of the CUDA driver API that are needed, by their names.
 #[derive(Clone, Copy)]
 #[expect(non_snake_case, reason = "they are the driver's names")]
 struct Calls {
@@ -51,8 +51,9 @@ struct Calls {
 
 struct Driver {
     calls: Calls,
-    /// What the calls are in.
-    _library: Option<Library>,
+    /// Keeps the functions loaded.
+    #[cfg_attr(not(test), expect(dead_code, reason = "it is only held"))]
+    library: Option<Library>,
 }
 
 impl Driver {
@@ -60,11 +61,11 @@ impl Driver {
         let missing = |error: libloading::Error| {
             Error::system("CUDA buffers need the NVIDIA driver", format!("{name}: {error}"))
         };
-        // SAFETY: what the system's loader knows by this name is CUDA's driver, which may be loaded at any time.
+        // SAFETY: the library of this name is the CUDA driver, which may be loaded at any time.
         let library = unsafe { Library::new(name) }.map_err(missing)?;
         macro_rules! calls {
             ($($call:ident)+) => {
-                // SAFETY: these are the calls' types in the driver's header.
+                // SAFETY: these are the functions' types in the driver's header.
                 Calls { $($call: unsafe {
                     *library.get(concat!(stringify!($call), "\0").as_bytes()).map_err(missing)?
                 },)+ }
@@ -74,7 +75,7 @@ impl Driver {
             cuInit cuDeviceGet cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxPushCurrent_v2
             cuCtxPopCurrent_v2 cuMemHostAlloc cuMemFreeHost cuMemcpyDtoH_v2 cuMemcpyHtoD_v2 cuGetErrorString
         );
-        Ok(Self { calls, _library: Some(library) })
+        Ok(Self { calls, library: Some(library) })
     }
 
     fn check(&self, what: &str, status: i32) -> Result<()> {
@@ -82,10 +83,10 @@ impl Driver {
             return Ok(());
         }
         let mut text = ptr::null();
-        // SAFETY: the driver writes a pointer to a string of its own, or leaves it.
+        // SAFETY: the driver writes a pointer to a static string, or writes nothing.
         let known = unsafe { (self.calls.cuGetErrorString)(status, &raw mut text) } == SUCCESS;
         let why = if known && !text.is_null() {
-            // SAFETY: a string of the driver, which stays as long as that is loaded.
+            // SAFETY: the string is valid as long as the driver is loaded.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         } else {
             format!("error {status}")
@@ -95,10 +96,10 @@ impl Driver {
 }
 
 impl Cuda {
-    /// Loads the driver and takes a GPU by its number.
+    /// Loads the driver and opens a GPU by its number.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) where there is no driver or no such GPU.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) when there is no driver or no such GPU.
     pub fn open(device: u16) -> Result<Self> {
         Self::with(Driver::load(LIBRARY)?, device.into())
     }
@@ -116,15 +117,15 @@ impl Cuda {
         Ok(Self { driver, device, context, staging: Mutex::default() })
     }
 
-    /// Does something with bytes of the GPU's memory, such as any operation of a group: they are copied to the host before and,
-    /// unless it fails, back afterwards.
+    /// Runs an operation, such as any of a group, on bytes of the GPU's memory. They are copied to the host before and, unless the
+    /// operation fails, back afterwards.
     ///
     /// # Errors
-    /// Those of the driver and of what is done.
+    /// Those of the driver and of the operation.
     ///
     /// # Safety
-    /// So many bytes of this GPU's memory begin at the address, and nothing else uses them meanwhile: kernels and copies of
-    /// other streams that do are over.
+    /// The address is the start of `bytes` bytes of this GPU's memory, and nothing else uses them meanwhile: kernels and copies of
+    /// other streams that use them have finished.
     pub unsafe fn staged<T>(
         &self,
         address: u64,
@@ -133,16 +134,16 @@ impl Cuda {
     ) -> Result<T> {
         let Self { driver, .. } = self;
         let mut staging = lock(&self.staging);
-        let start = self.room(&mut staging, bytes)?;
-        self.current(|| {
-            // SAFETY: the room is as long, and the GPU's memory is there as the caller promises.
+        let start = self.staging_buffer(&mut staging, bytes)?;
+        self.with_context(|| {
+            // SAFETY: the staging buffer is long enough, and the caller guarantees that the GPU's memory is valid.
             let copied =
                 unsafe { (driver.calls.cuMemcpyDtoH_v2)(start.as_ptr().cast(), address, bytes) };
             driver.check("copy to the host", copied)
         })?;
-        // SAFETY: the room is as long and has been written, and is ours while the lock is held.
+        // SAFETY: the staging buffer is long enough, has been written, and belongs to this call while the lock is held.
         let done = operation(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })?;
-        self.current(|| {
+        self.with_context(|| {
             // SAFETY: as above.
             let copied =
                 unsafe { (driver.calls.cuMemcpyHtoD_v2)(address, start.as_ptr().cast(), bytes) };
@@ -151,14 +152,14 @@ impl Cuda {
         Ok(done)
     }
 
-    /// Pinned memory of at least so many bytes.
-    fn room(&self, staging: &mut Option<Pinned>, bytes: usize) -> Result<NonNull<u8>> {
+    /// Pinned memory of at least this many bytes.
+    fn staging_buffer(&self, staging: &mut Option<Pinned>, bytes: usize) -> Result<NonNull<u8>> {
         if let Some(pinned) = staging.as_ref().filter(|pinned| pinned.length >= bytes) {
             return Ok(pinned.start);
         }
         self.free(staging.take());
         let length = bytes.max(1);
-        let start = self.current(|| {
+        let start = self.with_context(|| {
             let mut start = ptr::null_mut();
             // SAFETY: the driver writes a pointer; it is freed by `free`.
             let pinned = unsafe { (self.driver.calls.cuMemHostAlloc)(&raw mut start, length, 0) };
@@ -171,23 +172,23 @@ impl Cuda {
 
     fn free(&self, pinned: Option<Pinned>) {
         let Some(Pinned { start, .. }) = pinned else { return };
-        // What cannot be freed stays until the process ends.
-        let _ = self.current(|| {
-            // SAFETY: it is from `cuMemHostAlloc`, and nothing of it is borrowed any more.
+        // Memory that cannot be freed stays until the process exits.
+        let _ = self.with_context(|| {
+            // SAFETY: it is from `cuMemHostAlloc`, and no borrow of it is left.
             let freed = unsafe { (self.driver.calls.cuMemFreeHost)(start.as_ptr().cast()) };
             self.driver.check("cuMemFreeHost", freed)
         });
     }
 
-    /// Does something while the GPU's context is this thread's.
-    fn current<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Calls a function while the GPU's context is current on this thread.
+    fn with_context<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let Self { driver, context, .. } = self;
         // SAFETY: the context is retained as long as this lives; it is popped below.
         let pushed = unsafe { (driver.calls.cuCtxPushCurrent_v2)(*context) };
         driver.check("cuCtxPushCurrent", pushed)?;
         let result = call();
         let mut popped = ptr::null_mut();
-        // SAFETY: the one that was pushed; the driver writes a pointer.
+        // SAFETY: this pops the context that was pushed; the driver writes a pointer.
         let status = unsafe { (driver.calls.cuCtxPopCurrent_v2)(&raw mut popped) };
         result.and_then(|done| driver.check("cuCtxPopCurrent", status).map(|()| done))
     }
@@ -197,7 +198,7 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         let pinned = lock(&self.staging).take();
         self.free(pinned);
-        // SAFETY: retained once, when it was opened. Nothing can be done where that fails.
+        // SAFETY: it was retained once, when it was opened. A failure cannot be handled here.
         let _ = unsafe { (self.driver.calls.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }
@@ -208,8 +209,8 @@ mod tests {
     use crate::testing::run_ranks;
     use crate::{Call, DataType, ErrorKind, Op, Reduction, TransportKind};
 
-    /// A driver whose GPU has the host's memory, of one device, which refuses to copy to address 0.
-    mod pretended {
+    /// A fake driver with one GPU, whose memory is the host's.
+    mod fake_driver {
         use super::*;
 
         pub(super) unsafe extern "C" fn init(_: u32) -> i32 {
@@ -246,7 +247,7 @@ mod tests {
             let room = vec![0u64; length.div_ceil(8) + 1].into_boxed_slice();
             let words = room.len() as u64;
             let room = Box::into_raw(room).cast::<u64>();
-            // SAFETY: the length is kept in front of what is given out.
+            // SAFETY: the length is kept in front of the memory that is returned.
             unsafe {
                 *room = words;
                 *start = room.add(1).cast();
@@ -283,32 +284,32 @@ mod tests {
         }
     }
 
-    fn pretended() -> Driver {
+    fn fake_driver() -> Driver {
         let calls = Calls {
-            cuInit: pretended::init,
-            cuDeviceGet: pretended::device,
-            cuDevicePrimaryCtxRetain: pretended::retain,
-            cuDevicePrimaryCtxRelease_v2: pretended::release,
-            cuCtxPushCurrent_v2: pretended::push,
-            cuCtxPopCurrent_v2: pretended::pop,
-            cuMemHostAlloc: pretended::alloc,
-            cuMemFreeHost: pretended::free,
-            cuMemcpyDtoH_v2: pretended::down,
-            cuMemcpyHtoD_v2: pretended::up,
-            cuGetErrorString: pretended::text,
+            cuInit: fake_driver::init,
+            cuDeviceGet: fake_driver::device,
+            cuDevicePrimaryCtxRetain: fake_driver::retain,
+            cuDevicePrimaryCtxRelease_v2: fake_driver::release,
+            cuCtxPushCurrent_v2: fake_driver::push,
+            cuCtxPopCurrent_v2: fake_driver::pop,
+            cuMemHostAlloc: fake_driver::alloc,
+            cuMemFreeHost: fake_driver::free,
+            cuMemcpyDtoH_v2: fake_driver::down,
+            cuMemcpyHtoD_v2: fake_driver::up,
+            cuGetErrorString: fake_driver::text,
         };
-        Driver { calls, _library: None }
+        Driver { calls, library: None }
     }
 
     #[test]
-    fn an_operation_on_the_gpus_memory_is_staged() {
+    fn staged_operation_copies_with_a_fake_driver() {
         run_ranks(3, &TransportKind::SharedMemory, |group| {
-            let cuda = Cuda::with(pretended(), 0).unwrap();
+            let cuda = Cuda::with(fake_driver(), 0).unwrap();
             let sum = Reduction::of(DataType::Int64, Op::Sum);
             for count in [1usize, 1000, 10] {
                 let mut on_gpu = vec![group.rank() as i64; count];
                 let address = on_gpu.as_mut_ptr() as u64;
-                // SAFETY: the pretended GPU's memory is the vector's, which nothing else uses.
+                // SAFETY: the fake GPU's memory is the vector's, which nothing else uses.
                 let done = unsafe {
                     cuda.staged(address, 8 * count, |data| {
                         group.allreduce(data, &sum, &Call::default())
@@ -321,19 +322,79 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_or_a_gpu_it_says_so() {
+    fn missing_cuda_driver_or_gpu_is_named() {
         let error = Driver::load("libcuda-that-is-not-there.so").map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::System);
         assert!(error.to_string().contains("CUDA buffers need the NVIDIA driver"), "{error}");
-        let error = Cuda::with(pretended(), 7).map(drop).unwrap_err();
+        let error = Cuda::with(fake_driver(), 7).map(drop).unwrap_err();
         assert_eq!(error.to_string(), "CUDA: GPU 7: invalid device ordinal");
     }
 
     #[test]
     #[ignore = "needs a GPU and its driver: run it there with --ignored"]
-    fn a_gpu_is_opened_where_there_is_one() {
+    fn staged_operation_copies_gpu_memory() {
+        const BYTES: usize = 1 << 20;
         let cuda = Cuda::open(0).unwrap();
-        let mut staging = lock(&cuda.staging);
-        assert!(cuda.room(&mut staging, 1 << 20).is_ok());
+        let patterns = [7usize, 11].map(|factor| -> Vec<u8> {
+            (0..BYTES).map(|i| (i.wrapping_mul(factor) >> 3) as u8).collect()
+        });
+        let buffers = [GpuBuffer::new(&cuda, BYTES), GpuBuffer::new(&cuda, BYTES)];
+        for (buffer, pattern) in buffers.iter().zip(&patterns) {
+            // SAFETY: the buffer has as many bytes, and nothing else uses it.
+            let written = unsafe {
+                cuda.staged(buffer.address, BYTES, |data| {
+                    data.copy_from_slice(pattern);
+                    Ok(())
+                })
+            };
+            written.unwrap();
+        }
+        // The staging buffer has the second pattern: the first one can only come from the GPU.
+        for (buffer, pattern) in buffers.iter().zip(&patterns) {
+            // SAFETY: as above.
+            let same = unsafe { cuda.staged(buffer.address, BYTES, |data| Ok(data == pattern)) };
+            assert!(same.unwrap());
+        }
+    }
+
+    /// Memory of a GPU, which only tests allocate.
+    struct GpuBuffer<'a> {
+        cuda: &'a Cuda,
+        address: u64,
+    }
+
+    impl<'a> GpuBuffer<'a> {
+        fn new(cuda: &'a Cuda, bytes: usize) -> Self {
+            let library = cuda.driver.library.as_ref().unwrap();
+            let mut address = 0;
+            cuda.with_context(|| {
+                // SAFETY: this is the function's type in the driver's header; the driver writes an address.
+                let status = unsafe {
+                    let allocate = library
+                        .get::<unsafe extern "C" fn(*mut u64, usize) -> i32>(b"cuMemAlloc_v2\0")
+                        .unwrap();
+                    allocate(&raw mut address, bytes)
+                };
+                cuda.driver.check("cuMemAlloc", status)
+            })
+            .unwrap();
+            Self { cuda, address }
+        }
+    }
+
+    impl Drop for GpuBuffer<'_> {
+        fn drop(&mut self) {
+            let library = self.cuda.driver.library.as_ref().unwrap();
+            let freed = self.cuda.with_context(|| {
+                // SAFETY: this is the function's type in the driver's header; the memory is freed once.
+                let status = unsafe {
+                    let free =
+                        library.get::<unsafe extern "C" fn(u64) -> i32>(b"cuMemFree_v2\0").unwrap();
+                    free(self.address)
+                };
+                self.cuda.driver.check("cuMemFree", status)
+            });
+            assert!(freed.is_ok() || std::thread::panicking());
+        }
     }
 }

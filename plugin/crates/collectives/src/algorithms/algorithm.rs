@@ -1,28 +1,28 @@
 //! The all-reduce algorithms and their names.
 
-/// A way to do an all-reduce.
+/// An all-reduce algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Around a ring, each part in one message.
+    /// Ring, with each part in one message.
     Ring,
-    /// Around a ring in pieces, several on the way at a time.
+    /// Ring in pieces, with several in flight.
     RingChunked,
-    /// Ranges are halved while they are combined, and doubled while they are told.
+    /// Recursive halving with reduction, then recursive doubling.
     HalvingDoubling,
-    /// Everything is exchanged with one other rank in each step.
+    /// Exchange of the whole buffer with one other rank in each step.
     RecursiveDoubling,
-    /// Parts are exchanged among as many ranks as the base in each step.
+    /// Exchange of parts among `base` ranks in each step.
     Bcube {
         /// At least 2.
         base: usize,
     },
-    /// Within each host first, then between hosts, each part once, then within hosts again.
+    /// Within each host, then between hosts with each part once, then within each host again.
     Hierarchical,
 }
 
 impl Algorithm {
-    /// One of each, bcube with base 4.
+    /// One of each, with base 4 for bcube.
     pub const ALL: [Self; 6] = [
         Self::Ring,
         Self::RingChunked,
@@ -32,7 +32,7 @@ impl Algorithm {
         Self::Hierarchical,
     ];
 
-    /// Its name, such as `ring_chunked`.
+    /// The name, such as `ring_chunked`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",
@@ -44,7 +44,7 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of this name; bcube with base 4.
+    /// The algorithm of this name, with base 4 for bcube.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back() {
+    fn algorithm_names_round_trip() {
         for algorithm in Algorithm::ALL {
             assert_eq!(Algorithm::from_name(algorithm.name()), Some(algorithm));
         }

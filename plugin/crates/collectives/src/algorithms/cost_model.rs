@@ -9,53 +9,53 @@ use crate::algorithms::algorithm::Algorithm;
 use crate::algorithms::plan::factors;
 
 impl Algorithm {
-    /// Microseconds that it takes for so many bytes, by the model; `apart`: between hosts.
-    fn cost(self, size: usize, bytes: usize, apart: bool) -> f64 {
+    /// Microseconds for this number of bytes, by the model. `between_hosts`: ranks are on different hosts.
+    fn cost(self, size: usize, bytes: usize, between_hosts: bool) -> f64 {
         let (n, s) = (size as f64, bytes as f64);
-        // All but one n-th, once to be combined and once to be told.
-        let least = s * (n - 1.0) / n;
+        // All parts but one: once in the reduce-scatter, once in the all-gather.
+        let min_bytes = s * (n - 1.0) / n;
         let log = f64::from(size.ilog2());
-        // Ranks beyond a power of two send all to another one and get all back.
+        // Ranks beyond a power of two send their buffer to another rank and get the result back.
         let (folds, folded) = if size.is_power_of_two() { (0.0, 0.0) } else { (2.0, 2.0 * s) };
         let (steps, sent, combined) = match self {
-            // Each part of a ring must be there whole before it goes on, but for pieces.
-            Self::Ring => (2.0 * (n - 1.0), 2.2 * least, least),
-            Self::RingChunked => (2.0 * (n - 1.0), 2.0 * least, least),
+            // Without pieces, a rank must have received a whole part before it forwards it.
+            Self::Ring => (2.0 * (n - 1.0), 2.2 * min_bytes, min_bytes),
+            Self::RingChunked => (2.0 * (n - 1.0), 2.0 * min_bytes, min_bytes),
             Self::HalvingDoubling => {
-                (2.0 * log + folds, 2.0 * least + folded, least + folded / 2.0)
+                (2.0 * log + folds, 2.0 * min_bytes + folded, min_bytes + folded / 2.0)
             }
             Self::RecursiveDoubling => (log + folds, log * s + folded, log * s + folded / 2.0),
-            // Only what goes between hosts: what happens inside is fast.
-            Self::Hierarchical => (2.0 * log, 2.0 * least, least),
+            // Only the traffic between hosts: within hosts it is fast.
+            Self::Hierarchical => (2.0 * log, 2.0 * min_bytes, min_bytes),
             Self::Bcube { base } => {
-                // Messages of a step go at the same time, but each costs its sender and receiver something.
+                // The messages of a step are concurrent, but each costs its sender and receiver time.
                 let messages: usize = factors(size, base).iter().map(|factor| factor - 1).sum();
                 let levels = factors(size, base).len();
                 (
                     2.0 * (levels as f64 + 0.5 * (messages - levels.min(messages)) as f64),
-                    2.0 * least,
-                    least,
+                    2.0 * min_bytes,
+                    min_bytes,
                 )
             }
         };
-        let around = matches!(self, Self::Ring | Self::RingChunked);
-        let sent = if apart && !around { RESTED * sent } else { sent };
+        let is_ring = matches!(self, Self::Ring | Self::RingChunked);
+        let sent = if between_hosts && !is_ring { IDLE_CONNECTION_FACTOR * sent } else { sent };
         steps * STEP + sent * BYTE + combined * COMBINE
     }
 }
 
-/// Microseconds of a message, from calling to being called.
+/// Microseconds of a message, from one rank to the next.
 const STEP: f64 = 15.0;
-/// Microseconds of a byte that is sent and received: 2.5 GB/s.
+/// Microseconds per byte sent and received: 2.5 GB/s.
 const BYTE: f64 = 1.0 / 2500.0;
-/// Microseconds of a byte that is combined: 10 GB/s.
+/// Microseconds per byte combined: 10 GB/s.
 const COMBINE: f64 = 1.0 / 10_000.0;
 
-/// How much longer bytes take between hosts where each step goes to another rank than the last one: over connections that have
-/// rested. A ring has one.
-const RESTED: f64 = 1.12;
+/// Factor for bytes between hosts if each step goes to another rank than the last: they go over connections that have been idle.
+/// A ring uses one connection.
+const IDLE_CONNECTION_FACTOR: f64 = 1.12;
 
-/// The algorithm for so many bytes among so many ranks on so many hosts.
+/// The algorithm with the lowest cost for these numbers of ranks, bytes and hosts.
 pub(crate) fn default_allreduce(size: usize, bytes: usize, hosts: usize) -> Algorithm {
     if hosts > 1 && hosts < size {
         return Algorithm::Hierarchical;
@@ -71,7 +71,7 @@ pub(crate) fn default_allreduce(size: usize, bytes: usize, hosts: usize) -> Algo
     best.unwrap_or(Algorithm::RecursiveDoubling)
 }
 
-/// Whether bytes to or from one root go along a chain rather than a tree.
+/// Whether a chain costs less than a tree for bytes to or from one root.
 pub(crate) fn prefers_chain(size: usize, bytes: usize, piece: usize) -> bool {
     let (n, s, piece) = (size as f64, bytes as f64, piece.min(bytes) as f64);
     let levels = n.log2().ceil();
@@ -80,7 +80,7 @@ pub(crate) fn prefers_chain(size: usize, bytes: usize, piece: usize) -> bool {
     chain < tree
 }
 
-/// Whether many small messages at once are better than a few steps with larger ones.
+/// Whether concurrent small messages cost less than a few steps with larger ones.
 pub(crate) fn prefers_direct(size: usize, bytes: usize) -> bool {
     size <= 2 || bytes / size <= 16 << 10
 }
@@ -90,11 +90,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_ones_take_few_steps_and_large_ones_few_bytes() {
+    fn small_buffers_take_few_steps_large_ones_few_bytes() {
         for size in 2..=64 {
             let small = default_allreduce(size, 4, 1);
-            let most = 2.0 * f64::from(size.ilog2()) + 4.0;
-            assert!(small.cost(size, 0, false) <= most * STEP, "{size}: {small:?}");
+            let max_steps = 2.0 * f64::from(size.ilog2()) + 4.0;
+            assert!(small.cost(size, 0, false) <= max_steps * STEP, "{size}: {small:?}");
             assert_ne!(small, Algorithm::RingChunked);
             let large = default_allreduce(size, 1 << 30, 1);
             if size > 2 {
@@ -103,7 +103,11 @@ mod tests {
         }
         assert_eq!(default_allreduce(8, 4, 2), Algorithm::Hierarchical);
         assert_ne!(default_allreduce(8, 4, 8), Algorithm::Hierarchical, "one rank on each host");
-        assert_eq!(default_allreduce(4, 20 << 20, 4), Algorithm::RingChunked, "links of their own");
+        assert_eq!(
+            default_allreduce(4, 20 << 20, 4),
+            Algorithm::RingChunked,
+            "no two ranks share a host"
+        );
         assert!(!prefers_chain(4, 4, 1 << 18) && prefers_chain(16, 64 << 20, 1 << 18));
     }
 }

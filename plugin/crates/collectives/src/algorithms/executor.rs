@@ -1,4 +1,4 @@
-//! Executes a plan: in pieces, several at a time, each as soon as the pieces it depends on are done.
+//! Executes plans: in pieces, several at a time, each as soon as the pieces that it depends on are done.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -7,29 +7,30 @@ use std::time::Duration;
 use crate::algorithms::plan::{Action, Plan};
 use crate::error::Result;
 use crate::links::link::{Key, Submitted};
-use crate::links::mesh::{Mesh, PeerError, ReceiveRequest};
+use crate::links::matching::ReceiveRequest;
+use crate::links::mesh::{Mesh, PeerError};
 use crate::memory::{Source, Target};
 use crate::wait::{Poll, Wait};
 
-/// Pieces that are looked at together; more where a step has more transfers.
+/// Number of pieces in progress at a time; more if a step has more transfers.
 const WINDOW: usize = 16;
 
-/// Combines what is received (second) with what is there (first); both hold the same whole number of elements.
+/// Combines the received data (second) into the work buffer (first). Both hold the same whole number of elements.
 pub(crate) type Combine<'a> = &'a (dyn Fn(&mut [u8], &[u8]) + Sync);
 
-/// What is the same for all of an operation.
+/// What all pieces of an operation have in common.
 pub(crate) struct Job<'a> {
     pub(crate) mesh: &'a Mesh,
     /// The group's ranks by their numbers in the mesh.
     pub(crate) members: &'a [usize],
-    /// Without its part.
+    /// The key of its messages, without the part.
     pub(crate) key: Key,
     /// The operation's name.
     pub(crate) what: &'static str,
     pub(crate) timeout: Duration,
     /// Bytes of an element of the plan's ranges.
     pub(crate) element: usize,
-    /// Most bytes of a piece; the same on all ranks.
+    /// Maximum length of a piece in bytes, the same on all ranks.
     pub(crate) piece: usize,
     pub(crate) combine: Combine<'a>,
 }
@@ -45,19 +46,19 @@ struct Piece {
 
 enum PieceState {
     Waiting,
-    /// The link needs the memory until it has completed so many loans.
+    /// The link needs the memory until its number of completed payloads reaches this.
     Sending(u64),
     Receiving(Arc<ReceiveRequest>, Vec<u8>),
-    /// Not combined yet.
+    /// Received and not combined yet.
     Arrived(Vec<u8>),
     Done,
 }
 
-/// An operation on its direction. Dropping it takes back all memory that was lent for it.
+/// An operation in progress. Dropping it takes back all memory that was lent for it.
 struct Execution<'a> {
     mesh: &'a Mesh,
     pieces: Vec<Piece>,
-    /// All before are done.
+    /// All pieces before this one are done.
     first: usize,
     window: usize,
     input: Source,
@@ -65,7 +66,7 @@ struct Execution<'a> {
     borrowed: PhantomData<(&'a [u8], &'a mut [u8])>,
 }
 
-/// Executes a plan on the memory given. Ends when all is done, or with an error, after which nothing is lent any more.
+/// Executes a plan on the given memory. Returns when the plan is done, or with an error. Nothing is lent any more then.
 pub(crate) fn execute(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8]) -> Result<()> {
     let mut wait = Wait::new(job.mesh, job.what, job.key.tag, job.timeout)?;
     let largest = plan.steps().iter().map(Vec::len).max().unwrap_or(0);
@@ -87,11 +88,11 @@ pub(crate) fn execute(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8])
         .map_err(|error| if broken { job.mesh.end_group_on_partial_transfer(error) } else { error })
 }
 
-/// The plan's transfers, step by step, each step piece by piece.
+/// The plan's transfers, step by step, each cut into pieces.
 fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
     let max_bytes = (job.piece / job.element).max(1) * job.element;
     let mut pieces = vec![];
-    // Messages so far, to and from each rank.
+    // Number of messages so far, to and from each rank.
     let mut parts: Vec<(usize, bool, u32)> = vec![];
     for step in plan.steps() {
         let mut more = true;
@@ -100,7 +101,7 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
             more = false;
             for transfer in step {
                 let bytes = transfer.range.len() * job.element;
-                // One of nothing is one piece.
+                // An empty transfer is one piece.
                 if offset >= bytes.max(1) {
                     continue;
                 }
@@ -131,7 +132,7 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
 }
 
 impl Piece {
-    /// Whether it and another one touch the same bytes, and one of them writes.
+    /// Whether this piece and another one touch the same bytes, and one of them writes.
     fn collides(&self, other: &Self) -> bool {
         use Action::{Send, SendInput};
         self.at < other.at + other.length
@@ -149,7 +150,7 @@ impl Piece {
 
 impl Execution<'_> {
     fn run(&mut self, job: &Job<'_>, wait: &mut Wait<'_>) -> Result<()> {
-        wait.until(self, Self::waits, |execution| {
+        wait.until(self, Self::awaited, |execution| {
             Ok(match execution.advance(job)? {
                 _ if execution.first == execution.pieces.len() => Poll::Done(()),
                 true => Poll::Progress,
@@ -163,8 +164,8 @@ impl Execution<'_> {
         self.pieces[self.first..end].iter().filter(|piece| !piece.is_done())
     }
 
-    /// Whom the operation waits for, and how many bytes their links have carried.
-    fn waits(&self) -> (Vec<usize>, u64) {
+    /// The ranks that the operation waits for, and the bytes that their links have carried.
+    fn awaited(&self) -> (Vec<usize>, u64) {
         let carried = self.in_window().map(|piece| match &piece.state {
             PieceState::Sending(_) => self.mesh.carried_to(piece.peer),
             PieceState::Receiving(request, _) => self.mesh.carried_from(piece.peer, request),
@@ -182,16 +183,16 @@ impl Execution<'_> {
         (ranks, carried)
     }
 
-    /// Does what can be done. Whether anything could.
+    /// Makes progress. Returns whether there was any.
     fn advance(&mut self, job: &Job<'_>) -> std::result::Result<bool, PeerError> {
         let mut moved = false;
-        // Each link is asked once: pieces of one peer come in a row, mostly, and are done in their order.
+        // Each link is polled once: pieces of one peer mostly follow each other, and complete in order.
         let (mut sent_to, mut polled_from) = (usize::MAX, usize::MAX);
         let mut at = self.first;
         while at < self.pieces.len() && at < self.first + self.window {
             let Piece { peer, state, .. } = &self.pieces[at];
             match state {
-                // What is there needs its link no more: its sender may have left.
+                // A completed receive does not need its link any more: the sender may have left.
                 PieceState::Receiving(request, _)
                     if polled_from != *peer && request.done().is_none() =>
                 {
@@ -219,7 +220,7 @@ impl Execution<'_> {
         Ok(moved)
     }
 
-    /// Brings a piece into its next state, if it can get there now.
+    /// Moves a piece to its next state, if it can proceed.
     fn advance_one(&mut self, job: &Job<'_>, at: usize) -> std::result::Result<bool, PeerError> {
         let Piece { peer, at: offset, length, .. } = self.pieces[at];
         let next = match &self.pieces[at].state {
@@ -240,40 +241,40 @@ impl Execution<'_> {
                 Some(_) => self.arrived(at),
             },
             PieceState::Arrived(_) if self.is_blocked(at) => return Ok(false),
-            PieceState::Arrived(room) => {
+            PieceState::Arrived(buffer) => {
                 let into = self.work.part(offset, length);
                 // SAFETY: no piece before this one that is not done touches these bytes, and none after it has begun to: no
                 // link has them, and there is no other reference.
-                (job.combine)(unsafe { into.bytes() }, &room[..length]);
+                (job.combine)(unsafe { into.bytes() }, &buffer[..length]);
                 PieceState::Done
             }
         };
-        if let PieceState::Arrived(room) = std::mem::replace(&mut self.pieces[at].state, next) {
-            self.mesh.return_buffer(room);
+        if let PieceState::Arrived(buffer) = std::mem::replace(&mut self.pieces[at].state, next) {
+            self.mesh.return_buffer(buffer);
         }
         Ok(true)
     }
 
-    /// What is next for a piece that is there.
+    /// The next state of a piece that has arrived.
     fn arrived(&mut self, at: usize) -> PieceState {
         let piece = &mut self.pieces[at];
         match std::mem::replace(&mut piece.state, PieceState::Done) {
-            PieceState::Receiving(_, room) if piece.action == Action::Combine => {
-                PieceState::Arrived(room)
+            PieceState::Receiving(_, buffer) if piece.action == Action::Combine => {
+                PieceState::Arrived(buffer)
             }
             _ => PieceState::Done,
         }
     }
 
-    /// Begins a piece if it can begin now.
+    /// Starts a piece, if it can start now.
     fn begin(&self, job: &Job<'_>, at: usize) -> std::result::Result<PieceState, PeerError> {
         let Piece { peer, action, length, part, at: offset, .. } = self.pieces[at];
         let key = Key { part, ..job.key };
         if action == Action::Combine {
-            let mut room = self.mesh.take_buffer(length);
-            // SAFETY: the room is kept with the piece, and not touched, until the receive is done or taken back.
-            let into = unsafe { Target::lend(&mut room[..length]) };
-            return Ok(PieceState::Receiving(self.mesh.receive(peer, key, into), room));
+            let mut buffer = self.mesh.take_buffer(length);
+            // SAFETY: the buffer is kept with the piece, and not accessed, until the receive is done or taken back.
+            let into = unsafe { Target::lend(&mut buffer[..length]) };
+            return Ok(PieceState::Receiving(self.mesh.receive(peer, key, into), buffer));
         }
         if self.is_blocked(at) {
             return Ok(PieceState::Waiting);
@@ -293,19 +294,19 @@ impl Execution<'_> {
         })
     }
 
-    /// Whether a piece has to wait for one before it that touches the same bytes.
+    /// Whether a piece must wait for an earlier one that touches the same bytes.
     fn is_blocked(&self, at: usize) -> bool {
         let piece = &self.pieces[at];
         self.pieces[self.first..at].iter().any(|one| !one.is_done() && one.collides(piece))
     }
 
-    /// Takes all memory back that links have. Whether links had to be ended for it.
+    /// Takes back the memory that links have. Returns whether links had to be closed for it.
     fn reclaim(&mut self) -> bool {
         let mut broken = false;
         for piece in &mut self.pieces[self.first..] {
             match std::mem::replace(&mut piece.state, PieceState::Done) {
                 PieceState::Sending(number) => broken |= self.mesh.abandon_send(piece.peer, number),
-                PieceState::Receiving(request, _room) if request.done().is_none() => {
+                PieceState::Receiving(request, _buffer) if request.done().is_none() => {
                     broken |= self.mesh.abandon_receive(piece.peer, &request);
                 }
                 _ => {}

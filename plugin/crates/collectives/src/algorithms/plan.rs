@@ -1,23 +1,23 @@
-//! What one rank does in a collective operation: which range it sends to whom and what it does with what it receives.
+//! Plans: what one rank sends and receives in a collective operation, and what it does with the received data.
 //!
-//! A plan is pure: it follows from the algorithm, the number of ranks, the rank and the counts. All ranks' plans together make
-//! the operation. A plan is a list of steps; step k of a rank meets step k of the ranks that it names there. Ranges count
-//! elements of the *work* buffer, which holds a rank's contribution at first and its result in the end, or, where a transfer
-//! says so, of the *input*, which is only read. Within a step, what is listed first comes first where two transfers touch the
-//! same range; whoever executes a plan may do anything else at the same time, and in pieces.
+//! A plan is a pure function of the algorithm, the number of ranks, the rank and the counts. The plans of all ranks together make
+//! the operation. A plan is a list of steps. Step k of a rank matches step k of the ranks that it names there. Ranges count
+//! elements of the *work* buffer, which holds a rank's contribution at first and its result in the end. Transfers marked so use
+//! the *input* instead, which is only read. If two transfers of a step touch the same range, they happen in the order of the list.
+//! The executor may do everything else concurrently, and in pieces.
 
 use std::ops::Range;
 
-/// What happens to a range.
+/// What a transfer does with its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// A range of the work buffer is sent.
     Send,
     /// A range of the input is sent.
     SendInput,
-    /// What is received replaces what is in the work buffer.
+    /// The received data replaces the range of the work buffer.
     Store,
-    /// What is received is combined with what is in the work buffer.
+    /// The received data is combined with the range of the work buffer.
     Combine,
 }
 
@@ -27,7 +27,7 @@ impl Action {
     }
 }
 
-/// One range to or from one rank.
+/// A transfer of one range to or from one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
     pub(crate) peer: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Transfer {
     pub(crate) range: Range<usize>,
 }
 
-/// What one rank does.
+/// The plan of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     steps: Vec<Vec<Transfer>>,
@@ -46,26 +46,28 @@ impl Plan {
         &self.steps
     }
 
-    /// One transfer, of nothing too.
+    /// A plan of one transfer, which may be empty.
     pub(crate) fn single(transfer: Transfer) -> Self {
         Self { steps: vec![vec![transfer]] }
     }
 
-    /// Adds a step. Transfers of nothing are left out, on both sides alike.
+    /// Adds a step. Empty transfers are left out, on both sides alike.
     fn step(&mut self, transfers: impl IntoIterator<Item = Transfer>) {
         let transfers = transfers.into_iter().filter(|transfer| !transfer.range.is_empty());
         self.steps.push(transfers.collect());
     }
 
+    /// Adds steps without transfers.
     fn idle(&mut self, steps: usize) {
         self.steps.extend((0..steps).map(|_| vec![]));
     }
 
+    /// Appends another plan.
     fn then(&mut self, other: Self) {
         self.steps.extend(other.steps);
     }
 
-    /// The same between other ranks, with ranges that begin later.
+    /// The same plan between other ranks, with ranges shifted by `by`.
     fn shifted(mut self, peer: impl Fn(usize) -> usize, by: usize) -> Self {
         for transfer in self.steps.iter_mut().flatten() {
             transfer.peer = peer(transfer.peer);
@@ -87,7 +89,7 @@ fn combine(peer: usize, range: &Range<usize>) -> Transfer {
     Transfer { peer, action: Action::Combine, range: range.clone() }
 }
 
-/// Which rank of how many.
+/// A rank and the number of ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
     pub(crate) rank: usize,
@@ -104,14 +106,14 @@ impl Position {
     }
 }
 
-/// A range cut into as many parts, each as long as any other or one longer.
+/// A range cut into `count` parts of equal length, or one longer.
 pub(crate) fn parts(range: &Range<usize>, count: usize) -> Vec<Range<usize>> {
     let (each, more) = (range.len() / count, range.len() % count);
     let begin = |part: usize| range.start + part * each + part.min(more);
     (0..count).map(|part| begin(part)..begin(part + 1)).collect()
 }
 
-/// Ranges of these lengths, one after the other.
+/// Consecutive ranges of these lengths.
 pub(crate) fn consecutive(lengths: &[usize]) -> Vec<Range<usize>> {
     let mut end = 0;
     lengths
@@ -124,7 +126,7 @@ pub(crate) fn consecutive(lengths: &[usize]) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// All-reduce around a ring: each part goes around once to be combined and once to be told. Least bytes, most steps.
+/// All-reduce around a ring: a reduce-scatter, then an all-gather. Fewest bytes, most steps.
 pub(crate) fn allreduce_ring(at: Position, count: usize) -> Plan {
     let parts = parts(&(0..count), at.size);
     let mut plan = reduce_scatter_ring(at, &parts);
@@ -132,7 +134,7 @@ pub(crate) fn allreduce_ring(at: Position, count: usize) -> Plan {
     plan
 }
 
-/// After it rank i has part i combined.
+/// Reduce-scatter around a ring. Afterwards rank i has part i combined.
 pub(crate) fn reduce_scatter_ring(at: Position, parts: &[Range<usize>]) -> Plan {
     let mut plan = Plan::default();
     for step in 1..at.size {
@@ -145,7 +147,7 @@ pub(crate) fn reduce_scatter_ring(at: Position, parts: &[Range<usize>]) -> Plan 
     plan
 }
 
-/// Rank i has part i; after it all have all.
+/// All-gather around a ring. Rank i has part i; afterwards all ranks have all parts.
 pub(crate) fn allgather_ring(at: Position, parts: &[Range<usize>]) -> Plan {
     let mut plan = Plan::default();
     for step in 0..at.size - 1 {
@@ -155,7 +157,7 @@ pub(crate) fn allgather_ring(at: Position, parts: &[Range<usize>]) -> Plan {
     plan
 }
 
-/// Each rank sends its contribution to each part to the part's rank.
+/// Reduce-scatter in which each rank sends its contribution to each part directly to the part's rank.
 pub(crate) fn reduce_scatter_direct(at: Position, parts: &[Range<usize>]) -> Plan {
     let mut plan = Plan::default();
     for step in 1..at.size {
@@ -165,7 +167,7 @@ pub(crate) fn reduce_scatter_direct(at: Position, parts: &[Range<usize>]) -> Pla
     plan
 }
 
-/// Each rank sends its part to each other.
+/// All-gather in which each rank sends its part directly to each other rank.
 pub(crate) fn allgather_direct(at: Position, parts: &[Range<usize>]) -> Plan {
     let mut plan = Plan::default();
     for step in 1..at.size {
@@ -175,7 +177,8 @@ pub(crate) fn allgather_direct(at: Position, parts: &[Range<usize>]) -> Plan {
     plan
 }
 
-/// Ranks beyond the largest power of two hand their contributions to others, rest, and get the result in the end.
+/// Folds the ranks to a power of two. The ranks beyond it send their contributions to other ranks, idle, and get the result in the
+/// end.
 fn fold_to_power_of_two(
     at: Position,
     count: usize,
@@ -209,7 +212,7 @@ fn fold_to_power_of_two(
     plan
 }
 
-/// All-reduce in which each rank exchanges everything with one other in each step. Least steps, most bytes.
+/// All-reduce in which each rank exchanges the whole buffer with one other rank in each step. Fewest steps, most bytes.
 pub(crate) fn allreduce_recursive_doubling(at: Position, count: usize) -> Plan {
     let steps = at.size.ilog2() as usize;
     let inner = |_| {
@@ -223,7 +226,7 @@ pub(crate) fn allreduce_recursive_doubling(at: Position, count: usize) -> Plan {
     fold_to_power_of_two(at, count, inner, steps)
 }
 
-/// All-reduce in which ranges are halved while they are combined, and doubled while they are told. Least bytes, few steps.
+/// All-reduce by recursive halving with reduction, then recursive doubling. Fewest bytes, few steps.
 pub(crate) fn allreduce_halving_doubling(at: Position, count: usize) -> Plan {
     let steps = 2 * at.size.ilog2() as usize;
     let inner = |power: usize| {
@@ -248,8 +251,8 @@ pub(crate) fn allreduce_halving_doubling(at: Position, count: usize) -> Plan {
     fold_to_power_of_two(at, count, inner, steps)
 }
 
-/// All-reduce in which `base` ranks exchange parts in each step: with base 2 this is halving and doubling for any number of
-/// ranks that has only small factors; a large base has less steps and more messages in each.
+/// All-reduce in which `base` ranks exchange parts in each step. With base 2 this is halving and doubling for any number of ranks
+/// that has only small factors. A larger base has fewer steps with more messages each.
 pub(crate) fn allreduce_bcube(at: Position, count: usize, base: usize) -> Plan {
     let (mut plan, mut kept, mut levels) = (Plan::default(), 0..count, vec![]);
     let mut stride = 1;
@@ -257,7 +260,7 @@ pub(crate) fn allreduce_bcube(at: Position, count: usize, base: usize) -> Plan {
         let digit = at.rank / stride % factor;
         let peer = |other: usize| at.rank - digit * stride + other * stride;
         let parts = parts(&kept, factor);
-        // Each begins with another one, so that no rank is everybody's first.
+        // Each rank starts with another peer, so that they do not all start with the same one.
         let others = (1..factor).map(|by| (digit + by) % factor);
         let from = (1..factor).map(|by| (digit + factor - by) % factor);
         plan.step(
@@ -282,7 +285,7 @@ pub(crate) fn allreduce_bcube(at: Position, count: usize, base: usize) -> Plan {
     plan
 }
 
-/// Factors whose product is `size`, as large as `base` allows; a prime factor that is larger stays whole.
+/// Factors whose product is `size`, at most `base` each. A larger prime factor stays as it is.
 pub(crate) fn factors(mut size: usize, base: usize) -> Vec<usize> {
     let mut factors = vec![];
     while size > 1 {
@@ -295,9 +298,10 @@ pub(crate) fn factors(mut size: usize, base: usize) -> Vec<usize> {
     factors
 }
 
-/// All-reduce that sends between hosts only what must go there: the ranks of each host combine what they have, a part at each of
-/// as many of them as every host has; those with the same part combine it with each other, by a plan for so many ranks
-/// and elements; and each sends the others of its host. `hosts` has the ranks of each host.
+/// Hierarchical all-reduce, which sends as little as possible between hosts. The ranks of each host reduce a part at each leader;
+/// every host has as many leaders as the smallest host has ranks. Leaders with the same part combine it between hosts, by the
+/// plan that `between` gives for them. Then each leader sends its part to the other ranks of its host. `hosts` has the ranks of
+/// each host.
 pub(crate) fn allreduce_hierarchical(
     at: Position,
     count: usize,
@@ -311,7 +315,7 @@ pub(crate) fn allreduce_hierarchical(
     let (host, own) = found.unwrap_or((0, 0));
     let local = &hosts[host];
     let mine = parts.get(own).cloned();
-    // Each begins behind itself, so that no rank is everybody's first.
+    // Each rank starts with the next one, so that they do not all start with the same one.
     let others = (1..local.len()).map(|by| (own + by) % local.len());
     let leading = others.clone().filter(|other| *other < leaders);
     let to_or_from = |transfer: fn(usize, &Range<usize>) -> Transfer, other: usize, part: usize| {
@@ -336,7 +340,7 @@ pub(crate) fn allreduce_hierarchical(
     plan
 }
 
-/// Rank i has part i; in each step pairs exchange all that they have. For powers of two.
+/// All-gather in which pairs exchange everything they have in each step. Rank i has part i. For powers of two.
 pub(crate) fn allgather_recursive_doubling(at: Position, parts: &[Range<usize>]) -> Plan {
     let mut plan = Plan::default();
     let mut width = 1;
@@ -352,12 +356,12 @@ pub(crate) fn allgather_recursive_doubling(at: Position, parts: &[Range<usize>])
     plan
 }
 
-/// Where a rank stands in a tree whose root is number 0.
+/// A rank's number relative to the root, which is 0.
 fn relative_rank(at: Position, root: usize) -> usize {
     (at.rank + at.size - root) % at.size
 }
 
-/// Whoever has it sends one other, in each step.
+/// Broadcast along a binomial tree: each rank that has the data sends it to one other rank in each step.
 pub(crate) fn broadcast_tree(at: Position, count: usize, root: usize) -> Plan {
     let (own, all) = (relative_rank(at, root), 0..count);
     let rank = |number: usize| (number + root) % at.size;
@@ -376,7 +380,7 @@ pub(crate) fn broadcast_tree(at: Position, count: usize, root: usize) -> Plan {
     plan
 }
 
-/// Each rank sends the next one, piece by piece: as fast as one link, however many ranks there are.
+/// Broadcast along a chain: each rank forwards the data to the next one, piece by piece. As fast as one link for any number of ranks.
 pub(crate) fn broadcast_chain(at: Position, count: usize, root: usize) -> Plan {
     let (own, all) = (relative_rank(at, root), 0..count);
     let mut plan = Plan::default();
@@ -415,7 +419,7 @@ pub(crate) fn reduce_chain(at: Position, count: usize, root: usize) -> Plan {
     plan
 }
 
-/// Every rank's part, to the root.
+/// Gather: the parts of all ranks to the root.
 pub(crate) fn gather(at: Position, parts: &[Range<usize>], root: usize) -> Plan {
     let mut plan = Plan::default();
     if at.rank == root {
@@ -428,7 +432,7 @@ pub(crate) fn gather(at: Position, parts: &[Range<usize>], root: usize) -> Plan 
     plan
 }
 
-/// Every rank's part, from the root.
+/// Scatter: the parts of all ranks from the root.
 pub(crate) fn scatter(at: Position, parts: &[Range<usize>], root: usize) -> Plan {
     let mut plan = Plan::default();
     if at.rank == root {
@@ -444,7 +448,7 @@ pub(crate) fn scatter(at: Position, parts: &[Range<usize>], root: usize) -> Plan
     plan
 }
 
-/// From each rank to each: range i of the input to rank i, what rank i sends into range i of the work buffer.
+/// All-to-all: range i of the input goes to rank i; what rank i sends goes into range i of the work buffer.
 pub(crate) fn alltoall(at: Position, from: &[Range<usize>], into: &[Range<usize>]) -> Plan {
     let mut plan = Plan::default();
     for step in 1..at.size {
@@ -457,12 +461,12 @@ pub(crate) fn alltoall(at: Position, from: &[Range<usize>], into: &[Range<usize>
     plan
 }
 
-/// Nobody is through before all have come. Works on one element, of no meaning.
+/// Barrier: no rank finishes before all have started. It works on one element without meaning.
 pub(crate) fn barrier(at: Position) -> Plan {
     let mut plan = Plan::default();
     let mut distance = 1;
     while distance < at.size {
-        // What is sent in the next step is what was combined in this one: so nobody runs ahead.
+        // The next step sends what this step combined, so no rank can run ahead.
         plan.step([send(at.after(distance), &(0..1)), combine(at.before(distance), &(0..1))]);
         distance *= 2;
     }
@@ -475,8 +479,8 @@ mod tests {
     use evenkeel_testkit::TestRng;
     use std::collections::{HashMap, VecDeque};
 
-    /// Executes all ranks' plans on numbers that are added up. With `rendezvous` a send waits until its receiver is there and
-    /// otherwise never: the worst that a transport may do. What is to be combined can come before its turn, as in the engine.
+    /// Executes the plans of all ranks, which sum numbers. With `rendezvous` a send waits until its receiver is ready, otherwise it
+    /// never waits: the extremes of a transport. Data to combine may arrive before its turn, as in the executor.
     fn simulate(plans: &[Plan], inputs: &[Vec<u64>], work: &mut [Vec<u64>], rendezvous: bool) {
         let lists: Vec<Vec<(usize, &Transfer)>> = plans
             .iter()
@@ -517,7 +521,7 @@ mod tests {
                         {
                             let wire = wires.entry((*peer, rank)).or_default();
                             let Some(message) = wire.pop_front() else { continue };
-                            assert_eq!(message.len(), range.len(), "what is sent is received");
+                            assert_eq!(message.len(), range.len(), "lengths of send and receive");
                             if *action == Action::Store {
                                 work[rank][range.clone()].copy_from_slice(&message);
                                 State::Done
@@ -545,7 +549,7 @@ mod tests {
             let stuck = (0..list.len()).find(|at| !matches!(states[rank][*at], State::Done));
             assert!(stuck.is_none(), "rank {rank} is stuck at {:?}", stuck.map(|at| list[at]));
         }
-        assert!(wires.values().all(VecDeque::is_empty), "something was sent that nobody wanted");
+        assert!(wires.values().all(VecDeque::is_empty), "a message was not received");
     }
 
     enum State {
@@ -554,7 +558,7 @@ mod tests {
         Done,
     }
 
-    /// What is not done of the step in progress, and whether it has to wait for something before it.
+    /// The unfinished transfers of the step in progress, and whether each is blocked by an earlier one.
     fn current(list: &[(usize, &Transfer)], states: &[State]) -> Vec<(usize, bool)> {
         let open = |at: &usize| !matches!(states[*at], State::Done);
         let collide = |a: &Transfer, b: &Transfer| {
@@ -601,7 +605,7 @@ mod tests {
     fn all(size: usize, plan: impl Fn(Position) -> Plan) -> Vec<Plan> {
         let plans: Vec<_> = (0..size).map(|rank| plan(Position { rank, size })).collect();
         let steps = plans.first().map_or(0, |plan| plan.steps().len());
-        assert!(plans.iter().all(|plan| plan.steps().len() == steps), "steps meet each other");
+        assert!(plans.iter().all(|plan| plan.steps().len() == steps), "number of steps");
         plans
     }
 
@@ -616,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn every_allreduce_adds_up_everywhere() {
+    fn every_allreduce_plan_sums() {
         is_allreduce(allreduce_ring);
         is_allreduce(allreduce_recursive_doubling);
         is_allreduce(allreduce_halving_doubling);
@@ -625,9 +629,9 @@ mod tests {
         }
     }
 
-    /// Ranks dealt to hosts of any sizes, in any order.
+    /// Ranks are spread over hosts of any sizes, in any order.
     #[test]
-    fn an_allreduce_by_hosts_adds_up_everywhere_and_crosses_between_hosts_once() {
+    fn hierarchical_allreduce_plan_sums_and_crosses_hosts_once() {
         for inner in [allreduce_ring, allreduce_recursive_doubling] {
             each(|size, count, rendezvous| {
                 let mut rng = TestRng::new((size + count) as u64);
@@ -654,21 +658,21 @@ mod tests {
             .filter(|transfer| transfer.action.is_send() && transfer.peer >= 4)
             .map(|transfer| transfer.range.len())
             .sum();
-        assert_eq!(crossing, 4800, "half of everything twice");
+        assert_eq!(crossing, 4800, "half of the buffer twice");
     }
 
     #[test]
-    fn large_messages_go_over_each_link_no_more_than_they_must() {
+    fn allreduce_plans_send_the_minimum_of_bytes() {
         let bytes = |plan: &Plan| -> usize {
             let sends = plan.steps().iter().flatten().filter(|one| one.action.is_send());
             sends.map(|one| one.range.len()).sum()
         };
         for size in [2, 4, 8, 16] {
             let at = Position { rank: 0, size };
-            let least = 2 * 4800 * (size - 1) / size;
-            assert_eq!(bytes(&allreduce_ring(at, 4800)), least);
-            assert_eq!(bytes(&allreduce_halving_doubling(at, 4800)), least);
-            assert_eq!(bytes(&allreduce_bcube(at, 4800, 4)), least);
+            let minimum = 2 * 4800 * (size - 1) / size;
+            assert_eq!(bytes(&allreduce_ring(at, 4800)), minimum);
+            assert_eq!(bytes(&allreduce_halving_doubling(at, 4800)), minimum);
+            assert_eq!(bytes(&allreduce_bcube(at, 4800, 4)), minimum);
         }
     }
 
@@ -688,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reduce_scatter_leaves_each_its_part() {
+    fn reduce_scatter_plans_give_each_rank_its_part() {
         let plans: [PartsPlan; 2] = [reduce_scatter_ring, reduce_scatter_direct];
         each(|size, count, rendezvous| {
             for plan in plans {
@@ -704,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn every_allgather_gives_all_to_all() {
+    fn allgather_plans_give_all_parts_to_all() {
         let plans: [PartsPlan; 3] =
             [allgather_ring, allgather_direct, allgather_recursive_doubling];
         each(|size, count, rendezvous| {
@@ -729,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn broadcasts_and_reductions_have_any_root() {
+    fn broadcast_and_reduce_plans_work_for_any_root() {
         each(|size, count, rendezvous| {
             for root in [0, size / 2, size - 1] {
                 let inputs = numbers(size, count);
@@ -758,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn gathers_and_scatters_have_any_root_and_any_counts() {
+    fn gather_and_scatter_plans_work_for_any_root() {
         each(|size, count, rendezvous| {
             let root = size / 3;
             let (whole, parts) = (numbers(1, count).remove(0), uneven(size, count));
@@ -777,14 +781,14 @@ mod tests {
     }
 
     #[test]
-    fn everything_goes_from_each_to_each() {
+    fn alltoall_plan_delivers_every_part() {
         for size in SIZES {
             // Rank a sends (a + 2b) mod 4 numbers to rank b.
             let length = |from: usize, to: usize| (from + 2 * to) % 4;
             let value = |from: usize, to: usize, i: usize| (from * 10_000 + to * 10 + i) as u64;
             let sent =
                 |rank| consecutive(&(0..size).map(|to| length(rank, to)).collect::<Vec<_>>());
-            let come =
+            let received =
                 |rank| consecutive(&(0..size).map(|from| length(from, rank)).collect::<Vec<_>>());
             let inputs: Vec<Vec<u64>> = (0..size)
                 .map(|from| {
@@ -794,13 +798,13 @@ mod tests {
                 .collect();
             let mut work: Vec<Vec<u64>> = (0..size)
                 .map(|rank| {
-                    let mut room = vec![0; come(rank).last().map_or(0, |range| range.end)];
+                    let mut output = vec![0; received(rank).last().map_or(0, |range| range.end)];
                     let own = inputs[rank][sent(rank)[rank].clone()].to_vec();
-                    room[come(rank)[rank].clone()].copy_from_slice(&own);
-                    room
+                    output[received(rank)[rank].clone()].copy_from_slice(&own);
+                    output
                 })
                 .collect();
-            let plans = all(size, |at| alltoall(at, &sent(at.rank), &come(at.rank)));
+            let plans = all(size, |at| alltoall(at, &sent(at.rank), &received(at.rank)));
             simulate(&plans, &inputs, &mut work, size % 2 == 0);
             for (to, result) in work.iter().enumerate() {
                 let from = |from| (0..length(from, to)).map(move |i| value(from, to, i));
@@ -809,28 +813,28 @@ mod tests {
         }
     }
 
-    /// Whatever a rank gets last depends on every other rank's having come.
+    /// The last message that a rank gets depends on the start of every other rank.
     #[test]
-    fn a_barrier_holds_all_back() {
+    fn barrier_plan_depends_on_every_rank() {
         for size in SIZES {
             let plans = all(size, barrier);
-            // What each knows of: itself, then all that those knew who told it.
-            let mut knows: Vec<u64> = (0..size).map(|rank| 1 << rank).collect();
+            // The ranks that each rank depends on: itself, then those that its senders depend on.
+            let mut depends_on: Vec<u64> = (0..size).map(|rank| 1 << rank).collect();
             for step in 0..plans[0].steps().len() {
-                let before = knows.clone();
+                let before = depends_on.clone();
                 for (rank, plan) in plans.iter().enumerate() {
                     for transfer in plan.steps()[step].iter().filter(|one| !one.action.is_send()) {
-                        knows[rank] |= before[transfer.peer];
+                        depends_on[rank] |= before[transfer.peer];
                     }
                 }
             }
-            assert!(knows.iter().all(|known| *known == (1 << size) - 1), "{size} ranks");
+            assert!(depends_on.iter().all(|ranks| *ranks == (1 << size) - 1), "{size} ranks");
             simulate(&plans, &vec![vec![]; size], &mut vec![vec![0]; size], true);
         }
     }
 
     #[test]
-    fn factors_multiply_to_the_size() {
+    fn bcube_factors_multiply_to_the_size() {
         for size in SIZES {
             for base in [2, 4, 8] {
                 assert_eq!(factors(size, base).iter().product::<usize>(), size);
@@ -840,7 +844,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_even_and_whole() {
+    fn parts_are_even_and_complete() {
         assert_eq!(parts(&(10..20), 3), [10..14, 14..17, 17..20]);
         assert_eq!(parts(&(0..1), 3), [0..1, 1..1, 1..1]);
     }

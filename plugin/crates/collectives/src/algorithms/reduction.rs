@@ -1,11 +1,11 @@
-//! What combines the ranks' contributions.
+//! Reductions: how the ranks' contributions are combined.
 
 use std::fmt;
 
 use bytemuck::Pod;
 use evenkeel_reduction_kernels::{DataType, Op, reduce_in_place};
 
-/// What combines the ranks' contributions, element by element. It must not matter in which order, or which of two is first.
+/// A reduction, which combines the ranks' contributions element by element. It must be associative and commutative.
 #[derive(Clone, Copy)]
 pub struct Reduction<'a>(Inner<'a>);
 
@@ -16,16 +16,16 @@ enum Inner<'a> {
 }
 
 impl<'a> Reduction<'a> {
-    /// An operation on elements of a type. Types of less than 32 bits are rounded after each step.
+    /// A predefined reduction on elements of a type. Floats of less than 32 bits are rounded after each step.
     pub fn of(kind: DataType, op: Op) -> Self {
         Self(Inner::Of(kind, op))
     }
 
-    /// Your own, on elements of so many bytes: it combines what is in the second slice into the first. Both hold the same whole
+    /// A custom reduction on elements of `bytes` bytes. `combine` combines the second slice into the first. Both hold the same whole
     /// number of elements, of any alignment.
     ///
     /// # Panics
-    /// When an element is to have no bytes.
+    /// When `bytes` is 0.
     pub fn custom(bytes: usize, combine: &'a (dyn Fn(&mut [u8], &[u8]) + Sync)) -> Self {
         assert!(bytes > 0, "an element of no bytes");
         Self(Inner::Custom(bytes, combine))
@@ -41,7 +41,7 @@ impl<'a> Reduction<'a> {
 
     pub(crate) fn combine(&self, into: &mut [u8], other: &[u8]) {
         match self.0 {
-            // Pieces are of the same whole number of elements on both sides: there is no error.
+            // Both sides hold the same whole number of elements, so there is no error.
             Inner::Of(kind, op) => drop(reduce_in_place(kind, op, into, &[other])),
             Inner::Custom(_, combine) => combine(into, other),
         }
@@ -57,9 +57,9 @@ impl fmt::Debug for Reduction<'_> {
     }
 }
 
-/// A number that Rust and the reductions both know.
+/// A number type of Rust with a predefined reduction.
 pub trait Element: Pod {
-    /// Its type.
+    /// The data type.
     const TYPE: DataType;
 }
 
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_have_their_types_sizes() {
+    fn element_sizes_match_their_data_types() {
         fn same<T: Element>() {
             assert_eq!(size_of::<T>(), T::TYPE.bytes());
         }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn ones_own_reduction_is_called() {
+    fn custom_reduction_is_called() {
         let concatenate = |into: &mut [u8], other: &[u8]| {
             into.iter_mut().zip(other).for_each(|(a, b)| *a = *a << 4 | b);
         };

@@ -1,4 +1,4 @@
-//! A group of ranks: who is in it, and how it ends.
+//! A group of ranks: joining, sub-groups, and how it ends.
 
 pub(crate) mod call;
 mod operations;
@@ -24,35 +24,35 @@ use crate::liveness::{GroupFailure, report_failure};
 pub use call::Call;
 pub use window::Window;
 
-/// How long an operation may stand still, unless the group or the call says otherwise.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time to report that this rank aborts the group.
+const MAX_ABORT_TIME: Duration = Duration::from_secs(30);
 
-/// One rank's part in a group. It can be used from several threads, with a tag for each.
+/// A rank's membership in a group. Several threads can use it, each with its own tag.
 pub struct Group {
     mesh: Arc<Mesh>,
-    /// The numbers in the mesh.
+    /// The ranks of the mesh that are members.
     members: Vec<usize>,
     rank: usize,
     id: u64,
     /// The ranks of each host.
     hosts: Vec<Vec<usize>>,
     timeout: Duration,
-    /// The next operation of each tag.
+    /// The number of the next operation of each tag.
     sequences: Mutex<HashMap<u32, u32>>,
-    /// How many groups have been made of the same members.
+    /// Number of groups that have been made of the same members.
     made: Mutex<HashMap<Vec<usize>, u64>>,
-    /// An operation has failed: what was sent for it may still come.
+    /// An operation has failed: messages for it may still arrive.
     unfinished: AtomicBool,
 }
 
 impl Group {
-    /// Joins the group of all ranks that meet in this store. Returns once all have.
+    /// Joins the group of all ranks that find each other in this store. Returns once all ranks have joined.
     ///
-    /// The time is how long to wait for them, and the group's timeout from then on. A store may be used for one group at a time
-    /// and under one prefix; what is left in it of earlier ones does no harm.
+    /// `timeout` is how long to wait for the other ranks, and the group's timeout from then on. Groups that exist at the same time
+    /// need separate stores or prefixes. Entries of earlier groups in the store do no harm.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] naming the ranks that have not come, and the errors of the store and of the network.
+    /// [`ErrorKind::Timeout`] naming the ranks that have not joined, and the errors of the store and of the network.
     pub fn join(
         store: &dyn Store,
         rank: usize,
@@ -68,7 +68,7 @@ impl Group {
             .for_each(|probe_address| codec::put(&mut identity, &probe_address.id.to_le_bytes()));
         let members: Vec<usize> = (0..size).collect();
         let group = Self {
-            hosts: mesh.hosts(&members),
+            hosts: mesh.group_by_host(&members),
             members,
             mesh: Arc::new(mesh),
             rank,
@@ -78,45 +78,45 @@ impl Group {
             made: Mutex::default(),
             unfinished: AtomicBool::new(false),
         };
-        // Whoever returns first may be the one that serves the store.
+        // The rank that serves the store must not return, and perhaps exit, before all ranks have the list of members.
         let left = timeout.saturating_sub(begun.elapsed()).max(Duration::from_secs(1));
         group.barrier(&Call::default().timeout(left))?;
         Ok(group)
     }
 
-    /// This process's number in the group, from 0.
+    /// This process's rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.members.len()
     }
 
-    /// The ranks of each host, hosts in the order of their first ranks.
+    /// The ranks of each host. Hosts are in the order of their first ranks.
     pub fn hosts(&self) -> &[Vec<usize>] {
         &self.hosts
     }
 
-    /// A rank, for people: its host and process.
+    /// A rank for messages: its number, host and process.
     pub fn describe(&self, rank: usize) -> String {
         self.members
             .get(rank)
             .map_or_else(|| format!("no rank {rank}"), |member| self.mesh.describe(*member))
     }
 
-    /// How long an operation may stand still, unless its call says otherwise.
+    /// How long an operation may make no progress, unless its call sets another timeout.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The error that ended the group, if it has ended: nothing more can be done with it.
+    /// The error that ended the group, if it has failed. The group cannot be used then.
     pub fn failure(&self) -> Option<Error> {
         self.mesh.liveness().failure().map(|failure| self.renumbered(failure.error()))
     }
 
-    /// Ends the group for all ranks: their operations fail with this reason.
+    /// Aborts the group on all ranks. Their operations fail with this reason.
     pub fn abort(&self, reason: &str) {
         let text = format!("{} aborted: {reason}", self.mesh.describe(self.mesh.own_rank()));
         let failure = GroupFailure { kind: ErrorKind::Aborted, ranks: vec![], text };
@@ -125,16 +125,16 @@ impl Group {
             self.mesh.probe_addresses(),
             self.mesh.own_rank(),
             &failure,
-            TIMEOUT.min(self.timeout),
+            MAX_ABORT_TIME.min(self.timeout),
         );
     }
 
-    /// A group of some of the ranks, which are numbered in the order given; `None` on the others. It costs no message, and uses
-    /// this group's connections: when one fails, so does the other. The ranks of the new group must make groups of the same
+    /// A group of some of the ranks, numbered in the order given; `None` on the other ranks. It needs no message and uses this
+    /// group's connections. When one of the groups fails, so does the other. The ranks of the new group must make groups of the same
     /// ranks in the same order.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] when a rank is not there or is named twice.
+    /// [`ErrorKind::Argument`] when a rank does not exist or is named twice.
     pub fn sub_group(&self, ranks: &[usize]) -> Result<Option<Self>> {
         let mut members = vec![];
         for rank in ranks {
@@ -161,7 +161,7 @@ impl Group {
         codec::put_list(&mut identity, members.iter());
         Ok(Some(Self {
             mesh: Arc::clone(&self.mesh),
-            hosts: self.mesh.hosts(&members),
+            hosts: self.mesh.group_by_host(&members),
             members,
             rank,
             id: digest(&identity),
@@ -172,7 +172,7 @@ impl Group {
         }))
     }
 
-    /// The group of all ranks that give the same color, in the order of their numbers here; `None` without one. All ranks call it.
+    /// The group of all ranks that pass the same color, in the order of their ranks here; `None` without a color. All ranks call it.
     ///
     /// # Errors
     /// As any operation.
@@ -199,7 +199,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if !self.unfinished.load(Ordering::Relaxed) {
-            self.mesh.forget(self.id);
+            self.mesh.forget_group(self.id);
         }
     }
 }
@@ -212,7 +212,7 @@ mod tests {
     use crate::testing::{run_ranks, transports};
 
     #[test]
-    fn groups_within_groups_have_numbers_of_their_own() {
+    fn sub_groups_renumber_their_ranks() {
         run_ranks(5, &TransportKind::SharedMemory, |group| {
             let call = Call::default();
             let half = group.split(Some(group.rank() as u32 % 2), &call).unwrap().unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_were_made_and_dropped_leave_nothing_behind() {
+    fn dropped_sub_groups_are_forgotten() {
         run_ranks(2, &TransportKind::SharedMemory, |group| {
             let call = Call::default();
             group.barrier(&call).unwrap();
@@ -247,9 +247,9 @@ mod tests {
         });
     }
 
-    /// A rank that is late is named, and the group goes on when it has come.
+    /// A late rank is named, and the group works once it has called the operation.
     #[test]
-    fn after_a_timeout_the_group_says_that_it_can_be_used_on() {
+    fn group_stays_usable_after_timeout() {
         let late = std::sync::Barrier::new(3);
         run_ranks(3, &TransportKind::SharedMemory, |group| {
             let call = Call::default().timeout(Duration::from_millis(300));
@@ -262,7 +262,7 @@ mod tests {
                 assert!(error.to_string().contains("rank 2"), "{error}");
                 late.wait();
             }
-            // It goes through the same operations as the others.
+            // The late rank calls the same operations as the others.
             let call = Call::default().timeout(Duration::from_secs(20));
             if group.rank() == 2 {
                 let missed = group.allreduce_of(
@@ -279,17 +279,17 @@ mod tests {
     }
 
     #[test]
-    fn who_aborts_ends_it_for_all() {
+    fn abort_ends_the_group_on_all_ranks() {
         for transport in transports() {
             run_ranks(3, &transport, |group| {
-                // All have joined when these have come.
+                // When these have arrived, all ranks have joined.
                 if group.rank() == 1 {
                     for other in [0, 2] {
                         group.recv(other, &mut [0], &Call::default()).unwrap();
                     }
                     group.abort("out of disk");
                 }
-                // Whichever is in progress ends with it.
+                // The abort ends the operation in progress, whichever it is.
                 let sent = match group.rank() {
                     1 => Ok(()),
                     _ => group.send(1, &[1], &Call::default()),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_leaves_is_named() {
+    fn rank_that_leaves_is_named_as_lost() {
         for transport in transports() {
             let errors = Mutex::new(vec![]);
             run_ranks(3, &transport, |group| {
@@ -319,9 +319,9 @@ mod tests {
         }
     }
 
-    /// Ranks end at different times: some are gone while others still look at what they got from them.
+    /// Ranks leave at different times: some have left while others still receive what they sent.
     #[test]
-    fn who_leaves_after_the_last_operation_fails_nobody() {
+    fn leaving_after_the_last_operation_fails_no_rank() {
         for transport in transports() {
             for round in 0..40 {
                 run_ranks(3 + round % 3, &transport, |group| {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn many_ranks_share_a_process_and_its_memory() {
+    fn many_ranks_share_a_process() {
         run_ranks(32, &TransportKind::SharedMemory, |group| {
             assert_eq!(
                 cost_model::default_allreduce(32, 8, 1),

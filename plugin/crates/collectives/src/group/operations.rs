@@ -13,24 +13,23 @@ use crate::algorithms::plan::{self, Plan, Position, consecutive};
 use crate::algorithms::reduction::{Element, Reduction};
 use crate::error::{Error, Result};
 use crate::links::link::{Key, Kind};
-use crate::links::mesh::MAX_BYTES;
+use crate::links::matching::MAX_MESSAGE_BYTES;
 
 use super::{Call, Group};
 
-/// Bytes that go on while the next are coming.
+/// Maximum length of a piece: a rank forwards one piece while it receives the next.
 const MAX_PIECE: usize = 512 << 10;
-/// The same by TCP within a host, where all ranks are as far as the processors let them: what matters is how often they wait for
-/// each other.
+/// The same over TCP within a host. There the processors limit all ranks, and what matters is how often they wait for each other.
 const MAX_PIECE_ON_HOST: usize = 1 << 20;
-/// The longest piece of an algorithm that does not cut: what a message can carry.
-const UNCUT_PIECE: usize = MAX_BYTES;
+/// The piece of an algorithm that does not cut its messages: the longest message.
+const UNCUT_PIECE: usize = MAX_MESSAGE_BYTES;
 
 impl Group {
-    /// Combines what all ranks have: afterwards all have the same.
+    /// Reduces the buffers of all ranks. Afterwards all ranks have the same result.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when the bytes are no whole number of elements; otherwise an error after which
-    /// [`Error::is_group_usable`] says whether to go on. What is in the buffer then is undefined.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when the bytes are not a whole number of elements. After any other error
+    /// [`Error::is_group_usable`] tells whether the group still works, and the contents of the buffer are undefined.
     pub fn allreduce(&self, data: &mut [u8], reduction: &Reduction<'_>, call: &Call) -> Result<()> {
         let count = elements(data.len(), reduction)?;
         let hosts = self.hosts();
@@ -65,7 +64,7 @@ impl Group {
         self.allreduce(bytemuck::cast_slice_mut(data), &Reduction::of(T::TYPE, op), call)
     }
 
-    /// Combines what all ranks have, for the root. What is in the others' buffers afterwards is undefined.
+    /// Reduces the buffers of all ranks to the root. Afterwards the contents of the other ranks' buffers are undefined.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -90,8 +89,8 @@ impl Group {
         )
     }
 
-    /// Combines what all ranks have: afterwards rank i has part i, at its place in the buffer; what is in the rest is undefined.
-    /// `counts` are the parts' numbers of elements. Gives the bytes of the own part.
+    /// Reduces the buffers of all ranks and scatters the result. Afterwards rank i has part i, at its place in the buffer; the rest of
+    /// the buffer is undefined. `counts` are the numbers of elements of the parts. Returns the byte range of this rank's part.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -112,7 +111,7 @@ impl Group {
         Ok(own.start * reduction.element()..own.end * reduction.element())
     }
 
-    /// Each rank has its part at its place in the buffer; afterwards all have all. The parts are of equal length.
+    /// Each rank passes its part at its place in the buffer. Afterwards all ranks have all parts. The parts have the same length.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -121,7 +120,7 @@ impl Group {
         self.allgatherv(data, &lengths, call)
     }
 
-    /// [`Group::allgather`] of parts of these lengths, in bytes.
+    /// [`Group::allgather`] with parts of these lengths in bytes.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -135,7 +134,7 @@ impl Group {
         self.transfer("allgather", &plan(self.position(), &parts), &[], data, call)
     }
 
-    /// The root's bytes go to all.
+    /// Sends the root's buffer to all ranks.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -146,7 +145,7 @@ impl Group {
         self.transfer("broadcast", &plan(self.position(), data.len(), root), &[], data, call)
     }
 
-    /// Every rank's bytes go to the root, one rank's after the other's; all are of the same length. `output` is the root's.
+    /// Gathers the inputs of all ranks at the root, in the order of the ranks. All have the same length. Only the root passes `output`.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -154,7 +153,7 @@ impl Group {
         self.gatherv(input, output, &vec![input.len(); self.size()], root, call)
     }
 
-    /// [`Group::gather`] of parts of these lengths, in bytes.
+    /// [`Group::gather`] with inputs of these lengths in bytes.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -177,7 +176,7 @@ impl Group {
         self.transfer("gather", &plan, &[], output, call)
     }
 
-    /// The root's bytes go to the ranks, a part for each, of the same length. `input` is the root's.
+    /// Scatters the root's input, a part for each rank. All parts have the same length. Only the root passes `input`.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -185,7 +184,7 @@ impl Group {
         self.scatterv(input, output, &vec![output.len(); self.size()], root, call)
     }
 
-    /// [`Group::scatter`] of parts of these lengths, in bytes.
+    /// [`Group::scatter`] with parts of these lengths in bytes.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -208,7 +207,7 @@ impl Group {
         self.transfer("scatter", &plan, input, &mut [], call)
     }
 
-    /// Part i of the input goes to rank i; part i of the output comes from rank i. All parts are of the same length.
+    /// Sends part i of the input to rank i; part i of the output comes from rank i. All parts have the same length.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -218,7 +217,7 @@ impl Group {
         self.alltoallv(input, &lengths, output, &lengths, call)
     }
 
-    /// [`Group::alltoall`] of parts of these lengths, in bytes.
+    /// [`Group::alltoall`] with parts of these lengths in bytes.
     ///
     /// # Errors
     /// As [`Group::allreduce`].
@@ -252,24 +251,24 @@ impl Group {
     }
 
     fn check_root(&self, root: usize) -> Result<()> {
-        self.mesh.check_other(root, self.size())
+        self.mesh.check_rank(root, self.size())
     }
 
-    /// Parts of these lengths to or from a root, the own one, and the bytes of all.
+    /// The parts of a gather or scatter, this rank's part, and the total number of bytes.
     fn rooted_parts(
         &self,
         lengths: &[usize],
         root: usize,
     ) -> Result<(Vec<Range<usize>>, Range<usize>, usize)> {
         self.check_root(root)?;
-        // Lengths of more than there can be are refused with the parts.
+        // An overflowing sum of lengths is refused by `parts`.
         let all = lengths.iter().fold(0usize, |all, length| all.saturating_add(*length));
         let parts = self.parts(lengths, all, "bytes")?;
         let own = parts[self.rank].clone();
         Ok((parts, own, all))
     }
 
-    /// Lengths of equal parts.
+    /// The lengths of equal parts.
     fn equal_lengths(&self, bytes: usize) -> Result<Vec<usize>> {
         if !bytes.is_multiple_of(self.size()) {
             return Err(Error::argument(format!(
@@ -325,7 +324,7 @@ impl Group {
         )
     }
 
-    /// Most bytes of a piece: all ranks come to the same.
+    /// Maximum length of a piece, the same on all ranks.
     fn max_piece(&self) -> usize {
         if self.mesh.is_plain_tcp() && self.hosts.len() == 1 {
             MAX_PIECE_ON_HOST
@@ -334,7 +333,7 @@ impl Group {
         }
     }
 
-    /// The next operation of the call's tag.
+    /// The key of the next operation of the call's tag.
     fn operation(&self, call: &Call) -> Key {
         let sequence = {
             let mut sequences = lock(&self.sequences);
@@ -349,7 +348,7 @@ impl Group {
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "each is what it is, and there is one place to say so"
+        reason = "the arguments differ between operations, and this is the one place that takes them"
     )]
     pub(super) fn run(
         &self,
@@ -382,7 +381,7 @@ fn elements(bytes: usize, reduction: &Reduction<'_>) -> Result<usize> {
     let element = reduction.element();
     if !bytes.is_multiple_of(element) {
         return Err(Error::argument(format!(
-            "{bytes} bytes are no whole number of elements of {element} bytes"
+            "{bytes} bytes are not a whole number of elements of {element} bytes"
         )));
     }
     Ok(bytes / element)
@@ -395,7 +394,7 @@ fn check_length(has: usize, wanted: usize, what: &str) -> Result<()> {
     Err(Error::argument(format!("the {what} has {has} bytes where {wanted} are needed")))
 }
 
-/// The plan of an algorithm that does not care which ranks share a host.
+/// The plan of an algorithm that ignores which ranks share a host.
 fn flat_plan(algorithm: Algorithm, at: Position, count: usize) -> Plan {
     match algorithm {
         Algorithm::Ring | Algorithm::RingChunked => plan::allreduce_ring(at, count),
@@ -431,9 +430,9 @@ mod tests {
         (0..count).map(|i| (0..size).map(|rank| value(rank, i)).sum()).collect()
     }
 
-    /// Over all transports, below and above the sizes at which they and the engine begin to cut.
+    /// Over all transports, below and above the sizes at which they and the executor begin to cut.
     #[test]
-    fn all_algorithms_add_up() {
+    fn every_allreduce_algorithm_sums() {
         for transport in transports() {
             for size in [1, 2, 3, 4, 5] {
                 run_ranks(size, &transport, |group| {
@@ -450,9 +449,9 @@ mod tests {
         }
     }
 
-    /// Ranks of two hosts, which are dealt to them unevenly, reach those of their own through shared memory.
+    /// Ranks are spread unevenly over hosts. Ranks of the same host use shared memory.
     #[test]
-    fn ranks_of_several_hosts_add_up_too() {
+    fn hierarchical_allreduce_sums_over_hosts() {
         let on = |host: &str| TransportKind::Auto(Auto::new(Tcp::on("lo").unwrap()).on_host(host));
         for (size, hosts) in [(2, 2), (4, 2), (5, 2), (6, 3)] {
             let transport = |rank: usize| on(["a", "b", "c"][rank % hosts]);
@@ -463,25 +462,25 @@ mod tests {
                     group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
                     assert!(data == total(size, count), "{size} on {hosts}, {count}");
                 }
-                operations(group, size, 40_000);
+                check_every_collective(group, size, 40_000);
             });
         }
     }
 
     #[test]
-    fn all_operations_move_what_they_should() {
+    fn every_collective_gives_the_right_result() {
         for transport in transports() {
             for size in [1, 2, 3, 4] {
                 run_ranks(size, &transport, |group| {
                     for length in [1, 8, 40_000, 700_000] {
-                        operations(group, size, length);
+                        check_every_collective(group, size, length);
                     }
                 });
             }
         }
     }
 
-    fn operations(group: &Group, size: usize, length: usize) {
+    fn check_every_collective(group: &Group, size: usize, length: usize) {
         let (own, call) = (group.rank(), Call::default());
         let piece = |rank: usize| vec![rank as u8 + 1; length];
         let whole: Vec<u8> = (0..size).flat_map(piece).collect();
@@ -518,19 +517,50 @@ mod tests {
     }
 
     #[test]
-    fn nobody_leaves_a_barrier_before_all_have_come() {
-        let come = AtomicUsize::new(0);
+    fn barrier_waits_for_all_ranks() {
+        let arrived = AtomicUsize::new(0);
         run_ranks(5, &TransportKind::SharedMemory, |group| {
             for round in 1..=20 {
-                come.fetch_add(1, Ordering::SeqCst);
+                arrived.fetch_add(1, Ordering::SeqCst);
                 group.barrier(&Call::default()).unwrap();
-                assert!(come.load(Ordering::SeqCst) >= 5 * round);
+                assert!(arrived.load(Ordering::SeqCst) >= 5 * round);
             }
         });
     }
 
+    /// The inputs are small whole numbers, which every type represents exactly, with sums and products that it does as well. So the
+    /// expected bytes do not depend on the order of the ranks.
     #[test]
-    fn every_type_and_operation_is_the_same_on_all_ranks() {
+    fn every_type_and_reduction_gives_the_right_value() {
+        const SIZE: usize = 3;
+        const COUNT: usize = 37;
+        let input = |rank: usize, i: usize| ((i + rank) % 4) as u8;
+        run_ranks(SIZE, &TransportKind::SharedMemory, |group| {
+            for kind in DataType::ALL {
+                for op in Op::ALL {
+                    let encoded = |value: &dyn Fn(usize) -> u8| -> Vec<u8> {
+                        (0..COUNT).flat_map(|i| encode(kind, value(i))).collect()
+                    };
+                    let mut data = encoded(&|i| input(group.rank(), i));
+                    group.allreduce(&mut data, &Reduction::of(kind, op), &Call::default()).unwrap();
+                    let expected = encoded(&|i| {
+                        let inputs = (0..SIZE).map(|rank| input(rank, i));
+                        match op {
+                            Op::Sum => inputs.sum(),
+                            Op::Prod => inputs.product(),
+                            Op::Max => inputs.max().unwrap(),
+                            Op::Min => inputs.min().unwrap(),
+                        }
+                    });
+                    assert_eq!(data, expected, "{kind:?} {op:?}");
+                }
+            }
+        });
+    }
+
+    /// Values that are rounded in every step are the same on all ranks too.
+    #[test]
+    fn every_type_and_reduction_agrees_on_all_ranks() {
         run_ranks(3, &TransportKind::SharedMemory, |group| {
             for kind in DataType::ALL {
                 for op in Op::ALL {
@@ -544,6 +574,12 @@ mod tests {
                     assert!(all.chunks(data.len()).all(|one| one == data), "{kind:?} {op:?}");
                 }
             }
+        });
+    }
+
+    #[test]
+    fn custom_reduction_is_applied() {
+        run_ranks(3, &TransportKind::SharedMemory, |group| {
             let larger = |into: &mut [u8], other: &[u8]| {
                 into.iter_mut().zip(other).for_each(|(a, b)| *a = (*a).max(*b));
             };
@@ -554,12 +590,34 @@ mod tests {
         });
     }
 
+    /// The bytes of a whole number from 0 to 8 as an element of a type.
+    fn encode(kind: DataType, value: u8) -> Vec<u8> {
+        // Sign, exponent and mantissa of a float with this many exponent and mantissa bits.
+        let float = |exponent_bits: u32, mantissa_bits: u32| {
+            let Some(exponent) = value.checked_ilog2() else { return 0 };
+            let bias = (1u32 << (exponent_bits - 1)) - 1;
+            let fraction = u32::from(value) - (1 << exponent);
+            (exponent + bias) << mantissa_bits | fraction << mantissa_bits >> exponent
+        };
+        match kind {
+            DataType::Int8 | DataType::Uint8 => vec![value],
+            DataType::Int32 | DataType::Uint32 => u32::from(value).to_le_bytes().to_vec(),
+            DataType::Int64 | DataType::Uint64 => u64::from(value).to_le_bytes().to_vec(),
+            DataType::Float16 => (float(5, 10) as u16).to_le_bytes().to_vec(),
+            DataType::Float32 => f32::from(value).to_le_bytes().to_vec(),
+            DataType::Float64 => f64::from(value).to_le_bytes().to_vec(),
+            DataType::Bfloat16 => (float(8, 7) as u16).to_le_bytes().to_vec(),
+            DataType::Float8E4m3 => vec![float(4, 3) as u8],
+            DataType::Float8E5m2 => vec![float(5, 2) as u8],
+        }
+    }
+
     #[test]
-    fn tags_do_not_wait_for_each_other() {
+    fn operations_with_different_tags_run_concurrently() {
         for transport in transports() {
             run_ranks(2, &transport, |group| {
                 thread::scope(|scope| {
-                    // In another order on each rank, and together.
+                    // In a different order on each rank, and concurrently.
                     for at in 0..4u32 {
                         let tag = if group.rank() == 0 { at } else { 3 - at };
                         scope.spawn(move || {
@@ -579,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn different_counts_are_noticed() {
+    fn different_counts_are_a_mismatch() {
         for transport in transports() {
             run_ranks(2, &transport, |group| {
                 let mut data = vec![0i64; 3 + group.rank()];
@@ -591,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_arguments_are_errors_and_do_no_harm() {
+    fn invalid_arguments_leave_the_group_usable() {
         run_ranks(2, &TransportKind::SharedMemory, |group| {
             let call = Call::default();
             let wrong = [

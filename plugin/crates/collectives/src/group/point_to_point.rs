@@ -1,78 +1,79 @@
-//! Messages between two ranks of a group.
+//! Point-to-point messages between two ranks of a group.
 
 use crate::algorithms::plan::{Action, Plan, Transfer};
 use crate::error::{Error, Result};
 use crate::group::receive::MessageReceive;
 use crate::links::link::{Key, Kind};
-use crate::links::mesh::MAX_BYTES;
+use crate::links::matching::MAX_MESSAGE_BYTES;
 
 use super::{Call, Group};
 
 impl Group {
-    /// Sends a message to another rank. Returns when the bytes may be changed: of a large message when the other has it.
-    /// Messages of a tag arrive in their order.
+    /// Sends a message to another rank. Returns when the bytes may be changed; for a large message that is when the other rank has
+    /// received it. Messages of a tag arrive in order.
     ///
     /// # Errors
-    /// As [`Group::allreduce`]; [`ErrorKind::Argument`](crate::ErrorKind::Argument) for a message to oneself or of more than 1 GiB.
+    /// As [`Group::allreduce`]; [`ErrorKind::Argument`](crate::ErrorKind::Argument) for a message to this rank itself or of more than 1 GiB.
     pub fn send(&self, to: usize, bytes: &[u8], call: &Call) -> Result<()> {
         self.check_peer(to)?;
-        if bytes.len() > MAX_BYTES {
+        if bytes.len() > MAX_MESSAGE_BYTES {
             return Err(Error::argument(format!(
-                "a message of {} bytes: at most {MAX_BYTES}",
+                "a message of {} bytes: at most {MAX_MESSAGE_BYTES}",
                 bytes.len()
             )));
         }
-        let whole = Transfer { peer: to, action: Action::SendInput, range: 0..bytes.len() };
-        let plan = Plan::single(whole);
+        let transfer = Transfer { peer: to, action: Action::SendInput, range: 0..bytes.len() };
+        let plan = Plan::single(transfer);
         self.run(
             "send",
-            self.message(call),
+            self.message_key(call),
             &plan,
-            (1, MAX_BYTES),
+            (1, MAX_MESSAGE_BYTES),
             bytes,
             &mut [],
             (&|_, _| {}, call),
         )
     }
 
-    /// Receives a message from another rank; gives its length, which may be less than there is room for.
+    /// Receives a message from another rank. Returns its length, which may be less than the buffer's.
     ///
     /// # Errors
-    /// As [`Group::allreduce`]; one that is longer than the room ends the group.
-    pub fn recv(&self, from: usize, room: &mut [u8], call: &Call) -> Result<usize> {
+    /// As [`Group::allreduce`]. A message that is longer than the buffer ends the group.
+    pub fn recv(&self, from: usize, buffer: &mut [u8], call: &Call) -> Result<usize> {
         self.check_peer(from)?;
-        self.receive(&[self.members[from]], room, call).map(|(_, bytes)| bytes)
+        self.receive(&[self.members[from]], buffer, call).map(|(_, bytes)| bytes)
     }
 
-    /// Receives a message from whichever rank sends one first; gives that rank and the message's length.
+    /// Receives a message from the first rank that sends one. Returns that rank and the message's length.
     ///
     /// # Errors
     /// As [`Group::recv`].
-    pub fn recv_any(&self, room: &mut [u8], call: &Call) -> Result<(usize, usize)> {
+    pub fn recv_any(&self, buffer: &mut [u8], call: &Call) -> Result<(usize, usize)> {
         let others: Vec<usize> =
             self.members.iter().copied().filter(|member| *member != self.mesh.own_rank()).collect();
         if others.is_empty() {
             return Err(Error::argument("there is no other rank to receive from"));
         }
-        let (place, bytes) = self.receive(&others, room, call)?;
-        let rank = self.members.iter().position(|member| *member == others[place]);
+        let (index, bytes) = self.receive(&others, buffer, call)?;
+        let rank = self.members.iter().position(|member| *member == others[index]);
         Ok((rank.unwrap_or_default(), bytes))
     }
 
-    fn receive(&self, from: &[usize], room: &mut [u8], call: &Call) -> Result<(usize, usize)> {
+    fn receive(&self, from: &[usize], buffer: &mut [u8], call: &Call) -> Result<(usize, usize)> {
         let timeout = call.timeout.unwrap_or(self.timeout);
-        let wanted = MessageReceive { mesh: &self.mesh, from, key: self.message(call), timeout };
-        wanted.receive(room).map_err(|error| self.renumbered(error))
+        let receive =
+            MessageReceive { mesh: &self.mesh, from, key: self.message_key(call), timeout };
+        receive.receive(buffer).map_err(|error| self.renumbered(error))
     }
 
-    fn message(&self, call: &Call) -> Key {
+    fn message_key(&self, call: &Call) -> Key {
         Key { kind: Kind::Message, group: self.id, tag: call.tag, sequence: 0, part: 0 }
     }
 
     fn check_peer(&self, rank: usize) -> Result<()> {
-        self.mesh.check_other(rank, self.size())?;
+        self.mesh.check_rank(rank, self.size())?;
         if rank == self.rank {
-            return Err(Error::argument("a rank sends no messages to itself"));
+            return Err(Error::argument("a rank cannot send messages to itself"));
         }
         Ok(())
     }
@@ -87,13 +88,13 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn messages_come_in_order_from_one_and_from_any() {
+    fn messages_of_a_tag_arrive_in_order() {
         for transport in transports() {
             run_ranks(3, &transport, |group| {
                 let (a, b) = (Call::default().tag(1), Call::default().tag(2));
                 if group.rank() == 0 {
                     let mut room = vec![0; 200_000];
-                    // The second tag first: what comes before it waits aside.
+                    // The second tag first: messages before it are buffered as unexpected.
                     assert_eq!(group.recv(1, &mut room, &b).unwrap(), 1);
                     assert_eq!(room[0], 77);
                     for expected in [1, 100_000, 3] {
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_from_a_rank_that_has_left_is_still_received() {
+    fn message_of_a_rank_that_left_is_received() {
         for transport in transports() {
             let left = std::sync::Barrier::new(2);
             let store = MemoryStore::new();
@@ -136,7 +137,7 @@ mod tests {
                 });
                 let group = join(0);
                 let mut room = [0];
-                // What the broadcast brings waits aside.
+                // The message of the broadcast is buffered as unexpected.
                 group.recv(1, &mut room, &early).unwrap();
                 left.wait();
                 assert_eq!((group.recv(1, &mut room, &late).unwrap(), room), (1, [9]));
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_left_is_not_waited_for_when_others_may_send() {
+    fn recv_any_skips_ranks_that_left() {
         for transport in transports() {
             let left = std::sync::Barrier::new(2);
             let store = MemoryStore::new();
@@ -169,7 +170,7 @@ mod tests {
                 let mut room = [0];
                 assert_eq!(group.recv_any(&mut room, &call).unwrap(), (1, 1));
                 left.wait();
-                let short = call.clone().timeout(Duration::from_millis(300));
+                let short = call.clone().timeout(Duration::from_secs(1));
                 let error = group.recv_any(&mut room, &short).unwrap_err();
                 assert!(error.kind() == ErrorKind::Timeout && error.ranks() == [2], "{error}");
                 group.send(2, &[0], &call).unwrap();

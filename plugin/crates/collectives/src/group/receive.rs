@@ -1,15 +1,16 @@
-//! Messages from one rank to another, outside of collective operations.
+//! Receives a point-to-point message, from one rank or from the first of several that sends.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::links::link::Key;
-use crate::links::mesh::{Mesh, ReceiveRequest};
+use crate::links::matching::ReceiveRequest;
+use crate::links::mesh::Mesh;
 use crate::memory::Target;
 use crate::wait::{Poll, Wait};
 
-/// A receive on its transport. Dropping it takes the memory back.
+/// A posted receive. Dropping it takes the memory back.
 struct ReceiveGuard<'a> {
     mesh: &'a Mesh,
     from: usize,
@@ -17,7 +18,7 @@ struct ReceiveGuard<'a> {
 }
 
 impl ReceiveGuard<'_> {
-    /// Whether a link had to be ended for it.
+    /// Takes the memory back. Returns whether a link had to be closed for it.
     fn reclaim(&self) -> bool {
         self.request.done().is_none() && self.mesh.abandon_receive(self.from, &self.request)
     }
@@ -29,36 +30,36 @@ impl Drop for ReceiveGuard<'_> {
     }
 }
 
-/// Which message is waited for.
+/// The message to receive.
 pub(crate) struct MessageReceive<'a> {
     pub(crate) mesh: &'a Mesh,
-    /// From one of these.
+    /// The ranks that may send it.
     pub(crate) from: &'a [usize],
     pub(crate) key: Key,
     pub(crate) timeout: Duration,
 }
 
 impl MessageReceive<'_> {
-    /// Receives it. From whom, as a place among those named, and how many bytes.
+    /// Receives the message. Returns the sender, as an index of `from`, and the number of bytes.
     pub(crate) fn receive(&self, into: &mut [u8]) -> Result<(usize, usize)> {
         let Self { mesh, key, timeout, from } = *self;
         let mut wait = Wait::new(mesh, "receive", key.tag, timeout)?;
-        let place = match from {
+        let index = match from {
             [_] => 0,
             _ => self.find(&mut wait)?,
         };
-        let whom = from[place];
+        let sender = from[index];
         // SAFETY: the receive takes the memory back when it is dropped, which is before the borrow ends; it is not forgotten.
         let into = unsafe { Target::lend(into) };
-        let receive = ReceiveGuard { mesh, from: whom, request: mesh.receive(whom, key, into) };
+        let receive = ReceiveGuard { mesh, from: sender, request: mesh.receive(sender, key, into) };
         let result = wait.until(
             &mut (),
-            |()| (vec![whom], mesh.carried_from(whom, &receive.request)),
+            |()| (vec![sender], mesh.carried_from(sender, &receive.request)),
             |()| {
                 if let Some(bytes) = receive.request.done() {
                     return Ok(Poll::Done(bytes));
                 }
-                let moved = mesh.progress(whom, &receive.request)?;
+                let moved = mesh.progress(sender, &receive.request)?;
                 Ok(match receive.request.done() {
                     Some(bytes) => Poll::Done(bytes),
                     None if moved => Poll::Progress,
@@ -70,32 +71,36 @@ impl MessageReceive<'_> {
         let bytes = result.map_err(|error| {
             if broken { mesh.end_group_on_partial_transfer(error) } else { error }
         })?;
-        Ok((place, bytes))
+        Ok((index, bytes))
     }
 
-    /// Who sends it first. Ranks that have left do not matter as long as others may send.
+    /// The first rank that sends the message. Ranks that have left are skipped as long as others may send.
     fn find(&self, wait: &mut Wait<'_>) -> Result<usize> {
         let Self { mesh, key, from, timeout } = *self;
-        let mut there = vec![true; from.len()];
-        let waits = |there: &Vec<bool>| {
-            let ranks = from.iter().zip(there).filter(|(_, there)| **there);
+        let mut candidates = vec![true; from.len()];
+        let awaited = |candidates: &Vec<bool>| {
+            let ranks = from.iter().zip(candidates).filter(|(_, is_candidate)| **is_candidate);
             (ranks.map(|(rank, _)| *rank).collect(), 0)
         };
-        wait.until(&mut there, waits, |there| {
+        wait.until(&mut candidates, awaited, |candidates| {
             let mut error = None;
-            for (place, rank) in from.iter().enumerate() {
-                if !there[place] {
+            for (index, rank) in from.iter().enumerate() {
+                if !candidates[index] {
                     continue;
                 }
                 match mesh.probe(*rank, key) {
-                    Ok(true) => return Ok(Poll::Done(place)),
+                    Ok(true) => return Ok(Poll::Done(index)),
                     Ok(false) => {}
-                    Err(other) => error = Some((place, other)),
+                    Err(other) => error = Some((index, other)),
                 }
             }
-            let Some((place, error)) = error else { return Ok(Poll::Idle) };
-            there[place] = error.mismatch || !mesh.has_left(error.rank, timeout / 5);
-            if there[place] || !there.contains(&true) { Err(error) } else { Ok(Poll::Idle) }
+            let Some((index, error)) = error else { return Ok(Poll::Idle) };
+            candidates[index] = error.mismatch || !mesh.has_left(error.rank, timeout / 5);
+            if candidates[index] || !candidates.contains(&true) {
+                Err(error)
+            } else {
+                Ok(Poll::Idle)
+            }
         })
     }
 }
@@ -112,11 +117,11 @@ mod tests {
     use std::time::Instant;
 
     const TIMEOUT: Duration = Duration::from_secs(2);
-    /// More than a link through shared memory holds: the rest goes when its sender looks after it.
+    /// More than a link through shared memory holds: the rest is sent when the sender makes progress.
     const BYTES: usize = 5 << 18;
 
     #[test]
-    fn a_message_that_takes_longer_than_the_timeout_but_moves_arrives() {
+    fn slow_message_with_progress_outlasts_the_timeout() {
         let key = Key { kind: Kind::Message, group: 7, tag: 0, sequence: 0, part: 0 };
         let store = MemoryStore::new();
         let join = |rank| {
@@ -129,7 +134,7 @@ mod tests {
                 let given = mesh.send(0, key, unsafe { Source::lend(&bytes) }).unwrap();
                 let Some(Submitted::Pending(number)) = given else { panic!("{given:?}") };
                 while mesh.completed(0).unwrap() < number {
-                    // Not to wait for anything: this is how slow it is.
+                    // Not a wait for a state: this makes the sender slow.
                     thread::sleep(TIMEOUT * 2 / 5);
                 }
             });

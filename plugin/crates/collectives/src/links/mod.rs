@@ -2,6 +2,7 @@
 
 pub(crate) mod hierarchical;
 pub(crate) mod link;
+pub(crate) mod matching;
 pub(crate) mod mesh;
 pub(crate) mod shm;
 pub(crate) mod tcp;
