@@ -62,20 +62,20 @@ func (b Builder) Dist(ctx context.Context) error {
 		return fmt.Errorf("make dist: %w", err)
 	}
 	b.say("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
-	if err := b.run(ctx, filepath.Join(root, "plugin"), nil, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-bench", "-p", "evenkeel-reduction-server"); err != nil {
+	built, err := release(ctx, root, b.progress(), "evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server")
+	if err != nil {
 		return err
-	}
-	release := filepath.Join(root, "plugin", "target", "release")
-	if target := os.Getenv("CARGO_TARGET_DIR"); target != "" {
-		release = filepath.Join(target, "release")
 	}
 	library := filepath.Join(dist, "plugin", "libnccl-net-evenkeel.so")
 	for _, c := range [][2]string{
-		{filepath.Join(release, "libnccl_net_evenkeel.so"), library},
-		{filepath.Join(release, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", "libnccl-net.so")},
-		{filepath.Join(release, "evenkeel-bench"), filepath.Join(dist, "evenkeel-bench")},
-		{filepath.Join(release, "evenkeel-reduction-server"), filepath.Join(dist, "evenkeel-reduction-server")},
+		{filepath.Join(built, "libnccl_net_evenkeel.so"), library},
+		{filepath.Join(built, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", "libnccl-net.so")},
+		{filepath.Join(built, "evenkeel-bench"), filepath.Join(dist, "evenkeel-bench")},
+		{filepath.Join(built, "evenkeel-reduction-server"), filepath.Join(dist, "evenkeel-reduction-server")},
 	} {
+		if err := CheckGlibc(c[0], GlibcVersion); err != nil {
+			return err
+		}
 		if err := copyFile(c[0], c[1]); err != nil {
 			return err
 		}
@@ -103,16 +103,9 @@ func (b Builder) debian(ctx context.Context, root string) (string, error) {
 	if b.has(ctx, debianImage, key) {
 		return b.id(ctx, debianImage)
 	}
-	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "debootstrap", Package: "debootstrap"}}); err != nil {
-		return "", err
-	}
 	dir := filepath.Join(root, "dist", "base")
-	if err := os.RemoveAll(dir); err != nil {
-		return "", fmt.Errorf("clear %s: %w", dir, err)
-	}
 	defer os.RemoveAll(dir) // best effort: it is in the image
-	b.say("making a base of Debian " + release + " (a minute or two, once)")
-	if err := b.run(ctx, root, nil, "debootstrap", "--variant=minbase", release, dir); err != nil {
+	if err := b.debootstrap(ctx, release, dir); err != nil {
 		return "", err
 	}
 	for _, unused := range []string{"var/cache/apt/archives", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man"} {
@@ -131,6 +124,18 @@ func (b Builder) debian(ctx context.Context, root string) (string, error) {
 		return "", err
 	}
 	return b.id(ctx, debianImage)
+}
+
+// debootstrap makes the root of a release of Debian in dir, in the place of what is there.
+func (b Builder) debootstrap(ctx context.Context, release, dir string) error {
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "debootstrap", Package: "debootstrap"}}); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("clear %s: %w", dir, err)
+	}
+	b.say("making a root of Debian " + release + " (a minute or two, once)")
+	return b.run(ctx, filepath.Dir(dir), nil, "debootstrap", "--variant=minbase", release, dir)
 }
 
 // codename is the name of the Debian release that a file like /etc/os-release describes.

