@@ -96,7 +96,7 @@ var stages = []stage{
 	}},
 	{"e2e", "everything on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		// One package at a time: the clusters' tests look for anything that is left on the machine.
-		return goTest(ctx, root, nil, "-tags", "e2e", "-p", "1", "-timeout", "45m", "./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/cluster/...", "./e2e/...")
+		return goTest(ctx, root, nil, "-tags", "e2e", "-p", "1", "-timeout", "45m", "./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/cluster/...", "./hack/ci/artifacts", "./e2e/...")
 	}},
 }
 
