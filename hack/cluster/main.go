@@ -1,5 +1,4 @@
-// Command cluster runs a real Kubernetes cluster on this machine, in
-// namespaces of its own.
+// Command cluster runs a real Kubernetes cluster on this machine, in Linux namespaces.
 package main
 
 import (
@@ -24,7 +23,7 @@ func main() {
 	defer stop()
 	root := &cobra.Command{
 		Use:   "cluster",
-		Short: "A real Kubernetes cluster on this machine, in namespaces of its own",
+		Short: "Run a real Kubernetes cluster on this machine, in Linux namespaces",
 		Example: `  go run ./hack/cluster up
   export KUBECONFIG=$(go run ./hack/cluster kubeconfig)
   $(go run ./hack/cluster tool kubectl) get nodes
@@ -34,14 +33,14 @@ func main() {
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	var name string
-	root.PersistentFlags().StringVar(&name, "name", "dev", "the cluster's name; clusters of different names run side by side")
+	root.PersistentFlags().StringVar(&name, "name", "dev", "the cluster's name; clusters of different names can run at the same time")
 	root.AddCommand(upCommand(&name), downCommand(&name), statusCommand(&name), loadCommand(&name),
 		kubeconfigCommand(&name), execCommand(&name), linkCommand(&name), toolCommand())
 	root.AddCommand(local.Roles()...)
 	if err := root.ExecuteContext(ctx); err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) && exit.ExitCode() > 0 {
-			os.Exit(exit.ExitCode()) // a command run in a node has said why
+			os.Exit(exit.ExitCode()) // the command has printed its own error
 		}
 		fmt.Fprintln(os.Stderr, "cluster:", err)
 		os.Exit(1)
@@ -52,7 +51,7 @@ func upCommand(name *string) *cobra.Command {
 	var c local.Config
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Start the cluster, or find it running",
+		Short: "Start the cluster, unless it runs already",
 		Example: `  go run ./hack/cluster up
   go run ./hack/cluster up --nodes 4 --gpus 8
   go run ./hack/cluster up --name slow --link-rate 500mbit`,
@@ -89,7 +88,7 @@ func downCommand(name *string) *cobra.Command {
 func linkCommand(name *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "link NODE [RATE]",
-		Short: "Limit a node's link in both directions; without a rate, give it back what it had at the start",
+		Short: "Limit a node's link in both directions; without a rate, restore the rate of the start",
 		Example: `  go run ./hack/cluster link n3 50mbit
   go run ./hack/cluster link n3`,
 		Args: cobra.RangeArgs(1, 2),
@@ -106,7 +105,7 @@ func linkCommand(name *string) *cobra.Command {
 func statusCommand(name *string) *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
-		Short:   "Say which clusters there are and how they are; fails unless the named one is well",
+		Short:   "List the clusters and their health; fails unless the named one is healthy",
 		Example: `  go run ./hack/cluster status`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -126,19 +125,19 @@ func statusCommand(name *string) *cobra.Command {
 	}
 }
 
-// report prints how one cluster is, and returns nil if it is well.
+// report prints the health of one cluster, and returns nil if it is healthy.
 func report(cmd *cobra.Command, name string) error {
 	out := cmd.OutOrStdout()
 	c, err := local.Open(name)
 	if err != nil {
-		fmt.Fprintf(out, "%s: stopped; \"down\" removes what it has left\n", name)
+		fmt.Fprintf(out, "%s: stopped; \"down\" removes its remains\n", name)
 		return fmt.Errorf("cluster %s does not run", name)
 	}
 	state := "well"
 	health := c.Healthy(cmd.Context())
 	if health != nil {
 		state = health.Error()
-		health = fmt.Errorf("cluster %s is not well", name)
+		health = fmt.Errorf("cluster %s is not healthy", name)
 	}
 	fmt.Fprintf(out, "%s: %s\n  settings:   %s\n  kubeconfig: %s\n  logs:       %s\n", name, state, c.Config(), c.Kubeconfig(), c.Logs())
 	return health
@@ -147,7 +146,7 @@ func report(cmd *cobra.Command, name string) error {
 func loadCommand(name *string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "load IMAGE",
-		Short: "Put an image into the cluster's registry and print the reference pods use",
+		Short: "Put an image into the cluster's registry and print its reference for pods",
 		Example: `  go run ./hack/cluster load localhost/plugin:dev
   go run ./hack/cluster load dist/plugin.tar`,
 		Args: cobra.ExactArgs(1),

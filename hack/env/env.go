@@ -1,5 +1,5 @@
-// Package env brings up everything that the demo and the end-to-end tests run on: the local cluster (or the user's
-// own), the images, the training-operator and the chart.
+// Package env installs everything that the demo and the end-to-end tests need: the local cluster (or uses an existing one), the
+// images, the training-operator and the chart.
 package env
 
 import (
@@ -28,21 +28,21 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Names of what the chart makes.
+// Names of the installed chart.
 const (
 	Release   = "evenkeel"
 	Namespace = "evenkeel-system"
 )
 
-// A Config says what to bring up.
+// A Config describes the environment.
 type Config struct {
-	// Existing uses the cluster of KUBECONFIG and pushes the images below Registry, instead of the local cluster.
+	// Existing uses the cluster of KUBECONFIG, with images in Registry, instead of the local cluster.
 	Existing bool
-	// Registry is where images are pushed for an existing cluster, such as registry.example.com/evenkeel.
+	// Registry receives the images for an existing cluster, such as registry.example.com/evenkeel.
 	Registry string
 	// Cluster describes the local cluster.
 	Cluster local.Config
-	// MPIOperator installs the mpi-operator too, so that checks are run as MPIJobs.
+	// MPIOperator installs the mpi-operator too, so that checks run as MPIJobs.
 	MPIOperator bool
 	// Kueue installs Kueue too.
 	Kueue bool
@@ -67,9 +67,9 @@ type Cluster struct {
 	kubectl, helm string
 }
 
-// Start brings everything up. What is there already, and current, is kept.
+// Start installs everything that is missing or not current.
 func Start(ctx context.Context, config Config) (*Cluster, error) {
-	// The client library complains at length when nobody has said what becomes of its log.
+	// Without a logger the client library prints a long warning.
 	log.SetLogger(logr.Discard())
 	e := &Cluster{config: config}
 	type step struct {
@@ -103,7 +103,7 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 // KubectlPath is the kubectl that Kubectl runs.
 func (e *Cluster) KubectlPath() string { return e.kubectl }
 
-// Kubectl runs kubectl against the cluster and returns what it printed.
+// Kubectl runs kubectl against the cluster and returns its output.
 func (e *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return e.command(ctx, "", e.kubectl, args...)
 }
@@ -113,12 +113,12 @@ func (e *Cluster) KubectlInput(ctx context.Context, input string, args ...string
 	return e.command(ctx, input, e.kubectl, args...)
 }
 
-// Helm runs helm against the cluster and returns what it printed.
+// Helm runs helm against the cluster and returns its output.
 func (e *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
 	return e.command(ctx, "", e.helm, args...)
 }
 
-// InstallChart installs or upgrades the chart with the images just built, and waits until it answers.
+// InstallChart installs or upgrades the chart with the images just built, and waits until it is ready.
 func (e *Cluster) InstallChart(ctx context.Context, extra ...string) error {
 	root, err := toolbox.Root()
 	if err != nil {
@@ -134,13 +134,13 @@ func (e *Cluster) InstallChart(ctx context.Context, extra ...string) error {
 		"--set", "reduction.image=" + e.Images.Server,
 	}, extra...)
 	if e.Local != nil {
-		// Its nodes have this machine's processors: servers fit beside whatever else runs.
+		// Its nodes share this machine's processors, so servers request little.
 		args = append(args, "--set-string", "defaultProfile.spec.reduction.server.cpu=250m")
 	}
 	if _, err := e.Helm(ctx, args...); err != nil {
 		return err
 	}
-	// The operator makes it once it leads.
+	// The operator creates it once it is the leader.
 	for _, state := range []string{"create", "condition=Ready"} {
 		if _, err := e.Kubectl(ctx, "wait", "networkprofile/default", "--for="+state, "--timeout=60s"); err != nil {
 			return err
@@ -170,7 +170,7 @@ func (e *Cluster) cluster(ctx context.Context) error {
 	if e.config.Existing {
 		e.Kubeconfig = os.Getenv("KUBECONFIG")
 		if e.Kubeconfig == "" || e.config.Registry == "" {
-			return errors.New("an existing cluster needs KUBECONFIG (its kubeconfig) and REGISTRY (where its nodes pull from, such as registry.example.com/evenkeel)")
+			return errors.New("an existing cluster needs KUBECONFIG (its kubeconfig) and REGISTRY (from which its nodes pull images, such as registry.example.com/evenkeel)")
 		}
 	} else {
 		c, err := local.Up(ctx, e.config.Cluster)
@@ -245,7 +245,7 @@ func (e *Cluster) command(ctx context.Context, input, name string, args ...strin
 	return stdout.String(), nil
 }
 
-// indent sets a step's own lines apart from the names of steps.
+// indent indents the lines of a step below its name.
 type indent struct{ w io.Writer }
 
 func (i indent) Write(p []byte) (int, error) {

@@ -11,19 +11,19 @@ import (
 
 // A thirdParty is another project's controller, installed from its own manifests with the program that the toolbox built.
 type thirdParty struct {
-	// name is the tool's, overlay the folder among its manifests, deployment what that makes.
+	// name is the tool's name, overlay a folder of its manifests, deployment the Deployment in it.
 	name, overlay, deployment string
-	// crd is what a cluster that has it serves, kind the object for people, and release what to install.
+	// crd is in every cluster that has the controller; kind and release are for error messages.
 	crd, kind, release string
-	// files go into its image: a Dockerfile, which copies the program from the build context "built", and what else it copies.
+	// files are the build context of its image: a Dockerfile, which copies the program from the context "built", and others.
 	files map[string]string
-	// namespace has the Deployment.
+	// namespace is that of the Deployment.
 	namespace string
-	// patches, as kustomize takes them, are added to that of the image.
+	// patches are further patches of kustomize.
 	patches string
 }
 
-// install installs it, or sees that a user's cluster has it.
+// install installs the controller, or checks that an existing cluster has it.
 func (e *Cluster) install(ctx context.Context, o thirdParty) error {
 	if e.Local == nil {
 		if _, err := e.Kubectl(ctx, "get", "crd", o.crd); err != nil {
@@ -80,16 +80,16 @@ patches:
 	return err
 }
 
-// initContainers is the template of what workers wait in for the master's name, at the path where the training-operator
-// looks for one: its own default does not meet the restricted pod standard, which our jobs' namespaces enforce.
+// initContainers is the training-operator's template of the container in which workers wait for the master's name. Its default does
+// not meet the restricted pod standard, which the namespaces of the jobs enforce.
 const initContainers = `- name: init-pytorch
   image: {{.InitContainerImage}}
   command: [sh, -c, "for i in $(seq {{.MaxTries}}); do getent hosts {{.MasterAddr}} && exit 0; sleep 1; done; exit 1"]
   securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `
 
-// trainingOperator installs the real training-operator, for PyTorchJobs. The kind MPIJob, of which it has an older version,
-// is left to the mpi-operator.
+// trainingOperator installs the real training-operator, for PyTorchJobs. It leaves out its older version of MPIJob, which the
+// mpi-operator provides.
 func (e *Cluster) trainingOperator(ctx context.Context) error {
 	return e.install(ctx, thirdParty{
 		name: "training-operator", overlay: "overlays/standalone", namespace: "kubeflow", deployment: "training-operator",
@@ -113,14 +113,14 @@ func (e *Cluster) mpiOperator(ctx context.Context) error {
 		name: "mpi-operator", overlay: "overlays/standalone", namespace: "mpi-operator", deployment: "mpi-operator",
 		crd: "mpijobs.kubeflow.org", kind: "MPIJob", release: "Kubeflow's mpi-operator v0.8",
 		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built mpi-operator /opt/mpi-operator\nENTRYPOINT [\"/opt/mpi-operator\"]\n"},
-		// Its own limit, 5 calls a second, is made for a few jobs at a time.
+		// Its default limit, 5 calls a second, suits only a few jobs at a time.
 		patches: `      - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-qps=50"}
       - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-burst=100"}
 `,
 	})
 }
 
-// kueueConfig has Kueue start PyTorchJobs that name a queue, and nothing else.
+// kueueConfig makes Kueue manage PyTorchJobs with a queue name, and nothing else.
 const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
 kind: Configuration
 health: {healthProbeBindAddress: ":8081"}
@@ -130,7 +130,7 @@ leaderElection: {leaderElect: false}
 integrations: {frameworks: [kubeflow.org/pytorchjob]}
 `
 
-// kueue installs the real Kueue, without its API for looking into queues.
+// kueue installs the real Kueue, without its visibility API.
 func (e *Cluster) kueue(ctx context.Context) error {
 	return e.install(ctx, thirdParty{
 		name: "kueue", overlay: "default", namespace: "kueue-system", deployment: "kueue-controller-manager",

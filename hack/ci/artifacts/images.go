@@ -1,7 +1,7 @@
-// Package artifacts makes Evenkeel's binaries and container images.
+// Package artifacts builds Evenkeel's binaries, container images and Python package.
 //
-// The binaries are built on this machine into dist/ and copied into the images, so an image build needs no compiler
-// and, with a base made here, no registry.
+// The binaries are built on this machine into dist/ and copied into the images. So an image build needs no compiler and, with a
+// base image that is built here, no registry.
 package artifacts
 
 import (
@@ -23,21 +23,21 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// Names of the images, as buildah's local storage knows them.
+// Names of the images in buildah's local storage.
 const (
 	Operator = "localhost/evenkeel-operator:dev"
 	Plugin   = "localhost/evenkeel-plugin:dev"
 	Bench    = "localhost/evenkeel-bench:dev"
 	Server   = "localhost/evenkeel-reduction-server:dev"
 	Training = "localhost/evenkeel-training:dev"
-	// NCCLTests is not one of All: see [Builder.NCCLTests].
+	// NCCLTests is built by [Builder.NCCLTests], and not by [Builder.All].
 	NCCLTests = "localhost/evenkeel-nccl-tests:dev"
 
 	debianImage = "localhost/evenkeel-debian:dev"
 	mpiImage    = "localhost/evenkeel-mpi:dev"
 )
 
-// keyLabel is an image's label with a hash of what it was made from.
+// keyLabel is an image's label with a hash of its inputs.
 const keyLabel = "evenkeel.dev/made-from"
 
 // PluginDir is where the plugin's files lie inside the plugin image.
@@ -45,7 +45,7 @@ const PluginDir = "/plugin"
 
 // A Builder builds from the checkout that the working directory is in.
 type Builder struct {
-	// Registry uses the base images that the Dockerfiles name, which a registry has to serve.
+	// Registry uses the base images of the Dockerfiles, from their registries, instead of one that is built here.
 	Registry bool
 	// Progress receives one line per step and the output of a step that fails.
 	Progress io.Writer
@@ -88,8 +88,8 @@ func (b Builder) Dist(ctx context.Context) error {
 		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install")
 }
 
-// debian makes an image of Debian where no registry serves one: the release of this machine, so that what is built here
-// runs in it, with no more than apt needs. It returns the image's id.
+// debian builds a minimal image of Debian, where no registry can be reached. It has the release of this machine, so that binaries
+// that are built here run in it. It returns the image's id.
 func (b Builder) debian(ctx context.Context, root string) (string, error) {
 	release, err := codename("/etc/os-release")
 	if err != nil {
@@ -104,12 +104,12 @@ func (b Builder) debian(ctx context.Context, root string) (string, error) {
 		return b.id(ctx, debianImage)
 	}
 	dir := filepath.Join(root, "dist", "base")
-	defer os.RemoveAll(dir) // best effort: it is in the image
+	defer os.RemoveAll(dir) // best effort: the image has it
 	if err := b.debootstrap(ctx, release, dir); err != nil {
 		return "", err
 	}
 	for _, unused := range []string{"var/cache/apt/archives", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man"} {
-		// The folders themselves stay: apt wants some of them.
+		// The folders themselves are kept, as apt needs some of them.
 		entries, err := os.ReadDir(filepath.Join(dir, unused))
 		if err != nil {
 			return "", fmt.Errorf("make base: %w", err)
@@ -142,7 +142,7 @@ func (b Builder) debootstrap(ctx context.Context, release, dir string) error {
 func codename(path string) (string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", fmt.Errorf("which release of Debian this is: %w", err)
+		return "", fmt.Errorf("read the release of Debian: %w", err)
 	}
 	name := regexp.MustCompile(`(?m)^VERSION_CODENAME="?([a-z]+)"?$`).FindSubmatch(text)
 	if name == nil || !regexp.MustCompile(`(?m)^ID=debian$`).Match(text) {
@@ -151,7 +151,7 @@ func codename(path string) (string, error) {
 	return string(name[1]), nil
 }
 
-// mpi makes the base of images that MPIJobs run, unless it is there.
+// mpi builds the base of the images for MPIJobs, unless it exists.
 func (b Builder) mpi(ctx context.Context) error {
 	root, err := toolbox.Root()
 	if err != nil {
@@ -181,7 +181,7 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	operator := image{file: "Dockerfile", name: Operator}
-	// What it installs is kept as a layer, for the next build.
+	// The installed packages are kept as a layer, for the next build.
 	server := image{file: "images/reduction-server/Dockerfile", name: Server, flags: []string{"--layers"}}
 	if !b.Registry {
 		operator.args = []string{"BASE_IMAGE=scratch"}
@@ -203,8 +203,8 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; where it is empty, the
-// commit that the Dockerfile names is fetched.
+// NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; if it is empty, the commit in
+// the Dockerfile is fetched.
 func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
 	if err := b.ready(ctx); err != nil {
 		return "", err
@@ -218,7 +218,7 @@ func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
 	}
 	i := image{file: "images/nccl-tests/Dockerfile", name: NCCLTests, args: []string{"MPI_IMAGE=" + mpiImage, "PLUGIN_IMAGE=" + Plugin}}
 	if folder != "" {
-		// Into what buildah is given to copy from.
+		// Into the build context of buildah.
 		source := filepath.Join("dist", "nccl-tests")
 		if err := os.RemoveAll(filepath.Join(root, source)); err != nil {
 			return "", fmt.Errorf("clear %s: %w", source, err)
@@ -229,14 +229,14 @@ func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
 		i.args = append(i.args, "NCCL_TESTS_FOLDER="+source)
 	}
 	if certificates := os.Getenv("PIP_CERT"); certificates != "" {
-		// A proxy's own, which no image has.
+		// The certificate of a proxy, which images lack.
 		const inside = "/run/certificates.pem"
 		i.args, i.flags = append(i.args, "PIP_CERT="+inside), []string{"--volume", certificates + ":" + inside + ":ro"}
 	}
 	return i.name, b.build(ctx, root, i, "")
 }
 
-// ready makes what all images are built from.
+// ready builds the inputs of all images.
 func (b Builder) ready(ctx context.Context) error {
 	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "buildah", Package: "buildah"}}); err != nil {
 		return err
@@ -251,11 +251,10 @@ func (b Builder) ready(ctx context.Context) error {
 type image struct {
 	file, name string
 	args       []string // NAME=VALUE
-	flags      []string // buildah's, besides those of every image
+	flags      []string // for buildah, in addition to those of every image
 }
 
-// key tells whether an image has to be made anew: it follows from the Dockerfile's folder, the arguments, and what else the
-// image is made from.
+// key is a hash of an image's inputs: the Dockerfile's folder, the arguments and from. An image with the same key is not rebuilt.
 func (i image) key(root string, from string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%q %q\n", i.args, from)
@@ -274,22 +273,22 @@ func (i image) key(root string, from string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// has reports whether buildah has the image, made with the key.
+// has reports whether buildah has the image with this key.
 func (b Builder) has(ctx context.Context, name, key string) bool {
 	out, err := exec.CommandContext(ctx, "buildah", "inspect", "--type", "image", "--format", `{{index .OCIv1.Config.Labels "`+keyLabel+`"}}`, name).Output()
 	return err == nil && strings.TrimSpace(string(out)) == key
 }
 
-// id is an image's, which follows from its content.
+// id is an image's id, which depends on its content.
 func (b Builder) id(ctx context.Context, name string) (string, error) {
 	out, err := exec.CommandContext(ctx, "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", name).Output()
 	if err != nil {
-		return "", fmt.Errorf("look at image %s: %w", name, err)
+		return "", fmt.Errorf("inspect image %s: %w", name, err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
 
-// build builds the image; a key, if there is one, stays with it.
+// build builds the image, with the key as a label if there is one.
 func (b Builder) build(ctx context.Context, root string, i image, key string) error {
 	b.say("building image " + i.name)
 	// chroot isolation needs neither user namespaces nor a container runtime; a fixed time keeps digests equal for equal content.
@@ -328,7 +327,7 @@ func (b Builder) progress() io.Writer {
 	return b.Progress
 }
 
-// writeManifest describes the library for the operator and for people: version, commit, ABI versions, checksum.
+// writeManifest writes the library's version, commit, ABI versions and checksum, for the operator and for users.
 func writeManifest(ctx context.Context, root, library, path string) error {
 	content, err := os.ReadFile(library)
 	if err != nil {

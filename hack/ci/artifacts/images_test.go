@@ -24,7 +24,7 @@ func TestCodename(t *testing.T) {
 	}
 }
 
-func TestAnImagesKeyFollowsWhatItIsMadeFrom(t *testing.T) {
+func TestImageKeyChangesWithInputs(t *testing.T) {
 	root := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// maturinVersion is also in plugin/bindings/python/pyproject.toml, for those who build without this program.
+// maturinVersion is also in plugin/bindings/python/pyproject.toml, for builds without this program.
 const maturinVersion = "1.16.0"
 
 // Wheel builds the wheel, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its path in dist/wheel/.
@@ -34,17 +34,17 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	}
 	library, err := os.ReadFile(source)
 	if err != nil {
-		return "", fmt.Errorf("the plugin that cargo has built: %w", err)
+		return "", fmt.Errorf("read the plugin that cargo built: %w", err)
 	}
 	lib := filepath.Join(plugin, "bindings", "python", "evenkeel", "lib")
 	if err := os.MkdirAll(lib, 0o755); err != nil {
-		return "", fmt.Errorf("make room for the plugin: %w", err)
+		return "", fmt.Errorf("folder for the plugin: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(lib, "libnccl-net-evenkeel.so"), library, 0o755); err != nil {
-		return "", fmt.Errorf("put the plugin into the package: %w", err)
+		return "", fmt.Errorf("copy the plugin into the package: %w", err)
 	}
 	out := filepath.Join(root, "dist", "wheel")
-	// Wheels of other versions or machines would be taken for this one.
+	// A wheel of another version or machine could be confused with this one.
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
@@ -56,7 +56,7 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	}
 	wheels, err := filepath.Glob(filepath.Join(out, "evenkeel-*.whl"))
 	if err != nil || len(wheels) != 1 {
-		return "", fmt.Errorf("maturin left %d wheels in %s, not one (%v)", len(wheels), out, err)
+		return "", fmt.Errorf("maturin built %d wheels in %s, not one (%v)", len(wheels), out, err)
 	}
 	return wheels[0], nil
 }
@@ -66,7 +66,7 @@ func runCommand(cmd *exec.Cmd, dir string) error {
 	var out bytes.Buffer
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = &out, &out
-	// Compilers that it starts stop with it.
+	// Compilers that it starts must stop with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second

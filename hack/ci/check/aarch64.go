@@ -8,10 +8,10 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// aarch64Target needs no compiler for C, no libraries and no linker but Rust's own.
+// aarch64Target needs no C compiler, no libraries, and no linker other than Rust's own.
 const aarch64Target = "aarch64-unknown-linux-musl"
 
-// aarch64 runs what depends on the processor on an emulated one of another kind.
+// aarch64 runs the tests of processor-dependent code on an emulated aarch64.
 func aarch64(ctx context.Context, root string) (counts, error) {
 	const emulator = "qemu-aarch64-static"
 	if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: emulator, Package: "qemu-user-static"}}); err != nil {

@@ -1,4 +1,4 @@
-// Command check runs the project's tests, stage by stage, and counts what passed, failed and was skipped.
+// Command check runs the project's tests, stage by stage, and counts passed, failed and skipped tests.
 package main
 
 import (
@@ -31,7 +31,7 @@ func rootCommand() *cobra.Command {
 	all := slices.Concat(usual, names(extra))
 	return &cobra.Command{
 		Use:   "check [STAGE...]",
-		Short: "Run the tests and count what passed, failed and was skipped",
+		Short: "Run the tests, and count passed, failed and skipped ones",
 		Long:  "Runs the stages given (" + strings.Join(all, ", ") + "), or without any: " + strings.Join(usual, ", ") + ".",
 		Example: `  go run ./hack/ci/check
   go run ./hack/ci/check unit plugin`,
@@ -50,7 +50,7 @@ func names(list []stage) []string {
 	return all
 }
 
-// run runs the chosen stages, all of them even when one fails, and prints one line for each and a closing count.
+// run runs the chosen stages, even after one has failed, and prints one line for each and a total.
 func run(ctx context.Context, chosen []string) error {
 	root, err := toolbox.Root()
 	if err != nil {
@@ -61,7 +61,7 @@ func run(ctx context.Context, chosen []string) error {
 		wanted = slices.DeleteFunc(slices.Concat(stages, extra), func(s stage) bool { return !slices.Contains(chosen, s.name) })
 	}
 	if os.Geteuid() != 0 && slices.ContainsFunc(wanted, func(s stage) bool { return s.name == "e2e" || s.name == "kueue" }) {
-		return errors.New("the stages e2e and kueue make namespaces and mounts: run them as root, or choose other stages (see --help)")
+		return errors.New("the stages e2e and kueue create namespaces and mounts: run them as root, or choose other stages (see --help)")
 	}
 	var all counts
 	var summary []string

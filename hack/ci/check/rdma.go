@@ -11,8 +11,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/rdma/vm"
 )
 
-// rdmaTests are the Rust tests that run in the lab: what to build, in cargo's words, the lab's topology, and what goes to the
-// test binaries, each of which gets a machine of its own.
+// rdmaTests are the Rust tests that run in the lab: arguments for Cargo, the lab's topology, and arguments for the test binaries.
+// Each test binary has a virtual machine of its own.
 var rdmaTests = []struct {
 	build    []string
 	topology vm.Topology
@@ -20,15 +20,15 @@ var rdmaTests = []struct {
 }{
 	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"device::", "rdma::", "--include-ignored", "--skip", "a_port_that_is_gone", "--skip", "failover"}},
 	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"rdma::tests::a_port_that_is_gone", "--include-ignored"}},
-	// Each has the links for itself.
+	// One test at a time, as each changes the links.
 	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Rails, []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
-	// What is ignored here is part of other tests.
+	// Tests that are ignored here are part of other tests.
 	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"messages::", "tables::", "close::both", "lifecycle::library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::thousand", "peer_death::killed", "peer_death::messages", "handshake::closed", "handshake::many", "collnet::all_reduce", "collnet::requests", "collnet::lost"}},
 	{[]string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, vm.Pair, []string{"gpu_memory::offered", "traffic_class::marks", "--include-ignored"}},
 	{[]string{"-p", "evenkeel-bench", "--test", "commands"}, vm.Pair, []string{"rdma::", "--include-ignored"}},
 }
 
-// rdma runs the lab's own tests, and then those that need it. Where the machine cannot have the lab, each counts as skipped.
+// rdma runs the lab's own tests, and then those that need it. If the machine cannot have the lab, each counts as skipped.
 func rdma(ctx context.Context, root string) (counts, error) {
 	_, err := vm.New(ctx, os.Stderr)
 	if missing := (vm.Missing{}); errors.As(err, &missing) {
@@ -47,11 +47,11 @@ func rdma(ctx context.Context, root string) (counts, error) {
 		return n, err
 	}
 	defer os.RemoveAll(work)
-	program := filepath.Join(work, "rdmalab")
+	program := filepath.Join(work, "rdma-lab")
 	if err := stream(command(ctx, root, "go", "build", "-o", program, "./hack/lab/rdma"), nil); err != nil {
 		return n, err
 	}
-	// The programs and the library that tests start and load have to be there first.
+	// Tests load the library and start the programs, so these are built first.
 	if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
 		return n, err
 	}

@@ -29,10 +29,10 @@ func (c *counts) add(o counts) {
 	c.passed, c.failed, c.skipped = c.passed+o.passed, c.failed+o.failed, c.skipped+o.skipped
 }
 
-// stages are what is run unless others are asked for.
+// stages are the default stages.
 var stages = []stage{
 	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
-		// The store in Redis is tested with a real server.
+		// The Redis store is tested with a real server.
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
 			return counts{}, err
 		}
@@ -49,7 +49,7 @@ var stages = []stage{
 		return rust, err
 	}},
 	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
-		// The library that the benchmark's tests load has to be there first.
+		// The benchmark's tests load the library, so it is built first.
 		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
 			return counts{}, err
 		}
@@ -63,7 +63,7 @@ var stages = []stage{
 		}
 		dir, err := os.MkdirTemp("", "evenkeel-wheel-")
 		if err != nil {
-			return counts{}, fmt.Errorf("room for a virtual environment: %w", err)
+			return counts{}, fmt.Errorf("folder for a virtual environment: %w", err)
 		}
 		defer os.RemoveAll(dir)
 		python, err := toolbox.PythonEnvironment(ctx, dir, wheel, "numpy=="+numpyVersion)
@@ -95,24 +95,24 @@ var stages = []stage{
 		return goTest(ctx, root, []string{"HELM=" + helm}, "./charts/...")
 	}},
 	{"e2e", "everything on a real cluster", func(ctx context.Context, root string) (counts, error) {
-		// One package at a time: the clusters' tests look for anything that is left on the machine.
+		// One package at a time, as the tests of clusters check that nothing remains on the machine.
 		return goTest(ctx, root, nil, "-tags", "e2e", "-p", "1", "-timeout", "45m", "./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/cluster/...", "./hack/ci/artifacts", "./e2e/...")
 	}},
 }
 
-// extra are run only when they are asked for: Kueue takes longer to build than all of the other controllers together, and
-// the library for another processor comes from where no registry is.
+// extra stages run only when they are named. Kueue takes longer to build than all other controllers together, and Rust's library
+// for another processor comes from rustup.
 var extra = []stage{
-	{"aarch64", "reductions and protocol as compiled for another processor, which is emulated", aarch64},
-	{"kueue", "a job in a queue of the real Kueue's, on a real cluster", func(ctx context.Context, root string) (counts, error) {
+	{"aarch64", "reductions and protocol on an emulated aarch64", aarch64},
+	{"kueue", "a job in a queue of the real Kueue, on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestKueue", "-timeout", "45m", "./e2e")
 	}},
 }
 
-// numpyVersion is that of the arrays of the Python tests.
+// numpyVersion is the version of numpy for the Python tests.
 const numpyVersion = "2.4.6"
 
-// goPackages lists the packages whose tests need nothing but Go: the others have stages of their own.
+// goPackages lists the packages whose tests need only Go; the others have stages of their own.
 func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
 	cmd := command(ctx, root, "go", "list", pattern)
 	cmd.Stderr = os.Stderr
@@ -130,14 +130,13 @@ func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
 	return packages, nil
 }
 
-// What cargo lists as an ignored test is no skip where it is run all the same: by another test, in a process of its own, or
-// by stage rdma.
+// An ignored test of these two kinds does not count as skipped: another test runs it in a process of its own, or stage rdma runs it.
 const (
 	partOfAnother = "... ignored, part of another test"
 	inTheLab      = "... ignored, runs in the RDMA lab"
 )
 
-// cargoTest runs cargo's tests and counts from the line that closes each test binary.
+// cargoTest runs Rust tests, and counts them by the last line of each test binary.
 func cargoTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
 	var n counts
 	closing := regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
@@ -154,11 +153,10 @@ func cargoTest(ctx context.Context, root string, env []string, args ...string) (
 	return n, err
 }
 
-// goTest runs Go's tests and counts top-level tests and subtests alike. Failed tests' output is shown, passed tests get
-// one line per package.
+// goTest runs Go tests, and counts top-level tests and subtests alike. It shows the output of failed tests, and one line per package.
 func goTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
 	var n counts
-	output := map[string]string{} // of tests that have not ended
+	output := map[string]string{} // of tests that still run
 	cmd := command(ctx, root, "go", append([]string{"test", "-json", "-count=1"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
 	err := stream(cmd, func(line string) string {
@@ -198,9 +196,9 @@ func goTest(ctx context.Context, root string, env []string, args ...string) (cou
 	return n, err
 }
 
-// pythonTest runs the tests of a folder and counts from unittest's closing lines.
+// pythonTest runs the tests of a folder, and counts them by unittest's last lines.
 func pythonTest(ctx context.Context, dir, python string) (counts, error) {
-	// They are to meet the installed package, so they run beside nothing else.
+	// They must import the installed package, so they run in a folder without its source.
 	cmd := command(ctx, dir, python, "-c", "import sys, unittest; unittest.main(None, argv=['unittest', 'discover'], testRunner=unittest.TextTestRunner(sys.stdout))")
 	var n counts
 	all := 0
@@ -227,7 +225,7 @@ func pythonTest(ctx context.Context, dir, python string) (counts, error) {
 	return n, err
 }
 
-// stream runs a command and shows its output line by line, as show rewrites it.
+// stream runs a command and prints its output line by line, changed by show.
 func stream(cmd *exec.Cmd, show func(line string) string) error {
 	cmd.Stderr = os.Stderr
 	pipe, err := cmd.StdoutPipe()
@@ -244,7 +242,7 @@ func stream(cmd *exec.Cmd, show func(line string) string) error {
 			line = show(line)
 		}
 		if line != "" {
-			io.WriteString(os.Stdout, line) //nolint:errcheck // nothing better to do with a closed terminal
+			io.WriteString(os.Stdout, line) //nolint:errcheck // a closed terminal cannot be reported
 		}
 		if err != nil {
 			break
@@ -259,7 +257,7 @@ func stream(cmd *exec.Cmd, show func(line string) string) error {
 func command(ctx context.Context, dir, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
-	// An interrupt reaches the whole process group by itself; children get their chance to clean up before they are killed.
+	// The terminal sends an interrupt to the whole process group. Children clean up before they exit.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 0
 	return cmd
@@ -270,7 +268,7 @@ func pluginDir(root string) string { return filepath.Join(root, "plugin") }
 func atoi(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil {
-		return 0 // the pattern lets only digits through
+		return 0 // the pattern matches only digits
 	}
 	return n
 }

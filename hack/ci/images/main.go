@@ -28,17 +28,17 @@ func command() *cobra.Command {
 		Use:   "images",
 		Short: "Build Evenkeel's container images with buildah",
 		Example: `  go run ./hack/ci/images dist                # only the binaries, into dist/
-  go run ./hack/ci/images all                 # every image but nccl-tests, on bases that need no registry
-  go run ./hack/ci/images all --registry      # on the bases the Dockerfiles name
+  go run ./hack/ci/images all                 # every image except nccl-tests, without a registry
+  go run ./hack/ci/images all --registry      # on the base images of the Dockerfiles
   go run ./hack/ci/images nccl-tests          # NVIDIA's nccl-tests, with the compiler and NCCL from PyPI
   go run ./hack/ci/images nccl-tests --source ~/nccl-tests`,
 		SilenceUsage: true, SilenceErrors: true,
 	}
-	root.PersistentFlags().BoolVar(&b.Registry, "registry", false, "use the base images that the Dockerfiles name instead of ones made here")
+	root.PersistentFlags().BoolVar(&b.Registry, "registry", false, "use the base images of the Dockerfiles, instead of one that is built here")
 	root.AddCommand(
 		&cobra.Command{Use: "dist", Short: "Build the binaries and libraries into dist/", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return b.Dist(cmd.Context()) }},
-		&cobra.Command{Use: "all", Short: "Build every image but nccl-tests, and print their names", Args: cobra.NoArgs,
+		&cobra.Command{Use: "all", Short: "Build every image except nccl-tests, and print their names", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				images, err := b.All(cmd.Context())
 				if err != nil {
@@ -64,6 +64,6 @@ func ncclTests(b *artifacts.Builder) *cobra.Command {
 			}
 			return err
 		}}
-	cmd.Flags().StringVar(&source, "source", "", "folder with the source of nccl-tests, instead of the commit that the Dockerfile names")
+	cmd.Flags().StringVar(&source, "source", "", "folder with the source of nccl-tests, instead of the commit in the Dockerfile")
 	return cmd
 }

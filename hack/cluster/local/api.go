@@ -19,7 +19,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/pretenddevice"
 )
 
-// An api asks the API server the few things this package wants to know.
+// An api is a client for the few requests of this package to the API server.
 type api struct {
 	client *http.Client
 	base   string
@@ -47,7 +47,7 @@ func newAPI(base, folder, name string, dial dialFunc) (*api, error) {
 		Transport: &http.Transport{
 			DialContext:       dial,
 			TLSClientConfig:   &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}},
-			DisableKeepAlives: true, // few requests, and the other end comes and goes
+			DisableKeepAlives: true, // few requests, and the server may restart
 		},
 	}}, nil
 }
@@ -76,7 +76,7 @@ func httpGet(ctx context.Context, client *http.Client, url string) ([]byte, erro
 	return body, nil
 }
 
-// ready returns nil when the API server serves.
+// ready returns nil when the API server is ready.
 func (a *api) ready(ctx context.Context) error {
 	_, err := a.get(ctx, "/readyz")
 	return err
@@ -98,8 +98,8 @@ func (a *api) nodesReady(ctx context.Context, c Config) error {
 	return checkNodes(list.Items, c)
 }
 
-// podsAllowed returns nil when pods can be made: each runs as its
-// namespace's service account, which the controller manager makes.
+// podsAllowed returns nil when pods can be created: each needs its namespace's service account, which the controller manager
+// creates.
 func (a *api) podsAllowed(ctx context.Context) error {
 	_, err := a.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default")
 	return err

@@ -23,7 +23,7 @@ type hierarchy struct {
 	path string
 }
 
-// mountName is the folder under /sys/fs/cgroup where the tree is mounted by custom.
+// mountName is the usual mount point of the tree under /sys/fs/cgroup.
 func (h hierarchy) mountName() string { return strings.TrimPrefix(h.controllers, "name=") }
 
 // ownHierarchies reads the calling process's groups.
@@ -50,13 +50,10 @@ func parseHierarchies(text string) ([]hierarchy, error) {
 // onlyV2 reports whether version 2's tree is the only one.
 func onlyV2(all []hierarchy) bool { return len(all) == 1 && all[0].controllers == "" }
 
-// makeCgroups makes a group of the given name in every tree, for a node to
-// live in, and returns their folders.
+// makeCgroups creates a group of the given name in every tree, for a node, and returns their folders.
 //
-// In a version 1 tree the group is made below the caller's own, whose limits
-// then hold for the cluster too. Where version 2 is alone it is made at the
-// root of the tree: a group that holds processes, as the caller's does,
-// cannot hand controllers down.
+// In a version 1 tree the group is created below the caller's own, whose limits then apply to the cluster too. Where version 2 is
+// alone it is created at the root of the tree: a group with processes, such as the caller's, cannot delegate controllers.
 func makeCgroups(name string) ([]string, error) {
 	const root = "/sys/fs/cgroup"
 	all, err := ownHierarchies()
@@ -101,8 +98,7 @@ func mkdir(dir string) error {
 	return nil
 }
 
-// inheritCPUSet gives a version 1 cpuset group its parent's processors: a new
-// one has none, and takes no process.
+// inheritCPUSet gives a version 1 cpuset group its parent's processors. A new group has none, and accepts no process.
 func inheritCPUSet(parent, dir string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		value, err := os.ReadFile(filepath.Join(parent, name))
@@ -116,7 +112,7 @@ func inheritCPUSet(parent, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.clone_children"), []byte("1"), 0)
 }
 
-// delegateControllers hands a version 2 group's controllers down to its children.
+// delegateControllers delegates a version 2 group's controllers to its children.
 func delegateControllers(dir string) error {
 	text, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -124,7 +120,7 @@ func delegateControllers(dir string) error {
 	}
 	for _, controller := range strings.Fields(string(text)) {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
-			return fmt.Errorf("hand cgroup controller %s down from %s: %w", controller, dir, err)
+			return fmt.Errorf("delegate cgroup controller %s of %s: %w", controller, dir, err)
 		}
 	}
 	return nil
@@ -140,9 +136,8 @@ func joinCgroups(dirs []string) error {
 	return nil
 }
 
-// removeCgroups ends every process in the groups and removes them with all
-// that is below. A group goes only when its last process has been reaped, so
-// it is tried until the timeout.
+// removeCgroups kills every process in the groups and removes them with all groups below. A group can be removed only when its
+// last process has been reaped, so it retries until the timeout.
 func removeCgroups(dirs []string, timeout time.Duration) error {
 	return poll(timeout, 50*time.Millisecond, nil, func() error {
 		var all []error
@@ -174,7 +169,7 @@ func removeCgroup(dir string) error {
 	}
 	for _, field := range strings.Fields(string(procs)) {
 		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
-			unix.Kill(pid, unix.SIGKILL) // it may have ended by itself
+			unix.Kill(pid, unix.SIGKILL) // it may have exited by itself
 		}
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {

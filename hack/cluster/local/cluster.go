@@ -1,13 +1,9 @@
-// Package local runs a real Kubernetes cluster on this machine: control
-// plane, image registry and DNS as processes, and nodes with containerd and a
-// kubelet, each node in Linux namespaces of its own. It needs root, and
-// neither a container engine nor a registry; the programs come from
-// [toolbox] and from Debian.
+// Package local runs a real Kubernetes cluster on this machine. Control plane, image registry and DNS are processes; nodes have
+// containerd and a kubelet, each node in Linux namespaces of its own. It needs root, but neither a container engine nor a
+// registry; the programs come from [toolbox] and from Debian.
 //
-// A cluster has one owner, a detached supervisor process. When that ends, by
-// [Down], by a crash or by kill -9, every process of the cluster ends with it;
-// what then still stands (network namespaces, cgroups, files) is removed by the
-// next [Down] or [Up] of the same name.
+// A cluster has one owner, a detached supervisor process. When that exits, by [Down], by a crash or by kill -9, every process of the
+// cluster exits too. The rest (network namespaces, cgroups, files) is removed by the next [Down] or [Up] of the same name.
 package local
 
 import (
@@ -38,7 +34,7 @@ type Cluster struct {
 	owner  owner
 }
 
-// programs are what the cluster uses of Debian.
+// programs are those that the cluster needs from Debian.
 var programs = []toolbox.Program{
 	{Name: "/usr/lib/cni/bridge", Package: "containernetworking-plugins"},
 	{Name: "buildah", Package: "buildah"},
@@ -51,9 +47,8 @@ var programs = []toolbox.Program{
 	{Name: "runc", Package: "runc"},
 }
 
-// Up starts a cluster, or returns the one of that name that runs with the same
-// settings already. One that is there but does not answer is taken down and
-// started anew. When ctx ends before the cluster is up, nothing is left of it.
+// Up starts a cluster, or returns the one of that name if it runs with the same settings. A cluster that does not answer is taken
+// down and restarted. If ctx ends before the cluster is up, it is removed.
 func Up(ctx context.Context, c Config) (*Cluster, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -85,7 +80,7 @@ func Up(ctx context.Context, c Config) (*Cluster, error) {
 		} else if errors.Is(err, errDifferent) {
 			return nil, err
 		} else {
-			fmt.Fprintf(c.Progress, "cluster %s runs but is not usable (%v): starting it anew\n", c.Name, err)
+			fmt.Fprintf(c.Progress, "cluster %s runs but is not usable (%v): restarting it\n", c.Name, err)
 		}
 	}
 	if err := s.remove(c.Name); err != nil {
@@ -100,7 +95,7 @@ func Up(ctx context.Context, c Config) (*Cluster, error) {
 	return Open(c.Name)
 }
 
-// Open returns a cluster that runs, without asking whether it is well.
+// Open returns a running cluster, without checking its health.
 func Open(name string) (*Cluster, error) {
 	s, err := stateOf(name)
 	if err != nil {
@@ -117,8 +112,8 @@ func Open(name string) (*Cluster, error) {
 	return &Cluster{config: v.Config, state: s, owner: o}, nil
 }
 
-// Down stops a cluster and removes everything it has made, also what one
-// whose supervisor was killed has left. It is no error if there is none.
+// Down stops a cluster and removes everything that it has created, also after its supervisor was killed. It is no error if there is
+// none.
 func Down(ctx context.Context, name string) error {
 	s, err := stateOf(name)
 	if err != nil {
@@ -135,16 +130,13 @@ func Down(ctx context.Context, name string) error {
 // Config returns the settings the cluster runs with.
 func (c *Cluster) Config() Config { return c.config }
 
-// Kubeconfig returns the path of an administrator's kubeconfig that works in
-// the machine's own network.
+// Kubeconfig returns the path of an administrator's kubeconfig for the machine's own network.
 func (c *Cluster) Kubeconfig() string { return c.state.kubeconfig() }
 
-// KubectlEnv returns the environment variable that points kubectl and helm at
-// the cluster.
+// KubectlEnv returns the environment variable that selects the cluster for kubectl and helm.
 func (c *Cluster) KubectlEnv() []string { return []string{"KUBECONFIG=" + c.Kubeconfig()} }
 
-// Logs returns the folder with the log of each process: the control plane's,
-// and a folder of them for each node.
+// Logs returns the folder with the logs of the control plane's processes, and a folder for each node.
 func (c *Cluster) Logs() string { return c.state.logs() }
 
 // Nodes returns the names of the nodes.
@@ -188,14 +180,13 @@ func (c *Cluster) Command(ctx context.Context, node string, argv ...string) (*ex
 	return cmd, nil
 }
 
-// PretendDevice prepares a command that offers a node's pods devices that do
-// not exist, count of an extended resource, for as long as it runs.
+// PretendDevice prepares a command that registers a number of devices that do not exist, as an extended resource of a node. They
+// are available as long as it runs.
 func (c *Cluster) PretendDevice(ctx context.Context, node, resource string, count int) (*exec.Cmd, error) {
 	return c.Command(ctx, node, programView, rolePretendDevice, resource, strconv.Itoa(count))
 }
 
-// Exec runs a command inside a node and returns what it wrote to its standard
-// output. The error holds what it wrote to its standard error.
+// Exec runs a command inside a node and returns its standard output. The error has its standard error.
 func (c *Cluster) Exec(ctx context.Context, node string, argv ...string) (string, error) {
 	cmd, err := c.Command(ctx, node, argv...)
 	if err != nil {
@@ -211,14 +202,14 @@ func (c *Cluster) Exec(ctx context.Context, node string, argv ...string) (string
 
 var errDifferent = errors.New("take it down first")
 
-// usable returns nil if the cluster is the one asked for and is well.
+// usable returns nil if the cluster has the requested settings and is healthy.
 func (c *Cluster) usable(ctx context.Context, want Config, t tools) error {
 	v, err := c.state.settings()
 	if err != nil {
 		return err
 	}
 	if !v.Config.same(want) {
-		return fmt.Errorf("cluster %q runs with other settings (%s; asked for: %s): %w: go run ./hack/cluster down --name %s",
+		return fmt.Errorf("cluster %q runs with other settings (%s; requested: %s): %w: go run ./hack/cluster down --name %s",
 			want.Name, v.Config, want, errDifferent, want.Name)
 	}
 	if v.Tools != t {
@@ -243,7 +234,7 @@ func findTools(ctx context.Context, c Config) (t tools, err error) {
 	return t, nil
 }
 
-// lock keeps two runs from starting and stopping the same cluster at once.
+// lock prevents two runs from starting or stopping the same cluster at the same time.
 func (s state) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(string(s)), 0o755); err != nil {
 		return nil, err
@@ -262,7 +253,7 @@ func (s state) lock(ctx context.Context) (unlock func(), err error) {
 	return func() { file.Close() }, nil
 }
 
-// remove ends whatever there is of a cluster and removes its folder.
+// remove kills the cluster's processes and removes its folder.
 func (s state) remove(name string) error {
 	if o, ok := s.supervisor(); ok {
 		if err := unix.Kill(o.PID, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -293,7 +284,7 @@ func waitEnd(o owner, timeout time.Duration) error {
 	})
 }
 
-// prepare writes all the files a cluster starts from.
+// prepare writes all files of a new cluster.
 func (s state) prepare(ctx context.Context, v settings) error {
 	fmt.Fprintf(v.Config.Progress, "preparing cluster %s (%s)\n", v.Config.Name, v.Config)
 	for _, dir := range []string{s.logs(), s.path("etcd"), s.path("registry")} {
@@ -342,7 +333,7 @@ func (s state) prepare(ctx context.Context, v settings) error {
 	return writeJSON(s.path("cluster.json"), v)
 }
 
-// writeKeys makes every key and certificate of a new cluster.
+// writeKeys creates every key and certificate of a new cluster.
 func (s state) writeKeys(c Config) error {
 	ca, err := newAuthority("evk-" + c.Name)
 	if err != nil {
@@ -404,9 +395,8 @@ func (s state) writeKeys(c Config) error {
 
 const programPackage = toolbox.Module + "/hack/cluster"
 
-// installProgram puts the program with our roles at path: a copy of this one
-// if it is that program ("go run" removes its binary when it ends), else
-// built from the checkout.
+// installProgram installs the program with the roles at path. It is a copy of this one if it is that program, as "go run" removes
+// its binary at the end; else it is built from the checkout.
 func installProgram(ctx context.Context, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -434,7 +424,7 @@ func installProgram(ctx context.Context, path string) error {
 	return nil
 }
 
-// start runs the supervisor and returns when it says that the cluster is up.
+// start runs the supervisor and returns when it reports that the cluster is up.
 func (s state) start(ctx context.Context, c Config) (err error) {
 	report, reportEnd, err := os.Pipe()
 	if err != nil {
@@ -456,7 +446,7 @@ func (s state) start(ctx context.Context, c Config) (err error) {
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.ExtraFiles = []*os.File{reportEnd, consentEnd}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it outlives us, and our terminal's Ctrl-C
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it outlives this process, and the terminal's Ctrl-C
 	err = cmd.Start()
 	reportEnd.Close()
 	consentEnd.Close()
@@ -471,17 +461,17 @@ func (s state) start(ctx context.Context, c Config) (err error) {
 		lines := bufio.NewScanner(report)
 		for lines.Scan() {
 			line := lines.Text()
-			if text, ok := strings.CutPrefix(line, sayProgress); ok {
+			if text, ok := strings.CutPrefix(line, msgProgress); ok {
 				fmt.Fprintln(c.Progress, text)
-			} else if text, ok := strings.CutPrefix(line, sayError); ok {
+			} else if text, ok := strings.CutPrefix(line, msgError); ok {
 				result <- errors.New(strings.ReplaceAll(text, "\t", "\n"))
 				return
-			} else if line == sayReady {
+			} else if line == msgReady {
 				result <- nil
 				return
 			}
 		}
-		result <- fmt.Errorf("the supervisor ended early; its log is %s:\n%s", logPath, lastLines(logPath, 5))
+		result <- fmt.Errorf("the supervisor exited early; its log is %s:\n%s", logPath, lastLines(logPath, 5))
 	}()
 	select {
 	case err = <-result:
@@ -489,11 +479,11 @@ func (s state) start(ctx context.Context, c Config) (err error) {
 		err = fmt.Errorf("stopped: %w", context.Cause(ctx))
 	}
 	if err == nil {
-		if _, err = fmt.Fprintln(consent, sayKeep); err == nil {
+		if _, err = fmt.Fprintln(consent, msgKeep); err == nil {
 			return nil
 		}
 	}
-	// Without our word the supervisor cleans up and ends.
+	// Without consent the supervisor cleans up and exits.
 	consent.Close()
 	select {
 	case <-ended:
@@ -503,13 +493,13 @@ func (s state) start(ctx context.Context, c Config) (err error) {
 	}
 	err = fmt.Errorf("cluster %s did not start: %w", c.Name, err)
 	if ctx.Err() == nil {
-		// The logs stay for whoever wants to know why.
+		// The logs are kept for diagnosis.
 		return errors.Join(err, release(s, c.Name))
 	}
 	return errors.Join(err, s.remove(c.Name))
 }
 
-// List returns the names of the clusters this user has state of, running or not.
+// List returns the names of all clusters with a state folder, running or not.
 func List() ([]string, error) {
 	root, err := stateRoot()
 	if err != nil {

@@ -6,15 +6,15 @@ import (
 	"regexp"
 )
 
-// MaxNodes is how many nodes the address plan has room for.
+// MaxNodes is the maximum number of nodes of the address plan.
 const MaxNodes = 32
 
-// MaxGPUs is how many pretend GPUs a node may have.
+// MaxGPUs is the maximum number of pretend GPUs of a node.
 const MaxGPUs = 64
 
-// Config says what cluster to run.
+// Config describes a cluster.
 type Config struct {
-	// Name tells clusters on one machine apart; "dev" if empty.
+	// Name distinguishes clusters on one machine; "dev" if empty.
 	Name string
 	// Nodes is the number of nodes, 1 to MaxNodes; 2 if zero.
 	Nodes int
@@ -32,7 +32,7 @@ var (
 	validRate = regexp.MustCompile(`^[1-9][0-9]*(k|m|g)bit$`)
 )
 
-// withDefaults fills what was left empty and reports what is wrong.
+// withDefaults sets the defaults and checks the values.
 func (c Config) withDefaults() (Config, error) {
 	if c.Name == "" {
 		c.Name = "dev"
@@ -69,7 +69,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// same reports whether two clusters of these settings would be alike.
+// same reports whether two configurations are equal.
 func (c Config) same(other Config) bool {
 	c.Progress, other.Progress = nil, nil
 	return c == other

@@ -16,7 +16,7 @@ func TestConfigDefaults(t *testing.T) {
 	}
 }
 
-func TestConfigRefusesNonsenseAndSaysWhatIsRight(t *testing.T) {
+func TestConfigRejectsInvalidValues(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		config Config
@@ -48,7 +48,7 @@ func TestConfigAcceptsRates(t *testing.T) {
 	}
 }
 
-func TestSameLooksAtEverySetting(t *testing.T) {
+func TestConfigSameComparesEverySetting(t *testing.T) {
 	base := Config{Name: "a", Nodes: 2, GPUs: 1, LinkRate: "1gbit"}
 	if !base.same(base) {
 		t.Error("a cluster differs from itself")
@@ -65,7 +65,7 @@ func TestSameLooksAtEverySetting(t *testing.T) {
 	}
 }
 
-func TestPlanGivesEveryNodeItsOwnAddresses(t *testing.T) {
+func TestPlanAddressesAreUnique(t *testing.T) {
 	nodes := Config{Name: "x", Nodes: MaxNodes}.plan()
 	fabric, pods := netip.MustParsePrefix(ControlPlaneIP+"/24"), netip.MustParsePrefix(podCIDR)
 	seen := map[string]bool{ControlPlaneIP: true}
@@ -87,9 +87,8 @@ func TestPlanGivesEveryNodeItsOwnAddresses(t *testing.T) {
 	}
 }
 
-// A cluster's clean-up goes by names: those of one cluster must never be
-// another's.
-func TestNamespacesOfDifferentClustersDiffer(t *testing.T) {
+// A cluster's clean-up uses names, so those of two clusters must differ.
+func TestNamespaceNamesDifferBetweenClusters(t *testing.T) {
 	seen := map[string]string{}
 	for _, cluster := range []string{"a", "a-n1", "a-cp", "a-n1-n1", "n1", "fabric"} {
 		for _, netns := range allNetns(cluster) {
@@ -101,7 +100,7 @@ func TestNamespacesOfDifferentClustersDiffer(t *testing.T) {
 	}
 }
 
-func TestEveryNodesNamespaceIsCleanedUp(t *testing.T) {
+func TestNamespaceCleanUpIncludesEveryNode(t *testing.T) {
 	all := strings.Join(allNetns("x"), " ") + " "
 	for _, node := range (Config{Name: "x", Nodes: MaxNodes}).plan() {
 		if !strings.Contains(all, node.netns+" ") {

@@ -48,8 +48,7 @@ func (w *progressWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// isolated gives a test a state folder of its own and takes its cluster down
-// at the end, however that comes.
+// isolated gives a test a state folder of its own and takes its cluster down at the end, also after a failure.
 func isolated(t *testing.T) state {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -88,7 +87,7 @@ func TestLifecycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again.owner != c.owner {
-		t.Errorf("a healthy cluster was started anew: %v, then %v", c.owner, again.owner)
+		t.Errorf("a healthy cluster was restarted: %v, then %v", c.owner, again.owner)
 	}
 	other := config
 	other.Nodes = 3
@@ -101,8 +100,7 @@ func TestLifecycle(t *testing.T) {
 	t.Run("link rate", func(t *testing.T) { checkLinkRate(t, c) })
 	compare(t, "sysctls while it runs", before["sysctls"], machineState(t)["sysctls"])
 
-	// A supervisor that is killed takes everything with it, and the next Up
-	// starts anew.
+	// When the supervisor is killed, all processes exit, and the next Up restarts the cluster.
 	kill(t, c.owner.PID)
 	next, err := Up(ctx, config)
 	if err != nil {
@@ -128,7 +126,7 @@ func TestLifecycle(t *testing.T) {
 	}
 }
 
-func TestInterruptedStartLeavesNothing(t *testing.T) {
+func TestLifecycleInterruptedStartLeavesNothing(t *testing.T) {
 	s := isolated(t)
 	before := machineState(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -149,7 +147,7 @@ func TestInterruptedStartLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestKilledUpLeavesNothingRunning(t *testing.T) {
+func TestLifecycleKilledUpLeavesNothingRunning(t *testing.T) {
 	s := isolated(t)
 	before := machineState(t)
 	program := filepath.Join(t.TempDir(), "cluster")
@@ -166,9 +164,9 @@ func TestKilledUpLeavesNothingRunning(t *testing.T) {
 	up.Dir = root
 	up.Stderr = &progressWriter{t: t, text: "starting etcd", call: func() { up.Process.Kill() }}
 	if err := up.Run(); err == nil || up.ProcessState.Exited() {
-		t.Fatalf("up was to be killed during its start; it ended with %v", err)
+		t.Fatalf("up was not killed during its start; it exited with %v", err)
 	}
-	// The supervisor notices and cleans up; only the folder stays, for down.
+	// The supervisor notices and cleans up; only the folder remains, for down.
 	await(t, "the supervisor cleans up", func() error {
 		after := machineState(t)
 		if !slices.Equal(before["namespaces"], after["namespaces"]) || !slices.Equal(before["cgroups"], after["cgroups"]) {
@@ -351,8 +349,7 @@ func await(t *testing.T, what string, check func() error) {
 	}
 }
 
-// noProcessOf returns an error naming the processes that name the cluster's
-// folder in their command lines or live in its network.
+// noProcessOf returns an error with the processes that have the cluster's folder in their command lines, or run in its network.
 func noProcessOf(s state) error {
 	var left []string
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -376,8 +373,8 @@ func noProcessOf(s state) error {
 	return nil
 }
 
-// machineState lists what a cluster must not change. What other programs use
-// at the same time is left out: counters, and namespaces that are not ours.
+// machineState lists the machine's state that a cluster must not change. It omits what other programs change at the same time:
+// counters, and namespaces of others.
 func machineState(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -391,7 +388,7 @@ func machineState(t *testing.T) map[string][]string {
 	}
 	err := filepath.WalkDir("/proc/sys", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || counter(path) {
-			return nil // some entries only root of another namespace may read
+			return nil // some entries are readable only by root of another namespace
 		}
 		if text, err := os.ReadFile(path); err == nil {
 			found["sysctls"] = append(found["sysctls"], path+" = "+strings.TrimSpace(string(text)))
@@ -422,7 +419,7 @@ func machineState(t *testing.T) map[string][]string {
 		if err == nil && entry.IsDir() && strings.HasPrefix(entry.Name(), prefix) {
 			found["cgroups"] = append(found["cgroups"], path)
 		}
-		return nil // groups of others come and go while we look
+		return nil // groups of others may disappear meanwhile
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -21,9 +21,8 @@ const loadTimeout = 10 * time.Minute
 // Load puts an image into the cluster's registry and returns the reference
 // that pods use, pinned by digest: 10.88.0.1:5000/NAME@sha256:...
 //
-// The image is the name of one that buildah has (localhost/NAME:TAG), or the
-// path of an archive file, as "docker save" or "buildah push oci-archive:" write
-// them. An archive's name in the registry is its file's, without extension.
+// The image is a name in buildah's storage (localhost/NAME:TAG), or the path of an archive file of "docker save" or "buildah push
+// oci-archive:". An archive's name in the registry is its file's, without extension.
 func (c *Cluster) Load(ctx context.Context, image string) (pinned string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
@@ -33,15 +32,14 @@ func (c *Cluster) Load(ctx context.Context, image string) (pinned string, err er
 	}
 	defer os.RemoveAll(work)
 
-	var storage []string // where buildah looks; its usual place if empty
+	var storage []string // buildah's storage; the default one if empty
 	name := image
 	if info, statErr := os.Stat(image); statErr == nil && info.Mode().IsRegular() {
 		kind, err := archiveKind(image)
 		if err != nil {
 			return "", err
 		}
-		// An archive passes through a store of its own: the machine's store of
-		// images stays as it is.
+		// An archive uses a storage of its own, so that the machine's one is not changed.
 		storage = []string{"--root", filepath.Join(work, "root"), "--runroot", filepath.Join(work, "run"), "--storage-driver", "vfs"}
 		output, err := run(ctx, "", "buildah", append(storage, "pull", "-q", kind+":"+image)...)
 		if err != nil {
@@ -74,8 +72,7 @@ var (
 	validTag        = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
-// registryName returns the repository and tag that an image gets in the
-// registry: its own, without the host it is from.
+// registryName returns an image's repository and tag in the registry: its own, without the host.
 func registryName(image string) (repository, tag string, err error) {
 	repository, tag = image, "latest"
 	if host, rest, ok := strings.Cut(repository, "/"); ok && (host == "localhost" || strings.ContainsAny(host, ".:")) {
@@ -90,7 +87,7 @@ func registryName(image string) (repository, tag string, err error) {
 	return repository, tag, nil
 }
 
-// archiveKind tells the two kinds of image archives apart, as buildah calls them.
+// archiveKind is the format of an image archive, by buildah's name.
 func archiveKind(name string) (string, error) {
 	f, err := os.Open(name)
 	if err != nil {

@@ -16,12 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A netThread is an operating system thread that stays in one network
-// namespace. What it runs sees that network; what it starts is born there.
+// A netThread is an operating system thread that stays in one network namespace. Functions that it runs and processes that it
+// starts use that network.
 //
-// The thread lives until the netThread is closed, which matters to its
-// children: Linux sends a child its parent-death signal when the thread that
-// started it ends, not the process.
+// The thread runs until the netThread is closed. That matters to its children: Linux sends a child its parent-death signal when the
+// thread that started it exits, not the process.
 type netThread struct {
 	work chan func()
 	quit chan struct{}
@@ -35,8 +34,7 @@ func newNetThread(name string) (*netThread, error) {
 	t := &netThread{work: make(chan func()), quit: make(chan struct{})}
 	entered := make(chan error)
 	body := func() {
-		// Never unlocked: a thread that has been elsewhere must not run other
-		// goroutines, and Go ends it with this one.
+		// Never unlocked: a thread in another namespace must not run other goroutines, and Go ends it with this one.
 		if name != "" {
 			if err := enterNetns(name); err != nil {
 				entered <- err
@@ -57,8 +55,8 @@ func newNetThread(name string) (*netThread, error) {
 	return t, <-entered
 }
 
-// onOwnThread runs f locked to a thread that is not the process's main one:
-// the main thread's network is what others see as the process's.
+// onOwnThread runs f locked to a thread that is not the process's main one: other programs take the main thread's network for the
+// process's.
 func onOwnThread(f func()) {
 	runtime.LockOSThread()
 	if unix.Gettid() != os.Getpid() {
@@ -95,11 +93,11 @@ func (t *netThread) do(f func() error) error {
 	case t.work <- func() { done <- f() }:
 		return <-done
 	case <-t.quit:
-		return errors.New("the network thread has ended")
+		return errors.New("the network thread has exited")
 	}
 }
 
-// close ends the thread, after what it is doing.
+// close ends the thread after its current function.
 func (t *netThread) close() { close(t.quit) }
 
 // dial connects to an IP address from the thread's network; it fits
@@ -107,7 +105,7 @@ func (t *netThread) close() { close(t.quit) }
 func (t *netThread) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	dialer := net.Dialer{Timeout: 3 * time.Second}
 	err = t.do(func() (err error) {
-		// A literal address: Go makes the socket on this very thread.
+		// With a literal address, Go creates the socket on this thread.
 		conn, err = dialer.DialContext(ctx, network, address)
 		return err
 	})
@@ -135,7 +133,7 @@ func (t *netThread) forward(listener net.Listener, address string) error {
 			done := make(chan struct{}, 2)
 			pump := func(to, from net.Conn) {
 				io.Copy(to, from)
-				// Pass the end of the stream on; the other direction may go on.
+				// Forward the end of the stream; the other direction may continue.
 				to.(*net.TCPConn).CloseWrite()
 				done <- struct{}{}
 			}
@@ -170,8 +168,7 @@ func processesIn(name string) ([]int, error) {
 	return pids, nil
 }
 
-// endProcessesIn kills the processes in a network namespace, if there is one
-// of that name, and waits for their end.
+// endProcessesIn kills the processes in a network namespace, if it exists, and waits until they are gone.
 func endProcessesIn(name string, timeout time.Duration) error {
 	return poll(timeout, 20*time.Millisecond, nil, func() error {
 		pids, err := processesIn(name)
@@ -182,7 +179,7 @@ func endProcessesIn(name string, timeout time.Duration) error {
 			return err
 		}
 		for _, pid := range pids {
-			unix.Kill(pid, unix.SIGKILL) // it may have ended by itself
+			unix.Kill(pid, unix.SIGKILL) // it may have exited by itself
 		}
 		if len(pids) > 0 {
 			return fmt.Errorf("processes %v are still in network namespace %s", pids, name)

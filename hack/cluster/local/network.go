@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeNetwork lays out the cluster's network: a bridge in the namespace
-// "fabric", and one link from it to the control plane and to each node. The
-// machine's own network namespace gets nothing.
+// makeNetwork creates the cluster's network: a bridge in the namespace "fabric", and one link from it to the control plane and to
+// each node. The machine's own network namespace is not changed.
 func makeNetwork(ctx context.Context, c Config) error {
 	fabric, cp := netnsName(c.Name, "fabric"), netnsName(c.Name, "cp")
 	if err := markNetnsFolder(); err != nil {
@@ -29,7 +28,7 @@ func makeNetwork(ctx context.Context, c Config) error {
 	); err != nil {
 		return err
 	}
-	// Frames only pass through the fabric; filtering them is the nodes' affair.
+	// The fabric only forwards frames; the nodes filter them.
 	if err := setNetSysctl(fabric, "net/bridge/bridge-nf-call-iptables", "0"); err != nil {
 		return err
 	}
@@ -41,12 +40,11 @@ func makeNetwork(ctx context.Context, c Config) error {
 		if err := makeHost(ctx, fabric, node.netns, node.name, node.ip); err != nil {
 			return err
 		}
-		// A node sees replies on its pods' bridge only if they pass its
-		// filter: services between pods of one node need that.
+		// Replies on a node's pod bridge must pass its filter, which services between pods of one node need.
 		if err := setNetSysctl(node.netns, "net/bridge/bridge-nf-call-iptables", "1"); err != nil {
 			return err
 		}
-		// Nothing is out there, but programs look for a default route.
+		// There is no other network, but programs expect a default route.
 		if err := commands(ctx, "ip -n "+node.netns+" route add default via "+ControlPlaneIP); err != nil {
 			return err
 		}
@@ -87,8 +85,8 @@ func makeHost(ctx context.Context, fabric, netns, port, ip string) error {
 	return setNetSysctl(netns, "net/ipv4/ip_forward", "1")
 }
 
-// LimitLink limits both directions of a node's link to a rate in tc's units, such as 100mbit. Without one, the link gets
-// back the rate that the cluster was started with.
+// LimitLink limits both directions of a node's link to a rate in tc's units, such as 100mbit. Without one, the link gets the rate
+// of the cluster's start.
 func (c *Cluster) LimitLink(ctx context.Context, node, rate string) error {
 	plan, err := c.config.node(node)
 	if err != nil {
@@ -107,7 +105,7 @@ func (c *Cluster) LimitLink(ctx context.Context, node, rate string) error {
 	return limitLink(ctx, fabric, plan, rate)
 }
 
-// freeLink takes away what limits a node's link.
+// freeLink removes the limit of a node's link.
 func freeLink(ctx context.Context, fabric string, node nodePlan) error {
 	for _, end := range []struct{ netns, device string }{{fabric, node.name}, {node.netns, "eth0"}} {
 		// Replacing it by the default works also where there is nothing to delete.
@@ -136,7 +134,7 @@ func limitLink(ctx context.Context, fabric string, node nodePlan, rate string) e
 	return nil
 }
 
-// removeNetwork removes every namespace of a cluster; links go with them.
+// removeNetwork removes every namespace of a cluster, and with them its links.
 func removeNetwork(ctx context.Context, cluster string) error {
 	var all []error
 	for _, name := range allNetns(cluster) {
@@ -150,9 +148,8 @@ func removeNetwork(ctx context.Context, cluster string) error {
 
 const netnsFolder = "/run/netns"
 
-// The folder that "ip netns" keeps namespaces in is a mount, made with the
-// first namespace. A mark beside the clusters' folders says that it was ours,
-// so that the last cluster to go can remove it.
+// The folder of "ip netns" is a mount, which is created with the first namespace. A mark beside the clusters' folders records that
+// a cluster created it, so that the last cluster can remove it.
 func netnsMark() (string, error) {
 	root, err := stateRoot()
 	return filepath.Join(root, "netns-folder"), err
@@ -175,10 +172,10 @@ func removeNetnsFolder() error {
 		return err
 	}
 	if _, err := os.Stat(mark); err != nil {
-		return nil // not ours
+		return nil // another program created it
 	}
 	if entries, err := os.ReadDir(netnsFolder); err != nil || len(entries) > 0 {
-		return nil // gone, or others use it
+		return nil // it is gone, or others use it
 	}
 	if err := unix.Unmount(netnsFolder, 0); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmount %s: %w", netnsFolder, err)
@@ -189,8 +186,7 @@ func removeNetnsFolder() error {
 	return os.Remove(mark)
 }
 
-// setNetSysctl sets a setting that each network namespace has of its own. One
-// that this kernel lacks is passed over.
+// setNetSysctl changes a setting of a network namespace. It ignores a setting that this kernel lacks.
 func setNetSysctl(netns, name, value string) error {
 	thread, err := newNetThread(netns)
 	if err != nil {

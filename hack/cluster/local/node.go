@@ -19,14 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A node is three processes of ours. The supervisor starts holdNode on the
-// machine; it joins the node's cgroups and network and starts initNode, the
-// first process of the node's own mount, pid, uts, ipc and cgroup namespaces;
-// that lays out the node's file system and starts runNode, which runs
-// containerd, the kubelet and kube-proxy. When any of them dies, the kernel
-// ends everything below it.
+// A node has three processes of this program. The supervisor starts holdNode on the machine, which joins the node's cgroups and
+// network and starts initNode. That is the first process of the node's mount, pid, uts, ipc and cgroup namespaces. It mounts the
+// node's file system and starts runNode, which runs containerd, the kubelet and kube-proxy. When any of them dies, the kernel kills
+// everything below it.
 
-// holdNode makes a node and returns when the node has ended.
+// holdNode runs a node and returns when the node has exited.
 func holdNode(s state, name string) error {
 	// The node's network and its parent-death signal are those of this thread.
 	runtime.LockOSThread()
@@ -70,8 +68,8 @@ func holdNode(s state, name string) error {
 	return cmd.Wait()
 }
 
-// leafGroup is where a version 2 node's first processes move, so that the
-// group above them can hand controllers down.
+// leafGroup is the group of a version 2 node's first processes. The group above has no processes, so that it can delegate
+// controllers.
 const leafGroup = "init"
 
 // leaveForLeaf moves the calling process to the leaf of a version 2 group.
@@ -87,8 +85,7 @@ func leaveForLeaf(cgroups []string) error {
 	return joinCgroups([]string{leaf})
 }
 
-// cgroups returns the recorded cgroup folders of one node, or of all if name
-// is empty.
+// cgroups returns the recorded cgroup folders of a node, or of all nodes if name is empty.
 func (s state) cgroups(name string) ([]string, error) {
 	text, err := os.ReadFile(s.cgroupList())
 	if err != nil {
@@ -114,8 +111,7 @@ func (c Config) node(name string) (nodePlan, error) {
 	return nodePlan{}, fmt.Errorf("cluster %q has no node %q: its nodes are n1 to n%d", c.Name, name, c.Nodes)
 }
 
-// initNode is the first process of a node: it lays out the file system, then
-// collects orphans until the node's programs end.
+// initNode is the first process of a node: it mounts the file system, then reaps orphans until the node's programs exit.
 func initNode(s state, name string) error {
 	v, err := s.settings()
 	if err != nil {
@@ -145,7 +141,7 @@ func initNode(s state, name string) error {
 		case err != nil:
 			return fmt.Errorf("wait for the node's processes: %w", err)
 		case pid == cmd.Process.Pid:
-			return fmt.Errorf("the node's programs ended: status %d", status.ExitStatus())
+			return fmt.Errorf("the node's programs exited with status %d", status.ExitStatus())
 		}
 	}
 }
@@ -155,7 +151,7 @@ func nodePath() string {
 	return containerdView + ":" + kubernetesView + ":" + os.Getenv("PATH")
 }
 
-// A mounter makes mounts until one fails, and remembers that failure.
+// A mounter mounts until one mount fails, and keeps that error.
 type mounter struct{ err error }
 
 func (m *mounter) do(what string, f func() error) {
@@ -177,21 +173,19 @@ func (m *mounter) dirs(paths ...string) {
 	}
 }
 
-// bind shows the folder or file source at target as well, making the folder.
+// bind bind-mounts a folder or file, creating the target folder.
 func (m *mounter) bind(source, target string) { m.mount(source, target, "", unix.MS_BIND, "") }
 
-// layOut gives the node a /proc, /sys, /run, /var and /tmp of its own; the
-// rest of the file system is the machine's. Everything happens in the node's
-// mount namespace and ends with it.
+// layOut mounts the node's own /proc, /sys, /run, /var and /tmp; the rest of the file system is the machine's. All mounts belong to
+// the node's mount namespace.
 func layOut(s state, t tools, name string) error {
 	var m mounter
-	// From here on nothing is seen outside.
+	// From here on mounts are invisible outside.
 	m.mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	m.mount("proc", "/proc", "proc", 0, "")
 	m.do("lay out cgroups", layOutCgroups)
 
-	// The new /run holds views of the folders we need from the machine, since
-	// those may be below the places that are about to be covered.
+	// The new /run has bind mounts of the machine's folders that are needed, as the next mounts may cover them.
 	run := s.node(name, "run")
 	views := filepath.Join(run, "evenkeel")
 	m.dirs(run)
@@ -213,7 +207,7 @@ func layOut(s state, t tools, name string) error {
 	m.do("write resolv.conf", func() error { return os.WriteFile("/run/evenkeel/resolv.conf", nil, 0o644) })
 	m.do("link /var/run", func() error {
 		err := os.Symlink("/run", nodeView+"/var/run")
-		if errors.Is(err, fs.ErrExist) { // the node was started again
+		if errors.Is(err, fs.ErrExist) { // the node was restarted
 			return nil
 		}
 		return err
@@ -221,7 +215,7 @@ func layOut(s state, t tools, name string) error {
 	m.bind(nodeView+"/var", "/var")
 	m.bind(nodeView+"/tmp", "/tmp")
 	m.do("cover sysctls", coverSysctls)
-	// Volumes that the kubelet mounts must be seen by containers made later.
+	// Volumes that the kubelet mounts must be visible in later containers.
 	m.mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "")
 	return m.err
 }
@@ -242,7 +236,7 @@ func layOutCgroups() error {
 		leaf := filepath.Join(root, leafGroup)
 		m.dirs(leaf)
 		m.do("join the leaf group", func() error { return joinCgroups([]string{leaf}) })
-		// Our parent leaves the group at the same time.
+		// The parent process leaves the group at the same time.
 		m.do("hand controllers down", func() error {
 			return poll(5*time.Second, 20*time.Millisecond, nil, func() error { return delegateControllers(root) })
 		})
@@ -271,8 +265,7 @@ func layOutCgroups() error {
 	return m.err
 }
 
-// kubeletSysctls are settings of the whole machine that the kubelet insists
-// on, with the values it wants.
+// kubeletSysctls are machine-wide settings that the kubelet requires, with their values.
 var kubeletSysctls = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -282,10 +275,8 @@ var kubeletSysctls = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// coverSysctls keeps the node's programs from changing the machine's
-// settings: those the kubelet wants are covered by files that have them
-// already, and the rest is read-only but for the network's, which are the
-// node's own.
+// coverSysctls prevents the node's programs from changing the machine's settings. Those that the kubelet requires are covered by
+// files with the right values. The rest is read-only, except for those of the network, which are the node's own.
 func coverSysctls() error {
 	var m mounter
 	m.bind("/proc/sys", "/proc/sys")
@@ -300,8 +291,7 @@ func coverSysctls() error {
 	return m.err
 }
 
-// runNode runs a node's programs until it is told to stop. It returns early
-// if they cannot be started.
+// runNode runs a node's programs until it is stopped. It returns early if they cannot be started.
 func runNode(ctx context.Context, name, ip string, gpus int) error {
 	thread, err := newNetThread("")
 	if err != nil {
@@ -324,8 +314,7 @@ func runNode(ctx context.Context, name, ip string, gpus int) error {
 	if output, err := exec.CommandContext(importing, "ctr", "-n", "k8s.io", "images", "import", nodeView+"/pause.tar").CombinedOutput(); err != nil {
 		return fmt.Errorf("import the sandbox image: %w: %s", err, output)
 	}
-	// A kubelet that finds no API server retries less and less often: start
-	// it when there is one.
+	// A kubelet without an API server retries at growing intervals, so it is started when there is one.
 	api, err := newAPI(apiServer, nodeView, "kubelet", nil)
 	if err != nil {
 		return err
@@ -343,11 +332,10 @@ func runNode(ctx context.Context, name, ip string, gpus int) error {
 	}
 	log.Printf("node %s runs", name)
 	<-ctx.Done()
-	return nil // the kernel ends the programs with this namespace
+	return nil // the kernel kills the programs with this namespace
 }
 
-// mayLowerOOMScore reports whether this process may lower out-of-memory
-// scores: root may not everywhere.
+// mayLowerOOMScore reports whether this process may lower out-of-memory scores, which root may not on every machine.
 func mayLowerOOMScore() (bool, error) {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {

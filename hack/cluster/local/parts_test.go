@@ -40,7 +40,7 @@ func TestRenderedYAMLAndJSONParse(t *testing.T) {
 	}
 }
 
-func TestContainerdFollowsWhatTheMachineAllows(t *testing.T) {
+func TestContainerdConfigKeepsOOMScore(t *testing.T) {
 	if text := containerdConfig(true); !strings.Contains(text, "restrict_oom_score_adj = true") {
 		t.Error(text)
 	}
@@ -49,9 +49,8 @@ func TestContainerdFollowsWhatTheMachineAllows(t *testing.T) {
 	}
 }
 
-// Nothing of the control plane may listen or write outside the cluster's own
-// network and folder.
-func TestControlPlaneStaysInItsFolder(t *testing.T) {
+// The control plane must not write outside the cluster's folder.
+func TestControlPlaneWritesOnlyInItsFolder(t *testing.T) {
 	etcd, apiserver, rest := controlPlane("/state", tools{Kubernetes: "/k", Etcd: "/e", CoreDNS: "/d"}, "/k")
 	names := map[string]bool{}
 	for _, s := range append([]service{etcd, apiserver}, rest...) {
@@ -68,7 +67,7 @@ func TestControlPlaneStaysInItsFolder(t *testing.T) {
 	}
 }
 
-func TestPauseArchiveIsAnImageOfOneProgram(t *testing.T) {
+func TestImagePauseArchiveHasOneProgram(t *testing.T) {
 	archive, err := pauseArchive([]byte("PROGRAM"))
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +114,7 @@ func untar(t *testing.T, archive []byte) map[string][]byte {
 	}
 }
 
-func TestArchiveKindSaysWhatIsWrong(t *testing.T) {
+func TestImageArchiveKindErrors(t *testing.T) {
 	other, err := tarOf(file{"readme", 0o644, []byte("x")})
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +134,7 @@ func TestArchiveKindSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestRegistryName(t *testing.T) {
+func TestImageRegistryName(t *testing.T) {
 	for _, c := range []struct{ image, repository, tag string }{
 		{"localhost/plugin:dev", "plugin", "dev"},
 		{"localhost/a/b", "a/b", "latest"},
@@ -180,14 +179,14 @@ func TestParseStat(t *testing.T) {
 		}
 	}
 	if _, err := parseStat("12 (x)" + strings.Replace(fields, " S ", " Z ", 1)); err == nil {
-		t.Error("a process that has ended counts as running")
+		t.Error("a process that has exited counts as running")
 	}
 	if _, err := parseStat(""); err == nil {
 		t.Error("an empty line was read")
 	}
 }
 
-func TestOwnerIsNotALaterProcessOfTheSameNumber(t *testing.T) {
+func TestOwnerIsNotALaterProcessWithItsPID(t *testing.T) {
 	self, err := processOwner(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +228,7 @@ func TestCheckNodes(t *testing.T) {
 	}
 }
 
-func TestKeeperStartsAgainAndStopsWithItsContext(t *testing.T) {
+func TestServiceKeeperRestartsUntilContextEnds(t *testing.T) {
 	thread, err := newNetThread("")
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +264,7 @@ func TestKeeperStartsAgainAndStopsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestKeeperKillsWhatRuns(t *testing.T) {
+func TestServiceKeeperKillsAtTheEnd(t *testing.T) {
 	thread, err := newNetThread("")
 	if err != nil {
 		t.Fatal(err)
@@ -294,7 +293,7 @@ func TestKeeperKillsWhatRuns(t *testing.T) {
 	}
 }
 
-func TestForwardCopiesBothWaysAndEnds(t *testing.T) {
+func TestForwardCopiesBothDirections(t *testing.T) {
 	thread, err := newNetThread("")
 	if err != nil {
 		t.Fatal(err)
@@ -311,7 +310,7 @@ func TestForwardCopiesBothWaysAndEnds(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		text, _ := io.ReadAll(conn) // answers only when the client is done
+		text, _ := io.ReadAll(conn) // answers only when the client has closed its side
 		conn.Write(bytes.ToUpper(text))
 	}()
 	front, err := net.Listen("tcp", "127.0.0.1:0")
@@ -339,9 +338,8 @@ func TestForwardCopiesBothWaysAndEnds(t *testing.T) {
 	}
 }
 
-// A thread that lives in another network must not be the process's main one,
-// by which other programs judge where the process is.
-func TestThreadsAreNeverTheMainOne(t *testing.T) {
+// A thread in another network must not be the process's main one, whose network other programs take for the process's.
+func TestNetThreadIsNotTheMainThread(t *testing.T) {
 	for range 50 {
 		err := make(chan error, 1)
 		go onOwnThread(func() {
@@ -357,7 +355,7 @@ func TestThreadsAreNeverTheMainOne(t *testing.T) {
 	}
 }
 
-func TestPollGivesTheLastErrorOrTheStop(t *testing.T) {
+func TestPollReturnsTheLastErrorOrTheStop(t *testing.T) {
 	last := errors.New("not yet")
 	if err := poll(20*time.Millisecond, time.Millisecond, nil, func() error { return last }); !errors.Is(err, last) {
 		t.Errorf("error is %v", err)
@@ -369,7 +367,7 @@ func TestPollGivesTheLastErrorOrTheStop(t *testing.T) {
 	}
 }
 
-func TestOpenAndDownOfAClusterThatIsNotThere(t *testing.T) {
+func TestOpenAndDownOfAMissingCluster(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	if _, err := Open("absent"); err == nil || !strings.Contains(err.Error(), "up --name absent") {
 		t.Errorf("open: %v", err)
@@ -385,9 +383,8 @@ func TestOpenAndDownOfAClusterThatIsNotThere(t *testing.T) {
 	}
 }
 
-// What a killed supervisor leaves of its records must not lead Down to kill a
-// process that has its number now.
-func TestDownSparesAStrangerWithTheSupervisorsNumber(t *testing.T) {
+// The record of a killed supervisor must not make Down kill another process that has the same PID now.
+func TestDownSparesAnotherProcessWithTheSupervisorsPID(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	stranger := exec.Command("sleep", "1000")
 	if err := stranger.Start(); err != nil {
@@ -413,7 +410,7 @@ func TestDownSparesAStrangerWithTheSupervisorsNumber(t *testing.T) {
 	}
 	select {
 	case err := <-ended:
-		t.Fatalf("the stranger was killed: %v", err)
+		t.Fatalf("the other process was killed: %v", err)
 	default:
 	}
 	if _, err := os.Stat(s.path()); !errors.Is(err, os.ErrNotExist) {

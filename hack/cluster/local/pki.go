@@ -45,7 +45,7 @@ func newAuthority(name string) (*authority, error) {
 	return &authority{certificate: cert, key: key, pem: text, keyPEM: keyPEM}, nil
 }
 
-// server makes a certificate for a server that is called by these names and addresses.
+// server creates a certificate for a server with these names and addresses.
 func (a *authority) server(name string, hosts ...string) (keyPair, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: name},
@@ -62,7 +62,7 @@ func (a *authority) server(name string, hosts ...string) (keyPair, error) {
 	return a.issue(template)
 }
 
-// client makes a certificate that proves a Kubernetes user and its groups.
+// client creates a certificate of a Kubernetes user and its groups.
 func (a *authority) client(user string, groups ...string) (keyPair, error) {
 	return a.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},
@@ -83,7 +83,7 @@ func (a *authority) issue(template *x509.Certificate) (keyPair, error) {
 	return keyPair{cert: text, key: keyPEM}, nil
 }
 
-// sign makes a certificate of key, signed with by; parent nil means by itself.
+// sign creates a certificate of key, signed by parent; without a parent it is self-signed.
 func sign(template, parent *x509.Certificate, key, by *ecdsa.PrivateKey) (*x509.Certificate, []byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -118,8 +118,7 @@ func newKey() (*ecdsa.PrivateKey, []byte, error) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// newTokenKey makes the pair of keys that service account tokens are signed
-// and checked with, as PEM.
+// newTokenKey creates the key pair that signs and verifies service account tokens, as PEM.
 func newTokenKey() (private, public []byte, err error) {
 	key, private, err := newKey()
 	if err != nil {
@@ -132,7 +131,7 @@ func newTokenKey() (private, public []byte, err error) {
 	return private, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }
 
-// kubeconfig is the text of a kubeconfig file with everything embedded.
+// kubeconfig is a kubeconfig file with embedded certificates.
 func kubeconfig(cluster, server string, ca []byte, pair keyPair) []byte {
 	b64 := base64.StdEncoding.EncodeToString
 	return fmt.Appendf(nil, `apiVersion: v1

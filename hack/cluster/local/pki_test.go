@@ -30,7 +30,7 @@ func parseCertificate(t *testing.T, text []byte) *x509.Certificate {
 	return cert
 }
 
-func TestCertificatesAreTrustedForWhatTheyAreFor(t *testing.T) {
+func TestCertificateUses(t *testing.T) {
 	ca, err := newAuthority("test")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestCertificatesAreTrustedForWhatTheyAreFor(t *testing.T) {
 	}
 }
 
-func TestTokenKeysBelongTogether(t *testing.T) {
+func TestTokenKeysMatch(t *testing.T) {
 	private, public, err := newTokenKey()
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestTokenKeysBelongTogether(t *testing.T) {
 	}
 }
 
-func TestKubeconfigHoldsWhatItWasGiven(t *testing.T) {
+func TestKubeconfigFields(t *testing.T) {
 	text := kubeconfig("x", "https://127.0.0.1:1234", []byte("CA"), keyPair{cert: []byte("CERT"), key: []byte("KEY")})
 	var parsed struct {
 		Clusters []struct {
@@ -121,8 +121,8 @@ func TestKubeconfigHoldsWhatItWasGiven(t *testing.T) {
 	}
 }
 
-// The API client and the certificates, against each other.
-func TestAPIClientProvesItselfAndChecksTheServer(t *testing.T) {
+// The API client with the cluster's certificates.
+func TestAPIClientUsesMutualTLS(t *testing.T) {
 	ca, err := newAuthority("test")
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestAPIClientProvesItselfAndChecksTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := guest.ready(t.Context()); err == nil || !strings.Contains(err.Error(), "no: guest") {
-		t.Errorf("a refused request gave %v", err)
+		t.Errorf("a rejected request gave %v", err)
 	}
 	other, err := newAuthority("test")
 	if err != nil {

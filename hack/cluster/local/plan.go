@@ -2,9 +2,8 @@ package local
 
 import "fmt"
 
-// The address plan. All of it lives in network namespaces of the cluster's
-// own, so two clusters use the same addresses and the machine's own network
-// sees none of them.
+// The address plan. All addresses are in the cluster's own network namespaces. So two clusters use the same addresses, and the
+// machine's own network has none of them.
 const (
 	// ControlPlaneIP is where the API server, DNS and the registry listen.
 	ControlPlaneIP = "10.88.0.1"
@@ -21,7 +20,7 @@ const (
 // apiServer is the API server's URL inside the cluster's network.
 var apiServer = fmt.Sprintf("https://%s:%d", ControlPlaneIP, apiPort)
 
-// A nodePlan is what one node is called and addressed by.
+// A nodePlan has the names and addresses of a node.
 type nodePlan struct {
 	name    string // n1, n2, ...
 	ip      string
@@ -51,7 +50,7 @@ func (c Config) plan() []nodePlan {
 	return nodes
 }
 
-// netnsName is the name of one of a cluster's network namespaces: "fabric" (the
+// netnsName is the name of a cluster's network namespace: "fabric" (the
 // bridge), "cp" (the control plane), or a node's.
 func netnsName(cluster, part string) string { return "evk-" + cluster + "-" + part }
 

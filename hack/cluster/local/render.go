@@ -5,8 +5,7 @@ import (
 	"path/filepath"
 )
 
-// What the cluster's programs are told. A node's programs see the folders
-// below; they are mounts in the node's own mount namespace.
+// Configuration of the cluster's programs. These folders are mounts in the node's own mount namespace.
 const (
 	nodeView       = "/run/evenkeel/node" // the node's state folder
 	kubernetesView = "/run/evenkeel/kubernetes"
@@ -84,14 +83,13 @@ http: {addr: %q}
 `, folder, Registry)
 }
 
-// registryHosts tells containerd how to reach the registry: without TLS.
+// registryHosts is containerd's configuration of the registry, which has no TLS.
 func registryHosts() string {
 	return fmt.Sprintf("server = \"http://%[1]s\"\n[host.\"http://%[1]s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", Registry)
 }
 
-// containerdConfig is containerd 2's configuration. keepOOMScore is for a
-// machine where not even root may lower a process's out-of-memory score:
-// containerd then leaves it as it is instead of failing every pod.
+// containerdConfig is containerd 2's configuration. keepOOMScore is for a machine where not even root may lower a process's
+// out-of-memory score: containerd then does not change it, where it would fail every pod.
 func containerdConfig(keepOOMScore bool) string {
 	return fmt.Sprintf(`version = 3
 [plugins.'io.containerd.internal.v1.opt']
@@ -126,8 +124,7 @@ func cniConfig(podCIDR string) string {
 `, podCIDR)
 }
 
-// kubeletConfig's eviction limits look at memory only: the disk is the
-// machine's, and its owner's business.
+// kubeletConfig has eviction limits for memory only, as the disk is the machine's.
 func kubeletConfig() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -147,7 +144,7 @@ nodeStatusUpdateFrequency: 4s
 `, nodeView, ControlPlaneIP, dnsDomain, containerdSock)
 }
 
-// proxyConfig leaves connection tracking's limits alone: they are the machine's.
+// proxyConfig does not change the limits of connection tracking, which are machine-wide.
 func proxyConfig(node string) string {
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration

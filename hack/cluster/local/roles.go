@@ -12,7 +12,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/pretenddevice"
 )
 
-// The names under which our program calls itself to be a part of a cluster.
+// The names of the hidden commands with which the program runs parts of a cluster.
 const (
 	roleSupervise     = "supervise"
 	roleHold          = "node-hold"
@@ -50,9 +50,9 @@ func Roles() []*cobra.Command {
 			if err != nil {
 				return fmt.Errorf("number of devices: %w", err)
 			}
-			// nsenter does not pass on that it was killed.
+			// nsenter does not forward SIGKILL.
 			if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
-				return fmt.Errorf("end with the process that started this one: %w", err)
+				return fmt.Errorf("exit with the parent process: %w", err)
 			}
 			return pretenddevice.Run(cmd.Context(), pretenddevice.DefaultDir, args[0], count)
 		}),

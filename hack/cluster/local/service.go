@@ -14,21 +14,20 @@ import (
 
 const restartDelay = time.Second
 
-// A service is a process that is to run as long as the cluster does.
+// A service is a process that runs as long as the cluster.
 type service struct {
 	name string
 	argv []string
 	env  []string // besides the environment of its owner
 }
 
-// A keeper runs services: it starts each again when it ends, until its
-// context does, and kills it then. A service that outlives its keeper is
-// killed by the kernel.
+// A keeper runs services. It restarts a service that exits, until its context ends, and then kills it. The kernel kills a service
+// that outlives its keeper.
 type keeper struct {
-	// thread the services are started on; it must live as long as they do.
+	// thread starts the services, and must run as long as they do.
 	thread *netThread
 	logs   string // folder, one file per service
-	// ended is told each time a service ends by itself; may be nil.
+	// ended is called each time a service exits by itself; may be nil.
 	ended func(name string, err error)
 }
 
@@ -52,7 +51,7 @@ func (k *keeper) keep(ctx context.Context, s service) {
 
 func (k *keeper) logFile(name string) string { return filepath.Join(k.logs, name+".log") }
 
-// once runs a service until it ends or ctx does.
+// once runs a service until it exits or ctx ends.
 func (k *keeper) once(ctx context.Context, s service) error {
 	output, err := os.OpenFile(k.logFile(s.name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -69,7 +68,7 @@ func (k *keeper) once(ctx context.Context, s service) error {
 	return cmd.Wait()
 }
 
-// lastLines returns the end of a text file, for a message.
+// lastLines returns the last lines of a text file, for a message.
 func lastLines(path string, n int) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

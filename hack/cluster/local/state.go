@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// A state is the folder that holds all of one cluster's files:
+// A state is the folder with all files of a cluster:
 //
 //	cluster.json      settings and the programs in use
-//	supervisor.json   who owns the running cluster
+//	supervisor.json   the owner of the running cluster
 //	kubeconfig        for clients in the machine's own network
-//	bin/ pki/ logs/   our program, keys, one log per process
+//	bin/ pki/ logs/   the program with the roles, keys, one log per process
 //	etcd/ registry/   data
 //	nodes/NAME/       a node's configuration and its /var
 type state string
@@ -59,8 +59,7 @@ func (s state) node(name string, parts ...string) string {
 	return s.path(append([]string{"nodes", name}, parts...)...)
 }
 
-// settings is what cluster.json holds: all that the supervisor and the nodes
-// need to know.
+// settings is the content of cluster.json: the configuration for the supervisor and the nodes.
 type settings struct {
 	Config Config
 	Tools  tools
@@ -76,8 +75,7 @@ func (s state) settings() (settings, error) {
 	return v, readJSON(s.path("cluster.json"), &v)
 }
 
-// An owner is the record of a running process, told from a later one with the
-// same number by the time it started.
+// An owner is the record of a running process. Its start time distinguishes it from a later process with the same PID.
 type owner struct {
 	PID   int
 	Start uint64 // clock ticks since boot
@@ -86,7 +84,7 @@ type owner struct {
 	Port int
 }
 
-// self describes a process that runs now.
+// self is the record of a process that runs now.
 func processOwner(pid int) (owner, error) {
 	start, err := processStart(pid)
 	return owner{PID: pid, Start: start}, err
@@ -98,8 +96,7 @@ func (o owner) alive() bool {
 	return err == nil && start == o.Start
 }
 
-// processStart returns when a process started, in clock ticks since boot. A
-// process that has ended but was not waited for counts as gone.
+// processStart returns the start time of a process, in clock ticks since boot. A zombie counts as gone.
 func processStart(pid int) (uint64, error) {
 	if pid <= 0 {
 		return 0, fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
@@ -112,19 +109,18 @@ func processStart(pid int) (uint64, error) {
 }
 
 func parseStat(text string) (uint64, error) {
-	// The command's name, in parentheses, may hold anything; fields count from its end.
+	// The command's name, in parentheses, may have any character, so fields count from its end.
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("cannot read a process's stat line %q", text)
 	}
 	if fields[0] == "Z" || fields[0] == "X" {
-		return 0, fmt.Errorf("process has ended: %w", fs.ErrNotExist)
+		return 0, fmt.Errorf("process has exited: %w", fs.ErrNotExist)
 	}
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// supervisor returns the record of the cluster's supervisor; ok is false if
-// there is none or it runs no more.
+// supervisor returns the record of the cluster's supervisor; ok is false if there is none or it has exited.
 func (s state) supervisor() (o owner, ok bool) {
 	if readJSON(s.path("supervisor.json"), &o) != nil {
 		return owner{}, false
@@ -143,7 +139,7 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// writeJSON replaces a file as a whole: a reader never sees half of it.
+// writeJSON replaces a file atomically.
 func writeJSON(path string, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -152,7 +148,7 @@ func writeJSON(path string, v any) error {
 	return writeFile(path, append(text, '\n'), 0o644)
 }
 
-// writeFile replaces a file as a whole, making its folder if needed.
+// writeFile replaces a file atomically, creating its folder if needed.
 func writeFile(path string, text []byte, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -164,8 +160,7 @@ func writeFile(path string, text []byte, mode fs.FileMode) error {
 	return os.Rename(temporary, path)
 }
 
-// poll calls check until it returns nil; the last error is returned when the
-// deadline passes, and stop's error when it is told to stop.
+// poll calls check until it returns nil. It returns the last error at the timeout, and errStopped when it is stopped.
 func poll(timeout, every time.Duration, stop <-chan struct{}, check func() error) error {
 	deadline := time.Now().Add(timeout)
 	for {

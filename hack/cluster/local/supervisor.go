@@ -17,20 +17,19 @@ import (
 )
 
 const (
-	// startTimeout is how long any one part of a cluster may take to come up;
-	// it is generous because machines under load are slow.
+	// startTimeout is the maximum time of each part's start; it is long, as machines under load are slow.
 	startTimeout = 3 * time.Minute
-	// crashLimit is how often a process may end during the start.
+	// crashLimit is the maximum number of exits of a process during the start.
 	crashLimit  = 3
 	stopTimeout = 20 * time.Second
 )
 
 // The messages between the supervisor and the Up that started it, one a line.
 const (
-	sayProgress = "progress "
-	sayError    = "error "
-	sayReady    = "ready"
-	sayKeep     = "keep"
+	msgProgress = "progress "
+	msgError    = "error "
+	msgReady    = "ready"
+	msgKeep     = "keep"
 )
 
 // A supervisor owns everything of one running cluster that is not a file.
@@ -46,16 +45,15 @@ type supervisor struct {
 	crashes map[string]int
 }
 
-// supervise runs a cluster until ctx ends. It reports to up; it stops when
-// consent ends without the word to keep the cluster: whoever started it has
-// been interrupted.
+// supervise runs a cluster until ctx ends, and reports to up. It stops when consent ends without the line to keep the cluster, as
+// the command that started it was interrupted.
 func supervise(ctx context.Context, s state, up io.Writer, consent io.Reader) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go func() {
 		line, _ := bufio.NewReader(consent).ReadString('\n')
-		if strings.TrimSpace(line) != sayKeep {
-			stop(errors.New("the command that started the cluster has ended"))
+		if strings.TrimSpace(line) != msgKeep {
+			stop(errors.New("the command that started the cluster has exited"))
 		}
 	}()
 	v, err := s.settings()
@@ -67,25 +65,24 @@ func supervise(ctx context.Context, s state, up io.Writer, consent io.Reader) er
 	defer sup.fail(nil)
 	sup.progress = func(format string, args ...any) {
 		log.Printf(format, args...)
-		fmt.Fprintf(up, sayProgress+format+"\n", args...)
+		fmt.Fprintf(up, msgProgress+format+"\n", args...)
 	}
 	err = sup.run(ctx)
 	if err == nil {
-		fmt.Fprintln(up, sayReady)
+		fmt.Fprintln(up, msgReady)
 		log.Print("cluster is up")
 		<-ctx.Done()
 		log.Printf("stopping: %v", context.Cause(ctx))
 	} else {
 		log.Printf("start failed: %v", err)
-		fmt.Fprintln(up, sayError+strings.ReplaceAll(err.Error(), "\n", "\t"))
+		fmt.Fprintln(up, msgError+strings.ReplaceAll(err.Error(), "\n", "\t"))
 	}
 	stop(nil)
 	sup.running.Wait()
 	return errors.Join(err, release(s, v.Config.Name))
 }
 
-// release removes what a cluster holds outside its folder. It is safe to
-// repeat, and to call for a cluster that is not there.
+// release removes everything of a cluster outside its folder. It may be repeated, and called for a cluster that does not exist.
 func release(s state, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
@@ -128,7 +125,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	central := &keeper{thread: cp, logs: st.logs(), ended: s.ended}
 	etcd, apiserver, rest := controlPlane(st, s.settings.Tools, s.settings.Tools.Kubernetes)
 	s.keep(ctx, central, etcd)
-	dial, err := newNetThread(netnsName(c.Name, "cp")) // apart from cp: a start may take long
+	dial, err := newNetThread(netnsName(c.Name, "cp")) // not cp's thread, as a start may take long
 	if err != nil {
 		return err
 	}
@@ -172,8 +169,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	return writeJSON(st.path("supervisor.json"), record)
 }
 
-// makeGroups makes the nodes' cgroups, recording each before it exists so
-// that none can be lost.
+// makeGroups creates the nodes' cgroups. It records each before it exists, so that none can be lost.
 func (s *supervisor) makeGroups() error {
 	var dirs []string
 	for _, node := range s.settings.Config.plan() {
@@ -189,8 +185,7 @@ func (s *supervisor) makeGroups() error {
 	return nil
 }
 
-// openToMachine lets clients in the machine's own network reach the API
-// server on a port of 127.0.0.1, and writes a kubeconfig that says so.
+// openToMachine forwards a port of 127.0.0.1 in the machine's own network to the API server, and writes a kubeconfig with it.
 func (s *supervisor) openToMachine(ctx context.Context, name string) (owner, error) {
 	record, err := processOwner(os.Getpid())
 	if err != nil {
@@ -225,13 +220,13 @@ func (s *supervisor) keep(ctx context.Context, k *keeper, svc service) {
 	s.running.Go(func() { k.keep(ctx, svc) })
 }
 
-// ended makes the start fail when a process keeps ending.
+// ended fails the start when a process exits repeatedly.
 func (s *supervisor) ended(name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.crashes[name]++; s.crashes[name] >= crashLimit {
 		logFile := filepath.Join(s.state.logs(), name+".log")
-		s.fail(fmt.Errorf("%s keeps ending (%w); the end of %s:\n%s", name, err, logFile, lastLines(logFile, 5)))
+		s.fail(fmt.Errorf("%s exits repeatedly (%w); the end of %s:\n%s", name, err, logFile, lastLines(logFile, 5)))
 	}
 }
 
@@ -239,7 +234,7 @@ func (s *supervisor) ended(name string, err error) {
 func (s *supervisor) await(name string, k *keeper, check func() error) error {
 	if err := poll(startTimeout, 100*time.Millisecond, s.starting.Done(), check); err != nil {
 		if cause := s.because(err); cause != err {
-			return cause // which says what has failed, perhaps something else than this
+			return cause // the first failure, perhaps of another part
 		}
 		return fmt.Errorf("%s (log: %s): %w", name, k.logFile(name), err)
 	}

@@ -1,6 +1,5 @@
-// Package pretenddevice is a kubelet device plugin whose devices do not exist:
-// it lets the scheduler and the kubelet treat a node as if it had GPUs, or
-// network cards that pods share.
+// Package pretenddevice is a kubelet device plugin whose devices do not exist. The scheduler and the kubelet treat a node as if it
+// had GPUs, or network cards that pods share.
 package pretenddevice
 
 import (
@@ -25,8 +24,8 @@ const DefaultDir = plugin.DevicePluginPath
 
 const (
 	kubeletSocket = "kubelet.sock"
-	// checkInterval is how often the socket is looked for: a kubelet that
-	// starts empties the folder, and then expects plugins to register again.
+	// checkInterval is the interval at which the socket is checked. A kubelet that starts empties the folder, and expects plugins
+	// to register again.
 	checkInterval = time.Second
 	callTimeout   = 5 * time.Second
 
@@ -34,14 +33,13 @@ const (
 	GPU = "nvidia.com/gpu"
 )
 
-// socketName is that of the plugin for a resource: a kubelet knows plugins by it.
+// socketName is the name of the plugin's socket, by which the kubelet identifies plugins.
 func socketName(resource string) string {
 	return "pretend-" + strings.ReplaceAll(resource, "/", "-") + ".sock"
 }
 
-// Run offers count devices of the named resource to the kubelet whose plugin
-// folder is dir, until ctx ends. It registers again whenever the kubelet has
-// started anew.
+// Run registers count devices of the named resource with the kubelet whose plugin folder is dir, until ctx ends. It registers again
+// whenever the kubelet has restarted.
 func Run(ctx context.Context, dir, resource string, count int) error {
 	for {
 		err := serve(ctx, dir, resource, count)
@@ -57,7 +55,7 @@ func Run(ctx context.Context, dir, resource string, count int) error {
 	}
 }
 
-// serve registers once and serves until the kubelet starts anew.
+// serve registers once and serves until the kubelet restarts.
 func serve(ctx context.Context, dir, resource string, count int) error {
 	socket := filepath.Join(dir, socketName(resource))
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -85,7 +83,7 @@ func serve(ctx context.Context, dir, resource string, count int) error {
 			return err
 		case <-tick.C:
 			if _, err := os.Stat(socket); err != nil {
-				return fmt.Errorf("the kubelet has started anew: %w", err)
+				return fmt.Errorf("the kubelet has restarted: %w", err)
 			}
 		}
 	}
@@ -105,7 +103,7 @@ func register(ctx context.Context, kubelet, resource string) error {
 	return err
 }
 
-// devices answers the kubelet's questions about the devices.
+// devices is the server of the device plugin API.
 type devices struct {
 	plugin.UnimplementedDevicePluginServer
 	resource string
@@ -133,8 +131,7 @@ func (d *devices) ListAndWatch(_ *plugin.Empty, stream plugin.DevicePlugin_ListA
 	return nil
 }
 
-// Allocate tells a container which GPUs it got the way NVIDIA's plugin does, by
-// a variable. Of other devices there is nothing to tell.
+// Allocate sets the variable of NVIDIA's plugin with the container's GPUs. Other devices need no variable.
 func (d *devices) Allocate(_ context.Context, request *plugin.AllocateRequest) (*plugin.AllocateResponse, error) {
 	response := &plugin.AllocateResponse{}
 	for _, container := range request.ContainerRequests {

@@ -49,7 +49,7 @@ func (k *kubelet) await(t *testing.T) *plugin.RegisterRequest {
 	}
 }
 
-func TestDevicesAreOfferedAndAllocated(t *testing.T) {
+func TestPretendDevicesAreAllocated(t *testing.T) {
 	dir := t.TempDir()
 	k := startKubelet(t, dir)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -103,7 +103,7 @@ func TestDevicesAreOfferedAndAllocated(t *testing.T) {
 	}
 }
 
-func TestRegistersAgainWhenTheKubeletStartsAnew(t *testing.T) {
+func TestPretendDevicesRegisterAgainAfterKubeletRestart(t *testing.T) {
 	dir := t.TempDir()
 	k := startKubelet(t, dir)
 	ctx, cancel := context.WithCancel(t.Context())

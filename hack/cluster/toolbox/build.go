@@ -22,8 +22,8 @@ const (
 	buildTick    = 30 * time.Second // between progress lines of one build
 )
 
-// build compiles a recipe into dir. dir appears complete or not at all: the
-// work is done beside it and renamed. The caller holds the lock for dir.
+// build compiles a recipe into dir. The work is done in another folder, which is then renamed, so dir is complete if it exists. The
+// caller holds the lock for dir.
 func build(ctx context.Context, r recipe, version, folder, dir string, progress io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
@@ -45,7 +45,7 @@ func build(ctx context.Context, r recipe, version, folder, dir string, progress 
 		}
 	}()
 
-	// The lock is ours, so such folders are from builds that were killed.
+	// These folders are from builds that were killed, as this process holds the lock.
 	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"-")
 	stale, err := filepath.Glob(unfinished + "*")
 	if err != nil {
@@ -101,8 +101,7 @@ func goCommand(ctx context.Context, folder string, args ...string) (string, erro
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = folder
 	cmd.Env = append(os.Environ(), "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false", "CGO_ENABLED=0", "GOWORK=off", "GOOS=", "GOARCH=")
-	// The compilers that go starts must stop with it, so they share a group
-	// and the signal goes to all of it.
+	// The compilers that go starts must stop with it, so the signal goes to the whole process group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
@@ -123,9 +122,8 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// Lock takes the lock file at path, waiting until ctx ends; busy is called
-// once if somebody else holds it. The kernel drops the lock of a process that
-// dies.
+// Lock locks the file at path, waiting until ctx ends. It calls busy once if another process holds the lock. The kernel releases the
+// lock of a process that dies.
 func Lock(ctx context.Context, path string, busy func()) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -155,7 +153,7 @@ func Lock(ctx context.Context, path string, busy func()) (unlock func(), err err
 	}
 }
 
-// versionArgs is how a program that is not called with --version is asked.
+// versionArgs are the arguments that print the version of programs without --version.
 var versionArgs = map[string][]string{
 	"kubectl":                 {"version", "--client"},
 	"helm":                    {"version"},
@@ -164,11 +162,10 @@ var versionArgs = map[string][]string{
 }
 
 // takeReady reports whether folder has every program of the recipe, each of
-// the recipe's version. A program of another version is an error: to use it
-// would test something else than what is pinned.
+// the recipe's version. A program of another version is an error, as it is not the pinned one.
 func takeReady(ctx context.Context, r recipe, version, folder string) (bool, error) {
 	if r.module == "" || len(r.keep) > 0 {
-		return false, nil // our own source, or needs more than the programs
+		return false, nil // this repository's own source, or it needs more than the programs
 	}
 	names := r.links
 	if len(names) == 0 {
@@ -192,14 +189,13 @@ func takeReady(ctx context.Context, r recipe, version, folder string) (bool, err
 			return false, fmt.Errorf("EVENKEEL_TOOLS_DIR: %s %s: %w", path, strings.Join(args, " "), err)
 		}
 		if !mentionsVersion(string(output), version) {
-			return false, fmt.Errorf("EVENKEEL_TOOLS_DIR: %s is not version %s: it says %q", path, version, lastLines(string(output), 3))
+			return false, fmt.Errorf("EVENKEEL_TOOLS_DIR: %s is not version %s: it prints %q", path, version, lastLines(string(output), 3))
 		}
 	}
 	return true, nil
 }
 
-// mentionsVersion reports whether text names exactly this version, with or
-// without its leading v.
+// mentionsVersion reports whether text contains exactly this version, with or without its leading v.
 func mentionsVersion(text, version string) bool {
 	bare := regexp.QuoteMeta(strings.TrimPrefix(version, "v"))
 	return regexp.MustCompile(`(^|[^0-9.])` + bare + `($|[^0-9.-])`).MatchString(text)

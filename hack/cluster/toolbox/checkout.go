@@ -11,7 +11,7 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// Module is the path of the Go module that the checkout is.
+// Module is the path of this repository's Go module.
 const Module = "evenkeel.dev/evenkeel"
 
 // Root returns the folder of the checkout that the working directory is in.
@@ -31,8 +31,7 @@ func Root() (string, error) {
 	}
 }
 
-// Commit names the commit that is checked out at root, and says whether these
-// folders of it have been changed since.
+// Commit is the commit that is checked out at root, with a note if these folders have uncommitted changes.
 func Commit(ctx context.Context, root string, folders ...string) string {
 	git := func(args ...string) (string, error) {
 		text, err := exec.CommandContext(ctx, "git", append([]string{"-C", root}, args...)...).Output()

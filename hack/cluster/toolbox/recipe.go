@@ -15,24 +15,22 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// A recipe says how one tool is built from a nested module under
-// hack/cluster/tools. The module's go.mod pins the version, its go.sum the
-// content; the recipe says what to compile and what to keep.
+// A recipe describes the build of a tool from a nested module under hack/cluster/tools. The module's go.mod pins the version, its
+// go.sum the content; the recipe has the programs to compile and the folders to keep.
 type recipe struct {
 	name string
 	// module is the Go module whose required version is the tool's version;
 	// empty for a tool whose source is the recipe folder itself.
 	module string
-	// binaries are what the tool's folder offers.
+	// binaries are the programs in the tool's folder.
 	binaries []binary
-	// links are further names of the first binary, for one that looks at the
-	// name it is called by.
+	// links are further names of the first binary, if that selects its function by its name.
 	links []string
 	// keep maps a folder of the tool's folder to a folder of the module's source.
 	keep map[string]string
 	// ldflags returns further linker flags for the given version; may be nil.
 	ldflags func(version string) []string
-	// estimate is how long a first build takes on two cores, for the progress line.
+	// estimate is the time of a first build on two cores, for the progress line.
 	estimate string
 }
 
@@ -107,8 +105,7 @@ var recipes = []recipe{
 	},
 }
 
-// kubernetesVersionFlags stamps the version the programs report: clients and
-// charts decide by it what the server can do.
+// kubernetesVersionFlags set the version that the programs report, by which clients and charts know the server's features.
 func kubernetesVersionFlags(version string) []string {
 	minor := strings.Split(version, ".")[1]
 	var flags []string
@@ -123,7 +120,7 @@ func kubernetesVersionFlags(version string) []string {
 	return flags
 }
 
-// programs are the names of everything the tool's folder lets one call.
+// programs are the names of all programs in the tool's folder.
 func (r recipe) programs() []string {
 	var names []string
 	for _, b := range r.binaries {
@@ -132,7 +129,7 @@ func (r recipe) programs() []string {
 	return append(names, r.links...)
 }
 
-// findRecipe returns the recipe that is called name or has a program of that name.
+// findRecipe returns the recipe with this name, or with a program of this name.
 func findRecipe(name string) (recipe, error) {
 	for _, r := range recipes {
 		if r.name == name || slices.Contains(r.programs(), name) {
@@ -164,8 +161,7 @@ func (r recipe) version(folder string) (string, error) {
 	return "", fmt.Errorf("recipe of %s: %s does not require %s", r.name, path, r.module)
 }
 
-// key names the tool's folder in the cache: it changes whenever anything that
-// goes into the build does, so a folder of that name never needs checking.
+// key is the name of the tool's folder in the cache. It changes with every input of the build, so an existing folder needs no check.
 func (r recipe) key(folder, version string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%s/%s %v %v %v\n", runtime.GOOS, runtime.GOARCH, r.binaries, r.links, r.keep)

@@ -1,14 +1,11 @@
-// Package toolbox builds the third-party programs that the local cluster and
-// the tests run, each once, at the exact version its recipe pins, and keeps
-// them in a cache outside the checkout.
+// Package toolbox builds the third-party programs of the local cluster and the tests. Each is built once, at the version that its
+// recipe pins, and kept in a cache outside the checkout.
 //
 // The cache is $XDG_CACHE_HOME/evenkeel/tools (or ~/.cache/evenkeel/tools),
-// one folder per version and recipe. A folder that is there is complete:
-// nothing is built or fetched for it again.
+// one folder per version and recipe. A folder that exists is complete, and is never built again.
 //
-// EVENKEEL_TOOLS_DIR names a folder of ready programs, official releases for
-// example. A tool all of whose programs are there is taken from it, after
-// each program was asked for its version; others are built as usual.
+// EVENKEEL_TOOLS_DIR is a folder of ready programs, such as official releases. A tool is taken from it if all of its programs are
+// there and have the right version; others are built as usual.
 package toolbox
 
 import (
@@ -23,7 +20,7 @@ import (
 	"strings"
 )
 
-// A Toolbox hands out programs by name.
+// A Toolbox finds programs by name, and builds them if needed.
 type Toolbox struct {
 	cache    string // folder of tool folders
 	root     string // the checkout
@@ -59,7 +56,7 @@ func New(progress io.Writer) (*Toolbox, error) {
 	}, nil
 }
 
-// Names lists every tool and program the toolbox knows, sorted.
+// Names lists every tool and program of the toolbox, sorted.
 func Names() []string {
 	names := []string{"envtest"}
 	for _, r := range recipes {
@@ -154,8 +151,7 @@ func (t *Toolbox) Envtest(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	// The name holds both versions: two checkouts with different ones must
-	// not change each other's folder.
+	// The name has both versions, as two checkouts with different ones must not change each other's folder.
 	kubernetes, err := t.Version("kubernetes")
 	if err != nil {
 		return "", err

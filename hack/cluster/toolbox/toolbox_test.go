@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// tiny is a recipe that builds in a moment and needs no network.
+// tiny is a recipe that builds quickly and needs no network.
 var tiny = recipe{name: "tiny", binaries: []binary{{"tiny", "."}}, links: []string{"alias"}, estimate: "a moment"}
 
-// writeRecipe lays out tiny's folder with the given main.go.
+// writeRecipe writes tiny's folder with the given main.go.
 func writeRecipe(t *testing.T, source string) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -27,7 +27,7 @@ func writeRecipe(t *testing.T, source string) string {
 	return folder
 }
 
-func TestEveryRecipePinsAVersion(t *testing.T) {
+func TestRecipesPinVersions(t *testing.T) {
 	root, err := Root()
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestEveryRecipePinsAVersion(t *testing.T) {
 	}
 }
 
-func TestKeyFollowsWhatIsBuilt(t *testing.T) {
+func TestRecipeKeyChangesWithInputs(t *testing.T) {
 	folder := writeRecipe(t, "package main\n\nfunc main() {}\n")
 	key := func(r recipe) string {
 		k, err := r.key(folder, "v1")
@@ -62,7 +62,7 @@ func TestKeyFollowsWhatIsBuilt(t *testing.T) {
 	}
 	first := key(tiny)
 	if again := key(tiny); again != first {
-		t.Errorf("the key changed by itself: %s, %s", first, again)
+		t.Errorf("the key changed without a change of inputs: %s, %s", first, again)
 	}
 	flagged := tiny
 	flagged.ldflags = kubernetesVersionFlags
@@ -77,7 +77,7 @@ func TestKeyFollowsWhatIsBuilt(t *testing.T) {
 	}
 }
 
-func TestBuildMakesACompleteFolder(t *testing.T) {
+func TestBuildIsComplete(t *testing.T) {
 	folder := writeRecipe(t, "package main\n\nfunc main() { println(\"tiny runs\") }\n")
 	cache := t.TempDir()
 	dir := filepath.Join(cache, "tiny")
@@ -94,14 +94,14 @@ func TestBuildMakesACompleteFolder(t *testing.T) {
 		}
 	}
 	if entries, err := os.ReadDir(cache); err != nil || len(entries) != 1 {
-		t.Errorf("beside the folder there is what a killed build left: %v %v", entries, err)
+		t.Errorf("the remains of a killed build are not removed: %v %v", entries, err)
 	}
 	if !strings.Contains(progress.String(), "built tiny v1 in") {
 		t.Errorf("progress was %q", progress.String())
 	}
 }
 
-func TestFailedBuildLeavesNothingAndSaysWhy(t *testing.T) {
+func TestBuildFailureLeavesNothing(t *testing.T) {
 	folder := writeRecipe(t, "package main\n\nfunc main() { undefinedThing() }\n")
 	parent := t.TempDir()
 	err := build(t.Context(), tiny, "v1", folder, filepath.Join(parent, "tiny"), &bytes.Buffer{})
@@ -113,7 +113,7 @@ func TestFailedBuildLeavesNothingAndSaysWhy(t *testing.T) {
 	}
 }
 
-func TestLockWaitsAndGivesUpWithItsContext(t *testing.T) {
+func TestLockWaitsUntilContextEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.lock")
 	unlock, err := Lock(t.Context(), path, func() { t.Error("a free lock was busy") })
 	if err != nil {
@@ -126,7 +126,7 @@ func TestLockWaitsAndGivesUpWithItsContext(t *testing.T) {
 		t.Errorf("second lock: %v", err)
 	}
 	if waited != 1 {
-		t.Errorf("told to wait %d times", waited)
+		t.Errorf("busy was called %d times", waited)
 	}
 	unlock()
 	ctx, done := context.WithTimeout(t.Context(), 10*time.Second)
@@ -138,7 +138,7 @@ func TestLockWaitsAndGivesUpWithItsContext(t *testing.T) {
 	unlock()
 }
 
-func TestReadyProgramsMustBeOfTheVersion(t *testing.T) {
+func TestReadyProgramsMustHaveTheVersion(t *testing.T) {
 	r := recipe{name: "thing", module: "example.com/thing", binaries: []binary{{"thing", "."}}}
 	folder := t.TempDir()
 	if found, err := takeReady(t.Context(), r, "v1.2.3", folder); found || err != nil {
@@ -175,7 +175,7 @@ func TestMentionsVersion(t *testing.T) {
 	}
 }
 
-func TestUnknownToolNamesTheKnownOnes(t *testing.T) {
+func TestUnknownToolErrorListsTools(t *testing.T) {
 	toolbox := &Toolbox{cache: t.TempDir(), root: t.TempDir(), progress: &bytes.Buffer{}}
 	_, err := toolbox.Path(t.Context(), "helmet")
 	if err == nil || !strings.Contains(err.Error(), "helm,") || !strings.Contains(err.Error(), "kubectl") {

@@ -1,5 +1,5 @@
-// Package sockets moves bytes over plain TCP sockets as a C program would, one
-// blocking system call after the other: what a transport is measured against.
+// Package sockets sends and receives over plain TCP sockets like a C program, with blocking system calls. Transports are compared
+// with it.
 package sockets
 
 import (
@@ -24,27 +24,26 @@ import (
 type Options struct {
 	Address netip.AddrPort // where the receiver listens; port 0 on its side lets the system choose
 	Flows   int            // connections, each served by a thread of its own
-	Size    int            // bytes of each write, and at most of each read
+	Size    int            // bytes of each write, and maximum of each read
 	Depth   int            // buffers of each flow, used in turn
 	Length  time.Duration  // how long the receiver counts
-	// PingPong sends the next message only when the last one has come back.
+	// PingPong sends the next message only when the last one has been echoed.
 	PingPong bool
-	Hubs     []netip.AddrPort // of a spoke: where its hubs listen
+	Hubs     []netip.AddrPort // of a spoke: the addresses of its hubs
 }
 
-// A Report is what the receiver, or the sender of a ping-pong, has measured.
+// A Report is the measurement of the receiver, or of the sender of a ping-pong.
 type Report struct {
 	Bytes   uint64
 	Seconds float64
 	P50     float64 `json:",omitempty"` // of a ping-pong's round trips, seconds
 }
 
-// Environment is what a process that calls Send or Receive needs: without it
-// the Go runtime interrupts long system calls.
+// Environment is required in a process that calls Send or Receive: without it the Go runtime interrupts long system calls.
 const Environment = "GODEBUG=asyncpreemptoff=1"
 
-// stall is how long a socket may make no progress.
-const stall = 60 * time.Second
+// stallTimeout is the maximum time without progress of a socket.
+const stallTimeout = 60 * time.Second
 
 func (o Options) check() error {
 	switch {
@@ -60,9 +59,8 @@ func (o Options) check() error {
 	return nil
 }
 
-// prepare makes the process's threads behave like a C program's: each flow's
-// thread, or two, keep a processor of the Go scheduler for themselves, and no
-// collection ever waits for one.
+// prepare makes the process's threads behave like a C program's. Each flow's threads have a processor of the Go scheduler to
+// themselves, and no garbage collection waits for them.
 func (o Options) prepare() {
 	runtime.GOMAXPROCS(2*o.Flows + 4)
 	debug.SetGCPercent(-1)
@@ -73,15 +71,14 @@ func (o Options) buffers() [][]byte {
 	for i := range all {
 		all[i] = make([]byte, o.Size)
 		for at := range all[i] {
-			all[i][at] = byte(at) // so that every page is there
+			all[i][at] = byte(at) // so that every page is mapped
 		}
 	}
 	return all
 }
 
-// takeIn listens, writes the address to out as a line, and takes as many flows
-// as o says; who calls closes them, also those of an error.
-func takeIn(o Options, out io.Writer) ([]int, error) {
+// acceptAll listens, writes the address to out as a line, and accepts all flows. The caller closes them, also after an error.
+func acceptAll(o Options, out io.Writer) ([]int, error) {
 	listener, err := listen(o)
 	if err != nil {
 		return nil, err
@@ -111,15 +108,14 @@ func closeAll(flows []int) {
 	}
 }
 
-// Receive listens, writes the address to out as a line, and then takes what
-// comes on all flows, from the first byte on for the length asked for; then
+// Receive listens, writes the address to out as a line, and receives on all flows, for the given length from the first byte on. Then
 // it closes them and writes a Report to out, as a line of JSON.
 func Receive(o Options, out io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
 	}
 	o.prepare()
-	flows, err := takeIn(o, out)
+	flows, err := acceptAll(o, out)
 	defer closeAll(flows)
 	if err != nil {
 		return err
@@ -138,18 +134,18 @@ func Receive(o Options, out io.Writer) error {
 		for i := 0; ; i++ {
 			n, err := transfer(unix.SYS_RECVFROM, fd, buffers[i%o.Depth], 0)
 			if err != nil {
-				// Nothing comes on a flow whose link is lost: no failure.
+				// A flow whose link is lost receives nothing; that is no failure.
 				if errors.Is(err, unix.EAGAIN) {
 					return nil
 				}
 				return fmt.Errorf("receive: %w", err)
 			}
 			if n == 0 {
-				return errors.New("the sender ended early")
+				return errors.New("the sender closed early")
 			}
 			bytes += uint64(n)
 			if i%8 != 0 {
-				continue // the clock is not free
+				continue // reading the clock has a cost
 			}
 			now := int64(time.Since(zero))
 			start.CompareAndSwap(0, now)
@@ -165,8 +161,7 @@ func Receive(o Options, out io.Writer) error {
 	return json.NewEncoder(out).Encode(Report{Bytes: total.Load(), Seconds: o.Length.Seconds()})
 }
 
-// connectAll opens a flow to each address; who calls closes them, also those of
-// an error.
+// connectAll opens a flow to each address. The caller closes them, also after an error.
 func connectAll(addresses []netip.AddrPort) ([]int, error) {
 	var flows []int
 	for _, address := range addresses {
@@ -179,13 +174,13 @@ func connectAll(addresses []netip.AddrPort) ([]int, error) {
 	return flows, nil
 }
 
-// sendOn sends on a flow until the other side, or this one, has ended it.
+// sendOn sends on a flow until either side closes it.
 func (o Options) sendOn(fd int) error {
 	buffers := o.buffers()
 	for i := 0; ; i++ {
 		for left := buffers[i%o.Depth]; len(left) > 0; {
 			n, err := transfer(unix.SYS_SENDTO, fd, left, unix.MSG_NOSIGNAL)
-			if gone(n, err) {
+			if closed(n, err) {
 				return nil
 			}
 			if err != nil {
@@ -196,8 +191,7 @@ func (o Options) sendOn(fd int) error {
 	}
 }
 
-// Send sends until the receiver closes the flows; for a ping-pong it writes
-// a Report to out.
+// Send sends until the receiver closes the flows. In a ping-pong it writes a Report to out.
 func Send(o Options, out io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -230,8 +224,8 @@ func echo(o Options, fd int) error {
 	}
 }
 
-// each runs f for every flow on a thread of its own. When done, if given, is
-// true once one has returned, the others are made to return too.
+// each runs f for every flow on a thread of its own. If done is given and true after one has returned, each makes the others return
+// too.
 func each(flows []int, f func(fd int) error, done func() bool) error {
 	failures := make(chan error, len(flows))
 	var all sync.WaitGroup
@@ -245,7 +239,7 @@ func each(flows []int, f func(fd int) error, done func() bool) error {
 	for range flows {
 		one := <-failures
 		if done != nil && done() {
-			// A reset ends those that wait for bytes; their errors say no more.
+			// A shutdown unblocks those that wait for bytes; their errors are ignored.
 			for _, fd := range flows {
 				unix.Shutdown(fd, unix.SHUT_RDWR)
 			}
@@ -260,7 +254,7 @@ func each(flows []int, f func(fd int) error, done func() bool) error {
 	return err
 }
 
-// transfer is one blocking system call that the Go scheduler is not told of.
+// transfer is one blocking system call, without the Go scheduler's hooks.
 func transfer(call uintptr, fd int, buffer []byte, flags int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)), uintptr(flags), 0, 0)
@@ -306,7 +300,7 @@ func connect(address netip.AddrPort) (int, error) {
 	return fd, nil
 }
 
-// socket makes a blocking socket that gives up after a while.
+// socket creates a blocking socket with timeouts.
 func socket(address netip.Addr) (int, error) {
 	family := unix.AF_INET
 	if address.Is6() {
@@ -316,8 +310,8 @@ func socket(address netip.Addr) (int, error) {
 	if err != nil {
 		return 0, os.NewSyscallError("socket", err)
 	}
-	// Also the limit of accept and connect.
-	limit := unix.NsecToTimeval(int64(stall))
+	// Accept and connect use these timeouts too.
+	limit := unix.NsecToTimeval(int64(stallTimeout))
 	err = errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))

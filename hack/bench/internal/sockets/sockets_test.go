@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// sideVariable makes the test binary one of the two sides: both settle how
-// their process schedules, which must not be the test's own.
+// sideVariable makes the test binary one of the two sides. Both change their process's scheduling, so they cannot run in the test's
+// own process.
 const sideVariable = "SOCKETS_TEST_SIDE"
 
 func TestMain(m *testing.M) {
@@ -75,7 +75,7 @@ func start(t *testing.T, s side) (*exec.Cmd, *bufio.Reader) {
 	return cmd, bufio.NewReader(out)
 }
 
-// run runs both sides and returns what the one that measures reports.
+// run runs both sides and returns the report.
 func run(t *testing.T, o Options) Report {
 	t.Helper()
 	o.Address = netip.MustParseAddrPort("127.0.0.1:0")
@@ -129,7 +129,7 @@ func TestPingPong(t *testing.T) {
 	}
 }
 
-// star runs two spokes and two hubs, and returns what spokes and hubs report.
+// star runs two spokes and two hubs, and returns their reports.
 func star(t *testing.T, o Options) []Report {
 	t.Helper()
 	o.Flows, o.Address = 2, netip.MustParseAddrPort("127.0.0.1:0")

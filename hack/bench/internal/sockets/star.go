@@ -14,30 +14,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hub is one of the servers of a star: it listens, writes the address to out as
-// a line, and takes a connection from each of its spokes. Then it sends them as
-// much as it can and takes what they send, both at a time on all connections,
-// until they are gone; of a ping-pong, it waits for a message from each and
-// answers all. It ends with a Report of what it took.
+// Hub is one of the servers of a star. It listens, writes the address to out as a line, and accepts a connection of each spoke. Then
+// it sends and receives as much as it can on all connections, until the spokes close them. In a ping-pong, it waits for a message of
+// each spoke and answers all. At the end it writes a Report of what it received.
 func Hub(o Options, out io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
 	}
 	o.prepare()
-	flows, err := takeIn(o, out)
+	flows, err := acceptAll(o, out)
 	defer closeAll(flows)
 	if err != nil {
 		return err
 	}
 	if o.PingPong {
-		return gather(o, flows)
+		return answerAll(o, flows)
 	}
 	return exchange(o, flows, false, out)
 }
 
-// Spoke is one of the clients: it connects to all hubs, and ends what they do
-// with it after the length asked for. It writes a Report of what it took; of a
-// ping-pong, where each message goes to the next hub, of the time that took.
+// Spoke is one of the clients. It connects to all hubs, and closes the connections after the given length. It writes a Report of
+// what it received. In a ping-pong each message goes to the next hub, and the Report has the round-trip time.
 func Spoke(o Options, out io.Writer) error {
 	o.Flows = len(o.Hubs)
 	if err := o.check(); err != nil {
@@ -55,15 +52,14 @@ func Spoke(o Options, out io.Writer) error {
 	return exchange(o, flows, true, out)
 }
 
-// exchange moves bytes in both directions of all flows, each with a thread of
-// its own. Who ends it does so when it has counted long enough.
-func exchange(o Options, flows []int, ends bool, out io.Writer) error {
+// exchange sends and receives on all flows, each direction with a thread of its own. The side that closes does so when it has counted
+// for the given length.
+func exchange(o Options, flows []int, closes bool, out io.Writer) error {
 	var total atomic.Uint64
 	var start, last atomic.Int64 // nanoseconds since zero; 0 until the first byte is there
 	zero := time.Now()
-	// Who ends it says so on all flows, and the other side says so too: resets,
-	// or a window that stays shut, would leave somebody waiting.
-	end := sync.OnceFunc(func() {
+	// Both sides shut down all flows. A reset, or a closed window, would leave a thread blocked.
+	shutdown := sync.OnceFunc(func() {
 		for _, fd := range flows {
 			unix.Shutdown(fd, unix.SHUT_WR)
 		}
@@ -72,7 +68,7 @@ func exchange(o Options, flows []int, ends bool, out io.Writer) error {
 		buffers := o.buffers()
 		for i := 0; ; i++ {
 			n, err := transfer(unix.SYS_RECVFROM, fd, buffers[i%o.Depth], 0)
-			if gone(n, err) {
+			if closed(n, err) {
 				unix.Shutdown(fd, unix.SHUT_WR)
 				return nil
 			}
@@ -84,8 +80,8 @@ func exchange(o Options, flows []int, ends bool, out io.Writer) error {
 			if now < start.Load()+int64(o.Length) {
 				total.Add(uint64(n))
 				last.Store(now)
-			} else if ends {
-				end()
+			} else if closes {
+				shutdown()
 			}
 		}
 	}
@@ -103,7 +99,7 @@ func exchange(o Options, flows []int, ends bool, out io.Writer) error {
 	for range 2 * len(flows) {
 		err := <-failures
 		if err != nil {
-			end() // the others would wait for its bytes
+			shutdown() // the others would wait for its bytes
 		}
 		all = append(all, err)
 	}
@@ -112,18 +108,18 @@ func exchange(o Options, flows []int, ends bool, out io.Writer) error {
 	}
 	counted := time.Duration(last.Load() - start.Load())
 	if counted < o.Length/2 {
-		return fmt.Errorf("the other side ended after %s of %s", counted, o.Length)
+		return fmt.Errorf("the other side closed after %s of %s", counted, o.Length)
 	}
 	return json.NewEncoder(out).Encode(Report{Bytes: total.Load(), Seconds: counted.Seconds()})
 }
 
-// gone reports whether the other side, or this one, has ended the connection.
-func gone(n int, err error) bool {
+// closed reports whether either side has closed the connection.
+func closed(n int, err error) bool {
 	return n == 0 && err == nil || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
 
-// gather waits for a message on each flow and sends one back on all.
-func gather(o Options, flows []int) error {
+// answerAll waits for a message on each flow and then sends one back on all.
+func answerAll(o Options, flows []int) error {
 	message := o.buffers()[0]
 	for {
 		for _, call := range []struct {
@@ -132,18 +128,18 @@ func gather(o Options, flows []int) error {
 		}{{unix.SYS_RECVFROM, unix.MSG_WAITALL}, {unix.SYS_SENDTO, unix.MSG_NOSIGNAL}} {
 			for _, fd := range flows {
 				n, err := transfer(call.number, fd, message, call.flags)
-				if gone(n, err) {
+				if closed(n, err) {
 					return nil
 				}
 				if err != nil {
-					return fmt.Errorf("gather: %w", err)
+					return fmt.Errorf("ping-pong: %w", err)
 				}
 			}
 		}
 	}
 }
 
-// ping sends a message when the last one has come back, on each flow in turn.
+// ping sends a message when the last one has been answered, on each flow in turn.
 func ping(o Options, flows []int, out io.Writer) error {
 	message := o.buffers()[0]
 	times := make([]time.Duration, 0, 1<<20)
@@ -156,8 +152,8 @@ func ping(o Options, flows []int, out io.Writer) error {
 			return fmt.Errorf("send: %w", err)
 		}
 		n, err := transfer(unix.SYS_RECVFROM, fd, message, unix.MSG_WAITALL)
-		if gone(n, err) {
-			break // another spoke has ended first
+		if closed(n, err) {
+			break // another spoke has closed first
 		}
 		if err != nil || n < o.Size {
 			return fmt.Errorf("receive: %d of %d bytes: %w", n, o.Size, err)
@@ -165,7 +161,7 @@ func ping(o Options, flows []int, out io.Writer) error {
 		times = append(times, time.Since(sent))
 	}
 	if len(times) == 0 {
-		return errors.New("nothing came back")
+		return errors.New("no answer arrived")
 	}
 	slices.Sort(times)
 	return json.NewEncoder(out).Encode(Report{
