@@ -61,7 +61,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
 		return fmt.Errorf("make dist: %w", err)
 	}
-	b.say("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
+	b.report("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
 	built, err := release(ctx, root, b.progress(), "evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server")
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := writeManifest(ctx, root, library, filepath.Join(dist, "plugin", "manifest.json")); err != nil {
 		return err
 	}
-	b.say("building the operator (go, static)")
+	b.report("building the operator (go, static)")
 	return b.run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dist+"/",
 		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install")
 }
@@ -134,7 +134,7 @@ func (b Builder) debootstrap(ctx context.Context, release, dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("clear %s: %w", dir, err)
 	}
-	b.say("making a root of Debian " + release + " (a minute or two, once)")
+	b.report("making a root of Debian " + release + " (a minute or two, once)")
 	return b.run(ctx, filepath.Dir(dir), nil, "debootstrap", "--variant=minbase", release, dir)
 }
 
@@ -290,7 +290,7 @@ func (b Builder) id(ctx context.Context, name string) (string, error) {
 
 // build builds the image, with the key as a label if there is one.
 func (b Builder) build(ctx context.Context, root string, i image, key string) error {
-	b.say("building image " + i.name)
+	b.report("building image " + i.name)
 	// chroot isolation needs neither user namespaces nor a container runtime; a fixed time keeps digests equal for equal content.
 	argv := []string{"build", "--isolation", "chroot", "--layers=false", "--timestamp", "0", "-f", i.file, "-t", i.name}
 	if !b.Registry {
@@ -318,7 +318,7 @@ func (b Builder) run(ctx context.Context, dir string, env []string, name string,
 	return nil
 }
 
-func (b Builder) say(line string) { fmt.Fprintln(b.progress(), line) }
+func (b Builder) report(line string) { fmt.Fprintln(b.progress(), line) }
 
 func (b Builder) progress() io.Writer {
 	if b.Progress == nil {

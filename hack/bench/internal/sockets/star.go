@@ -146,7 +146,7 @@ func ping(o Options, flows []int, out io.Writer) error {
 	for start := time.Now(); time.Since(start) < o.Length && len(times) < cap(times); {
 		fd := flows[len(times)%len(flows)]
 		sent := time.Now()
-		if _, err := transfer(unix.SYS_SENDTO, fd, message, unix.MSG_NOSIGNAL); gone(1, err) {
+		if _, err := transfer(unix.SYS_SENDTO, fd, message, unix.MSG_NOSIGNAL); closed(1, err) {
 			break
 		} else if err != nil {
 			return fmt.Errorf("send: %w", err)
