@@ -8,6 +8,7 @@ use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
 use crate::rdma::{Adapter, DiscoveredPort, MemoryTypes, PortDiscovery};
+use crate::settings::name_filter::NameFilter;
 use crate::settings::{Family, Settings, TransportMode};
 use crate::sys::{self, InterfaceAddress};
 use crate::telemetry::log::Log;
@@ -306,46 +307,6 @@ fn rank(address: &InterfaceAddress) -> u8 {
         IpAddr::V4(_) => 0,
         IpAddr::V6(_) if !is_link_local(address) => 1,
         IpAddr::V6(_) => 2,
-    }
-}
-
-/// NCCL_SOCKET_IFNAME, and NCCL_IB_HCA, which is of the same form but for ports.
-pub(crate) struct NameFilter<'a> {
-    exclude: bool,
-    exact: bool,
-    /// Names, and of RDMA devices which port.
-    names: Vec<(&'a str, Option<u8>)>,
-}
-
-impl<'a> NameFilter<'a> {
-    pub(crate) fn parse(text: &'a str) -> Self {
-        let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
-        let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
-        let names = text
-            .split(',')
-            .map(|name| {
-                let (name, port) = name.split_once(':').unwrap_or((name, ""));
-                (name.trim(), port.trim().parse().ok())
-            })
-            .filter(|(name, _)| !name.is_empty())
-            .collect();
-        Self { exclude, exact, names }
-    }
-
-    /// Whether an interface is meant. NCCL allows ports with their names, which mean nothing.
-    fn matches(&self, name: &str) -> bool {
-        self.names.iter().any(|(wanted, _)| self.is(name, wanted)) != self.exclude
-    }
-
-    /// Whether a port of an RDMA device is meant.
-    pub(crate) fn matches_port(&self, name: &str, port: u8) -> bool {
-        let is = |wanted: &Option<u8>| wanted.is_none_or(|wanted| wanted == port);
-        let named = self.names.iter().any(|(wanted, of)| self.is(name, wanted) && is(of));
-        named != self.exclude
-    }
-
-    fn is(&self, name: &str, wanted: &str) -> bool {
-        if self.exact { name == wanted } else { name.starts_with(wanted) }
     }
 }
 

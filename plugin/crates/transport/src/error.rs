@@ -78,3 +78,11 @@ impl Error {
         Self::new(ErrorKind::System, format!("{what}: {error}"))
     }
 }
+
+/// A message that does not fit into the buffer posted for it; bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TooLong {
+    pub(crate) message: u64,
+    pub(crate) length: u64,
+    pub(crate) capacity: u64,
+}

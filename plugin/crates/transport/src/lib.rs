@@ -14,6 +14,7 @@
 //! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
 
 mod connection;
+mod context;
 mod device;
 mod error;
 mod handshake;
@@ -52,6 +53,7 @@ pub use sys::random;
 pub use telemetry::exporter::{Exporter, Page, Pages};
 pub use telemetry::log::{Log, NullLog};
 
+use context::Context;
 use handshake::listen::ListenMode;
 use runtime::reactor::Runtime;
 use sync::lock;
@@ -286,27 +288,4 @@ impl Transport {
 
 fn names(devices: &[Device]) -> String {
     devices.iter().map(Device::name).collect::<Vec<_>>().join(", ")
-}
-
-/// What a listener or a connection was opened with.
-#[derive(Clone)]
-struct Context {
-    settings: Arc<Settings>,
-    log: Arc<dyn Log>,
-    device: Device,
-    /// All of this host's.
-    devices: Arc<[Device]>,
-    label: String,
-    metrics: Arc<Metrics>,
-    /// The memory in which messages may be.
-    memory_types: MemoryTypes,
-    /// What packets are marked with over RDMA, unless the settings say.
-    traffic_class: Option<u8>,
-}
-
-impl Context {
-    /// The other RDMA ports by which a connection can go on.
-    fn other_ports(&self) -> impl Iterator<Item = Device> {
-        device::other_ports(&self.device, &self.devices).into_iter().cloned()
-    }
 }

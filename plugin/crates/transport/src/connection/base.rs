@@ -11,7 +11,7 @@ use std::time::Duration;
 use evenkeel_protocol::{FRAME_BYTES, Frame, FrameError};
 use socket2::{Socket, TcpKeepalive};
 
-use crate::Context;
+use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::SendBuffer;
@@ -21,6 +21,7 @@ use crate::runtime::waiters;
 use crate::sync::lock;
 use crate::sys;
 use crate::telemetry::counters::Counters;
+use crate::telemetry::metrics::ConnectionObservation;
 
 /// Most bytes a worker moves on one flow before it looks at others.
 pub(crate) const WORKER_QUANTUM: u64 = 1 << 20;
@@ -110,6 +111,19 @@ impl Base {
         match self.direction {
             Direction::Send => "send",
             Direction::Recv => "recv",
+        }
+    }
+
+    /// Its values for the metrics.
+    pub(crate) fn observe(&self, in_flight: &InFlight) -> ConnectionObservation<'_> {
+        ConnectionObservation {
+            direction: self.direction(),
+            peer: self.peer,
+            device: self.context.device.name(),
+            label: &self.context.label,
+            counters: &self.counters,
+            requests: in_flight.requests,
+            bytes: in_flight.bytes,
         }
     }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::connection::base::Base;
 use crate::connection::request::{MAX_RECVS, Request};
 use crate::error::Error;
-use crate::handshake::acceptor::AcceptorGuard;
 use crate::memory::buffers::RecvBuffer;
 use crate::rdma::MrCache;
 use crate::runtime::notify::Notify;
@@ -27,7 +26,7 @@ pub struct TaggedBuffer {
 pub struct RecvConnection {
     pub(crate) receiver: Arc<dyn Inbound>,
     /// Where the peer can replace flows.
-    _acceptor: AcceptorGuard,
+    _acceptor: Box<dyn Send + Sync>,
     _runtime: Arc<Runtime>,
 }
 
@@ -54,7 +53,7 @@ pub(crate) trait Inbound: Send + Sync {
 impl RecvConnection {
     pub(crate) fn new(
         receiver: Arc<dyn Inbound>,
-        acceptor: AcceptorGuard,
+        acceptor: Box<dyn Send + Sync>,
         runtime: Arc<Runtime>,
     ) -> Self {
         receiver.base().log_opened();

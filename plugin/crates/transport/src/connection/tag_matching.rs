@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 
 use crate::connection::request::Target;
+use crate::error::TooLong;
 use crate::memory::block::Block;
 use crate::memory::buffers::RecvBuffer;
 
@@ -141,14 +142,6 @@ pub(crate) enum MatchStep {
     AskSender,
     /// Nothing: a request has got a message that was aside.
     Delivered,
-}
-
-/// A message that does not fit into the buffer posted for it; bytes.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TooLong {
-    pub(crate) message: u64,
-    pub(crate) length: u64,
-    pub(crate) capacity: u64,
 }
 
 impl TagMatcher {

@@ -1,80 +1,80 @@
 //! Accepts TCP connections, and makes connections of those that prove to be peers.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self};
+use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{ConnectionId, HELLO_BYTES, Hello, Nonce, Refusal, Welcome};
+use evenkeel_protocol::{ConnectionId, Hello, Nonce, Refusal};
 use socket2::Socket;
 
-use crate::Context;
 use crate::connection::base::{configure_socket, would_block};
 use crate::connection::recv::Inbound;
+use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
-use crate::handshake::unauthenticated::{HandshakeState, Unauthenticated};
+use crate::handshake::unauthenticated::{Admission, Unauthenticated, send_welcome};
 use crate::rdma;
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
-use crate::settings::TransportMode;
+use crate::settings::{Settings, TransportMode};
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::receiver::TcpReceiver;
 
-/// Most TCP connections that have not shown yet that they are peers. When more come, those that had their time make room, and
-/// else the kernel holds the new ones.
+/// Maximum number of unauthenticated TCP connections. When more arrive, the oldest is dropped after its minimum time. Until
+/// then the kernel holds the new ones.
 pub(super) const MAX_UNAUTHENTICATED: usize = 128;
 
-/// How long it may take a peer to show that it is one when many come at once. Who has said nothing for longer is dropped if
-/// others wait.
+/// How long a peer may take for the handshake when many arrive at once. After that its connection is dropped if others wait.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(200);
 
-/// Most connections of which some flows have arrived, or that nobody has accepted yet.
+/// Maximum number of connections that are incomplete or not accepted yet.
 const MAX_UNACCEPTED: usize = 64;
 
 /// TCP connections that the kernel holds until a worker accepts them.
 pub(super) const BACKLOG: i32 = 512;
 
+/// The listening socket, and the connections that have arrived there.
 pub(super) struct Acceptor {
     pub(super) socket: Socket,
     pub(super) registration: Registration,
     pub(super) nonce: Nonce,
-    /// Hears of what has come; who has one waits for ever.
+    /// Notified of new connections. A listener with one never times out.
     pub(super) notified: Option<Arc<dyn Notify>>,
     pub(super) context: Context,
     /// Whether it listens at all addresses of this host.
     pub(super) everywhere: bool,
     pub(super) workers: Arc<Workers>,
-    /// Whether some were left to the kernel.
+    /// Whether connections were left to the kernel.
     pub(super) is_full: AtomicBool,
     pub(super) state: Mutex<State>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    /// No new connection is taken.
+    /// No new connection is accepted.
     pub(super) closed: bool,
     /// Oldest first.
     pub(super) unauthenticated: VecDeque<Arc<Unauthenticated>>,
     pub(super) partial: HashMap<ConnectionId, Partial>,
     pub(super) ready: VecDeque<Arc<dyn Inbound>>,
-    /// Connections whose peers are agreeing on queue pairs.
+    /// RDMA connections whose queue pairs are not agreed on yet.
     pub(super) agreeing: HashMap<ConnectionId, Arc<rdma::Receiver>>,
-    /// Connections that flows may join: what is ready and what was accepted.
+    /// TCP connections that flows may join, ready or accepted.
     pub(super) complete: HashMap<ConnectionId, Weak<TcpReceiver>>,
-    /// The same of those whose lifelines others may replace.
+    /// RDMA connections whose control connections may be replaced.
     pub(super) agreed: HashMap<ConnectionId, Weak<rdma::Receiver>>,
-    /// Those others, on which nothing was said yet.
+    /// Replacements that the peer has not chosen yet.
     pub(super) candidates: Vec<Weak<rdma::FailoverCandidate>>,
-    /// How many keep the socket open.
+    /// Number of guards that keep the socket open.
     pub(super) guards: usize,
-    /// Why the listener cannot go on.
+    /// Why the listener has failed.
     pub(super) failure: Option<Error>,
-    /// Strangers turned away so far.
+    /// Number of unauthenticated connections dropped so far.
     pub(super) dropped: u64,
 }
 
@@ -85,8 +85,8 @@ pub(super) struct Partial {
     pub(super) since: Instant,
 }
 
-/// Keeps the socket of a listener open: a connection's peer opens new flows in place of lost ones
-/// there, long after the listener is closed.
+/// Keeps the socket of a listener open. Peers of accepted connections replace lost flows there, also after the listener is
+/// closed.
 pub(crate) struct AcceptorGuard(Arc<Acceptor>);
 
 impl AcceptorGuard {
@@ -115,7 +115,7 @@ impl Drop for AcceptorGuard {
             std::mem::replace(&mut *state, closed)
         };
         acceptor.registration.end(&acceptor.socket);
-        // The worker may hold a reference a little longer; nobody may be let in meanwhile.
+        // The worker may hold a reference a little longer. No connection may be accepted meanwhile.
         let _ = acceptor.socket.shutdown(Shutdown::Both);
         for connection in state.unauthenticated {
             connection.take_socket();
@@ -125,12 +125,12 @@ impl Drop for AcceptorGuard {
 }
 
 impl Acceptor {
-    /// Takes every TCP connection that waits at the door, as long as there is room.
+    /// Accepts all waiting TCP connections, as long as there is room.
     pub(super) fn accept_all(self: &Arc<Self>) {
         self.is_full.store(false, Ordering::SeqCst);
         loop {
             if !self.has_room() {
-                // The next who is heard or had its time makes room.
+                // The next one that is admitted or times out makes room.
                 self.is_full.store(true, Ordering::SeqCst);
                 return;
             }
@@ -143,12 +143,12 @@ impl Acceptor {
                 Err(error) if would_block(&error) => return,
                 Err(error) if is_of_connection(&error) => {}
                 Err(error) if self.notified.is_some() => {
-                    // The next tick tries again: others, who are connected, need this process.
+                    // The next tick tries again: connections that exist need this process.
                     self.info(&format!("cannot accept: {error}"));
                     return;
                 }
                 Err(error) => {
-                    // Out of descriptors, say. The peer's patience is limited too.
+                    // Out of descriptors, for example. The peer times out too.
                     self.fail(ErrorKind::System, &format!("cannot accept: {error}"));
                     return;
                 }
@@ -156,14 +156,14 @@ impl Acceptor {
         }
     }
 
-    /// Whether one more stranger can be heard: there are few, or the oldest had its time and can be dropped.
+    /// Whether one more connection can be accepted: there are few, or the oldest has had its minimum time.
     fn has_room(&self) -> bool {
         let state = lock(&self.state);
         state.unauthenticated.len() < MAX_UNAUTHENTICATED
             || state
                 .unauthenticated
                 .front()
-                .is_some_and(|oldest| oldest.since.elapsed() >= MIN_HANDSHAKE_TIME)
+                .is_some_and(|oldest| oldest.age() >= MIN_HANDSHAKE_TIME)
     }
 
     fn receive(self: &Arc<Self>, socket: Socket, peer: SocketAddr) {
@@ -173,18 +173,8 @@ impl Acceptor {
             self.info(&format!("connection from {peer} dropped: {error}"));
             return;
         }
-        let connection = Arc::new(Unauthenticated {
-            listener: Arc::downgrade(self),
-            peer,
-            registration: self.workers.registration(),
-            since: Instant::now(),
-            handshake: Mutex::new(HandshakeState {
-                socket: None,
-                have: 0,
-                hello: [0; HELLO_BYTES],
-                challenge: None,
-            }),
-        });
+        let admission: Weak<Self> = Arc::downgrade(self);
+        let connection = Unauthenticated::new(admission, peer, self.workers.registration());
         let evicted = {
             let mut state = lock(&self.state);
             if state.guards == 0 {
@@ -198,22 +188,13 @@ impl Acceptor {
             }
         };
         if let Some(evicted) = evicted {
-            evicted.drop_connection("too many connections that say nothing");
+            evicted.drop_connection("too many unauthenticated connections");
         }
-        // The lock keeps the worker from the socket until it is in place.
-        let mut handshake = lock(&connection.handshake);
-        let source: Arc<dyn Source> = Arc::<Unauthenticated>::clone(&connection);
-        if let Err(error) = connection.registration.watch(&socket, source) {
-            drop(handshake);
-            connection.drop_connection(&error.to_string());
-            return;
-        }
-        handshake.socket = Some(socket);
+        connection.start(socket);
     }
 
-    /// Answers a peer's hello and, unless it is refused, takes its flow in. Complete connections
-    /// become ready.
-    pub(super) fn admit(
+    /// Answers a peer's hello and, unless it is refused, adds its flow. A complete connection becomes ready.
+    fn admit_flow(
         self: &Arc<Self>,
         hello: &Hello,
         socket: Socket,
@@ -257,7 +238,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// What a connection is opened with whose first flow this is.
+    /// The context of a connection whose first flow this is.
     fn context_of(&self, flow: Option<&Socket>) -> Context {
         let mut context = self.context.clone();
         let local = flow.and_then(|flow| flow.local_addr().ok()?.as_socket());
@@ -272,8 +253,8 @@ impl Acceptor {
         context
     }
 
-    /// Answers a peer whose messages are to be carried by RDMA and, unless it is refused, agrees with it on queue pairs.
-    /// Then the connection becomes ready.
+    /// Answers the hello of an RDMA connection and, unless it is refused, agrees on queue pairs. Then the connection becomes
+    /// ready.
     fn agree_queue_pairs(
         self: &Arc<Self>,
         hello: &Hello,
@@ -307,7 +288,7 @@ impl Acceptor {
         });
         let workers = &self.workers;
         let queue_pairs = usize::from(hello.flows);
-        // The lock keeps the outcome back until the connection is noted.
+        // The lock delays the outcome until the connection is in the table.
         let others = context.other_ports().filter(|_| self.everywhere);
         let elsewhere = others.flat_map(|device| device.addresses()).collect();
         let control = (socket, peer);
@@ -330,7 +311,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Lets a lifeline take the place of a connection's, if the peer chooses it.
+    /// Accepts a candidate for the control connection of an RDMA connection. The peer may choose it for failover.
     fn failover(&self, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
         let mut state = lock(&self.state);
         let receiver = state.agreed.get(&hello.connection).and_then(Weak::upgrade);
@@ -357,7 +338,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// The peers have agreed on queue pairs, or cannot.
+    /// The peers have agreed on queue pairs, or have failed to.
     fn queue_pairs_agreed(&self, id: ConnectionId, peer: SocketAddr, opened: Result<(), Error>) {
         let mut state = lock(&self.state);
         let Some(receiver) = state.agreeing.remove(&id) else { return };
@@ -400,21 +381,56 @@ impl Acceptor {
         }
     }
 
-    /// Ends the listener with an error, for the next poll to report.
+    /// Fails the listener. The next poll reports the error.
     pub(super) fn fail(&self, kind: ErrorKind, what: &str) {
         let Context { device, label, .. } = &self.context;
         let line = format!("listener on {} failed: {what} {label}", device.name());
         lock(&self.state).failure.get_or_insert_with(|| Error::new(kind, line));
     }
 
-    pub(super) fn info(&self, line: &str) {
+    fn info(&self, line: &str) {
         let Context { log, device, label, .. } = &self.context;
         log.info(&format!("evenkeel: listener on {}: {line} {label}", device.name()));
     }
 }
 
+impl Admission for Acceptor {
+    fn nonce(&self) -> Nonce {
+        self.nonce
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.context.settings
+    }
+
+    fn admit(
+        self: Arc<Self>,
+        hello: &Hello,
+        socket: Socket,
+        peer: SocketAddr,
+    ) -> Result<(), Refusal> {
+        self.admit_flow(hello, socket, peer)
+    }
+
+    fn remove(&self, connection: &Unauthenticated, dropped: bool) {
+        let mut state = lock(&self.state);
+        state.unauthenticated.retain(|other| !std::ptr::eq(&raw const **other, connection));
+        state.dropped += u64::from(dropped);
+    }
+
+    fn accept_waiting(self: Arc<Self>) {
+        if self.is_full.load(Ordering::SeqCst) {
+            self.accept_all();
+        }
+    }
+
+    fn info(&self, line: &str) {
+        Self::info(self, line);
+    }
+}
+
 impl State {
-    /// Where the socket of a peer's flow goes.
+    /// The slot for the socket of a peer's flow.
     fn place_for(
         &mut self,
         hello: &Hello,
@@ -439,7 +455,7 @@ impl State {
         }
     }
 
-    /// The sockets of a connection of which all flows have arrived.
+    /// The sockets of a connection, if all its flows have arrived.
     fn take_if_complete(&mut self, connection: &ConnectionId) -> Option<Vec<Socket>> {
         if self.partial.get(connection)?.flows.iter().any(Option::is_none) {
             return None;
@@ -448,7 +464,7 @@ impl State {
     }
 }
 
-/// Binds a listening socket to an address, at a port of the range if there is one.
+/// Binds a listening socket to an address, to a free port of the range if there is one.
 pub(super) fn bind(
     socket: &Socket,
     local: SocketAddr,
@@ -467,8 +483,7 @@ pub(super) fn bind(
     Err(io::Error::new(io::ErrorKind::AddrInUse, what))
 }
 
-/// Whether an error of `accept` is one of the connection that was to be accepted, not of the
-/// listener.
+/// Whether an error of `accept` belongs to the connection that was to be accepted, not to the listener.
 fn is_of_connection(error: &io::Error) -> bool {
     const OF_CONNECTION: [i32; 9] = [
         libc::ECONNABORTED,
@@ -484,14 +499,14 @@ fn is_of_connection(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| OF_CONNECTION.contains(&errno))
 }
 
-/// Lets a flow join a connection that is complete.
+/// Adds a flow to a connection that is complete.
 fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
     let outcome = match receiver {
         None => Err(Refusal::Gone),
         Some(_) if hello.flow < u32::from(hello.flows) => Err(Refusal::Inconsistent),
         Some(_) => Ok(()),
     };
-    // The welcome goes before anything that the connection has to say on the flow.
+    // The welcome is sent before anything else on the flow.
     send_welcome(&socket, hello.connection, outcome);
     outcome?;
     receiver
@@ -500,18 +515,7 @@ fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> R
         .ok_or(Refusal::Gone)
 }
 
-/// Sends the answer to a hello. A new socket has room for it; if the peer is gone, its connection
-/// will say so.
-pub(super) fn send_welcome(
-    socket: &Socket,
-    connection: ConnectionId,
-    outcome: Result<(), Refusal>,
-) {
-    let welcome = Welcome { connection, verdict: outcome };
-    let _ = socket.send_with_flags(&welcome.encode(), libc::MSG_NOSIGNAL);
-}
-
-/// The listening socket, as its worker sees it.
+/// Registers the listening socket with a worker.
 pub(super) struct AcceptorSource(pub(super) Arc<Acceptor>);
 
 impl Source for AcceptorSource {

@@ -7,8 +7,8 @@ use std::time::Instant;
 use evenkeel_protocol::{ConnectionId, Handle};
 use socket2::Socket;
 
-use crate::Context;
 use crate::connection::send::{Outbound, SendConnection};
+use crate::context::Context;
 use crate::error::{Error, ErrorKind, Retry};
 use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
 use crate::rdma;

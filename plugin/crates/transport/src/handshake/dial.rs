@@ -11,8 +11,8 @@ use evenkeel_protocol::{
 };
 use socket2::{Domain, Socket, Type};
 
-use crate::Context;
 use crate::connection::base::{configure_socket, would_block};
+use crate::context::Context;
 use crate::error::Retry;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::sync::lock;

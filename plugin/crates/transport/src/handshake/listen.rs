@@ -7,8 +7,8 @@ use std::time::Instant;
 use evenkeel_protocol::{Handle, Nonce};
 use socket2::{Domain, Socket, Type};
 
-use crate::Context;
 use crate::connection::recv::{Inbound, RecvConnection};
+use crate::context::Context;
 use crate::error::{Error, ErrorKind};
 use crate::handshake::acceptor::{Acceptor, AcceptorGuard, AcceptorSource, BACKLOG, bind};
 use crate::runtime::notify::Notify;
@@ -146,7 +146,7 @@ impl Listener {
 
 impl Listener {
     fn connection(&self, receiver: Arc<dyn Inbound>) -> RecvConnection {
-        RecvConnection::new(receiver, self.guard.clone(), Arc::clone(&self.runtime))
+        RecvConnection::new(receiver, Box::new(self.guard.clone()), Arc::clone(&self.runtime))
     }
 }
 

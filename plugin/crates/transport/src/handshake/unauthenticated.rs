@@ -2,51 +2,71 @@
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, HandshakeError, Hello, PROOF_BYTES, Refusal,
+    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, HandshakeError, Hello, Nonce, PROOF_BYTES, Refusal,
+    Welcome,
 };
 use socket2::Socket;
 
 use crate::connection::base::would_block;
-use crate::handshake::acceptor::{Acceptor, send_welcome};
 use crate::runtime::reactor::{Readiness, Registration, Source};
+use crate::settings::Settings;
 use crate::sync::lock;
 use crate::sys;
 
-/// A TCP connection that has not shown yet that it is a flow of a peer.
+/// The listener, as a connection sees it that has to prove itself.
+pub(super) trait Admission: Send + Sync {
+    /// The nonce that peers must present.
+    fn nonce(&self) -> Nonce;
+    fn settings(&self) -> &Settings;
+    /// The peer has proved itself. Sends it a welcome or a refusal.
+    fn admit(
+        self: Arc<Self>,
+        hello: &Hello,
+        socket: Socket,
+        peer: SocketAddr,
+    ) -> Result<(), Refusal>;
+    /// The connection is admitted or dropped, and does not count any more.
+    fn remove(&self, connection: &Unauthenticated, dropped: bool);
+    /// Accepts more connections if some were left to the kernel.
+    fn accept_waiting(self: Arc<Self>);
+    /// Writes a line to the log.
+    fn info(&self, line: &str);
+}
+
+/// A TCP connection that has not proved yet that it is a flow of a peer.
 pub(super) struct Unauthenticated {
-    pub(super) listener: Weak<Acceptor>,
-    pub(super) peer: SocketAddr,
-    pub(super) registration: Registration,
-    pub(super) since: Instant,
-    pub(super) handshake: Mutex<HandshakeState>,
+    admission: Weak<dyn Admission>,
+    peer: SocketAddr,
+    registration: Registration,
+    since: Instant,
+    handshake: Mutex<HandshakeState>,
 }
 
-pub(super) struct HandshakeState {
-    /// `None` once the stranger is a peer or turned away.
-    pub(super) socket: Option<Socket>,
-    /// Bytes of the hello.
-    pub(super) have: usize,
-    pub(super) hello: [u8; HELLO_BYTES],
-    /// With a job key, once the hello is there.
-    pub(super) challenge: Option<Challenge>,
+struct HandshakeState {
+    /// `None` once the peer is admitted or dropped.
+    socket: Option<Socket>,
+    /// Bytes of the hello that were received.
+    have: usize,
+    hello: [u8; HELLO_BYTES],
+    /// With a job key, once the hello is complete.
+    challenge: Option<Challenge>,
 }
 
-pub(super) struct Challenge {
-    pub(super) sent: [u8; CHALLENGE_BYTES],
-    /// Bytes of the proof.
-    pub(super) have: usize,
-    pub(super) proof: [u8; PROOF_BYTES],
+struct Challenge {
+    sent: [u8; CHALLENGE_BYTES],
+    /// Bytes of the proof that were received.
+    have: usize,
+    proof: [u8; PROOF_BYTES],
 }
 
-/// Why a stranger is not a peer.
+/// Why a connection is not admitted.
 struct Rejection {
     why: String,
-    /// What to tell one that speaks the protocol.
+    /// What to send to a peer that speaks the protocol.
     refusal: Option<Refusal>,
 }
 
@@ -75,9 +95,9 @@ impl From<HandshakeError> for Rejection {
 }
 
 impl HandshakeState {
-    /// Reads what is there, and answers a hello with a challenge if there is a job key; the hello, once all is there that
-    /// shows a peer.
-    fn advance(&mut self, listener: &Acceptor) -> Result<Option<Hello>, Rejection> {
+    /// Reads what has arrived. With a job key, answers the hello with a challenge. Returns the hello once the peer has proved
+    /// itself.
+    fn advance(&mut self, nonce: Nonce, settings: &Settings) -> Result<Option<Hello>, Rejection> {
         let Self { socket: Some(socket), have, hello, challenge } = self else { return Ok(None) };
         while *have < HELLO_BYTES {
             let Some(received) = receive(socket, &mut hello[*have..], *have)? else {
@@ -88,15 +108,14 @@ impl HandshakeState {
                 return Err(HandshakeError::NotEvenkeel("peer").into());
             }
         }
-        let settings = &listener.context.settings;
         let key = settings.job_key.as_ref();
-        let decoded = Hello::decode(hello, listener.nonce, key.is_some(), settings.checksum)?;
+        let decoded = Hello::decode(hello, nonce, key.is_some(), settings.checksum)?;
         let Some(key) = key else { return Ok(Some(decoded)) };
         let challenge = match challenge {
             Some(challenge) => challenge,
             None => {
                 let sent = key.challenge(hello, sys::random()?);
-                // A new socket has room for it; if not, its peer will give up.
+                // A new socket has room for it. If this one has none, the peer times out.
                 socket.send_with_flags(&sent, libc::MSG_NOSIGNAL)?;
                 challenge.insert(Challenge { sent, have: 0, proof: [0; PROOF_BYTES] })
             }
@@ -120,7 +139,7 @@ impl HandshakeState {
     }
 }
 
-/// Reads what is there, at most `into`; none if there is nothing now. `before` bytes came earlier.
+/// Reads at most `into`; `None` if nothing has arrived. `before` bytes were received earlier.
 fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usize>, Rejection> {
     match sys::uninterrupted(|| (&*socket).read(into)) {
         Ok(0) => Err(format!("it closed after {before} bytes").into()),
@@ -130,37 +149,77 @@ fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usi
     }
 }
 
+/// Sends the answer to a hello. A new socket has room for it. If the peer is gone, its connection reports that.
+pub(super) fn send_welcome(
+    socket: &Socket,
+    connection: ConnectionId,
+    verdict: Result<(), Refusal>,
+) {
+    let welcome = Welcome { connection, verdict };
+    let _ = socket.send_with_flags(&welcome.encode(), libc::MSG_NOSIGNAL);
+}
+
 impl Unauthenticated {
+    /// A connection whose handshake begins with [`Unauthenticated::start`].
+    pub(super) fn new(
+        admission: Weak<dyn Admission>,
+        peer: SocketAddr,
+        registration: Registration,
+    ) -> Arc<Self> {
+        let handshake =
+            HandshakeState { socket: None, have: 0, hello: [0; HELLO_BYTES], challenge: None };
+        Arc::new(Self {
+            admission,
+            peer,
+            registration,
+            since: Instant::now(),
+            handshake: Mutex::new(handshake),
+        })
+    }
+
+    /// Begins the handshake on this socket.
+    pub(super) fn start(self: &Arc<Self>, socket: Socket) {
+        // The lock keeps the worker from the socket until it is in place.
+        let mut handshake = lock(&self.handshake);
+        let source: Arc<dyn Source> = Arc::<Self>::clone(self);
+        if let Err(error) = self.registration.watch(&socket, source) {
+            drop(handshake);
+            self.drop_connection(&error.to_string());
+            return;
+        }
+        handshake.socket = Some(socket);
+    }
+
+    /// How long it has been connected.
+    pub(super) fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Ends the handshake; the socket, unless it ended before.
     pub(super) fn take_socket(&self) -> Option<Socket> {
         let socket = lock(&self.handshake).socket.take()?;
         self.registration.end(&socket);
         Some(socket)
     }
 
-    fn forget(&self, listener: &Acceptor, dropped: bool) {
-        let mut state = lock(&listener.state);
-        state.unauthenticated.retain(|other| !std::ptr::eq(&raw const **other, self));
-        state.dropped += u64::from(dropped);
-    }
-
     pub(super) fn drop_connection(&self, why: &str) {
         self.take_socket();
-        if let Some(listener) = self.listener.upgrade() {
-            self.forget(&listener, true);
-            listener.info(&format!("connection from {} dropped: {why}", self.peer));
+        if let Some(admission) = self.admission.upgrade() {
+            admission.remove(self, true);
+            admission.info(&format!("connection from {} dropped: {why}", self.peer));
         }
     }
 
-    /// Goes on with the handshake as far as the bytes that are there allow; the text says why the stranger is not a peer.
+    /// Continues the handshake as far as the received bytes allow. The error says why the connection is not admitted.
     fn advance(&self) -> Result<(), String> {
-        let Some(listener) = self.listener.upgrade() else { return Ok(()) };
-        let advanced = lock(&self.handshake).advance(&listener);
+        let Some(admission) = self.admission.upgrade() else { return Ok(()) };
+        let advanced = lock(&self.handshake).advance(admission.nonce(), admission.settings());
         match advanced {
             Ok(None) => Ok(()),
             Ok(Some(hello)) => {
                 let Some(socket) = self.take_socket() else { return Ok(()) };
-                self.forget(&listener, false);
-                listener
+                admission.remove(self, false);
+                admission
                     .admit(&hello, socket, self.peer)
                     .map_err(|refusal| format!("refused: {refusal}"))
             }
@@ -182,18 +241,16 @@ impl Source for Unauthenticated {
         if let Err(why) = self.advance() {
             self.drop_connection(&why);
         }
-        if let Some(listener) = self.listener.upgrade()
-            && listener.is_full.load(Ordering::SeqCst)
-        {
-            listener.accept_all();
+        if let Some(admission) = self.admission.upgrade() {
+            admission.accept_waiting();
         }
     }
 
     fn tick(&self, now: Instant) {
         let limit = self
-            .listener
+            .admission
             .upgrade()
-            .map_or(Duration::ZERO, |listener| listener.context.settings.handshake_timeout);
+            .map_or(Duration::ZERO, |admission| admission.settings().handshake_timeout);
         if now.saturating_duration_since(self.since) < limit {
             return;
         }

@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind};
 use crate::runtime::reactor::{Linger, Readiness, Registration, Source, Workers};
 use crate::runtime::waiters;
 use crate::sync::lock;
-use crate::telemetry::metrics::{FlowObservation, Observed};
+use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
 /// Most rounds of completions that are taken at a time.
 const ROUNDS: usize = 16;
@@ -345,7 +345,7 @@ impl<S: EndpointState> Endpoint<S> {
                 core.port.map_or_else(|| "unknown".to_owned(), |port| Gid(port.gid).to_string());
             format!("GID {}, the peer's {peer}", core.lanes.adapter.gid())
         };
-        if self.base.fail(kind, &format!("{what} ({gids})"), &self.in_flight()) {
+        if self.base.fail(kind, &format!("{what} ({gids})"), &self.state().in_flight()) {
             // The peer must hear of it now, not when this side closes.
             self.come_to_rest();
             let lingers = self.state().core().lingering.is_some();
@@ -428,15 +428,11 @@ impl<S: EndpointState> Owner for Endpoint<S> {
 }
 
 impl<S: EndpointState> Observed for Endpoint<S> {
-    fn base(&self) -> &Base {
-        &self.base
+    fn observe(&self) -> ConnectionObservation<'_> {
+        self.base.observe(&self.state().in_flight())
     }
 
-    fn in_flight(&self) -> InFlight {
-        self.state().in_flight()
-    }
-
-    fn flows(&self) -> Vec<FlowObservation> {
+    fn observe_flows(&self) -> Vec<FlowObservation> {
         self.state().core().lanes.observe()
     }
 }

@@ -41,8 +41,7 @@ use std::time::Duration;
 
 use evenkeel_protocol::ArrivalError;
 
-use crate::connection::tag_matching::TooLong;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, TooLong};
 
 /// Longest message that goes to the receiver's ring, in bytes.
 pub(crate) const EAGER_BYTES: usize = 4096;

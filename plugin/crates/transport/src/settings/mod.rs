@@ -1,5 +1,6 @@
 //! Everything that can be set, in one table.
 
+pub(crate) mod name_filter;
 pub(crate) mod rails;
 
 use std::fs::File;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketMarking, Schedule};
 
-use crate::device::NameFilter;
+use name_filter::NameFilter;
 use rails::Rails;
 
 /// One environment variable.

@@ -11,12 +11,12 @@ use evenkeel_protocol::{
 };
 use socket2::Socket;
 
-use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight, TransportKind};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
-use crate::connection::tag_matching::{MatchStep, TagMatcher, TooLong};
-use crate::error::{Error, ErrorKind};
+use crate::connection::tag_matching::{MatchStep, TagMatcher};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, TooLong};
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::caller_polling::{HotFlow, PollOwner};
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
@@ -27,7 +27,7 @@ use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::tcp::recv_flow::{ReadStage, ReadState, RecvFlow};
 use crate::telemetry::counters::FlowCounters;
-use crate::telemetry::metrics::{FlowObservation, Observed};
+use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
 /// How long a receiver whose flows have all ended waits for another one. A sender that lives opens
 /// one as soon as it hears of the loss.
@@ -547,15 +547,11 @@ impl RecvQueue {
 }
 
 impl Observed for TcpReceiver {
-    fn base(&self) -> &Base {
-        &self.base
+    fn observe(&self) -> ConnectionObservation<'_> {
+        self.base.observe(&Self::in_flight(self))
     }
 
-    fn in_flight(&self) -> InFlight {
-        Self::in_flight(self)
-    }
-
-    fn flows(&self) -> Vec<FlowObservation> {
+    fn observe_flows(&self) -> Vec<FlowObservation> {
         let observe = |flow: &Arc<RecvFlow>| FlowObservation {
             number: flow.number,
             bytes: flow.counters.bytes(),

@@ -28,7 +28,7 @@ use crate::tcp::repair::RepairState;
 use crate::tcp::retransmit_buffer::{CopyId, RetransmitBuffer};
 use crate::tcp::send_flow::{FrameReader, SendFlow, WriteState};
 use crate::telemetry::counters::FlowCounters;
-use crate::telemetry::metrics::{FlowObservation, Observed};
+use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
 /// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
 const WAKE_BYTES: u64 = 128 << 10;
@@ -704,15 +704,11 @@ impl SendQueue {
 }
 
 impl Observed for TcpSender {
-    fn base(&self) -> &Base {
-        &self.base
+    fn observe(&self) -> ConnectionObservation<'_> {
+        self.base.observe(&Self::in_flight(self))
     }
 
-    fn in_flight(&self) -> InFlight {
-        Self::in_flight(self)
-    }
-
-    fn flows(&self) -> Vec<FlowObservation> {
+    fn observe_flows(&self) -> Vec<FlowObservation> {
         let observe = |flow: &Arc<SendFlow>| FlowObservation {
             number: flow.number,
             bytes: flow.counters.bytes(),

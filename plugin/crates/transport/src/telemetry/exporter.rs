@@ -146,12 +146,20 @@ fn path_of(request: &[u8]) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::Metrics;
     use evenkeel_testkit::TestRng;
     use std::net::Shutdown;
 
+    /// Metrics without a value.
+    struct NoMetrics;
+
+    impl Pages for NoMetrics {
+        fn page(&self, path: &str) -> Option<Page> {
+            (path == "/metrics").then(|| Page::open_metrics("# EOF\n".to_owned()))
+        }
+    }
+
     fn start(addresses: &[SocketAddr]) -> io::Result<(Exporter, SocketAddr)> {
-        let exporter = Exporter::start(addresses, Arc::new(Metrics::default()))?;
+        let exporter = Exporter::start(addresses, Arc::new(NoMetrics))?;
         let address = exporter.address();
         Ok((exporter, address))
     }

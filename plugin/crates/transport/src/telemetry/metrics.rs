@@ -1,6 +1,7 @@
-//! What the live connections have done, in the text format of Prometheus.
+//! Metrics of the live connections, in the text format of Prometheus.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, Weak};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -9,28 +10,42 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::connection::base::{Base, InFlight};
 use crate::rdma::Adapter;
+use crate::sync::lock;
 use crate::sys::PathFigures;
+use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::{Page, Pages};
 
-/// A connection that can be looked at.
+/// A connection with metrics.
 pub(crate) trait Observed: Send + Sync {
-    /// What it has in common with all others.
-    fn base(&self) -> &Base;
-    /// What is not done.
-    fn in_flight(&self) -> InFlight;
-    /// Its flows.
-    fn flows(&self) -> Vec<FlowObservation>;
+    /// Its present values.
+    fn observe(&self) -> ConnectionObservation<'_>;
+    /// The present values of its flows.
+    fn observe_flows(&self) -> Vec<FlowObservation>;
 }
 
-/// A flow at some moment.
+/// The values of a connection at some moment.
+pub(crate) struct ConnectionObservation<'a> {
+    /// `send` or `recv`.
+    pub(crate) direction: &'static str,
+    pub(crate) peer: SocketAddr,
+    /// Name of the device that it was opened on.
+    pub(crate) device: &'a str,
+    /// As in its log lines.
+    pub(crate) label: &'a str,
+    pub(crate) counters: &'a Counters,
+    /// Requests that are not done, and their bytes.
+    pub(crate) requests: usize,
+    pub(crate) bytes: u64,
+}
+
+/// The values of a flow at some moment.
 pub(crate) struct FlowObservation {
     /// Its number in the connection.
     pub(crate) number: u32,
     /// Payload bytes moved.
     pub(crate) bytes: u64,
-    /// What the kernel says of its path.
+    /// Path figures from the kernel.
     pub(crate) path: PathFigures,
 }
 
@@ -66,7 +81,7 @@ struct FlowLabels {
 type OfConnection<M> = Family<ConnectionLabels, M>;
 type OfFlow<M> = Family<FlowLabels, M>;
 
-/// The metrics, with their help.
+/// The metric families.
 #[derive(Default)]
 struct Table {
     bytes: OfConnection<Counter>,
@@ -90,22 +105,22 @@ struct Table {
 }
 
 impl Metrics {
-    /// Shows these ports too.
+    /// With the counters of these RDMA ports.
     pub(crate) fn new(adapters: Vec<Arc<Adapter>>) -> Self {
         Self { connections: Mutex::default(), adapters }
     }
 
-    /// Shows a connection from now on, as long as it lives.
+    /// Includes a connection from now on, as long as it lives.
     pub(crate) fn watch(&self, connection: Weak<dyn Observed>) {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = lock(&self.connections);
         connections.retain(|connection| connection.strong_count() > 0);
         connections.push(connection);
     }
 
-    /// What a scrape gets.
+    /// The text that a scrape gets.
     fn render(&self) -> String {
         let connections: Vec<Arc<dyn Observed>> = {
-            let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let connections = lock(&self.connections);
             connections.iter().filter_map(Weak::upgrade).collect()
         };
         let table = Table::default();
@@ -135,12 +150,13 @@ impl Pages for Metrics {
 
 impl Table {
     fn add(&self, connection: &dyn Observed) {
-        let base = connection.base();
+        let ConnectionObservation { direction, peer, device, label, counters, requests, bytes } =
+            connection.observe();
         let labels = ConnectionLabels {
-            direction: base.direction(),
-            peer: base.peer().to_string(),
-            device: base.context.device.name().to_owned(),
-            comm: base.context.label.trim_start_matches("comm=").to_owned(),
+            direction,
+            peer: peer.to_string(),
+            device: device.to_owned(),
+            comm: label.trim_start_matches("comm=").to_owned(),
         };
         let of_flow = |flow| FlowLabels {
             direction: labels.direction,
@@ -149,7 +165,6 @@ impl Table {
             comm: labels.comm.clone(),
             flow,
         };
-        let counters = &base.counters;
         for (family, value) in [
             (&self.bytes, counters.bytes()),
             (&self.chunks, counters.chunks()),
@@ -163,10 +178,9 @@ impl Table {
         ] {
             family.get_or_create(&labels).inc_by(value);
         }
-        let InFlight { requests, bytes } = connection.in_flight();
         self.requests.get_or_create(&labels).inc_by(requests as i64);
         self.pending.get_or_create(&labels).inc_by(bytes as i64);
-        for FlowObservation { number, bytes, path } in connection.flows() {
+        for FlowObservation { number, bytes, path } in connection.observe_flows() {
             let labels = of_flow(number);
             self.flow_bytes.get_or_create(&labels).inc_by(bytes);
             self.retransmits.get_or_create(&labels).inc_by(path.retransmits);
@@ -181,15 +195,15 @@ impl Table {
         let bytes = || Unit::Bytes;
         all.register_with_unit("message", "Bytes of complete messages", bytes(), self.bytes);
         all.register("chunks", "Chunks moved", self.chunks);
-        let help = "Bytes that were sent again, or came again, because a flow died";
+        let help = "Bytes that were sent or received again because a flow died";
         all.register_with_unit("repeated", help, bytes(), self.repeated);
         all.register("flows_lost", "Flows that died", self.lost);
         all.register("flows_replaced", "Flows opened in place of dead ones", self.replaced);
-        let help = "Times that a new path took the place of a slow one";
+        let help = "Number of times that a new path replaced a slow one";
         all.register("repaths", help, self.repathed);
-        let help = "Times that no flow was left and the connection went on";
+        let help = "Number of times that a connection recovered after it had lost all flows";
         all.register("recoveries", help, self.recovered);
-        let help = "Flows given up because they stood still while others moved";
+        let help = "Flows that were closed because they stalled while others moved";
         all.register("stalls", help, self.stalled);
         let help = "Chunks and frames that did not match their checksum";
         all.register("checksum_mismatches", help, self.corrupt);
@@ -197,17 +211,28 @@ impl Table {
         let help = "Bytes of requests that are not done";
         all.register_with_unit("in_flight", help, bytes(), self.pending);
         all.register_with_unit("flow", "Payload bytes moved by a flow", bytes(), self.flow_bytes);
-        all.register("flow_retransmits", "Segments that TCP sent again", self.retransmits);
+        all.register("flow_retransmits", "Segments that TCP retransmitted", self.retransmits);
         let help = "TCP's smoothed round-trip time";
         all.register_with_unit("flow_round_trip", help, Unit::Seconds, self.round_trip);
-        let help = "What TCP last delivered in a second";
+        let help = "Delivery rate that TCP last measured, per second";
         all.register_with_unit("flow_delivery_rate", help, bytes(), self.rate);
-        let help = "Bytes that wait in the socket unsent";
+        let help = "Unsent bytes in the socket buffer";
         all.register_with_unit("flow_queued", help, bytes(), self.queued);
-        let help = "Times that memory was registered with an RDMA port";
+        let help = "Number of times that memory was registered with an RDMA port";
         all.register("memory_registrations", help, self.registrations);
-        let help = "Times that memory was used which was registered already";
+        let help = "Number of times that memory was used that was already registered";
         all.register("memory_registrations_reused", help, self.reused);
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_without_connections_are_an_empty_page() {
+        let page = Metrics::default().page("/metrics").unwrap();
+        assert_eq!(page.body, "# EOF\n");
     }
 }

@@ -1,0 +1,41 @@
+//! Filters of interface and RDMA port names, as NCCL writes them.
+
+/// NCCL_SOCKET_IFNAME, and NCCL_IB_HCA, which is of the same form but for ports.
+pub(crate) struct NameFilter<'a> {
+    pub(crate) exclude: bool,
+    exact: bool,
+    /// Names, and of RDMA devices which port.
+    names: Vec<(&'a str, Option<u8>)>,
+}
+
+impl<'a> NameFilter<'a> {
+    pub(crate) fn parse(text: &'a str) -> Self {
+        let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
+        let names = text
+            .split(',')
+            .map(|name| {
+                let (name, port) = name.split_once(':').unwrap_or((name, ""));
+                (name.trim(), port.trim().parse().ok())
+            })
+            .filter(|(name, _)| !name.is_empty())
+            .collect();
+        Self { exclude, exact, names }
+    }
+
+    /// Whether an interface is meant. NCCL allows ports with their names, which mean nothing.
+    pub(crate) fn matches(&self, name: &str) -> bool {
+        self.names.iter().any(|(wanted, _)| self.is(name, wanted)) != self.exclude
+    }
+
+    /// Whether a port of an RDMA device is meant.
+    pub(crate) fn matches_port(&self, name: &str, port: u8) -> bool {
+        let is = |wanted: &Option<u8>| wanted.is_none_or(|wanted| wanted == port);
+        let named = self.names.iter().any(|(wanted, of)| self.is(name, wanted) && is(of));
+        named != self.exclude
+    }
+
+    fn is(&self, name: &str, wanted: &str) -> bool {
+        if self.exact { name == wanted } else { name.starts_with(wanted) }
+    }
+}
