@@ -54,17 +54,17 @@ var checks = []check{
 	{
 		Name: "registration of a cached buffer", Goal: "no verbs call",
 		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
-		Tests: []string{"rdma::tests::memory_that_is_registered_needs_no_call_of_the_device"},
+		Tests: []string{"rdma::tests::mr_cache_registers_memory_once"},
 	},
 	{
 		Name: "one queue pair forced into error in the middle of a transfer, at either side, of two and of one", Goal: "the transfer finishes, every byte right",
 		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
-		Tests: []string{"rdma::tests::a_queue_pair_that_fails_at_the_sender_costs_no_byte", "rdma::tests::a_queue_pair_that_fails_at_the_receiver_costs_no_byte"},
+		Tests: []string{"rdma::tests::queue_pair_failure_at_the_sender_loses_no_byte", "rdma::tests::queue_pair_failure_at_the_receiver_loses_no_byte"},
 	},
 	{
 		Name: "all packets of a pair of ports lost in the middle of a transfer, and the port down", Goal: "the transfer finishes by another pair, every byte right",
 		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport", Topology: vm.Rails,
-		Tests: []string{"rdma::failover::tests::what_is_on_its_way_when_a_path_dies_comes_by_the_other_one", "rdma::failover::tests::a_port_that_goes_down_is_left"},
+		Tests: []string{"rdma::failover::tests::path_failure_under_load_loses_no_byte", "rdma::failover::tests::port_down_fails_over"},
 	},
 	{
 		Name: "all-reduces of three ranks through two reduction servers", Goal: "every element right",

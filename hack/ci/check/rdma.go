@@ -18,8 +18,8 @@ var rdmaTests = []struct {
 	topology vm.Topology
 	run      []string
 }{
-	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"device::", "rdma::", "--include-ignored", "--skip", "a_port_that_is_gone", "--skip", "failover"}},
-	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"rdma::tests::a_port_that_is_gone", "--include-ignored"}},
+	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"device::", "rdma::", "--include-ignored", "--skip", "port_down_error", "--skip", "failover"}},
+	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Pair, []string{"rdma::tests::port_down_error", "--include-ignored"}},
 	// One test at a time, as each changes the links.
 	{[]string{"-p", "evenkeel-transport", "--lib"}, vm.Rails, []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
 	// Tests that are ignored here are part of other tests.

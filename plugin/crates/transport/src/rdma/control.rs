@@ -1,4 +1,4 @@
-//! The TCP connection on which the peers of a connection agree, and by whose end they notice that the other one is gone.
+//! The control connection: a TCP connection on which the two ends agree on queue pairs. Its end shows that the peer is gone.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -10,44 +10,46 @@ use socket2::Socket;
 use crate::connection::base::would_block;
 use crate::sys;
 
-/// Most bytes that wait to be said or heard. Each word is an answer, or one of a few in a connection's life.
-const MAX_UNHEARD: usize = 64 << 10;
+/// Maximum number of bytes that wait to be sent or acknowledged. Each message is an answer, or one of a few in a
+/// connection's life.
+const MAX_PENDING: usize = 64 << 10;
 
 pub(super) struct ControlConnection {
     socket: Socket,
-    heard: Vec<u8>,
-    unsaid: Vec<u8>,
+    received: Vec<u8>,
+    unsent: Vec<u8>,
     replay: ReplayBuffer,
-    /// Of a lifeline whose peer has not told yet what it has heard: those before, of which it may still use one.
-    before: Vec<Socket>,
-    /// Why nothing more is heard.
+    /// The sockets before this one. They stay open until the peer acknowledges what it has received, since it may still
+    /// choose one of them.
+    previous: Vec<Socket>,
+    /// Set when nothing more will be received.
     end: Option<End>,
 }
 
 struct End {
-    cut: Option<PathFailure>,
+    path_failure: Option<PathFailure>,
     why: String,
 }
 
-/// What else may be the reason for a lifeline's end, if not the peer.
+/// Why a control connection may have ended although the peer is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PathFailure {
     /// Nothing gets through between the two addresses.
     Unreachable,
-    /// The peer's host knows nothing of it: the peer is gone, or has found before this side that nothing gets through.
+    /// The peer's host does not know the connection. The peer is gone, or it has given up the path before this end did.
     Reset,
 }
 
 impl ControlConnection {
-    /// Who hears nothing for the time of `patience` takes the path for dead.
-    pub(super) fn new(socket: Socket, patience: Duration) -> Self {
-        limit(&socket, patience);
+    /// The path is considered dead after `timeout` without an acknowledgement by TCP.
+    pub(super) fn new(socket: Socket, timeout: Duration) -> Self {
+        set_timeout(&socket, timeout);
         Self {
             socket,
-            heard: Vec::new(),
-            unsaid: Vec::new(),
+            received: Vec::new(),
+            unsent: Vec::new(),
             replay: ReplayBuffer::default(),
-            before: Vec::new(),
+            previous: Vec::new(),
             end: None,
         }
     }
@@ -56,67 +58,67 @@ impl ControlConnection {
         &self.socket
     }
 
-    /// Goes on with another TCP connection.
-    pub(super) fn resume(&mut self, socket: Socket, patience: Duration) {
-        limit(&socket, patience);
-        // The peer hears of the old one's end after it has heard of this one.
-        self.before.push(std::mem::replace(&mut self.socket, socket));
-        self.heard.clear();
-        self.unsaid.clear();
+    /// Continues on another TCP connection.
+    pub(super) fn replace_socket(&mut self, socket: Socket, timeout: Duration) {
+        set_timeout(&socket, timeout);
+        // The peer sees the end of the old socket after it has received from this one.
+        self.previous.push(std::mem::replace(&mut self.socket, socket));
+        self.received.clear();
+        self.unsent.clear();
         self.end = None;
-        let heard = self.replay.ack();
-        self.say(&heard);
+        let ack = self.replay.ack();
+        self.send(&ack);
     }
 
-    /// Says a word, now or as soon as the socket takes it.
-    pub(super) fn say(&mut self, word: &ControlMessage) {
-        let encoded = word.encode();
-        if !word.is_replayed() {
-            self.unsaid.extend(encoded);
+    /// Sends a message, now or when the socket has room.
+    pub(super) fn send(&mut self, message: &ControlMessage) {
+        let encoded = message.encode();
+        if !message.is_replayed() {
+            self.unsent.extend(encoded);
         } else {
-            if self.before.is_empty() {
-                self.unsaid.extend(&encoded);
+            if self.previous.is_empty() {
+                self.unsent.extend(&encoded);
             }
             self.replay.push(encoded);
         }
         self.flush();
     }
 
-    /// Goes on with what is to be said. That the peer is gone is noticed by hearing.
+    /// Sends what was left. Whether the peer is gone is noticed by receiving.
     pub(super) fn flush(&mut self) {
-        while !self.unsaid.is_empty() {
-            match self.socket.send_with_flags(&self.unsaid, libc::MSG_NOSIGNAL) {
-                Ok(said) => drop(self.unsaid.drain(..said)),
+        while !self.unsent.is_empty() {
+            match self.socket.send_with_flags(&self.unsent, libc::MSG_NOSIGNAL) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // Said once: who hears next would take the lifeline for one that was closed.
-                    if let Some(cut) = cut(error.kind()) {
-                        self.end(Some(cut), format!("the peer is lost: {error}"));
+                    // The kernel reports it once: the next receive would see an orderly end.
+                    if let Some(failure) = path_failure(error.kind()) {
+                        self.end(Some(failure), format!("the peer is lost: {error}"));
                     }
                     break;
                 }
             }
         }
-        let unheard: usize = self.replay.unacked().map(<[u8]>::len).sum();
-        if self.unsaid.len() + unheard > MAX_UNHEARD {
-            self.end(None, "the peer does not listen".to_owned());
+        let unacked: usize = self.replay.unacked().map(<[u8]>::len).sum();
+        if self.unsent.len() + unacked > MAX_PENDING {
+            self.end(None, "the peer does not read the control connection".to_owned());
         }
     }
 
-    /// The next word; `None` when there is none now, or none any more.
-    pub(super) fn hear(&mut self) -> Option<ControlMessage> {
+    /// The next message; `None` when there is none now, or none any more.
+    pub(super) fn receive(&mut self) -> Option<ControlMessage> {
         loop {
-            match ControlMessage::decode(&self.heard) {
-                Ok(Some((word, used))) => {
-                    self.heard.drain(..used);
-                    if let Some(word) = self.note(word) {
-                        return Some(word);
+            match ControlMessage::decode(&self.received) {
+                Ok(Some((message, used))) => {
+                    self.received.drain(..used);
+                    if let Some(message) = self.acknowledge(message) {
+                        return Some(message);
                     }
                     continue;
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    self.heard.clear();
+                    self.received.clear();
                     self.end(None, format!("protocol error: {error}"));
                 }
             }
@@ -125,67 +127,69 @@ impl ControlConnection {
             }
             let mut bytes = [0; 1024];
             match sys::uninterrupted(|| (&self.socket).read(&mut bytes)) {
-                // The peer may never have taken it for the connection's.
-                Ok(0) if !self.before.is_empty() => {
+                // The peer may not have chosen this socket.
+                Ok(0) if !self.previous.is_empty() => {
                     self.end(Some(PathFailure::Reset), "the peer closed the connection".to_owned());
                 }
                 Ok(0) => self.end(None, "the peer closed the connection".to_owned()),
-                Ok(count) => self.heard.extend(&bytes[..count]),
+                Ok(count) => self.received.extend(&bytes[..count]),
                 Err(error) if would_block(&error) => return None,
-                Err(error) => self.end(cut(error.kind()), format!("the peer is lost: {error}")),
+                Err(error) => {
+                    self.end(path_failure(error.kind()), format!("the peer is lost: {error}"));
+                }
             }
         }
     }
 
-    /// Sees to what is said again and what is not; any other word is for who hears.
-    fn note(&mut self, word: ControlMessage) -> Option<ControlMessage> {
-        if let ControlMessage::Ack(words) = word {
-            if !self.replay.acked(words) {
-                let why = format!("protocol error: the peer has heard {words} words");
+    /// Handles an acknowledgement, and acknowledges any other message, which it returns.
+    fn acknowledge(&mut self, message: ControlMessage) -> Option<ControlMessage> {
+        if let ControlMessage::Ack(count) = message {
+            if !self.replay.acked(count) {
+                let why = format!("protocol error: the peer acknowledges {count} control messages");
                 self.end(None, why);
-            } else if !std::mem::take(&mut self.before).is_empty() {
-                self.replay.unacked().for_each(|word| self.unsaid.extend(word));
+            } else if !std::mem::take(&mut self.previous).is_empty() {
+                self.replay.unacked().for_each(|message| self.unsent.extend(message));
                 self.flush();
             }
             return None;
         }
-        if word.is_replayed()
-            && let Some(confirmation) = self.replay.received()
+        if message.is_replayed()
+            && let Some(ack) = self.replay.received()
         {
-            self.say(&confirmation);
+            self.send(&ack);
         }
-        Some(word)
+        Some(message)
     }
 
-    fn end(&mut self, cut: Option<PathFailure>, why: String) {
-        self.end.get_or_insert(End { cut, why });
+    fn end(&mut self, path_failure: Option<PathFailure>, why: String) {
+        self.end.get_or_insert(End { path_failure, why });
     }
 
-    /// Why nothing more will be heard.
+    /// Why nothing more will be received.
     pub(super) fn ended(&self) -> Option<&str> {
         self.end.as_ref().map(|end| end.why.as_str())
     }
 
-    /// Whether that may be so although the peer is there.
-    pub(super) fn cut(&self) -> Option<PathFailure> {
-        self.end.as_ref()?.cut
+    /// How the path has failed, if it ended for such a reason.
+    pub(super) fn path_failure(&self) -> Option<PathFailure> {
+        self.end.as_ref()?.path_failure
     }
 
     pub(super) fn shutdown(&self) {
-        for socket in self.before.iter().chain([&self.socket]) {
-            // Fails only when the peer was faster.
+        for socket in self.previous.iter().chain([&self.socket]) {
+            // Fails only if the peer has closed the connection already.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// The kernel asks who says nothing, but not who leaves what was said unanswered: for that it needs a limit of its own.
-fn limit(socket: &Socket, patience: Duration) {
-    // Fails on no socket that is connected.
-    let _ = socket.set_tcp_user_timeout(Some(patience));
+/// Keepalive probes are not sent while data is unacknowledged, so that case needs a timeout of its own.
+fn set_timeout(socket: &Socket, timeout: Duration) {
+    // Does not fail on a connected socket.
+    let _ = socket.set_tcp_user_timeout(Some(timeout));
 }
 
-fn cut(kind: io::ErrorKind) -> Option<PathFailure> {
+fn path_failure(kind: io::ErrorKind) -> Option<PathFailure> {
     match kind {
         io::ErrorKind::TimedOut
         | io::ErrorKind::HostUnreachable

@@ -15,8 +15,8 @@ use evenkeel_verbs::{
     CompletionQueue, CompletionStatus, MemoryRegion, QueuePair, StagingBuffer, WorkCompletion,
 };
 
-use super::Adapter;
-use super::queue_pairs::system;
+use super::adapter::Adapter;
+use super::error::system;
 use crate::connection::request::{MAX_REQUESTS, Operation};
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;

@@ -1,8 +1,8 @@
-//! The lanes of a connection: queue pairs, what is on its way on them, and what becomes of them.
+//! The queue pairs of one end of a connection, the work in flight on them, and their failures.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{MAX_PARTS_IN_FLIGHT, PacketMarking, PortInfo, QueuePairInfo};
 use evenkeel_verbs::{
@@ -10,140 +10,148 @@ use evenkeel_verbs::{
     WorkCompletion, WriteRequest, WriteSource,
 };
 
-use super::{Adapter, DRAIN};
-use crate::error::{Error, ErrorKind};
+use super::adapter::Adapter;
+use super::error::system;
+use crate::error::Error;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
 use crate::sys::{self, PathFigures};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::FlowObservation;
 
-/// Writes of the peer that a queue pair makes room for. When there is no room, its device asks the peer's to wait.
-const EXPECTED: usize = 256;
-/// Work that a queue pair takes in each direction.
-const DEPTH: u32 = EXPECTED as u32;
-/// Bytes that are copied into a request, if the device can.
-const INLINE: u32 = 256;
+/// Number of receives that are posted to a queue pair. Without any left, its device asks the peer's to wait.
+const POSTED_RECEIVES: usize = 256;
+/// Room of a queue pair for work in each direction.
+const DEPTH: u32 = POSTED_RECEIVES as u32;
+/// Maximum number of bytes of an inline write, if the device supports that.
+const MAX_INLINE: u32 = 256;
+/// How long a failed queue pair may take to complete all its work.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Marks the work of expecting a write among the numbers of works.
-const EXPECTING: u64 = 1 << 63;
-/// Marks the read that shows whether a queue pair gets through.
-const PROBING: u64 = 1 << 62;
+/// The bit that distinguishes the ids of receives.
+const RECEIVE_BIT: u64 = 1 << 63;
+/// The bit that distinguishes the id of a probe.
+const PROBE_BIT: u64 = 1 << 62;
 
-/// The lanes of one side. `W` is what is noted of a write.
+/// The queue pairs of one end, known by their index. `W` is what is noted of a write.
 pub(super) struct QueuePairs<W> {
     pub(super) adapter: Arc<Adapter>,
-    /// Those that the connection has had.
-    left: Vec<Arc<Adapter>>,
+    /// The ports that the connection has used before.
+    previous: Vec<Arc<Adapter>>,
     pub(super) completions: Arc<CompletionQueue>,
-    all: Vec<QueuePairSlot<W>>,
-    /// Most bytes on their way on a lane before others take what is left.
-    cap: u64,
+    slots: Vec<QueuePairSlot<W>>,
+    /// Maximum number of bytes in flight on a queue pair, unless it is a single write.
+    max_in_flight: u64,
     polled: Vec<WorkCompletion>,
 }
 
+/// The place of a queue pair, which is replaced when it fails.
 pub(super) struct QueuePairSlot<W> {
-    stage: QueuePairState,
-    /// None when there is none yet, or none any more.
+    state: QueuePairState,
     pair: Option<QueuePair>,
+    /// Number of the first packet that it sends.
     sequence: u32,
-    /// Tells this queue pair's work from that of those before it.
+    /// Distinguishes the completions of this queue pair from those of its predecessors.
     generation: u32,
-    /// Writes that were posted and not told of, oldest first, and their bytes.
+    /// The writes in flight and their bytes, oldest first.
     writes: VecDeque<(W, u64)>,
-    outstanding: u64,
-    /// Of those, how many were given up.
+    bytes_in_flight: u64,
+    /// Number of writes in flight that have failed or were flushed.
     flushed: usize,
-    /// Writes that were posted to queue pairs that have failed, and of which nobody here knows whether they came.
-    unknown: Vec<W>,
-    /// Writes of the peer that there is room for.
-    expected: usize,
-    /// Whether a probe is on its way.
+    /// Writes of failed queue pairs of which this end does not know whether they reached the peer.
+    unconfirmed: Vec<W>,
+    /// Receives that are posted.
+    receives: usize,
+    /// Whether a probe is in flight.
     probing: bool,
-    /// Since when it does not work, and why.
+    /// Since when it has not worked, and why.
     down: Option<(Instant, String)>,
     pub(super) carried: FlowCounters,
 }
 
-/// What a lane can do.
+/// The state of a queue pair in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueuePairState {
-    /// There is no queue pair, or one that is not connected.
+    /// There is no queue pair, or it is not connected.
     Unconnected,
-    /// The queue pair takes what comes, but the peer's does not yet.
+    /// The queue pair receives, but the peer's may not yet.
     Connected,
-    /// Both can send.
+    /// Both receive: it may send.
     Active,
-    /// The queue pair has failed and tells of its work.
+    /// It has failed, and its work is completing.
     Draining,
-    /// It has told of all.
+    /// It has failed, and all its work is complete.
     Drained,
 }
 
-/// Something that a lane tells.
+/// An event of the queue pair of this index.
 pub(crate) enum QueuePairEvent<W> {
-    /// A lane that was probed gets through.
+    /// A probe has succeeded: packets get through.
     Probed(usize),
-    /// A write of so many bytes is where it was to go.
+    /// A write has reached the peer's memory; its bytes.
     Sent(usize, W, u64),
-    /// A write of the peer has come: bytes and number.
+    /// A write of the peer was received; its bytes and immediate data.
     Received(usize, u32, u32),
     /// The queue pair has failed, and why.
     Failed(usize, String),
 }
 
 impl<W> QueuePairs<W> {
-    pub(super) fn new(adapter: &Arc<Adapter>, count: usize, cap: u64) -> Result<Self, Error> {
-        let completions = completions(adapter, count)?;
-        let lane = |_| QueuePairSlot {
-            stage: QueuePairState::Unconnected,
+    pub(super) fn new(
+        adapter: &Arc<Adapter>,
+        count: usize,
+        max_in_flight: u64,
+    ) -> Result<Self, Error> {
+        let completions = new_completion_queue(adapter, count)?;
+        let slot = |_| QueuePairSlot {
+            state: QueuePairState::Unconnected,
             pair: None,
             sequence: 0,
             generation: 0,
             writes: VecDeque::new(),
-            outstanding: 0,
+            bytes_in_flight: 0,
             flushed: 0,
-            unknown: Vec::new(),
-            expected: 0,
+            unconfirmed: Vec::new(),
+            receives: 0,
             probing: false,
             down: None,
             carried: FlowCounters::default(),
         };
         Ok(Self {
             adapter: Arc::clone(adapter),
-            left: Vec::new(),
+            previous: Vec::new(),
             completions,
-            all: (0..count).map(lane).collect(),
-            cap,
+            slots: (0..count).map(slot).collect(),
+            max_in_flight,
             polled: Vec::new(),
         })
     }
 
     pub(super) fn count(&self) -> usize {
-        self.all.len()
+        self.slots.len()
     }
 
-    pub(super) fn all(&self) -> &[QueuePairSlot<W>] {
-        &self.all
+    pub(super) fn slots(&self) -> &[QueuePairSlot<W>] {
+        &self.slots
     }
 
-    pub(super) fn stage(&self, lane: usize) -> QueuePairState {
-        self.all[lane].stage
+    pub(super) fn state(&self, index: usize) -> QueuePairState {
+        self.slots[index].state
     }
 
-    pub(super) fn are_live(&self) -> bool {
-        self.all.iter().all(|lane| lane.stage == QueuePairState::Active)
+    pub(super) fn are_active(&self) -> bool {
+        self.slots.iter().all(|slot| slot.state == QueuePairState::Active)
     }
 
-    /// The registration of a buffer for what is written there.
-    pub(super) fn target(&self, buffer: &RecvBuffer) -> Result<Arc<MemoryRegion>, Error> {
-        let made = |context: &_| buffer.register(context);
-        self.region(buffer.address(), buffer.length(), Access::RemoteReadWrite, made)
+    /// The memory region of a buffer that the peer writes to.
+    pub(super) fn recv_region(&self, buffer: &RecvBuffer) -> Result<Arc<MemoryRegion>, Error> {
+        let register = |context: &_| buffer.register(context);
+        self.region(buffer.address(), buffer.length(), Access::RemoteReadWrite, register)
     }
 
-    /// The registration of a buffer for what is sent.
-    pub(super) fn payload(&self, buffer: &SendBuffer) -> Result<Arc<MemoryRegion>, Error> {
-        let made = |context: &_| buffer.register(context);
-        self.region(buffer.address(), buffer.length(), Access::LocalRead, made)
+    /// The memory region of a buffer that is sent.
+    pub(super) fn send_region(&self, buffer: &SendBuffer) -> Result<Arc<MemoryRegion>, Error> {
+        let register = |context: &_| buffer.register(context);
+        self.region(buffer.address(), buffer.length(), Access::LocalRead, register)
     }
 
     fn region(
@@ -153,16 +161,16 @@ impl<W> QueuePairs<W> {
         access: Access,
         register: impl FnOnce(&Arc<Context>) -> Result<MemoryRegion, evenkeel_verbs::Error>,
     ) -> Result<Arc<MemoryRegion>, Error> {
-        let previous = self.left.iter().map(|adapter| &adapter.regions);
+        let previous = self.previous.iter().map(|adapter| &adapter.regions);
         self.adapter.regions.region(previous, start, length, access, register)
     }
 
-    /// A queue of another port, to go over to.
+    /// A completion queue of another port, for [`QueuePairs::move_to`].
     pub(super) fn completions_at(&self, adapter: &Adapter) -> Result<Arc<CompletionQueue>, Error> {
-        completions(adapter, self.all.len())
+        new_completion_queue(adapter, self.slots.len())
     }
 
-    /// Leaves the port, or begins anew there: all queue pairs end, with what has come by them and was not taken.
+    /// Moves to another port, or starts again at this one. All queue pairs end; completions that were not polled are lost.
     pub(super) fn move_to(
         &mut self,
         adapter: &Arc<Adapter>,
@@ -170,102 +178,106 @@ impl<W> QueuePairs<W> {
         why: &str,
     ) {
         let gid = self.adapter.gid();
-        for (at, lane) in self.all.iter_mut().enumerate() {
-            lane.end();
-            lane.stage = QueuePairState::Unconnected;
-            lane.down.get_or_insert_with(|| (Instant::now(), format!("lane {at} at {gid}: {why}")));
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            slot.end();
+            slot.state = QueuePairState::Unconnected;
+            let what = || (Instant::now(), format!("queue pair {index} at {gid}: {why}"));
+            slot.down.get_or_insert_with(what);
         }
         self.completions = completions;
-        let left = std::mem::replace(&mut self.adapter, Arc::clone(adapter));
-        if !self.left.iter().any(|other| Arc::ptr_eq(other, &left)) {
-            self.left.push(left);
+        let previous = std::mem::replace(&mut self.adapter, Arc::clone(adapter));
+        if !self.previous.iter().any(|other| Arc::ptr_eq(other, &previous)) {
+            self.previous.push(previous);
         }
     }
 
-    /// Gives a lane a new queue pair.
-    pub(super) fn renew(&mut self, lane: usize) -> Result<QueuePairInfo, Error> {
+    /// Puts a new queue pair into a slot.
+    pub(super) fn replace(&mut self, index: usize) -> Result<QueuePairInfo, Error> {
         let number = self.adapter.number();
-        let lane = &mut self.all[lane];
-        // The old one first: there may be room for one only.
-        lane.end();
-        // Devices that copy less say so by an error.
-        let pair = QueuePair::new(&self.completions, DEPTH, INLINE, number)
+        let slot = &mut self.slots[index];
+        // The old one ends first: the device may have room for one only.
+        slot.end();
+        // A device that supports fewer inline bytes returns an error.
+        let pair = QueuePair::new(&self.completions, DEPTH, MAX_INLINE, number)
             .or_else(|_| QueuePair::new(&self.completions, DEPTH, 0, number))
             .map_err(system)?;
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
-        lane.sequence = u32::from_le_bytes(random) & 0xff_ffff;
-        lane.stage = QueuePairState::Unconnected;
-        let word = QueuePairInfo { number: pair.number(), sequence: lane.sequence };
-        lane.pair = Some(pair);
-        Ok(word)
+        slot.sequence = u32::from_le_bytes(random) & 0xff_ffff;
+        slot.state = QueuePairState::Unconnected;
+        let info = QueuePairInfo { number: pair.number(), sequence: slot.sequence };
+        slot.pair = Some(pair);
+        Ok(info)
     }
 
-    /// Connects a lane's new queue pair.
+    /// Connects a new queue pair with one of the peer.
     pub(super) fn connect(
         &mut self,
-        at: usize,
+        index: usize,
         port: &PortInfo,
-        pair: QueuePairInfo,
-        traffic: PacketMarking,
+        peer: QueuePairInfo,
+        marking: PacketMarking,
     ) -> Result<(), Error> {
-        let peer = self.adapter.connect_attributes(port, pair, self.all[at].sequence, traffic);
-        let id = self.id(at) | EXPECTING;
-        let lane = &mut self.all[at];
-        let Some(own) = &lane.pair else { return Ok(()) };
-        own.connect(&peer).map_err(system)?;
-        while lane.expected < EXPECTED {
-            own.post_recv(id).map_err(system)?;
-            lane.expected += 1;
+        let sequence = self.slots[index].sequence;
+        let attributes = self.adapter.connect_attributes(port, peer, sequence, marking);
+        let id = self.id(index) | RECEIVE_BIT;
+        let slot = &mut self.slots[index];
+        let Some(pair) = &slot.pair else { return Ok(()) };
+        pair.connect(&attributes).map_err(system)?;
+        while slot.receives < POSTED_RECEIVES {
+            pair.post_recv(id).map_err(system)?;
+            slot.receives += 1;
         }
-        lane.stage = QueuePairState::Connected;
+        slot.state = QueuePairState::Connected;
         Ok(())
     }
 
-    /// The peer takes what a lane sends.
-    pub(super) fn go(&mut self, lane: usize) {
-        let lane = &mut self.all[lane];
-        if lane.stage == QueuePairState::Connected {
-            lane.stage = QueuePairState::Active;
+    /// The peer's queue pair receives: this one may send.
+    pub(super) fn activate(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if slot.state == QueuePairState::Connected {
+            slot.state = QueuePairState::Active;
         }
-        lane.down = None;
+        slot.down = None;
     }
 
-    /// The lane that has least on its way, if it takes more.
-    pub(super) fn best(&self) -> Option<usize> {
-        let can = |lane: &QueuePairSlot<W>| {
-            lane.stage == QueuePairState::Active
-                && lane.writes.len() < MAX_PARTS_IN_FLIGHT
-                && (lane.outstanding < self.cap || lane.writes.is_empty())
+    /// The queue pair with the fewest bytes in flight, if it has room.
+    pub(super) fn least_loaded(&self) -> Option<usize> {
+        let has_room = |slot: &QueuePairSlot<W>| {
+            slot.state == QueuePairState::Active
+                && slot.writes.len() < MAX_PARTS_IN_FLIGHT
+                && (slot.bytes_in_flight < self.max_in_flight || slot.writes.is_empty())
         };
-        let lanes = self.all.iter().enumerate().filter(|(_, lane)| can(lane));
-        lanes.min_by_key(|(_, lane)| (lane.outstanding, lane.writes.len())).map(|(at, _)| at)
+        let slots = self.slots.iter().enumerate().filter(|(_, slot)| has_room(slot));
+        slots
+            .min_by_key(|(_, slot)| (slot.bytes_in_flight, slot.writes.len()))
+            .map(|(index, _)| index)
     }
 
-    /// Begins a write of a few bytes, which stay where they are in an outbox; into the request they are copied, if they fit.
+    /// Posts a write of a few bytes. They are inline if they fit, and else at this offset of a staging buffer.
     pub(super) fn write_copy(
         &mut self,
-        at: usize,
+        index: usize,
         bytes: &[u8],
-        (outbox, place): (&StagingBuffer, usize),
-        to: (u64, u32),
+        (staging, offset): (&StagingBuffer, usize),
+        remote: (u64, u32),
         immediate: u32,
         note: W,
     ) -> Result<(), Error> {
-        let inline = self.all[at].pair.as_ref().map_or(0, QueuePair::max_inline);
-        let from = if bytes.is_empty() {
+        let max_inline = self.slots[index].pair.as_ref().map_or(0, QueuePair::max_inline);
+        let source = if bytes.is_empty() {
             WriteSource::Empty
-        } else if bytes.len() <= inline {
+        } else if bytes.len() <= max_inline {
             WriteSource::Inline(bytes)
         } else {
-            WriteSource::Region(outbox.region(), outbox.address(place), bytes.len() as u32)
+            WriteSource::Region(staging.region(), staging.address(offset), bytes.len() as u32)
         };
-        self.write(at, from, to, immediate, note)
+        self.write(index, source, remote, immediate, note)
     }
 
-    /// Begins a write on a live lane.
+    /// Posts a write to an active queue pair, to this address and key.
     pub(super) fn write(
         &mut self,
-        at: usize,
+        index: usize,
         source: WriteSource<'_>,
         (remote_address, remote_key): (u64, u32),
         immediate: u32,
@@ -276,132 +288,138 @@ impl<W> QueuePairs<W> {
             WriteSource::Inline(bytes) => bytes.len() as u64,
             WriteSource::Region(_, _, length) => u64::from(*length),
         };
-        let id = self.id(at);
-        let lane = &mut self.all[at];
-        let Some(pair) = &lane.pair else { return Ok(()) };
-        pair.post_write(&WriteRequest { id, source, remote_address, remote_key, immediate })
-            .map_err(system)?;
-        lane.writes.push_back((note, bytes));
-        lane.outstanding += bytes;
+        let id = self.id(index);
+        let slot = &mut self.slots[index];
+        let Some(pair) = &slot.pair else { return Ok(()) };
+        let request = WriteRequest { id, source, remote_address, remote_key, immediate };
+        pair.post_write(&request).map_err(system)?;
+        slot.writes.push_back((note, bytes));
+        slot.bytes_in_flight += bytes;
         Ok(())
     }
 
-    /// Begins to read a byte of the peer's memory by a lane that is connected, which tells whether anything gets through.
+    /// Probes a connected queue pair: a read of one byte of the peer's memory shows whether packets get through.
     pub(super) fn probe(
         &mut self,
-        at: usize,
-        (into, place): (&MemoryRegion, u64),
-        (from, key): (u64, u32),
+        index: usize,
+        (into, address): (&MemoryRegion, u64),
+        (remote_address, remote_key): (u64, u32),
     ) -> Result<(), Error> {
-        let id = self.id(at) | PROBING;
-        let lane = &mut self.all[at];
-        let Some(pair) = &lane.pair else { return Ok(()) };
-        pair.post_read(id, (into, place, 1), from, key).map_err(system)?;
-        lane.probing = true;
+        let id = self.id(index) | PROBE_BIT;
+        let slot = &mut self.slots[index];
+        let Some(pair) = &slot.pair else { return Ok(()) };
+        pair.post_read(id, (into, address, 1), remote_address, remote_key).map_err(system)?;
+        slot.probing = true;
         Ok(())
     }
 
-    /// What the lanes tell, some at a time; whether there may be more.
-    pub(super) fn poll(&mut self, told: &mut Vec<QueuePairEvent<W>>) -> Result<bool, Error> {
+    /// Polls the completion queue once. Returns whether there may be more completions.
+    pub(super) fn poll(&mut self, events: &mut Vec<QueuePairEvent<W>>) -> Result<bool, Error> {
         let mut polled = std::mem::take(&mut self.polled);
         self.completions.poll(&mut polled).map_err(system)?;
         let any = !polled.is_empty();
-        for WorkCompletion { id, status } in polled.drain(..) {
-            let at = (id & 0xff) as usize;
-            let (expecting, probing) = (id & EXPECTING != 0, id & PROBING != 0);
-            let generation = (id >> 8) as u32 & 0xff_ffff;
-            let Some(lane) = self.all.get_mut(at) else { continue };
-            if lane.generation != generation {
-                continue;
-            }
-            if probing {
-                lane.probing = false;
-            }
-            match status {
-                CompletionStatus::Done if probing => {
-                    // One that has failed meanwhile begins anew.
-                    if lane.stage == QueuePairState::Connected {
-                        told.push(QueuePairEvent::Probed(at));
-                    }
-                }
-                CompletionStatus::Done => {
-                    if let Some((note, bytes)) = lane.writes.pop_front() {
-                        lane.outstanding -= bytes;
-                        told.push(QueuePairEvent::Sent(at, note, bytes));
-                    }
-                }
-                CompletionStatus::Received { bytes, immediate } => {
-                    lane.expected -= 1;
-                    if matches!(lane.stage, QueuePairState::Active | QueuePairState::Connected)
-                        && let Some(pair) = &lane.pair
-                    {
-                        match pair.post_recv(id) {
-                            Ok(()) => lane.expected += 1,
-                            Err(error) => told.push(QueuePairEvent::Failed(at, error.to_string())),
-                        }
-                    }
-                    told.push(QueuePairEvent::Received(at, bytes, immediate));
-                }
-                CompletionStatus::Failed(_) | CompletionStatus::Flushed => {
-                    if expecting {
-                        lane.expected -= 1;
-                    } else if !probing {
-                        lane.flushed += 1;
-                    }
-                    if let CompletionStatus::Failed(why) = status {
-                        told.push(QueuePairEvent::Failed(at, why));
-                    } else if lane.stage == QueuePairState::Active
-                        || lane.stage == QueuePairState::Connected
-                    {
-                        told.push(QueuePairEvent::Failed(at, "it was given up".to_owned()));
-                    }
-                }
-            }
-            if lane.stage == QueuePairState::Draining && lane.is_silent() {
-                lane.stage = QueuePairState::Drained;
-            }
+        for completion in polled.drain(..) {
+            self.completed(completion, events);
         }
         self.polled = polled;
         Ok(any)
     }
 
-    /// Stops a lane, unless it is stopped; whether it was not. It is drained when its queue pair has told of all its work.
-    pub(super) fn stop(&mut self, at: usize, why: &str) -> bool {
-        let lane = &mut self.all[at];
-        if !matches!(lane.stage, QueuePairState::Active | QueuePairState::Connected) {
+    fn completed(&mut self, completion: WorkCompletion, events: &mut Vec<QueuePairEvent<W>>) {
+        let WorkCompletion { id, status } = completion;
+        let index = (id & 0xff) as usize;
+        let (is_receive, is_probe) = (id & RECEIVE_BIT != 0, id & PROBE_BIT != 0);
+        let generation = (id >> 8) as u32 & 0xff_ffff;
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        if slot.generation != generation {
+            return;
+        }
+        if is_probe {
+            slot.probing = false;
+        }
+        match status {
+            CompletionStatus::Done if is_probe => {
+                // A queue pair that has failed meanwhile is replaced.
+                if slot.state == QueuePairState::Connected {
+                    events.push(QueuePairEvent::Probed(index));
+                }
+            }
+            CompletionStatus::Done => {
+                if let Some((note, bytes)) = slot.writes.pop_front() {
+                    slot.bytes_in_flight -= bytes;
+                    events.push(QueuePairEvent::Sent(index, note, bytes));
+                }
+            }
+            CompletionStatus::Received { bytes, immediate } => {
+                slot.receives -= 1;
+                if matches!(slot.state, QueuePairState::Active | QueuePairState::Connected)
+                    && let Some(pair) = &slot.pair
+                {
+                    match pair.post_recv(id) {
+                        Ok(()) => slot.receives += 1,
+                        Err(error) => events.push(QueuePairEvent::Failed(index, error.to_string())),
+                    }
+                }
+                events.push(QueuePairEvent::Received(index, bytes, immediate));
+            }
+            CompletionStatus::Failed(_) | CompletionStatus::Flushed => {
+                if is_receive {
+                    slot.receives -= 1;
+                } else if !is_probe {
+                    slot.flushed += 1;
+                }
+                if let CompletionStatus::Failed(why) = status {
+                    events.push(QueuePairEvent::Failed(index, why));
+                } else if matches!(slot.state, QueuePairState::Active | QueuePairState::Connected) {
+                    events.push(QueuePairEvent::Failed(index, "its work was flushed".to_owned()));
+                }
+            }
+        }
+        if slot.state == QueuePairState::Draining && slot.is_drained() {
+            slot.state = QueuePairState::Drained;
+        }
+    }
+
+    /// Stops a queue pair that receives. Returns whether this has stopped it. It is drained once all its work is complete.
+    pub(super) fn stop(&mut self, index: usize, why: &str) -> bool {
+        let slot = &mut self.slots[index];
+        if !matches!(slot.state, QueuePairState::Active | QueuePairState::Connected) {
             return false;
         }
-        let number = lane.pair.as_ref().map_or(0, QueuePair::number);
-        if let Some(pair) = &lane.pair {
-            // Fails only when the device is gone: then nothing comes any more either.
+        let number = slot.pair.as_ref().map_or(0, QueuePair::number);
+        if let Some(pair) = &slot.pair {
+            // Fails only when the device is gone, and then nothing is received any more either.
             let _ = pair.fail();
         }
-        lane.stage =
-            if lane.is_silent() { QueuePairState::Drained } else { QueuePairState::Draining };
+        slot.state = match slot.is_drained() {
+            true => QueuePairState::Drained,
+            false => QueuePairState::Draining,
+        };
         let gid = self.adapter.gid();
-        lane.down.get_or_insert_with(|| {
-            (Instant::now(), format!("queue pair {number} of lane {at} at {gid}: {why}"))
+        slot.down.get_or_insert_with(|| {
+            (Instant::now(), format!("queue pair {index} (number {number}) at {gid}: {why}"))
         });
         true
     }
 
-    /// Stops lanes that their device has given up, and does not wait longer for those that don't tell of all their work.
-    pub(super) fn look_after(&mut self, now: Instant) -> Vec<usize> {
+    /// Stops the queue pairs that the device reports as failed, and returns their indexes. Ends the drain of those that take
+    /// too long.
+    pub(super) fn check_failures(&mut self, now: Instant) -> Vec<usize> {
         let mut stopped = Vec::new();
-        for at in 0..self.all.len() {
-            let lane = &mut self.all[at];
-            match (lane.stage, &lane.down) {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            match (slot.state, &slot.down) {
                 (QueuePairState::Draining, Some((since, _)))
-                    if now.saturating_duration_since(*since) >= DRAIN =>
+                    if now.saturating_duration_since(*since) >= DRAIN_TIMEOUT =>
                 {
-                    lane.stage = QueuePairState::Drained;
+                    slot.state = QueuePairState::Drained;
                 }
                 (QueuePairState::Active, _) => {
-                    let failed = lane.pair.as_ref().map(QueuePair::number);
-                    if failed.is_some_and(|number| self.adapter.queue_pair_failed(number))
-                        && self.stop(at, "the device has given it up")
+                    let number = slot.pair.as_ref().map(QueuePair::number);
+                    if number.is_some_and(|number| self.adapter.queue_pair_failed(number))
+                        && self.stop(index, "the device reports that it has failed")
                     {
-                        stopped.push(at);
+                        stopped.push(index);
                     }
                 }
                 _ => {}
@@ -410,79 +428,76 @@ impl<W> QueuePairs<W> {
         stopped
     }
 
-    /// What a lane had on its way when its queue pairs failed.
-    pub(super) fn unknown(&self, lane: usize) -> &[W] {
-        &self.all[lane].unknown
+    /// The writes that were in flight on the failed queue pairs of a slot.
+    pub(super) fn unconfirmed(&self, index: usize) -> &[W] {
+        &self.slots[index].unconfirmed
     }
 
-    /// The same, now that somebody knows.
-    pub(super) fn take_unknown(&mut self, lane: usize) -> Vec<W> {
-        std::mem::take(&mut self.all[lane].unknown)
+    /// Takes them out, when it is known whether they have reached the peer.
+    pub(super) fn take_unconfirmed(&mut self, index: usize) -> Vec<W> {
+        std::mem::take(&mut self.slots[index].unconfirmed)
     }
 
-    /// Since when the one that has not worked for longest does not, and why.
+    /// Since when the queue pair that has been down for longest is down, and why.
     pub(super) fn longest_down(&self) -> Option<(Instant, &str)> {
-        let down = self.all.iter().filter_map(|lane| lane.down.as_ref());
+        let down = self.slots.iter().filter_map(|slot| slot.down.as_ref());
         down.min_by_key(|(since, _)| *since).map(|(since, why)| (*since, why.as_str()))
     }
 
     /// What each has carried, for the metrics.
     pub(super) fn observe(&self) -> Vec<FlowObservation> {
-        let observe = |(number, lane): (usize, &QueuePairSlot<W>)| FlowObservation {
-            number: number as u32,
-            bytes: lane.carried.bytes(),
+        let observe = |(index, slot): (usize, &QueuePairSlot<W>)| FlowObservation {
+            number: index as u32,
+            bytes: slot.carried.bytes(),
             path: PathFigures::default(),
         };
-        self.all.iter().enumerate().map(observe).collect()
+        self.slots.iter().enumerate().map(observe).collect()
     }
 
-    /// Ends all queue pairs: nothing reads or writes for the connection afterwards.
+    /// Ends all queue pairs: the device reads and writes nothing for the connection afterwards.
     pub(super) fn close(&mut self) {
-        for lane in &mut self.all {
-            lane.pair = None;
-            lane.stage = QueuePairState::Unconnected;
-            lane.writes.clear();
-            lane.outstanding = 0;
+        for slot in &mut self.slots {
+            slot.pair = None;
+            slot.state = QueuePairState::Unconnected;
+            slot.writes.clear();
+            slot.bytes_in_flight = 0;
         }
     }
 
-    /// Makes a queue pair fail, and says nothing.
+    /// Makes a queue pair fail without noting it.
     #[cfg(test)]
-    pub(super) fn break_pair(&self, lane: usize) {
-        if let Some(pair) = &self.all[lane].pair {
+    pub(super) fn break_queue_pair(&self, index: usize) {
+        if let Some(pair) = &self.slots[index].pair {
             pair.fail().unwrap();
         }
     }
 
-    fn id(&self, lane: usize) -> u64 {
-        u64::from(self.all[lane].generation) << 8 | lane as u64
+    /// The id of a slot's work: its index in the low 8 bits, and then the generation.
+    fn id(&self, index: usize) -> u64 {
+        u64::from(self.slots[index].generation) << 8 | index as u64
     }
 }
 
 impl<W> QueuePairSlot<W> {
-    /// Ends its queue pair: nobody knows then of what was on its way whether it has come.
+    /// Ends its queue pair. The writes in flight are then unconfirmed.
     fn end(&mut self) {
         self.pair = None;
-        self.unknown.extend(self.writes.drain(..).map(|(note, _)| note));
-        (self.outstanding, self.flushed, self.expected, self.probing) = (0, 0, 0, false);
+        self.unconfirmed.extend(self.writes.drain(..).map(|(note, _)| note));
+        (self.bytes_in_flight, self.flushed, self.receives, self.probing) = (0, 0, 0, false);
         self.generation = (self.generation + 1) & 0xff_ffff;
     }
 
-    /// Whether its queue pair has told of all its work.
-    fn is_silent(&self) -> bool {
-        self.expected == 0 && !self.probing && self.flushed >= self.writes.len()
+    /// Whether all work of its failed queue pair is complete.
+    fn is_drained(&self) -> bool {
+        self.receives == 0 && !self.probing && self.flushed >= self.writes.len()
     }
 }
 
-/// A queue for so many lanes: for both directions of each, and for what is left of a queue pair that was replaced.
-fn completions(adapter: &Adapter, lanes: usize) -> Result<Arc<CompletionQueue>, Error> {
-    let depth = 4 * DEPTH * lanes as u32;
+/// A completion queue for this number of queue pairs: both directions of each, and what is left of its predecessor.
+fn new_completion_queue(adapter: &Adapter, count: usize) -> Result<Arc<CompletionQueue>, Error> {
+    let depth = 4 * DEPTH * count as u32;
     let queue = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
-    // What is known of one before it at the same place is not of this one.
+    // Clears the failure of an earlier queue at the same address.
     adapter.completion_queue_failed(&queue);
     Ok(Arc::new(queue))
-}
-
-pub(super) fn system(error: evenkeel_verbs::Error) -> Error {
-    Error::new(ErrorKind::System, error.to_string())
 }

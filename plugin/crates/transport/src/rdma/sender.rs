@@ -1,4 +1,4 @@
-//! The sending side.
+//! The sender: cuts messages into parts and writes them into the receiver's memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -10,12 +10,14 @@ use evenkeel_protocol::{
 use evenkeel_verbs::{MemoryRegion, StagingBuffer, WriteSource};
 use socket2::Socket;
 
+use super::adapter::Adapter;
 use super::control::PathFailure;
-use super::endpoint::{Endpoint, EndpointCore, EndpointState};
+use super::credit::{CREDIT_BYTES, CREDITS, Credit, CreditImmediate};
+use super::eager::{EAGER_BYTES, with_buffer};
+use super::endpoint::{Endpoint, EndpointCore, EndpointState, OnOpened};
+use super::error::{ConnectionError, system};
 use super::failover::PathSearch;
-use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs, system};
-use super::receiver::{CREDIT_BYTES, CREDITS, Credit};
-use super::{Adapter, ConnectionError, EAGER_BYTES, Opened, ROOM, with_room};
+use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs};
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
@@ -24,118 +26,148 @@ use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::{Destination, DialError, DialHandler};
 use crate::memory::buffers::SendBuffer;
 
-/// Parts on a lane before another lane takes what is left.
+/// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left.
 const PARTS_AHEAD: u64 = 4;
-/// Messages on their way before a caller who sends another one looks which of them have come.
-const UNSEEN: usize = 16;
-/// Times in a row that lanes may fail before anything has come through.
+/// Number of messages in flight from which on a caller that sends another one polls completions first.
+const POLL_THRESHOLD: usize = 16;
+/// Maximum number of failures of queue pairs in a row, without a write that succeeds.
 const MAX_FAILURES: u32 = 64;
-/// How long the peer may take to connect a queue pair before other ways to it are looked for.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
-/// The same after it has come by another way: it may have to register much memory first.
-const MOVE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the peer may take to connect a queue pair. After that, other paths are tried.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same after a failover: the peer may have to register much memory first.
+const FAILOVER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The side that sends.
+/// The sending end.
 pub(crate) type Sender = Endpoint<SendState>;
 
-/// What it works on.
+/// The state of the sending end.
 pub(crate) struct SendState {
     core: EndpointCore<MessagePart>,
-    /// Where the receiver writes credits.
+    /// The memory that the receiver writes credits to.
     credits: StagingBuffer,
-    /// Those that have come, each in the place of its message's number: what lies there may be half of the next one.
-    granted: Vec<Option<(u64, Credit)>>,
-    /// Copies of small messages, each in the place of its number until it has come.
-    outbox: StagingBuffer,
-    /// Most bytes of a part.
+    /// The credits received, by message number modulo [`CREDITS`]. They are copied when they are complete: the memory may
+    /// already hold half of a later one.
+    received_credits: Vec<Option<(u64, Credit)>>,
+    /// Copies of eager messages, each in the slot of its number until it is acknowledged.
+    eager_copies: StagingBuffer,
+    /// Maximum number of bytes of a part.
     part_bytes: u64,
-    /// Messages from the oldest one that is not done.
-    messages: VecDeque<Outgoing>,
-    /// The oldest one's number.
+    /// The messages that are not done, from the oldest one on, and later ones.
+    messages: VecDeque<OutgoingMessage>,
+    /// Number of the oldest message.
     first: u64,
-    /// The next one to begin, or go on with.
+    /// Number of the next message of which parts are to be sent for the first time.
     next: u64,
-    /// Small messages below this number have room in the receiver's ring.
+    /// Eager messages below this number have room in the receiver's ring.
     ring_end: u64,
-    gate: TagGate,
+    tags: TagGate,
     /// Parts that are to be sent again.
-    again: VecDeque<MessagePart>,
-    /// Messages whose requests are not done. Those of small messages are as soon as there is a copy.
+    retransmissions: VecDeque<MessagePart>,
+    /// Number of messages whose requests are not done. The request of an eager message is done once the message is copied.
     requests: usize,
-    /// QueuePairs that have failed since anything has come through; when the first of them did, and the last.
-    failures: u32,
-    failing: Option<(Instant, Instant)>,
-    /// Those lanes, a bit for each; whether one of them has failed again.
-    failed: u8,
-    failed_again: bool,
+    failures: FailureStreak,
     failover: PathSearch,
-    /// When the present way was taken.
-    moved: Instant,
-    /// Since when nothing is heard of the peer, and why.
-    silent: Option<(Instant, String)>,
-    /// The message whose buffer the receiver was last told to be waited for.
-    wanted: Option<u64>,
+    /// Since when the present path is used.
+    path_since: Instant,
+    /// Since when there is no control connection, and why.
+    control_lost: Option<(Instant, String)>,
+    /// The message for which a credit was last requested.
+    requested_credit: Option<u64>,
 }
 
-struct Outgoing {
-    /// Not touched any more once there is a copy.
+struct OutgoingMessage {
+    /// Not accessed any more once the message is copied.
     buffer: SendBuffer,
     length: u64,
-    /// Whether there is a copy, in the outbox.
+    /// Whether it is in [`SendState::eager_copies`].
     copied: bool,
     operation: Arc<Operation>,
-    /// Where it goes, if it is not small.
+    /// Its destination, if it is not eager.
     credit: Option<Credit>,
     region: Option<Arc<MemoryRegion>>,
-    /// Parts that were begun.
-    begun: u32,
-    /// Of those, the ones that have come.
-    came: u32,
+    /// Number of parts that were sent.
+    parts_sent: u32,
+    /// Number of parts that were acknowledged.
+    parts_acked: u32,
     done: bool,
 }
 
+/// The failures of queue pairs since a write has last succeeded.
+#[derive(Default)]
+struct FailureStreak {
+    count: u32,
+    /// Times of the first one and the last one.
+    span: Option<(Instant, Instant)>,
+    /// The queue pairs, one bit for each.
+    queue_pairs: u8,
+    /// Whether one of them has failed more than once on the present path.
+    repeated: bool,
+}
+
+impl FailureStreak {
+    /// A queue pair has failed. Failures longer ago than the timeout are forgotten, also if nothing was sent since.
+    fn add(&mut self, index: usize, now: Instant, timeout: Duration) {
+        if !self.is_recent(now, timeout) {
+            *self = Self::default();
+        }
+        self.repeated |= self.queue_pairs >> index & 1 == 1;
+        self.queue_pairs |= 1 << index;
+        self.span = Some((self.span.map_or(now, |(first, _)| first), now));
+        self.count += 1;
+    }
+
+    /// The connection has another path.
+    fn on_failover(&mut self, now: Instant, timeout: Duration) {
+        self.repeated = false;
+        if !self.is_recent(now, timeout) {
+            *self = Self::default();
+        }
+    }
+
+    fn is_recent(&self, now: Instant, timeout: Duration) -> bool {
+        self.span.is_some_and(|(_, last)| now.saturating_duration_since(last) < timeout)
+    }
+}
+
 impl Sender {
-    /// Begins to make a connection on a lifeline that has been welcomed.
+    /// Starts to open a connection whose control connection is open.
     pub(crate) fn open(
         destination: &Arc<Destination>,
         adapter: &Arc<Adapter>,
         socket: Socket,
         deadline: Instant,
-        opened: Opened,
+        on_opened: OnOpened,
     ) -> Result<Arc<Self>, Error> {
         let context = destination.context.clone();
         let settings = Arc::clone(&context.settings);
         let part_bytes = settings.chunk_bytes;
-        let mailbox = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
-        let lanes =
-            QueuePairs::new(adapter, settings.queue_pairs.into(), PARTS_AHEAD * part_bytes)?;
+        let staging = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
+        let max_in_flight = PARTS_AHEAD * part_bytes;
+        let queue_pairs = QueuePairs::new(adapter, settings.queue_pairs.into(), max_in_flight)?;
         let mut state = SendState {
-            core: EndpointCore::new(lanes, socket, &context, opened, deadline),
-            // A byte more, for what probes read.
-            credits: mailbox(CREDITS * CREDIT_BYTES + 1)?,
-            granted: vec![None; CREDITS],
-            outbox: mailbox(WINDOW as usize * EAGER_BYTES)?,
+            core: EndpointCore::new(queue_pairs, socket, &context, on_opened, deadline),
+            // One more byte, for what probes read.
+            credits: staging(CREDITS * CREDIT_BYTES + 1)?,
+            received_credits: vec![None; CREDITS],
+            eager_copies: staging(WINDOW as usize * EAGER_BYTES)?,
             part_bytes,
             messages: VecDeque::new(),
             first: 0,
             next: 0,
             ring_end: WINDOW,
-            gate: TagGate::default(),
-            again: VecDeque::new(),
+            tags: TagGate::default(),
+            retransmissions: VecDeque::new(),
             requests: 0,
-            failures: 0,
-            failing: None,
-            failed: 0,
-            failed_again: false,
+            failures: FailureStreak::default(),
             failover: PathSearch::new(destination),
-            moved: Instant::now(),
-            silent: None,
-            wanted: None,
+            path_since: Instant::now(),
+            control_lost: None,
+            requested_credit: None,
         };
-        state.introduce()?;
-        let elsewhere = state.failover.own_addresses();
-        if !elsewhere.is_empty() {
-            state.core.lifeline.say(&ControlMessage::AlternateAddresses(elsewhere));
+        state.send_port_and_offers()?;
+        let addresses = state.failover.own_addresses();
+        if !addresses.is_empty() {
+            state.core.control.send(&ControlMessage::AlternateAddresses(addresses));
         }
         let workers = &destination.workers;
         let sender = Self::start(context, Direction::Send, destination.peer, workers, state)?;
@@ -160,44 +192,45 @@ impl Sender {
         }
         let operation = Operation::new();
         let mut full = false;
-        this.act(|side, state| {
-            if state.messages.len() >= UNSEEN {
-                state.drain(1, side.base())?;
-                state.begin(side.base())?;
-                state.core.tell_news(side.base());
+        this.with_state(|endpoint, state| {
+            let base = endpoint.base();
+            if state.messages.len() >= POLL_THRESHOLD {
+                state.poll_completions(1, base)?;
+                state.post_work(base)?;
+                state.core.notify_owner(base);
             }
             if state.requests >= MAX_REQUESTS || state.messages.len() as u64 >= WINDOW {
                 full = true;
                 return Ok(());
             }
             if let Some(tag) = tag
-                && !state.opens(tag)
+                && !state.admits_tag(tag)
             {
-                // What opens the gate may have come.
-                state.work(side.base())?;
-                full = !state.opens(tag);
+                // The credit that admits it may have been received meanwhile.
+                state.work(base)?;
+                full = !state.admits_tag(tag);
                 if full {
                     return Ok(());
                 }
             }
-            state.messages.push_back(Outgoing {
+            state.messages.push_back(OutgoingMessage {
                 buffer,
                 length,
                 copied: false,
                 operation: Arc::clone(&operation),
                 credit: None,
                 region: None,
-                begun: 0,
-                came: 0,
+                parts_sent: 0,
+                parts_acked: 0,
                 done: false,
             });
             state.requests += 1;
-            state.begin(side.base())?;
-            // What could begin before has begun: if one is done now it is this message, and who sends it sees that.
-            let news = std::mem::take(&mut state.core.has_news);
-            if state.core.callers.sends(!news) {
-                state.core.lanes.completions.arm().map_err(system)?;
-                state.work(side.base())?;
+            state.post_work(base)?;
+            // Earlier messages that could be sent were sent before. So what is done now is this message, as the caller sees.
+            let done = std::mem::take(&mut state.core.owner_to_notify);
+            if state.core.completion_polling.caller_sends(!done) {
+                state.core.queue_pairs.completions.arm().map_err(system)?;
+                state.work(base)?;
             }
             Ok(())
         });
@@ -210,188 +243,145 @@ impl Sender {
 
 impl EndpointState for SendState {
     type Note = MessagePart;
-    const PEER_KNOWS: bool = true;
+    const PEER_CONFIRMS_WRITES: bool = true;
 
     fn core(&mut self) -> &mut EndpointCore<MessagePart> {
         &mut self.core
     }
 
-    fn take(
+    fn on_event(
         &mut self,
-        told: QueuePairEvent<MessagePart>,
+        event: QueuePairEvent<MessagePart>,
         base: &Base,
     ) -> Result<(), ConnectionError> {
-        match told {
-            QueuePairEvent::Probed(lane) => {
-                self.core.lanes.go(lane);
-                self.core.lifeline.say(&ControlMessage::Ready(lane as u8));
+        match event {
+            QueuePairEvent::Probed(index) => {
+                self.core.queue_pairs.activate(index);
+                self.core.control.send(&ControlMessage::Ready(index as u8));
                 if !self.core.is_opening() {
                     base.counters.replaced.add(1);
                 }
             }
-            QueuePairEvent::Sent(lane, part, bytes) => {
-                (self.failures, self.failing) = (0, None);
-                (self.failed, self.failed_again) = (0, false);
-                // Without a lifeline the way is no good for long, whatever comes through.
-                if self.silent.is_none() {
+            QueuePairEvent::Sent(index, part, bytes) => {
+                self.failures = FailureStreak::default();
+                // Without a control connection the path will not last, even if it works now.
+                if self.control_lost.is_none() {
                     self.failover.mark_working();
                 }
-                self.core.lanes.all()[lane].carried.chunk(&base.counters, bytes);
-                self.came(part, base);
+                self.core.queue_pairs.slots()[index].carried.chunk(&base.counters, bytes);
+                self.part_acked(part, base);
             }
-            QueuePairEvent::Received(_, _, immediate) => {
-                if immediate & ROOM == 0 {
-                    let credit = Credit::read(&self.credits, immediate);
-                    self.granted[immediate as usize % CREDITS] = credit;
-                } else {
-                    // How many messages have left the ring.
-                    let taken = u64::from(immediate & !ROOM);
+            QueuePairEvent::Received(_, _, immediate) => match CreditImmediate::decode(immediate) {
+                CreditImmediate::Credit(number) => {
+                    let credit = Credit::read(&self.credits, number);
+                    self.received_credits[number as usize % CREDITS] = credit;
+                }
+                CreditImmediate::RingProgress(low_bits) => {
                     let known = self.ring_end - WINDOW;
-                    let ahead = taken.wrapping_sub(known) & u64::from(!ROOM);
-                    if ahead <= WINDOW {
-                        self.ring_end += ahead;
+                    if let Some(left) = CreditImmediate::ring_progress(low_bits, known) {
+                        self.ring_end = left + WINDOW;
                     }
                 }
-            }
-            QueuePairEvent::Failed(lane, why) => {
-                if self.core.lanes.stop(lane, &why) {
-                    self.lost(lane, base);
+            },
+            QueuePairEvent::Failed(index, why) => {
+                if self.core.queue_pairs.stop(index, &why) {
+                    self.queue_pair_failed(index, base);
                 }
             }
         }
         Ok(())
     }
 
-    fn begin(&mut self, _base: &Base) -> Result<(), ConnectionError> {
-        self.offer_anew();
-        let Some(port) = self.core.port else { return Ok(()) };
-        while let Some(lane) = self.core.lanes.best() {
-            let repeated = self.again.front().copied();
-            let number = repeated.map_or(self.next, |part| part.message);
-            if !self.has_place(number)? {
+    fn post_work(&mut self, _base: &Base) -> Result<(), ConnectionError> {
+        self.offer_replacements();
+        let Some(port) = self.core.peer_port else { return Ok(()) };
+        while let Some(index) = self.core.queue_pairs.least_loaded() {
+            let again = self.retransmissions.front().copied();
+            let number = again.map_or(self.next, |part| part.message);
+            if !self.has_destination(number)? {
                 break;
             }
-            if let Some(part) = repeated {
-                self.again.pop_front();
-                self.write(lane, part, &port)?;
+            if let Some(part) = again {
+                self.retransmissions.pop_front();
+                self.write(index, part, &port)?;
                 continue;
             }
             let Some(message) = self.messages.get_mut((number - self.first) as usize) else {
                 break;
             };
-            let part = MessagePart { message: number, index: message.begun };
-            message.begun += 1;
-            if message.begun == parts(message.length, self.part_bytes) {
+            let part = MessagePart { message: number, index: message.parts_sent };
+            message.parts_sent += 1;
+            if message.parts_sent == part_count(message.length, self.part_bytes) {
                 self.next += 1;
             }
-            self.write(lane, part, &port)?;
+            self.write(index, part, &port)?;
         }
         Ok(())
     }
 
-    fn moved(&mut self, base: &Base) -> Result<(), ConnectionError> {
-        let context = &self.core.lanes.adapter.context;
-        for mailbox in [&mut self.credits, &mut self.outbox] {
-            mailbox.reregister(context).map_err(system)?;
+    fn on_failover(&mut self, base: &Base) -> Result<(), ConnectionError> {
+        let context = &self.core.queue_pairs.adapter.context;
+        for buffer in [&mut self.credits, &mut self.eager_copies] {
+            buffer.reregister(context).map_err(system)?;
         }
-        // Where messages go is told anew, for the peer's port of now.
-        self.granted.fill(None);
+        // The receiver writes new credits, with the keys of its present port.
+        self.received_credits.fill(None);
         for message in &mut self.messages {
             (message.credit, message.region) = (None, None);
         }
-        let (now, patience) = (Instant::now(), base.context.settings.recovery_timeout);
-        (self.moved, self.failed_again, self.silent) = (now, false, None);
-        if self.failing.is_some_and(|(_, last)| now.saturating_duration_since(last) >= patience) {
-            // What happened long ago is over.
-            (self.failures, self.failing, self.failed) = (0, None, 0);
-        }
-        Ok(self.introduce()?)
+        let now = Instant::now();
+        self.failures.on_failover(now, base.context.settings.recovery_timeout);
+        (self.path_since, self.control_lost) = (now, None);
+        Ok(self.send_port_and_offers()?)
     }
 
-    fn hear(&mut self, base: &Base) -> Result<(), ConnectionError> {
-        while let Some(word) = self.core.lifeline.hear() {
-            match word {
-                ControlMessage::Port(port) if self.core.port.is_none() => {
-                    self.core.hear_port(port)?;
-                    if self.core.is_opening() && !self.core.is_eager() {
-                        self.gate = TagGate::advertised_only();
-                    }
-                }
-                ControlMessage::AlternateAddresses(addresses) => {
-                    self.failover.add_addresses(&addresses)
-                }
-                ControlMessage::Answer(lane, pair, have) => {
-                    self.answered(lane, pair, have, base)?
-                }
-                ControlMessage::QueuePairFailed(lane) => {
-                    let lane = self.core.known(lane)?;
-                    if self.core.lanes.stop(lane, "the peer's has failed") {
-                        self.lost(lane, base);
-                    }
-                }
-                ControlMessage::TagsDifferFrom(from) => {
-                    let next = self.next_number();
-                    let until = self.gate.tags_differ_from(from, next);
-                    let length = |number: u64| {
-                        let at = number.checked_sub(self.first)? as usize;
-                        Some(self.messages.get(at)?.length as u32)
-                    };
-                    let lengths = (from..until).map(|number| length(number).unwrap_or_default());
-                    let lengths = lengths.take(WINDOW as usize).collect();
-                    self.core.lifeline.say(&ControlMessage::SameTagBelow(until, lengths));
-                }
-                ControlMessage::Close(_) => {
-                    // What was acknowledged before the peer went is done.
-                    self.drain(usize::MAX, base)?;
-                    let what = "the peer closed the connection".to_owned();
-                    return Err(ConnectionError(ErrorKind::Remote, what));
-                }
-                other => return Err(unexpected(&other)),
-            }
+    fn receive_control(&mut self, base: &Base) -> Result<(), ConnectionError> {
+        while let Some(message) = self.core.control.receive() {
+            self.on_control_message(message, base)?;
         }
-        self.core.lifeline.flush();
-        let Some(why) = self.core.lifeline.ended().map(str::to_owned) else {
+        self.core.control.flush();
+        let Some(why) = self.core.control.ended().map(str::to_owned) else {
             return self.work(base);
         };
-        if self.core.lifeline.cut().is_some() && self.can_move() {
-            self.silent.get_or_insert_with(|| (Instant::now(), why));
+        if self.core.control.path_failure().is_some() && self.can_fail_over() {
+            self.control_lost.get_or_insert_with(|| (Instant::now(), why));
             return self.work(base);
         }
-        self.drain(usize::MAX, base)?;
-        Err(ConnectionError(ErrorKind::Remote, why))
+        self.poll_completions(usize::MAX, base)?;
+        Err(ConnectionError::remote(why))
     }
 
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), ConnectionError> {
         self.core.check_deadlines(now)?;
-        for lane in self.core.lanes.look_after(now) {
-            self.lost(lane, base);
+        for index in self.core.queue_pairs.check_failures(now) {
+            self.queue_pair_failed(index, base);
         }
-        let patience = base.context.settings.recovery_timeout;
-        if let Some((since, why)) = self.core.lanes.longest_down() {
-            let since = self.failing.map_or(since, |(first, _)| first);
-            let late = now.saturating_duration_since(since) >= patience;
-            if late || self.failures > MAX_FAILURES {
-                let seconds = patience.as_secs();
-                let how = if late {
-                    format!("and no other one for {seconds} s")
-                } else {
-                    format!("{} of them in a row", self.failures)
+        let timeout = base.context.settings.recovery_timeout;
+        if let Some((since, why)) = self.core.queue_pairs.longest_down() {
+            let since = self.failures.span.map_or(since, |(first, _)| first);
+            let late = now.saturating_duration_since(since) >= timeout;
+            let count = self.failures.count;
+            if late || count > MAX_FAILURES {
+                let how = match late {
+                    true => format!("and no other one for {} s", timeout.as_secs()),
+                    false => format!("{count} failures in a row"),
                 };
-                return Err(ConnectionError(ErrorKind::Remote, format!("{why}, {how}")));
+                return Err(ConnectionError::remote(format!("{why}, {how}")));
             }
         }
-        if let Some((since, why)) = &self.silent
-            && now.saturating_duration_since(*since) >= patience
+        if let Some((since, why)) = &self.control_lost
+            && now.saturating_duration_since(*since) >= timeout
         {
-            let what = format!("{why}, and by no other way for {} s", patience.as_secs());
-            return Err(ConnectionError(ErrorKind::Remote, what));
+            let what = format!("{why}, and no other path for {} s", timeout.as_secs());
+            return Err(ConnectionError::remote(what));
         }
-        if self.core.is_opening() && self.failed_again && base.context.settings.may_use_tcp() {
-            return Err(ConnectionError(ErrorKind::Remote, self.trouble()));
+        let may_use_tcp = base.context.settings.may_use_tcp();
+        if self.core.is_opening() && self.failures.repeated && may_use_tcp {
+            return Err(ConnectionError::remote(self.failure_reason()));
         }
         self.update_failover(now, base);
-        self.want();
-        self.hear(base)
+        self.request_credit();
+        self.receive_control(base)
     }
 
     fn in_flight(&self) -> InFlight {
@@ -407,71 +397,175 @@ impl EndpointState for SendState {
         self.messages.is_empty()
     }
 
-    fn last_word(&self) -> ControlMessage {
+    fn close_message(&self) -> ControlMessage {
         ControlMessage::Close(self.first)
     }
 
-    fn let_go(&mut self) {
+    fn release_regions(&mut self) {
         self.failover.cancel();
         self.messages.iter_mut().for_each(|message| message.region = None);
     }
 }
 
 impl SendState {
-    /// Tells the peer of the port, and offers queue pairs.
-    fn introduce(&mut self) -> Result<(), Error> {
-        self.core.say_port(self.credits.region());
-        for lane in 0..self.core.lanes.count() {
-            self.offer(lane)?;
+    /// Sends the peer this end's port, and offers queue pairs.
+    fn send_port_and_offers(&mut self) -> Result<(), Error> {
+        self.core.send_port(self.credits.region());
+        for index in 0..self.core.queue_pairs.count() {
+            self.offer(index)?;
         }
         Ok(())
     }
 
-    /// Offers a new queue pair for a lane.
-    fn offer(&mut self, lane: usize) -> Result<(), Error> {
-        let pair = self.core.lanes.renew(lane)?;
-        let parts = self.core.lanes.unknown(lane).to_vec();
-        self.core.lifeline.say(&ControlMessage::Offer(lane as u8, pair, parts));
+    /// Offers a new queue pair.
+    fn offer(&mut self, index: usize) -> Result<(), Error> {
+        let pair = self.core.queue_pairs.replace(index)?;
+        let parts = self.core.queue_pairs.unconfirmed(index).to_vec();
+        self.core.control.send(&ControlMessage::Offer(index as u8, pair, parts));
         Ok(())
     }
 
-    /// Whether it may go on by another way.
-    fn can_move(&self) -> bool {
+    /// Offers replacements for queue pairs that have failed.
+    fn offer_replacements(&mut self) {
+        for index in 0..self.core.queue_pairs.count() {
+            if self.core.queue_pairs.state(index) != QueuePairState::Drained {
+                continue;
+            }
+            // A device without room for one may have room later: the next tick tries again.
+            let _ = self.offer(index);
+        }
+    }
+
+    fn on_control_message(
+        &mut self,
+        message: ControlMessage,
+        base: &Base,
+    ) -> Result<(), ConnectionError> {
+        match message {
+            ControlMessage::Port(port) if self.core.peer_port.is_none() => {
+                self.core.set_peer_port(port)?;
+                if self.core.is_opening() && !self.core.is_eager() {
+                    self.tags = TagGate::advertised_only();
+                }
+            }
+            ControlMessage::AlternateAddresses(addresses) => {
+                self.failover.add_addresses(&addresses);
+            }
+            ControlMessage::Answer(index, pair, received) => {
+                self.on_answer(index, pair, received, base)?;
+            }
+            ControlMessage::QueuePairFailed(index) => {
+                let index = self.core.check_index(index)?;
+                if self.core.queue_pairs.stop(index, "the peer's has failed") {
+                    self.queue_pair_failed(index, base);
+                }
+            }
+            ControlMessage::TagsDifferFrom(from) => {
+                let next = self.next_number();
+                let below = self.tags.tags_differ_from(from, next);
+                let length = |number: u64| {
+                    let at = number.checked_sub(self.first)? as usize;
+                    Some(self.messages.get(at)?.length as u32)
+                };
+                let lengths = (from..below).map(|number| length(number).unwrap_or_default());
+                let lengths = lengths.take(WINDOW as usize).collect();
+                self.core.control.send(&ControlMessage::SameTagBelow(below, lengths));
+            }
+            ControlMessage::Close(_) => {
+                // Writes that were acknowledged before the peer closed are done.
+                self.poll_completions(usize::MAX, base)?;
+                return Err(ConnectionError::remote("the peer closed the connection"));
+            }
+            other => {
+                let what = format!("protocol error: the receiver sent {other:?}");
+                return Err(ConnectionError::remote(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer has connected a queue pair with the one that was offered.
+    fn on_answer(
+        &mut self,
+        index: u8,
+        pair: QueuePairInfo,
+        received: u64,
+        base: &Base,
+    ) -> Result<(), ConnectionError> {
+        let index = self.core.check_index(index)?;
+        let Some(port) = self.core.peer_port else {
+            return Err(ConnectionError::remote("protocol error: an answer without a port"));
+        };
+        if self.core.queue_pairs.state(index) != QueuePairState::Unconnected {
+            return Err(ConnectionError::remote("protocol error: an answer without an offer"));
+        }
+        let (marking, can_fail_over) = (self.core.marking(), self.can_fail_over());
+        let into = (self.credits.region(), self.credits.address(CREDITS * CREDIT_BYTES));
+        let queue_pairs = &mut self.core.queue_pairs;
+        let connected = queue_pairs.connect(index, &port, pair, marking);
+        let probed =
+            connected.and_then(|()| queue_pairs.probe(index, into, (port.address, port.key)));
+        if let Err(error) = probed {
+            if !can_fail_over {
+                return Err(error.into());
+            }
+            // The ports may have no route although their TCP addresses have: other paths are tried.
+            base.info(&format!("cannot connect a queue pair: {error}"));
+            return Ok(());
+        }
+        let unconfirmed = queue_pairs.take_unconfirmed(index);
+        for (at, part) in unconfirmed.into_iter().enumerate() {
+            if received >> at & 1 == 1 {
+                self.part_acked(part, base);
+            } else {
+                base.counters.repeated.add(self.bytes_of(part));
+                self.retransmissions.push_back(part);
+            }
+        }
+        Ok(())
+    }
+
+    fn can_fail_over(&self) -> bool {
         !self.core.is_opening() && self.failover.has_alternatives()
     }
 
-    /// Looks for another way to the peer if nothing gets through by the present one.
+    /// Tries other paths if nothing gets through on the present one, and stops doing so if something does.
     fn update_failover(&mut self, now: Instant, base: &Base) {
-        if !self.can_move() {
+        if !self.can_fail_over() {
             return;
         }
-        let is_late = |since: Instant| match since <= self.moved {
-            true => now.saturating_duration_since(self.moved) >= MOVE_PATIENCE,
-            false => now.saturating_duration_since(since) >= ANSWER_PATIENCE,
+        let is_late = |since: Instant| match since <= self.path_since {
+            true => now.saturating_duration_since(self.path_since) >= FAILOVER_ANSWER_TIMEOUT,
+            false => now.saturating_duration_since(since) >= ANSWER_TIMEOUT,
         };
-        let down = self.core.lanes.longest_down().map(|(since, _)| since);
-        let is_dead = self.failed_again
-            || down.is_some_and(|since| self.core.lanes.adapter.is_down() || is_late(since))
-            || self.core.lifeline.cut() == Some(PathFailure::Unreachable);
+        let down = self.core.queue_pairs.longest_down().map(|(since, _)| since);
+        let is_dead = self.failures.repeated
+            || down.is_some_and(|since| self.core.queue_pairs.adapter.is_down() || is_late(since))
+            || self.core.control.path_failure() == Some(PathFailure::Unreachable);
         if is_dead {
             self.failover.mark_failed();
         }
-        if is_dead || self.silent.is_some() {
+        if is_dead || self.control_lost.is_some() {
             self.failover.start_attempts(base.context.settings.queue_pairs, now);
         } else {
             self.failover.cancel();
         }
     }
 
-    /// Why the present way is left.
-    fn trouble(&self) -> String {
-        let down = self.core.lanes.longest_down().map(|(_, why)| why);
-        let silent = self.silent.as_ref().map(|(_, why)| why.as_str());
-        down.or(silent).unwrap_or("nothing gets through").to_owned()
+    /// Why the present path has failed.
+    fn failure_reason(&self) -> String {
+        let down = self.core.queue_pairs.longest_down().map(|(_, why)| why);
+        let control_lost = self.control_lost.as_ref().map(|(_, why)| why.as_str());
+        down.or(control_lost).unwrap_or("nothing gets through").to_owned()
     }
 
-    /// Whether there is where a message can go.
-    fn has_place(&mut self, number: u64) -> Result<bool, ConnectionError> {
+    fn queue_pair_failed(&mut self, index: usize, base: &Base) {
+        self.failures.add(index, Instant::now(), base.context.settings.recovery_timeout);
+        base.counters.lost.add(1);
+    }
+
+    /// Whether it is known where a message goes: it has a credit, or room in the eager ring.
+    fn has_destination(&mut self, number: u64) -> Result<bool, ConnectionError> {
         let eager = self.core.is_eager();
         let at = number.checked_sub(self.first).map(|at| at as usize);
         let Some(message) = at.and_then(|at| self.messages.get_mut(at)) else { return Ok(true) };
@@ -482,66 +576,49 @@ impl SendState {
         if message.credit.is_some() {
             return Ok(true);
         }
-        let granted = self.granted[number as usize % CREDITS];
-        let Some((_, credit)) = granted.filter(|(of, _)| *of == number) else { return Ok(false) };
+        let received = self.received_credits[number as usize % CREDITS];
+        let Some((_, credit)) = received.filter(|(of, _)| *of == number) else { return Ok(false) };
         self.ring_end = self.ring_end.max(number + 1);
         if length > u64::from(credit.capacity) {
             let capacity = credit.capacity;
-            self.core.lifeline.say(&ControlMessage::CreditRequest(number, length));
+            // The receiver fails by this message, too.
+            self.core.control.send(&ControlMessage::CreditRequest(number, length));
             let what = format!(
                 "a message of {length} bytes does not fit into the buffer of {capacity} bytes posted for it"
             );
-            return Err(ConnectionError(ErrorKind::Remote, what));
+            return Err(ConnectionError::remote(what));
         }
         if length > 0 {
-            message.region = Some(self.core.lanes.payload(&message.buffer)?);
+            message.region = Some(self.core.queue_pairs.send_region(&message.buffer)?);
         }
         message.credit = Some(credit);
         Ok(true)
     }
 
-    /// Number of the next message that is sent.
+    /// Number of the next message that the caller sends.
     fn next_number(&self) -> u64 {
         self.first + self.messages.len() as u64
     }
 
-    /// Whether a message with this tag can be the next one.
-    fn opens(&mut self, tag: i32) -> bool {
+    /// Whether the next message may have this tag.
+    fn admits_tag(&mut self, tag: i32) -> bool {
         let next = self.next_number();
-        let credit = self.granted[next as usize % CREDITS].filter(|(of, _)| *of == next);
-        let said = self.gate.tag();
-        let opens = self.gate.admits(tag, next, || credit.map(|(_, credit)| credit.tag));
-        if self.gate.tag() != said {
-            self.core.lifeline.say(&ControlMessage::Tag(tag));
+        let credit = self.received_credits[next as usize % CREDITS].filter(|(of, _)| *of == next);
+        let advertised = self.tags.tag();
+        let admits = self.tags.admits(tag, next, || credit.map(|(_, credit)| credit.tag));
+        if self.tags.tag() != advertised {
+            self.core.control.send(&ControlMessage::Tag(tag));
         }
-        opens
+        admits
     }
 
-    fn lost(&mut self, lane: usize, base: &Base) {
-        self.failed_again |= self.failed >> lane & 1 == 1;
-        self.failed |= 1 << lane;
-        let (now, patience) = (Instant::now(), base.context.settings.recovery_timeout);
-        self.failing = match self.failing {
-            Some((first, last)) if now.saturating_duration_since(last) < patience => {
-                Some((first, now))
-            }
-            // What happened long ago is over, also if nothing was sent since.
-            _ => {
-                (self.failures, self.failed, self.failed_again) = (0, 1 << lane, false);
-                Some((now, now))
-            }
-        };
-        self.failures += 1;
-        base.counters.lost.add(1);
-    }
-
-    /// A part of a message has come.
-    fn came(&mut self, part: MessagePart, base: &Base) {
+    /// A part of a message has reached the receiver's memory.
+    fn part_acked(&mut self, part: MessagePart, base: &Base) {
         let Some(at) = part.message.checked_sub(self.first) else { return };
         let part_bytes = self.part_bytes;
         let Some(message) = self.messages.get_mut(at as usize) else { return };
-        message.came += 1;
-        if message.came < parts(message.length, part_bytes) {
+        message.parts_acked += 1;
+        if message.parts_acked < part_count(message.length, part_bytes) {
             return;
         }
         message.done = true;
@@ -550,7 +627,7 @@ impl SendState {
         if !message.copied {
             message.operation.complete(message.length);
             self.requests -= 1;
-            self.core.has_news = true;
+            self.core.owner_to_notify = true;
         }
         while self.messages.front().is_some_and(|message| message.done) {
             self.messages.pop_front();
@@ -558,100 +635,58 @@ impl SendState {
         }
     }
 
-    /// Offers new queue pairs for lanes that have failed.
-    fn offer_anew(&mut self) {
-        for lane in 0..self.core.lanes.count() {
-            if self.core.lanes.stage(lane) != QueuePairState::Drained {
-                continue;
-            }
-            // A device that has no queue pair now may have one later: the next tick asks again.
-            let _ = self.offer(lane);
-        }
-    }
-
-    /// Begins a part on a lane.
+    /// Posts the write of a part.
     fn write(
         &mut self,
-        lane: usize,
+        index: usize,
         part: MessagePart,
         port: &PortInfo,
     ) -> Result<(), ConnectionError> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
         let length = message.length;
-        let Some(credit) = message.credit else {
-            let slot = (part.message % WINDOW) as usize * EAGER_BYTES;
-            let to = (port.address + slot as u64, port.key);
-            let number = Immediate::eager(part.message).encode();
-            let (lanes, outbox) = (&mut self.core.lanes, &self.outbox);
-            return with_room(length as usize, |bytes| {
-                if message.copied {
-                    outbox.read(slot, bytes);
-                } else {
-                    message.buffer.copy_to(bytes);
-                    outbox.write(slot, bytes);
-                    message.copied = true;
-                    message.operation.complete(length);
-                    self.requests -= 1;
-                    self.core.has_news = true;
-                }
-                Ok(lanes.write_copy(lane, bytes, (outbox, slot), to, number, part)?)
-            });
-        };
+        let Some(credit) = message.credit else { return self.write_eager(index, part, port) };
         let offset = u64::from(part.index) * self.part_bytes;
         let bytes = (length - offset).min(self.part_bytes);
         let last = offset + bytes == length;
-        let number = Immediate::part(part.message, part.index, last).encode();
-        let from = match &message.region {
+        let immediate = Immediate::part(part.message, part.index, last).encode();
+        let source = match &message.region {
             Some(region) => {
                 WriteSource::Region(region, message.buffer.address() + offset, bytes as u32)
             }
             None => WriteSource::Empty,
         };
-        let to = (credit.address + offset, credit.key);
-        Ok(self.core.lanes.write(lane, from, to, number, part)?)
+        let remote = (credit.address + offset, credit.key);
+        Ok(self.core.queue_pairs.write(index, source, remote, immediate, part)?)
     }
 
-    /// The peer has a queue pair for the one that was offered.
-    fn answered(
+    /// Posts the write of an eager message, which is its only part.
+    fn write_eager(
         &mut self,
-        lane: u8,
-        pair: QueuePairInfo,
-        have: u64,
-        base: &Base,
+        index: usize,
+        part: MessagePart,
+        port: &PortInfo,
     ) -> Result<(), ConnectionError> {
-        let lane = self.core.known(lane)?;
-        let Some(port) = self.core.port else {
-            return Err(ConnectionError(ErrorKind::Remote, "protocol error: no port".to_owned()));
-        };
-        if self.core.lanes.stage(lane) != QueuePairState::Unconnected {
-            return Err(ConnectionError(
-                ErrorKind::Remote,
-                "protocol error: nothing offered".to_owned(),
-            ));
-        }
-        let (traffic, can_move) = (self.core.traffic(), self.can_move());
-        let into = (self.credits.region(), self.credits.address(CREDITS * CREDIT_BYTES));
-        let lanes = &mut self.core.lanes;
-        let begun = lanes.connect(lane, &port, pair, traffic);
-        if let Err(error) = begun.and_then(|()| lanes.probe(lane, into, (port.address, port.key))) {
-            if !can_move {
-                return Err(error.into());
-            }
-            // The ports may not reach each other, though their addresses do: another way is looked for.
-            base.info(&format!("cannot connect a queue pair: {error}"));
-            return Ok(());
-        }
-        let unknown = lanes.take_unknown(lane);
-        for (at, part) in unknown.into_iter().enumerate() {
-            if have >> at & 1 == 1 {
-                self.came(part, base);
+        let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
+        let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
+        let length = message.length;
+        let offset = (part.message % WINDOW) as usize * EAGER_BYTES;
+        let remote = (port.address + offset as u64, port.key);
+        let immediate = Immediate::eager(part.message).encode();
+        let (queue_pairs, copies) = (&mut self.core.queue_pairs, &self.eager_copies);
+        with_buffer(length as usize, |bytes| {
+            if message.copied {
+                copies.read(offset, bytes);
             } else {
-                base.counters.repeated.add(self.bytes_of(part));
-                self.again.push_back(part);
+                message.buffer.copy_to(bytes);
+                copies.write(offset, bytes);
+                message.copied = true;
+                message.operation.complete(length);
+                self.requests -= 1;
+                self.core.owner_to_notify = true;
             }
-        }
-        Ok(())
+            Ok(queue_pairs.write_copy(index, bytes, (copies, offset), remote, immediate, part)?)
+        })
     }
 
     fn bytes_of(&self, part: MessagePart) -> u64 {
@@ -660,34 +695,31 @@ impl SendState {
         length.saturating_sub(u64::from(part.index) * self.part_bytes).min(self.part_bytes)
     }
 
-    /// Says what is waited for, once: a small buffer brings no credit, and no message that is longer.
-    fn want(&mut self) {
-        let waits = self.messages.get((self.next - self.first) as usize);
-        let waits = waits.filter(|message| message.credit.is_none());
-        if let Some(message) = waits
-            && self.wanted != Some(self.next)
+    /// Requests the credit that the next message waits for, once. Small buffers get no credit, since eager messages need
+    /// none, so without the request the receiver would not notice that a message is too long for one.
+    fn request_credit(&mut self) {
+        let waiting = self.messages.get((self.next - self.first) as usize);
+        let waiting = waiting.filter(|message| message.credit.is_none());
+        if let Some(message) = waiting
+            && self.requested_credit != Some(self.next)
         {
-            self.wanted = Some(self.next);
-            self.core.lifeline.say(&ControlMessage::CreditRequest(self.next, message.length));
+            self.requested_credit = Some(self.next);
+            self.core.control.send(&ControlMessage::CreditRequest(self.next, message.length));
         }
     }
 }
 
 /// Number of parts of a message.
-fn parts(length: u64, part_bytes: u64) -> u32 {
+fn part_count(length: u64, part_bytes: u64) -> u32 {
     length.div_ceil(part_bytes).max(1) as u32
-}
-
-fn unexpected(word: &ControlMessage) -> ConnectionError {
-    ConnectionError(ErrorKind::Remote, format!("protocol error: the receiver says {word:?}"))
 }
 
 impl DialHandler for Sender {
     fn on_welcome(self: Arc<Self>, number: u32, socket: Socket) {
-        self.act(|_, state| {
+        self.with_state(|_, state| {
             let Some(device) = state.failover.accepted(number) else { return Ok(()) };
-            let why = state.trouble();
-            if !Self::move_to(&self, state, &device, socket, &why)? {
+            let why = state.failure_reason();
+            if !Self::fail_over(&self, state, &device, socket, &why)? {
                 state.failover.mark_failed();
             }
             Ok(())
@@ -695,11 +727,11 @@ impl DialHandler for Sender {
     }
 
     fn on_dial_error(self: Arc<Self>, number: u32, error: DialError) {
-        self.act(|_, state| {
+        self.with_state(|_, state| {
             if !state.failover.attempt_failed(number, &error) {
                 return Ok(());
             }
-            let what = format!("{}, and {}", state.trouble(), error.what);
+            let what = format!("{}, and {}", state.failure_reason(), error.what);
             Err(ConnectionError(ErrorKind::Remote, what))
         });
     }
@@ -724,8 +756,8 @@ impl Outbound for Sender {
 
     fn owner_closed(self: Arc<Self>) {
         let mut state = self.state();
-        let promised = state.requests == 0 && !state.messages.is_empty();
-        if promised && !self.base().failed() {
+        let undelivered = state.requests == 0 && !state.messages.is_empty();
+        if undelivered && !self.base().failed() {
             let until = Instant::now() + LINGER;
             state.core.lingering = Some((self.workers().linger(), until));
         } else {
@@ -739,8 +771,8 @@ impl Outbound for Sender {
     }
 
     #[cfg(test)]
-    fn break_path(&self, lane: usize) {
-        self.state().core.lanes.break_pair(lane);
+    fn break_path(&self, index: usize) {
+        self.state().core.queue_pairs.break_queue_pair(index);
     }
 
     #[cfg(test)]
@@ -750,6 +782,32 @@ impl Outbound for Sender {
 
     #[cfg(test)]
     fn queue_pairs(&self) -> usize {
-        self.state().core.lanes.count()
+        self.state().core.queue_pairs.count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_streak_forgets_what_is_long_past() {
+        let (start, timeout) = (Instant::now(), Duration::from_secs(30));
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut failures = FailureStreak::default();
+        failures.add(0, at(0), timeout);
+        failures.add(1, at(1), timeout);
+        assert!(!failures.repeated && failures.count == 2);
+        failures.add(0, at(2), timeout);
+        assert!(failures.repeated && failures.span == Some((at(0), at(2))));
+        failures.on_failover(at(3), timeout);
+        assert!(!failures.repeated && failures.count == 3);
+        failures.add(1, at(4), timeout);
+        assert!(failures.repeated, "it has failed on the path before, too");
+        failures.add(1, at(34), timeout);
+        assert!(!failures.repeated && failures.count == 1);
+        assert_eq!(failures.span, Some((at(34), at(34))));
+        failures.on_failover(at(64), timeout);
+        assert!(failures.count == 0 && failures.span.is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Connections over real verbs, within one process: from the first RDMA port of this host to the last one.
+//! Tests of connections over real verbs, within one process: from the first RDMA port of this host to the last one.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -16,13 +16,13 @@ use crate::{
     SendConnection, Sending, Settings, TaggedBuffer, Transport,
 };
 
-/// That of memory which is registered by its address.
-pub(super) const PEER: MemoryTypes = MemoryTypes { peer_memory: true, dma_buffers: false };
+/// GPU memory that is registered by its address.
+pub(super) const PEER_MEMORY: MemoryTypes = MemoryTypes { peer_memory: true, dma_buffers: false };
 
 #[derive(Default)]
-pub(super) struct Lines(pub(super) Mutex<Vec<String>>);
+pub(super) struct LogLines(pub(super) Mutex<Vec<String>>);
 
-impl Log for Lines {
+impl Log for LogLines {
     fn warn(&self, line: &str) {
         lock(&self.0).push(line.to_owned());
     }
@@ -32,13 +32,13 @@ impl Log for Lines {
     }
 }
 
-pub(super) fn transport_with(settings: &[(&str, &str)]) -> (Transport, Arc<Lines>) {
+pub(super) fn transport_with(settings: &[(&str, &str)]) -> (Transport, Arc<LogLines>) {
     let lookup = |name: &str| {
         let given = settings.iter().find(|(other, _)| *other == name);
         given.map(|(_, value)| (*value).to_owned())
     };
-    let log = Arc::new(Lines::default());
-    let shared: Arc<Lines> = Arc::clone(&log);
+    let log = Arc::new(LogLines::default());
+    let shared: Arc<LogLines> = Arc::clone(&log);
     (Transport::new(Settings::from_lookup(lookup).unwrap(), shared).unwrap(), log)
 }
 
@@ -46,7 +46,7 @@ fn transport() -> Transport {
     transport_with(&[("EVENKEEL_TRANSPORT", "rdma")]).0
 }
 
-/// Listens at the address of a transport's last device, as a server does that waits for ever.
+/// Listens at the address of a transport's last device, as a server does.
 fn listen(transport: &Transport) -> (Listener, Handle) {
     let ip = transport.devices().last().unwrap().addresses()[0];
     let nonce = Nonce([7; 16]);
@@ -60,7 +60,7 @@ fn pair(from: &Transport, to: &Transport) -> (SendConnection, RecvConnection) {
     connected(from, &listener, &handle)
 }
 
-/// A message that tells itself and its bytes from others.
+/// A message whose bytes depend on its number and their offset.
 pub(super) fn message(number: usize, length: usize) -> Block {
     let mut block = Block::new(length);
     let bytes = block.bytes_mut().iter_mut().enumerate();
@@ -68,15 +68,15 @@ pub(super) fn message(number: usize, length: usize) -> Block {
     block
 }
 
-/// Moves messages of these lengths, several at a time; `during` is called before each is waited for.
+/// Sends messages of these lengths, several at a time. `during` is called before each one is waited for.
 pub(super) fn exchange(
     (send, recv): (&SendConnection, &RecvConnection),
     lengths: &[usize],
     mut during: impl FnMut(usize),
 ) {
-    let mut flying: std::collections::VecDeque<(usize, Receiving, Sending)> = Default::default();
-    let mut finish = |flying: &mut std::collections::VecDeque<(usize, Receiving, Sending)>| {
-        let Some((number, mut receiving, mut sending)) = flying.pop_front() else { return };
+    let mut in_flight: std::collections::VecDeque<(usize, Receiving, Sending)> = Default::default();
+    let mut finish = |in_flight: &mut std::collections::VecDeque<(usize, Receiving, Sending)>| {
+        let Some((number, mut receiving, mut sending)) = in_flight.pop_front() else { return };
         during(number);
         let (block, length) = until(|| receiving.poll(true).unwrap());
         assert_eq!(length, lengths[number]);
@@ -87,32 +87,32 @@ pub(super) fn exchange(
         let room = length + number % 3 * 1000;
         let receiving = recv.recv_block(Block::new(room), room).unwrap().ok().unwrap();
         let sending = send.send_block(&Arc::new(message(number, *length)), *length);
-        flying.push_back((number, receiving, sending.unwrap().unwrap()));
-        if flying.len() == 8 {
-            finish(&mut flying);
+        in_flight.push_back((number, receiving, sending.unwrap().unwrap()));
+        if in_flight.len() == 8 {
+            finish(&mut in_flight);
         }
     }
-    while !flying.is_empty() {
-        finish(&mut flying);
+    while !in_flight.is_empty() {
+        finish(&mut in_flight);
     }
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn messages_of_all_sizes_arrive_whole_and_in_order() {
+fn messages_of_all_sizes_arrive_in_order() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
     let mut lengths = vec![0, 1, 8, 127, 255, 256, 257, 4095, 4096, 4097, 65_536, 524_288, 524_289];
     lengths.extend([3 << 20, 0, 5, 1 << 20, 4096, 100_000, (1 << 20) + 1]);
     exchange((&send, &recv), &lengths, |_| {});
-    // The ring of small messages many times round.
+    // The eager ring, many times round.
     exchange((&send, &recv), &[64; 1000], |_| {});
     assert!(send.sender.base().counters.bytes() > 6 << 20);
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn small_messages_may_be_sent_before_anybody_wants_them() {
+fn eager_messages_wait_in_the_ring() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
     let sendings: Vec<Sending> = (0..20)
@@ -121,7 +121,7 @@ fn small_messages_may_be_sent_before_anybody_wants_them() {
     for mut sending in sendings {
         until(|| sending.poll(true).unwrap().then_some(()));
     }
-    // What was reported as sent is delivered, though the sender is gone.
+    // Messages that were reported as sent are delivered after the sender has closed.
     drop(send);
     for number in 0..20 {
         let mut receiving = recv.recv_block(Block::new(50), 50).unwrap().ok().unwrap();
@@ -130,13 +130,16 @@ fn small_messages_may_be_sent_before_anybody_wants_them() {
     }
 }
 
-fn broken_in_the_middle(break_one: impl Fn(&SendConnection, &RecvConnection, usize), lanes: &str) {
+fn break_queue_pairs_under_load(
+    break_one: impl Fn(&SendConnection, &RecvConnection, usize),
+    queue_pairs: &str,
+) {
     let (transport, _) =
-        transport_with(&[("EVENKEEL_TRANSPORT", "rdma"), ("EVENKEEL_QUEUE_PAIRS", lanes)]);
+        transport_with(&[("EVENKEEL_TRANSPORT", "rdma"), ("EVENKEEL_QUEUE_PAIRS", queue_pairs)]);
     let (send, recv) = pair(&transport, &transport);
     let mut lengths = vec![1 << 20; 24];
     lengths.extend([100, 3 << 20, 0, 70_000]);
-    let count: usize = lanes.parse().unwrap();
+    let count: usize = queue_pairs.parse().unwrap();
     exchange((&send, &recv), &lengths, |number| {
         if number % 6 == 3 {
             break_one(&send, &recv, number / 6 % count);
@@ -148,29 +151,29 @@ fn broken_in_the_middle(break_one: impl Fn(&SendConnection, &RecvConnection, usi
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_queue_pair_that_fails_at_the_sender_costs_no_byte() {
-    broken_in_the_middle(|send, _, lane| send.sender.break_path(lane), "2");
-    broken_in_the_middle(|send, _, lane| send.sender.break_path(lane), "1");
+fn queue_pair_failure_at_the_sender_loses_no_byte() {
+    break_queue_pairs_under_load(|send, _, index| send.sender.break_path(index), "2");
+    break_queue_pairs_under_load(|send, _, index| send.sender.break_path(index), "1");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_queue_pair_that_fails_at_the_receiver_costs_no_byte() {
-    broken_in_the_middle(|_, recv, lane| recv.receiver.break_path(lane), "2");
-    broken_in_the_middle(|_, recv, lane| recv.receiver.break_path(lane), "1");
+fn queue_pair_failure_at_the_receiver_loses_no_byte() {
+    break_queue_pairs_under_load(|_, recv, index| recv.receiver.break_path(index), "2");
+    break_queue_pairs_under_load(|_, recv, index| recv.receiver.break_path(index), "1");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn memory_that_is_registered_needs_no_call_of_the_device() {
+fn mr_cache_registers_memory_once() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
     let last = transport.devices().len() - 1;
     let adapter = Arc::clone(transport.devices()[last].rdma().unwrap());
     let memory = &adapter.regions;
     let mut block = Block::new(1 << 20);
-    let registrar = transport.mr_cache(last).unwrap();
-    let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
+    let mr_cache = transport.mr_cache(last).unwrap();
+    let held = mr_cache.register(block.lend_mut(1 << 20)).unwrap().unwrap();
     let before = memory.registered.get();
     let use_ten_times = |mut block: Block| {
         for _ in 0..10 {
@@ -185,14 +188,14 @@ fn memory_that_is_registered_needs_no_call_of_the_device() {
     assert!(memory.reused.get() >= 10);
     drop(held);
     use_ten_times(Block::new(1 << 20));
-    assert_eq!(memory.registered.get(), before + 1, "once, for as long as there is the block");
+    assert_eq!(memory.registered.get(), before + 1, "once for the life of the block");
     use_ten_times(Block::new(1 << 20));
-    assert_eq!(memory.registered.get(), before + 2, "a registration ends with its block");
+    assert_eq!(memory.registered.get(), before + 2, "a region ends with its block");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_message_that_does_not_fit_is_an_error_on_both_sides() {
+fn too_long_message_fails_both_ends() {
     let transport = transport();
     for (length, room) in [(100_000, 50_000), (100, 50), (5000, 100)] {
         let (send, recv) = pair(&transport, &transport);
@@ -202,7 +205,7 @@ fn a_message_that_does_not_fit_is_an_error_on_both_sides() {
         let error = until(|| receiving.poll(true).err());
         assert!(error.to_string().contains(&format!("{length} bytes")), "{error}");
         until(|| match sending.poll(true) {
-            // A small message is gone before anybody knows.
+            // An eager message is sent before the receiver sees its length.
             Ok(done) => done.then_some(()),
             Err(_) => Some(()),
         });
@@ -211,7 +214,7 @@ fn a_message_that_does_not_fit_is_an_error_on_both_sides() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_peer_that_closes_is_told_of() {
+fn closed_peer_fails_requests() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
     let mut receiving = recv.recv_block(Block::new(10), 10).unwrap().ok().unwrap();
@@ -228,7 +231,7 @@ fn a_peer_that_closes_is_told_of() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn who_listens_at_all_addresses_uses_the_port_of_the_one_that_was_called() {
+fn wildcard_listener_uses_the_dialed_port() {
     let transport = transport();
     let deaf = || Arc::new(NullNotify);
     let listener = transport.listen_at(([0; 8], 0).into(), Nonce([7; 16]), "", deaf()).unwrap();
@@ -245,7 +248,7 @@ fn who_listens_at_all_addresses_uses_the_port_of_the_one_that_was_called() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn small_messages_are_done_at_once_and_arrive_though_the_sender_has_left() {
+fn eager_messages_arrive_after_the_sender_closes() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
     for number in 0..5 {
@@ -265,7 +268,7 @@ fn small_messages_are_done_at_once_and_arrive_though_the_sender_has_left() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn peers_of_which_one_has_no_rdma_use_tcp_or_say_why_not() {
+fn tcp_fallback_when_one_peer_lacks_rdma() {
     // The same addresses, by TCP.
     let (any, _) = transport_with(&[("EVENKEEL_TRANSPORT", "tcp")]);
     let tcp = |at: &dyn Fn(&[Device]) -> IpAddr| {
@@ -277,10 +280,11 @@ fn peers_of_which_one_has_no_rdma_use_tcp_or_say_why_not() {
     let first = || tcp(&|devices| devices[0].addresses()[0]);
     let last = || tcp(&|devices| devices.last().unwrap().addresses()[0]);
     let auto = || transport_with(&[("EVENKEEL_TRANSPORT", "auto")]).0;
-    for (from, to, lanes) in [(auto(), last(), 0), (first(), auto(), 0), (auto(), auto(), 2)] {
+    for (from, to, queue_pairs) in [(auto(), last(), 0), (first(), auto(), 0), (auto(), auto(), 2)]
+    {
         let (send, recv) = pair(&from, &to);
         exchange((&send, &recv), &[0, 100, 1 << 20], |_| {});
-        assert_eq!(send.sender.queue_pairs(), lanes);
+        assert_eq!(send.sender.queue_pairs(), queue_pairs);
     }
     for (from, to) in [(transport(), last()), (first(), transport())] {
         let (_listener, handle) = listen(&to);
@@ -292,7 +296,7 @@ fn peers_of_which_one_has_no_rdma_use_tcp_or_say_why_not() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn peers_with_different_job_keys_do_not_meet() {
+fn different_job_keys_are_refused() {
     let with = |key: &str| {
         let key = key.repeat(32);
         transport_with(&[("EVENKEEL_TRANSPORT", "rdma"), ("EVENKEEL_JOB_KEY", &key)]).0
@@ -305,10 +309,10 @@ fn peers_with_different_job_keys_do_not_meet() {
     assert!(error.to_string().contains("job key"), "{error}");
 }
 
-/// For all others in the machine, too: it has one of its own.
+/// Takes the port down for the whole machine, so this test has a machine of its own.
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_port_that_is_gone_is_named_after_the_time_set() {
+fn port_down_error_names_both_ports() {
     let times = [("EVENKEEL_PEER_TIMEOUT", "1"), ("EVENKEEL_RECOVERY_TIMEOUT", "2")];
     let settings = [&[("EVENKEEL_TRANSPORT", "rdma")][..], &times].concat();
     let (transport, log) = transport_with(&settings);
@@ -324,24 +328,24 @@ fn a_port_that_is_gone_is_named_after_the_time_set() {
     let received = until(|| receiving.poll(true).err()).to_string();
     let sent = until(|| sending.poll(true).err()).to_string();
     link("up");
-    let said = lock(&log.0).join("\n");
+    let logged = lock(&log.0).join("\n");
     for (error, own, peer) in [(sent, "rxe0:1", "10.77.0.2"), (received, "rxe1:1", "10.77.0.1")] {
         let gid = format!("the peer's ::ffff:{peer}");
-        assert!(error.contains(&gid) && error.contains(own), "{error}\n{said}");
+        assert!(error.contains(&gid) && error.contains(own), "{error}\n{logged}");
     }
-    assert!(said.contains("RDMA port rxe1:1 is down"), "{said}");
+    assert!(logged.contains("RDMA port rxe1:1 is down"), "{logged}");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn groups_wait_for_all_of_their_messages() {
+fn grouped_receive_waits_for_all_messages() {
     let transport = transport();
     tag_matching_tests::a_group_waits_for_all_of_its_messages(pair(&transport, &transport));
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn early_messages_stand_in_nobodys_way() {
+fn unexpected_messages_block_no_others() {
     let transport = transport();
     tag_matching_tests::messages_that_nobody_waits_for_stand_in_nobodys_way(|| {
         pair(&transport, &transport)
@@ -350,14 +354,14 @@ fn early_messages_stand_in_nobodys_way() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn too_long_messages_fail_their_group() {
+fn too_long_message_fails_its_group() {
     let transport = transport();
     tag_matching_tests::a_message_that_is_too_long_fails_its_group(|| pair(&transport, &transport));
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn any_groups_get_the_messages_of_their_tags() {
+fn random_groups_match_tags() {
     let transport = transport();
     for seed in 0..6 {
         let pair = pair(&transport, &transport);
@@ -365,8 +369,8 @@ fn any_groups_get_the_messages_of_their_tags() {
     }
 }
 
-/// Now and then breaks a queue pair of either side.
-fn break_lanes(send: &SendConnection, recv: &RecvConnection, done: usize) {
+/// Breaks a queue pair of either end now and then.
+fn break_some_queue_pairs(send: &SendConnection, recv: &RecvConnection, done: usize) {
     match done % 12 {
         3 => send.sender.break_path(done / 12 % 2),
         9 => recv.receiver.break_path(done / 12 % 2),
@@ -376,15 +380,15 @@ fn break_lanes(send: &SendConnection, recv: &RecvConnection, done: usize) {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn queue_pairs_that_fail_cost_no_message_of_any_tag() {
+fn queue_pair_failure_keeps_tag_matching() {
     let transport = transport();
     for seed in 0..2 {
         let pair = pair(&transport, &transport);
-        tag_matching_tests::random_groups::<Block>(pair, 100 + seed, 3, break_lanes);
+        tag_matching_tests::random_groups::<Block>(pair, 100 + seed, 3, break_some_queue_pairs);
     }
 }
 
-/// Both ends of a connection for messages in memory of such a reach, at either side.
+/// Both ends of a connection for messages in memory of these types.
 fn pair_for(
     transport: &Transport,
     from: MemoryTypes,
@@ -395,9 +399,9 @@ fn pair_for(
     meet(&call, &listener)
 }
 
-/// Sends a message, makes it visible and compares its bytes and those behind it. Memory is lent as long as anybody but a
-/// device may touch it.
-pub(super) fn carry<From: Room, To: Room>(
+/// Sends a message, flushes it, and compares its bytes and those behind it. While the message has the memory, only devices
+/// may access it.
+pub(super) fn send_and_check<From: Room, To: Room>(
     (send, recv): (&SendConnection, &RecvConnection),
     length: usize,
 ) {
@@ -423,26 +427,30 @@ pub(super) fn carry<From: Room, To: Room>(
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn no_byte_is_touched_by_the_processor_where_it_cannot_reach() {
+fn gpu_memory_is_not_accessed_by_the_processor() {
     let transport = transport();
     let lengths = [0, 1, 8, 256, 257, 4095, 4096, 4097, 70_000, 1 << 20, (8 << 20) + 1];
-    let (send, recv) = pair_for(&transport, PEER, PEER);
+    let (send, recv) = pair_for(&transport, PEER_MEMORY, PEER_MEMORY);
+    lengths.iter().for_each(|length| {
+        send_and_check::<ProtectedMemory, ProtectedMemory>((&send, &recv), *length)
+    });
+    // One end's memory types apply to both.
+    let (send, recv) = pair_for(&transport, MemoryTypes::HOST, PEER_MEMORY);
     lengths
         .iter()
-        .for_each(|length| carry::<ProtectedMemory, ProtectedMemory>((&send, &recv), *length));
-    // One side says so for both.
-    let (send, recv) = pair_for(&transport, MemoryTypes::HOST, PEER);
-    lengths.iter().for_each(|length| carry::<Block, ProtectedMemory>((&send, &recv), *length));
-    let (send, recv) = pair_for(&transport, PEER, MemoryTypes::HOST);
-    lengths.iter().for_each(|length| carry::<ProtectedMemory, Block>((&send, &recv), *length));
+        .for_each(|length| send_and_check::<Block, ProtectedMemory>((&send, &recv), *length));
+    let (send, recv) = pair_for(&transport, PEER_MEMORY, MemoryTypes::HOST);
+    lengths
+        .iter()
+        .for_each(|length| send_and_check::<ProtectedMemory, Block>((&send, &recv), *length));
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn any_groups_get_the_messages_of_their_tags_where_no_processor_reaches() {
+fn random_groups_match_tags_in_gpu_memory() {
     let transport = transport();
     for seed in 0..2 {
-        let pair = pair_for(&transport, PEER, PEER);
+        let pair = pair_for(&transport, PEER_MEMORY, PEER_MEMORY);
         tag_matching_tests::random_groups::<ProtectedMemory>(
             pair,
             200 + seed,
@@ -450,43 +458,43 @@ fn any_groups_get_the_messages_of_their_tags_where_no_processor_reaches() {
             |_, _, _| {},
         );
     }
-    let pair = pair_for(&transport, PEER, PEER);
-    tag_matching_tests::random_groups::<ProtectedMemory>(pair, 300, 3, break_lanes);
+    let pair = pair_for(&transport, PEER_MEMORY, PEER_MEMORY);
+    tag_matching_tests::random_groups::<ProtectedMemory>(pair, 300, 3, break_some_queue_pairs);
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn flushes_are_bounded_and_for_what_is_not_the_hosts_memory() {
+fn flush_is_bounded_and_for_gpu_memory_only() {
     let transport = transport();
-    let (_send, recv) = pair_for(&transport, PEER, PEER);
+    let (_send, recv) = pair_for(&transport, PEER_MEMORY, PEER_MEMORY);
     let mut memory = ProtectedMemory::new(5000);
     let lent = memory.give_mut(&recv.mr_cache(), 5000);
     let mut flushes = Vec::new();
     for length in (1..5000).step_by(500) {
         flushes.push(recv.flush(lent.part(0, length)).unwrap());
     }
-    // Nobody looks at those before the last one.
+    // The flushes before the last one are not polled.
     until(|| flushes.last().unwrap().test().unwrap());
     flushes.iter().for_each(|flush| assert_eq!(flush.test().unwrap(), Some(0)));
     assert_eq!(recv.flush(lent.part(0, 0)).err().unwrap().kind(), ErrorKind::Argument);
-    let (_send, recv) = pair_for(&transport, PEER, MemoryTypes::HOST);
+    let (_send, recv) = pair_for(&transport, PEER_MEMORY, MemoryTypes::HOST);
     let error = recv.flush(lent).err().unwrap().to_string();
     assert!(error.contains("host memory"), "{error}");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn memory_is_registered_as_far_as_a_connection_reaches_and_the_kernel_can() {
+fn registration_follows_memory_types() {
     let transport = transport();
-    // Soft-RoCE takes no DMA buffers, and nobody lends it a GPU's memory.
+    // Soft-RoCE supports no DMA-BUF, and there is no GPU.
     assert!(transport.devices().iter().all(|device| device.memory_types().is_host_only()));
     let none = std::fs::File::open("/dev/zero").unwrap();
-    let register = |reach| {
-        let (send, _recv) = pair_for(&transport, reach, MemoryTypes::HOST);
+    let register = |memory_types| {
+        let (send, _recv) = pair_for(&transport, memory_types, MemoryTypes::HOST);
         let registered = send.mr_cache().register_dma_buffer(none.as_fd(), 0, 0, 4096);
         registered.err().unwrap()
     };
-    let error = register(PEER);
+    let error = register(PEER_MEMORY);
     assert_eq!(error.kind(), ErrorKind::Argument);
     assert!(error.to_string().contains("peer memory, not a DMA buffer"), "{error}");
     let error = register(MemoryTypes { peer_memory: false, dma_buffers: true });

@@ -8,7 +8,7 @@ use socket2::Socket;
 
 use crate::connection::base::would_block;
 use crate::device::Device;
-use crate::rdma::Receiver;
+use crate::rdma::receiver::Receiver;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::sync::lock;
 use crate::sys;
@@ -77,7 +77,7 @@ impl Source for FailoverCandidate {
             && chosen
             && let Some(receiver) = self.receiver.upgrade()
         {
-            receiver.fail_over(self.number, &self.device, socket);
+            receiver.accept_failover(self.number, &self.device, socket);
         }
     }
 

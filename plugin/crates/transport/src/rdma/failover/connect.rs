@@ -97,7 +97,7 @@ impl PathSearch {
         self.devices.len() * self.addresses.len() > 1
     }
 
-    /// Marks the present path as failed, until [`PathSearch::mark_working`].
+    /// Notes that the present path has failed, until [`PathSearch::mark_working`].
     pub(in crate::rdma) fn mark_failed(&mut self) {
         if !self.failed.contains(&self.current) {
             self.failed.push(self.current);

@@ -1,5 +1,4 @@
-//! Connections that go on by another port, between two pairs of ports: rxe0 and rxe1, rxe2 and rxe3. Nothing leads from one
-//! pair to the other.
+//! Tests of failover between two pairs of ports: rxe0 and rxe1, rxe2 and rxe3. There is no route from one pair to the other.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,34 +11,36 @@ use evenkeel_protocol::{ControlMessage, Hello, WELCOME_BYTES, Welcome};
 use crate::connection::tag_matching_tests;
 use crate::memory::block::Block;
 use crate::memory::protected::ProtectedMemory;
-use crate::rdma::tests::{Lines, PEER, carry, exchange, message, transport_with};
+use crate::rdma::tests::{
+    LogLines, PEER_MEMORY, exchange, message, send_and_check, transport_with,
+};
 use crate::sync::lock;
 use crate::test_support::{meet, until};
 use crate::{Listener, MemoryTypes, RecvConnection, SendConnection, Transport};
 
-/// Both ends of a connection that begins by the first pair of ports.
-struct Ends {
+/// Both ends of a connection that starts on the first pair of ports.
+struct TestConnection {
     to: Transport,
-    from_log: Arc<Lines>,
-    to_log: Arc<Lines>,
+    from_log: Arc<LogLines>,
+    to_log: Arc<LogLines>,
     listener: Listener,
     send: SendConnection,
     recv: RecvConnection,
 }
 
-impl Ends {
+impl TestConnection {
     fn new(settings: &[(&str, &str)]) -> Self {
-        Self::for_memory_in(MemoryTypes::HOST, settings)
+        Self::with_memory_types(MemoryTypes::HOST, settings)
     }
 
-    fn for_memory_in(reach: MemoryTypes, settings: &[(&str, &str)]) -> Self {
+    fn with_memory_types(memory_types: MemoryTypes, settings: &[(&str, &str)]) -> Self {
         let with = |ports| {
             let own = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", ports)];
             transport_with(&[&own, settings].concat())
         };
         let ((from, from_log), (to, to_log)) = (with("=rxe0,rxe2"), with("=rxe1,rxe3"));
-        let listener = to.listen(0, "", reach).unwrap();
-        let call = from.connect(0, listener.handle(), "", reach).unwrap();
+        let listener = to.listen(0, "", memory_types).unwrap();
+        let call = from.connect(0, listener.handle(), "", memory_types).unwrap();
         let (send, recv) = meet(&call, &listener);
         Self { to, from_log, to_log, listener, send, recv }
     }
@@ -48,8 +49,8 @@ impl Ends {
         exchange((&self.send, &self.recv), lengths, during);
     }
 
-    /// Times that each end has gone on by other ports.
-    fn moves(&self) -> [u64; 2] {
+    /// Number of failovers of each end.
+    fn failovers(&self) -> [u64; 2] {
         let [send, recv] = [self.send.sender.base(), self.recv.receiver.base()];
         [send.counters.recovered.get(), recv.counters.recovered.get()]
     }
@@ -60,10 +61,10 @@ fn run(line: &str) {
     assert!(status.success(), "{line}: {status}");
 }
 
-/// A pair of ports between which nothing gets through, and that nobody is told of. Ends with this.
-struct Silenced(usize);
+/// A pair of ports between which all packets are lost, without any notice. Ends when dropped.
+struct DeadLink(usize);
 
-impl Silenced {
+impl DeadLink {
     fn new(link: usize) -> Self {
         Self::each(link, "replace", "netem loss 100%");
         Self(link)
@@ -76,16 +77,16 @@ impl Silenced {
     }
 }
 
-impl Drop for Silenced {
+impl Drop for DeadLink {
     fn drop(&mut self) {
         Self::each(self.0, "del", "");
     }
 }
 
-/// Packets that are dropped where they are sent, as by a firewall that says nothing. Ends with this.
-struct Dropped;
+/// Drops packets where they are sent, as a firewall does. Ends when dropped.
+struct DropRule;
 
-impl Dropped {
+impl DropRule {
     fn new(which: &str) -> Self {
         run("nft add table ip dropped");
         run("nft add chain ip dropped out '{ type filter hook output priority 0; }'");
@@ -94,23 +95,23 @@ impl Dropped {
     }
 }
 
-impl Drop for Dropped {
+impl Drop for DropRule {
     fn drop(&mut self) {
         run("nft delete table ip dropped");
     }
 }
 
-/// Makes messages of some MiB take longer than it takes to silence the ports that they go by.
+/// Slows a link down, so that messages of some MiB are in flight long enough for the link to fail meanwhile.
 fn slow(link: usize) {
     let port = 2 * link;
     run(&format!("tc qdisc replace dev eth{port} root tbf rate 100mbit burst 256kb limit 30mb"));
 }
 
-/// Short, for a test that waits for them.
-const TIMES: [(&str, &str); 2] =
+/// Short timeouts, since tests wait for them.
+const TIMEOUTS: [(&str, &str); 2] =
     [("EVENKEEL_PEER_TIMEOUT", "4"), ("EVENKEEL_RECOVERY_TIMEOUT", "30")];
 
-/// Some are on their way when a path dies, and others wait behind them.
+/// Some of these messages are in flight when a path fails, and others wait behind them.
 fn lengths() -> Vec<usize> {
     let mut lengths = vec![1 << 20, 100];
     lengths.extend([4 << 20; 8]);
@@ -120,63 +121,65 @@ fn lengths() -> Vec<usize> {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn what_is_on_its_way_when_a_path_dies_comes_by_the_other_one() {
-    for lanes in ["1", "2"] {
-        let ends = Ends::new(&[&TIMES[..], &[("EVENKEEL_QUEUE_PAIRS", lanes)]].concat());
-        ends.exchange(&lengths(), |_| {});
-        assert_eq!(ends.moves(), [0, 0]);
-        let mut silenced = None;
+fn path_failure_under_load_loses_no_byte() {
+    for queue_pairs in ["1", "2"] {
+        let connection = TestConnection::new(
+            &[&TIMEOUTS[..], &[("EVENKEEL_QUEUE_PAIRS", queue_pairs)]].concat(),
+        );
+        connection.exchange(&lengths(), |_| {});
+        assert_eq!(connection.failovers(), [0, 0]);
+        let mut dead_link = None;
         slow(0);
-        ends.exchange(&lengths(), |number| {
+        connection.exchange(&lengths(), |number| {
             if number == 2 {
-                silenced = Some(Silenced::new(0));
+                dead_link = Some(DeadLink::new(0));
             }
         });
-        assert_eq!(ends.moves(), [1, 1], "{:?}", lock(&ends.from_log.0));
-        let counters = &ends.send.sender.base().counters;
-        // Of the long ones: how many parts is up to the moment.
-        assert!(counters.repeated.get() > 70_000, "something was on its way");
-        let gids = |own, before| format!("goes on by GID ::ffff:{own} instead of ::ffff:{before}");
-        for (log, words) in [
-            (&ends.from_log, gids("10.77.1.1", "10.77.0.1")),
-            (&ends.to_log, gids("10.77.1.2", "10.77.0.2")),
+        assert_eq!(connection.failovers(), [1, 1], "{:?}", lock(&connection.from_log.0));
+        let counters = &connection.send.sender.base().counters;
+        // Parts of the long messages; their number depends on timing.
+        assert!(counters.repeated.get() > 70_000, "something was in flight");
+        let gids = |to, from| format!("failed over to GID ::ffff:{to} from ::ffff:{from}");
+        for (log, line) in [
+            (&connection.from_log, gids("10.77.1.1", "10.77.0.1")),
+            (&connection.to_log, gids("10.77.1.2", "10.77.0.2")),
         ] {
-            let said = lock(&log.0).join("\n");
-            assert!(said.contains(&words), "{words}:\n{said}");
+            let logged = lock(&log.0).join("\n");
+            assert!(logged.contains(&line), "{line}:\n{logged}");
         }
-        // And back.
-        drop(silenced);
-        let mut silenced = None;
+        // And back again.
+        drop(dead_link);
+        let mut dead_link = None;
         slow(1);
-        ends.exchange(&lengths(), |number| {
+        connection.exchange(&lengths(), |number| {
             if number == 3 {
-                silenced = Some(Silenced::new(1));
+                dead_link = Some(DeadLink::new(1));
             }
         });
-        assert_eq!(ends.moves(), [2, 2]);
+        assert_eq!(connection.failovers(), [2, 2]);
     }
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_port_that_goes_down_is_left() {
-    let ends = Ends::new(&TIMES);
-    ends.exchange(&[1 << 20], |_| {});
+fn port_down_fails_over() {
+    let connection = TestConnection::new(&TIMEOUTS);
+    connection.exchange(&[1 << 20], |_| {});
     slow(0);
-    ends.exchange(&lengths(), |number| {
+    connection.exchange(&lengths(), |number| {
         if number == 2 {
             run("ip link set eth1 down");
         }
     });
-    assert_eq!(ends.moves(), [1, 1]);
+    assert_eq!(connection.failovers(), [1, 1]);
     run("tc qdisc del dev eth0 root");
     run("ip link set eth1 up && ip route replace 10.77.0.1/32 dev eth1 src 10.77.0.2 table 77");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
-    let _dropped = Dropped::new("udp dport 4791");
+fn tcp_fallback_when_roce_packets_are_dropped() {
+    let _drop_rule = DropRule::new("udp dport 4791");
     let with = |carrier, ports| {
         transport_with(&[
             ("EVENKEEL_TRANSPORT", carrier),
@@ -189,10 +192,10 @@ fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
     let listener = to.listen(0, "", MemoryTypes::HOST).unwrap();
     let call = from.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
     let (send, recv) = meet(&call, &listener);
-    assert_eq!(send.sender.queue_pairs(), 0, "TCP's has none");
+    assert_eq!(send.sender.queue_pairs(), 0, "TCP has none");
     exchange((&send, &recv), &lengths(), |_| {});
-    let said = lock(&log.0).join("\n");
-    assert!(said.contains("TCP carries the connection to 10.77.0.2"), "{said}");
+    let logged = lock(&log.0).join("\n");
+    assert!(logged.contains("TCP carries the connection to 10.77.0.2"), "{logged}");
     let (from, _) = with("rdma", "=rxe0");
     let (to, _) = with("rdma", "=rxe1");
     let listener = to.listen(0, "", MemoryTypes::HOST).unwrap();
@@ -203,34 +206,35 @@ fn where_rdma_does_not_get_through_tcp_carries_unless_it_must_not() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_lifeline_that_is_cut_under_traffic_is_replaced() {
-    let ends = Ends::new(&TIMES);
-    ends.exchange(&[1 << 20], |_| {});
-    let _dropped = Dropped::new("ip protocol tcp ip saddr 10.77.0.0/24");
-    // Much comes through while a handshake takes its time there.
-    Silenced::each(1, "replace", "netem delay 50ms");
+fn lost_control_connection_is_replaced_under_load() {
+    let connection = TestConnection::new(&TIMEOUTS);
+    connection.exchange(&[1 << 20], |_| {});
+    let _drop_rule = DropRule::new("ip protocol tcp ip saddr 10.77.0.0/24");
+    // Many messages arrive while a handshake on the other link is slow.
+    DeadLink::each(1, "replace", "netem delay 50ms");
     let begin = Instant::now();
-    while ends.moves() != [1, 1] {
-        ends.exchange(&[100_000, 64, 1 << 20], |_| {});
-        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", ends.moves());
+    while connection.failovers() != [1, 1] {
+        connection.exchange(&[100_000, 64, 1 << 20], |_| {});
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", connection.failovers());
     }
-    Silenced::each(1, "del", "");
-    ends.exchange(&lengths(), |_| {});
-    assert_eq!(ends.moves(), [1, 1]);
+    DeadLink::each(1, "del", "");
+    connection.exchange(&lengths(), |_| {});
+    assert_eq!(connection.failovers(), [1, 1]);
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_path_that_is_back_is_gone_on_by_though_it_had_failed() {
-    let ends = Ends::new(&TIMES);
-    ends.exchange(&[1 << 20], |_| {});
-    let (mut first, _second) = (Some(Silenced::new(0)), Silenced::new(1));
+fn recovered_path_is_used_again() {
+    let connection = TestConnection::new(&TIMEOUTS);
+    connection.exchange(&[1 << 20], |_| {});
+    let (mut first, _second) = (Some(DeadLink::new(0)), DeadLink::new(1));
     let begin = Instant::now();
-    let mut receiving = ends.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
+    let mut receiving =
+        connection.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
     let sent = Arc::new(message(5, 4 << 20));
-    let mut sending = ends.send.send_block(&sent, 4 << 20).unwrap().unwrap();
+    let mut sending = connection.send.send_block(&sent, 4 << 20).unwrap().unwrap();
     let (block, length) = until(|| {
-        // Longer than all ways take to fail, and not as long as the patience with them.
+        // Longer than all paths take to fail, and shorter than the recovery timeout.
         if begin.elapsed() > Duration::from_secs(8) {
             first = None;
         }
@@ -243,77 +247,77 @@ fn a_path_that_is_back_is_gone_on_by_though_it_had_failed() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_connection_at_rest_finds_another_path_before_it_is_used() {
-    let ends = Ends::new(&TIMES);
-    ends.exchange(&[100], |_| {});
-    let _silenced = Silenced::new(0);
-    until(|| (ends.moves() == [1, 1]).then_some(()));
-    ends.exchange(&lengths(), |_| {});
-    assert_eq!(ends.moves(), [1, 1]);
+fn idle_connection_fails_over() {
+    let connection = TestConnection::new(&TIMEOUTS);
+    connection.exchange(&[100], |_| {});
+    let _dead_link = DeadLink::new(0);
+    until(|| (connection.failovers() == [1, 1]).then_some(()));
+    connection.exchange(&lengths(), |_| {});
+    assert_eq!(connection.failovers(), [1, 1]);
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn words_that_were_lost_with_a_path_are_said_again() {
-    let ends = Ends::new(&TIMES);
-    let _silenced = Silenced::new(0);
+fn lost_control_messages_are_replayed() {
+    let connection = TestConnection::new(&TIMEOUTS);
+    let _dead_link = DeadLink::new(0);
     // The first of any tag.
-    tag_matching_tests::a_group_waits_for_all_of_its_messages((ends.send, ends.recv));
+    tag_matching_tests::a_group_waits_for_all_of_its_messages((connection.send, connection.recv));
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn messages_of_any_tag_survive_paths_that_come_and_go() {
+fn tag_matching_survives_repeated_failover() {
     for seed in 0..2 {
-        let ends = Ends::new(&TIMES);
-        let mut silenced = (None, 0);
-        let pair = (ends.send, ends.recv);
-        let from_log = ends.from_log;
+        let connection = TestConnection::new(&TIMEOUTS);
+        let mut dead_link = (None, 0);
+        let pair = (connection.send, connection.recv);
+        let from_log = connection.from_log;
         tag_matching_tests::random_groups::<Block>(pair, 500 + seed, 3, |_, _, done| {
             if done % 40 == 20 {
-                silenced.0 = None;
-                silenced = (Some(Silenced::new(silenced.1)), 1 - silenced.1);
+                dead_link.0 = None;
+                dead_link = (Some(DeadLink::new(dead_link.1)), 1 - dead_link.1);
             }
         });
-        let said = lock(&from_log.0).join("\n");
-        assert!(said.contains("goes on by GID"), "{said}");
+        let logged = lock(&from_log.0).join("\n");
+        assert!(logged.contains("failed over to GID"), "{logged}");
     }
 }
 
-/// The ports there do, too, but their packets are dropped.
+/// On some paths only TCP gets through: RoCE packets are dropped.
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn ways_on_which_only_the_addresses_reach_each_other_are_left_again() {
-    let ends = Ends::new(&TIMES);
-    ends.exchange(&lengths(), |_| {});
-    // From everywhere to everywhere by TCP; by RDMA between the second pair of ports only.
+fn path_without_rdma_is_left_again() {
+    let connection = TestConnection::new(&TIMEOUTS);
+    connection.exchange(&lengths(), |_| {});
+    // TCP gets through between all ports, RDMA between the second pair only.
     run("ip rule del from 10.77.0.0/24 to 10.77.1.0/24 unreachable");
     run("ip rule del from 10.77.1.0/24 to 10.77.0.0/24 unreachable");
-    let _dropped = Dropped::new("udp dport 4791 ip saddr 10.77.0.0/24");
-    ends.exchange(&lengths(), |_| {});
-    let [from, to] = ends.moves();
+    let _drop_rule = DropRule::new("udp dport 4791 ip saddr 10.77.0.0/24");
+    connection.exchange(&lengths(), |_| {});
+    let [from, to] = connection.failovers();
     assert!((1..=4).contains(&from) && to >= 1, "{from} {to}");
-    let said = lock(&ends.from_log.0).join("\n");
-    let last = said.lines().rfind(|line| line.contains("goes on by")).unwrap();
-    assert!(last.contains("::ffff:10.77.1.1 instead of") && last.contains("rxe2:1"), "{said}");
+    let logged = lock(&connection.from_log.0).join("\n");
+    let last = logged.lines().rfind(|line| line.contains("failed over to")).unwrap();
+    assert!(last.contains("::ffff:10.77.1.1 from") && last.contains("rxe2:1"), "{logged}");
     run("ip rule add pref 17 from 10.77.0.0/24 to 10.77.1.0/24 unreachable");
     run("ip rule add pref 17 from 10.77.1.0/24 to 10.77.0.0/24 unreachable");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn memory_that_its_owner_has_registered_is_registered_once_with_the_other_port() {
-    let ends = Ends::new(&TIMES);
+fn owned_memory_is_registered_once_with_the_other_port() {
+    let connection = TestConnection::new(&TIMEOUTS);
     let mut block = Block::new(1 << 20);
-    let registrar = ends.to.mr_cache(0).unwrap();
-    let held = registrar.register(block.lend_mut(1 << 20)).unwrap().unwrap();
-    let memory = |port: usize| &ends.to.devices()[port].rdma().unwrap().regions;
+    let mr_cache = connection.to.mr_cache(0).unwrap();
+    let held = mr_cache.register(block.lend_mut(1 << 20)).unwrap().unwrap();
+    let memory = |port: usize| &connection.to.devices()[port].rdma().unwrap().regions;
     let mut ten_times = || {
         for _ in 0..10 {
             let part = block.lend_mut(1 << 19);
-            let receiving = ends.recv.recv(part).unwrap().unwrap();
+            let receiving = connection.recv.recv(part).unwrap().unwrap();
             let message = Arc::new(message(3, 100_000));
-            let mut sending = ends.send.send_block(&message, 100_000).unwrap().unwrap();
+            let mut sending = connection.send.send_block(&message, 100_000).unwrap().unwrap();
             assert_eq!(until(|| receiving.test().unwrap()), 100_000);
             until(|| sending.poll(true).unwrap().then_some(()));
             assert!(block.bytes()[..100_000] == *message.bytes());
@@ -321,75 +325,83 @@ fn memory_that_its_owner_has_registered_is_registered_once_with_the_other_port()
     };
     ten_times();
     let (first, second) = (memory(0).registered.get(), memory(1).registered.get());
-    let _silenced = Silenced::new(0);
+    let _dead_link = DeadLink::new(0);
     ten_times();
-    assert_eq!(ends.moves(), [1, 1]);
+    assert_eq!(connection.failovers(), [1, 1]);
     assert_eq!((memory(0).registered.get(), memory(1).registered.get()), (first, second + 1));
     drop(held);
     ten_times();
-    assert_eq!(memory(1).registered.get(), second + 11, "for each message: nobody holds it");
+    assert_eq!(
+        memory(1).registered.get(),
+        second + 11,
+        "once for each message: the owner's region is gone"
+    );
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn memory_that_no_processor_reaches_is_registered_with_the_other_port_before() {
-    let ends = Ends::for_memory_in(PEER, &TIMES);
-    let carry = |lengths: &[usize]| {
-        let pair = (&ends.send, &ends.recv);
-        lengths.iter().for_each(|length| carry::<ProtectedMemory, ProtectedMemory>(pair, *length));
+fn gpu_memory_is_registered_with_other_ports_in_advance() {
+    let connection = TestConnection::with_memory_types(PEER_MEMORY, &TIMEOUTS);
+    let send_and_check = |lengths: &[usize]| {
+        let pair = (&connection.send, &connection.recv);
+        lengths
+            .iter()
+            .for_each(|length| send_and_check::<ProtectedMemory, ProtectedMemory>(pair, *length));
     };
-    carry(&[1, 100_000, 8 << 20]);
-    let _silenced = Silenced::new(0);
-    carry(&[0, 1, 4096, 100_000, 8 << 20]);
-    assert_eq!(ends.moves(), [1, 1]);
+    send_and_check(&[1, 100_000, 8 << 20]);
+    let _dead_link = DeadLink::new(0);
+    send_and_check(&[0, 1, 4096, 100_000, 8 << 20]);
+    assert_eq!(connection.failovers(), [1, 1]);
     tag_matching_tests::random_groups::<ProtectedMemory>(
-        (ends.send, ends.recv),
+        (connection.send, connection.recv),
         700,
         3,
         |_, _, _| {},
     );
 }
 
-/// A lifeline that was welcomed and speaks late is none that the peer goes on by.
+/// A control connection that was accepted, and on which the first bytes arrive after the sender has chosen another one.
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn what_comes_late_on_a_lifeline_that_was_left_is_not_heard() {
-    let ends = Ends::new(&[&TIMES[..], &[("EVENKEEL_HANDSHAKE_TIMEOUT", "60")]].concat());
-    ends.exchange(&[1 << 20], |_| {});
+fn late_control_connection_is_ignored() {
+    let connection =
+        TestConnection::new(&[&TIMEOUTS[..], &[("EVENKEEL_HANDSHAKE_TIMEOUT", "60")]].concat());
+    connection.exchange(&[1 << 20], |_| {});
     let hello = Hello {
-        nonce: ends.listener.handle().nonce,
-        connection: ends.send.sender.id(),
+        nonce: connection.listener.handle().nonce,
+        connection: connection.send.sender.id(),
         flow: 1,
         flows: 2,
         checksum: false,
         rdma: true,
         random: None,
     };
-    let mut late = TcpStream::connect(("10.77.1.2", ends.listener.handle().port)).unwrap();
+    let mut late = TcpStream::connect(("10.77.1.2", connection.listener.handle().port)).unwrap();
     late.write_all(&hello.encode()).unwrap();
     let mut welcome = [0; WELCOME_BYTES];
     late.read_exact(&mut welcome).unwrap();
     Welcome::check(&welcome, hello.connection).unwrap();
-    let _silenced = Silenced::new(0);
-    ends.exchange(&lengths(), |_| {});
-    assert_eq!(ends.moves(), [1, 1]);
+    let _dead_link = DeadLink::new(0);
+    connection.exchange(&lengths(), |_| {});
+    assert_eq!(connection.failovers(), [1, 1]);
     late.write_all(&ControlMessage::Ack(0).encode()).unwrap();
-    // Its end, or a reset, since there is what nobody has read.
+    // The end, or a reset, since some bytes were not read.
     assert!(!matches!(late.read(&mut [0]), Ok(1..)));
-    ends.exchange(&lengths(), |_| {});
-    assert_eq!(ends.moves(), [1, 1]);
+    connection.exchange(&lengths(), |_| {});
+    assert_eq!(connection.failovers(), [1, 1]);
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn where_no_path_is_left_the_error_says_what_was_tried_after_the_time_set() {
+fn error_without_any_path_names_both_gids() {
     let times = [("EVENKEEL_PEER_TIMEOUT", "2"), ("EVENKEEL_RECOVERY_TIMEOUT", "6")];
-    let ends = Ends::new(&times);
-    ends.exchange(&[1 << 20], |_| {});
-    let _silenced = [Silenced::new(0), Silenced::new(1)];
-    let mut receiving = ends.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
+    let connection = TestConnection::new(&times);
+    connection.exchange(&[1 << 20], |_| {});
+    let _dead_link = [DeadLink::new(0), DeadLink::new(1)];
+    let mut receiving =
+        connection.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
     let block = Arc::new(Block::new(4 << 20));
-    let mut sending = ends.send.send_block(&block, 4 << 20).unwrap().unwrap();
+    let mut sending = connection.send.send_block(&block, 4 << 20).unwrap().unwrap();
     let sent = until(|| sending.poll(true).err()).to_string();
     let received = until(|| receiving.poll(true).err()).to_string();
     for (error, own, peer) in
@@ -402,12 +414,12 @@ fn where_no_path_is_left_the_error_says_what_was_tried_after_the_time_set() {
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
-fn a_peer_that_is_gone_is_not_looked_for_elsewhere() {
-    let ends = Ends::new(&[("EVENKEEL_RECOVERY_TIMEOUT", "3600")]);
-    ends.exchange(&[1 << 20], |_| {});
-    drop(ends.recv);
+fn closed_peer_is_not_dialed_elsewhere() {
+    let connection = TestConnection::new(&[("EVENKEEL_RECOVERY_TIMEOUT", "3600")]);
+    connection.exchange(&[1 << 20], |_| {});
+    drop(connection.recv);
     let block = Arc::new(Block::new(4 << 20));
-    let error = until(|| match ends.send.send_block(&block, 4 << 20) {
+    let error = until(|| match connection.send.send_block(&block, 4 << 20) {
         Ok(Some(mut sending)) => until(|| sending.poll(true).err().map(Some)),
         Ok(None) => None,
         Err(error) => Some(error),

@@ -1,0 +1,42 @@
+//! Errors that end a connection.
+
+use evenkeel_protocol::ArrivalError;
+
+use crate::error::{Error, ErrorKind, TooLong};
+
+/// Why a connection cannot continue.
+pub(crate) struct ConnectionError(pub(super) ErrorKind, pub(super) String);
+
+impl ConnectionError {
+    /// The peer's fault, or that of the network.
+    pub(super) fn remote(what: impl Into<String>) -> Self {
+        Self(ErrorKind::Remote, what.into())
+    }
+}
+
+impl From<Error> for ConnectionError {
+    fn from(error: Error) -> Self {
+        Self(error.kind(), error.to_string())
+    }
+}
+
+impl From<TooLong> for ConnectionError {
+    fn from(TooLong { length, capacity, .. }: TooLong) -> Self {
+        ArrivalError::TooLong { length, capacity }.into()
+    }
+}
+
+impl From<ArrivalError> for ConnectionError {
+    fn from(error: ArrivalError) -> Self {
+        let kind = match error {
+            ArrivalError::TooLong { .. } => ErrorKind::Truncated,
+            ArrivalError::NotPosted | ArrivalError::BeyondLast => ErrorKind::Remote,
+        };
+        Self(kind, error.to_string())
+    }
+}
+
+/// An error of a verbs call.
+pub(super) fn system(error: evenkeel_verbs::Error) -> Error {
+    Error::new(ErrorKind::System, error.to_string())
+}
