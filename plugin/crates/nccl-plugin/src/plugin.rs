@@ -11,8 +11,8 @@ use crate::error::PluginError;
 use crate::logger::{LOG, SharedLog};
 use crate::net::context::Context;
 
-/// Why a job with reduction servers is offered no GPU memory: NCCL is told a device's memory types before there are
-/// connections, and uses the device for both.
+/// The reason, in log lines, why devices of a job with reduction servers support host memory only. NCCL reads a device's
+/// memory types before it connects, and uses the device for both.
 const HOST_MEMORY_ONLY: &str =
     "reduction servers use host memory, unless EVENKEEL_REDUCTION_SERVERS is unset";
 

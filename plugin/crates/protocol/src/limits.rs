@@ -1,6 +1,6 @@
 //! Limits that both peers keep to.
 
-/// Maximum length of a message, in bytes. NCCL never asks for more in one request.
+/// Maximum length of a message, in bytes. NCCL's requests are never longer.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 /// Messages are split only at multiples of this many bytes: NCCL's LL128 protocol relies on lines
 /// of 128 bytes arriving whole.

@@ -140,9 +140,9 @@ impl World {
         let keep = usize::from(read.is_some());
         let kept = keep + rng.below(1 + (flow.to_receiver.len() - keep) as u64) as usize;
         flow.to_receiver.truncate(kept);
-        let least = if kept == 1 { read.unwrap_or(0) } else { 0 };
+        let min_written = if kept == 1 { read.unwrap_or(0) } else { 0 };
         if let Some(last) = flow.to_receiver.back_mut() {
-            last.written = least + rng.below(1 + last.written - least);
+            last.written = min_written + rng.below(1 + last.written - min_written);
         }
         flow.to_sender.clear();
         self.collect();

@@ -102,7 +102,7 @@ fn parser_of_frames() {
 #[test]
 fn parser_of_sealed_frames() {
     mutations(&seeds::<FRAME_BYTES>(include_str!("parser_seeds/sealed.txt")), |bytes| {
-        // As an attacker would who can compute checksums.
+        // An attacker can compute checksums as well.
         let mut resealed = *bytes;
         let sum = evenkeel_protocol::checksum(0, &bytes[..28]);
         resealed[28..].copy_from_slice(&sum.to_le_bytes());

@@ -32,7 +32,7 @@ impl TestRng {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        // The lowest bits of a xorshift are the least mixed.
+        // The lowest bits of a xorshift are mixed worst.
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(32)
     }
 

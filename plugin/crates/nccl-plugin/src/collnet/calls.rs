@@ -66,7 +66,7 @@ pub(super) unsafe extern "C" fn listen_v6(
     comm: *mut *mut c_void,
 ) -> NcclResult {
     guard(CollNetContext::CALL, || {
-        // SAFETY: NCCL passes what its table says.
+        // SAFETY: NCCL passes valid arguments of its table's function.
         unsafe { listen_with(&CollNetContext::new(0)?, device, handle, comm) }
     })
 }

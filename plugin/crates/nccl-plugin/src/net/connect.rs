@@ -1,4 +1,4 @@
-//! Listening, connecting and accepting, and closing what came of it.
+//! Listening, connecting, accepting and closing.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -65,7 +65,7 @@ pub(super) unsafe extern "C" fn listen_v6(
 ) -> NcclResult {
     guard("listen", || {
         let context = plugin::global_context()?;
-        // SAFETY: NCCL passes what its table says.
+        // SAFETY: NCCL passes valid arguments of its table's function.
         unsafe { listen_with(&*context, device, handle, comm) }
     })
 }
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn listen_v11<C: ListenContext>(
     guard(C::CALL, || {
         // SAFETY: NCCL passes a context that `init_v11` made and that is not finalized.
         let context = unsafe { handle_ref::<C>(context, "context") }?;
-        // SAFETY: NCCL passes what its table says.
+        // SAFETY: NCCL passes valid arguments of its table's function.
         unsafe { listen_with(context, device, handle, comm) }
     })
 }
@@ -127,7 +127,7 @@ pub(super) unsafe extern "C" fn connect_v6(
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { connect_global(device, handle, comm, ptr::null()) }
 }
 
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn connect_v7(
     comm: *mut *mut c_void,
     _device_comm: *mut *mut DeviceHandle,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { connect_global(device, handle, comm, ptr::null()) }
 }
 
@@ -150,7 +150,7 @@ pub(super) unsafe extern "C" fn connect_v10(
     comm: *mut *mut c_void,
     _device_comm: *mut *mut DeviceHandle,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { connect_global(device, handle, comm, config) }
 }
 
@@ -165,7 +165,7 @@ pub(super) unsafe extern "C" fn connect_v11(
     guard("connect", || {
         // SAFETY: NCCL passes a context that `init_v11` made and that is not finalized.
         let context = unsafe { handle_ref::<Context>(context, "context") }?;
-        // SAFETY: NCCL passes what its table says.
+        // SAFETY: NCCL passes valid arguments of its table's function.
         unsafe { connect_with(context, device, handle, comm, None) }
     })
 }
@@ -193,7 +193,7 @@ pub(super) unsafe extern "C" fn accept_v7(
     comm: *mut *mut c_void,
     _device_comm: *mut *mut DeviceHandle,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { accept_v6(listen_comm, comm) }
 }
 

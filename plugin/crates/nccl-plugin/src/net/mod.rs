@@ -13,5 +13,5 @@ mod vtable;
 
 use std::ffi::CStr;
 
-/// The name that users may ask for with `NCCL_NET`.
+/// The network's name, which users can select with `NCCL_NET`.
 pub(crate) const NAME: &CStr = c"Evenkeel";

@@ -50,7 +50,7 @@ pub(super) unsafe extern "C" fn isend_v6<S: Size>(
     _handle: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { send_message(comm, data, size, tag, request) }
 }
 
@@ -64,7 +64,7 @@ pub(super) unsafe extern "C" fn isend_v10(
     _profile: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { send_message(comm, data, size, tag, request) }
 }
 
@@ -127,7 +127,7 @@ pub(super) unsafe extern "C" fn irecv_v6<S: Size>(
     _handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { post_buffers(comm, count, data, sizes, tags, request) }
 }
 
@@ -142,7 +142,7 @@ pub(super) unsafe extern "C" fn irecv_v10(
     _profiles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    // SAFETY: NCCL passes what its table says.
+    // SAFETY: NCCL passes valid arguments of its table's function.
     unsafe { post_buffers(comm, count, data, sizes, tags, request) }
 }
 

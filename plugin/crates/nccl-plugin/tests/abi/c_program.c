@@ -1,5 +1,5 @@
-/* A host in C: what a C compiler makes of ncclNet v12, transcribed here from NCCL 2.30's header, must be what the library
- * was built for. Sends messages from one connection to another within this process and checks every byte. */
+/* A host in C. The library must have the layout that a C compiler gives ncclNet v12, transcribed here from NCCL 2.30's
+ * header. Sends messages from one connection to another within this process and checks every byte. */
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -49,7 +49,7 @@ typedef struct {
 
 enum { HANDLE = 128, PTR_HOST = 1, MESSAGES = 64, DEPTH = 8, LARGEST = 300000 };
 
-static void say(int level, unsigned long subsystems, const char *file, int line, const char *format, ...) {
+static void log_line(int level, unsigned long subsystems, const char *file, int line, const char *format, ...) {
   va_list arguments;
   (void)subsystems;
   (void)file;
@@ -77,7 +77,7 @@ static void say(int level, unsigned long subsystems, const char *file, int line,
     }                                                          \
   } while (0)
 
-/* Of many lengths, none among them, and some odd ones. */
+/* Messages of many lengths, including zero and odd ones. */
 static size_t length(int message) { return message % 7 == 0 ? 0 : (size_t)message * 7919 % LARGEST; }
 static char byte(int message, size_t at) { return (char)(message * 31 + at * 7 + at / 4096); }
 
@@ -96,7 +96,7 @@ int main(int argc, char **argv) {
   CHECK(library != NULL);
   net *plugin = dlsym(library, "ncclNetPlugin_v12");
   CHECK(plugin != NULL && strcmp(plugin->name, "Evenkeel") == 0);
-  CALL(plugin->init(&context, 42, &config, say, NULL));
+  CALL(plugin->init(&context, 42, &config, log_line, NULL));
   CALL(plugin->devices(&count));
   CHECK(count >= 1);
   memset(&about, 0x5a, sizeof about);

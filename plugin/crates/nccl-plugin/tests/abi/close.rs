@@ -38,7 +38,7 @@ fn send_all(net: &Net, comm: Opaque, message: impl Fn(u64) -> Vec<u8>) -> Posted
 fn receive_all(net: &Net, comm: Opaque) -> Posted {
     let all = (0..REQUESTS).map(|_| {
         let mut memory = vec![0; SIZE];
-        // SAFETY: the memory lives, and nobody else uses it, until the comm is closed.
+        // SAFETY: the memory lives, and is not used otherwise, until the comm is closed.
         let request = unsafe { net.irecv(comm, memory.as_mut_ptr(), SIZE) };
         (request.unwrap().unwrap(), memory)
     });

@@ -58,7 +58,7 @@ struct CollNet {
     context: Opaque,
 }
 
-/// Calls a slot of the table with the arguments that its version takes.
+/// Calls a function of the table with the arguments of its version.
 macro_rules! call {
     ($it:expr, $slot:ident: $([$($version:literal $table:ty),+] $arguments:tt),+ $(,)?) => {
         match $it.net.version {
@@ -68,7 +68,7 @@ macro_rules! call {
     };
 }
 
-/// Calls a slot that takes the same arguments in every version.
+/// Calls a function that has the same arguments in all versions.
 macro_rules! call_any {
     ($it:expr, $slot:ident $arguments:tt) => {
         call!($it, $slot: [
@@ -87,7 +87,7 @@ impl CollNet {
         let net = Net::init(version, 0xc011).unwrap();
         let mut this = Self { net, context: Opaque::NULL };
         let (mut context, logger) = (ptr::null_mut(), Some(logger()));
-        // SAFETY: the arguments are what NCCL's header of the version asks for.
+        // SAFETY: the arguments are those of NCCL's header of the version.
         let result = unsafe {
             call!(this, init:
                 [6 CollNetV6, 7 CollNetV7, 8 CollNetV8, 9 CollNetV9, 10 CollNetV10] (logger),

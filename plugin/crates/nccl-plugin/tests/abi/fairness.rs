@@ -11,7 +11,7 @@ use crate::proxy::{Direction, Proxy, Tap};
 
 /// Capacity of all other flows in relation to that of the slow flow.
 const CAPACITY_RATIO: u64 = 8;
-/// After this time without a byte on other flows the slow one goes on: messages complete even if their shares are equal.
+/// After this time without a byte on other flows the slow one continues: messages complete even if shares are equal.
 const MAX_IDLE: Duration = Duration::from_millis(20);
 
 /// Bytes towards the listener.

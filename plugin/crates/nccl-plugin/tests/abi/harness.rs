@@ -17,7 +17,7 @@ use libloading::Library;
 
 /// Long enough for a loaded or emulated machine. It is reached only when something is broken.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(40);
-/// Every version, newest first as NCCL looks for them.
+/// All versions, newest first, in NCCL's order.
 pub(crate) const VERSIONS: [u32; 7] = [12, 11, 10, 9, 8, 7, 6];
 
 /// The library that Cargo built for these tests.
@@ -167,7 +167,7 @@ fn check(result: NcclResult) -> Result<(), NcclResult> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
 
-/// Calls a slot of the table with the arguments that its version takes.
+/// Calls a function of the table with the arguments of its version.
 macro_rules! call {
     ($net:expr, $slot:ident: $([$($version:literal $table:ty),+] $arguments:tt),+ $(,)?) => {
         match $net.version {
@@ -177,7 +177,7 @@ macro_rules! call {
     };
 }
 
-/// Calls a slot that takes the same arguments in every version.
+/// Calls a function that has the same arguments in all versions.
 macro_rules! call_any {
     ($net:expr, $slot:ident $arguments:tt) => {
         call!($net, $slot: [
@@ -206,7 +206,7 @@ impl Net {
         let mut place = config;
         let config = place.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         let (mut context, logger) = (ptr::null_mut(), Some(logger()));
-        // SAFETY: the arguments are what NCCL's header of the version asks for.
+        // SAFETY: the arguments are those of NCCL's header of the version.
         check(unsafe {
             call!(net, init:
                 [6 NetV6, 7 NetV7, 8 NetV8, 9 NetV9] (logger),
@@ -342,7 +342,7 @@ impl Net {
         comm: Opaque,
         group: &[(*mut u8, usize, c_int)],
     ) -> Polled {
-        // What NCCL passes in when it does not care about completion: a hint, to be overwritten.
+        // NCCL's hint that it does not need the completion. It must be overwritten.
         let mut request = ptr::without_provenance_mut(1);
         let count = group.len() as c_int;
         let mut data: Vec<*mut c_void> = group.iter().map(|(data, ..)| data.cast()).collect();
@@ -396,7 +396,7 @@ impl Net {
         assert_eq!(unsafe { call_any!(self, dereg_mr(comm.0, mhandle.0)) }, SUCCESS);
     }
 
-    /// Flushes what has come into memory that is registered.
+    /// Flushes received messages in registered memory.
     pub(crate) fn iflush(&self, comm: Opaque, group: &[(*mut u8, usize)]) -> Polled {
         let mut request = ptr::without_provenance_mut(1);
         let count = group.len() as c_int;
@@ -447,7 +447,7 @@ impl Net {
         self.pair_at().0
     }
 
-    /// Connects to itself: the sending and the receiving comm, and where the listener was.
+    /// Connects to itself: the sending and the receiving comm, and the listener's address.
     pub(crate) fn pair_at(&self) -> ((Opaque, Opaque), SocketAddr) {
         let (listener, mut handle) = self.listen();
         let address = handle.address();

@@ -1,5 +1,5 @@
-//! Initialization, finalization and unloading, and what the library leaves behind. Each test has a process of its own, since
-//! threads and the environment belong to the process.
+//! Initialization, finalization and unloading, and leaks. Each test has a process of its own, since threads and the
+//! environment belong to the process.
 
 use std::{env, fs};
 

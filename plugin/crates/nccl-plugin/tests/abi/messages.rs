@@ -19,7 +19,7 @@ fn every_version_carries_messages_of_any_size() {
                 .enumerate()
         {
             let sent = pattern(seed, size);
-            // The posted buffer is longer, as NCCL's slots are; its end must stay as it was.
+            // The posted buffer is longer, as NCCL's are. Its end must stay as it was.
             let mut received = vec![0xee; size + 64];
             // SAFETY: both buffers live until the requests are finished.
             let (out, back) = unsafe {

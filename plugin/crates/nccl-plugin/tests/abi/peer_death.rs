@@ -76,8 +76,8 @@ fn sending_peer() {
     let net = Net::init(12, 0).unwrap();
     let mut handle = from_hex(&env::var("PEER_HANDLE").unwrap());
     let comm = until("a peer", || net.poll_connect(&mut handle).unwrap()).unwrap();
-    // Half of a message: the rest never comes, since the second message's receiver gets killed
-    // before. One whole message first, so that the receiver knows that data flows.
+    // One whole message, so that the receiver can wait until data flows. No other message follows,
+    // since this process is killed.
     let data = pattern(0, 1000);
     // SAFETY: the data lives until the process ends.
     unsafe { net.isend(comm, data.as_ptr(), data.len()) }.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Peers of the library that speak the protocol by hand, so that a test chooses the bytes, their order and their pieces.
+//! Peers of the library that are made by hand, so that a test chooses the bytes, their order and their pieces.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};

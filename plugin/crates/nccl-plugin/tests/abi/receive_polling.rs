@@ -1,4 +1,4 @@
-//! Receiving with a thread that polls its requests, and without: who reads the flows.
+//! Receiving while the caller polls its requests, and while it does not: caller or worker reads the flows.
 
 use std::io::Read;
 
@@ -36,7 +36,7 @@ fn frame_read_with_the_previous_message_is_handled() {
 
 /// Posts a buffer of one byte, which must live as long as the connection.
 fn post(net: &Net, recv: Opaque, byte: &mut u8) -> Opaque {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { net.irecv(recv, byte, 1) }.unwrap().unwrap()
 }
 

@@ -50,7 +50,7 @@ fn invalid_arguments_are_errors_not_crashes() {
         assert_eq!(iflush(recv.0, 9, &mut data, &mut int, &mut mh, &mut request), INTERNAL_ERROR);
         int = 0;
         assert_eq!(iflush(recv.0, 1, &mut data, &mut int, &mut mh, &mut request), SUCCESS);
-        assert!(request.is_null(), "nothing has come");
+        assert!(request.is_null(), "nothing was received");
         let reg_mr = table.reg_mr.unwrap();
         assert_eq!(reg_mr(send.0, data, 1, PTR_HOST, &mut mh), SUCCESS);
         assert_eq!((table.dereg_mr.unwrap())(send.0, mh), SUCCESS);
@@ -121,7 +121,7 @@ fn properties_of_every_version() {
         net(12),
         NetV12,
         max_multi_request_size == 1,
-        // As the environment says.
+        // Set in the environment.
         rail_id == 3,
         plane_id == -1,
     );

@@ -1,6 +1,6 @@
 //! Authentication: peers prove to each other that they have the same job key, without revealing it.
 //!
-//! After a [`crate::Hello`] that asks for it, the listener sends a challenge: fresh random bytes of its own and a proof
+//! After a [`crate::Hello`] with this method, the listener sends a challenge: fresh random bytes of its own and a proof
 //! that it has the key. The connector checks it and answers with its own proof. Both proofs cover the whole hello, which has
 //! the connector's random bytes and the identity of the connection, and the challenge's random bytes. A recorded exchange is
 //! therefore useless on any other flow. Proofs are HMAC-SHA-256 (RFC 2104, FIPS 198-1), compared in constant time.

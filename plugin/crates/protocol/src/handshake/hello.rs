@@ -65,10 +65,10 @@ pub enum HandshakeError {
         /// The peer's method.
         theirs: u16,
     },
-    /// One side wants checksums and the other does not.
+    /// One side has checksums on and the other has not.
     #[error("the peer has EVENKEEL_CHECKSUM={}, this side has not", if *theirs { "on" } else { "off" })]
     Checksum {
-        /// Whether the peer wants them.
+        /// Whether the peer has them on.
         theirs: bool,
     },
     /// The hello was meant for another listener.
@@ -77,11 +77,11 @@ pub enum HandshakeError {
     /// A field is outside its range.
     #[error("{field} is {value}, must be {accepted}")]
     OutOfRange {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What it was.
+        /// Its value.
         value: u64,
-        /// What it may be.
+        /// The valid values.
         accepted: String,
     },
     /// A field that must be zero is not.
@@ -108,7 +108,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The bytes to hand to the peer out of band. Addresses beyond [`MAX_ADDRESSES`] are left out.
+    /// The bytes that the peer must be given out of band. Addresses beyond [`MAX_ADDRESSES`] are left out.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut out = [0; HANDLE_BYTES];
         out[0..8].copy_from_slice(&HANDLE_MAGIC);
@@ -158,7 +158,7 @@ pub struct Hello {
     /// Which connection the flow belongs to.
     pub connection: ConnectionId,
     /// Number of this flow in the connection. Those below `flows` make up the connection; flows
-    /// that come later take numbers that no flow had before.
+    /// that are added later take numbers that no flow had before.
     pub flow: u32,
     /// Number of flows that make up the connection, 1 to [`MAX_FLOWS`].
     pub flows: u16,
@@ -196,8 +196,8 @@ impl Hello {
         received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
     }
 
-    /// Reads a hello that must be meant for the listener with this nonce, which has a job key or not, and wants checksums
-    /// or not.
+    /// Reads a hello for the listener with this nonce. `has_key` and `checksum`: whether the listener has a job key, and
+    /// whether it has checksums on.
     ///
     /// # Errors
     /// [`HandshakeError`] when the sender is not a peer of that listener.
@@ -254,7 +254,7 @@ pub enum Refusal {
     Busy = 4,
     /// The connection that the flow was to join is closed.
     Gone = 5,
-    /// One side wants checksums and the other does not.
+    /// One side has checksums on and the other has not.
     Checksum = 6,
     /// The listener has no RDMA, or must not use it.
     NoRdma = 7,

@@ -122,9 +122,9 @@ struct Parts {
 
 impl Parts {
     fn contains(&self, index: u32) -> bool {
-        let (word, bit) = (index as usize / 64, index % 64);
-        let word = if word == 0 { Some(&self.first) } else { self.more.get(word - 1) };
-        word.is_some_and(|word| word >> bit & 1 == 1)
+        let (block, bit) = (index as usize / 64, index % 64);
+        let bits = if block == 0 { Some(&self.first) } else { self.more.get(block - 1) };
+        bits.is_some_and(|bits| bits >> bit & 1 == 1)
     }
 
     /// Returns false if it was in the set.
@@ -132,14 +132,14 @@ impl Parts {
         if self.contains(index) {
             return false;
         }
-        let (word, bit) = (index as usize / 64, index % 64);
-        if word == 0 {
+        let (block, bit) = (index as usize / 64, index % 64);
+        if block == 0 {
             self.first |= 1 << bit;
         } else {
-            if self.more.len() < word {
-                self.more.resize(word, 0);
+            if self.more.len() < block {
+                self.more.resize(block, 0);
             }
-            self.more[word - 1] |= 1 << bit;
+            self.more[block - 1] |= 1 << bit;
         }
         self.count += 1;
         true

@@ -84,7 +84,7 @@ mod tests {
             let (mut sender, mut receiver) = (ReplayBuffer::default(), ReplayBuffer::default());
             let (mut next, mut received) = (0, Vec::new());
             let (mut there, mut back) = (VecDeque::new(), VecDeque::new());
-            // Whether the sender knows what was received on earlier control connections.
+            // Whether the acknowledgement for earlier control connections has been received.
             let mut resumed = true;
             // In the end all messages arrive.
             steps.extend([(2, 99), (1, 99), (2, 99)]);

@@ -36,8 +36,8 @@ const FLAG_ACK_WANTED: u16 = 1;
 pub enum Frame {
     /// To the receiver: a piece of a message follows.
     Chunk(ChunkHeader),
-    /// Another flow is dead. Nothing more comes on it, and bytes that it still holds must not be used: what it had not
-    /// delivered is retransmitted after this frame. A receiver answers with its latest acknowledgement, which may have
+    /// Another flow is dead. It carries nothing more, and its undelivered bytes must not be used: they are
+    /// retransmitted after this frame. A receiver answers with its latest acknowledgement, which may have
     /// been lost with the flow. A receiver reports flows that it has lost in the same way.
     FlowDead(u32),
     /// To the sender: every message below this number is complete.

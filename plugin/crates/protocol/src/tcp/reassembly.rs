@@ -53,7 +53,7 @@ pub enum ChunkAction<T> {
         /// One past the last byte, counted from the message's first.
         end: u64,
     },
-    /// No buffer is posted for the message yet: ask again after the next post.
+    /// No buffer is posted for the message yet: retry after the next post.
     NotPosted,
 }
 

@@ -1,4 +1,4 @@
-//! The scheduler: cuts messages into chunks on demand, and knows which bytes must be retransmitted.
+//! The scheduler: cuts messages into chunks on demand, and keeps track of bytes to retransmit.
 
 use std::collections::VecDeque;
 
@@ -48,9 +48,9 @@ pub struct AckError {
 /// The messages of one connection that the peer has not acknowledged.
 ///
 /// Flows pull: a flow that can take bytes calls [`Scheduler::next`] and later
-/// [`Scheduler::chunk_written`]. All of a message is handed out before any of the next. What a flow was
-/// assigned is remembered until the peer acknowledges the message. When the flow fails
-/// ([`Scheduler::flow_failed`]), it is assigned again to others, each of which first reports the dead flow.
+/// [`Scheduler::chunk_written`]. All of a message is assigned to flows before any of the next. The scheduler
+/// remembers a flow's pieces until the peer acknowledges the message. When the flow fails
+/// ([`Scheduler::flow_failed`]), they are assigned to others, each of which first reports the dead flow.
 ///
 /// A flow is identified by its slot, a small number that is reused when the flow is gone.
 #[derive(Debug)]
@@ -512,7 +512,7 @@ mod tests {
         assert_eq!(scheduler.chunk_written(0), Some(0));
         assert_eq!(scheduler.payload_mut(0), Some(&mut 'a'));
         *scheduler.payload_mut(0).unwrap() = 'b';
-        // Should the flow die, it is the new payload that is sent.
+        // If the flow fails, the new payload is retransmitted.
         scheduler.flow_failed(0, 0);
         assert_eq!(scheduler.next(1, 128), Some(NextFrame::FlowDead(0)));
         assert!(matches!(scheduler.next(1, 128), Some(NextFrame::Chunk(_, 'b'))));
