@@ -30,15 +30,15 @@ test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e te
 	$(GO) run ./hack/ci/check $*
 
 .PHONY: bench
-bench: ## Measure the plugin beside plain sockets into docs/results/ (root; BENCH="--quick" for less)
+bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)
 
 .PHONY: bench-reduction bench-collectives bench-rdma bench-preflight
-bench-reduction: ## Measure reduction servers beside a ring into docs/results/ (root; BENCH="--quick" for less)
+bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/reduction $(BENCH)
-bench-collectives: ## Measure the collectives beside Gloo into docs/results/ (BENCH="--quick" for less)
+bench-collectives: ## Measure the collectives against Gloo into docs/results/ (BENCH="--quick" for less)
 	$(GO) run ./hack/bench/collectives $(BENCH)
-bench-rdma: ## Measure RDMA beside perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)
+bench-rdma: ## Measure RDMA against perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)
 	$(GO) run ./hack/bench/rdma $(BENCH)
 bench-preflight: ## Check 1,000 pretend nodes into docs/results/
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 30m \

@@ -12,7 +12,7 @@ import (
 )
 
 // A figure is the result of a run for one number of elements, in microseconds.
-type figure struct{ least, median float64 }
+type figure struct{ min, median float64 }
 
 // A task is what a contender has to run.
 type task struct {

@@ -61,7 +61,7 @@ func debianGloo() library {
 				for line := range strings.Lines(string(out)) {
 					var n, samples int
 					var f figure
-					if _, err := fmt.Sscan(line, &n, &samples, &f.least, &f.median); err != nil {
+					if _, err := fmt.Sscan(line, &n, &samples, &f.min, &f.median); err != nil {
 						return nil, fmt.Errorf("unexpected line of the driver: %q: %w", line, err)
 					}
 					figures[n] = f
@@ -123,7 +123,7 @@ func benchmarkGloo(program string) library {
 	}
 }
 
-// readBenchmark finds the row of a number of float32 in the output of Gloo's benchmark: elements, least and median time in
+// readBenchmark finds the row of a number of float32 in the output of Gloo's benchmark: elements, minimum and median time in
 // microseconds. Newer versions print the bytes in front of them.
 func readBenchmark(text string, elements int) (figure, error) {
 	for line := range strings.Lines(text) {
@@ -136,7 +136,7 @@ func readBenchmark(text string, elements int) (figure, error) {
 			continue
 		}
 		var f figure
-		if _, err := fmt.Sscan(fields[1]+" "+fields[2], &f.least, &f.median); err == nil && f.least > 0 {
+		if _, err := fmt.Sscan(fields[1]+" "+fields[2], &f.min, &f.median); err == nil && f.min > 0 {
 			return f, nil
 		}
 	}

@@ -23,14 +23,14 @@ func (r *results) goals() []goal {
 		}
 		rows = append(rows, row)
 	}
-	least := func(f figure) float64 { return f.least }
+	minimum := func(f figure) float64 { return f.min }
 	median := func(f figure) float64 { return f.median }
 	for _, m := range r.Local {
 		done, where := m.rounds != nil, fmt.Sprintf("%d processes", m.ranks)
 		for _, which := range []struct {
 			name string
 			of   func(figure) float64
-		}{{"least", least}, {"median", median}} {
+		}{{"minimum", minimum}, {"median", median}} {
 			if m.ranks > 2 && which.name == "median" {
 				continue // those medians are mostly the scheduler's
 			}
@@ -56,16 +56,16 @@ func (r *results) goals() []goal {
 	}
 	add(r.Star.rounds != nil, fmt.Sprintf("%d hosts with links of %s, %d elements", hosts, linkRate, starElements), "0.95 of the wire's bound for a ring", func() (bool, string) {
 		f, bound := r.Star.of(tcp, starElements), wireBound(starElements)
-		return bound/f.median >= 0.95, fmt.Sprintf("least %.3f, median %.3f", bound/f.least, bound/f.median)
+		return bound/f.median >= 0.95, fmt.Sprintf("minimum %.3f, median %.3f", bound/f.min, bound/f.median)
 	})
 	add(r.Threads.rounds != nil, fmt.Sprintf("%d ranks as threads of one process, 1 element", threads), "completes, with no more than one thread that waits for the network per core", func() (bool, string) {
 		best := r.Threads.rounds[0]
 		for _, f := range r.Threads.rounds[1:] {
-			best.figure = figure{min(best.least, f.least), min(best.median, f.median)}
+			best.figure = figure{min(best.min, f.min), min(best.median, f.median)}
 			best.ioThreads = max(best.ioThreads, f.ioThreads)
 		}
 		cores := runtime.NumCPU()
-		return best.ioThreads <= cores, fmt.Sprintf("%d such threads, %d cores; least %.0f us, median %.0f us", best.ioThreads, cores, best.least, best.median)
+		return best.ioThreads <= cores, fmt.Sprintf("%d such threads, %d cores; minimum %.0f us, median %.0f us", best.ioThreads, cores, best.min, best.median)
 	})
 	return rows
 }

@@ -1,4 +1,4 @@
-// Command collectives measures Evenkeel's all-reduce beside Gloo's, on this machine, in turn, and writes
+// Command collectives measures Evenkeel's all-reduce against Gloo's, on this machine, in turn, and writes
 // docs/results/collectives.md.
 package main
 
@@ -66,8 +66,8 @@ func rootCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "collectives",
-		Short: "Measure the collectives beside Gloo, and write docs/results/collectives.md",
-		Long: `Measure the collectives beside Gloo, and write docs/results/collectives.md.
+		Short: "Measure the collectives against Gloo, and write docs/results/collectives.md",
+		Long: `Measure the collectives against Gloo, and write docs/results/collectives.md.
 
 In each round all contenders run once, one after the other: Evenkeel over TCP and over shared memory, and Gloo
 over TCP with each of its algorithms, in its default blocking mode. Installs Debian's libgloo-dev and g++.

@@ -64,7 +64,7 @@ func (t *threaded) measure(ctx context.Context, bench string, rounds int, length
 	return nil
 }
 
-// wireBound is the least time of a ring, in microseconds: each host sends all but one of its parts twice.
+// wireBound is the minimum time of a ring, in microseconds: each host sends all but one of its parts twice.
 func wireBound(elements int) float64 {
 	payload := 2 * float64(4*elements) * float64(hosts-1) / float64(hosts)
 	return payload / netns.PayloadLimit(linkRate) / 1e3

@@ -10,11 +10,11 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/internal/plot"
 )
 
-// Drawings beside the page.
+// Drawings of the page.
 const (
-	leastDrawing  = "collectives-least.svg"
-	medianDrawing = "collectives-median.svg"
-	starDrawing   = "collectives-hosts.svg"
+	minimumDrawing = "collectives-minimum.svg"
+	medianDrawing  = "collectives-median.svg"
+	starDrawing    = "collectives-hosts.svg"
 )
 
 // write writes the page and its drawings into a folder; without one, it does nothing.
@@ -24,7 +24,7 @@ func (r *results) write(folder string) error {
 	}
 	files := map[string][]byte{"collectives.md": r.markdown()}
 	if r.Local[0].rounds != nil {
-		files[leastDrawing] = r.drawing("least times", func(f figure) float64 { return f.least })
+		files[minimumDrawing] = r.drawing("minimum times", func(f figure) float64 { return f.min })
 		files[medianDrawing] = r.drawing("medians", func(f figure) float64 { return f.median })
 	}
 	if r.Star.rounds != nil {
@@ -33,15 +33,15 @@ func (r *results) write(folder string) error {
 	return page.Write(folder, files)
 }
 
-const heading = `# Collectives beside Gloo
+const heading = `# Collectives against Gloo
 
 Written by ` + "`make bench-collectives`" + `; do not edit.
 
 Taken at %s. Machine: %s. %s %d rounds, %s for each figure, %.1f minutes in all%s.
 
 An all-reduce (sum of float32) by Evenkeel, which chooses the algorithm, and by %s over TCP with each of its algorithms (%s). The best algorithm at each
-size is what Evenkeel is compared with. In each round all contenders run once, one after the other, in rotating order. Figures are the least time of all
-rounds, and the median of the round with the least median, in microseconds, on rank 0. All processes share one machine: with more of them than cores, the
+size is what Evenkeel is compared with. In each round all contenders run once, one after the other, in rotating order. Figures are the minimum time of all
+rounds, and the median of the round with the lowest median, in microseconds, on rank 0. All processes share one machine: with more of them than cores, the
 medians are mostly those of the scheduler.
 
 Gloo runs in its default blocking mode: the driver sets neither ` + "`setSync` nor `busyPoll`" + `, which are its modes for low latency. Evenkeel's caller
@@ -51,9 +51,9 @@ over TCP, as Gloo has no transport over shared memory.
 `
 
 const limits = `
-Where there are more processes than cores they share them, and the least time is that of the run with the fewest context switches. Between hosts each
-connection of Evenkeel has four flows, which are for networks with several paths; here they share one link, and ` + "`EVENKEEL_FLOWS=1`" + ` is shown beside
-them.
+Where there are more processes than cores they share them, and the minimum time is that of the run with the fewest context switches. Between hosts each
+connection of Evenkeel has four flows, which are for networks with several paths; here they share one link, and ` + "`EVENKEEL_FLOWS=1`" + ` is shown for
+comparison.
 `
 
 // markdown is the page.
@@ -79,7 +79,7 @@ func (r *results) markdown() []byte {
 		fmt.Fprintf(&b, "\nRuns that failed and were repeated: %s.\n", strings.Join(failed, "; "))
 	}
 	if r.Local[0].rounds != nil {
-		fmt.Fprintf(&b, "\n![ratios of the least times](%s)\n\n![ratios of the medians](%s)\n", leastDrawing, medianDrawing)
+		fmt.Fprintf(&b, "\n![ratios of the minimum times](%s)\n\n![ratios of the medians](%s)\n", minimumDrawing, medianDrawing)
 	}
 	for _, m := range r.Local {
 		m.table(&b, r.Elements)
@@ -94,7 +94,7 @@ func (m *measured) table(b *bytes.Buffer, elements []int) {
 		fmt.Fprintln(b, "Not measured.")
 		return
 	}
-	fmt.Fprintln(b, "Least / median.")
+	fmt.Fprintln(b, "Minimum / median.")
 	fmt.Fprintln(b)
 	fmt.Fprintln(b, "| elements | Gloo's best (of the median) | Evenkeel, TCP | ratio | Evenkeel, shared memory | ratio |")
 	fmt.Fprintln(b, "| --: | --: | --: | --: | --: | --: |")
@@ -103,7 +103,7 @@ func (m *measured) table(b *bytes.Buffer, elements []int) {
 		over, through := m.of(tcp, n), m.of(shm, n)
 		a, c := m.ratio(tcp, n), m.ratio(shm, n)
 		fmt.Fprintf(b, "| %d | %.0f / %.0f (%s) | %.0f / %.0f | %.2f / %.2f | %.0f / %.0f | %.2f / %.2f |\n", n,
-			gloos.least, gloos.median, name, over.least, over.median, a.least, a.median, through.least, through.median, c.least, c.median)
+			gloos.min, gloos.median, name, over.min, over.median, a.min, a.median, through.min, through.median, c.min, c.median)
 	}
 }
 
@@ -130,22 +130,22 @@ less than %.0f ms on these links: each host sends %.1f times the elements, in pa
 		fmt.Fprintln(b, "Not measured.")
 		return
 	}
-	fmt.Fprintln(b, "| contender | least | median | share of the bound |")
+	fmt.Fprintln(b, "| contender | minimum | median | share of the bound |")
 	fmt.Fprintln(b, "| --- | --: | --: | --: |")
 	for _, name := range r.names() {
 		f := r.Star.of(name, starElements)
-		fmt.Fprintf(b, "| %s | %.0f ms | %.0f ms | %.3f / %.3f |\n", name, f.least/1e3, f.median/1e3, bound/f.least, bound/f.median)
+		fmt.Fprintf(b, "| %s | %.0f ms | %.0f ms | %.3f / %.3f |\n", name, f.min/1e3, f.median/1e3, bound/f.min, bound/f.median)
 	}
 	fmt.Fprintf(b, "\n![medians of the rounds between hosts](%s)\n", starDrawing)
 }
 
 func (r *results) drawing(what string, of func(figure) float64) []byte {
 	drawing := plot.Lines{
-		Title: "All-reduce: " + what + " beside Gloo's best over TCP",
-		X:     "elements (float32)",
-		Y:     "ratio",
-		Marks: []plot.Mark{{At: 1, Label: "Gloo"}},
-		LogX:  true,
+		Title:      "All-reduce: " + what + " relative to Gloo's best over TCP",
+		X:          "elements (float32)",
+		Y:          "ratio",
+		References: []plot.Reference{{At: 1, Label: "Gloo"}},
+		LogX:       true,
 	}
 	for _, m := range r.Local {
 		if m.rounds == nil {
@@ -164,9 +164,9 @@ func (r *results) drawing(what string, of func(figure) float64) []byte {
 
 func (r *results) starDrawing() []byte {
 	drawing := plot.Dots{
-		Title: fmt.Sprintf("All-reduce of %d elements between %d hosts with links of %s", starElements, hosts, linkRate),
-		X:     "median of each round, ms",
-		Marks: []plot.Mark{{At: wireBound(starElements) / 1e3, Label: "a ring's bound"}},
+		Title:      fmt.Sprintf("All-reduce of %d elements between %d hosts with links of %s", starElements, hosts, linkRate),
+		X:          "median of each round, ms",
+		References: []plot.Reference{{At: wireBound(starElements) / 1e3, Label: "a ring's bound"}},
 	}
 	for _, name := range r.names() {
 		var values []float64

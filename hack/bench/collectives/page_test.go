@@ -61,12 +61,12 @@ func TestGoals(t *testing.T) {
 	r.Threads.rounds = []threadsReport{{figure{10, 20}, 1}, {figure{9, 30}, 10_000}}
 	got := goalsOf(r)
 	for what, want := range map[string]string{
-		"2 processes over TCP, least: at most Gloo's best at every size":                                                             "yes at 4 of 4",
+		"2 processes over TCP, minimum: at most Gloo's best at every size":                                                           "yes at 4 of 4",
 		"2 processes over TCP, median: at most 0.7 of it at half of the sizes":                                                       "yes at 2 of 4",
-		"2 processes through shared memory, least: at most 0.3 of Gloo's best over TCP up to 1,000 elements, 0.5 above":              "yes at 4 of 4",
-		"4 processes over TCP, least: at most Gloo's best at every size":                                                             "no at 0 of 4; not at 1 (1.25), 1000 (1.25), 100000 (1.25), 5000000 (1.25)",
-		"4 processes through shared memory, least: at most 0.3 of Gloo's best over TCP up to 1,000 elements, 0.5 above":              "no at 2 of 4; not at 1 (0.40), 1000 (0.40)",
-		"4 hosts with links of 1gbit, 5000000 elements: 0.95 of the wire's bound for a ring":                                         "yes least 1.920, median 0.960",
+		"2 processes through shared memory, minimum: at most 0.3 of Gloo's best over TCP up to 1,000 elements, 0.5 above":            "yes at 4 of 4",
+		"4 processes over TCP, minimum: at most Gloo's best at every size":                                                           "no at 0 of 4; not at 1 (1.25), 1000 (1.25), 100000 (1.25), 5000000 (1.25)",
+		"4 processes through shared memory, minimum: at most 0.3 of Gloo's best over TCP up to 1,000 elements, 0.5 above":            "no at 2 of 4; not at 1 (0.40), 1000 (0.40)",
+		"4 hosts with links of 1gbit, 5000000 elements: 0.95 of the wire's bound for a ring":                                         "yes minimum 1.920, median 0.960",
 		"64 ranks as threads of one process, 1 element: completes, with no more than one thread that waits for the network per core": "no 10000 such threads",
 	} {
 		if !strings.HasPrefix(got[what], want) {
@@ -91,7 +91,7 @@ func TestPageOfAnInterruptedRun(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	for _, name := range []string{leastDrawing, medianDrawing} {
+	for _, name := range []string{minimumDrawing, medianDrawing} {
 		if svg, err := os.ReadFile(filepath.Join(folder, name)); err != nil || !strings.Contains(string(svg), "Evenkeel, TCP, 2 processes") {
 			t.Errorf("%s: %v, %s", name, err, svg)
 		}

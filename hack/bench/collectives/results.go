@@ -48,12 +48,12 @@ type threadsReport struct {
 	ioThreads int // threads that wait for the network
 }
 
-// of is the least time of all rounds, and the median of the round with the least median.
+// of is the minimum time of all rounds, and the median of the round with the lowest median.
 func (m *measured) of(name string, elements int) figure {
 	best := m.rounds[0][name][elements]
 	for _, round := range m.rounds[1:] {
 		f := round[name][elements]
-		best = figure{min(best.least, f.least), min(best.median, f.median)}
+		best = figure{min(best.min, f.min), min(best.median, f.median)}
 	}
 	return best
 }
@@ -73,7 +73,7 @@ func (r *results) algorithms() []string {
 	return algorithms
 }
 
-// best is Gloo's best at a size: the least time of all algorithms, and the least median with its algorithm.
+// best is Gloo's best at a size: the minimum time of all algorithms, and the lowest median with its algorithm.
 func (m *measured) best(elements int) (figure, string) {
 	var best figure
 	var name string
@@ -82,8 +82,8 @@ func (m *measured) best(elements int) (figure, string) {
 		if name == "" || f.median < best.median {
 			best.median, name = f.median, algorithm
 		}
-		if best.least == 0 || f.least < best.least {
-			best.least = f.least
+		if best.min == 0 || f.min < best.min {
+			best.min = f.min
 		}
 	}
 	return best, name
@@ -93,5 +93,5 @@ func (m *measured) best(elements int) (figure, string) {
 func (m *measured) ratio(name string, elements int) figure {
 	gloos, _ := m.best(elements)
 	own := m.of(name, elements)
-	return figure{own.least / gloos.least, own.median / gloos.median}
+	return figure{own.min / gloos.min, own.median / gloos.median}
 }

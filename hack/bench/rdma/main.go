@@ -1,4 +1,4 @@
-// Command rdma measures the plugin over RDMA beside perftest, in the same
+// Command rdma measures the plugin over RDMA against perftest, in the same
 // virtual machine and the same run, and writes docs/results/rdma.md.
 package main
 
@@ -40,8 +40,8 @@ func rootCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "rdma",
-		Short: "Measure the plugin over RDMA beside perftest, and write docs/results/rdma.md",
-		Long: `Measure the plugin over RDMA beside perftest, and write docs/results/rdma.md.
+		Short: "Measure the plugin over RDMA against perftest, and write docs/results/rdma.md",
+		Long: `Measure the plugin over RDMA against perftest, and write docs/results/rdma.md.
 
 Both run in the RDMA lab's virtual machine (see "go run ./hack/lab/rdma --help"), one after the other in each
 round, over the same two ports. Only the ratios count: the processor and the network card are emulated. The

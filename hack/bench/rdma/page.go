@@ -13,7 +13,7 @@ import (
 // markdown is the page.
 func markdown(m measured, rounds int, source page.Source, host machine.Machine) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, `# RDMA: the plugin beside perftest
+	fmt.Fprintf(&b, `# RDMA: the plugin against perftest
 
 Written by `+"`make bench-rdma`"+`; do not edit.
 

@@ -71,6 +71,6 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "* "+cases[0].Name) {
-		t.Errorf("what was reached is explained: %s", text)
+		t.Errorf("a reached goal has a limit: %s", text)
 	}
 }

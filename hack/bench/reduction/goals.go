@@ -102,7 +102,7 @@ func (r starResult) rows() []goalRow {
 	if len(r.Runs[serversChunked.Name]) > 0 {
 		pieces := r.of(serversChunked, algbw)
 		rows = append(rows, goalRow{
-			what: "beside it, the vector cut as NCCL cuts it: by " + serversChunked.Name, reference: fmt.Sprintf("link, %.4f GB/s", limit),
+			what: "for comparison, cut as NCCL cuts vectors: " + serversChunked.Name, reference: fmt.Sprintf("link, %.4f GB/s", limit),
 			measured: fmt.Sprintf("%.4f GB/s, %.2f", pieces, pieces/limit),
 		})
 	}

@@ -28,7 +28,7 @@ type kernelRow struct {
 	LoadBfloat16 float64 `json:"bfloat16 loads"`
 }
 
-// kernels measures the sums beside adding two arrays.
+// kernels measures the sums against adding two arrays.
 func (b bench) kernels(ctx context.Context, result *caseResult) error {
 	fmt.Fprintf(b.out, "\nkernels: sums of 2 to 16 sources\n")
 	cmd := exec.CommandContext(ctx, "cargo", "run", "--release", "--locked", "-q", "-p", "evenkeel-reduction-kernels", "--example", "speed", "--", "--json")

@@ -1,4 +1,4 @@
-// Command reduction measures reduction servers beside a ring, over the same plugin and links, and writes
+// Command reduction measures reduction servers against a ring, over the same plugin and links, and writes
 // docs/results/reduction.md.
 package main
 
@@ -39,8 +39,8 @@ func rootCommand() *cobra.Command {
 	var o options.Options
 	cmd := &cobra.Command{
 		Use:   "reduction",
-		Short: "Measure reduction servers beside a ring, and write docs/results/reduction.md",
-		Long: `Measure reduction servers beside a ring over the same plugin and links, and write docs/results/reduction.md.
+		Short: "Measure reduction servers against a ring, and write docs/results/reduction.md",
+		Long: `Measure reduction servers against a ring over the same plugin and links, and write docs/results/reduction.md.
 
 Clients and servers are hosts around a switch, each with a link of its own. In each of several rounds
 all contenders run one after the other. Needs root, and a machine that does nothing else, for about 10 minutes.

@@ -127,7 +127,7 @@ func (r starResult) timelineFile() string { return "reduction-" + r.Case.Name + 
 
 // plot draws all runs.
 func (r starResult) plot() []byte {
-	chart := plot.Dots{Title: page.Capital(r.Case.title()), X: "algbw, GB/s", Marks: []plot.Mark{{At: r.Case.limit(), Label: "link"}}}
+	chart := plot.Dots{Title: page.Capital(r.Case.title()), X: "algbw, GB/s", References: []plot.Reference{{At: r.Case.limit(), Label: "link"}}}
 	for _, c := range contenders {
 		var values []float64
 		for _, run := range r.Runs[c.Name] {

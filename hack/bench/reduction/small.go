@@ -18,7 +18,7 @@ const (
 	bootstrapPort = 29500
 )
 
-// small measures a small all-reduce, beside a message of its size there and back between the same hosts.
+// small measures a small all-reduce against a round trip of a message of its size between the same hosts.
 func (b bench) small(ctx context.Context, result *caseResult) (err error) {
 	c := starCase{Name: "small", Clients: 2, Servers: 2}
 	lab, hosts, err := b.up(ctx, c)

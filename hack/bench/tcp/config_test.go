@@ -22,7 +22,7 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(b.others) != 2 || len(b.notes) != 0 {
-		t.Errorf("contenders beside the plugin: %d, notes %q; want its static mode and the other plugin", len(b.others), b.notes)
+		t.Errorf("other contenders than the plugin: %d, notes %q; want its static mode and the other plugin", len(b.others), b.notes)
 	}
 	for _, plugin := range []string{"", "x", "x=", "=y", "x=" + library + "-not"} {
 		if _, err := newBench(flags(library, "true", plugin), io.Discard); err == nil {

@@ -6,7 +6,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 )
 
-// A goalResult is one goal beside what was measured.
+// A goalResult is a goal and its measurement.
 type goalResult struct {
 	of                        quantity
 	reference, measured, goal string // as they are printed; empty where there is none

@@ -40,7 +40,7 @@ func measurePlain(t *testing.T, c benchCase) outcome {
 	return o
 }
 
-// measurePlugin measures the plugin of this checkout once, beside plain sockets and its own static mode.
+// measurePlugin measures the plugin of this checkout once, with plain sockets and its own static mode.
 func measurePlugin(t *testing.T, c benchCase) caseResult {
 	t.Helper()
 	root, err := toolbox.Root()

@@ -1,4 +1,4 @@
-// Command tcp measures the plugin on networks of its own, beside plain sockets and other plugins in the same run, and writes
+// Command tcp measures the plugin on networks of its own, against plain sockets and other plugins in the same run, and writes
 // docs/results/tcp.md.
 package main
 
@@ -43,8 +43,8 @@ func rootCommand() *cobra.Command {
 	var o config
 	cmd := &cobra.Command{
 		Use:   "tcp",
-		Short: "Measure the plugin beside plain sockets and other plugins, and write docs/results/tcp.md",
-		Long: `Measure the plugin beside plain sockets and other plugins, and write docs/results/tcp.md.
+		Short: "Measure the plugin against plain sockets and other plugins, and write docs/results/tcp.md",
+		Long: `Measure the plugin against plain sockets and other plugins, and write docs/results/tcp.md.
 
 Each case has a network of its own (see "go run ./hack/lab/net --help"). In each of several rounds all
 contenders run one after the other: plain sockets, the plugin, the plugin in its static mode, and other

@@ -32,7 +32,7 @@ const staticNote = "`" + staticName + "` is Evenkeel's own static mode (`" + sta
 func (r report) write(out io.Writer, folder string) error {
 	files := map[string][]byte{"tcp.md": r.markdown()}
 	for _, c := range r.cases {
-		if !c.testCase.idle { // a plot of two small numbers says no more
+		if !c.testCase.idle { // a plot of two small numbers adds nothing
 			files[c.plotFile()] = c.plot()
 		}
 	}
@@ -191,7 +191,7 @@ func (r caseResult) details(b *bytes.Buffer) {
 func (r caseResult) plot() []byte {
 	c := r.testCase
 	if c.fault != nil {
-		chart := plot.Lines{Title: page.Capital(c.title), X: "seconds", Y: "GB/s", Marks: []plot.Mark{
+		chart := plot.Lines{Title: page.Capital(c.title), X: "seconds", Y: "GB/s", References: []plot.Reference{
 			{At: c.limit(), Label: "4 links"}, {At: c.fault.remaining, Label: "3 links"},
 		}}
 		for _, s := range r.Contenders {
@@ -211,7 +211,7 @@ func (r caseResult) plot() []byte {
 		chart.X, scale = "round trip, us", 1e6
 	}
 	if limit := c.limit(); limit > 0 {
-		chart.Marks = []plot.Mark{{At: limit, Label: "wire limit"}}
+		chart.References = []plot.Reference{{At: limit, Label: "wire limit"}}
 	}
 	for _, s := range r.Contenders {
 		var values []float64

@@ -84,8 +84,8 @@ func TestPage(t *testing.T) {
 	r := report{machine: machine.Machine{Cores: 2}, outdated: "the code has changed since", notes: []string{"a note"}, cases: []caseResult{shaped, faulty, idle, lost}}
 
 	folder := filepath.Join(t.TempDir(), "results")
-	var said bytes.Buffer
-	if err := r.write(&said, folder); err != nil {
+	var out bytes.Buffer
+	if err := r.write(&out, folder); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(filepath.Join(folder, "tcp.md"))
@@ -99,7 +99,7 @@ func TestPage(t *testing.T) {
 		"processors were all in use", "recovered after", "| a test | worst | 0.120 GB/s | 0.400 GB/s | 0.350 GB/s",
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("the page does not say %q:\n%s", want, text)
+			t.Errorf("the page lacks %q:\n%s", want, text)
 		}
 	}
 	files, err := filepath.Glob(filepath.Join(folder, "*.svg"))
@@ -183,6 +183,6 @@ func TestResultCacheAddsCasesOfThisMachine(t *testing.T) {
 		t.Errorf("read %+v", got)
 	}
 	if c, err := openCache(here, false); err != nil || len(c.Results) != 0 {
-		t.Errorf("full runs have quick ones beside them: %+v, %v", c, err)
+		t.Errorf("full runs include quick ones: %+v, %v", c, err)
 	}
 }

@@ -24,7 +24,7 @@ type plugin struct {
 }
 
 const (
-	// bootstrapPort is where the two ranks find each other, on a link beside the network under test.
+	// bootstrapPort is where the two ranks find each other, outside the network under test.
 	bootstrapPort = 29500
 	// warmup is the number of messages, on each connection, that the driver sends before those that it times.
 	warmup = 16
@@ -114,7 +114,7 @@ func (p *plugin) start(ctx context.Context, lab *netns.Lab, host netns.Host, c b
 		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages),
 	}
 	if c.fault != nil {
-		command = append(command, "--check-all") // what is sent again must not be wrong
+		command = append(command, "--check-all") // retransmitted data must be right
 	}
 	if c.pingPong {
 		command = append(command, "--ping-pong")

@@ -199,7 +199,7 @@ func TestOwnerIsNotALaterProcessWithItsPID(t *testing.T) {
 		t.Error("another start time is the same process")
 	}
 	if (owner{}).alive() {
-		t.Error("nobody runs")
+		t.Error("a process without a record runs")
 	}
 }
 
@@ -386,18 +386,18 @@ func TestOpenAndDownOfAMissingCluster(t *testing.T) {
 // The record of a killed supervisor must not make Down kill another process that has the same PID now.
 func TestDownSparesAnotherProcessWithTheSupervisorsPID(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
-	stranger := exec.Command("sleep", "1000")
-	if err := stranger.Start(); err != nil {
+	other := exec.Command("sleep", "1000")
+	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- stranger.Wait() }()
-	defer func() { stranger.Process.Kill(); <-ended }()
+	go func() { ended <- other.Wait() }()
+	defer func() { other.Process.Kill(); <-ended }()
 	s, err := stateOf("old")
 	if err != nil {
 		t.Fatal(err)
 	}
-	record, err := processOwner(stranger.Process.Pid)
+	record, err := processOwner(other.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -172,11 +172,11 @@ func TestAPIClientUsesMutualTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	writeFiles(t, folder, map[string][]byte{"ca.crt": other.pem})
-	stranger, err := newAPI(server.URL, folder, "admin", nil)
+	unauthenticated, err := newAPI(server.URL, folder, "admin", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stranger.ready(t.Context()); err == nil {
+	if err := unauthenticated.ready(t.Context()); err == nil {
 		t.Error("a server of another authority was trusted")
 	}
 }

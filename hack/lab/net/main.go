@@ -27,7 +27,7 @@ func main() {
 
 Two hosts, h1 (10.1.0.2) and h2 (10.2.0.2), are joined by links between two routers. The routers choose
 a link by a hash of addresses and ports, as the switches of a data centre do. The hosts' interface to
-that network is eth0; ctl0 (10.3.0.1 and 10.3.0.2) joins them directly, beside the network under test.`,
+that network is eth0; ctl0 (10.3.0.1 and 10.3.0.2) joins them directly, outside the network under test.`,
 		Example: `  go run ./hack/lab/net demo
   go run ./hack/lab/net up --links 3x1gbit,200mbit
   go run ./hack/lab/net exec h1 ip route get 10.2.0.2
@@ -157,7 +157,7 @@ func linkCommand(name *string) *cobra.Command {
 		Long: `Change a link, in both directions.
 
 A link is up; or down, as far as the routers know, so that they use the others; or silent: it loses
-everything and the routers go on using it.`,
+everything and the routers continue to use it.`,
 		Example: `  go run ./hack/lab/net link 2 --rate 200mbit
   go run ./hack/lab/net link 0 --state silent
   go run ./hack/lab/net link 1 --loss 0.001`,

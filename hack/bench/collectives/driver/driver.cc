@@ -2,7 +2,7 @@
 //
 //   driver RANK SIZE FOLDER INTERFACE ALGORITHM MILLISECONDS ELEMENTS...
 //
-// Rank 0 prints one line for each number of elements: elements, samples, and the least and the median time in microseconds.
+// Rank 0 prints one line for each number of elements: elements, samples, and the minimum and the median time in microseconds.
 
 #include <algorithm>
 #include <chrono>
@@ -74,7 +74,7 @@ static void measure(int rank, const std::string& name, std::shared_ptr<gloo::Con
     begun = Clock::now();
     once();
   }
-  // All do it as often as rank 0 thinks: it says so in an element, and the others add nothing.
+  // Rank 0 decides the number of iterations. It puts the number into an element, to which the others add zero.
   std::vector<float> count(1, rank == 0 ? static_cast<float>(std::clamp(microseconds / since(begun), 3.0, 1e6)) : 0.0f);
   operation("new_ring", context, count)();
   std::vector<double> samples(static_cast<size_t>(count[0]));

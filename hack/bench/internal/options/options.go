@@ -36,7 +36,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet, page string, fullRounds, quickR
 	flags.IntVar(&o.Rounds, "rounds", 0, fmt.Sprintf("rounds of each case (default %d)", fullRounds))
 	flags.StringVar(&o.Only, "only", "", "only cases that this regular expression matches: "+strings.Join(cases, ", "))
 	flags.StringVar(&o.Library, "library", "", "the plugin to measure (default: built from this checkout)")
-	flags.StringVar(&o.Driver, "driver", "", "the evenkeel-bench to measure it with, beside evenkeel-reduction-server (default: built from this checkout)")
+	flags.StringVar(&o.Driver, "driver", "", "the evenkeel-bench to measure it with, in one folder with evenkeel-reduction-server (default: built from this checkout)")
 	flags.StringVar(&o.Congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
 	flags.StringVar(&o.Output, "output", "", "folder for "+page+" and its drawings (default docs/results)")
 }

@@ -11,8 +11,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
 )
 
-// A Mark is a line across a chart at a value, such as a limit.
-type Mark struct {
+// A Reference is a line across a chart at a value, such as a limit.
+type Reference struct {
 	At    float64
 	Label string
 }
@@ -36,9 +36,9 @@ func colour(i int) string { return colours[i%len(colours)] }
 
 // Dots has a row for each name, with a dot for each value and a bar at the median.
 type Dots struct {
-	Title, X string
-	Marks    []Mark
-	rows     []row
+	Title, X   string
+	References []Reference
+	rows       []row
 }
 
 type row struct {
@@ -51,16 +51,16 @@ func (d *Dots) Add(name string, values []float64) { d.rows = append(d.rows, row{
 
 // SVG returns the drawing.
 func (d *Dots) SVG() []byte {
-	most := 0.0
-	for _, m := range d.Marks {
-		most = max(most, m.At)
+	high := 0.0
+	for _, m := range d.References {
+		high = max(high, m.At)
 	}
 	for _, r := range d.rows {
 		for _, v := range r.values {
-			most = max(most, v)
+			high = max(high, v)
 		}
 	}
-	x := newScale(most, nameWidth, width-right)
+	x := newScale(high, nameWidth, width-right)
 	base := float64(top + rowHeight*len(d.rows))
 	c := newCanvas(d.Title, base+bottom)
 	for _, tick := range x.ticks {
@@ -68,7 +68,7 @@ func (d *Dots) SVG() []byte {
 		c.text(x.at(tick), base+16, "middle", x.label(tick))
 	}
 	c.text((nameWidth+width-right)/2, base+34, "middle", d.X)
-	for _, m := range d.Marks {
+	for _, m := range d.References {
 		c.line(x.at(m.At), top, x.at(m.At), base, "#000", "4 3")
 		c.text(x.at(m.At), top-4, "end", m.Label)
 	}
@@ -91,7 +91,7 @@ func (d *Dots) SVG() []byte {
 // Lines has a line for each series of points, from left to right.
 type Lines struct {
 	Title, X, Y string
-	Marks       []Mark
+	References  []Reference
 	// LogX makes the horizontal axis logarithmic, from the least point on.
 	LogX   bool
 	series []line
@@ -120,7 +120,7 @@ func (l *Lines) Add(name string, points [][2]float64) {
 // SVG returns the drawing.
 func (l *Lines) SVG() []byte {
 	smallestX, largestX, largestY := math.Inf(1), 0.0, 0.0
-	for _, m := range l.Marks {
+	for _, m := range l.References {
 		largestY = max(largestY, m.At)
 	}
 	var names []line
@@ -148,7 +148,7 @@ func (l *Lines) SVG() []byte {
 	}
 	c.text((axisWidth+width-right)/2, base+34, "middle", l.X)
 	c.text(axisWidth-6, top-8, "end", l.Y)
-	for _, m := range l.Marks {
+	for _, m := range l.References {
 		c.line(axisWidth, y.at(m.At), width-right, y.at(m.At), "#000", "4 3")
 		c.text(width-right, y.at(m.At)-4, "end", m.Label)
 	}
@@ -169,38 +169,38 @@ func (l *Lines) SVG() []byte {
 
 // A scale maps values to a part of the drawing: linear from zero, or logarithmic from the least value.
 type scale struct {
-	least, most, from, to float64
-	log                   bool
-	ticks                 []float64
-	digits                int
+	low, high, from, to float64
+	log                 bool
+	ticks               []float64
+	digits              int
 }
 
-func newLogScale(least, most, from, to float64) scale {
-	if !(least > 0) || !(most > least) || math.IsInf(most, 0) {
-		least, most = 1, 10
+func newLogScale(low, high, from, to float64) scale {
+	if !(low > 0) || !(high > low) || math.IsInf(high, 0) {
+		low, high = 1, 10
 	}
-	s := scale{least: least, most: most, from: from, to: to, log: true}
-	for tick := math.Pow(10, math.Ceil(math.Log10(least)-1e-9)); tick <= most*(1+1e-9); tick *= 10 {
+	s := scale{low: low, high: high, from: from, to: to, log: true}
+	for tick := math.Pow(10, math.Ceil(math.Log10(low)-1e-9)); tick <= high*(1+1e-9); tick *= 10 {
 		s.ticks = append(s.ticks, tick)
 	}
 	return s
 }
 
-func newScale(most, from, to float64) scale {
-	if !(most > 0) || math.IsInf(most, 0) {
-		most = 1
+func newScale(high, from, to float64) scale {
+	if !(high > 0) || math.IsInf(high, 0) {
+		high = 1
 	}
-	most *= 1.04
+	high *= 1.04
 	// The step is 1, 2 or 5 times a power of ten, for at most 8 of them.
-	power := math.Pow(10, math.Floor(math.Log10(most/8)))
+	power := math.Pow(10, math.Floor(math.Log10(high/8)))
 	step := power
 	for _, factor := range []float64{2, 5, 10} {
-		if most/step > 8 {
+		if high/step > 8 {
 			step = factor * power
 		}
 	}
-	s := scale{most: most, from: from, to: to, digits: max(0, -int(math.Floor(math.Log10(step)+1e-9)))}
-	for i := 0; float64(i)*step <= most; i++ {
+	s := scale{high: high, from: from, to: to, digits: max(0, -int(math.Floor(math.Log10(step)+1e-9)))}
+	for i := 0; float64(i)*step <= high; i++ {
 		s.ticks = append(s.ticks, float64(i)*step)
 	}
 	return s
@@ -208,9 +208,9 @@ func newScale(most, from, to float64) scale {
 
 func (s scale) at(value float64) float64 {
 	if s.log {
-		return s.from + (s.to-s.from)*math.Log(value/s.least)/math.Log(s.most/s.least)
+		return s.from + (s.to-s.from)*math.Log(value/s.low)/math.Log(s.high/s.low)
 	}
-	return s.from + (s.to-s.from)*value/s.most
+	return s.from + (s.to-s.from)*value/s.high
 }
 
 func (s scale) label(value float64) string { return fmt.Sprintf("%.*f", s.digits, value) }

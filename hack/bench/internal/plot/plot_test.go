@@ -7,23 +7,23 @@ import (
 )
 
 func TestScale(t *testing.T) {
-	for most, labels := range map[float64]string{
+	for high, labels := range map[float64]string{
 		0.48: "0.0 0.1 0.2 0.3 0.4",
 		5:    "0 1 2 3 4 5",
 		0:    "0.0 0.2 0.4 0.6 0.8 1.0",
 		120:  "0 20 40 60 80 100 120",
 		0.02: "0.000 0.005 0.010 0.015 0.020",
 	} {
-		s := newScale(most, 0, 100)
+		s := newScale(high, 0, 100)
 		var got []string
 		for _, tick := range s.ticks {
 			got = append(got, s.label(tick))
 		}
 		if strings.Join(got, " ") != labels {
-			t.Errorf("up to %v: %v, want %s", most, got, labels)
+			t.Errorf("up to %v: %v, want %s", high, got, labels)
 		}
-		if at := s.at(most); at < 0 || at > 100 {
-			t.Errorf("up to %v: it is at %v, outside the drawing", most, at)
+		if at := s.at(high); at < 0 || at > 100 {
+			t.Errorf("up to %v: it is at %v, outside the drawing", high, at)
 		}
 	}
 }

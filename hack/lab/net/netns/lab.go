@@ -338,8 +338,7 @@ func (s space) command(ctx context.Context, argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// Exec runs a command in a host's network and returns what it wrote to its
-// standard output. The error holds what it wrote to its standard error.
+// Exec runs a command in a host's network and returns its standard output. The error has its standard error.
 func (l *Lab) Exec(ctx context.Context, host Host, argv ...string) (string, error) {
 	cmd, err := l.Command(ctx, host, argv...)
 	if err != nil {

@@ -130,8 +130,8 @@ func must(t *testing.T, err error) {
 }
 
 // A shaper lets a burst and a queue pass at once, then its rate. The clock and the counters are not read at the same time.
-func mostBytes(l *Lab, rate Rate, took time.Duration) uint64 {
-	return uint64(rate.bytesIn(took.Seconds())*105/100 + leastBurst + l.queueBytes(rate))
+func maxBytes(l *Lab, rate Rate, took time.Duration) uint64 {
+	return uint64(rate.bytesIn(took.Seconds())*105/100 + minBurst + l.queueBytes(rate))
 }
 
 func TestLinkRates(t *testing.T) {
@@ -151,8 +151,8 @@ func TestLinkRates(t *testing.T) {
 		took := time.Since(start)
 		for link, rate := range l.config.Links {
 			sent := after[link] - before[link]
-			if most := mostBytes(l, rate.Rate, took); sent == 0 || sent > most {
-				t.Errorf("link %d carried %d bytes in %s at %s: want some, and at most %d", link, sent, took, rate.Rate, most)
+			if limit := maxBytes(l, rate.Rate, took); sent == 0 || sent > limit {
+				t.Errorf("link %d carried %d bytes in %s at %s: want some, and at most %d", link, sent, took, rate.Rate, limit)
 			}
 		}
 	}
@@ -169,8 +169,8 @@ func TestStarLinkRates(t *testing.T) {
 	awaitBytes(t, f, 2<<20)
 	took, got := time.Since(start), f.Received()-before
 	// There are two queues on the path, and the receiver's socket may hold data that has left them.
-	if most := 2*mostBytes(l, 10*Mbit, 0) + uint64((10 * Mbit).bytesIn(took.Seconds()*1.05)) + 1<<20; got > most {
-		t.Errorf("h2's link of %s carried %d bytes in %s: want at most %d", 10*Mbit, got, took, most)
+	if limit := 2*maxBytes(l, 10*Mbit, 0) + uint64((10 * Mbit).bytesIn(took.Seconds()*1.05)) + 1<<20; got > limit {
+		t.Errorf("h2's link of %s carried %d bytes in %s: want at most %d", 10*Mbit, got, took, limit)
 	}
 	listener := StarHost(2)
 	var at net.Listener
@@ -352,8 +352,8 @@ func TestFlowCaps(t *testing.T) {
 	for i, f := range all {
 		got := f.Received() - before[i]
 		// The receiver's socket may hold data that has left the shaper.
-		if most := mostBytes(l, rates[i], took) + 1<<20; got == 0 || got > most {
-			t.Errorf("connection %d received %d bytes in %s at %s: want some, and at most %d", i, got, took, rates[i], most)
+		if limit := maxBytes(l, rates[i], took) + 1<<20; got == 0 || got > limit {
+			t.Errorf("connection %d received %d bytes in %s at %s: want some, and at most %d", i, got, took, rates[i], limit)
 		}
 	}
 }
@@ -401,10 +401,10 @@ func TestKilledOwnerLeavesNothing(t *testing.T) {
 	owner := exec.Command(self)
 	owner.Env = append(os.Environ(), ownerVariable+"="+name)
 	owner.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	said, err := owner.StdoutPipe()
+	stdout, err := owner.StdoutPipe()
 	must(t, err)
 	must(t, owner.Start())
-	line, _ := bufio.NewReader(said).ReadString('\n')
+	line, _ := bufio.NewReader(stdout).ReadString('\n')
 	number, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
 	if !ok {
 		t.Fatalf("unexpected line of the owner: %q", line)

@@ -25,7 +25,7 @@ var controls = map[Host]netip.Addr{H1: netip.MustParseAddr("10.3.0.1"), H2: neti
 
 // A shaper delays traffic above its rate. Whole segments of 64 KiB pass through it before they are cut to packets, and must fit its
 // bucket.
-const leastBurst = 128 << 10
+const minBurst = 128 << 10
 
 // routerTable has an empty chain for each setting of a link. Rules are added to it when the setting is used.
 const routerTable = `table inet lab {
@@ -129,7 +129,7 @@ func (l *Lab) shape(ctx context.Context, host Host, name string, rate Rate) erro
 			fmt.Sprintf("qdisc del dev %s root", name))
 	}
 	return l.run(ctx, host, "tc -batch -", fmt.Sprintf("qdisc replace dev %s root tbf rate %s burst %d limit %d",
-		name, rate, max(leastBurst, rate.bytesIn(0.001)), l.queueBytes(rate)))
+		name, rate, max(minBurst, rate.bytesIn(0.001)), l.queueBytes(rate)))
 }
 
 // layRouters configures the links, and the routing between them.
@@ -235,7 +235,7 @@ func (l *Lab) capFlows(ctx context.Context, host Host) error {
 	for i, rate := range rates {
 		class := fmt.Sprintf("1:%x", 0x10+i)
 		shapes = append(shapes,
-			fmt.Sprintf("class add dev eth0 parent 1: classid %s htb rate %s burst %d quantum 60000", class, rate, max(leastBurst, rate.bytesIn(0.001))),
+			fmt.Sprintf("class add dev eth0 parent 1: classid %s htb rate %s burst %d quantum 60000", class, rate, max(minBurst, rate.bytesIn(0.001))),
 			fmt.Sprintf("qdisc add dev eth0 parent %s bfifo limit %d", class, l.queueBytes(rate)))
 		choice = append(choice, fmt.Sprintf("%d : %s", i+1, class))
 	}
@@ -256,7 +256,7 @@ func (l *Lab) capFlows(ctx context.Context, host Host) error {
 
 // queueBytes is the size of a shaper's queue.
 func (l *Lab) queueBytes(rate Rate) int {
-	return max(2*leastBurst, rate.bytesIn(l.config.Queue.Seconds()))
+	return max(2*minBurst, rate.bytesIn(l.config.Queue.Seconds()))
 }
 
 // run runs a program in a namespace, with lines as its standard input.

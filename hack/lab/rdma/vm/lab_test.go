@@ -76,7 +76,7 @@ func TestVerbsOverTheLink(t *testing.T) {
 	const script = `
 set -e
 link() { echo $(($(cat /sys/class/net/eth0/statistics/tx_bytes) + $(cat /sys/class/net/lo/statistics/tx_bytes) * 1000000000)); }
-wait_for() { for i in $(seq 200); do if ss -Hlnt "sport = :$1" | grep -q .; then return; fi; sleep 0.1; done; echo "nobody listens on port $1" >&2; exit 9; }
+wait_for() { for i in $(seq 200); do if ss -Hlnt "sport = :$1" | grep -q .; then return; fi; sleep 0.1; done; echo "no server listens on port $1" >&2; exit 9; }
 before=$(link)
 timeout 60 ib_write_bw -d rxe1 -x 1 -F -n 64 > server.log &
 wait_for 18515
