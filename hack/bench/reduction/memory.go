@@ -27,7 +27,7 @@ const (
 
 var (
 	metricsPattern = regexp.MustCompile(`metrics (http://\S+?),`)
-	maxPattern     = regexp.MustCompile(`(?m)^evenkeel_reduction_memory_most_bytes (\d+)`)
+	maxPattern     = regexp.MustCompile(`(?m)^evenkeel_reduction_memory_peak_bytes (\d+)`)
 	jobsPattern    = regexp.MustCompile(`(?m)^evenkeel_reduction_received_bytes_total\{job="bench-`)
 	peakPattern    = regexp.MustCompile(`(?m)^VmHWM:\s*(\d+) kB`)
 )

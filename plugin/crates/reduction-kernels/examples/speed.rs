@@ -1,21 +1,20 @@
-//! How fast sums are beside adding two arrays to a third, in cache and in memory.
+//! The speed of sums, compared with adding two arrays into a third, in cache and in memory.
 //!
 //! `cargo run --release -p evenkeel-reduction-kernels --example speed`
 //!
-//! The measure is bytes that the caller asked to be read and written, per second: the add moves three
-//! arrays, a reduction of n sources n + 1. Both have the same memory, from the same page on: the arrays of the add share
-//! it as the buffers of the reduction do, one after the other. Time is the thread's own. All run in turns; each number is
-//! the median of the runs, then half of the range between the 10th and 90th percentile. With `--json`, only the medians,
-//! an object a line.
+//! The result is bytes read and written per second: the add moves three arrays, a reduction of n sources n + 1. Both use the
+//! same memory, from the same page on, with their buffers one after the other. Time is the thread's own. All run in turns.
+//! Each number is the median of the runs, then half of the range between the 10th and 90th percentile. With `--json`, only
+//! the medians are printed, one object a line.
 //!
-//! "Loads alone" is a bound: all sources are read, as if they were one buffer, and made float32, but neither added to each
-//! other nor rounded nor stored. It counts the bytes that a sum would move.
+//! "Loads alone" is an upper bound: all sources are read, as if they were one buffer, and converted to float32, but neither
+//! added nor rounded nor stored. It counts the bytes that a sum would move.
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use evenkeel_reduction_kernels::{DataType, Op, ReduceError, instructions, reduce};
+use evenkeel_reduction_kernels::{DataType, Op, ReduceError, instruction_set, reduce};
 use rustix::time::{ClockId, clock_gettime};
 
 const RUNS: usize = 25;
@@ -30,7 +29,7 @@ const KINDS: [(DataType, &str); 5] = [
     (DataType::Int32, "int32"),
 ];
 
-/// Reads a source and makes it float32; the result depends on all of it.
+/// Reads a source and converts it to float32; the result depends on all of it.
 type Load = fn(&[u8]) -> u32;
 const LOADS: [(&str, Load); 3] =
     [("float32", load_float32), ("float16", load_float16), ("bfloat16", load_bfloat16)];
@@ -48,9 +47,11 @@ fn main() -> ExitCode {
 fn measure() -> Result<(), ReduceError> {
     let json = std::env::args().nth(1).is_some_and(|argument| argument == "--json");
     let out = Text { json };
-    out.line(&format!("{}; GB/s and, in brackets, of the add over as much memory", instructions()));
-    // All buffers of a case together: within the first, second and last cache of most servers, and
-    // well outside of all.
+    out.line(&format!(
+        "{}; GB/s and, in brackets, of the add over as much memory",
+        instruction_set()
+    ));
+    // The total size of a case's buffers: within the L1 cache of common servers, within their L2 or L3 cache, and beyond all caches.
     for (place, total) in [("24 KiB", 24 << 10), ("512 KiB", 512 << 10), ("256 MiB", 256 << 20)] {
         out.line(&format!("\n{place}"));
         // Close to 1 in every format.
@@ -87,7 +88,7 @@ fn measure() -> Result<(), ReduceError> {
             let mut line = format!("{n:>2} sources  add {reference:6.1} ±{spread:4.1}");
             let mut object = format!(
                 "{{\"instructions\":\"{}\",\"total\":\"{place}\",\"sources\":{n},\"add\":{reference}",
-                instructions()
+                instruction_set()
             );
             let (sums, loads) = rates[1..].split_at_mut(KINDS.len());
             for ((_, name), rates) in KINDS.iter().zip(sums) {
@@ -108,7 +109,7 @@ fn measure() -> Result<(), ReduceError> {
     Ok(())
 }
 
-/// Lines for people, or for programs.
+/// Output as text or as JSON.
 struct Text {
     json: bool,
 }
@@ -127,7 +128,7 @@ impl Text {
     }
 }
 
-/// From the first whole page on.
+/// The memory from the first whole page on.
 fn page(memory: &mut [u8]) -> &mut [u8] {
     let skip = memory.as_ptr().align_offset(PAGE);
     &mut memory[skip..]
@@ -164,7 +165,7 @@ fn plain(a: &[u8], b: &[u8], c: &mut [u8]) {
     }
 }
 
-/// A function over the words of a source, compiled for the widest instructions that the processor has.
+/// A function over the words of a source, compiled for the widest instruction set of the processor.
 macro_rules! widest {
     ($name:ident, $plain:ident) => {
         fn $name(source: &[u8]) -> u32 {
@@ -210,7 +211,7 @@ fn pairs(source: &[u8]) -> u32 {
     even ^ odd.rotate_left(7)
 }
 
-/// By the processor's own conversion, where it has one.
+/// With the processor's conversion instruction, where it has one.
 fn load_float16(source: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if let Some(all) = convert_float16(source) {
@@ -265,10 +266,10 @@ fn convert_float16(source: &[u8]) -> Option<u32> {
     None
 }
 
-/// GB/s of work that moves `bytes`, repeated for a while. Time is that of this thread, so that others
-/// that have the processor meanwhile do not count.
+/// GB/s of work that moves `bytes`, repeated for [`RUN`]. Time is that of this thread, so other threads on the processor do
+/// not count.
 fn rate(bytes: usize, mut work: impl FnMut()) -> f64 {
-    // Reading the clock is a system call: it must be little beside the work, also where that is fast.
+    // Reading the clock is a system call: its time must be small compared with the work, also where that is fast.
     let batch = (32 << 20) / bytes as u32 + 1;
     let start = thread_time();
     let mut times = 0u32;

@@ -1,14 +1,14 @@
-//! Which kernel runs, compiled for which instructions.
+//! Selects the kernel for a data type and reduction, and the instruction set it is compiled for.
 
 use crate::kernel::{self, Kernel, Max, Min, Prod, Sources, Sum};
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{self, Avx2, Avx512};
 use crate::{DataType, Op};
 
-/// A set of instructions that the kernels are compiled for.
+/// An instruction set that the kernels are compiled for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Instructions {
-    /// What every processor of the architecture has: SSE2 on x86-64, NEON on aarch64.
+pub(crate) enum InstructionSet {
+    /// The minimum of the architecture: SSE2 on x86-64, NEON on aarch64.
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
@@ -16,8 +16,8 @@ pub(crate) enum Instructions {
     Avx512(Avx512),
 }
 
-impl Instructions {
-    /// All sets that this processor has, the widest last.
+impl InstructionSet {
+    /// All sets that this processor supports, the widest last.
     pub(crate) fn available() -> impl DoubleEndedIterator<Item = Self> {
         [
             Some(Self::Baseline),
@@ -60,8 +60,8 @@ impl Instructions {
                 }
             };
         }
-        // Bytes of an element and elements of a block: 16 KiB of each source, or 8 KiB of accumulators. Sums are what
-        // jobs wait for; other reductions do with fewer loops to compile, one source to a pass.
+        // Bytes of an element and elements of a block: 16 KiB of each source, or 8 KiB of accumulators. Sums are the common
+        // case; other reductions read one source in a pass, so that fewer loops are compiled.
         #[cfg(target_arch = "x86_64")]
         vectors! {
             Avx2 Float32 32 512, Avx2 Float16 16 256, Avx2 Bfloat16 32 128,
@@ -90,18 +90,18 @@ impl Instructions {
         }
     }
 
-    fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: usize>(
+    fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN_IN: usize>(
         self,
         kernel: K,
         sources: Sources<'_>,
         into: &mut [u8],
     ) {
         match self {
-            Self::Baseline => kernel::run::<K, N, BLOCK, FAN>(kernel, sources, into),
+            Self::Baseline => kernel::run::<K, N, BLOCK, FAN_IN>(kernel, sources, into),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(set) => set.run::<K, N, BLOCK, FAN>(kernel, sources, into),
+            Self::Avx2(set) => set.run::<K, N, BLOCK, FAN_IN>(kernel, sources, into),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(set) => set.run::<K, N, BLOCK, FAN>(kernel, sources, into),
+            Self::Avx512(set) => set.run::<K, N, BLOCK, FAN_IN>(kernel, sources, into),
         }
     }
 }
@@ -113,13 +113,13 @@ mod tests {
     use super::*;
     use crate::reference;
 
-    /// Every set of instructions must give what the reference gives, into a third buffer and in place.
+    /// Every instruction set must give the result of the reference, into another buffer and in place.
     #[track_caller]
-    fn agrees(kind: DataType, op: Op, sources: &[&[u8]], offset: usize) {
+    fn assert_matches_reference(kind: DataType, op: Op, sources: &[&[u8]], offset: usize) {
         let bytes = sources[0].len();
         let mut want = vec![0; bytes];
         reference::reduce(kind, op, sources, &mut want).unwrap();
-        for instructions in Instructions::available() {
+        for instructions in InstructionSet::available() {
             for in_place in [false, true] {
                 let mut room = vec![0xa5; offset + bytes + 64];
                 let into = &mut room[offset..][..bytes];
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    fn each(mut test: impl FnMut(DataType, Op)) {
+    fn for_each_kernel(mut test: impl FnMut(DataType, Op)) {
         for kind in DataType::ALL {
             for op in Op::ALL {
                 test(kind, op);
@@ -158,8 +158,8 @@ mod tests {
         }
     }
 
-    /// The last two bytes of an element in which every kind of float is special, or any bytes.
-    fn tops() -> impl Strategy<Value = [u8; 2]> {
+    /// The last two bytes of an element: special numbers of all formats, or any bytes.
+    fn high_bytes() -> impl Strategy<Value = [u8; 2]> {
         prop_oneof![
             4 => any::<[u8; 2]>(),
             1 => prop::sample::select(vec![
@@ -176,12 +176,12 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn all_instructions_agree_with_the_reference(
+        fn instruction_sets_match_the_reference(
             n in 1..18usize,
             elements in 0..300usize,
             offsets in prop::collection::vec(0..64usize, 19),
             noise in any::<u64>(),
-            tops in prop::collection::vec(tops(), 64),
+            tops in prop::collection::vec(high_bytes(), 64),
         ) {
             let mut state = noise;
             let mut next = || {
@@ -192,7 +192,7 @@ mod tests {
                 state ^= state << 17;
                 state
             };
-            each(|kind, op| {
+            for_each_kernel(|kind, op| {
                 let size = kind.bytes();
                 let buffers: Vec<Vec<u8>> = (0..n).map(|rank| {
                     let mut buffer = vec![0; offsets[rank] + elements * size];
@@ -207,46 +207,46 @@ mod tests {
                     buffer
                 }).collect();
                 let sources: Vec<_> = (0..n).map(|rank| &buffers[rank][offsets[rank]..]).collect();
-                agrees(kind, op, &sources, offsets[18]);
+                assert_matches_reference(kind, op, &sources, offsets[18]);
             });
         }
     }
 
     #[test]
-    fn every_length_agrees() {
+    fn instruction_sets_match_at_every_length() {
         let buffers: Vec<Vec<u8>> = (0..3usize)
             .map(|rank| (0..2400).map(|i| (i * (rank + 3) % 127) as u8).collect())
             .collect();
-        each(|kind, op| {
+        for_each_kernel(|kind, op| {
             for elements in 0..=300 {
                 let cut = |rank: usize| &buffers[rank][..elements * kind.bytes()];
-                agrees(kind, op, &[cut(0), cut(1), cut(2)], elements % 3);
+                assert_matches_reference(kind, op, &[cut(0), cut(1), cut(2)], elements % 3);
             }
         });
     }
 
-    /// Several blocks, the last one incomplete, and as many sources as fill passes or begin another.
+    /// Several blocks, the last one incomplete, and numbers of sources around the passes' limits.
     #[test]
-    fn many_sources_of_several_blocks_agree() {
+    fn instruction_sets_match_with_many_sources() {
         const BYTES: usize = 34_080;
         let buffers: Vec<Vec<u8>> = (0..34usize)
             .map(|rank| (0..BYTES).map(|i| (i * (2 * rank + 3) % 251) as u8).collect())
             .collect();
-        each(|kind, op| {
-            // More bytes for one number: a block is longer where the result keeps what is accumulated.
+        for_each_kernel(|kind, op| {
+            // More bytes for one number: blocks are longer where the result holds the accumulators.
             for n in [1, 2, 5, 6, 9, 10, 13, 17, 18, 34] {
                 let bytes = if n == 10 { BYTES } else { BYTES / 4 };
                 let sources: Vec<_> = buffers[..n].iter().map(|buffer| &buffer[..bytes]).collect();
-                agrees(kind, op, &sources, n);
+                assert_matches_reference(kind, op, &sources, n);
             }
         });
     }
 
     #[test]
-    fn the_widest_set_is_used() {
-        let available: Vec<_> = Instructions::available().map(Instructions::name).collect();
+    fn widest_instruction_set_is_used() {
+        let available: Vec<_> = InstructionSet::available().map(InstructionSet::name).collect();
         println!("tested on this processor: {available:?}");
-        assert_eq!(available.last().copied(), Some(crate::instructions()));
+        assert_eq!(available.last().copied(), Some(crate::instruction_set()));
         let all: &[_] = match available[0] {
             "SSE2" => &["SSE2", "AVX2", "AVX-512"],
             only => &[only],
@@ -255,18 +255,18 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_of_codes_of_one_byte_agrees() {
+    fn instruction_sets_match_for_all_pairs_of_bytes() {
         let left: Vec<u8> = (0..=u16::MAX).map(|pair| (pair >> 8) as u8).collect();
         let right: Vec<u8> = (0..=u16::MAX).map(|pair| pair as u8).collect();
         for kind in DataType::ALL.into_iter().filter(|kind| kind.bytes() == 1) {
             for op in Op::ALL {
-                agrees(kind, op, &[&left, &right], 0);
+                assert_matches_reference(kind, op, &[&left, &right], 0);
             }
         }
     }
 
     #[test]
-    fn every_half_agrees_with_a_partner_for_each_case() {
+    fn instruction_sets_match_for_all_16_bit_floats() {
         let every: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
         // Zeros, ones, the smallest and the largest numbers, infinities, NaN: of float16, then bfloat16.
         for partner in [
@@ -277,8 +277,8 @@ mod tests {
             let partner = partner.to_ne_bytes().repeat(1 << 16);
             for kind in [DataType::Float16, DataType::Bfloat16] {
                 for op in Op::ALL {
-                    agrees(kind, op, &[&every, &partner], 0);
-                    agrees(kind, op, &[&partner, &every], 0);
+                    assert_matches_reference(kind, op, &[&every, &partner], 0);
+                    assert_matches_reference(kind, op, &[&partner, &every], 0);
                 }
             }
         }

@@ -1,5 +1,4 @@
-//! Conversions between float32 and narrower floats, without branches, so that a loop of them
-//! becomes vector instructions.
+//! Conversions between float32 and narrower floats, without branches, so that the compiler vectorizes a loop of them.
 
 /// The canonical NaN of float32.
 pub(crate) const NAN32: u32 = 0x7fc0_0000;
@@ -15,7 +14,7 @@ pub(crate) struct Format {
     pub(crate) magnitude: u32,
     mantissa: u32,
     bias: u32,
-    /// What a magnitude too large for the format becomes: infinity, or the largest number.
+    /// The result for a magnitude beyond the format's range: infinity, or the largest number.
     overflow: u32,
     /// The largest magnitude that is not NaN.
     pub(crate) last: u32,
@@ -66,7 +65,7 @@ pub(crate) const E5M2: Format = Format {
 };
 
 impl Format {
-    /// Exact: every number of the format is one of float32.
+    /// Converts to float32. Exact: every number of the format is one of float32.
     #[inline(always)]
     pub(crate) fn decode(self, code: u32) -> f32 {
         let shift = 23 - self.mantissa;
@@ -78,7 +77,7 @@ impl Format {
         let widened = magnitude << shift;
         let normal = widened + ((127 - self.bias) << 23);
         // A subnormal is read as if it had the leading one of the smallest normal number, which is
-        // then subtracted. No operand is a float32 subnormal: some processors take long over those.
+        // then subtracted. No operand is a float32 subnormal: those are slow on some processors.
         let one = (128 - self.bias) << 23;
         let subnormal = (f32::from_bits(widened + one) - f32::from_bits(one)).to_bits();
         let number = if magnitude >> self.mantissa == 0 { subnormal } else { normal };
@@ -87,7 +86,7 @@ impl Format {
         f32::from_bits(sign | number)
     }
 
-    /// Rounds to nearest, ties to even; NaN becomes the canonical one.
+    /// Converts from float32. Rounds to nearest, ties to even; NaN becomes the canonical one.
     #[inline(always)]
     pub(crate) fn encode(self, value: f32) -> u32 {
         let shift = 23 - self.mantissa;
@@ -117,8 +116,8 @@ impl Format {
 mod tests {
     use super::*;
 
-    /// What the definition of a format says a magnitude is worth.
-    fn worth(format: Format, magnitude: u32) -> f64 {
+    /// The value of a magnitude by the definition of a format.
+    fn value_of(format: Format, magnitude: u32) -> f64 {
         let fraction = f64::from(magnitude & ((1 << format.mantissa) - 1));
         let unit = f64::from(1 << format.mantissa);
         let exponent = (magnitude >> format.mantissa) as i32;
@@ -132,7 +131,7 @@ mod tests {
     const ALL: [Format; 4] = [FLOAT16, BFLOAT16, E4M3, E5M2];
 
     #[test]
-    fn every_code_decodes_to_what_it_is_worth_and_comes_back() {
+    fn float_codes_decode_to_their_value_and_back() {
         for format in ALL {
             for code in 0..2 << format.magnitude {
                 let magnitude = code & ((1 << format.magnitude) - 1);
@@ -147,20 +146,20 @@ mod tests {
                     assert!(value.is_infinite(), "{code:#x}");
                     assert_eq!(format.encode(value), code.min(code - magnitude + format.overflow));
                 } else {
-                    assert_eq!(f64::from(value.abs()), worth(format, magnitude), "{code:#x}");
+                    assert_eq!(f64::from(value.abs()), value_of(format, magnitude), "{code:#x}");
                     assert_eq!(format.encode(value), code);
                 }
             }
         }
     }
 
-    /// Rounding is monotonic, so checking around every number and every middle checks it all.
+    /// Rounding is monotonic, so it suffices to check around every number and every midpoint.
     #[test]
-    fn encoding_rounds_to_nearest_with_ties_to_even() {
+    fn float_encoding_rounds_to_nearest_ties_to_even() {
         for format in ALL {
             let largest = if format.infinity.is_some() { format.last - 1 } else { format.last };
             for lower in 0..largest {
-                let middle = (worth(format, lower) + worth(format, lower + 1)) / 2.0;
+                let middle = (value_of(format, lower) + value_of(format, lower + 1)) / 2.0;
                 let tie = middle as f32;
                 let even = lower + (lower & 1);
                 for (sign, top) in [(1.0, 0), (-1.0, 1 << format.magnitude)] {
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn above_the_largest_number_is_infinity_for_halves_and_the_largest_number_for_fp8() {
+    fn float_overflow_is_infinity_but_saturates_in_fp8() {
         let past = |format: Format| [format.encode(f32::MAX), format.encode(f32::NEG_INFINITY)];
         assert_eq!(past(FLOAT16), [0x7c00, 0xfc00]);
         assert_eq!(past(BFLOAT16), [0x7f80, 0xff80]);
@@ -187,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn halves_convert_as_the_half_crate_does() {
+    fn float_conversions_match_the_half_crate() {
         for code in 0..=u16::MAX {
             let (ours, theirs) = (FLOAT16.decode(code.into()), half::f16::from_bits(code));
             assert!(ours == theirs.to_f32_const() || ours.is_nan() && theirs.is_nan(), "{code:#x}");
             let (ours, theirs) = (BFLOAT16.decode(code.into()), half::bf16::from_bits(code));
             assert!(ours == theirs.to_f32_const() || ours.is_nan() && theirs.is_nan(), "{code:#x}");
         }
-        // A stride that is odd, so that every pattern of low bits comes with every exponent.
+        // The stride is odd, so every pattern of low bits occurs with every exponent.
         for bits in (0..=u32::MAX).step_by(4099) {
             let value = f32::from_bits(bits);
             if !value.is_nan() {

@@ -1,8 +1,7 @@
-//! What is done to one element, for every type and reduction, and the loop that does it to all.
+//! The kernels: how elements of each type are combined by each reduction, and the loop over all elements.
 //!
-//! An element comes in as bytes, is loaded into an accumulator, meets the others in the order of
-//! their ranks and is stored as bytes. None of the steps branches, so the compiler turns the loop
-//! over elements into whatever vector instructions the enclosing function may use.
+//! An element is loaded into an accumulator, combined with those of the other sources in their order, and stored. None of
+//! the steps branches, so the compiler vectorizes the loop with the instructions that the enclosing function may use.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64;
@@ -10,48 +9,47 @@ use std::array;
 
 use crate::float::{BFLOAT16, E4M3, E5M2, FLOAT16, NAN32, NAN64};
 
-/// One reduction of elements of one type, which have `N` bytes.
+/// One reduction of elements of one type. An element has `N` bytes.
 pub(crate) trait Kernel<const N: usize>: Copy {
-    /// What is accumulated in.
+    /// The accumulator.
     type Acc: Copy;
-    /// Bytes ahead of what it reads that it asks memory for; 0 leaves it to the processor. Where an element takes some
-    /// instructions to convert, the processor itself does not look far enough ahead.
-    const AHEAD: usize = 0;
-    /// Whether an element holds what is accumulated, so that a pass may leave it where the result goes.
+    /// Distance of prefetches, in bytes; 0 leaves prefetching to the processor. Where the conversion of an element takes
+    /// several instructions, the processor does not prefetch far enough ahead.
+    const PREFETCH_AHEAD: usize = 0;
+    /// Whether the accumulator is exactly an element, so that a pass may leave it in the result.
     const EXACT: bool;
     fn load(self, bytes: [u8; N]) -> Self::Acc;
     fn combine(self, a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn store(self, acc: Self::Acc) -> [u8; N];
 }
 
-/// What is reduced: buffers of one length, in the order of their ranks.
+/// The sources: buffers of one length, in the order of their ranks.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'a> {
-    /// The first; `None` if it is where the result goes.
+    /// The first source; `None` if it is in the result's buffer.
     pub(crate) first: Option<&'a [u8]>,
     pub(crate) rest: &'a [&'a [u8]],
 }
 
-/// Bytes of all buffers together that the second cache is trusted to hold.
-const SECOND_CACHE: usize = 1 << 20;
+/// Total size of buffers that the L2 cache is expected to hold.
+const L2_BYTES: usize = 1 << 20;
 
-/// Reduces all elements. Memory is asked for every source once, and given the result once.
+/// Reduces all elements. Each source is read from memory once, and the result is written once.
 ///
-/// A pass reads up to `FAN` sources: each is a stream that the processor has to foresee, and buffers
-/// at the same place of their pages compete for the same few lines of the first cache. Where one pass
-/// is not enough, each is over a block of `BLOCK` elements, which wait in the cache: where the result goes if elements
-/// hold what is accumulated, else as accumulators beside it.
+/// A pass reads up to `FAN_IN` sources. Each is a stream that the processor has to prefetch, and buffers at the same offset
+/// of their pages compete for the same few lines of the L1 cache. Where one pass is not enough, each pass is over a block of
+/// `BLOCK` elements, whose accumulators stay in the cache: in the result if they are exactly elements, else beside it.
 #[inline(always)]
-pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: usize>(
+pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN_IN: usize>(
     kernel: K,
     sources: Sources<'_>,
     into: &mut [u8],
 ) {
-    let far = into.len().saturating_mul(sources.rest.len() + 2) > SECOND_CACHE;
-    let passes = sources.rest.len().div_ceil(FAN);
-    let mut waiting =
+    let uncached = into.len().saturating_mul(sources.rest.len() + 2) > L2_BYTES;
+    let passes = sources.rest.len().div_ceil(FAN_IN);
+    let mut accumulators =
         if passes > 1 && !K::EXACT { Some([kernel.load([0; N]); BLOCK]) } else { None };
-    let waiting = waiting.as_mut_slice().as_flattened_mut();
+    let accumulators = accumulators.as_mut_slice().as_flattened_mut();
     let (elements, tail) = into.as_chunks_mut::<N>();
     let size = if passes > 1 { BLOCK } else { elements.len().max(1) };
     let mut at = 0;
@@ -64,50 +62,54 @@ pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: u
             None => Start::Result,
         };
         let mut left = sources.rest;
-        while left.len() > FAN {
-            let (now, later) = left.split_at(FAN);
-            later.iter().take(FAN).for_each(|next| prefetch(next, from * N));
-            let now: [_; FAN] = array::from_fn(|i| part(now[i]));
-            let end = if K::EXACT { End::Result } else { End::Waiting };
+        while left.len() > FAN_IN {
+            let (now, later) = left.split_at(FAN_IN);
+            later.iter().take(FAN_IN).for_each(|next| prefetch(next, from * N));
+            let now: [_; FAN_IN] = array::from_fn(|i| part(now[i]));
+            let end = if K::EXACT { End::Result } else { End::Accumulators };
             match start {
                 Start::Source(first) => {
-                    pass(kernel, Start::Source(first), now, end, waiting, block, far);
+                    pass(kernel, Start::Source(first), now, end, accumulators, block, uncached);
                 }
-                Start::Result => pass(kernel, Start::Result, now, end, waiting, block, far),
-                Start::Waiting => pass(kernel, Start::Waiting, now, end, waiting, block, far),
+                Start::Result => {
+                    pass(kernel, Start::Result, now, end, accumulators, block, uncached)
+                }
+                Start::Accumulators => {
+                    pass(kernel, Start::Accumulators, now, end, accumulators, block, uncached)
+                }
             }
-            start = if K::EXACT { Start::Result } else { Start::Waiting };
+            start = if K::EXACT { Start::Result } else { Start::Accumulators };
             left = later;
         }
         if passes > 1 {
-            let next = sources.first.iter().chain(sources.rest).take(1 + FAN);
+            let next = sources.first.iter().chain(sources.rest).take(1 + FAN_IN);
             next.for_each(|next| prefetch(next, at * N));
         }
-        // Each call is a loop of its own, compiled for how it starts and how many sources it has.
+        // The compiler makes a loop for each start and number of sources.
         macro_rules! last {
             ($start:expr, $($f:literal)+) => {
                 match left.len() {
-                    0 => pass(kernel, $start, [], End::Result, waiting, block, far),
-                    $($f if $f <= FAN => {
+                    0 => pass(kernel, $start, [], End::Result, accumulators, block, uncached),
+                    $($f if $f <= FAN_IN => {
                         let now: [_; $f] = array::from_fn(|i| part(left[i]));
-                        pass(kernel, $start, now, End::Result, waiting, block, far);
+                        pass(kernel, $start, now, End::Result, accumulators, block, uncached);
                     })+
-                    _ => unreachable!("at most {FAN} sources are left"),
+                    _ => unreachable!("at most {FAN_IN} sources are left"),
                 }
             };
         }
         match start {
             Start::Source(first) => last!(Start::Source(first), 1 2 3 4 5 6 7 8),
             Start::Result => last!(Start::Result, 1 2 3 4 5 6 7 8),
-            Start::Waiting => last!(Start::Waiting, 1 2 3 4 5 6 7 8),
+            Start::Accumulators => last!(Start::Accumulators, 1 2 3 4 5 6 7 8),
         }
     }
-    incomplete(kernel, sources, at * N, tail);
+    run_tail(kernel, sources, at * N, tail);
 }
 
-/// Reduces what is less than an element, where one is a vector of NCCL's elements.
+/// Reduces the rest of less than an element, where an element is a vector of NCCL's elements.
 #[inline(always)]
-fn incomplete<K: Kernel<N>, const N: usize>(
+fn run_tail<K: Kernel<N>, const N: usize>(
     kernel: K,
     sources: Sources<'_>,
     at: usize,
@@ -134,7 +136,7 @@ fn part<const N: usize>(source: &[u8], at: usize, elements: usize) -> &[[u8; N]]
     &source.as_chunks().0[at..][..elements]
 }
 
-/// Fetches the beginning of what is read next; from there on the processor goes ahead by itself.
+/// Prefetches the beginning of what is read next. From there on the processor prefetches by itself.
 #[inline(always)]
 fn prefetch(source: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -145,11 +147,11 @@ fn prefetch(source: &[u8], at: usize) {
     let _ = (source, at);
 }
 
-/// Fetches the line of the cache that this is in, if there is one.
+/// Prefetches the cache line of this address.
 #[inline(always)]
 fn prefetch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint that accesses nothing, for which any address will do.
+    // SAFETY: a hint that accesses no memory; any address is valid.
     unsafe {
         x86_64::_mm_prefetch::<{ x86_64::_MM_HINT_T0 }>(address.cast());
     }
@@ -157,37 +159,37 @@ fn prefetch_line(address: *const u8) {
     let _ = address;
 }
 
-/// Where a pass takes its accumulators from.
+/// Where a pass gets its accumulators.
 #[derive(Clone, Copy)]
 enum Start<'a, const N: usize> {
     Source(&'a [[u8; N]]),
-    /// What is there and will be overwritten.
+    /// The buffer of the result.
     Result,
-    /// The pass before.
-    Waiting,
+    /// The accumulators of the previous pass.
+    Accumulators,
 }
 
-/// Where a pass leaves them.
+/// Where a pass leaves its accumulators.
 enum End {
-    Waiting,
+    Accumulators,
     Result,
 }
 
-/// Once over a block; `far` if the buffers are not in a cache.
+/// One pass over a block; `uncached` if the buffers are not in the cache.
 #[inline(always)]
 fn pass<K: Kernel<N>, const N: usize, const F: usize>(
     kernel: K,
     start: Start<'_, N>,
     sources: [&[[u8; N]]; F],
     end: End,
-    waiting: &mut [K::Acc],
+    accumulators: &mut [K::Acc],
     block: &mut [[u8; N]],
-    far: bool,
+    uncached: bool,
 ) {
     let n = block.len();
-    let waiting = match (&start, &end) {
-        (Start::Waiting, _) | (_, End::Waiting) => &mut waiting[..n],
-        _ => waiting,
+    let accumulators = match (&start, &end) {
+        (Start::Accumulators, _) | (_, End::Accumulators) => &mut accumulators[..n],
+        _ => accumulators,
     };
     let sources = sources.map(|source| &source[..n]);
     macro_rules! element {
@@ -195,21 +197,21 @@ fn pass<K: Kernel<N>, const N: usize, const F: usize>(
             let mut acc = match start {
                 Start::Source(source) => kernel.load(source[..n][$i]),
                 Start::Result => kernel.load(block[$i]),
-                Start::Waiting => waiting[$i],
+                Start::Accumulators => accumulators[$i],
             };
             for source in sources {
-                if K::AHEAD > 0 && far {
-                    prefetch_line(source[$i].as_ptr().wrapping_add(K::AHEAD));
+                if K::PREFETCH_AHEAD > 0 && uncached {
+                    prefetch_line(source[$i].as_ptr().wrapping_add(K::PREFETCH_AHEAD));
                 }
                 acc = kernel.combine(acc, kernel.load(source[$i]));
             }
             match end {
-                End::Waiting => waiting[$i] = acc,
+                End::Accumulators => accumulators[$i] = acc,
                 End::Result => block[$i] = kernel.store(acc),
             }
         };
     }
-    // Where there is little to do for a vector, several at a time; loops over numbers are the compiler's to widen.
+    // With little work per vector, the loop is unrolled. The compiler unrolls loops over single numbers.
     let mut done = 0;
     if N > 16 && F <= 2 {
         while done + 4 <= n {
@@ -317,7 +319,7 @@ arithmetic!(Float8E4m3, u8, f32, |bits| E4M3.decode(bits.into()), |acc| E4M3.enc
 arithmetic!(Float8E5m2, u8, f32, |bits| E5M2.decode(bits.into()), |acc| E5M2.encode(acc) as u8);
 
 /// Minimum and maximum of a float, on its bits: numbers are mapped to signed integers of the same
-/// order, and NaN to the integer that loses against every number. Nothing is rounded.
+/// order, and NaN to the integer that is never chosen over a number. Nothing is rounded.
 macro_rules! ordered {
     ($name:ident, $bits:ty, $int:ty, $last:expr, $nan:expr) => {
         ordered!($name, $bits, $int, $last, $nan, Max, <$int>::MIN, |a, b| a.max(b));

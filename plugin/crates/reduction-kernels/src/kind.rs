@@ -76,9 +76,9 @@ pub enum Op {
     Sum = 0,
     /// Product.
     Prod = 1,
-    /// The largest.
+    /// Maximum.
     Max = 2,
-    /// The smallest.
+    /// Minimum.
     Min = 3,
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_positions_and_come_back() {
+    fn data_type_and_op_codes_are_nccls() {
         for (code, kind) in (0..).zip(DataType::ALL) {
             assert_eq!((kind.code(), DataType::from_code(code)), (code, Some(kind)));
         }

@@ -11,11 +11,11 @@
 //! ```
 //!
 //! Buffers are bytes of any alignment that hold elements in the processor's byte order. Sources are
-//! combined in the order in which they are given: `((a + b) + c) + d`. A result depends on nothing
-//! else: not on the processor, nor on where a buffer lies or how a message is cut.
+//! combined in the given order: `((a + b) + c) + d`. A result depends on nothing else, such as the
+//! processor, the alignment of a buffer, or how a message is split.
 //!
 //! * **Integers** wrap.
-//! * **float32 and float64** are accumulated as they are. **float16, bfloat16 and both fp8** are
+//! * **float32 and float64** are accumulated in their own type. **float16, bfloat16 and both fp8** are
 //!   accumulated in float32 over all sources and rounded once. Rounding is to nearest, ties to even;
 //!   subnormal numbers are kept. That is the processor's default: a caller's thread must not have
 //!   set it to another rounding or to flush subnormals.
@@ -27,28 +27,28 @@
 //!   if all sources are. -0 is less than +0. They return one of the sources' elements unchanged.
 //! * **Every NaN that is stored is the same one**: positive and quiet, with no other bit of the
 //!   mantissa set (`0x7fc00000` in float32); `0x7f` in E4M3, which has no other. Processors
-//!   disagree on sign and payload, so that those of the sources are not kept.
+//!   disagree on sign and payload, so those of the sources are not kept.
 
 mod dispatch;
 mod float;
 mod kernel;
 mod kind;
+mod partial;
 pub mod reference;
-mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::sync::OnceLock;
 
-use dispatch::Instructions;
+use dispatch::InstructionSet;
 use kernel::Sources;
 pub use kind::{DataType, Op};
-pub use wide::{narrow, reduce_wide, wide};
+pub use partial::{partial_type, reduce_partial, round_partial};
 
 /// Buffers that cannot be reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReduceError {
-    /// There is nothing to reduce.
+    /// There is no source.
     #[error("no source given, at least one is needed")]
     NoSource,
     /// A source is longer or shorter than the result.
@@ -89,7 +89,7 @@ pub fn reduce(
     Ok(())
 }
 
-/// Reduces what is in `into` and then `others`, in this order, into `into`.
+/// Reduces `into` and then `others`, in this order, into `into`.
 ///
 /// # Errors
 /// When one of `others` is not as long as `into`, or `into` does not hold a whole number of elements.
@@ -105,14 +105,15 @@ pub fn reduce_in_place(
     Ok(())
 }
 
-/// The instructions that reductions use on this processor, for people: `AVX-512`, say.
-pub fn instructions() -> &'static str {
+/// The name of the instruction set that reductions use on this processor, such as `AVX-512`.
+pub fn instruction_set() -> &'static str {
     best().name()
 }
 
-fn best() -> Instructions {
-    static BEST: OnceLock<Instructions> = OnceLock::new();
-    *BEST.get_or_init(|| Instructions::available().next_back().unwrap_or(Instructions::Baseline))
+fn best() -> InstructionSet {
+    static BEST: OnceLock<InstructionSet> = OnceLock::new();
+    *BEST
+        .get_or_init(|| InstructionSet::available().next_back().unwrap_or(InstructionSet::Baseline))
 }
 
 fn check(kind: DataType, sources: &[&[u8]], want: usize, first: usize) -> Result<(), ReduceError> {
@@ -148,18 +149,18 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_in_the_order_of_the_sources() {
+    fn sums_are_in_the_order_of_sources() {
         let (big, small) = (2f32.powi(24), 1.0);
         assert_eq!(f32s(Op::Sum, &[&[big], &[small], &[small]]), [big.to_bits()]);
         assert_eq!(f32s(Op::Sum, &[&[small], &[small], &[big]]), [(big + 2.0).to_bits()]);
     }
 
     #[test]
-    fn halves_round_once() {
+    fn float16_and_bfloat16_sums_round_once() {
         // 2048 + 1 + 1 is 2050 in float16, but 2048 + 1 alone rounds to 2048.
         let [start, one, sum] = [0x6800u16, 0x3c00, 0x6801].map(u16::to_ne_bytes);
         assert_eq!(bytes(DataType::Float16, Op::Sum, &[&start, &one, &one]), sum);
-        // 65504 + 65504 - 65504 passes through what float16 has no number for.
+        // 65504 + 65504 - 65504 has an intermediate sum beyond float16's range.
         let [max, min] = [0x7bffu16, 0xfbff].map(u16::to_ne_bytes);
         assert_eq!(bytes(DataType::Float16, Op::Sum, &[&max, &max, &min]), max);
         // 256 + 1 + 1 in bfloat16.
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_nan_is_the_same_one() {
+    fn nan_is_stored_in_canonical_form() {
         let (nan, inf) = (f32::from_bits(0xff80_0001), f32::INFINITY);
         let canonical = 0x7fc0_0000;
         assert_eq!(f32s(Op::Sum, &[&[nan, 1.0, inf], &[1.0, nan, -inf]]), [canonical; 3]);
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn in_place_starts_with_what_is_there() {
+    fn in_place_reduction_includes_the_buffer() {
         let mut into = [5, 6];
         reduce_in_place(DataType::Uint8, Op::Sum, &mut into, &[&[1, 2], &[10, 20]]).unwrap();
         assert_eq!(into, [16, 28]);
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lengths_are_errors_and_nothing_is_written() {
+    fn wrong_length_is_an_error_and_writes_nothing() {
         let mut into = [9; 4];
         let sum =
             |sources: &[&[u8]], into: &mut [u8]| reduce(DataType::Int32, Op::Sum, sources, into);

@@ -1,6 +1,6 @@
-//! The same reductions, one element after the other, written to be read.
+//! The reference: the same reductions, one element after the other, in simple code.
 //!
-//! The fast kernels must agree with this in every bit; tests and benchmarks check them against it.
+//! The fast kernels must match it in every bit; tests and benchmarks compare them with it.
 
 use std::cmp::Ordering;
 
@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::{DataType, Op, ReduceError, check};
 
-/// As [`crate::reduce`], slowly.
+/// As [`crate::reduce`], but slow.
 ///
 /// # Errors
 /// As [`crate::reduce`].
@@ -63,7 +63,7 @@ pub fn reduce(
     Ok(())
 }
 
-/// The element that starts at byte `at` of all sources.
+/// The elements at byte `at` of all sources.
 #[derive(Clone, Copy)]
 struct Element<'a> {
     sources: &'a [&'a [u8]],
@@ -156,7 +156,7 @@ impl Float8 {
         if code == magnitude { value } else { -value }
     }
 
-    /// The nearest number, the even one of two. A minimum or maximum that is infinite was there before.
+    /// The nearest number, ties to even. A minimum or maximum is infinite only if a source is.
     fn code(&self, op: Op, value: f32) -> u8 {
         if value.is_nan() {
             return self.nan;
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fp8_has_the_values_of_the_specification() {
+    fn fp8_codes_have_the_specified_values() {
         let e4m3 = [0x01, 0x07, 0x08, 0x38, 0x7e, 0xfe].map(|code| E4M3.value(code));
         let (tiny, one) = (2f32.powi(-9), 1.0);
         assert_eq!(e4m3, [tiny, 7.0 * tiny, 8.0 * tiny, one, 448.0, -448.0]);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_numbers_come_back_and_the_rest_is_rounded() {
+    fn fp8_encoding_is_exact_or_rounded() {
         for format in [E4M3, E5M2] {
             for code in 0..=255 {
                 let value = format.value(code);

@@ -1,8 +1,8 @@
-//! AVX2 and AVX-512: running a kernel compiled for them, and kernels of what the compiler does not
-//! find alone, the instructions that convert float16 and the cheap way to take bfloat16 apart.
+//! AVX2 and AVX-512: kernels compiled for them, and kernels with instructions that the compiler does not choose by itself:
+//! the conversion of float16, and a fast unpacking of bfloat16.
 //!
-//! A value of [`Avx2`] or [`Avx512`] exists only on a processor that has the instructions, which is
-//! what makes every call of them in this file sound.
+//! A value of [`Avx2`] or [`Avx512`] exists only on a processor that supports the instructions. That makes every call of
+//! them in this file sound.
 
 use std::arch::x86_64::*;
 
@@ -13,7 +13,7 @@ use crate::kernel::{self, Kernel, Prod, Sources, Sum};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
 
-/// Proof that this processor has the parts of AVX-512 that servers have had since 2017.
+/// Proof that this processor has AVX-512 F, BW, DQ and VL, which servers have had since 2017.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
@@ -42,7 +42,7 @@ macro_rules! compiled_for {
                 K: Kernel<N>,
                 const N: usize,
                 const BLOCK: usize,
-                const FAN: usize,
+                const FAN_IN: usize,
             >(
                 self,
                 kernel: K,
@@ -50,15 +50,20 @@ macro_rules! compiled_for {
                 into: &mut [u8],
             ) {
                 #[target_feature(enable = $features)]
-                fn compiled<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN: usize>(
+                fn compiled<
+                    K: Kernel<N>,
+                    const N: usize,
+                    const BLOCK: usize,
+                    const FAN_IN: usize,
+                >(
                     kernel: K,
                     sources: Sources<'_>,
                     into: &mut [u8],
                 ) {
-                    kernel::run::<K, N, BLOCK, FAN>(kernel, sources, into);
+                    kernel::run::<K, N, BLOCK, FAN_IN>(kernel, sources, into);
                 }
                 // SAFETY: `self` proves that the processor has these features.
-                unsafe { compiled::<K, N, BLOCK, FAN>(kernel, sources, into) }
+                unsafe { compiled::<K, N, BLOCK, FAN_IN>(kernel, sources, into) }
             }
         }
     };
@@ -105,7 +110,7 @@ macro_rules! vectors {
 
         impl Kernel<$half> for Float16<$set, $op> {
             type Acc = $vector;
-            const AHEAD: usize = 1024;
+            const PREFETCH_AHEAD: usize = 1024;
             const EXACT: bool = false;
 
             #[inline(always)]
@@ -127,7 +132,7 @@ macro_rules! vectors {
 
         impl Kernel<$both> for Bfloat16<$set, $op> {
             type Acc = [$vector; 2];
-            const AHEAD: usize = 1024;
+            const PREFETCH_AHEAD: usize = 1024;
             const EXACT: bool = false;
 
             #[inline(always)]
@@ -222,7 +227,7 @@ impl Avx2 {
         halves
     }
 
-    /// The upper half of each lane becomes the rounded number; the lower is left as it comes.
+    /// The upper half of each lane becomes the rounded number; the lower half is undefined.
     #[inline(always)]
     fn round_upper_half(self, vector: __m256) -> __m256i {
         // SAFETY: `self` proves AVX2.
@@ -305,7 +310,7 @@ impl Avx512 {
         halves
     }
 
-    /// The upper half of each lane becomes the rounded number; the lower is left as it comes.
+    /// The upper half of each lane becomes the rounded number; the lower half is undefined.
     #[inline(always)]
     fn round_upper_half(self, vector: __m512) -> __m512i {
         // SAFETY: `self` proves AVX-512 F.

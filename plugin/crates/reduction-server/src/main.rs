@@ -9,15 +9,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
-use evenkeel_reduction_server::{MIN_PIECE_BYTES, Options, Server};
+use evenkeel_reduction_server::{MIN_PIECE_BYTES, Server, ServerOptions};
 use evenkeel_transport::{Log, Settings};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How often the communicators are counted while the server is drained.
-const LOOK: Duration = Duration::from_millis(50);
-/// Largest piece that can be asked for: a client has a dozen on their way.
+/// How often the number of communicators is checked while the server drains.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum of --piece: a client has a dozen pieces in flight.
 const MAX_PIECE_BYTES: u64 = 16 << 20;
 
 /// Sums gradients for the ranks of training jobs
@@ -29,11 +29,11 @@ const MAX_PIECE_BYTES: u64 = 16 << 20;
 Examples:
   evenkeel-reduction-server serve
   EVENKEEL_JOB_KEY_FILE=/etc/evenkeel/key evenkeel-reduction-server serve --metrics 0.0.0.0:9470 --memory 4GiB
-  A leaf, one in each rack, whose sums another server brings together:
+  A leaf, one in each rack, whose sums an upstream server reduces:
     evenkeel-reduction-server serve --upstream 10.0.9.1:7470
 
-The jobs' ranks set EVENKEEL_REDUCTION_SERVERS=host:port,... and NCCL_COLLNET_ENABLE=1. The server calls each rank back,
-so that both must be able to connect to the other. `evenkeel-bench settings` lists the transport's settings."
+The jobs' ranks set EVENKEEL_REDUCTION_SERVERS=host:port,... and NCCL_COLLNET_ENABLE=1. The server connects back to each rank,
+so each must be able to connect to the other. `evenkeel-bench settings` lists the transport's settings."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -42,7 +42,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve until SIGTERM; then take no new communicators and end with the last
+    /// Serve until SIGTERM; then refuse new communicators and end with the last
     Serve(Serve),
 }
 
@@ -51,14 +51,14 @@ struct Serve {
     /// Where to listen; [::] is all addresses, IPv4 as well
     #[arg(long, default_value = "[::]:7470", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Servers, host:port, that add up what this one and others like it do: for jobs whose ranks are given different lists of
-    /// servers, such as that of their rack. All those others must be given the same, in the same order
+    /// Upstream servers, host:port, that reduce the sums of this server and of other leaves: for jobs whose ranks have different
+    /// lists of servers, such as those of their rack. All leaves must have the same upstream servers, in the same order
     #[arg(long, value_delimiter = ',', value_parser = server, value_name = "HOST:PORT,...")]
     upstream: Vec<String>,
     /// Where to serve /metrics, /healthz and /readyz [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
-    /// Most memory for buffers, over all jobs
+    /// Maximum memory for buffers, over all jobs
     #[arg(long, default_value = "1GiB", value_parser = size, value_name = "SIZE")]
     memory: u64,
     /// Threads that reduce [default: the cores that this process may use]
@@ -67,18 +67,18 @@ struct Serve {
     /// How long to wait for running communicators after SIGTERM
     #[arg(long, default_value = "30s", value_parser = seconds, value_name = "TIME")]
     drain_timeout: Duration,
-    /// Most bytes of a vector that are received, reduced and sent at once; less for many ranks with little memory
+    /// Maximum size of the pieces in which a vector is received, reduced and sent; less for many ranks with little memory
     #[arg(long, default_value = "256KiB", value_parser = piece, value_name = "SIZE")]
     piece: u64,
-    /// Write when each piece was received, reduced and sent to a file, a line each; - is standard output
+    /// File for the times at which each piece was received, reduced and sent, one line each; - is standard output
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// End as with SIGTERM when standard input is closed, so that the server does not outlive who started it
+    /// End as with SIGTERM when standard input is closed, so that the server does not outlive its parent process
     #[arg(long)]
     until_stdin_closes: bool,
 }
 
-/// Lines on standard error.
+/// Logs to standard error.
 struct Stderr;
 
 impl Log for Stderr {
@@ -108,19 +108,20 @@ fn serve(options: &Serve) -> Result<(), String> {
     setrlimit(Resource::Core, none)
         .and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable))
         .map_err(|error| format!("cannot turn core dumps off: {error}"))?;
-    // Before any thread is started, so that none misses a signal.
+    // Before any thread starts, so that no signal is missed.
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|error| format!("cannot wait for signals: {error}"))?;
     let settings = Settings::from_env().map_err(|error| error.to_string())?;
     if !settings.has_job_key() {
-        Stderr.warn("no job key (EVENKEEL_JOB_KEY_FILE): whoever reaches the port can join");
+        Stderr
+            .warn("no job key (EVENKEEL_JOB_KEY_FILE): any client that reaches the port can join");
     }
-    // It respects affinity and the quota of the control group.
+    // This respects the CPU affinity and the control group's quota.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.map_or(cores, usize::from);
     let started = Server::start(
         settings,
-        &Options {
+        &ServerOptions {
             listen: options.listen,
             metrics: options.metrics,
             upstream: options.upstream.clone(),
@@ -140,12 +141,12 @@ fn serve(options: &Serve) -> Result<(), String> {
         "listening at {}, metrics {metrics}, {} bytes for buffers, {threads} threads, {}",
         server.address(),
         options.memory,
-        evenkeel_reduction_kernels::instructions()
+        evenkeel_reduction_kernels::instruction_set()
     );
     if options.until_stdin_closes {
         thread::spawn(|| {
             let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-            // Fails only for what is no signal.
+            // Fails only for an invalid signal.
             let _ = signal_hook::low_level::raise(SIGTERM);
         });
     }
@@ -153,16 +154,16 @@ fn serve(options: &Serve) -> Result<(), String> {
     server.drain();
     let left = server.communicators();
     eprintln!(
-        "shutting down: {left} communicators are left, until {:?} are over",
+        "shutting down: waiting for {left} communicators, at most {:?}",
         options.drain_timeout
     );
     let deadline = Instant::now() + options.drain_timeout;
     while server.communicators() > 0 && Instant::now() < deadline {
         if signals.pending().next().is_some() {
-            eprintln!("a second signal: not waiting any longer");
+            eprintln!("a second signal: ending at once");
             break;
         }
-        thread::sleep(LOOK);
+        thread::sleep(DRAIN_POLL_INTERVAL);
     }
     Ok(())
 }
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_times_are_read_or_refused() {
+    fn options_are_parsed_or_rejected() {
         assert_eq!(size("1GiB"), Ok(1 << 30));
         assert_eq!(size("512M"), Ok(512 << 20));
         assert_eq!(size("100"), Ok(100));

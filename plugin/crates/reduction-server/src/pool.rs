@@ -1,23 +1,17 @@
-//! The threads that drive communicators and reduce.
+//! The threads that drive communicators and reduce pieces.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::lock;
-use crate::session::Session;
+use evenkeel_transport::sync::lock;
 
-/// Something to be done.
-pub(crate) enum Task {
-    /// Something is new at a communicator's connections.
-    Drive(Arc<Session>),
-    /// All parts of a piece are there.
-    Reduce(Arc<Session>, u64),
-}
+/// Work for the pool.
+type Task = Box<dyn FnOnce() + Send>;
 
-/// What is to be done next. There is one entry for each communicator and one for each piece that is complete, so that its
-/// length is bounded by what was admitted.
+/// A queue of tasks. It holds at most one task per communicator and one per complete piece, so the number of admitted
+/// communicators bounds its length.
 #[derive(Default)]
-pub(crate) struct Pool {
+pub(crate) struct TaskPool {
     tasks: Mutex<Tasks>,
     more: Condvar,
 }
@@ -28,20 +22,20 @@ struct Tasks {
     stopped: bool,
 }
 
-impl Pool {
-    /// Has a task done soon; once stopped, never.
-    pub(crate) fn push(&self, task: Task) {
+impl TaskPool {
+    /// Queues a task. It is dropped if the pool is stopped.
+    pub(crate) fn push(&self, task: impl FnOnce() + Send + 'static) {
         {
             let mut tasks = lock(&self.tasks);
             if tasks.stopped {
                 return;
             }
-            tasks.queue.push_back(task);
+            tasks.queue.push_back(Box::new(task));
         }
         self.more.notify_one();
     }
 
-    /// Ends all threads once they have done what they are at.
+    /// Drops queued tasks, and ends each thread after its current task.
     pub(crate) fn stop(&self) {
         let left = {
             let mut tasks = lock(&self.tasks);
@@ -52,25 +46,23 @@ impl Pool {
         self.more.notify_all();
     }
 
-    /// Does tasks until the pool is stopped.
-    pub(crate) fn work(&self) {
+    /// Runs tasks until the pool is stopped.
+    pub(crate) fn run(&self) {
+        while let Some(task) = self.next() {
+            task();
+        }
+    }
+
+    fn next(&self) -> Option<Task> {
+        let mut tasks = lock(&self.tasks);
         loop {
-            let task = {
-                let mut tasks = lock(&self.tasks);
-                loop {
-                    if tasks.stopped {
-                        return;
-                    }
-                    if let Some(task) = tasks.queue.pop_front() {
-                        break task;
-                    }
-                    tasks = self.more.wait(tasks).unwrap_or_else(PoisonError::into_inner);
-                }
-            };
-            match task {
-                Task::Drive(session) => session.drive(),
-                Task::Reduce(session, number) => session.reduce(number),
+            if tasks.stopped {
+                return None;
             }
+            if let Some(task) = tasks.queue.pop_front() {
+                return Some(task);
+            }
+            tasks = self.more.wait(tasks).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -1,84 +1,52 @@
-//! The server: who is admitted, and the threads.
+//! The server: its options, threads and sockets.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
-use evenkeel_transport::{
-    Error, Exporter, Log, RecvConnection, SendConnection, Settings, Transport,
-};
-
-use crate::ascent::Ascents;
-use crate::budget::Budget;
-use crate::lock;
-use crate::metrics::{Metrics, Site};
-use crate::pool::Pool;
-use crate::reception::{Bell, Reception};
-use crate::session::{COPIES_BYTES, Session, base_bytes, chunk_bytes};
 use evenkeel_reduction::Timeline;
-use evenkeel_reduction::client::JoinedServer;
-use evenkeel_reduction::protocol::{Member, NONCE};
+use evenkeel_reduction::protocol::NONCE;
+use evenkeel_transport::{Error, Exporter, Listener, Log, Settings, Transport};
 
-/// How long a communicator that failed is kept for its ranks to hear why.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(10);
-
-/// Why nobody new is taken.
-const DRAINING: &str = "the server is shutting down";
+use crate::accept::{Acceptor, Waker};
+use crate::context::Context;
+use crate::limits::{COPIES_BYTES, communicator_bytes, piece_bytes};
+use crate::memory_budget::MemoryBudget;
+use crate::metrics::{Metrics, MetricsPages};
+use crate::pool::TaskPool;
+use crate::registry::Registry;
+use crate::upstream::UpstreamServers;
 
 /// How to serve.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ServerOptions {
     /// Where to listen; `[::]` is all addresses, also where there is no IPv6.
     pub listen: SocketAddr,
     /// Where to serve metrics and probes, if anywhere.
     pub metrics: Option<SocketAddr>,
-    /// The servers, `host:port`, that bring communicators together whose ranks have several lists of servers: what this one
-    /// reduces goes there. Empty where there is nothing above it.
+    /// The upstream servers, `host:port`: they reduce the sums of this server and of other leaves, for communicators whose
+    /// ranks have different lists of servers. Empty without a tree.
     pub upstream: Vec<String>,
-    /// Most bytes of buffers, over all jobs.
+    /// Maximum size of all buffers, over all jobs, in bytes.
     pub memory: u64,
-    /// Threads that reduce, at least 1.
+    /// Number of threads that reduce, at least 1.
     pub threads: usize,
-    /// Most bytes of a piece, a multiple of 128; less where memory does not allow it.
+    /// Maximum size of a piece, a multiple of 128 bytes. Pieces are smaller where memory requires it.
     pub piece: u64,
-    /// Where to note each piece's moments, if anywhere; `-` is standard output.
+    /// File for the times of each piece, if any; `-` is standard output.
     pub timeline: Option<PathBuf>,
 }
 
 /// A reduction server. Dropping it ends it, whatever is in flight.
 pub struct Server {
-    shared: Arc<Shared>,
+    registry: Arc<Registry>,
     address: SocketAddr,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     threads: Vec<JoinHandle<()>>,
     exporter: Option<Exporter>,
-}
-
-/// What all parts of the server use.
-pub(crate) struct Shared {
-    pub(crate) transport: Arc<Transport>,
-    ascents: Ascents,
-    pub(crate) budget: Arc<Budget>,
-    most_chunk: u64,
-    pub(crate) pool: Pool,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) log: Arc<dyn Log>,
-    pub(crate) timeline: Option<Timeline>,
-    sessions: Mutex<HashMap<Key, Arc<Session>>>,
-    count: Arc<AtomicI64>,
-    draining: Arc<AtomicBool>,
-}
-
-/// What tells communicators apart.
-pub(crate) type Key = (String, [u8; 16]);
-
-pub(crate) fn key(member: &Member) -> Key {
-    (member.job.clone(), member.unique_id)
 }
 
 impl Server {
@@ -88,330 +56,214 @@ impl Server {
     /// When a socket cannot be opened, the memory is too little, or a thread cannot be started.
     pub fn start(
         mut settings: Settings,
-        options: &Options,
+        options: &ServerOptions,
         log: Arc<dyn Log>,
     ) -> Result<Self, ServerError> {
+<<<<<<< HEAD
         settings.limit_retransmit_buffer(COPIES_BYTES);
         let least = base_bytes(chunk_bytes(options.memory, options.piece, 2), 2, 0);
+=======
+        settings.bound_copies(COPIES_BYTES);
+        let least = communicator_bytes(piece_bytes(options.memory, options.piece, 2), 2, 0);
+>>>>>>> 79d74cf (Reduction server: rooms for communicator, upstream, registry and acceptor without import circles; the field's words in server and kernels)
         if options.memory < least {
             return Err(ServerError::Memory { given: options.memory, least });
         }
-        let timeline = match &options.timeline {
-            None => None,
-            Some(path) => Some(Timeline::open(path).map_err(|error| ServerError::Io {
-                what: format!("cannot write {}", path.display()),
-                error,
-            })?),
-        };
-        let budget = Budget::new(options.memory);
-        let metrics = Arc::new(Metrics::new(&budget));
+        let timeline = options.timeline.as_deref().map(open_timeline).transpose()?;
+        let budget = MemoryBudget::new(options.memory);
+        let timeout = settings.reduction_timeout();
         let transport = Arc::new(Transport::new(settings, Arc::clone(&log))?);
-        let shared = Arc::new(Shared {
-            ascents: Ascents::new(Arc::clone(&transport), options.upstream.clone()),
+        let upstream =
+            UpstreamServers::new(Arc::clone(&transport), options.upstream.clone(), timeout);
+        let context = Arc::new(Context {
             transport,
+            metrics: Arc::new(Metrics::new(&budget)),
             budget,
-            most_chunk: options.piece,
-            pool: Pool::default(),
-            metrics,
+            pool: TaskPool::default(),
             log,
             timeline,
-            sessions: Mutex::default(),
-            count: Arc::default(),
-            draining: Arc::default(),
+            timeout,
         });
-        let bell = Arc::new(Bell::default());
-        let listener = {
-            let listen = |address| {
-                let notified: Arc<Bell> = Arc::clone(&bell);
-                shared.transport.listen_at(address, NONCE, "reduction", notified)
-            };
-            listen(options.listen)
-                .or_else(|error| in_version_4(options.listen).map_or(Err(error), listen))?
-        };
-        let address = listener.address();
+        let waker = Arc::new(Waker::default());
+        let listener = listen(&context.transport, options.listen, &waker)?;
+        let registry = Registry::new(context, upstream, options.piece);
         // From here on, dropping it ends what was started.
         let mut server = Self {
-            shared: Arc::clone(&shared),
-            address,
-            bell: Arc::clone(&bell),
+            registry,
+            address: listener.address(),
+            waker,
             threads: Vec::new(),
             exporter: None,
         };
-        if let Some(address) = options.metrics {
-            let site = Site {
-                metrics: Arc::clone(&shared.metrics),
-                draining: Arc::clone(&shared.draining),
-                sessions: Arc::clone(&shared.count),
-            };
-            let addresses: Vec<_> = [address].into_iter().chain(in_version_4(address)).collect();
-            let exporter = Exporter::start(&addresses, Arc::new(site)).map_err(|error| {
-                ServerError::Io { what: format!("cannot serve metrics at {address}"), error }
-            })?;
-            server.exporter = Some(exporter);
-        }
-        let start = |name: String, work: Box<dyn FnOnce() + Send>| {
-            thread::Builder::new().name(name).spawn(work).map_err(|error| ServerError::Io {
-                what: "cannot start a thread".to_owned(),
-                error,
-            })
-        };
-        for index in 0..options.threads.max(1) {
-            let shared = Arc::clone(&shared);
-            let work = Box::new(move || shared.pool.work());
-            server.threads.push(start(format!("evenkeel-sum-{index}"), work)?);
-        }
-        let reception = Reception::new(shared, listener, bell);
-        server.threads.push(start("evenkeel-join".to_owned(), Box::new(|| reception.work()))?);
+        server.exporter = options.metrics.map(|at| server.serve_metrics(at)).transpose()?;
+        server.start_threads(options.threads.max(1), listener)?;
         Ok(server)
     }
 
-    /// Where it listens.
+    fn serve_metrics(&self, address: SocketAddr) -> Result<Exporter, ServerError> {
+        let pages = MetricsPages {
+            metrics: Arc::clone(&self.registry.context().metrics),
+            draining: Arc::clone(self.registry.draining()),
+            communicators: Arc::clone(self.registry.count()),
+        };
+        let addresses: Vec<_> = [address].into_iter().chain(as_ipv4(address)).collect();
+        Exporter::start(&addresses, Arc::new(pages)).map_err(|error| ServerError::Io {
+            what: format!("cannot serve metrics at {address}"),
+            error,
+        })
+    }
+
+    fn start_threads(&mut self, reducers: usize, listener: Listener) -> Result<(), ServerError> {
+        for index in 0..reducers {
+            let context = Arc::clone(self.registry.context());
+            let work = move || context.pool.run();
+            self.threads.push(start_thread(format!("evenkeel-sum-{index}"), work)?);
+        }
+        let acceptor = Acceptor::new(Arc::clone(&self.registry), listener, Arc::clone(&self.waker));
+        self.threads.push(start_thread("evenkeel-join".to_owned(), || acceptor.run())?);
+        Ok(())
+    }
+
+    /// The address it listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it serves metrics, if it does.
+    /// The address it serves metrics at, if it does.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.exporter.as_ref().map(Exporter::address)
     }
 
-    /// Takes no new communicators from now on.
+    /// Refuses new communicators from now on.
     pub fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Release);
+        self.registry.draining().store(true, Ordering::Release);
     }
 
-    /// How many communicators there are.
+    /// Number of communicators.
     pub fn communicators(&self) -> usize {
-        lock(&self.shared.sessions).len()
+        self.registry.communicators()
     }
 
-    /// Bytes of buffers granted now, and the most at any time.
+    /// Bytes of buffers granted now, and the maximum at any time.
     pub fn memory(&self) -> (u64, u64) {
-        self.shared.budget.granted()
+        self.registry.context().budget.granted()
     }
 }
 
-/// What `[::]` means on a host that has no IPv6.
-fn in_version_4(address: SocketAddr) -> Option<SocketAddr> {
+/// `0.0.0.0` for `[::]`: what that means on a host without IPv6.
+fn as_ipv4(address: SocketAddr) -> Option<SocketAddr> {
     let any = address.ip() == Ipv6Addr::UNSPECIFIED;
     any.then(|| (Ipv4Addr::UNSPECIFIED, address.port()).into())
 }
 
+fn open_timeline(path: &Path) -> Result<Timeline, ServerError> {
+    Timeline::open(path).map_err(|error| ServerError::Io {
+        what: format!("cannot write {}", path.display()),
+        error,
+    })
+}
+
+fn listen(
+    transport: &Transport,
+    address: SocketAddr,
+    waker: &Arc<Waker>,
+) -> Result<Listener, Error> {
+    let listen = |address| {
+        let waker: Arc<Waker> = Arc::clone(waker);
+        transport.listen_at(address, NONCE, "reduction", waker)
+    };
+    listen(address).or_else(|error| as_ipv4(address).map_or(Err(error), listen))
+}
+
+fn start_thread(
+    name: String,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, ServerError> {
+    thread::Builder::new()
+        .name(name)
+        .spawn(work)
+        .map_err(|error| ServerError::Io { what: "cannot start a thread".to_owned(), error })
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
-        self.bell.stop();
-        self.shared.pool.stop();
+        self.waker.stop();
+        self.registry.context().pool.stop();
         for thread in self.threads.drain(..) {
-            // It does not panic, and if it did there would be nothing to hand on.
+            // A panic of the thread is of no consequence here.
             let _ = thread.join();
         }
-        self.shared.clear();
+        self.registry.end_all();
     }
 }
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The transport cannot.
+    /// The transport cannot start.
     #[error(transparent)]
     Transport(#[from] Error),
-    /// Something of the system is missing.
+    /// A system call failed.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried.
+        /// What failed.
         what: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
-    /// There is not enough memory for anybody.
-    #[error("{given} bytes of memory are too little: two ranks need {least} at least")]
+    /// The memory is too little for any communicator.
+    #[error("{given} bytes of memory are too little: two ranks need at least {least}")]
     Memory {
-        /// Bytes that may be used.
+        /// Bytes configured.
         given: u64,
-        /// Bytes of one small communicator.
+        /// Bytes of the smallest communicator.
         least: u64,
     },
-}
-
-impl Shared {
-    /// The way up that a rank's communicator needs before the rank can be admitted, who came by the device; empty where the
-    /// communicator has it or needs none, `None` as long as it is not there.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub(crate) fn ascend(
-        &self,
-        member: &Member,
-        device: usize,
-    ) -> Result<Option<Vec<JoinedServer>>, String> {
-        if member.is_leaf && !self.ascents.lead_nowhere() {
-            return Err("this server has an upstream itself: a tree has two levels".to_owned());
-        }
-        if member.position.leaves == 1 || lock(&self.sessions).contains_key(&key(member)) {
-            return Ok(Some(vec![]));
-        }
-        if self.ascents.lead_nowhere() {
-            return Err(format!(
-                "the ranks have {} lists of reduction servers and this server has no upstream: one list for all, or --upstream",
-                member.position.leaves
-            ));
-        }
-        if self.draining.load(Ordering::Acquire) {
-            return Err(DRAINING.to_owned());
-        }
-        self.ascents.of(member, device)
-    }
-
-    /// Lets a rank join its communicator, which goes up this way; else says why not and gives the way back to it.
-    pub(crate) fn admit(
-        self: &Arc<Self>,
-        member: &Member,
-        above: Vec<JoinedServer>,
-        up: RecvConnection,
-        down: SendConnection,
-    ) -> Result<(), (String, SendConnection)> {
-        let session = match self.session(member, above) {
-            Ok(session) => session,
-            Err(why) => return Err((why, down)),
-        };
-        let joined = session.join(member, up, down);
-        // Only one thread admits, so nobody else is about to join it.
-        if joined.is_err() && session.is_unused() {
-            self.end(&session);
-        }
-        joined
-    }
-
-    fn session(
-        self: &Arc<Self>,
-        member: &Member,
-        above: Vec<JoinedServer>,
-    ) -> Result<Arc<Session>, String> {
-        let ranks = member.position.count;
-        let others: Vec<Arc<Session>> = {
-            let mut sessions = lock(&self.sessions);
-            if let Some(session) = sessions.get(&key(member)) {
-                return Ok(Arc::clone(session));
-            }
-            if self.draining.load(Ordering::Acquire) {
-                return Err(DRAINING.to_owned());
-            }
-            if member.position.leaves > 1 && above.is_empty() {
-                return Err("the communicator is over".to_owned());
-            }
-            // All leaves must cut alike: the servers above say how.
-            let chunk = above.iter().map(|joined| joined.piece_bytes as u64).min();
-            let own = || chunk_bytes(self.budget.total(), self.most_chunk, ranks);
-            let chunk = chunk.unwrap_or_else(own);
-            let bytes = base_bytes(chunk, ranks, above.len());
-            self.budget.count_groups(true);
-            if let Some(base) = self.budget.grant(bytes, 0) {
-                let session = Session::new(Arc::clone(self), member, chunk, base, above);
-                sessions.insert(key(member), Arc::clone(&session));
-                self.count.fetch_add(1, Ordering::AcqRel);
-                let others = sessions.values().cloned().collect::<Vec<_>>();
-                drop(sessions);
-                others.iter().for_each(|session| session.share());
-                return Ok(session);
-            }
-            self.budget.count_groups(false);
-            sessions.values().cloned().collect()
-        };
-        // Next time there may be room.
-        others.iter().for_each(|session| session.share());
-        let (granted, _) = self.budget.granted();
-        Err(format!(
-            "no memory for a communicator of {ranks} ranks: {granted} of {} bytes are in use",
-            self.budget.total()
-        ))
-    }
-
-    /// A communicator is over.
-    pub(crate) fn end(&self, session: &Arc<Session>) {
-        let removed = {
-            let mut sessions = lock(&self.sessions);
-            match sessions.get(&key(session.member())) {
-                Some(same) if Arc::ptr_eq(same, session) => sessions.remove(&key(session.member())),
-                _ => None,
-            }
-        };
-        if removed.is_some() {
-            self.budget.count_groups(false);
-            self.count.fetch_sub(1, Ordering::AcqRel);
-            session.close();
-            if let Some(timeline) = &self.timeline {
-                timeline.flush();
-            }
-        }
-    }
-
-    /// Ends communicators that have failed long ago, and looks after the others.
-    pub(crate) fn tidy(&self, now: Instant) {
-        self.ascents.tidy(now);
-        let all: Vec<_> = lock(&self.sessions).values().cloned().collect();
-        for session in all {
-            let old = |at| now.saturating_duration_since(at) >= FAREWELL;
-            if session.failed_at().is_some_and(old) {
-                self.end(&session);
-            } else {
-                session.look_after(now);
-            }
-        }
-    }
-
-    fn clear(&self) {
-        let all: Vec<_> = lock(&self.sessions).values().cloned().collect();
-        all.iter().for_each(|session| self.end(session));
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    use evenkeel_reduction::TreePosition;
-    use evenkeel_transport::{MemoryTypes, Notify};
+    use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    use evenkeel_reduction::{Member, TreePosition};
+    use evenkeel_transport::{MemoryTypes, Notify, NullLog, RecvConnection, SendConnection};
 
-    struct Silence;
-
-    impl Log for Silence {
-        fn warn(&self, _line: &str) {}
-        fn info(&self, _line: &str) {}
-    }
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     #[derive(Default)]
-    struct Heard(AtomicBool);
+    struct Notified(AtomicBool);
 
-    impl Notify for Heard {
+    impl Notify for Notified {
         fn notify(&self) {
             self.0.store(true, Ordering::SeqCst);
         }
     }
 
-    fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+    fn wait_until<T>(mut poll: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = poll() {
                 return found;
             }
-            assert!(Instant::now() < deadline, "nothing happens");
+            assert!(Instant::now() < deadline, "timed out");
             thread::yield_now();
         }
     }
 
     fn pair(transport: &Transport) -> (SendConnection, RecvConnection) {
         let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
-        let call = transport.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
-        let send = until(|| call.poll().unwrap());
-        (send, until(|| listener.poll_accept().unwrap()))
+        let connecting = transport.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
+        let send = wait_until(|| connecting.poll().unwrap());
+        (send, wait_until(|| listener.poll_accept().unwrap()))
     }
 
     #[test]
-    fn a_communicator_whose_first_rank_goes_while_it_joins_leaves_nothing_behind() {
+    fn communicator_whose_first_rank_is_lost_at_join_is_removed() {
         let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
-        let options = Options {
+        let options = ServerOptions {
             listen: "127.0.0.1:0".parse().unwrap(),
             metrics: None,
             upstream: vec![],
@@ -421,18 +273,18 @@ mod tests {
             timeline: None,
         };
         let settings = Settings::from_lookup(lo).unwrap();
-        let server = Server::start(settings, &options, Arc::new(Silence)).unwrap();
-        let (_to_server, up) = pair(&server.shared.transport);
-        let (down, from_server) = pair(&server.shared.transport);
-        let gone = Arc::new(Heard::default());
-        down.notify(Arc::<Heard>::clone(&gone));
+        let server = Server::start(settings, &options, Arc::new(NullLog)).unwrap();
+        let (_to_server, up) = pair(&server.registry.context().transport);
+        let (down, from_server) = pair(&server.registry.context().transport);
+        let gone = Arc::new(Notified::default());
+        down.notify(Arc::<Notified>::clone(&gone));
         drop(from_server);
-        until(|| gone.0.load(Ordering::SeqCst).then_some(()));
+        wait_until(|| gone.0.load(Ordering::SeqCst).then_some(()));
         let unique_id = Member::new_unique_id().unwrap();
         let (position, job) = (TreePosition::without_tree(0, 2), String::new());
         let member =
             Member { unique_id, comm_id: 1, rank: 0, ranks: 2, position, is_leaf: false, job };
-        assert!(server.shared.admit(&member, vec![], up, down).is_err());
+        assert!(server.registry.admit(&member, vec![], up, down).is_err());
         assert_eq!((server.communicators(), server.memory().0), (0, 0));
     }
 }

@@ -5,31 +5,38 @@ use std::time::Instant;
 use evenkeel_reduction::Timeline;
 use evenkeel_reduction::protocol::Piece;
 
-/// The moments of a piece on its way through the server.
+/// When each step of a piece began and ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moments {
-    /// The first rank's part began to come.
+pub(crate) struct PieceTimes {
+    /// The header of the first part had arrived.
     pub(crate) opened: Instant,
-    /// The last part was there.
+    /// The last part had arrived.
     pub(crate) complete: Instant,
-    /// A thread began to reduce it.
+    /// The reduction began.
     pub(crate) reducing: Instant,
-    /// It was reduced.
+    /// The reduction ended.
     pub(crate) reduced: Instant,
-    /// It was back from the servers above, if it goes there.
-    pub(crate) settled: Instant,
+    /// The result was known: as `reduced`, or when the upstream server had returned it.
+    pub(crate) result: Instant,
 }
 
-/// Notes a piece that the server has sent to all.
-pub(crate) fn record(timeline: &Timeline, piece: &Piece, moments: &Moments, sent: Instant) {
-    let Moments { opened, complete, reducing, reduced, settled } = *moments;
-    timeline.record(
-        piece,
-        &[
-            ("recv", [opened, complete]),
-            ("reduce", [reducing, reduced]),
-            ("upstream", [reduced, settled]),
-            ("send", [settled, sent]),
-        ],
-    );
+impl PieceTimes {
+    /// Of a piece that is opened now.
+    pub(crate) fn opened_at(now: Instant) -> Self {
+        Self { opened: now, complete: now, reducing: now, reduced: now, result: now }
+    }
+
+    /// Records a piece whose result was sent to all ranks.
+    pub(crate) fn record(&self, timeline: &Timeline, piece: &Piece, sent: Instant) {
+        let Self { opened, complete, reducing, reduced, result } = *self;
+        timeline.record(
+            piece,
+            &[
+                ("recv", [opened, complete]),
+                ("reduce", [reducing, reduced]),
+                ("upstream", [reduced, result]),
+                ("send", [result, sent]),
+            ],
+        );
+    }
 }

@@ -11,7 +11,7 @@ use evenkeel_nccl_abi::{
     INTERNAL_ERROR, INVALID_ARGUMENT, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11,
     NetV12, REMOTE_ERROR, SUCCESS,
 };
-use evenkeel_reduction_server::{Options, Server};
+use evenkeel_reduction_server::{Server, ServerOptions};
 use evenkeel_transport::{NullLog, Settings};
 
 use crate::harness::{
@@ -33,7 +33,7 @@ fn server() -> Server {
         let of_that_name = given.iter().find(|(other, _)| *other == name);
         of_that_name.map(|(_, value)| (*value).to_owned())
     });
-    let options = Options {
+    let options = ServerOptions {
         listen: listen.parse().unwrap(),
         metrics: None,
         memory: 64 << 20,

@@ -1,4 +1,4 @@
-//! Ranks and servers that are lost, wrong or silent: everybody hears of it, with a name.
+//! Ranks and servers that are lost, wrong or do not respond: the error names them.
 
 use std::sync::Arc;
 use std::thread;
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use evenkeel_reduction::{Client, MAX_RANKS, Member, TreePosition};
 use evenkeel_reduction_kernels::{DataType, Op};
-use evenkeel_transport::{Nonce, Notify};
+use evenkeel_transport::{Nonce, NullNotify};
 
 use crate::harness::{
-    KEY, PATIENCE, Running, all_reduce, begin, data, expected, join, join_within, members, names,
+    KEY, Running, TIMEOUT, all_reduce, begin, data, expected, join, join_within, members, names,
     options, server, server_with, transport,
 };
 
@@ -19,20 +19,20 @@ fn vector() -> Vec<u8> {
     data(1, KIND, 1 << 20)
 }
 
-/// The error of an operation that cannot end.
+/// The error of an operation that fails.
 fn error_of(client: &Client) -> String {
     all_reduce(client, &vector(), KIND, Op::Sum).unwrap_err().to_string()
 }
 
 #[test]
-fn a_lost_rank_is_named_to_the_others() {
+fn lost_rank_is_named_at_other_ranks() {
     let servers = [server(), server()];
     let transport = transport(&[]);
     let mut clients: Vec<_> = members(3, "lost")
         .iter()
         .map(|member| join(&transport, &names(&servers), member))
         .collect();
-    // It goes in the middle of an operation, without a word.
+    // It is lost in the middle of an operation.
     let lost = clients.remove(1);
     let running = begin(&lost, &vector(), KIND, Op::Sum).unwrap();
     drop(running);
@@ -42,19 +42,19 @@ fn a_lost_rank_is_named_to_the_others() {
             scope.spawn(|| {
                 let error = error_of(client);
                 assert!(error.contains("rank 1") && error.contains("127.0.0.1"), "{error}");
-                // And so on.
+                // Later operations fail in the same way.
                 assert_eq!(error_of(client), error);
             });
         }
     });
-    // The servers go on with others.
+    // The servers still serve other communicators.
     drop(clients);
     let client = join(&transport, &names(&servers), &members(1, "next")[0]);
     assert_eq!(all_reduce(&client, &vector(), KIND, Op::Sum).unwrap(), vector());
 }
 
 #[test]
-fn a_rank_that_leaves_while_others_go_on_is_named() {
+fn rank_that_leaves_early_is_named() {
     let servers = [server()];
     let transport = transport(&[]);
     let mut clients: Vec<_> = members(2, "left")
@@ -67,7 +67,7 @@ fn a_rank_that_leaves_while_others_go_on_is_named() {
 }
 
 #[test]
-fn a_lost_server_is_named() {
+fn lost_server_is_named_at_all_ranks() {
     let mut servers = vec![server(), server()];
     let names = names(&servers);
     let transport = transport(&[]);
@@ -76,15 +76,15 @@ fn a_lost_server_is_named() {
     let begun = begin(&clients[0], &vector(), KIND, Op::Sum).unwrap();
     drop(servers.pop());
     let begin = Instant::now();
-    // The first to notice tells the others, by way of the other server.
+    // The first rank that detects it reports it to the other through the other server.
     for error in [begun.finish().unwrap_err().to_string(), error_of(&clients[1])] {
         assert!(error.contains(&format!("reduction server {}", names[1])), "{error}");
     }
-    assert!(begin.elapsed() < PATIENCE);
+    assert!(begin.elapsed() < TIMEOUT);
 }
 
 #[test]
-fn ranks_that_do_not_do_the_same_are_told_what_differs() {
+fn mismatched_operations_are_both_named() {
     let servers = [server()];
     let transport = transport(&[]);
     let clients: Vec<_> = members(2, "differ")
@@ -92,7 +92,7 @@ fn ranks_that_do_not_do_the_same_are_told_what_differs() {
         .map(|member| join(&transport, &names(&servers), member))
         .collect();
     let one = begin(&clients[0], &vector(), KIND, Op::Sum).unwrap();
-    // The server may be as fast as that.
+    // The operation may fail before it is begun.
     let other = begin(&clients[1], &vector(), KIND, Op::Max).and_then(Running::finish);
     for error in [one.finish(), other].map(|result| result.unwrap_err().to_string()) {
         assert!(
@@ -103,7 +103,7 @@ fn ranks_that_do_not_do_the_same_are_told_what_differs() {
 }
 
 #[test]
-fn without_the_key_nobody_joins() {
+fn join_without_the_job_key_is_refused() {
     let server = server_with(64 << 20, 1, &[("EVENKEEL_JOB_KEY", KEY)]);
     let names = vec![server.address().to_string()];
     let members = members(1, "key");
@@ -111,9 +111,9 @@ fn without_the_key_nobody_joins() {
     let other = KEY.replace('0', "9");
     for keys in [vec![], vec![("EVENKEEL_JOB_KEY", other.as_str())]] {
         let error =
-            join_within(&transport(&keys), &names, member, PATIENCE).err().unwrap().to_string();
+            join_within(&transport(&keys), &names, member, TIMEOUT).err().unwrap().to_string();
         assert!(error.contains(&names[0]) && error.contains("job key"), "{error}");
-        assert!(!error.contains("within"), "what is refused is tried again: {error}");
+        assert!(!error.contains("within"), "a refused join is retried: {error}");
     }
     assert_eq!(server.communicators(), 0);
     let client = join(&transport(&[("EVENKEEL_JOB_KEY", KEY)]), &names, member);
@@ -121,25 +121,25 @@ fn without_the_key_nobody_joins() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_the_reason() {
+fn refused_join_has_the_reason() {
     let server = server_with(4 << 20, 1, &[]);
     let names = vec![server.address().to_string()];
     let transport = transport(&[]);
     let refused = |member: &Member| {
-        join_within(&transport, &names, member, PATIENCE).err().unwrap().to_string()
+        join_within(&transport, &names, member, TIMEOUT).err().unwrap().to_string()
     };
     let error = refused(&members(MAX_RANKS, "large")[0]);
     assert!(error.contains("no memory") && error.contains(&names[0]), "{error}");
     let twice = members(2, "twice");
     let _first = join(&transport, &names, &twice[0]);
-    assert!(refused(&twice[0]).contains("rank 0 is there already"));
+    assert!(refused(&twice[0]).contains("rank 0 has joined already"));
     let mut more = twice[1].clone();
     (more.ranks, more.position) = (3, TreePosition::without_tree(1, 3));
-    assert!(refused(&more).contains("3 ranks, others say 2"));
+    assert!(refused(&more).contains("3 ranks in its communicator, others have 2"));
 }
 
 #[test]
-fn a_server_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
+fn join_waits_for_a_late_server_and_names_a_missing_one() {
     let early = server();
     let names = vec![early.address().to_string()];
     drop(early);
@@ -149,15 +149,15 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
     let error = join_within(&transport, &names, member, Duration::from_millis(600));
     let error = error.err().unwrap().to_string();
     assert!(error.contains(&names[0]) && error.contains("refused"), "{error}");
-    // Whoever has another way does not wait for long.
+    // With an address, an unreachable server is given up before the timeout.
     let begin = Instant::now();
-    let error = join_within(&transport, &names, member, PATIENCE).err().unwrap().to_string();
+    let error = join_within(&transport, &names, member, TIMEOUT).err().unwrap().to_string();
     assert!(error.contains(&names[0]) && error.contains("not reached within 3s"), "{error}");
-    assert!(begin.elapsed() < PATIENCE / 2);
+    assert!(begin.elapsed() < TIMEOUT / 2);
     thread::scope(|scope| {
         let joining = scope.spawn(|| join(&transport, &names, member));
-        // It is there when the first attempts have failed, or before: both must do.
-        let options = evenkeel_reduction_server::Options {
+        // The server starts after the first attempts have failed, or before: both must work.
+        let options = evenkeel_reduction_server::ServerOptions {
             listen: names[0].parse().unwrap(),
             ..options(64 << 20, 1)
         };
@@ -171,25 +171,21 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_does_not_is_named() {
     });
 }
 
-/// As behind a firewall that lets ranks connect to servers and not the other way round.
+/// As behind a firewall that lets ranks connect to servers, but not servers to ranks.
 #[test]
-fn a_server_that_cannot_call_back_is_told_from_one_that_is_not_there() {
-    struct Nobody;
-    impl Notify for Nobody {
-        fn notify(&self) {}
-    }
+fn join_names_a_server_that_cannot_connect_back() {
     let transport = transport(&[]);
     let nonce = Nonce(*b"evenkeel-reduce\x01");
     let any = "127.0.0.1:0".parse().unwrap();
-    let deaf = transport.listen_at(any, nonce, "", Arc::new(Nobody)).unwrap();
-    let names = vec![deaf.address().to_string()];
-    let member = &members(1, "deaf")[0];
+    let silent = transport.listen_at(any, nonce, "", Arc::new(NullNotify)).unwrap();
+    let names = vec![silent.address().to_string()];
+    let member = &members(1, "silent")[0];
     let error_after = |millis| {
         let error = join_within(&transport, &names, member, Duration::from_millis(millis));
         error.err().unwrap().to_string()
     };
     let mut error = error_after(300);
-    // On a loaded machine the connection itself takes its time.
+    // On a loaded machine the connection itself may take longer than that.
     if error.contains("does not answer") {
         error = error_after(10_000);
     }
@@ -197,14 +193,14 @@ fn a_server_that_cannot_call_back_is_told_from_one_that_is_not_there() {
 }
 
 #[test]
-fn a_draining_server_takes_no_new_communicator_and_ends_the_old() {
+fn draining_server_serves_only_old_communicators() {
     let server = server();
     let names = vec![server.address().to_string()];
     let transport = transport(&[]);
     let members_of = members(2, "old");
     let first = join(&transport, &names, &members_of[0]);
     server.drain();
-    let error = join_within(&transport, &names, &members(1, "new")[0], PATIENCE);
+    let error = join_within(&transport, &names, &members(1, "new")[0], TIMEOUT);
     assert!(error.err().unwrap().to_string().contains("shutting down"));
     let second = join(&transport, &names, &members_of[1]);
     let clients = [first, second];
@@ -215,9 +211,12 @@ fn a_draining_server_takes_no_new_communicator_and_ends_the_old() {
     });
     assert_eq!(server.communicators(), 1);
     drop(clients);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while server.communicators() > 0 || server.memory().0 > 0 {
-        assert!(Instant::now() < deadline, "it keeps a communicator that all have left");
+        assert!(
+            Instant::now() < deadline,
+            "the server keeps a communicator that all ranks have left"
+        );
         thread::yield_now();
     }
 }

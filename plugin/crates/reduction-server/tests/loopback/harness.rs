@@ -9,23 +9,15 @@ use std::time::{Duration, Instant};
 
 use evenkeel_reduction::{Client, ClientError, Member, ServerListDigest, Ticket, TreePosition};
 use evenkeel_reduction_kernels::{DataType, Op, reference};
-use evenkeel_reduction_server::{Options, PIECE_BYTES, Server};
+use evenkeel_reduction_server::{PIECE_BYTES, Server, ServerOptions};
 use evenkeel_testkit::TestRng;
-use evenkeel_transport::{Log, RecvBuffer, SendBuffer, Settings, Transport};
+use evenkeel_transport::{NullLog, RecvBuffer, SendBuffer, Settings, Transport};
 
 /// Long enough for a loaded machine; reached only when something is broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
-/// Lines go nowhere: tests look at what callers see.
-struct Silence;
-
-impl Log for Silence {
-    fn warn(&self, _line: &str) {}
-    fn info(&self, _line: &str) {}
-}
-
-/// Settings for loopback, and these on top.
+/// Settings for loopback, overridden by these.
 pub(crate) fn settings(more: &[(&str, &str)]) -> Settings {
     let base = [("NCCL_SOCKET_IFNAME", "lo"), ("EVENKEEL_WORKERS", "1"), ("EVENKEEL_FLOWS", "2")];
     Settings::from_lookup(|name| {
@@ -36,11 +28,11 @@ pub(crate) fn settings(more: &[(&str, &str)]) -> Settings {
 }
 
 pub(crate) fn transport(more: &[(&str, &str)]) -> Arc<Transport> {
-    Arc::new(Transport::new(settings(more), Arc::new(Silence)).unwrap())
+    Arc::new(Transport::new(settings(more), Arc::new(NullLog)).unwrap())
 }
 
-pub(crate) fn options(memory: u64, threads: usize) -> Options {
-    Options {
+pub(crate) fn options(memory: u64, threads: usize) -> ServerOptions {
+    ServerOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
         metrics: None,
         upstream: vec![],
@@ -53,17 +45,17 @@ pub(crate) fn options(memory: u64, threads: usize) -> Options {
 
 pub(crate) fn server_with(memory: u64, threads: usize, more: &[(&str, &str)]) -> Server {
     let options = options(memory, threads);
-    Server::start(settings(more), &options, Arc::new(Silence)).unwrap()
+    Server::start(settings(more), &options, Arc::new(NullLog)).unwrap()
 }
 
-/// A leaf of a tree below these servers.
+/// A leaf with these upstream servers.
 pub(crate) fn leaf_with(upstream: &[String], threads: usize, more: &[(&str, &str)]) -> Server {
-    let options = Options { upstream: upstream.to_vec(), ..options(256 << 20, threads) };
-    Server::start(settings(more), &options, Arc::new(Silence)).unwrap()
+    let options = ServerOptions { upstream: upstream.to_vec(), ..options(256 << 20, threads) };
+    Server::start(settings(more), &options, Arc::new(NullLog)).unwrap()
 }
 
-pub(crate) fn server_at(options: &Options) -> Server {
-    Server::start(settings(&[]), options, Arc::new(Silence)).unwrap()
+pub(crate) fn server_at(options: &ServerOptions) -> Server {
+    Server::start(settings(&[]), options, Arc::new(NullLog)).unwrap()
 }
 
 pub(crate) fn server() -> Server {
@@ -74,7 +66,7 @@ pub(crate) fn names<S: Borrow<Server>>(servers: &[S]) -> Vec<String> {
     servers.iter().map(|server| server.borrow().address().to_string()).collect()
 }
 
-/// A communicator that no other test has.
+/// The members of a communicator of its own.
 pub(crate) fn members(ranks: u32, job: &str) -> Vec<Member> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let comm_id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -86,7 +78,7 @@ pub(crate) fn members(ranks: u32, job: &str) -> Vec<Member> {
     (0..ranks).map(member).collect()
 }
 
-/// A communicator of which each rank is given such a list of servers.
+/// The members of a communicator, each with its list of servers.
 pub(crate) fn members_with(lists: &[&[String]], job: &str) -> Vec<Member> {
     let digests: Vec<_> = lists.iter().map(|list| ServerListDigest::new(list, 64)).collect();
     let mut members = members(lists.len() as u32, job);
@@ -106,7 +98,7 @@ pub(crate) fn join_within(
 }
 
 pub(crate) fn join(transport: &Arc<Transport>, servers: &[String], member: &Member) -> Client {
-    join_within(transport, servers, member, PATIENCE).unwrap()
+    join_within(transport, servers, member, TIMEOUT).unwrap()
 }
 
 /// An all-reduce with its memory.
@@ -126,7 +118,7 @@ pub(crate) fn begin<'a>(
 ) -> Result<Running<'a>, ClientError> {
     let data = data.to_vec();
     let mut result = vec![0xee; data.len()];
-    // SAFETY: both live until the operation is reported in `finish`; who does not finish it leaks them (below).
+    // SAFETY: both live until `finish` has seen the operation's end; dropping `Running` before that leaks them (below).
     let (from, to) = unsafe {
         (
             SendBuffer::new(data.as_ptr(), data.len()),
@@ -138,10 +130,10 @@ pub(crate) fn begin<'a>(
 }
 
 impl Running<'_> {
-    /// The result once it is there.
+    /// Waits for the result.
     pub(crate) fn finish(mut self) -> Result<Vec<u8>, ClientError> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut looks = 0;
+        let deadline = Instant::now() + TIMEOUT;
+        let mut polls = 0;
         loop {
             let done = self.client.test(self.ticket.as_ref().unwrap());
             if done.is_err() {
@@ -151,10 +143,10 @@ impl Running<'_> {
                 self.ticket = None;
                 return Ok(std::mem::take(&mut self.result));
             }
-            assert!(Instant::now() < deadline, "no result within {PATIENCE:?}");
-            // Many who only yield would keep the servers' threads from the processors.
-            looks += 1;
-            if looks < 100 {
+            assert!(Instant::now() < deadline, "no result within {TIMEOUT:?}");
+            // Many threads that only yield would take the processors from the servers' threads.
+            polls += 1;
+            if polls < 100 {
                 thread::yield_now()
             } else {
                 thread::sleep(Duration::from_micros(200))
@@ -182,7 +174,7 @@ pub(crate) fn all_reduce(
     begin(client, data, kind, op)?.finish()
 }
 
-/// Bytes that are numbers of moderate size in every type.
+/// Numbers of moderate size in every type.
 pub(crate) fn data(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
     let mut rng = TestRng::new(seed);
     let mut data = Vec::with_capacity(bytes);
@@ -208,15 +200,15 @@ pub(crate) fn expected(kind: DataType, op: Op, all: &[Vec<u8>]) -> Vec<u8> {
     into
 }
 
-/// Where a server is, as a socket address.
+/// A server's address.
 pub(crate) fn address(server: &Server) -> SocketAddr {
     server.address()
 }
 
-/// What all ranks' threads have found, which must be the same.
+/// The results of all ranks' threads, which must be the same.
 pub(crate) fn agreed(threads: Vec<JoinHandle<Vec<Vec<u8>>>>) -> Vec<Vec<u8>> {
     let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     all.dedup();
-    assert_eq!(all.len(), 1, "all ranks have the same");
+    assert_eq!(all.len(), 1, "ranks have different results");
     all.remove(0)
 }

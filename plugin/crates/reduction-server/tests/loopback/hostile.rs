@@ -1,4 +1,4 @@
-//! Clients that are none, or break the protocol: they are dropped, and nobody else notices.
+//! Clients that break the protocol: they are dropped, and others are not affected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,17 +12,18 @@ use evenkeel_transport::{
     Block, Connecting, Handle, MemoryTypes, Nonce, SendConnection, Transport,
 };
 
-use crate::harness::{PATIENCE, address, all_reduce, data, join, members, server, transport};
+use crate::harness::{TIMEOUT, address, all_reduce, data, join, members, server, transport};
 
-/// What any client knows.
+/// The nonce of every server's listener.
 const NONCE: Nonce = Nonce(*b"evenkeel-reduce\x01");
 
-fn call(transport: &Transport, server: std::net::SocketAddr) -> SendConnection {
+fn connect(transport: &Transport, server: std::net::SocketAddr) -> SendConnection {
     let handle = Handle { addresses: vec![server.ip()], port: server.port(), nonce: NONCE };
-    let call: Connecting = transport.connect(0, &handle, "hostile", MemoryTypes::HOST).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let connecting: Connecting =
+        transport.connect(0, &handle, "hostile", MemoryTypes::HOST).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(connection) = call.poll().unwrap() {
+        if let Some(connection) = connecting.poll().unwrap() {
             return connection;
         }
         assert!(Instant::now() < deadline);
@@ -30,15 +31,15 @@ fn call(transport: &Transport, server: std::net::SocketAddr) -> SendConnection {
     }
 }
 
-fn say(connection: &SendConnection, bytes: &[u8]) {
+fn send(connection: &SendConnection, bytes: &[u8]) {
     let mut block = Block::new(bytes.len());
     block.bytes_mut().copy_from_slice(bytes);
-    // It may have been closed already.
+    // The server may have closed it already.
     let _ = connection.send_block(&Arc::new(block), bytes.len());
 }
 
 #[test]
-fn strangers_and_nonsense_do_not_disturb_others() {
+fn garbage_does_not_disturb_other_clients() {
     let server = server();
     let names = vec![server.address().to_string()];
     let transport = transport(&[("EVENKEEL_FLOWS", "1")]);
@@ -48,25 +49,25 @@ fn strangers_and_nonsense_do_not_disturb_others() {
     let mut rng = TestRng::new(5);
     let mut open = vec![];
     for round in 0..100 {
-        let connection = call(&transport, address(&server));
-        // From nothing like the protocol to almost a join.
+        let connection = connect(&transport, address(&server));
+        // Random bytes, and almost a join.
         let mut bytes = rng.bytes(64 + round % 3 * 100);
         if round % 2 == 0 {
             bytes[..12].copy_from_slice(b"EVKL-RED\x02\0\x01\0");
         }
-        say(&connection, &bytes);
+        send(&connection, &bytes);
         open.push(connection);
     }
     let own = data(1, DataType::Float32, 100_000);
     assert_eq!(all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap(), own);
-    garbage.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert!(matches!(garbage.read(&mut [0; 64]), Ok(0) | Err(_)), "the stranger is not answered");
+    garbage.set_read_timeout(Some(TIMEOUT)).unwrap();
+    assert!(matches!(garbage.read(&mut [0; 64]), Ok(0) | Err(_)), "garbage is answered");
     assert_eq!(server.communicators(), 1);
 }
 
-/// A rank that says goodbye before what it promised has come: nobody waits for that.
+/// The rank leaves before all bytes of its part have arrived.
 #[test]
-fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
+fn rank_that_leaves_during_its_part_is_named() {
     let server = server();
     let names = vec![server.address().to_string()];
     let transport = transport(&[]);
@@ -74,17 +75,17 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
         let members = members(2, "");
         let honest = join(&transport, &names, &members[0]);
         let own = data(round, DataType::Float32, 256 << 10);
-        let up = call(&transport, address(&server));
+        let up = connect(&transport, address(&server));
         let home = transport.listen(0, "", MemoryTypes::HOST).unwrap();
-        let mut hello = front(1);
+        let mut hello = header(1);
         // At the first server of a list.
         let unique_id = u128::from_le_bytes(members[1].unique_id).rotate_left(16);
         hello[12..28].copy_from_slice(&unique_id.to_le_bytes());
         hello[36..44].copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0]);
         hello[48..64].copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
         hello.extend_from_slice(&home.handle().encode());
-        say(&up, &hello);
-        let deadline = Instant::now() + PATIENCE;
+        send(&up, &hello);
+        let deadline = Instant::now() + TIMEOUT;
         let _down = loop {
             if let Some(down) = home.poll_accept().unwrap() {
                 break down;
@@ -92,14 +93,14 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
             assert!(Instant::now() < deadline);
             thread::yield_now();
         };
-        let mut part = front(3);
+        let mut part = header(3);
         part[28..36].copy_from_slice(&(own.len() as u64).to_le_bytes());
         part[36..40].copy_from_slice(&(own.len() as u32).to_le_bytes());
         part[40..42].copy_from_slice(&[DataType::Float32.code(), Op::Sum.code()]);
-        say(&up, &part);
-        // Several flows carry this; what follows is small and may be there before.
-        say(&up, &own);
-        say(&up, &front(6));
+        send(&up, &part);
+        // Several flows carry this; what follows is small and may arrive first.
+        send(&up, &own);
+        send(&up, &header(6));
         match all_reduce(&honest, &own, DataType::Float32, Op::Sum) {
             Ok(sum) => assert_eq!(sum.len(), own.len()),
             Err(error) => assert!(error.to_string().contains("rank 1"), "{error}"),
@@ -107,8 +108,8 @@ fn a_rank_that_leaves_in_the_middle_of_its_part_is_named() {
     }
 }
 
-/// A header of this type with nothing in it.
-fn front(code: u8) -> Vec<u8> {
+/// An empty header of this type.
+fn header(code: u8) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..12].copy_from_slice(b"EVKL-RED\x02\0\0\0");
     bytes[10] = code;

@@ -1,4 +1,4 @@
-//! The program as another process: what it prints and serves, and how it ends.
+//! The program as another process: what it prints and serves, and how it exits.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::harness::{
-    PATIENCE, all_reduce, data, join, join_within, members, members_with, transport,
+    TIMEOUT, all_reduce, data, join, join_within, members, members_with, transport,
 };
 
 /// A running server, killed when dropped.
@@ -46,7 +46,7 @@ fn start_bare(more: &[&str], environment: &[(&str, &str)]) -> Program {
     let mut line = String::new();
     let mut last = 1;
     while !line.starts_with("listening at ") {
-        assert!(last > 0, "it ended: {line}");
+        assert!(last > 0, "it exited: {line}");
         line.clear();
         last = errors.read_line(&mut line).unwrap();
     }
@@ -65,21 +65,21 @@ impl Program {
 
     fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.metrics).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
     }
 
-    /// Waits for its end; gives its status.
+    /// Waits until it exits. Returns its status.
     fn wait(&mut self) -> std::process::ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "it does not end");
+            assert!(Instant::now() < deadline, "it does not exit");
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -87,13 +87,13 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // One that has ended already is no error.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Threads of a process with such a name.
+/// Number of threads of a process with this name.
 fn threads(of: &Child, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", of.id())).unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -101,15 +101,15 @@ fn threads(of: &Child, name: &str) -> usize {
 }
 
 #[test]
-fn it_reduces_on_as_many_cores_as_it_is_given() {
+fn threads_default_to_the_cpus_of_the_process() {
     let program = start(&["--threads", "3"]);
     assert_eq!(threads(&program.child, "evenkeel-sum"), 3);
-    // Without the flag, on those that the process may use, however many there are.
+    // Without the flag: one for each CPU that the process may use.
     let all = sched_getaffinity(None).unwrap();
     let mut one = CpuSet::new();
     one.set((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
     let started = thread::spawn(move || {
-        // This thread's alone, and so its child's.
+        // The affinity of this thread only, which its child inherits.
         sched_setaffinity(None, &one).unwrap();
         start_bare(&[], &[])
     });
@@ -118,7 +118,7 @@ fn it_reduces_on_as_many_cores_as_it_is_given() {
 }
 
 #[test]
-fn it_counts_and_drains() {
+fn metrics_are_counted_and_sigterm_drains() {
     let mut program = start(&["--memory", "64MiB"]);
     let transport = transport(&[]);
     let client = join(&transport, &[program.address.clone()], &members(1, "team-a/llama")[0]);
@@ -129,7 +129,7 @@ fn it_counts_and_drains() {
         "evenkeel_reduction_received_bytes_total{job=\"team-a/llama\"} 300000",
         "evenkeel_reduction_sent_bytes_total{job=\"team-a/llama\"} 300000",
         "evenkeel_reduction_communicators{job=\"team-a/llama\"} 1",
-        "evenkeel_reduction_memory_bound_bytes 67108864",
+        "evenkeel_reduction_memory_limit_bytes 67108864",
         "# EOF",
     ] {
         assert!(metrics.contains(line), "no {line} in {metrics}");
@@ -150,7 +150,7 @@ fn it_counts_and_drains() {
 }
 
 #[test]
-fn it_ends_when_the_time_to_drain_is_over() {
+fn drain_timeout_ends_the_server() {
     let mut program = start(&["--drain-timeout", "1s"]);
     let client = join(&transport(&[]), &[program.address.clone()], &members(1, "stays")[0]);
     program.signal(Signal::TERM);
@@ -159,7 +159,7 @@ fn it_ends_when_the_time_to_drain_is_over() {
 }
 
 #[test]
-fn a_server_that_stands_still_is_named_within_the_timeout() {
+fn stopped_server_is_named_soon_after_the_timeout() {
     let program = start(&[]);
     let transport = transport(&[]);
     let names = [program.address.clone()];
@@ -170,10 +170,12 @@ fn a_server_that_stands_still_is_named_within_the_timeout() {
     let own = data(1, DataType::Float32, 100_000);
     let error = all_reduce(&client, &own, DataType::Float32, Op::Sum).unwrap_err().to_string();
     assert!(error.contains(&names[0]) && error.contains("no response for 2 s"), "{error}");
-    assert!(begin.elapsed() >= timeout);
+    // The error is due at the timeout. The maximum allows for a loaded machine.
+    let elapsed = begin.elapsed();
+    assert!(elapsed >= timeout && elapsed < 5 * timeout, "named after {elapsed:?}");
 }
 
-/// Two leaves with a rank each below a server; a leaf has two seconds of patience.
+/// Two leaves with a rank each, and their root. The leaves' timeout is two seconds.
 fn tree() -> (Program, [Program; 2], Vec<Client>) {
     let root = start(&[]);
     let leaf =
@@ -197,7 +199,7 @@ fn reduce_all(clients: &[Client]) -> Vec<Result<Vec<u8>, ClientError>> {
 }
 
 #[test]
-fn a_tree_counts_what_goes_up_and_drains() {
+fn metrics_of_a_leaf_count_upstream_bytes() {
     let (mut root, mut leaves, clients) = tree();
     for sum in reduce_all(&clients) {
         assert_eq!(sum.unwrap(), data(1, DataType::Int32, 300_000));
@@ -221,7 +223,7 @@ fn a_tree_counts_what_goes_up_and_drains() {
 }
 
 #[test]
-fn a_killed_leaf_is_named_to_the_ranks_of_others() {
+fn killed_leaf_is_named_at_the_other_leaf() {
     let (_root, mut leaves, clients) = tree();
     leaves[0].signal(Signal::KILL);
     leaves[0].wait();
@@ -230,7 +232,7 @@ fn a_killed_leaf_is_named_to_the_ranks_of_others() {
 }
 
 #[test]
-fn a_root_that_stands_still_is_named_at_all_leaves() {
+fn stopped_root_is_named_at_all_leaves() {
     let (root, leaves, clients) = tree();
     root.signal(Signal::STOP);
     for (leaf, result) in leaves.iter().zip(reduce_all(&clients)) {
@@ -242,7 +244,7 @@ fn a_root_that_stands_still_is_named_at_all_leaves() {
 }
 
 #[test]
-fn a_straggler_is_no_lost_server() {
+fn late_rank_is_not_taken_for_a_lost_server() {
     let program = start(&[]);
     let transport = transport(&[]);
     let names = [program.address.clone()];
@@ -254,7 +256,7 @@ fn a_straggler_is_no_lost_server() {
     let own = data(1, DataType::Int32, 100_000);
     thread::scope(|scope| {
         let early = scope.spawn(|| all_reduce(&clients[0], &own, DataType::Int32, Op::Max));
-        // Longer than the timeout: the server must be asked whether it lives.
+        // Longer than the timeout: the server's liveness must be probed.
         thread::sleep(Duration::from_millis(2500));
         assert_eq!(all_reduce(&clients[1], &own, DataType::Int32, Op::Max).unwrap(), own);
         assert_eq!(early.join().unwrap().unwrap(), own);
@@ -262,7 +264,7 @@ fn a_straggler_is_no_lost_server() {
 }
 
 #[test]
-fn wrong_options_are_told_what_would_be_right() {
+fn invalid_option_error_names_valid_values() {
     let run = |arguments: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_evenkeel-reduction-server"))
             .args(arguments)

@@ -1,11 +1,11 @@
-//! Results are right, and the same bits whatever the circumstances.
+//! Results are right, and have the same bits in all configurations.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use std::{env, fs, process, thread};
 
 use evenkeel_reduction_kernels::{DataType, Op};
-use evenkeel_reduction_server::Options;
+use evenkeel_reduction_server::ServerOptions;
 use evenkeel_testkit::TestRng;
 
 use crate::harness::{
@@ -13,10 +13,10 @@ use crate::harness::{
     server_with, transport,
 };
 
-/// Sizes around everything that is a boundary: elements, alignment, what comes with a header, pieces.
+/// Sizes around all boundaries: elements, alignment, payload in the header's message, pieces.
 const SIZES: [usize; 8] = [8, 128, 1000, 8192, 8200, 100_000, 262_152, 3 << 20];
 
-/// Sums that depend on the order of the ranks, and what cannot.
+/// Sums, which depend on the order of the ranks, and reductions that do not.
 const REDUCTIONS: [(DataType, Op); 6] = [
     (DataType::Float32, Op::Sum),
     (DataType::Float64, Op::Sum),
@@ -26,8 +26,8 @@ const REDUCTIONS: [(DataType, Op); 6] = [
     (DataType::Int32, Op::Max),
 ];
 
-/// Data of which a sum shows the order: halves are so large or so small that float32 has room for one of both, and large
-/// ones often cancel out.
+/// Data whose sum depends on the order of additions: float32 cannot hold the sum of a large and a small number, and large
+/// numbers often cancel out.
 fn sensitive(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
     let [large, small] = match kind {
         DataType::Float16 => [0x7800u16, 0x0004],
@@ -43,22 +43,22 @@ fn sensitive(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
     (0..bytes / 2).flat_map(|_| half()).collect()
 }
 
-/// What may differ from job to job, and must not show.
+/// What may differ from job to job without an effect on results.
 #[derive(Clone, Copy)]
-struct Circumstances {
+struct Config {
     servers: usize,
     /// Of each server.
     threads: usize,
-    /// Less means smaller pieces.
+    /// With less memory, pieces are smaller.
     memory: u64,
-    /// Servers that an operation is cut over.
+    /// Maximum number of servers that an operation is split over.
     split: &'static str,
-    /// Bytes of an operation; a vector that is longer is reduced by several.
+    /// Maximum size of an operation; a longer vector is reduced by several.
     operation: usize,
 }
 
-/// All ranks reduce vectors of all sizes in all ways; gives the results.
-fn results(of: Circumstances, ranks: u32) -> Vec<Vec<u8>> {
+/// All ranks reduce vectors of all sizes with all reductions. Returns the results.
+fn results(of: Config, ranks: u32) -> Vec<Vec<u8>> {
     let servers: Vec<_> =
         (0..of.servers).map(|_| server_with(of.memory, of.threads, &[])).collect();
     let names = names(&servers);
@@ -75,7 +75,7 @@ fn results(of: Circumstances, ranks: u32) -> Vec<Vec<u8>> {
                     for (kind, op) in REDUCTIONS {
                         let data =
                             |rank| sensitive(u64::from(rank) * 100 + round as u64, kind, size);
-                        // Ranks come at different times, in another order each time.
+                        // Ranks begin at different times, in another order each time.
                         (0..rng.below(50)).for_each(|_| thread::yield_now());
                         let parts = data(member.rank);
                         let parts = parts.chunks(of.operation);
@@ -98,19 +98,14 @@ fn results(of: Circumstances, ranks: u32) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn results_are_the_same_bits_whatever_the_servers_the_threads_and_the_pieces() {
-    let usual = Circumstances {
-        servers: 1,
-        threads: 1,
-        memory: 256 << 20,
-        split: "64",
-        operation: usize::MAX,
-    };
+fn sums_have_the_same_bits_in_all_configs() {
+    let default =
+        Config { servers: 1, threads: 1, memory: 256 << 20, split: "64", operation: usize::MAX };
     let mut seen: Vec<_> = [
-        usual,
-        Circumstances { servers: 2, threads: 3, ..usual },
-        Circumstances { servers: 3, memory: 8 << 20, split: "2", ..usual },
-        Circumstances { threads: 4, memory: 4 << 20, operation: 64 << 10, ..usual },
+        default,
+        Config { servers: 2, threads: 3, ..default },
+        Config { servers: 3, memory: 8 << 20, split: "2", ..default },
+        Config { threads: 4, memory: 4 << 20, operation: 64 << 10, ..default },
     ]
     .into_iter()
     .map(|of| results(of, 3))
@@ -121,7 +116,7 @@ fn results_are_the_same_bits_whatever_the_servers_the_threads_and_the_pieces() {
 
 /// Otherwise the test above would prove nothing.
 #[test]
-fn the_order_of_ranks_matters_to_what_is_compared() {
+fn sums_depend_on_the_order_of_ranks() {
     for (kind, op) in REDUCTIONS {
         let [a, b, c] = [0, 100, 200].map(|seed| sensitive(seed, kind, 100_000));
         let sum = expected(kind, op, &[a.clone(), b.clone(), c.clone()]);
@@ -133,7 +128,7 @@ fn the_order_of_ranks_matters_to_what_is_compared() {
 }
 
 #[test]
-fn one_rank_alone_gets_its_own_back() {
+fn sum_of_one_rank_is_its_own_vector() {
     let servers = [server()];
     let client = join(&transport(&[]), &names(&servers), &members(1, "alone")[0]);
     let own = data(1, DataType::Bfloat16, 300_000);
@@ -142,7 +137,7 @@ fn one_rank_alone_gets_its_own_back() {
 }
 
 #[test]
-fn ranks_and_communicators_may_be_out_of_step() {
+fn sums_are_right_when_ranks_are_out_of_step() {
     const ROUNDS: u64 = 20;
     let servers = [server(), server()];
     let transport = transport(&[]);
@@ -178,7 +173,7 @@ fn ranks_and_communicators_may_be_out_of_step() {
 }
 
 #[test]
-fn sixty_four_jobs_stay_within_the_memory_given() {
+fn memory_stays_within_its_limit_with_64_jobs() {
     const MEMORY: u64 = 16 << 20;
     let server = Arc::new(server_with(MEMORY, 2, &[]));
     let servers = vec![server.address().to_string()];
@@ -212,11 +207,11 @@ fn sixty_four_jobs_stay_within_the_memory_given() {
     for job in jobs {
         job.join().unwrap();
     }
-    let (_, most) = server.memory();
-    assert!(most <= MEMORY && most > MEMORY / 8, "{most} of {MEMORY} bytes");
+    let (_, peak) = server.memory();
+    assert!(peak <= MEMORY && peak > MEMORY / 8, "{peak} of {MEMORY} bytes");
 }
 
-/// Finishes both of two operations, whose clients move only while they are asked.
+/// Finishes two operations at the same time: each client makes progress only while it is polled.
 fn both(running: Vec<crate::harness::Running<'_>>) -> Vec<Vec<u8>> {
     thread::scope(|scope| {
         let threads: Vec<_> =
@@ -226,7 +221,7 @@ fn both(running: Vec<crate::harness::Running<'_>>) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_rank_does_not_run_far_ahead_of_a_slow_one() {
+fn window_of_a_rank_shrinks_beside_a_slow_one() {
     const OPERATIONS: usize = 32;
     let server = server();
     let path = env::temp_dir().join("ahead-of-a-slow-rank");
@@ -238,14 +233,13 @@ fn a_rank_does_not_run_far_ahead_of_a_slow_one() {
         thread::spawn(move || {
             let client = join(&transport(&[]), &names, &slow);
             for _ in 0..OPERATIONS {
-                // This is how slow it is.
                 thread::sleep(Duration::from_millis(20));
                 all_reduce(&client, &one, DataType::Float32, Op::Sum).unwrap();
             }
         })
     };
-    let noted = [("EVENKEEL_REDUCTION_TIMELINE", path.to_str().unwrap())];
-    let client = join(&transport(&noted), &names, &fast);
+    let recorded = [("EVENKEEL_REDUCTION_TIMELINE", path.to_str().unwrap())];
+    let client = join(&transport(&recorded), &names, &fast);
     let begun: Vec<_> = (0..OPERATIONS)
         .map(|_| begin(&client, &one, DataType::Float32, Op::Sum).unwrap())
         .collect();
@@ -260,20 +254,22 @@ fn a_rank_does_not_run_far_ahead_of_a_slow_one() {
     let pieces: Vec<_> =
         lines.lines().map(|line| [span(line, "send")[0], span(line, "recv")[1]]).collect();
     assert_eq!(pieces.len(), OPERATIONS);
-    // Those that were on their way when one of the last came back, itself included.
-    let flying =
+    // Number of pieces in flight when one completed, itself included.
+    let in_flight =
         |end: f64| pieces.iter().filter(|[begun, back]| *begun < end && *back >= end).count();
-    let ahead: Vec<_> = pieces[OPERATIONS - 12..].iter().map(|[_, back]| flying(*back)).collect();
-    assert!(flying(pieces[0][1]) > 8, "at first it does");
+    let ahead: Vec<_> =
+        pieces[OPERATIONS - 12..].iter().map(|[_, back]| in_flight(*back)).collect();
+    assert!(in_flight(pieces[0][1]) > 8, "the window is not used");
     assert!(ahead.iter().all(|ahead| *ahead <= 6), "{ahead:?}");
 }
 
 #[test]
-fn pieces_come_while_others_are_reduced_and_sent() {
-    let path = env::temp_dir().join(format!("passages.{}", process::id()));
-    let server = server_at(&Options { timeline: Some(path.clone()), ..options(256 << 20, 1) });
+fn pieces_are_received_while_others_are_reduced_and_sent() {
+    let path = env::temp_dir().join(format!("timeline.{}", process::id()));
+    let server =
+        server_at(&ServerOptions { timeline: Some(path.clone()), ..options(256 << 20, 1) });
     let names = names(&[&server]);
-    let ranks: Vec<_> = members(2, "passages")
+    let ranks: Vec<_> = members(2, "timeline")
         .into_iter()
         .map(|member| {
             let names = names.clone();
@@ -296,7 +292,7 @@ fn pieces_come_while_others_are_reduced_and_sent() {
             let others = pieces.iter().filter(|other| *other != piece);
             others.map(|other| span(other, "recv")).any(|recv| recv[0] < begin && end < recv[1])
         });
-        assert!(overlap, "nothing comes during {step}");
+        assert!(overlap, "nothing is received during {step}");
     }
 }
 

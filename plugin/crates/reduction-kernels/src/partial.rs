@@ -1,14 +1,14 @@
-//! Partial results that are not rounded yet: a tree reduces in several places and rounds at the end, in one.
+//! Partial results, which are not rounded: a tree of servers reduces in several places, and rounds once, at the end.
 
 use crate::float::{BFLOAT16, E4M3, E5M2, FLOAT16, NAN32};
 use crate::{DataType, Op, ReduceError, check};
 
-/// Elements whose partial results wait in the first cache.
+/// Number of elements whose accumulators fit into the L1 cache.
 const TILE: usize = 1024;
 
-/// The type that a partial result must have so that nothing is rounded before the end: float32 for sums and products of
-/// narrower floats. None where partial results have the elements' own type.
-pub fn wide(kind: DataType, op: Op) -> Option<DataType> {
+/// The type of partial results, so that nothing is rounded before the end: float32 for sums and products of narrower floats.
+/// `None` where partial results have the elements' own type.
+pub fn partial_type(kind: DataType, op: Op) -> Option<DataType> {
     let rounds = matches!(op, Op::Sum | Op::Prod);
     let narrow = matches!(
         kind,
@@ -17,20 +17,20 @@ pub fn wide(kind: DataType, op: Op) -> Option<DataType> {
     (rounds && narrow).then_some(DataType::Float32)
 }
 
-/// As [`crate::reduce`], but for the rounding: `into` holds an element of type [`wide`] for each one of the sources.
+/// As [`crate::reduce`], without rounding: `into` holds an element of type [`partial_type`] for each element of a source.
 ///
 /// # Errors
-/// As [`crate::reduce`], where the result counts as if it had the sources' type.
+/// As [`crate::reduce`]; lengths are compared in elements.
 ///
 /// # Panics
-/// When there is no wide type.
-pub fn reduce_wide(
+/// When there is no partial type.
+pub fn reduce_partial(
     kind: DataType,
     op: Op,
     sources: &[&[u8]],
     into: &mut [u8],
 ) -> Result<(), ReduceError> {
-    assert!(wide(kind, op).is_some(), "{op:?} of {kind:?} has no wide type");
+    assert!(partial_type(kind, op).is_some(), "{op:?} of {kind:?} has no partial type");
     let widened = size_of::<f32>() / kind.bytes();
     if !into.len().is_multiple_of(size_of::<f32>()) {
         let element = size_of::<f32>();
@@ -53,15 +53,15 @@ pub fn reduce_wide(
     Ok(())
 }
 
-/// Rounds what [`reduce_wide`] gave, or a reduction of such results, to elements of type `kind`.
+/// Rounds the result of [`reduce_partial`], or a reduction of such results, to elements of type `kind`.
 ///
 /// # Errors
-/// When `into` does not hold a whole number of elements, or `from` one for each of them. Nothing is written then.
+/// When `into` does not hold a whole number of elements, or `from` holds another number of them. Nothing is written then.
 ///
 /// # Panics
 /// When `kind` is not narrower than float32.
-pub fn narrow(kind: DataType, from: &[u8], into: &mut [u8]) -> Result<(), ReduceError> {
-    assert!(wide(kind, Op::Sum).is_some(), "{kind:?} is not narrow");
+pub fn round_partial(kind: DataType, from: &[u8], into: &mut [u8]) -> Result<(), ReduceError> {
+    assert!(partial_type(kind, Op::Sum).is_some(), "{kind:?} is not narrow");
     let (bytes, element) = (into.len(), kind.bytes());
     if !bytes.is_multiple_of(element) {
         return Err(ReduceError::PartialElement { bytes, element });
@@ -80,7 +80,7 @@ pub fn narrow(kind: DataType, from: &[u8], into: &mut [u8]) -> Result<(), Reduce
     Ok(())
 }
 
-/// Each call is a loop of its own, compiled for one format and one reduction.
+/// The compiler makes a loop for each format and reduction.
 #[inline(always)]
 fn fold<const N: usize>(
     op: Op,
@@ -102,19 +102,19 @@ fn fold_by<const N: usize>(
     combine: impl Fn(f32, f32) -> f32 + Copy,
 ) {
     let Some((first, rest)) = sources.split_first() else { return };
-    let mut waiting = [0f32; TILE];
+    let mut accumulators = [0f32; TILE];
     for (tile, into) in into.as_chunks_mut::<4>().0.chunks_mut(TILE).enumerate() {
-        let waiting = &mut waiting[..into.len()];
+        let accumulators = &mut accumulators[..into.len()];
         let begin = tile * TILE;
-        for (acc, code) in waiting.iter_mut().zip(&first.as_chunks::<N>().0[begin..]) {
+        for (acc, code) in accumulators.iter_mut().zip(&first.as_chunks::<N>().0[begin..]) {
             *acc = load(*code);
         }
         for source in rest {
-            for (acc, code) in waiting.iter_mut().zip(&source.as_chunks::<N>().0[begin..]) {
+            for (acc, code) in accumulators.iter_mut().zip(&source.as_chunks::<N>().0[begin..]) {
                 *acc = combine(*acc, load(*code));
             }
         }
-        for (into, acc) in into.iter_mut().zip(waiting) {
+        for (into, acc) in into.iter_mut().zip(accumulators) {
             *into = if acc.is_nan() { NAN32 } else { acc.to_bits() }.to_ne_bytes();
         }
     }
@@ -135,9 +135,9 @@ mod tests {
     const NARROW: [DataType; 4] =
         [DataType::Float16, DataType::Bfloat16, DataType::Float8E4m3, DataType::Float8E5m2];
 
-    /// In two steps it is what it is in one: all codes meet all special ones, over several tiles.
+    /// Two steps give the result of one step: all codes are combined with all special ones, over several tiles.
     #[test]
-    fn what_is_rounded_later_is_what_is_rounded_at_once() {
+    fn partial_results_round_to_the_reference() {
         let codes = 3 * TILE + 7;
         for kind in NARROW {
             let of = |step: usize, top: &[u8]| -> Vec<u8> {
@@ -156,9 +156,9 @@ mod tests {
             for op in [Op::Sum, Op::Prod] {
                 for count in 1..=sources.len() {
                     let mut partial = vec![0xee; codes * 4];
-                    reduce_wide(kind, op, &sources[..count], &mut partial).unwrap();
+                    reduce_partial(kind, op, &sources[..count], &mut partial).unwrap();
                     let mut got = vec![0xee; codes * kind.bytes()];
-                    narrow(kind, &partial, &mut got).unwrap();
+                    round_partial(kind, &partial, &mut got).unwrap();
                     let mut want = vec![0; got.len()];
                     reference::reduce(kind, op, &sources[..count], &mut want).unwrap();
                     assert!(got == want, "{op:?} of {count} of {kind:?}");
@@ -168,32 +168,36 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_rounded_in_between() {
-        // 2048 + 1 is no float16, 2048 + 1 + 1 is.
+    fn partial_results_are_not_rounded() {
+        // float16 has no 2049, but 2050.
         let [start, one, sum] = [0x6800u16, 0x3c00, 0x6801].map(u16::to_ne_bytes);
         let (mut left, mut right) = ([0; 4], [0; 4]);
-        reduce_wide(DataType::Float16, Op::Sum, &[&start, &one], &mut left).unwrap();
-        reduce_wide(DataType::Float16, Op::Sum, &[&one], &mut right).unwrap();
+        reduce_partial(DataType::Float16, Op::Sum, &[&start, &one], &mut left).unwrap();
+        reduce_partial(DataType::Float16, Op::Sum, &[&one], &mut right).unwrap();
         crate::reduce_in_place(DataType::Float32, Op::Sum, &mut left, &[&right]).unwrap();
         let mut rounded = [0; 2];
-        narrow(DataType::Float16, &left, &mut rounded).unwrap();
+        round_partial(DataType::Float16, &left, &mut rounded).unwrap();
         assert_eq!(rounded, sum);
     }
 
     #[test]
-    fn only_sums_and_products_of_narrow_floats_are_wide() {
+    fn partial_type_is_for_sums_and_products_of_narrow_floats() {
         for kind in DataType::ALL {
             for op in Op::ALL {
                 let want = NARROW.contains(&kind) && matches!(op, Op::Sum | Op::Prod);
-                assert_eq!(wide(kind, op), want.then_some(DataType::Float32), "{op:?} of {kind:?}");
+                assert_eq!(
+                    partial_type(kind, op),
+                    want.then_some(DataType::Float32),
+                    "{op:?} of {kind:?}"
+                );
             }
         }
     }
 
     #[test]
-    fn wrong_lengths_are_errors() {
+    fn partial_results_of_wrong_length_are_errors() {
         let sum = |sources: &[&[u8]], into: &mut [u8]| {
-            reduce_wide(DataType::Float16, Op::Sum, sources, into).unwrap_err()
+            reduce_partial(DataType::Float16, Op::Sum, sources, into).unwrap_err()
         };
         let mut into = [0; 8];
         assert_eq!(sum(&[], &mut into), ReduceError::NoSource);
@@ -202,9 +206,9 @@ mod tests {
         let error = ReduceError::PartialElement { bytes: 6, element: 4 };
         assert_eq!(sum(&[&[0; 3]], &mut into[..6]), error);
         let error = ReduceError::Length { source_index: 0, has: 4, want: 16 };
-        assert_eq!(narrow(DataType::Float16, &[0; 4], &mut into), Err(error));
+        assert_eq!(round_partial(DataType::Float16, &[0; 4], &mut into), Err(error));
         let error = ReduceError::PartialElement { bytes: 3, element: 2 };
-        assert_eq!(narrow(DataType::Float16, &[0; 4], &mut into[..3]), Err(error));
+        assert_eq!(round_partial(DataType::Float16, &[0; 4], &mut into[..3]), Err(error));
         assert_eq!(into, [0; 8]);
     }
 }
