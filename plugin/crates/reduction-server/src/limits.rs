@@ -12,8 +12,8 @@ pub const PIECE_BYTES: u64 = 256 << 10;
 pub const MIN_PIECE_BYTES: u64 = 16 << 10;
 /// The size of pieces is chosen so that one piece of each of this many communicators fits into memory.
 const TARGET_COMMUNICATORS: u64 = 128;
-/// Maximum size of the copies, per connection, of small messages that the rank has not acknowledged.
-pub(crate) const COPIES_BYTES: usize = 32 << 10;
+/// Maximum size of a connection's retransmit buffer: small messages that the rank has not acknowledged.
+pub(crate) const RETRANSMIT_BYTES: usize = 32 << 10;
 /// How long a communicator that failed is kept, so that its ranks receive the reason.
 pub(crate) const FAILURE_RETENTION: Duration = Duration::from_secs(10);
 /// Maximum growth of a piece on its way upstream: fp8 travels as float32.
@@ -32,11 +32,12 @@ pub(crate) fn slot_bytes(piece_bytes: u64, ranks: u32, upstream_servers: usize) 
     piece_bytes * u64::from(ranks) + upstream + MESSAGE_BYTES as u64
 }
 
-/// The memory that a communicator has for as long as it exists: messages and copies of the connections with ranks and upstream
-/// servers, and one slot.
+/// The memory that a communicator has for as long as it exists: messages and retransmit buffers of the connections with ranks and
+/// upstream servers, and one slot.
 pub(crate) fn communicator_bytes(piece_bytes: u64, ranks: u32, upstream_servers: usize) -> u64 {
-    let ranks_bytes = u64::from(ranks) * (MESSAGE_BYTES + COPIES_BYTES) as u64;
+    let ranks_bytes = u64::from(ranks) * (MESSAGE_BYTES + RETRANSMIT_BYTES) as u64;
     // For each open piece, its header and that of the result.
-    let upstream_bytes = upstream_servers * (2 * MAX_OPEN_PIECES * MESSAGE_BYTES + COPIES_BYTES);
+    let upstream_bytes =
+        upstream_servers * (2 * MAX_OPEN_PIECES * MESSAGE_BYTES + RETRANSMIT_BYTES);
     slot_bytes(piece_bytes, ranks, upstream_servers) + ranks_bytes + upstream_bytes as u64
 }

@@ -13,7 +13,7 @@ use evenkeel_transport::{Error, Exporter, Listener, Log, Settings, Transport};
 
 use crate::accept::{Acceptor, Waker};
 use crate::context::Context;
-use crate::limits::{COPIES_BYTES, communicator_bytes, piece_bytes};
+use crate::limits::{RETRANSMIT_BYTES, communicator_bytes, piece_bytes};
 use crate::memory_budget::MemoryBudget;
 use crate::metrics::{Metrics, MetricsPages};
 use crate::pool::TaskPool;
@@ -59,13 +59,8 @@ impl Server {
         options: &ServerOptions,
         log: Arc<dyn Log>,
     ) -> Result<Self, ServerError> {
-<<<<<<< HEAD
-        settings.limit_retransmit_buffer(COPIES_BYTES);
-        let least = base_bytes(chunk_bytes(options.memory, options.piece, 2), 2, 0);
-=======
-        settings.bound_copies(COPIES_BYTES);
+        settings.limit_retransmit_buffer(RETRANSMIT_BYTES);
         let least = communicator_bytes(piece_bytes(options.memory, options.piece, 2), 2, 0);
->>>>>>> 79d74cf (Reduction server: rooms for communicator, upstream, registry and acceptor without import circles; the field's words in server and kernels)
         if options.memory < least {
             return Err(ServerError::Memory { given: options.memory, least });
         }

@@ -16,7 +16,7 @@ use std::time::Instant;
 use evenkeel_reduction::Member;
 use evenkeel_reduction::client::JoinedServer;
 use evenkeel_transport::sync::lock;
-use evenkeel_transport::{Notify, RecvConnection, SendConnection, soon};
+use evenkeel_transport::{Notify, RecvConnection, SendConnection, defer_on_worker};
 
 use crate::context::Context;
 use crate::memory_budget::MemoryGrant;
@@ -140,7 +140,7 @@ impl Communicator {
             return;
         }
         let communicator = Arc::clone(self);
-        if !soon(move || communicator.drive_on_transport()) {
+        if !defer_on_worker(move || communicator.drive_on_transport()) {
             self.drive_on_pool();
         }
     }
