@@ -80,7 +80,7 @@ impl FlowCount {
     }
 
     /// Whether the paths limit the rate, as far as is known.
-    pub fn paths_matter(&self) -> bool {
+    pub fn is_limited_by_paths(&self) -> bool {
         self.in_use == self.max && (self.load <= BUSY || self.failed_trials >= MIN_FAILED_TRIALS)
     }
 
@@ -194,7 +194,7 @@ mod tests {
         for model in [PATHS_ARE_THE_LIMIT, BOTH] {
             let mut run = Run::new(4);
             run.go(model, Duration::from_millis(600));
-            assert!(run.flow_count.paths_matter());
+            assert!(run.flow_count.is_limited_by_paths());
             let used = run.go(model, Duration::from_secs(20));
             assert!(used[4] > 0.98, "{used:?}");
         }
@@ -205,7 +205,7 @@ mod tests {
         let mut run = Run::new(4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
         assert_eq!(run.flow_count.in_use(), 1);
-        assert!(!run.flow_count.paths_matter());
+        assert!(!run.flow_count.is_limited_by_paths());
         run.go(PATHS_ARE_THE_LIMIT, Duration::from_millis(600));
         assert_eq!(run.flow_count.in_use(), 4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));

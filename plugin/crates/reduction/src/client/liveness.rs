@@ -79,16 +79,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
-    use evenkeel_transport::{Log, Settings, Transport};
+    use evenkeel_transport::{NullLog, Settings, Transport};
 
     use super::*;
-
-    struct NullLog;
-
-    impl Log for NullLog {
-        fn warn(&self, _line: &str) {}
-        fn info(&self, _line: &str) {}
-    }
 
     /// Another program answers at the server's address.
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct FlowCountController {
     /// Bytes that all have carried.
     carried: AtomicU64,
     flows: AtomicUsize,
-    paths_matter: AtomicBool,
+    is_limited_by_paths: AtomicBool,
     count: Mutex<FlowCount>,
 }
 
@@ -28,7 +28,7 @@ impl FlowCountController {
             epoch: Instant::now(),
             carried: AtomicU64::new(0),
             flows: AtomicUsize::new(flows),
-            paths_matter: AtomicBool::new(true),
+            is_limited_by_paths: AtomicBool::new(true),
             count: Mutex::new(FlowCount::new(flows)),
         }
     }
@@ -39,8 +39,8 @@ impl FlowCountController {
     }
 
     /// Whether other paths might be of use: not where the hosts are the limit.
-    pub(crate) fn paths_matter(&self) -> bool {
-        self.paths_matter.load(Ordering::Relaxed)
+    pub(crate) fn is_limited_by_paths(&self) -> bool {
+        self.is_limited_by_paths.load(Ordering::Relaxed)
     }
 
     /// One of them has carried so many bytes.
@@ -60,7 +60,7 @@ impl FlowCountController {
         if count.tick(self.epoch.elapsed(), carried, worked) {
             self.flows.store(count.in_use(), Ordering::Relaxed);
         }
-        self.paths_matter.store(count.paths_matter(), Ordering::Relaxed);
+        self.is_limited_by_paths.store(count.is_limited_by_paths(), Ordering::Relaxed);
     }
 }
 

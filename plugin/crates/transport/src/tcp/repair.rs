@@ -208,7 +208,7 @@ impl TcpSender {
         if !repair.dials.is_empty() && !some_have_come {
             return;
         }
-        let limited = busy && self.flow_count.paths_matter();
+        let limited = busy && self.flow_count.is_limited_by_paths();
         match repair.repath.tick(now - self.epoch(), limited, &carried) {
             RepathAction::Nothing => {}
             RepathAction::Open(count) => {
