@@ -1,4 +1,4 @@
-/* An all-reduce between processes, started by any launcher:
+/* An all-reduce between processes, started by a launcher:
  *
  *   cc allreduce.c -levenkeel -o allreduce
  *   evenkeel-run -n 4 ./allreduce
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Whom to look at, and whether it is worth trying again, is told by the evenkeel_last_error_ functions. */
+/* The evenkeel_last_error_ functions return the ranks that caused the error, and whether the group still works. */
 static void check(evenkeel_status status) {
   if (status != EVENKEEL_OK) {
     fprintf(stderr, "allreduce: %s\n", evenkeel_last_error());

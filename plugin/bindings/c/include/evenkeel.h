@@ -1,19 +1,20 @@
 /* Evenkeel: collective operations between processes, from C.
  *
- * Made of the library's sources; do not edit.
+ * Generated from the library's sources; do not edit.
  *
- * A group is a set of processes (or threads) with numbers, the ranks. They find each other through a store and reach each other
- * by TCP or, on one host, through shared memory. All ranks of a group call the same operations in the same order.
+ * A group is a set of processes (or threads), each with a number, its rank. The ranks find each other through a store and reach
+ * each other by TCP or, on one host, through shared memory. All ranks of a group call the same operations in the same order.
  *
- * Every function that can fail gives a status. When that is not EVENKEEL_OK, evenkeel_last_error() says in one line what went
- * wrong, for the calling thread, until that thread's next call.
+ * Every function that can fail returns a status. If it is not EVENKEEL_OK, evenkeel_last_error() returns what went wrong in one
+ * line, for the calling thread, until that thread's next call.
  *
- * Pointers: to a group or store, what this library gave and did not free. To data, as many bytes as the call is told of, which
- * nobody else changes, and nobody reads what is written, until the call returns; NULL where there are none. Buffers of one call
- * must not overlap. Texts are UTF-8 and end in a zero byte. An object is written through a pointer only when the call succeeds.
+ * Pointers to groups and stores must come from this library and not have been freed. Pointers to data must be valid for the number
+ * of bytes in the call. No other thread may change the data, or read what the call writes, until the call returns. The pointer may
+ * be NULL when there is no data. Buffers of one call must not overlap. Strings are UTF-8 and end in a zero byte. An object is
+ * written through a pointer only when the call succeeds.
  *
- * Threads: a group can be used by several threads at a time, with a tag of its own for each. Groups and stores must not be freed
- * while another thread uses them. After fork() only the parent may go on.
+ * Several threads can use a group at a time, each with its own tag. Groups and stores must not be freed while another thread uses
+ * them. After fork() only the parent may use the library.
  */
 
 
@@ -25,7 +26,7 @@
 #include <stdint.h>
 
 /**
- * Signed, 8 bits. (The numbers of types and reductions are NCCL's.)
+ * Signed, 8 bits. (Types and reductions have the same numbers as in NCCL.)
  */
 #define EVENKEEL_INT8 0
 
@@ -95,22 +96,22 @@
 #define EVENKEEL_PROD 1
 
 /**
- * The largest.
+ * Maximum.
  */
 #define EVENKEEL_MAX 2
 
 /**
- * The smallest.
+ * Minimum.
  */
 #define EVENKEEL_MIN 3
 
 /**
- * One rank's part in a group.
+ * A rank's membership in a group.
  */
 typedef struct evenkeel_group evenkeel_group;
 
 /**
- * Where ranks find each other.
+ * A store, in which ranks find each other.
  */
 typedef struct evenkeel_store evenkeel_store;
 
@@ -120,8 +121,8 @@ typedef struct evenkeel_store evenkeel_store;
 typedef int32_t evenkeel_status;
 
 /**
- * How an operation is to be done. All ranks must say the same, but for the timeout. Filled with zeros, or NULL in its place, it
- * asks for nothing special.
+ * The options of a call. All ranks must pass the same, except for the timeout. Zeros, or NULL instead of the options, are the
+ * defaults.
  */
 typedef struct {
   /**
@@ -129,19 +130,19 @@ typedef struct {
    */
   uint32_t tag;
   /**
-   * Seconds for which nothing may move in it; 0: the group's timeout.
+   * Seconds for which the operation may make no progress; 0: the group's timeout.
    */
   double timeout;
   /**
-   * The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling" or "bcube". NULL: chosen by
-   * the number of ranks and bytes.
+   * The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube" or "hierarchical".
+   * NULL: selected by the number of ranks and bytes.
    */
   const char *algorithm;
 } evenkeel_call;
 
 /**
- * A reduction of your own: combines `count` elements of `other` into those of `into`. Elements may have any alignment. It must not
- * matter in which order, or which of two is first. It is called by any thread, by several at a time, and must return.
+ * A custom reduction: combines `count` elements of `other` into those of `into`. Elements may have any alignment. The reduction must
+ * be associative and commutative. It is called from any thread, by several at a time, and must return.
  */
 typedef void (*evenkeel_combine)(void *into, const void *other, size_t count, void *context);
 
@@ -195,64 +196,62 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * The library's version, such as "0.1.0".
+ * The version of the library, such as "0.1.0".
  */
 const char *evenkeel_version(void);
 
 /**
- * What went wrong in the last call of this thread that failed, in one line; empty if none has. Good until the thread's next
+ * The error of the last call of this thread that failed, in one line; empty if none has failed. Valid until the thread's next
  * call.
  */
 const char *evenkeel_last_error(void);
 
 /**
- * The ranks that caused what evenkeel_last_error says, as far as that is known: writes up to `room` of them, and gives how many
- * there are.
+ * The ranks that caused the last error, as far as known. Writes up to `room` of them, and returns their number.
  */
-size_t evenkeel_last_error_ranks(size_t *ranks,
-                                 size_t room);
+size_t evenkeel_last_error_ranks(size_t *ranks, size_t room);
 
 /**
- * Whether the group that was used can be used on after what evenkeel_last_error says. If not, every later call with it gives
- * the error that ended it: free it, and make another one.
+ * Whether the group is still usable after the last error. If not, every later call returns the error that ended the group: free
+ * it, and make another one.
  */
 bool evenkeel_last_error_group_usable(void);
 
 /**
- * Opens a store by its address: "file:/path/of/a/folder", "tcp://host:port" (as evenkeel-run and evenkeel_group_join_launched
- * serve it) or "redis://host:port"; waits for its server no longer than `timeout` seconds.
+ * Opens a store by its address: "file:/path/of/a/folder", "tcp://host:port" (served by evenkeel-run or
+ * evenkeel_group_join_launched) or "redis://host:port". Waits for its server for up to `timeout` seconds.
  */
-evenkeel_status evenkeel_store_open(const char *address,
-                                    double timeout,
-                                    evenkeel_store **store);
+evenkeel_status evenkeel_store_open(const char *address, double timeout, evenkeel_store **store);
 
 /**
- * Makes a store in this process's memory, for ranks that are threads.
+ * Creates a store in this process's memory, for ranks that are threads.
  */
 evenkeel_status evenkeel_store_memory(evenkeel_store **store);
 
 /**
- * The part of a store whose names begin with `prefix` and a slash: several jobs, or groups, can share a store so. The first
- * store may be freed before.
+ * Creates a store of the names that begin with `prefix` and a slash in another store, so that several jobs or groups can share
+ * that store. The other store may be freed first.
  */
 evenkeel_status evenkeel_store_prefix(const evenkeel_store *store,
                                       const char *prefix,
                                       evenkeel_store **part);
 
 /**
- * Frees a store. Groups that have met in it do not need it. NULL is none.
+ * Frees a store. Groups that have joined through it do not need it any more. NULL is ignored.
  */
 void evenkeel_store_free(evenkeel_store *store);
 
 /**
- * Joins the group of all `size` ranks that meet in this store, as rank `rank`. Returns once all have.
+ * Joins the group of all `size` ranks that find each other in this store, as rank `rank`. Returns once all ranks have joined.
  *
- * `transport` is how the ranks reach each other, the same for all: "tcp", "tcp:INTERFACE" (such as "tcp:eth0"), "shm", shared
- * memory of one host, "auto" or "auto:INTERFACE", shared memory within hosts and TCP between them, or "tls" or "tls:INTERFACE",
- * encrypted TCP between ranks that show certificates; NULL is "tcp". Environment variables set TCP, the same as for the NCCL
- * plugin, and name the PEM files for TLS: EVENKEEL_TLS_CERT (this rank's certificate), EVENKEEL_TLS_KEY (its key) and
- * EVENKEEL_TLS_CA (the certificates of the authority that has signed all ranks', or a folder of them). `timeout` is how many seconds to wait for the others, and the group's
- * timeout from then on. A store may be used for one group at a time and under one prefix.
+ * `transport` is how the ranks reach each other, the same for all: "tcp" or "tcp:INTERFACE" (such as "tcp:eth0"); "shm", shared
+ * memory on one host; "auto" or "auto:INTERFACE", shared memory within hosts and TCP between them; or "tls" or "tls:INTERFACE", TCP
+ * with TLS between ranks that authenticate by certificate. NULL is "tcp". The environment variables of the NCCL plugin set TCP.
+ * Others name the PEM files for TLS: EVENKEEL_TLS_CERT (this rank's certificate), EVENKEEL_TLS_KEY (its key) and EVENKEEL_TLS_CA
+ * (the certificates of the authority that signed the certificates of all ranks, or a folder of them).
+ *
+ * `timeout` is how many seconds to wait for the other ranks, and the group's timeout from then on. Groups that exist at the same
+ * time need separate stores or prefixes.
  */
 evenkeel_status evenkeel_group_join(const evenkeel_store *store,
                                     size_t rank,
@@ -262,9 +261,9 @@ evenkeel_status evenkeel_group_join(const evenkeel_store *store,
                                     evenkeel_group **group);
 
 /**
- * Joins the group of this name of all ranks that a launcher has started: evenkeel-run, torchrun, mpirun, srun. The environment
- * says which rank this is, and where to meet: EVENKEEL_STORE, or MASTER_ADDR and MASTER_PORT, where rank 0 serves a store.
- * Groups that live at the same time have different names. The rest is as for evenkeel_group_join.
+ * Joins the group of this name of all ranks that a launcher has started: evenkeel-run, torchrun, mpirun or srun. The environment
+ * has this process's rank, and the store: EVENKEEL_STORE, or MASTER_ADDR and MASTER_PORT, where rank 0 serves one. Groups that
+ * exist at the same time need different names. The rest is as for evenkeel_group_join.
  */
 evenkeel_status evenkeel_group_join_launched(const char *name,
                                              const char *transport,
@@ -272,35 +271,35 @@ evenkeel_status evenkeel_group_join_launched(const char *name,
                                              evenkeel_group **group);
 
 /**
- * Leaves a group and frees it. Waits up to a second until the others have what this rank sent; they go on as long as they need
- * nothing more from it. NULL is none.
+ * Leaves a group and frees it. Waits up to a second until the other ranks have what this rank sent. They continue as long as they
+ * need nothing more from it. NULL is ignored.
  */
 void evenkeel_group_free(evenkeel_group *group);
 
 /**
- * This process's number in the group, from 0; SIZE_MAX for NULL.
+ * This process's rank in the group, from 0; SIZE_MAX for NULL.
  */
 size_t evenkeel_group_rank(const evenkeel_group *group);
 
 /**
- * How many ranks there are; 0 for NULL.
+ * The number of ranks; 0 for NULL.
  */
 size_t evenkeel_group_size(const evenkeel_group *group);
 
 /**
- * Gives the error that ended the group, which then nothing more can be done with, or EVENKEEL_OK.
+ * Returns the error that ended the group, which cannot be used then, or EVENKEEL_OK.
  */
 evenkeel_status evenkeel_group_failure(const evenkeel_group *group);
 
 /**
- * Ends the group for all ranks: their operations fail with this reason.
+ * Aborts the group on all ranks. Their operations fail with this reason.
  */
 evenkeel_status evenkeel_group_abort(const evenkeel_group *group, const char *reason);
 
 /**
- * Makes a group of `count` of the ranks, which are numbered in the order given; it is NULL on the others. It costs no message,
- * and uses this group's connections: when one fails, so does the other. The ranks of the new group must make groups of the same
- * ranks in the same order. Either may be freed before the other.
+ * Makes a group of `count` of the ranks, numbered in the order given; NULL on the other ranks. It needs no message and uses this
+ * group's connections. When one of the groups fails, so does the other. The ranks of the new group must make groups of the same
+ * ranks in the same order. Either group may be freed first.
  */
 evenkeel_status evenkeel_group_sub(const evenkeel_group *group,
                                    const size_t *ranks,
@@ -308,7 +307,7 @@ evenkeel_status evenkeel_group_sub(const evenkeel_group *group,
                                    evenkeel_group **sub);
 
 /**
- * Makes the group of all ranks that give the same color, in the order of their numbers here; NULL for a negative color. All ranks
+ * Makes the group of all ranks that pass the same color, in the order of their ranks here; NULL for a negative color. All ranks
  * call it.
  */
 evenkeel_status evenkeel_group_split(const evenkeel_group *group,
@@ -317,8 +316,8 @@ evenkeel_status evenkeel_group_split(const evenkeel_group *group,
                                      evenkeel_group **sub);
 
 /**
- * Combines the `count` elements of all ranks: afterwards all have the same, to the bit. After an error what is in the buffer is
- * undefined.
+ * Reduces the `count` elements of all ranks. Afterwards all ranks have the same result, bitwise. After an error the contents of the
+ * buffer are undefined.
  */
 evenkeel_status evenkeel_allreduce(const evenkeel_group *group,
                                    void *data,
@@ -328,7 +327,7 @@ evenkeel_status evenkeel_allreduce(const evenkeel_group *group,
                                    const evenkeel_call *call);
 
 /**
- * evenkeel_allreduce with a reduction of your own, of elements of `element` bytes; `context` is passed to it.
+ * evenkeel_allreduce with a custom reduction on elements of `element` bytes. `context` is passed to it.
  */
 evenkeel_status evenkeel_allreduce_custom(const evenkeel_group *group,
                                           void *data,
@@ -339,7 +338,7 @@ evenkeel_status evenkeel_allreduce_custom(const evenkeel_group *group,
                                           const evenkeel_call *call);
 
 /**
- * Combines the `count` elements of all ranks, for rank `root`. What is in the others' buffers afterwards is undefined.
+ * Reduces the `count` elements of all ranks to rank `root`. Afterwards the contents of the other ranks' buffers are undefined.
  */
 evenkeel_status evenkeel_reduce(const evenkeel_group *group,
                                 void *data,
@@ -350,8 +349,9 @@ evenkeel_status evenkeel_reduce(const evenkeel_group *group,
                                 const evenkeel_call *call);
 
 /**
- * Combines the elements of all ranks: afterwards rank i has part i, at its place in the buffer; what is in the rest is undefined.
- * `counts` are the parts' numbers of elements, one for each rank; NULL: equal parts of `count`. All must make `count` together.
+ * Reduces the elements of all ranks and scatters the result. Afterwards rank i has part i, at its place in the buffer; the rest of
+ * the buffer is undefined. `counts` are the numbers of elements of the parts, one for each rank; NULL: equal parts of `count`. Their
+ * sum must be `count`.
  */
 evenkeel_status evenkeel_reduce_scatter(const evenkeel_group *group,
                                         void *data,
@@ -362,7 +362,7 @@ evenkeel_status evenkeel_reduce_scatter(const evenkeel_group *group,
                                         const evenkeel_call *call);
 
 /**
- * Gives all ranks the bytes of rank `root`.
+ * Sends the bytes of rank `root` to all ranks.
  */
 evenkeel_status evenkeel_broadcast(const evenkeel_group *group,
                                    void *data,
@@ -371,8 +371,8 @@ evenkeel_status evenkeel_broadcast(const evenkeel_group *group,
                                    const evenkeel_call *call);
 
 /**
- * Each rank has its part at its place in the buffer; afterwards all have all. `lengths` are the parts' bytes, one for each rank,
- * which make `bytes` together; NULL: equal parts.
+ * Each rank passes its part at its place in the buffer. Afterwards all ranks have all parts. `lengths` are the lengths of the parts
+ * in bytes, one for each rank, whose sum is `bytes`; NULL: equal parts.
  */
 evenkeel_status evenkeel_allgather(const evenkeel_group *group,
                                    void *data,
@@ -381,8 +381,9 @@ evenkeel_status evenkeel_allgather(const evenkeel_group *group,
                                    const evenkeel_call *call);
 
 /**
- * Every rank's bytes go to rank `root`, one rank's after the other's. `output` is the root's, and has `output_bytes`; the others pass
- * NULL and 0. `lengths` are the inputs' bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
+ * Gathers the inputs of all ranks at rank `root`, in the order of the ranks. The root passes `output` of `output_bytes`; the others
+ * pass NULL and 0. `lengths` are the lengths of the inputs in bytes, one for each rank, the same on all ranks; NULL: all are as long
+ * as this rank's.
  */
 evenkeel_status evenkeel_gather(const evenkeel_group *group,
                                 const void *input,
@@ -394,8 +395,8 @@ evenkeel_status evenkeel_gather(const evenkeel_group *group,
                                 const evenkeel_call *call);
 
 /**
- * The bytes of rank `root` go to the ranks, a part for each. `input` is the root's, and has `input_bytes`; the others pass NULL and 0.
- * `lengths` are the outputs' bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
+ * Scatters the input of rank `root`, a part for each rank. The root passes `input` of `input_bytes`; the others pass NULL and 0.
+ * `lengths` are the lengths of the outputs in bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
  */
 evenkeel_status evenkeel_scatter(const evenkeel_group *group,
                                  const void *input,
@@ -407,8 +408,8 @@ evenkeel_status evenkeel_scatter(const evenkeel_group *group,
                                  const evenkeel_call *call);
 
 /**
- * Part i of the input goes to rank i; part i of the output comes from rank i. `sent` and `received` are the parts' bytes, one for
- * each rank; NULL: equal parts.
+ * Sends part i of the input to rank i; part i of the output comes from rank i. `sent` and `received` are the lengths of the parts in
+ * bytes, one for each rank; NULL: equal parts.
  */
 evenkeel_status evenkeel_alltoall(const evenkeel_group *group,
                                   const void *input,
@@ -425,8 +426,8 @@ evenkeel_status evenkeel_alltoall(const evenkeel_group *group,
 evenkeel_status evenkeel_barrier(const evenkeel_group *group, const evenkeel_call *call);
 
 /**
- * Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed: of a large message when the other has it.
- * Messages of a tag arrive in their order.
+ * Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank
+ * has received it. Messages of a tag arrive in order.
  */
 evenkeel_status evenkeel_send(const evenkeel_group *group,
                               const void *data,
@@ -435,7 +436,7 @@ evenkeel_status evenkeel_send(const evenkeel_group *group,
                               const evenkeel_call *call);
 
 /**
- * Receives a message of up to `room` bytes from rank `from`; `received`, unless it is NULL, gets its length.
+ * Receives a message of up to `room` bytes from rank `from`. Its length is written to `received`, unless that is NULL.
  */
 evenkeel_status evenkeel_recv(const evenkeel_group *group,
                               void *data,
@@ -445,8 +446,8 @@ evenkeel_status evenkeel_recv(const evenkeel_group *group,
                               const evenkeel_call *call);
 
 /**
- * Receives a message from whichever rank sends one first; `from` and `received`, unless they are NULL, get that rank and the
- * message's length.
+ * Receives a message from the first rank that sends one. That rank and the message's length are written to `from` and `received`,
+ * unless they are NULL.
  */
 evenkeel_status evenkeel_recv_any(const evenkeel_group *group,
                                   void *data,

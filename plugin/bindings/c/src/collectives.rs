@@ -9,7 +9,7 @@ use crate::pointers;
 use crate::reductions::parts;
 use crate::status::Status;
 
-/// Gives all ranks the bytes of rank `root`.
+/// Sends the bytes of rank `root` to all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_broadcast(
     group: *const Group,
@@ -18,7 +18,7 @@ pub unsafe extern "C" fn evenkeel_broadcast(
     root: usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer, and a call or NULL.
+    // SAFETY: the header requires a group, a buffer, and a call or NULL.
     unsafe {
         with(group, |group| {
             let data = pointers::bytes_mut("data", data, bytes)?;
@@ -27,8 +27,8 @@ pub unsafe extern "C" fn evenkeel_broadcast(
     }
 }
 
-/// Each rank has its part at its place in the buffer; afterwards all have all. `lengths` are the parts' bytes, one for each rank,
-/// which make `bytes` together; NULL: equal parts.
+/// Each rank passes its part at its place in the buffer. Afterwards all ranks have all parts. `lengths` are the lengths of the parts
+/// in bytes, one for each rank, whose sum is `bytes`; NULL: equal parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_allgather(
     group: *const Group,
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn evenkeel_allgather(
     lengths: *const usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer, a number for each rank, and a call or NULL.
+    // SAFETY: the header requires a group, a buffer, a number for each rank, and a call or NULL.
     unsafe {
         with(group, |group| {
             let data = pointers::bytes_mut("data", data, bytes)?;
@@ -47,8 +47,9 @@ pub unsafe extern "C" fn evenkeel_allgather(
     }
 }
 
-/// Every rank's bytes go to rank `root`, one rank's after the other's. `output` is the root's, and has `output_bytes`; the others pass
-/// NULL and 0. `lengths` are the inputs' bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
+/// Gathers the inputs of all ranks at rank `root`, in the order of the ranks. The root passes `output` of `output_bytes`; the others
+/// pass NULL and 0. `lengths` are the lengths of the inputs in bytes, one for each rank, the same on all ranks; NULL: all are as long
+/// as this rank's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_gather(
     group: *const Group,
@@ -61,7 +62,7 @@ pub unsafe extern "C" fn evenkeel_gather(
     call: *const Call,
 ) -> Status {
     let (input, output) = ((input, input_bytes), (output, output_bytes));
-    // SAFETY: as the header asks.
+    // SAFETY: as the header requires.
     unsafe {
         gather_or_scatter(
             group,
@@ -75,8 +76,8 @@ pub unsafe extern "C" fn evenkeel_gather(
     }
 }
 
-/// The bytes of rank `root` go to the ranks, a part for each. `input` is the root's, and has `input_bytes`; the others pass NULL and 0.
-/// `lengths` are the outputs' bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
+/// Scatters the input of rank `root`, a part for each rank. The root passes `input` of `input_bytes`; the others pass NULL and 0.
+/// `lengths` are the lengths of the outputs in bytes, one for each rank, the same on all ranks; NULL: all are as long as this rank's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_scatter(
     group: *const Group,
@@ -89,7 +90,7 @@ pub unsafe extern "C" fn evenkeel_scatter(
     call: *const Call,
 ) -> Status {
     let (input, output) = ((input, input_bytes), (output, output_bytes));
-    // SAFETY: as the header asks.
+    // SAFETY: as the header requires.
     unsafe {
         gather_or_scatter(
             group,
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn evenkeel_scatter(
     }
 }
 
-/// To or from one rank. The lengths are given, or all are the same.
+/// Runs a gather or a scatter. The lengths are given, or all are equal.
 ///
 /// # Safety
 /// A group, buffers, a number for each rank or null, and a call or null.
@@ -123,7 +124,7 @@ unsafe fn gather_or_scatter(
         &collectives::Call,
     ) -> collectives::Result<()>,
 ) -> Status {
-    // SAFETY: the caller sees to it.
+    // SAFETY: the caller guarantees it.
     unsafe {
         with(group, |group| {
             let input = pointers::bytes("input", input, input_bytes)?;
@@ -138,8 +139,8 @@ unsafe fn gather_or_scatter(
     }
 }
 
-/// Part i of the input goes to rank i; part i of the output comes from rank i. `sent` and `received` are the parts' bytes, one for
-/// each rank; NULL: equal parts.
+/// Sends part i of the input to rank i; part i of the output comes from rank i. `sent` and `received` are the lengths of the parts in
+/// bytes, one for each rank; NULL: equal parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_alltoall(
     group: *const Group,
@@ -151,7 +152,7 @@ pub unsafe extern "C" fn evenkeel_alltoall(
     received: *const usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, buffers, a number for each rank, and a call or NULL.
+    // SAFETY: the header requires a group, buffers, a number for each rank, and a call or NULL.
     unsafe {
         with(group, |group| {
             let input = pointers::bytes("input", input, input_bytes)?;
@@ -166,6 +167,6 @@ pub unsafe extern "C" fn evenkeel_alltoall(
 /// Returns when all ranks have called it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_barrier(group: *const Group, call: *const Call) -> Status {
-    // SAFETY: the header asks for a group, and a call or NULL.
+    // SAFETY: the header requires a group, and a call or NULL.
     unsafe { with(group, |group| Ok(group.barrier(&options(call)?)?)) }
 }

@@ -39,21 +39,20 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<(), Error>) -> Status {
     status
 }
 
-/// What went wrong in the last call of this thread that failed, in one line; empty if none has. Good until the thread's next
+/// The error of the last call of this thread that failed, in one line; empty if none has failed. Valid until the thread's next
 /// call.
 #[unsafe(no_mangle)]
 pub extern "C" fn evenkeel_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ref().map_or(c"".as_ptr(), |last| last.message.as_ptr()))
 }
 
-/// The ranks that caused what evenkeel_last_error says, as far as that is known: writes up to `room` of them, and gives how many
-/// there are.
+/// The ranks that caused the last error, as far as known. Writes up to `room` of them, and returns their number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_last_error_ranks(ranks: *mut usize, room: usize) -> usize {
     LAST_ERROR.with_borrow(|last| {
         let all = last.as_ref().map_or(&[][..], |last| &last.ranks);
         let shown = all.len().min(room);
-        // SAFETY: the header asks for room for as many.
+        // SAFETY: the header requires room for that many.
         if let Ok(into) = unsafe { pointers::slice_mut("ranks", ranks, shown) } {
             into.copy_from_slice(&all[..shown]);
         }
@@ -61,8 +60,8 @@ pub unsafe extern "C" fn evenkeel_last_error_ranks(ranks: *mut usize, room: usiz
     })
 }
 
-/// Whether the group that was used can be used on after what evenkeel_last_error says. If not, every later call with it gives
-/// the error that ended it: free it, and make another one.
+/// Whether the group is still usable after the last error. If not, every later call returns the error that ended the group: free
+/// it, and make another one.
 #[unsafe(no_mangle)]
 pub extern "C" fn evenkeel_last_error_group_usable() -> bool {
     LAST_ERROR.with_borrow(|last| last.as_ref().is_none_or(|last| last.group_usable))

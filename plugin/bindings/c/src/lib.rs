@@ -1,10 +1,10 @@
-//! `libevenkeel`: [`evenkeel_collectives`] for programs in C. `include/evenkeel.h` is made of these files, and their comments are
-//! its manual.
+//! `libevenkeel`: [`evenkeel_collectives`] for programs in C. `include/evenkeel.h` is generated from these files, and their comments
+//! are its manual.
 //!
 //! The functions only convert arguments. Every call returns a [`status`] and records the thread's [`last_error`].
 #![expect(
     clippy::missing_safety_doc,
-    reason = "what callers must see to is said once, at the top of the header (cbindgen.toml)"
+    reason = "the header states what callers must guarantee once, at its top (cbindgen.toml)"
 )]
 
 pub mod collectives;

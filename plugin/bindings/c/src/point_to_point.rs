@@ -1,4 +1,4 @@
-//! Messages between two ranks. They count in bytes.
+//! Point-to-point messages between two ranks. They count in bytes.
 
 use std::ffi::c_void;
 
@@ -6,8 +6,8 @@ use crate::group::{Call, Group, options, with};
 use crate::pointers;
 use crate::status::Status;
 
-/// Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed: of a large message when the other has it.
-/// Messages of a tag arrive in their order.
+/// Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank
+/// has received it. Messages of a tag arrive in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_send(
     group: *const Group,
@@ -16,7 +16,7 @@ pub unsafe extern "C" fn evenkeel_send(
     to: usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer, and a call or NULL.
+    // SAFETY: the header requires a group, a buffer, and a call or NULL.
     unsafe {
         with(group, |group| {
             Ok(group.send(to, pointers::bytes("data", data, bytes)?, &options(call)?)?)
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn evenkeel_send(
     }
 }
 
-/// Receives a message of up to `room` bytes from rank `from`; `received`, unless it is NULL, gets its length.
+/// Receives a message of up to `room` bytes from rank `from`. Its length is written to `received`, unless that is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_recv(
     group: *const Group,
@@ -34,18 +34,18 @@ pub unsafe extern "C" fn evenkeel_recv(
     received: *mut usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer, a place to write or NULL, and a call or NULL.
+    // SAFETY: the header requires a group, a buffer, a pointer to write to or NULL, and a call or NULL.
     unsafe {
         with(group, |group| {
             let data = pointers::bytes_mut("data", data, room)?;
             let bytes = group.recv(from, data, &options(call)?)?;
-            if received.is_null() { Ok(()) } else { pointers::write(received, bytes) }
+            if received.is_null() { Ok(()) } else { pointers::write_result(received, bytes) }
         })
     }
 }
 
-/// Receives a message from whichever rank sends one first; `from` and `received`, unless they are NULL, get that rank and the
-/// message's length.
+/// Receives a message from the first rank that sends one. That rank and the message's length are written to `from` and `received`,
+/// unless they are NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_recv_any(
     group: *const Group,
@@ -55,14 +55,14 @@ pub unsafe extern "C" fn evenkeel_recv_any(
     received: *mut usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer, places to write or NULL, and a call or NULL.
+    // SAFETY: the header requires a group, a buffer, pointers to write to or NULL, and a call or NULL.
     unsafe {
         with(group, |group| {
             let data = pointers::bytes_mut("data", data, room)?;
             let (rank, bytes) = group.recv_any(data, &options(call)?)?;
             for (place, value) in [(from, rank), (received, bytes)] {
                 if !place.is_null() {
-                    pointers::write(place, value)?;
+                    pointers::write_result(place, value)?;
                 }
             }
             Ok(())

@@ -1,49 +1,49 @@
-//! What callers point to, as references that live as long as a call.
+//! Checks the pointers that callers pass, and converts them to references that live as long as a call.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
 
 use crate::error::Error;
 
-/// An object of this library.
+/// A reference to an object of this library.
 ///
 /// # Safety
-/// It is null, or what [`give`] gave and nobody has taken back; and it stays so while the reference lives.
-pub(crate) unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T, Error> {
+/// It is null, or was returned by [`return_object`] and is not freed while the reference lives.
+pub(crate) unsafe fn deref_object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T, Error> {
     // SAFETY: it is an object, or null.
     unsafe { pointer.as_ref() }.ok_or_else(|| Error::argument(format!("the {what} is NULL")))
 }
 
-/// A text.
+/// A string.
 ///
 /// # Safety
 /// It is null, or ends in a zero byte and is not changed while the reference lives.
-pub(crate) unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str, Error> {
-    // SAFETY: it is a text, or null.
-    unsafe { text_or_none(what, pointer) }?
+pub(crate) unsafe fn string<'a>(what: &str, pointer: *const c_char) -> Result<&'a str, Error> {
+    // SAFETY: it is a string, or null.
+    unsafe { string_or_none(what, pointer) }?
         .ok_or_else(|| Error::argument(format!("the {what} is NULL")))
 }
 
-/// A text, unless it is null.
+/// A string, unless it is null.
 ///
 /// # Safety
-/// As [`text`].
-pub(crate) unsafe fn text_or_none<'a>(
+/// As [`string`].
+pub(crate) unsafe fn string_or_none<'a>(
     what: &str,
     pointer: *const c_char,
 ) -> Result<Option<&'a str>, Error> {
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: it is a text.
-    let text = unsafe { CStr::from_ptr(pointer) };
-    text.to_str().map(Some).map_err(|_| Error::argument(format!("the {what} is not UTF-8")))
+    // SAFETY: it is a string.
+    let string = unsafe { CStr::from_ptr(pointer) };
+    string.to_str().map(Some).map_err(|_| Error::argument(format!("the {what} is not UTF-8")))
 }
 
 /// `count` elements.
 ///
 /// # Safety
-/// They are there, unless there are none, and nobody changes them while the reference lives.
+/// They are valid, unless `count` is 0, and nothing changes them while the reference lives.
 pub(crate) unsafe fn slice<'a, T>(
     what: &str,
     pointer: *const T,
@@ -53,14 +53,14 @@ pub(crate) unsafe fn slice<'a, T>(
     if count == 0 {
         return Ok(&[]);
     }
-    // SAFETY: the caller sees to it; it is not null, and no longer than memory can be.
+    // SAFETY: the caller guarantees it; it is not null, and its length is possible.
     Ok(unsafe { slice::from_raw_parts(pointer, count) })
 }
 
 /// `count` elements to write.
 ///
 /// # Safety
-/// They are there, unless there are none, and nobody else reads or changes them while the reference lives.
+/// They are valid, unless `count` is 0, and nothing else reads or changes them while the reference lives.
 pub(crate) unsafe fn slice_mut<'a, T>(
     what: &str,
     pointer: *mut T,
@@ -70,7 +70,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(
     if count == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: the caller sees to it; it is not null, and no longer than memory can be.
+    // SAFETY: the caller guarantees it; it is not null, and its length is possible.
     Ok(unsafe { slice::from_raw_parts_mut(pointer, count) })
 }
 
@@ -83,7 +83,7 @@ pub(crate) unsafe fn bytes<'a>(
     pointer: *const c_void,
     count: usize,
 ) -> Result<&'a [u8], Error> {
-    // SAFETY: the caller sees to it.
+    // SAFETY: the caller guarantees it.
     unsafe { slice(what, pointer.cast(), count) }
 }
 
@@ -96,20 +96,20 @@ pub(crate) unsafe fn bytes_mut<'a>(
     pointer: *mut c_void,
     count: usize,
 ) -> Result<&'a mut [u8], Error> {
-    // SAFETY: the caller sees to it.
+    // SAFETY: the caller guarantees it.
     unsafe { slice_mut(what, pointer.cast(), count) }
 }
 
-/// Hands over an object; [`take`] takes it back.
+/// Returns an object to the caller; [`free_object`] frees it.
 ///
 /// # Safety
 /// `out` is null or can be written.
-pub(crate) unsafe fn give<T>(out: *mut *mut T, object: T) -> Result<(), Error> {
+pub(crate) unsafe fn return_object<T>(out: *mut *mut T, object: T) -> Result<(), Error> {
     let object = Box::new(object);
     if out.is_null() {
-        return Err(nowhere());
+        return Err(null_result());
     }
-    // SAFETY: the caller sees to it.
+    // SAFETY: the caller guarantees it.
     unsafe { out.write(Box::into_raw(object)) };
     Ok(())
 }
@@ -118,11 +118,11 @@ pub(crate) unsafe fn give<T>(out: *mut *mut T, object: T) -> Result<(), Error> {
 ///
 /// # Safety
 /// `out` is null or can be written.
-pub(crate) unsafe fn write<T>(out: *mut T, value: T) -> Result<(), Error> {
+pub(crate) unsafe fn write_result<T>(out: *mut T, value: T) -> Result<(), Error> {
     if out.is_null() {
-        return Err(nowhere());
+        return Err(null_result());
     }
-    // SAFETY: the caller sees to it.
+    // SAFETY: the caller guarantees it.
     unsafe { out.write(value) };
     Ok(())
 }
@@ -130,16 +130,16 @@ pub(crate) unsafe fn write<T>(out: *mut T, value: T) -> Result<(), Error> {
 /// Frees an object.
 ///
 /// # Safety
-/// It is null, or what [`give`] gave and nobody uses any more.
-pub(crate) unsafe fn take<T>(object: *mut T) {
+/// It is null, or was returned by [`return_object`] and is not used any more.
+pub(crate) unsafe fn free_object<T>(object: *mut T) {
     if !object.is_null() {
-        // SAFETY: it is of a box, and nobody else takes it back.
+        // SAFETY: it is from a box, and this is the only call that frees it.
         drop(unsafe { Box::from_raw(object) });
     }
 }
 
-fn nowhere() -> Error {
-    Error::argument("the place for the result is NULL")
+fn null_result() -> Error {
+    Error::argument("the pointer for the result is NULL")
 }
 
 fn check<T>(what: &str, pointer: *const T, count: usize) -> Result<(), Error> {
@@ -166,10 +166,10 @@ mod tests {
     use std::ptr;
 
     #[test]
-    fn what_cannot_be_is_an_error() {
+    fn impossible_pointers_are_errors() {
         let number = [7u64];
         let data = number.as_ptr();
-        // SAFETY: what is read is there; the rest is refused before it is read.
+        // SAFETY: valid pointers are read; the others are refused before they are read.
         unsafe {
             assert!(slice("data", data, 1).is_ok_and(|data| data == [7]));
             assert!(slice::<u64>("data", ptr::null(), 0).is_ok_and(<[u64]>::is_empty));
@@ -177,11 +177,11 @@ mod tests {
             assert!(slice("data", data.byte_add(1), 1).is_err());
             assert!(slice("data", data, usize::MAX / 8).is_err());
             assert!(slice("data", data, usize::MAX).is_err());
-            assert!(text("name", ptr::null()).is_err());
-            assert!(text("name", c"\xff".as_ptr()).is_err());
-            assert!(text("name", c"x".as_ptr()).is_ok_and(|text| text == "x"));
-            assert!(object::<u64>("group", ptr::null()).is_err());
-            assert!(write(ptr::null_mut(), 1).is_err());
+            assert!(string("name", ptr::null()).is_err());
+            assert!(string("name", c"\xff".as_ptr()).is_err());
+            assert!(string("name", c"x".as_ptr()).is_ok_and(|string| string == "x"));
+            assert!(deref_object::<u64>("group", ptr::null()).is_err());
+            assert!(write_result(ptr::null_mut(), 1).is_err());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Operations that combine what ranks have.
+//! Collective operations with a reduction.
 
 use std::ffi::c_void;
 
@@ -9,7 +9,7 @@ use crate::group::{Call, Group, options, with};
 use crate::pointers;
 use crate::status::Status;
 
-/// Signed, 8 bits. (The numbers of types and reductions are NCCL's.)
+/// Signed, 8 bits. (Types and reductions have the same numbers as in NCCL.)
 pub const EVENKEEL_INT8: i32 = 0;
 /// Unsigned, 8 bits.
 pub const EVENKEEL_UINT8: i32 = 1;
@@ -38,13 +38,13 @@ pub const EVENKEEL_FLOAT8_E5M2: i32 = 11;
 pub const EVENKEEL_SUM: i32 = 0;
 /// Product.
 pub const EVENKEEL_PROD: i32 = 1;
-/// The largest.
+/// Maximum.
 pub const EVENKEEL_MAX: i32 = 2;
-/// The smallest.
+/// Minimum.
 pub const EVENKEEL_MIN: i32 = 3;
 
-/// A reduction of your own: combines `count` elements of `other` into those of `into`. Elements may have any alignment. It must not
-/// matter in which order, or which of two is first. It is called by any thread, by several at a time, and must return.
+/// A custom reduction: combines `count` elements of `other` into those of `into`. Elements may have any alignment. The reduction must
+/// be associative and commutative. It is called from any thread, by several at a time, and must return.
 pub type Combine = Option<
     unsafe extern "C" fn(
         into: *mut c_void,
@@ -54,8 +54,8 @@ pub type Combine = Option<
     ),
 >;
 
-/// Combines the `count` elements of all ranks: afterwards all have the same, to the bit. After an error what is in the buffer is
-/// undefined.
+/// Reduces the `count` elements of all ranks. Afterwards all ranks have the same result, bitwise. After an error the contents of the
+/// buffer are undefined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_allreduce(
     group: *const Group,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn evenkeel_allreduce(
     op: i32,
     call: *const Call,
 ) -> Status {
-    // SAFETY: as the header asks.
+    // SAFETY: as the header requires.
     unsafe {
         reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
             Ok(group.allreduce(data, reduction, call)?)
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn evenkeel_allreduce(
     }
 }
 
-/// evenkeel_allreduce with a reduction of your own, of elements of `element` bytes; `context` is passed to it.
+/// evenkeel_allreduce with a custom reduction on elements of `element` bytes. `context` is passed to it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_allreduce_custom(
     group: *const Group,
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn evenkeel_allreduce_custom(
     context: *mut c_void,
     call: *const Call,
 ) -> Status {
-    // SAFETY: the header asks for a group, a buffer of its elements, a function and a call or NULL.
+    // SAFETY: the header requires a group, a buffer of its elements, a function and a call or NULL.
     unsafe {
         with(group, |group| {
             let combine = Custom::new(element, combine, context)?;
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn evenkeel_allreduce_custom(
     }
 }
 
-/// Combines the `count` elements of all ranks, for rank `root`. What is in the others' buffers afterwards is undefined.
+/// Reduces the `count` elements of all ranks to rank `root`. Afterwards the contents of the other ranks' buffers are undefined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_reduce(
     group: *const Group,
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn evenkeel_reduce(
     root: usize,
     call: *const Call,
 ) -> Status {
-    // SAFETY: as the header asks.
+    // SAFETY: as the header requires.
     unsafe {
         reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
             Ok(group.reduce(data, root, reduction, call)?)
@@ -115,8 +115,9 @@ pub unsafe extern "C" fn evenkeel_reduce(
     }
 }
 
-/// Combines the elements of all ranks: afterwards rank i has part i, at its place in the buffer; what is in the rest is undefined.
-/// `counts` are the parts' numbers of elements, one for each rank; NULL: equal parts of `count`. All must make `count` together.
+/// Reduces the elements of all ranks and scatters the result. Afterwards rank i has part i, at its place in the buffer; the rest of
+/// the buffer is undefined. `counts` are the numbers of elements of the parts, one for each rank; NULL: equal parts of `count`. Their
+/// sum must be `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_reduce_scatter(
     group: *const Group,
@@ -127,7 +128,7 @@ pub unsafe extern "C" fn evenkeel_reduce_scatter(
     op: i32,
     call: *const Call,
 ) -> Status {
-    // SAFETY: as the header asks, which also asks for a number for each rank.
+    // SAFETY: as the header requires, which also requires a number for each rank.
     unsafe {
         reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
             let parts = parts(group, counts, count, "elements")?;
@@ -137,10 +138,10 @@ pub unsafe extern "C" fn evenkeel_reduce_scatter(
     }
 }
 
-/// Does something with a buffer of elements and a reduction of their type.
+/// Runs an operation with a buffer of elements and a reduction of their type.
 ///
 /// # Safety
-/// A group, a buffer of so many elements, and a call or null.
+/// A group, a buffer of that many elements, and a call or null.
 unsafe fn reduce_with(
     group: *const Group,
     (data, count): (*mut c_void, usize),
@@ -153,7 +154,7 @@ unsafe fn reduce_with(
         &collectives::Call,
     ) -> Result<(), Error>,
 ) -> Status {
-    // SAFETY: the caller sees to it.
+    // SAFETY: the caller guarantees it.
     unsafe {
         with(group, |group| {
             let reduction = reduction(datatype, op)?;
@@ -163,7 +164,7 @@ unsafe fn reduce_with(
     }
 }
 
-/// The parts of a buffer: as they were given, or equal ones.
+/// The lengths of a buffer's parts: the given ones, or equal ones.
 ///
 /// # Safety
 /// `given` is null or a number for each rank.
@@ -175,7 +176,7 @@ pub(crate) unsafe fn parts(
 ) -> Result<Vec<usize>, Error> {
     let size = group.size();
     if !given.is_null() {
-        // SAFETY: the caller sees to it.
+        // SAFETY: the caller guarantees it.
         return Ok(unsafe { pointers::slice("list of parts", given, size) }?.to_vec());
     }
     if !all.is_multiple_of(size) {
@@ -207,11 +208,11 @@ unsafe fn elements<'a>(
     let bytes = count.checked_mul(reduction.element());
     let bytes =
         bytes.ok_or_else(|| Error::argument(format!("{count} elements are more than memory")))?;
-    // SAFETY: the caller sees to it.
+    // SAFETY: the caller guarantees it.
     unsafe { pointers::bytes_mut("data", data, bytes) }
 }
 
-/// A caller's own reduction.
+/// A caller's custom reduction.
 struct Custom {
     element: usize,
     combine: unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void),
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_are_those_of_the_types() {
+    fn type_and_reduction_numbers_match_the_library() {
         let types = [
             (EVENKEEL_INT8, DataType::Int8),
             (EVENKEEL_UINT8, DataType::Uint8),

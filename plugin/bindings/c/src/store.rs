@@ -1,4 +1,4 @@
-//! Where ranks find each other.
+//! Stores.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crate::last_error::guard;
 use crate::pointers;
 use crate::status::Status;
 
-/// Where ranks find each other.
+/// A store, in which ranks find each other.
 pub struct Store(pub(crate) Arc<dyn collectives::Store>);
 
-/// Opens a store by its address: "file:/path/of/a/folder", "tcp://host:port" (as evenkeel-run and evenkeel_group_join_launched
-/// serve it) or "redis://host:port"; waits for its server no longer than `timeout` seconds.
+/// Opens a store by its address: "file:/path/of/a/folder", "tcp://host:port" (served by evenkeel-run or
+/// evenkeel_group_join_launched) or "redis://host:port". Waits for its server for up to `timeout` seconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_store_open(
     address: *const c_char,
@@ -21,26 +21,26 @@ pub unsafe extern "C" fn evenkeel_store_open(
     store: *mut *mut Store,
 ) -> Status {
     guard(|| {
-        // SAFETY: the header asks for a text.
-        let address = unsafe { pointers::text("address", address) }?;
+        // SAFETY: the header requires a string.
+        let address = unsafe { pointers::string("address", address) }?;
         let opened = collectives::store::open(address, timeout_from_seconds(timeout)?)?;
-        // SAFETY: the header asks for a place to write.
-        unsafe { pointers::give(store, Store(opened)) }
+        // SAFETY: the header requires a pointer to write to.
+        unsafe { pointers::return_object(store, Store(opened)) }
     })
 }
 
-/// Makes a store in this process's memory, for ranks that are threads.
+/// Creates a store in this process's memory, for ranks that are threads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_store_memory(store: *mut *mut Store) -> Status {
     guard(|| {
         let made = Store(Arc::new(collectives::MemoryStore::new()));
-        // SAFETY: the header asks for a place to write.
-        unsafe { pointers::give(store, made) }
+        // SAFETY: the header requires a pointer to write to.
+        unsafe { pointers::return_object(store, made) }
     })
 }
 
-/// The part of a store whose names begin with `prefix` and a slash: several jobs, or groups, can share a store so. The first
-/// store may be freed before.
+/// Creates a store of the names that begin with `prefix` and a slash in another store, so that several jobs or groups can share
+/// that store. The other store may be freed first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_store_prefix(
     store: *const Store,
@@ -48,21 +48,22 @@ pub unsafe extern "C" fn evenkeel_store_prefix(
     part: *mut *mut Store,
 ) -> Status {
     guard(|| {
-        // SAFETY: the header asks for a store and a text.
-        let (store, prefix) =
-            unsafe { (pointers::object("store", store)?, pointers::text("prefix", prefix)?) };
+        // SAFETY: the header requires a store and a string.
+        let (store, prefix) = unsafe {
+            (pointers::deref_object("store", store)?, pointers::string("prefix", prefix)?)
+        };
         let made = collectives::PrefixStore::new(Arc::clone(&store.0), prefix);
-        // SAFETY: the header asks for a place to write.
-        unsafe { pointers::give(part, Store(Arc::new(made))) }
+        // SAFETY: the header requires a pointer to write to.
+        unsafe { pointers::return_object(part, Store(Arc::new(made))) }
     })
 }
 
-/// Frees a store. Groups that have met in it do not need it. NULL is none.
+/// Frees a store. Groups that have joined through it do not need it any more. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_store_free(store: *mut Store) {
     guard(|| {
-        // SAFETY: the header asks for a store that nobody uses.
-        unsafe { pointers::take(store) };
+        // SAFETY: the header requires a store that is not used.
+        unsafe { pointers::free_object(store) };
         Ok(())
     });
 }

@@ -1,8 +1,8 @@
-//! The header says what the library has.
+//! The header matches the library.
 
 use std::path::Path;
 
-/// In the order in which they are to be read.
+/// The order of the sources in the header.
 const SOURCES: [&str; 8] = [
     "status",
     "version",
@@ -14,21 +14,24 @@ const SOURCES: [&str; 8] = [
     "point_to_point",
 ];
 
-/// Writes it again where it is not, so that the next run passes and the change is seen.
+/// Writes the header if it differs, so that the next run passes and the change is visible.
 #[test]
-fn the_header_is_that_of_the_sources() {
+fn header_matches_the_sources() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
     for source in SOURCES {
         builder = builder.with_src(folder.join("src").join(source).with_extension("rs"));
     }
-    let mut made = vec![];
-    builder.generate().unwrap().write(&mut made);
+    let mut generated = vec![];
+    builder.generate().unwrap().write(&mut generated);
     let path = folder.join("include/evenkeel.h");
-    let there = std::fs::read(&path).unwrap_or_default();
-    if there != made {
-        std::fs::write(&path, &made).unwrap();
-        panic!("{} was not that of the sources; now it is: see what has changed", path.display());
+    let current = std::fs::read(&path).unwrap_or_default();
+    if current != generated {
+        std::fs::write(&path, &generated).unwrap();
+        panic!(
+            "{} did not match the sources. It has been regenerated: review the change",
+            path.display()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The library and its header as C programs see them.
+//! Tests of the library and its header.
 
 mod header;
 mod programs;

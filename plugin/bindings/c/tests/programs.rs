@@ -1,6 +1,6 @@
-//! Programs in C are compiled against the header, linked with the library and run.
+//! Compiles C programs against the header, links them with the library and runs them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails there")]
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use std::process::Command;
 
 const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Where the library was built.
+/// The folder in which the library was built.
 fn library() -> PathBuf {
     let test = env::current_exe().unwrap();
     // target/PROFILE/deps/test-HASH: the library lies in deps or above.
     let deps = test.parent().unwrap();
     let places = [deps, deps.parent().unwrap()];
-    let there = |place: &&&Path| place.join("libevenkeel.so").exists();
+    let has_library = |place: &&&Path| place.join("libevenkeel.so").exists();
     let newest = places
         .iter()
-        .filter(there)
+        .filter(has_library)
         .max_by_key(|place| place.join("libevenkeel.so").metadata().unwrap().modified().unwrap());
     newest.expect("libevenkeel.so beside the test").to_path_buf()
 }
 
-/// Compiles a program and gives its path.
-fn compiled(source: &str) -> PathBuf {
+/// Compiles a program and returns its path.
+fn compile(source: &str) -> PathBuf {
     let library = library();
     let name = Path::new(source).file_stem().unwrap();
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -41,7 +41,7 @@ fn compiled(source: &str) -> PathBuf {
     program
 }
 
-/// A folder for a store, which is removed in the end.
+/// A temporary folder, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -58,7 +58,7 @@ impl Drop for Folder {
     }
 }
 
-/// An authority, and a certificate for all ranks: the variables that name the files.
+/// Creates an authority and a certificate for all ranks. Returns the variables that name the files.
 fn tls_files(folder: &Path) -> [(&'static str, PathBuf); 3] {
     let file = |name: &str, text: String| {
         let path = folder.join(name);
@@ -81,8 +81,8 @@ fn tls_files(folder: &Path) -> [(&'static str, PathBuf); 3] {
 }
 
 #[test]
-fn three_ranks_do_every_operation_and_name_who_leaves() {
-    let program = compiled("tests/three_ranks.c");
+fn c_program_calls_every_function_on_three_ranks() {
+    let program = compile("tests/three_ranks.c");
     for transport in ["tcp:lo", "shm", "tls:lo"] {
         let folder = Folder::new(&transport.replace(':', "-"));
         let certificates = Folder::new(&format!("{}-certificates", transport.replace(':', "-")));
@@ -98,9 +98,10 @@ fn three_ranks_do_every_operation_and_name_who_leaves() {
     }
 }
 
+/// The test sets the variables that OpenMPI's mpirun sets. It does not run mpirun itself.
 #[test]
-fn the_example_runs_as_launchers_start_it() {
-    let program = compiled("examples/allreduce.c");
+fn c_example_runs_with_openmpi_variables() {
+    let program = compile("examples/allreduce.c");
     let folder = Folder::new("example");
     let ranks: Vec<_> = (0..3)
         .map(|rank| {

@@ -1,5 +1,5 @@
-/* Three ranks, each a process: every function of the header with results that are checked, and errors. The arguments are a folder
- * for the store, and the transport. */
+/* Calls every function of the header on three ranks, each a process, and checks results and errors. The arguments are a folder for
+ * the store, and the transport. */
 #include <evenkeel.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ enum { RANKS = 3, COUNT = 100003 };
 
 static size_t me;
 
-static void longest(void *into, const void *other, size_t count, void *context) {
+static void maximum(void *into, const void *other, size_t count, void *context) {
   int64_t a, b;
   for (size_t i = 0; i < count; i++) {
     memcpy(&a, (char *)into + 8 * i, 8);
@@ -47,7 +47,7 @@ static void reductions(evenkeel_group *group) {
 
   int64_t numbers[] = {(int64_t)me, 5, -(int64_t)me};
   int called = 0;
-  OK(evenkeel_allreduce_custom(group, numbers, 3, sizeof *numbers, longest, &called, NULL));
+  OK(evenkeel_allreduce_custom(group, numbers, 3, sizeof *numbers, maximum, &called, NULL));
   CHECK(numbers[0] == 2 && numbers[1] == 5 && numbers[2] == 0 && (called || me != 0));
 
   double product[] = {(double)me + 2};
@@ -64,7 +64,7 @@ static void reductions(evenkeel_group *group) {
   CHECK(me != 2 || (uneven[1] == 2 && uneven[2] == 3));
 }
 
-static void movements(evenkeel_group *group) {
+static void data_movement(evenkeel_group *group) {
   char text[8] = "";
   if (me == 2) strcpy(text, "evenly");
   OK(evenkeel_broadcast(group, text, sizeof text, 2, NULL));
@@ -117,7 +117,7 @@ static void movements(evenkeel_group *group) {
   OK(evenkeel_barrier(group, NULL));
 }
 
-static void groups(evenkeel_group *group) {
+static void sub_groups(evenkeel_group *group) {
   evenkeel_group *sub = NULL;
   size_t members[] = {2, 0};
   OK(evenkeel_group_sub(group, members, 2, &sub));
@@ -134,7 +134,7 @@ static void groups(evenkeel_group *group) {
   evenkeel_group_free(sub);
 }
 
-static void mistakes(evenkeel_group *group) {
+static void invalid_arguments(evenkeel_group *group) {
   size_t twice[] = {0, 0};
   float data[] = {1};
   evenkeel_group *sub = NULL;
@@ -150,7 +150,7 @@ static void mistakes(evenkeel_group *group) {
   CHECK(strstr(evenkeel_last_error(), "ring_chunked") != NULL);
   CHECK(evenkeel_barrier(group, &never) == EVENKEEL_ARGUMENT);
   CHECK(evenkeel_allreduce_custom(group, data, 1, 4, NULL, NULL, NULL) == EVENKEEL_ARGUMENT);
-  CHECK(evenkeel_allreduce_custom(group, data, 1, 0, longest, NULL, NULL) == EVENKEEL_ARGUMENT);
+  CHECK(evenkeel_allreduce_custom(group, data, 1, 0, maximum, NULL, NULL) == EVENKEEL_ARGUMENT);
   CHECK(evenkeel_allgather(group, data, 4, NULL, NULL) == EVENKEEL_ARGUMENT);
   CHECK(evenkeel_broadcast(group, data, 4, 3, NULL) == EVENKEEL_ARGUMENT);
   CHECK(evenkeel_group_sub(group, twice, 2, &sub) == EVENKEEL_ARGUMENT && sub == NULL);
@@ -161,20 +161,20 @@ static void mistakes(evenkeel_group *group) {
   evenkeel_store_free(NULL);
 }
 
-/* Rank 2 ends; the others name it. */
-static void losses(evenkeel_group *group) {
+/* Rank 2 exits; the other ranks name it. */
+static void lost_rank(evenkeel_group *group) {
   if (me == 2) _exit(0);
   float data[] = {1};
-  size_t blamed[4];
+  size_t named[4];
   CHECK(evenkeel_allreduce(group, data, 1, EVENKEEL_FLOAT32, EVENKEEL_SUM, NULL) == EVENKEEL_LOST);
-  CHECK(evenkeel_last_error_ranks(blamed, 4) == 1 && blamed[0] == 2 && !evenkeel_last_error_group_usable());
+  CHECK(evenkeel_last_error_ranks(named, 4) == 1 && named[0] == 2 && !evenkeel_last_error_group_usable());
   CHECK(evenkeel_group_failure(group) == EVENKEEL_LOST && evenkeel_barrier(group, NULL) == EVENKEEL_LOST);
 }
 
 static void aborts(evenkeel_group *group) {
   char data[1];
   if (me == 1) {
-    /* All have joined when these have come. */
+    /* When these have arrived, all ranks have joined. */
     OK(evenkeel_recv(group, data, 1, 0, NULL, NULL));
     OK(evenkeel_recv(group, data, 1, 2, NULL, NULL));
     OK(evenkeel_group_abort(group, "the disk is full"));
@@ -209,7 +209,7 @@ static int rank(const char *folder, const char *transport) {
   CHECK(evenkeel_store_open("file:x", 1, NULL) == EVENKEEL_ARGUMENT);
   OK(evenkeel_store_memory(&memory));
   CHECK(evenkeel_group_join(memory, 0, 1, "pigeon", 1, &group) == EVENKEEL_ARGUMENT);
-  /* Nobody else can come. */
+  /* No other rank joins. */
   CHECK(evenkeel_group_join(memory, 0, 2, "shm", 0.2, &group) == EVENKEEL_TIMEOUT && group == NULL);
   size_t missing = 9;
   CHECK(evenkeel_last_error_ranks(&missing, 1) == 1 && missing == 1);
@@ -217,16 +217,16 @@ static int rank(const char *folder, const char *transport) {
 
   group = join(folder, "operations", transport);
   reductions(group);
-  movements(group);
-  groups(group);
-  mistakes(group);
+  data_movement(group);
+  sub_groups(group);
+  invalid_arguments(group);
   OK(evenkeel_barrier(group, NULL));
   evenkeel_group_free(group);
   group = join(folder, "aborts", transport);
   aborts(group);
   evenkeel_group_free(group);
-  group = join(folder, "losses", transport);
-  losses(group);
+  group = join(folder, "lost_rank", transport);
+  lost_rank(group);
   evenkeel_group_free(group);
   return 0;
 }

@@ -1,4 +1,4 @@
-//! An all-reduce between processes: start it several times, as any launcher does.
+//! An all-reduce between processes. Start it once per rank, as a launcher does.
 //!
 //! ```sh
 //! for rank in 0 1 2; do
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use evenkeel_collectives::{Call, Error, Launch, Op, Result, Tcp, TransportKind};
 
-const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<()> {
-    // Rank 0 serves the store in which all meet, where the launcher says.
+    // Rank 0 serves the store for the bootstrap, at the address that the launcher sets.
     let launch = Launch::from_env()?;
-    let group = launch.join("allreduce", &TransportKind::Tcp(Tcp::from_env()?), TEST_TIMEOUT)?;
+    let group = launch.join("allreduce", &TransportKind::Tcp(Tcp::from_env()?), TIMEOUT)?;
 
     let mut gradients = vec![group.rank() as f32; 1 << 20];
     if let Err(error) = group.allreduce_of(&mut gradients, Op::Sum, &Call::default()) {
@@ -26,12 +26,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Whom to look at, and whether it is worth trying again.
+/// Prints which ranks caused the error, and whether the group still works.
 fn explain(error: Error) -> Error {
-    eprintln!(
-        "ranks {:?} are to blame; the group can be used on: {}",
-        error.ranks(),
-        error.is_group_usable()
-    );
+    eprintln!("caused by ranks {:?}; group usable: {}", error.ranks(), error.is_group_usable());
     error
 }

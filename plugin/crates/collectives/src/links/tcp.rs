@@ -159,7 +159,7 @@ impl Endpoint for TcpEndpoint {
             connection: None,
             connecting: Some(self.dial(address)?),
             notified: self.notified.clone(),
-            farewell: None,
+            close_handle: None,
             pending: VecDeque::new(),
             spare: vec![],
             submitted: 0,
@@ -207,7 +207,7 @@ struct TcpOutgoing {
     connection: Option<SendConnection>,
     connecting: Option<Connecting>,
     notified: Option<Arc<dyn Notify>>,
-    farewell: Option<CloseHandle>,
+    close_handle: Option<CloseHandle>,
     pending: VecDeque<PendingMessage>,
     spare: Vec<Vec<u8>>,
     submitted: u64,
@@ -311,9 +311,9 @@ impl Outgoing for TcpOutgoing {
 
     fn close(&mut self) -> bool {
         if let Some(connection) = self.connection.take() {
-            self.farewell = Some(connection.close());
+            self.close_handle = Some(connection.close());
         }
-        self.farewell.as_ref().is_none_or(CloseHandle::is_closed)
+        self.close_handle.as_ref().is_none_or(CloseHandle::is_closed)
     }
 }
 

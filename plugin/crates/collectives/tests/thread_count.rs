@@ -1,4 +1,4 @@
-//! Many ranks as threads of one process, alone in it: how many threads they need is counted.
+//! The number of threads that many ranks of one process need. The test is alone in its process.
 
 use std::sync::Barrier;
 use std::thread;
@@ -9,7 +9,7 @@ use evenkeel_collectives::{Call, Group, MemoryStore, Op, Tcp, TransportKind};
 const RANKS: usize = 64;
 
 #[test]
-fn sixty_four_ranks_share_one_thread_for_each_core_at_most() {
+fn ranks_of_a_process_share_the_io_threads() {
     let store = MemoryStore::new();
     let transport = TransportKind::Tcp(Tcp::on("lo").unwrap());
     let counted = Barrier::new(RANKS);
@@ -17,18 +17,18 @@ fn sixty_four_ranks_share_one_thread_for_each_core_at_most() {
         for rank in 0..RANKS {
             let (store, transport, counted) = (&store, &transport, &counted);
             scope.spawn(move || {
-                let patience = Duration::from_secs(60);
-                let group = Group::join(store, rank, RANKS, transport, patience).unwrap();
+                let timeout = Duration::from_secs(60);
+                let group = Group::join(store, rank, RANKS, transport, timeout).unwrap();
                 let mut data = [rank as f32];
                 group.allreduce_of(&mut data, Op::Sum, &Call::default()).unwrap();
                 assert_eq!(data[0], (RANKS * (RANKS - 1) / 2) as f32);
                 counted.wait();
                 if rank == 0 {
-                    let (moving, all) = threads();
+                    let (io_threads, all) = threads();
                     let cores = thread::available_parallelism().unwrap().get();
-                    assert!((1..=cores).contains(&moving), "{moving} threads that move bytes");
-                    // The test's own two, the ranks, those that move bytes, and the one that says who is alive.
-                    assert!(all <= 2 + RANKS + moving + 1, "{all} threads");
+                    assert!((1..=cores).contains(&io_threads), "{io_threads} I/O threads");
+                    // The test's own two, the ranks, the I/O threads, and the liveness responder.
+                    assert!(all <= 2 + RANKS + io_threads + 1, "{all} threads");
                 }
                 counted.wait();
             });
@@ -36,10 +36,10 @@ fn sixty_four_ranks_share_one_thread_for_each_core_at_most() {
     });
 }
 
-/// This process's threads that wait for the network, and all.
+/// Number of I/O threads of this process, and of all its threads.
 fn threads() -> (usize, usize) {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    // One that ends meanwhile has no name.
+    // A thread that exits meanwhile has no name.
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
     let names: Vec<String> = tasks.filter_map(name).collect();
     (names.iter().filter(|name| name.starts_with("evenkeel-io")).count(), names.len())

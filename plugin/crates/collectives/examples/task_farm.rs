@@ -1,7 +1,7 @@
-//! Work that is handed out as it is asked for: messages, one tag for each kind, received from whoever sends first.
+//! A task farm: rank 0 hands out trequests on request. It uses point-to-point messages with a tag for each kind, and `recv_any`.
 //!
 //! ```sh
-//! cargo run -p evenkeel-collectives --example farm
+//! cargo run -p evenkeel-collectives --example task_farm
 //! ```
 
 use std::thread;
@@ -19,13 +19,13 @@ fn main() -> Result<()> {
             .map(|rank| {
                 let store = &store;
                 scope.spawn(move || {
-                    let patience = Duration::from_secs(30);
+                    let timeout = Duration::from_secs(30);
                     let group = Group::join(
                         store,
                         rank,
                         WORKERS + 1,
                         &TransportKind::SharedMemory,
-                        patience,
+                        timeout,
                     )?;
                     if rank == 0 { hand_out(&group) } else { work(&group) }
                 })
@@ -35,30 +35,30 @@ fn main() -> Result<()> {
     })
 }
 
-/// Sums the squares of all tasks' numbers, by asking others.
+/// Sums the squares of all trequests' numbers, which the workers compute.
 fn hand_out(group: &Group) -> Result<()> {
-    let (asks, tasks) = (Call::default().tag(1), Call::default().tag(2));
-    let (mut sum, mut resting) = (0, 0);
+    let (requests, trequests) = (Call::default().tag(1), Call::default().tag(2));
+    let (mut sum, mut finished) = (0, 0);
     let mut next = 1..=TASKS;
-    while resting < WORKERS {
+    while finished < WORKERS {
         let mut result = [0; 8];
-        let (worker, _) = group.recv_any(&mut result, &asks)?;
+        let (worker, _) = group.recv_any(&mut result, &requests)?;
         sum += u64::from_le_bytes(result);
         let task = next.next();
-        resting += usize::from(task.is_none());
-        group.send(worker, &task.unwrap_or(0).to_le_bytes(), &tasks)?;
+        finished += usize::from(task.is_none());
+        group.send(worker, &task.unwrap_or(0).to_le_bytes(), &trequests)?;
     }
     println!("the squares of 1 to {TASKS} make {sum}");
     group.barrier(&Call::default())
 }
 
 fn work(group: &Group) -> Result<()> {
-    let (asks, tasks) = (Call::default().tag(1), Call::default().tag(2));
+    let (requests, trequests) = (Call::default().tag(1), Call::default().tag(2));
     let mut result = 0u64;
     loop {
-        group.send(0, &result.to_le_bytes(), &asks)?;
+        group.send(0, &result.to_le_bytes(), &requests)?;
         let mut task = [0; 8];
-        group.recv(0, &mut task, &tasks)?;
+        group.recv(0, &mut task, &trequests)?;
         match u64::from_le_bytes(task) {
             0 => break,
             number => result = number * number,
