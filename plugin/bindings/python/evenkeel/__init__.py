@@ -1,6 +1,6 @@
 """Collective operations between processes, for numpy arrays and tensors on the CPU; and the network plugin for NCCL.
 
-Start a program as several ranks with any launcher (``evenkeel-run -n 4 python train.py``, torchrun, mpirun, srun)::
+Start a program as several ranks with a launcher (``evenkeel-run -n 4 python train.py``, torchrun, mpirun, srun)::
 
     import evenkeel, numpy
 
@@ -8,7 +8,7 @@ Start a program as several ranks with any launcher (``evenkeel-run -n 4 python t
         gradients = numpy.full(1000, group.rank, numpy.float32)
         group.allreduce(gradients)
 
-``evenkeel-run COMMAND`` turns on the plugin for whatever uses NCCL.
+``evenkeel-run COMMAND`` enables the plugin for every program that uses NCCL.
 """
 
 from evenkeel._evenkeel import Group, MemoryStore, StoreServer, __version__, init

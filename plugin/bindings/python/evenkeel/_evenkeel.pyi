@@ -1,13 +1,13 @@
-"""Arrays: numpy arrays, tensors on the CPU (torch's, say), and whatever else has the buffer protocol or ``__dlpack__``, C-contiguous.
-They are used where they lie, without copies; nobody may change them, or read those that are written, before the call returns.
-Other threads run meanwhile.
+"""Arrays are numpy arrays, tensors on the CPU (of torch, for example), and other objects with the buffer protocol or
+``__dlpack__``, C-contiguous. They are used in place, without copies. No other thread may change them, or read those that the call
+writes, before the call returns. Other threads run meanwhile.
 
-Reductions know int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, float8_e4m3fn and float8_e5m2;
-``dtype`` says so for arrays of types that numpy itself does not have: ``group.allreduce(x.view("u2"), dtype="bfloat16")`` for an
-array of ml_dtypes. Operations that move data take elements of any type. Counts are numbers of elements.
+Reductions work on int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, float8_e4m3fn and float8_e5m2.
+``dtype`` names the type if numpy itself does not have it: ``group.allreduce(x.view("u2"), dtype="bfloat16")`` for an array of
+ml_dtypes. Operations that only move data take elements of any type. Counts are numbers of elements.
 
-``tag``: operations with different tags may be in progress at the same time, from different threads; those with the same tag are
-called in the same order on all ranks. ``timeout``: seconds for which nothing may move in the operation.
+``tag``: operations with different tags may be in progress at the same time, from different threads. Operations with the same tag
+must be called in the same order on all ranks. ``timeout``: seconds for which the operation may make no progress.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from typing import Any, Protocol, Self, TypeAlias, final
 
 from evenkeel.errors import Error
 
-class _Lends(Protocol):
+class _Dlpack(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 class _Buffer(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-_Array: TypeAlias = _Lends | _Buffer
+_Array: TypeAlias = _Dlpack | _Buffer
 
 __version__: str
 
@@ -36,45 +36,45 @@ def init(
     transport: str = "tcp",
     timeout: float = 30.0,
 ) -> Group:
-    """Joins the group of this name; returns once all ranks have.
+    """Joins the group of this name. Returns once all ranks have joined.
 
-    Without arguments, the launcher's environment says which rank this is (evenkeel-run, torchrun, mpirun, srun), and where to meet:
-    EVENKEEL_STORE, or MASTER_ADDR and MASTER_PORT, where rank 0 serves a store.
+    Without arguments, the environment of the launcher (evenkeel-run, torchrun, mpirun, srun) sets the rank, the number of ranks and
+    the store: EVENKEEL_STORE, or MASTER_ADDR and MASTER_PORT, where rank 0 serves one.
 
     store: ``"tcp://host:port"``, ``"file:/shared/folder"``, ``"redis://host:port"``, or a MemoryStore for ranks that are threads.
-    rank, size: this rank's number, from 0, and the number of ranks.
-    name: groups that live at the same time have different names.
+    rank, size: this process's rank, from 0, and the number of ranks.
+    name: groups that exist at the same time need different names.
     transport: ``"tcp"``, ``"tcp:eth0"`` (over this interface), ``"shm"`` (shared memory, for ranks of one host), or ``"auto"`` or
-        ``"auto:eth0"`` (shared memory within hosts, TCP between them), or ``"tls"`` or ``"tls:eth0"`` (encrypted TCP between ranks
-        that show certificates: the environment variables EVENKEEL_TLS_CERT, EVENKEEL_TLS_KEY and EVENKEEL_TLS_CA name the PEM files
-        with this rank's certificate, its key, and the certificates of the authority that has signed all ranks').
-    timeout: seconds to wait for the others, and for which nothing may move in an operation from then on.
+        ``"auto:eth0"`` (shared memory within hosts, TCP between them), or ``"tls"`` or ``"tls:eth0"`` (TCP with TLS between ranks that
+        authenticate by certificate). For TLS the environment variables EVENKEEL_TLS_CERT, EVENKEEL_TLS_KEY and EVENKEEL_TLS_CA name
+        the PEM files with this rank's certificate, its key, and the certificates of the authority that signed all of them.
+    timeout: seconds to wait for the other ranks, and the group's timeout from then on.
 
-    Raises TimeoutError naming the ranks that have not come.
+    Raises TimeoutError naming the ranks that have not joined.
     """
 
 @final
 class Group:
-    """One rank's part in a group. As a context manager it is left at the end."""
+    """A rank's membership in a group. As a context manager it leaves the group at the end."""
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """This process's rank, from 0."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     @property
     def timeout(self) -> float:
-        """Seconds for which nothing may move in an operation."""
+        """Seconds for which an operation may make no progress."""
 
     @property
     def failure(self) -> Error | None:
-        """The error that ended the group, if it has ended."""
+        """The error that ended the group, if it has failed."""
 
     def describe(self, rank: int) -> str:
-        """A rank, for people: its host and process."""
+        """A rank for messages: its number, host and process."""
 
     def allreduce(
         self,
@@ -86,11 +86,11 @@ class Group:
         tag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Combines what all ranks have, in place: afterwards all have the same, to the bit.
+        """Reduces the arrays of all ranks, in place. Afterwards all ranks have the same result, bitwise.
 
         op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
-        algorithm: ``"ring"``, ``"ring_chunked"``, ``"halving_doubling"``, ``"recursive_doubling"`` or ``"bcube"``; by default it is chosen by the
-        number of ranks and bytes.
+        algorithm: ``"ring"``, ``"ring_chunked"``, ``"halving_doubling"``, ``"recursive_doubling"``, ``"bcube"`` or
+        ``"hierarchical"``; by default it is selected by the number of ranks and bytes.
         """
 
     def reduce(
@@ -103,7 +103,7 @@ class Group:
         tag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Combines what all ranks have, in place, for rank ``root``; what is in the others' arrays afterwards is undefined."""
+        """Reduces the arrays of all ranks to rank ``root``, in place. Afterwards the contents of the others' arrays are undefined."""
 
     def reduce_scatter(
         self,
@@ -115,20 +115,20 @@ class Group:
         tag: int = 0,
         timeout: float | None = None,
     ) -> slice:
-        """Combines what all ranks have: afterwards rank i has part i, at its place in the array; the rest is undefined.
+        """Reduces the arrays of all ranks and scatters the result: rank i gets part i, at its place in the array; the rest is undefined.
 
-        counts: the parts' numbers of elements; by default equal. Gives the own part's place: ``array.ravel()[part]``.
+        counts: the numbers of elements of the parts; by default equal. Returns the slice of this rank's part: ``array.ravel()[part]``.
         """
 
     def broadcast(self, array: _Array, *, root: int = 0, tag: int = 0, timeout: float | None = None) -> None:
-        """Gives all ranks what rank ``root`` has."""
+        """Sends the array of rank ``root`` to all ranks."""
 
     def allgather(
         self, array: _Array, *, counts: Sequence[int] | None = None, tag: int = 0, timeout: float | None = None
     ) -> None:
-        """Each rank has its part at its place in the array; afterwards all have all.
+        """Each rank passes its part at its place in the array. Afterwards all ranks have all parts.
 
-        counts: the parts' numbers of elements; by default equal.
+        counts: the numbers of elements of the parts; by default equal.
         """
 
     def gather(
@@ -141,9 +141,9 @@ class Group:
         tag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Every rank's input goes to rank ``root``, which alone gives an output, one rank's after the other's.
+        """Gathers the inputs of all ranks at rank ``root``, in the order of the ranks. Only the root passes an output.
 
-        counts: the inputs' numbers of elements, the same list on all ranks; by default all are as long as this rank's.
+        counts: the numbers of elements of the inputs, the same list on all ranks; by default all are as long as this rank's.
         """
 
     def scatter(
@@ -156,9 +156,9 @@ class Group:
         tag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """The input of rank ``root``, which alone gives one, goes to the ranks, a part for each.
+        """Scatters the input of rank ``root``, a part for each rank. Only the root passes an input.
 
-        counts: the outputs' numbers of elements, the same list on all ranks; by default all are as long as this rank's.
+        counts: the numbers of elements of the outputs, the same list on all ranks; by default all are as long as this rank's.
         """
 
     def alltoall(
@@ -171,36 +171,36 @@ class Group:
         tag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Part i of the input goes to rank i; part i of the output comes from rank i.
+        """Sends part i of the input to rank i; part i of the output comes from rank i.
 
-        sent, received: the parts' numbers of elements; by default equal.
+        sent, received: the numbers of elements of the parts; by default equal.
         """
 
     def barrier(self, *, tag: int = 0, timeout: float | None = None) -> None:
         """Returns when all ranks have called it."""
 
     def send(self, array: _Array, to: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Sends a message of up to 1 GiB to another rank. Messages of a tag arrive in their order."""
+        """Sends a message of up to 1 GiB to another rank. Messages of a tag arrive in order."""
 
     def recv(
         self, array: _Array, source: int | None = None, *, tag: int = 0, timeout: float | None = None
     ) -> tuple[int, int]:
-        """Receives a message, from any rank by default; gives the rank and how many elements came."""
+        """Receives a message, by default from any rank. Returns the rank and the number of elements."""
 
     def sub_group(self, ranks: Sequence[int]) -> Group | None:
-        """A group of some of the ranks, numbered in the order given; None on the others. It costs no message.
+        """A group of some of the ranks, numbered in the order given; None on the other ranks. It needs no message.
 
-        The ranks of the new group make groups of the same ranks in the same order. When one group fails, so does the other.
+        The ranks of the new group must make groups of the same ranks in the same order. When one group fails, so does the other.
         """
 
     def split(self, color: int | None, *, tag: int = 0, timeout: float | None = None) -> Group | None:
-        """The group of all ranks that give the same color; None without one. All ranks call it."""
+        """The group of all ranks that pass the same color; None without a color. All ranks call it."""
 
     def abort(self, reason: str) -> None:
-        """Ends the group for all ranks: their operations raise AbortedError with this reason."""
+        """Aborts the group on all ranks. Their operations raise AbortedError with this reason."""
 
     def close(self) -> None:
-        """Leaves the group. Waits up to a second until the others have what this rank sent."""
+        """Leaves the group. Waits up to a second until the other ranks have what this rank sent."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -209,23 +209,23 @@ class Group:
 
 @final
 class MemoryStore:
-    """Where ranks meet that are threads of this process."""
+    """A store for ranks that are threads of this process."""
 
     def __init__(self) -> None: ...
 
 @final
 class StoreServer:
-    """Serves a store to ranks anywhere until it is closed. Whoever reaches the port can use it."""
+    """Serves a store until it is closed. Every process that can reach the port can use it."""
 
     def __init__(self, address: str = "127.0.0.1:0") -> None:
-        """Listens at an address; port 0 is any that is free."""
+        """Listens at an address. Port 0 picks a free port."""
 
     @property
     def address(self) -> str:
-        """For ``init``, or EVENKEEL_STORE: ``"tcp://host:port"``."""
+        """The address for ``init`` or EVENKEEL_STORE: ``"tcp://host:port"``."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops serving."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

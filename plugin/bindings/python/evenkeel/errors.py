@@ -1,33 +1,33 @@
-"""What operations raise. Wrong arguments raise ``ValueError`` or ``TypeError`` instead, and nothing was done then."""
+"""The exceptions that operations raise. Invalid arguments raise ``ValueError`` or ``TypeError`` instead; nothing was done then."""
 
 import builtins
 
 
 class Error(Exception):
-    """An operation failed. Raised itself where a local system call failed."""
+    """An operation failed. This class itself is raised when a local system call failed."""
 
     ranks: tuple[int, ...] = ()
-    """The ranks that caused it, as far as that is known, in the numbers of the group that was used."""
+    """The ranks that caused it, as far as known, numbered as in the group that was used."""
 
     group_usable: bool = True
-    """Whether the group can be used on. If not, every later call raises the error that ended it: make another group."""
+    """Whether the group is still usable. If not, every later call raises the error that ended it: make another group."""
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """Nothing happened for as long as was allowed, though every process that was asked is alive."""
+    """Nothing moved for the whole timeout, although every process that was probed is alive."""
 
 
 class LostError(Error):
-    """A rank's process has ended, stands still or cannot be reached."""
+    """A rank's process has exited, does not respond or cannot be reached."""
 
 
 class AbortedError(Error):
-    """Somebody aborted the group."""
+    """A rank aborted the group."""
 
 
 class StoreError(Error):
-    """The store in which the ranks meet cannot be used."""
+    """The store in which the ranks find each other cannot be used."""
 
 
 class MismatchError(Error):
-    """Ranks disagree on what they do."""
+    """The ranks called different operations, or passed different counts."""

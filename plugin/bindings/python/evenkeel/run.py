@@ -1,4 +1,4 @@
-"""``evenkeel-run COMMAND``: runs a command with Evenkeel turned on for NCCL, and says afterwards whether NCCL used it."""
+"""``evenkeel-run COMMAND``: runs a command with Evenkeel enabled for NCCL, and reports afterwards whether NCCL used it."""
 
 import argparse
 import ctypes
@@ -17,10 +17,10 @@ from evenkeel._evenkeel import StoreServer
 
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _SI_KERNEL = 0x80
-"""``si_code`` of what a terminal sends, which its whole foreground process group gets."""
+"""``si_code`` of a signal from a terminal, which its whole foreground process group gets."""
 _GRACE = 10.0
-"""Seconds for the other ranks to end by themselves once one has failed, and then to obey SIGTERM."""
-_MOST_RANKS = 128
+"""Seconds for the other ranks to exit by themselves once one has failed, and then to obey SIGTERM."""
+_MAX_RANKS = 128
 _PR_SET_PDEATHSIG = 1
 
 
@@ -30,11 +30,11 @@ def plugin_path() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; gives its exit status."""
+    """Runs the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="evenkeel-run",
         usage="%(prog)s [-n N] [--old-nccl] COMMAND...",
-        description="Runs a command with Evenkeel as NCCL's network, and says afterwards whether NCCL used it.",
+        description="Runs a command with Evenkeel as NCCL's network, and reports afterwards whether NCCL used it.",
         epilog="examples: evenkeel-run torchrun --nproc-per-node 8 train.py    "
         "mpirun -np 16 evenkeel-run all_reduce_perf -b 8 -e 1G    evenkeel-run -n 4 python train.py",
     )
@@ -47,13 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(plugin_path())
         return 0
     if not options.command:
-        parser.error("no command: what is to be run?")
-    if options.ranks is not None and not 1 <= options.ranks <= _MOST_RANKS:
-        parser.error(f"-n {options.ranks}: 1 to {_MOST_RANKS}")
+        parser.error("no command given")
+    if options.ranks is not None and not 1 <= options.ranks <= _MAX_RANKS:
+        parser.error(f"-n {options.ranks}: 1 to {_MAX_RANKS}")
     if not os.path.exists(plugin_path()):
-        parser.error(f"{plugin_path()} is missing: this package was built without the plugin; `make wheel` builds it with it")
+        parser.error(f"{plugin_path()} is missing: this package was built without the plugin; `make wheel` builds the package with it")
 
-    # What comes from now on waits until it is asked for, and is passed on.
+    # Signals from now on stay pending until sigtimedwait takes them, and are forwarded.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
     with tempfile.TemporaryDirectory(prefix="evenkeel-run-") as folder:
         environment = plugin_environment(os.environ, folder, options.old_nccl)
@@ -63,38 +63,38 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 status = _run_ranks(options.ranks, options.command, environment)
         except OSError as error:
-            _say(f"cannot run {options.command[0]}: {error.strerror}")
+            _log(f"cannot run {options.command[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
         found = report(Path(folder), environment, options.old_nccl)
         if found or options.ranks is None:
-            for line in found or [_nobody(environment, folder)]:
-                _say(line)
+            for line in found or [_unused(environment, folder)]:
+                _log(line)
     return status
 
 
 def plugin_environment(given: Mapping[str, str], folder: str, old_nccl: bool) -> dict[str, str]:
-    """The environment for a command: with the plugin turned on, and with a folder for what it and NCCL say."""
+    """The environment for a command: enables the plugin, and sets a folder for its status files and NCCL's logs."""
     environment = dict(given)
     before = given.get("NCCL_NET_PLUGIN")
     if old_nccl:
-        # It makes libnccl-net-NAME.so of a name and looks for that where the loader does.
+        # It converts a name to libnccl-net-NAME.so and loads that from the loader's path.
         environment["NCCL_NET_PLUGIN"] = "evenkeel"
         places = [os.path.dirname(plugin_path()), given.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = ":".join(place for place in places if place)
     else:
         environment["NCCL_NET_PLUGIN"] = plugin_path()
     if before and before != environment["NCCL_NET_PLUGIN"]:
-        _say(f"NCCL_NET_PLUGIN was {before!r}; for this command it is Evenkeel's")
+        _log(f"NCCL_NET_PLUGIN was {before!r}; for this command it is Evenkeel's")
     environment["EVENKEEL_STATUS_DIR"] = folder
     if not given.get("NCCL_DEBUG") and not given.get("NCCL_DEBUG_FILE"):
-        # Nothing is lost: without NCCL_DEBUG NCCL says nothing at all.
+        # The user loses nothing: without NCCL_DEBUG NCCL logs nothing.
         environment["NCCL_DEBUG"] = "INFO"
         environment["NCCL_DEBUG_FILE"] = os.path.join(folder, "nccl.%h.%p")
     return environment
 
 
 def report(folder: Path, environment: Mapping[str, str], old_nccl: bool) -> list[str]:
-    """Lines that say in which processes of this host NCCL used the plugin, and why not in others; none where nobody used NCCL."""
+    """Lines that report in which processes of this host NCCL used the plugin, and why not in others. Empty if no process used NCCL."""
     loaded = {int(path.name.removeprefix("plugin.")): path.read_text().strip() for path in folder.glob("plugin.*")}
     logs = {}
     for path in folder.glob("nccl.*"):
@@ -102,9 +102,9 @@ def report(folder: Path, environment: Mapping[str, str], old_nccl: bool) -> list
         if process.isdecimal():
             logs[int(process)] = path.read_text(errors="replace")
     lines = []
-    for said in sorted(set(loaded.values())):
-        processes = [process for process, its in loaded.items() if its == said]
-        lines.append(f"NCCL loaded Evenkeel in {_processes(processes)}: {said}")
+    for status in sorted(set(loaded.values())):
+        processes = [process for process, its in loaded.items() if its == status]
+        lines.append(f"NCCL loaded Evenkeel in {_processes(processes)}: {status}")
     channels = sum(len(re.findall(r"via NET/Evenkeel/", log)) for log in logs.values())
     if channels:
         lines.append(f"{channels} channels to or from other hosts go through it")
@@ -122,7 +122,7 @@ def report(folder: Path, environment: Mapping[str, str], old_nccl: bool) -> list
 
 def _why(log: str, environment: Mapping[str, str], old_nccl: bool) -> str:
     network = _last(r"Using network (\S+)", log)
-    why = f"it used {network}" if network else "it did not get as far as a network"
+    why = f"it used {network}" if network else "it exited before it chose a network"
     version = re.search(r"NCCL version (\d+)\.(\d+)", log)
     if version and (int(version[1]), int(version[2])) < (2, 21) and not old_nccl:
         return f"{why}; it is NCCL {version[1]}.{version[2]}, which needs evenkeel-run --old-nccl"
@@ -135,10 +135,10 @@ def _hint(environment: Mapping[str, str]) -> str:
     return f"; NCCL_NET={wanted} asks for that: unset it" if wanted.lower() not in ("", "evenkeel") else ""
 
 
-def _nobody(environment: Mapping[str, str], folder: str) -> str:
+def _unused(environment: Mapping[str, str], folder: str) -> str:
     if environment.get("NCCL_DEBUG_FILE", "").startswith(folder):
-        return "no process of this command used NCCL on this host: it ran on CPUs, or ended before it communicated"
-    return "NCCL did not load Evenkeel in any process on this host; as NCCL_DEBUG is yours, see there whether NCCL was used at all"
+        return "no process of this command used NCCL on this host: it ran on CPUs, or exited before it communicated"
+    return "NCCL did not load Evenkeel in any process on this host; NCCL_DEBUG was set, so see that log for whether NCCL was used at all"
 
 
 def _last(pattern: str, text: str) -> str | None:
@@ -160,7 +160,7 @@ def _run_ranks(count: int, command: list[str], environment: dict[str, str]) -> i
             "MASTER_PORT": str(_free_port()),
             "EVENKEEL_STORE": store.address,
         }
-        # All ranks are here: the surest network is the one that has no other hosts.
+        # All ranks are on this host, so the loopback interface always works.
         common["NCCL_SOCKET_IFNAME"] = environment.get("NCCL_SOCKET_IFNAME") or "lo"
         ranks: list[subprocess.Popen[bytes]] = []
         try:
@@ -188,9 +188,9 @@ def _start(command: list[str], environment: dict[str, str], when_orphaned: signa
 
 
 def _wait(ranks: list["subprocess.Popen[bytes]"]) -> int:
-    """Waits for all and passes signals on to them; gives the first failure's status. The others get a while to see it."""
+    """Waits for all ranks and forwards signals to them. Returns the status of the first failure. The others get a while to notice it."""
     running = dict(enumerate(ranks))
-    first, deadline, last_word = 0, None, signal.SIGTERM
+    first, deadline, next_signal = 0, None, signal.SIGTERM
     while running:
         for rank, child in list(running.items()):
             if child.poll() is None:
@@ -199,20 +199,20 @@ def _wait(ranks: list["subprocess.Popen[bytes]"]) -> int:
             status = child.returncode if child.returncode >= 0 else 128 - child.returncode
             if status and len(ranks) > 1:
                 ended = f"with status {status}" if child.returncode > 0 else f"by signal {-child.returncode}"
-                _say(f"rank {rank} ended {ended}")
+                _log(f"rank {rank} ended {ended}")
             if status and not first:
                 first, deadline = status, time.monotonic() + _GRACE
         if deadline is not None and time.monotonic() > deadline:
             for child in running.values():
-                child.send_signal(last_word)
-            deadline, last_word = time.monotonic() + _GRACE, signal.SIGKILL
+                child.send_signal(next_signal)
+            deadline, next_signal = time.monotonic() + _GRACE, signal.SIGKILL
         if not running:
             break
-        came = signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, 1.0)
-        # A terminal's signals have reached the command already.
-        if came is not None and came.si_signo != signal.SIGCHLD and came.si_code != _SI_KERNEL:
+        received = signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, 1.0)
+        # Signals from a terminal have already reached the command.
+        if received is not None and received.si_signo != signal.SIGCHLD and received.si_code != _SI_KERNEL:
             for child in running.values():
-                child.send_signal(came.si_signo)
+                child.send_signal(received.si_signo)
     return first
 
 
@@ -222,5 +222,5 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(f"evenkeel-run: {line}", file=sys.stderr, flush=True)

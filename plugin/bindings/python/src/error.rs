@@ -1,4 +1,4 @@
-//! Errors as exceptions of `evenkeel/errors.py`.
+//! Converts errors to the exceptions of `evenkeel/errors.py`.
 
 use evenkeel_collectives::{Error, ErrorKind};
 use pyo3::exceptions::PyValueError;
@@ -7,10 +7,10 @@ use pyo3::types::PyTuple;
 
 /// The exception for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    made(py, error).unwrap_or_else(|problem| problem)
+    try_exception(py, error).unwrap_or_else(|python_error| python_error)
 }
 
-fn made(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+fn try_exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let class = match error.kind() {
         ErrorKind::Argument => return Ok(PyValueError::new_err(error.to_string())),
         ErrorKind::Timeout => "TimeoutError",

@@ -12,7 +12,7 @@ use pyo3::types::PySlice;
 
 use crate::error::exception;
 use crate::memory::Memory;
-use crate::store::Place;
+use crate::store::StoreArgument;
 
 /// Joins a group.
 #[pyfunction]
@@ -29,7 +29,7 @@ pub(crate) fn init(
     if rank.is_some() != size.is_some() {
         return Err(PyValueError::new_err("rank and size are given together, or neither"));
     }
-    let place = store.map(Place::of).transpose()?;
+    let store = store.map(StoreArgument::of).transpose()?;
     let timeout = timeout_from_seconds(timeout).map_err(|error| exception(py, &error))?;
     let joined = py.detach(|| {
         let transport_kind = TransportKind::from_name(transport)?;
@@ -38,8 +38,8 @@ pub(crate) fn init(
             "WORLD_SIZE" if size.is_some() => size.map(|size| size.to_string()),
             other => std::env::var(other).ok(),
         })?;
-        match place {
-            Some(Place::Here(store)) => {
+        match store {
+            Some(StoreArgument::Memory(store)) => {
                 let store = PrefixStore::new(store, name);
                 return collectives::Group::join(
                     &store,
@@ -49,7 +49,7 @@ pub(crate) fn init(
                     timeout,
                 );
             }
-            Some(Place::Address(address)) => launch.store = Some(address),
+            Some(StoreArgument::Address(address)) => launch.store = Some(address),
             None => {}
         }
         launch.join(name, &transport_kind, timeout)
@@ -57,12 +57,12 @@ pub(crate) fn init(
     joined.map(Group::new).map_err(|error| exception(py, &error))
 }
 
-/// One rank's part in a group.
+/// A rank's membership in a group.
 #[pyclass(frozen, module = "evenkeel")]
 pub(crate) struct Group {
     rank: usize,
     size: usize,
-    /// `None` once it is left.
+    /// `None` once the group is closed.
     group: Mutex<Option<Arc<collectives::Group>>>,
 }
 
@@ -187,7 +187,7 @@ impl Group {
         let data = memory.bytes_mut("array")?;
         let part =
             self.run(array.py(), |group| group.reduce_scatter(data, &counts, &reduction, &call))?;
-        // Without a step, as `slice(start, stop)` has none: one of step 1 would not be equal to it.
+        // Without a step: a slice with step 1 would not be equal to `slice(start, stop)`.
         let slice = array.py().get_type::<PySlice>();
         Ok(slice.call1((part.start / item, part.end / item))?.cast_into()?)
     }
@@ -236,7 +236,7 @@ impl Group {
         let from = Memory::of("input", input, None)?;
         let mut into =
             output.map_or_else(|| Memory::none(py), |output| Memory::of("output", output, None))?;
-        from.apart(&into)?;
+        from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![from.count(); self.size]);
         let lengths = lengths(&counts, from.item())?;
         let (from, into) = (from.bytes(), into.bytes_mut("output")?);
@@ -257,7 +257,7 @@ impl Group {
         let mut into = Memory::of("output", output, None)?;
         let from =
             input.map_or_else(|| Memory::none(py), |input| Memory::of("input", input, None))?;
-        from.apart(&into)?;
+        from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![into.count(); self.size]);
         let lengths = lengths(&counts, into.item())?;
         let (from, into) = (from.bytes(), into.bytes_mut("output")?);
@@ -277,7 +277,7 @@ impl Group {
         let (py, call) = (input.py(), call(input.py(), tag, timeout)?);
         let from = Memory::of("input", input, None)?;
         let mut into = Memory::of("output", output, None)?;
-        from.apart(&into)?;
+        from.check_disjoint(&into)?;
         let sent = lengths(&self.counts(sent, from.count())?, from.item())?;
         let received = lengths(&self.counts(received, into.count())?, into.item())?;
         let (from, into) = (from.bytes(), into.bytes_mut("output")?);
@@ -335,18 +335,18 @@ impl Group {
         group.ok_or_else(|| PyValueError::new_err("the group is closed"))
     }
 
-    /// Does something that may wait, while other threads may use the interpreter.
+    /// Runs an operation without the interpreter's lock, so that other threads can run meanwhile.
     fn run<T: Send>(
         &self,
         py: Python<'_>,
         body: impl FnOnce(&collectives::Group) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         let group = self.open()?;
-        // Who closes the group meanwhile leaves it to this call to say goodbye.
+        // If another thread closes the group meanwhile, this call leaves it at its end.
         py.detach(move || body(&group)).map_err(|error| exception(py, &error))
     }
 
-    /// The parts' numbers of elements: as they were given, or equal ones.
+    /// The numbers of elements of the parts: the given ones, or equal ones.
     fn counts(&self, given: Option<Vec<usize>>, all: usize) -> PyResult<Vec<usize>> {
         if let Some(given) = given {
             return Ok(given);
@@ -360,10 +360,10 @@ impl Group {
 }
 
 impl Drop for Group {
-    /// Whom the interpreter collects leaves as `close` does.
+    /// A group that the interpreter collects leaves as in `close`.
     fn drop(&mut self) {
         let group = self.group.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // At the interpreter's very end there is nothing to detach from.
+        // While the interpreter finalizes, there is nothing to detach from.
         let _ = Python::try_attach(|py| py.detach(|| drop(group)));
     }
 }
@@ -387,8 +387,8 @@ fn reduction(memory: &Memory, op: &str) -> PyResult<Reduction<'static>> {
     Ok(Reduction::of(memory.kind("array")?, op))
 }
 
-/// Numbers of elements in bytes.
+/// Numbers of elements, converted to bytes.
 fn lengths(counts: &[usize], item: usize) -> PyResult<Vec<usize>> {
     let lengths = counts.iter().map(|count| count.checked_mul(item)).collect::<Option<_>>();
-    lengths.ok_or_else(|| PyValueError::new_err("counts are more than memory"))
+    lengths.ok_or_else(|| PyValueError::new_err("counts exceed the address space"))
 }

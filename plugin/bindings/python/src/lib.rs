@@ -1,7 +1,7 @@
 //! The Python module `evenkeel._evenkeel`: [`evenkeel_collectives`] for numpy arrays and tensors. Its manual is
 //! `evenkeel/_evenkeel.pyi`.
 //!
-//! [`memory`] has everything that is unsafe: what Python's objects lend while an operation runs.
+//! [`memory`] has all unsafe code: access to the memory of Python objects while an operation runs.
 
 mod error;
 mod group;

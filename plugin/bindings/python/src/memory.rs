@@ -1,7 +1,7 @@
-//! The memory of numpy arrays, tensors and other objects, without copies: by Python's buffer protocol or by DLPack.
+//! Access to the memory of numpy arrays, tensors and other objects without copies, by Python's buffer protocol or by DLPack.
 //!
-//! What is lent is not protected from other threads: as with every library that works on arrays without the interpreter's
-//! lock, nobody may change an array, or read one that is written, while an operation has it. The package's manual says so.
+//! The memory is not protected from other threads, as in every library that works on arrays without the interpreter's lock. During
+//! an operation no other thread may change an array, or read one that is written. The package's manual states this.
 
 use std::ffi::{CStr, c_void};
 use std::{ptr, slice};
@@ -13,7 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-/// Names of the types, as numpy, ml_dtypes and torch have them.
+/// The names of the types in numpy, ml_dtypes and torch.
 const NAMES: [(&str, DataType); 12] = [
     ("int8", DataType::Int8),
     ("uint8", DataType::Uint8),
@@ -29,27 +29,27 @@ const NAMES: [(&str, DataType); 12] = [
     ("float8_e5m2", DataType::Float8E5m2),
 ];
 
-/// An object's memory, which stays while this lives.
+/// The memory of an object, which stays valid while this value lives.
 pub(crate) struct Memory {
     start: *mut u8,
     bytes: usize,
     /// Bytes of an element.
     item: usize,
-    /// `None`: a type that can be moved but not be reduced.
+    /// `None` for a type that can be moved but not reduced.
     kind: Option<DataType>,
     writable: bool,
-    /// Given back when this is dropped.
-    _lender: Lender,
+    /// Released when this value is dropped.
+    _owner: Owner,
 }
 
-#[expect(dead_code, reason = "what is held is dropped, nothing else")]
-enum Lender {
+#[expect(dead_code, reason = "the values are only held and dropped")]
+enum Owner {
     Buffer(PyUntypedBuffer),
     Capsule(Py<PyCapsule>),
 }
 
 impl Memory {
-    /// Borrows an object's memory. `name` is the argument's, for errors; `dtype` overrides the elements' type.
+    /// Borrows an object's memory. `name` is the argument's name, for errors. `dtype` overrides the element type.
     pub(crate) fn of(name: &str, object: &Bound<'_, PyAny>, dtype: Option<&str>) -> PyResult<Self> {
         let mut memory = match PyUntypedBuffer::get(object) {
             Ok(buffer) => Self::of_buffer(name, buffer)?,
@@ -70,7 +70,7 @@ impl Memory {
             })?;
             if !memory.bytes.is_multiple_of(kind.bytes()) {
                 return Err(PyValueError::new_err(format!(
-                    "{name} has {} bytes: no whole number of {dtype}",
+                    "{name} has {} bytes: not a whole number of {dtype}",
                     memory.bytes
                 )));
             }
@@ -79,7 +79,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Nothing, where an argument is left out.
+    /// Empty memory, for an omitted argument.
     pub(crate) fn none(py: Python<'_>) -> PyResult<Self> {
         Self::of("nothing", pyo3::types::PyBytes::new(py, b"").as_any(), None)
             .map(|nothing| Self { writable: true, ..nothing })
@@ -99,7 +99,7 @@ impl Memory {
     pub(crate) fn kind(&self, name: &str) -> PyResult<DataType> {
         self.kind.ok_or_else(|| {
             PyTypeError::new_err(format!(
-                "{name} has elements that cannot be reduced: {}, in this machine's byte order (dtype= says what they are if the array does not)",
+                "{name} has elements that cannot be reduced: {}, in this machine's byte order (pass dtype= if the array does not have the type)",
                 all_names()
             ))
         })
@@ -110,12 +110,12 @@ impl Memory {
         if self.bytes == 0 {
             return &[];
         }
-        // SAFETY: so many bytes begin there, and the lender keeps them while `self` lives. That nobody else changes them
-        // meanwhile is what the package asks of its users.
+        // SAFETY: this many bytes start there, and the owner keeps them while `self` lives. The package requires of its users that
+        // nothing else changes them meanwhile.
         unsafe { slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, writable.
     pub(crate) fn bytes_mut(&mut self, name: &str) -> PyResult<&mut [u8]> {
         if !self.writable {
             return Err(PyValueError::new_err(format!("{name} cannot be written")));
@@ -123,13 +123,13 @@ impl Memory {
         if self.bytes == 0 {
             return Ok(&mut []);
         }
-        // SAFETY: as `bytes`; the lender said that they can be written. `self` is borrowed as long as they are, and the one
-        // other memory of a call has been seen to lie elsewhere.
+        // SAFETY: as `bytes`; the owner allows writing. `self` is borrowed as long as they are, and `check_disjoint` has checked that the
+        // other memory of the call does not overlap.
         Ok(unsafe { slice::from_raw_parts_mut(self.start, self.bytes) })
     }
 
     /// Fails if two memories of a call have bytes in common.
-    pub(crate) fn apart(&self, other: &Self) -> PyResult<()> {
+    pub(crate) fn check_disjoint(&self, other: &Self) -> PyResult<()> {
         let ends = |memory: &Self| memory.start.addr() + memory.bytes;
         let common = self.start.addr() < ends(other) && other.start.addr() < ends(self);
         if common && self.bytes > 0 && other.bytes > 0 {
@@ -140,7 +140,7 @@ impl Memory {
 
     fn of_buffer(name: &str, buffer: PyUntypedBuffer) -> PyResult<Self> {
         if !buffer.is_c_contiguous() {
-            return Err(scattered(name));
+            return Err(not_contiguous(name));
         }
         // An array of any number of dimensions has at least one byte in an element.
         let (item, bytes) = (buffer.item_size().max(1), buffer.len_bytes());
@@ -150,7 +150,7 @@ impl Memory {
             item,
             kind: kind_of_format(buffer.format()),
             writable: !buffer.readonly(),
-            _lender: Lender::Buffer(buffer),
+            _owner: Owner::Buffer(buffer),
         })
     }
 
@@ -171,18 +171,18 @@ impl Memory {
             // SAFETY: as above, and the version is the one that is known here.
             unsafe { (&raw const (*managed).tensor, (*managed).flags & READ_ONLY_OR_COPIED == 0) }
         } else if capsule.is_valid_checked(Some(PLAIN)) {
-            // Its structure begins with the tensor. What is of this version can be written.
+            // Its structure begins with the tensor. Tensors of this version are writable.
             (capsule.pointer_checked(Some(PLAIN))?.as_ptr().cast_const().cast::<Tensor>(), true)
         } else {
-            return Err(wrong("no tensor, or one that somebody else has taken"));
+            return Err(wrong("no tensor, or one that has already been consumed"));
         };
-        // SAFETY: as above: it is there while the capsule is held.
+        // SAFETY: as above: it is valid while the capsule is held.
         let tensor = unsafe { &*tensor };
         if ![CPU, PINNED].contains(&tensor.device_type) {
-            return Err(on_a_device(name, tensor.device_type));
+            return Err(not_on_cpu(name, tensor.device_type));
         }
-        let dimensions =
-            usize::try_from(tensor.dimensions).map_err(|_| wrong("no number of dimensions"))?;
+        let dimensions = usize::try_from(tensor.dimensions)
+            .map_err(|_| wrong("an invalid number of dimensions"))?;
         let numbers = |of: *const i64| -> &[i64] {
             // SAFETY: DLPack says that there is one for each dimension.
             if dimensions == 0 { &[] } else { unsafe { slice::from_raw_parts(of, dimensions) } }
@@ -201,9 +201,10 @@ impl Memory {
             .try_fold(item, |bytes, length| bytes.checked_mul(usize::try_from(*length).ok()?));
         let bytes = bytes
             .filter(|bytes| isize::try_from(*bytes).is_ok())
-            .ok_or_else(|| wrong("a shape that cannot be"))?;
-        if !tensor.strides.is_null() && bytes > 0 && !consecutive(shape, numbers(tensor.strides)) {
-            return Err(scattered(name));
+            .ok_or_else(|| wrong("an impossible shape"))?;
+        if !tensor.strides.is_null() && bytes > 0 && !is_contiguous(shape, numbers(tensor.strides))
+        {
+            return Err(not_contiguous(name));
         }
         let start = if bytes == 0 {
             ptr::null_mut()
@@ -215,11 +216,11 @@ impl Memory {
             tensor.data.cast::<u8>().wrapping_add(offset)
         };
         let kind = (tensor.lanes == 1).then(|| kind_of_code(tensor.code, tensor.bits)).flatten();
-        Ok(Self { start, bytes, item, kind, writable, _lender: Lender::Capsule(capsule.unbind()) })
+        Ok(Self { start, bytes, item, kind, writable, _owner: Owner::Capsule(capsule.unbind()) })
     }
 }
 
-/// `DLDeviceType`: memory of processors, and of theirs what a GPU may also read.
+/// `DLDeviceType`: CPU memory, and pinned CPU memory that a GPU can access.
 const CPU: i32 = 1;
 const PINNED: i32 = 3;
 
@@ -234,7 +235,7 @@ struct Tensor {
     bits: u8,
     lanes: u16,
     shape: *const i64,
-    /// In elements; null when they follow each other, the last dimension's first.
+    /// In elements; null for C-contiguous elements.
     strides: *const i64,
     byte_offset: u64,
 }
@@ -250,29 +251,29 @@ struct VersionedTensor {
     tensor: Tensor,
 }
 
-/// Asks an object for its memory.
+/// Gets an object's DLPack capsule.
 fn capsule<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
     let (device, _): (i32, i32) =
         object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
     if ![CPU, PINNED].contains(&device) {
-        return Err(on_a_device(name, device));
+        return Err(not_on_cpu(name, device));
     }
-    // torch lends no tensor that it computes gradients for, but the same one detached: a model's parameters, say.
-    let learns = match object.getattr_opt(intern!(py, "requires_grad"))? {
-        Some(learns) => learns.is_truthy()?,
+    // torch exports no tensor that requires gradients, such as a model's parameters, but it exports the same tensor detached.
+    let requires_grad = match object.getattr_opt(intern!(py, "requires_grad"))? {
+        Some(flag) => flag.is_truthy()?,
         None => false,
     };
-    let object = if learns { &object.call_method0(intern!(py, "detach"))? } else { object };
+    let object = if requires_grad { &object.call_method0(intern!(py, "detach"))? } else { object };
     let version = PyDict::new(py);
     version.set_item(intern!(py, "max_version"), (1, 0))?;
     let method = intern!(py, "__dlpack__");
-    let lent = match object.call_method(method, (), Some(&version)) {
-        // It is older than versions.
+    let capsule = match object.call_method(method, (), Some(&version)) {
+        // An exporter of before DLPack 1.0 does not know the argument.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0(method),
         other => other,
     };
-    lent?
+    capsule?
         .cast_into()
         .map_err(|_| PyTypeError::new_err(format!("{name}: __dlpack__ gave no capsule")))
 }
@@ -316,8 +317,8 @@ fn kind_of_code(code: u8, bits: u8) -> Option<DataType> {
     }
 }
 
-/// Whether elements follow each other in the order of C.
-fn consecutive(shape: &[i64], strides: &[i64]) -> bool {
+/// Whether the elements are C-contiguous.
+fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     let mut next = 1i64;
     shape.iter().zip(strides).rev().all(|(length, stride)| {
         let fits = *length == 1 || *stride == next;
@@ -326,15 +327,15 @@ fn consecutive(shape: &[i64], strides: &[i64]) -> bool {
     })
 }
 
-fn scattered(name: &str) -> PyErr {
+fn not_contiguous(name: &str) -> PyErr {
     PyValueError::new_err(format!(
-        "{name} is not C-contiguous: numpy.ascontiguousarray or tensor.contiguous() make one that is"
+        "{name} is not C-contiguous: use numpy.ascontiguousarray or tensor.contiguous()"
     ))
 }
 
-fn on_a_device(name: &str, device: i32) -> PyErr {
+fn not_on_cpu(name: &str, device: i32) -> PyErr {
     PyValueError::new_err(format!(
-        "{name} is not in the memory of the CPU (DLPack device {device}): NCCL, with evenkeel-run, is for tensors on GPUs"
+        "{name} is not in the memory of the CPU (DLPack device {device}): for tensors on GPUs use NCCL with evenkeel-run"
     ))
 }
 

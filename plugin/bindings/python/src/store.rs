@@ -1,4 +1,4 @@
-//! Where ranks meet.
+//! Stores.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -60,20 +60,20 @@ impl StoreServer {
     }
 }
 
-/// What `init` takes for a store: an address, or one of this process.
-pub(crate) enum Place {
+/// The `store` argument of `init`: an address, or a store of this process.
+pub(crate) enum StoreArgument {
     Address(String),
-    Here(Arc<dyn collectives::Store>),
+    Memory(Arc<dyn collectives::Store>),
 }
 
-impl Place {
+impl StoreArgument {
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(store) = object.cast::<MemoryStore>() {
-            return Ok(Self::Here(Arc::clone(&store.get().0)));
+            return Ok(Self::Memory(Arc::clone(&store.get().0)));
         }
         object.extract().map(Self::Address).map_err(|_| {
             PyValueError::new_err(
-                "store: an address such as 'tcp://host:port', 'file:/folder' or 'redis://host:port', or a MemoryStore",
+                "store must be an address such as 'tcp://host:port', 'file:/folder' or 'redis://host:port', or a MemoryStore",
             )
         })
     }

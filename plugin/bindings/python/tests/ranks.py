@@ -1,4 +1,4 @@
-"""Ranks for tests."""
+"""Test support: ranks as threads."""
 
 import os
 import sys
@@ -7,13 +7,13 @@ import threading
 import evenkeel
 
 SCRIPTS = os.path.dirname(sys.executable)
-"""Where the package's commands are installed."""
+"""The folder with the package's commands."""
 
 RUN = os.path.join(SCRIPTS, "evenkeel-run")
 
 
 def threads(size, work, transport="shm", timeout=20.0):
-    """Runs ``work(group)`` as so many ranks, threads of this process; gives what they return, or raises what the first raised."""
+    """Runs ``work(group)`` on ``size`` ranks, threads of this process. Returns their results, or raises the first exception."""
     store = evenkeel.MemoryStore()
     results, errors = [None] * size, []
 

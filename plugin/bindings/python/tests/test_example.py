@@ -1,4 +1,4 @@
-"""The example does what it says."""
+"""Test of the example."""
 
 import subprocess
 import sys

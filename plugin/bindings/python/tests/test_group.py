@@ -1,4 +1,4 @@
-"""Operations and their errors."""
+"""Tests of operations and their errors."""
 
 import array
 import os
@@ -15,7 +15,7 @@ import numpy as np
 import evenkeel
 from ranks import threads
 
-WAYS = ("shm", "tcp:lo")
+TRANSPORTS = ("shm", "tcp:lo")
 
 
 class Operations(unittest.TestCase):
@@ -32,10 +32,10 @@ class Operations(unittest.TestCase):
                 group.allreduce(x, op)
                 assert (x == wanted).all(), (op, x)
 
-        for way in WAYS:
-            threads(3, work, way)
+        for transport in TRANSPORTS:
+            threads(3, work, transport)
 
-    def test_types_that_numpy_has_not(self):
+    def test_reductions_of_types_without_a_numpy_type(self):
         def work(group):
             # 1 + 2 + 4 in bfloat16 and in fp8 (E4M3).
             x = np.array([[0x3F80, 0x4000, 0x4080][group.rank]], np.uint16)
@@ -47,17 +47,17 @@ class Operations(unittest.TestCase):
 
         threads(3, work)
 
-    def test_algorithms_agree(self):
+    def test_allreduce_algorithms(self):
         def work(group):
             for name in ["ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube"]:
                 x = np.arange(100_003, dtype=np.float32) % 1000 + group.rank
                 group.allreduce(x, algorithm=name)
                 np.testing.assert_array_equal(x, np.arange(100_003, dtype=np.float32) % 1000 * 3 + 3)
 
-        for way in WAYS:
-            threads(3, work, way)
+        for transport in TRANSPORTS:
+            threads(3, work, transport)
 
-    def test_every_movement(self):
+    def test_collectives_without_reduction(self):
         def work(group):
             me, size = group.rank, group.size
             x = np.full(5, me, np.int16)
@@ -106,8 +106,8 @@ class Operations(unittest.TestCase):
             assert me != 1 or x[0] == 8
             group.barrier()
 
-        for way in WAYS:
-            threads(3, work, way)
+        for transport in TRANSPORTS:
+            threads(3, work, transport)
 
     def test_messages(self):
         def work(group):
@@ -123,7 +123,7 @@ class Operations(unittest.TestCase):
 
         threads(3, work)
 
-    def test_groups_within_groups(self):
+    def test_sub_groups(self):
         def work(group):
             part = group.sub_group([2, 0])
             assert (part is None) == (group.rank == 1)
@@ -138,13 +138,13 @@ class Operations(unittest.TestCase):
 
         threads(3, work)
 
-    def test_nothing_is_copied_and_memory_of_any_kind_is_taken(self):
+    def test_buffers_are_used_in_place(self):
         def work(group):
             for x in (array.array("f", [1, 2]), bytearray(b"\1\2"), memoryview(bytearray(b"\1\2")).cast("b")):
                 group.allreduce(x)
                 assert list(x) == [2, 4]
             x = np.zeros((4, 4), np.float32)
-            group.allreduce(x[1:3])  # rows of an array follow each other
+            group.allreduce(x[1:3])  # rows of an array are contiguous
             x += 1
             group.allreduce(x[2])
             assert x[:, 0].tolist() == [1, 1, 2, 1]
@@ -152,7 +152,7 @@ class Operations(unittest.TestCase):
 
         threads(2, work)
 
-    def test_other_threads_run_while_one_waits(self):
+    def test_operations_release_the_interpreter(self):
         def work(group):
             if group.rank == 0:
                 # The other thread must get the interpreter for this to end.
@@ -169,16 +169,16 @@ class Operations(unittest.TestCase):
                 thread.join()
             assert len(done) == 4
 
-        for way in WAYS:
-            threads(2, work, way)
+        for transport in TRANSPORTS:
+            threads(2, work, transport)
 
 
 class Tensors(unittest.TestCase):
-    """Objects that have no buffer but ``__dlpack__``, as torch's tensors have."""
+    """Objects with ``__dlpack__`` and without a buffer, such as torch's tensors."""
 
     class Tensor:
-        def __init__(self, lends, device=(1, 0), versions=True, learns=False):
-            self.lends, self.device, self.versions, self.requires_grad = lends, device, versions, learns
+        def __init__(self, array, device=(1, 0), versions=True, requires_grad=False):
+            self.array, self.device, self.versions, self.requires_grad = array, device, versions, requires_grad
 
         def __dlpack_device__(self):
             return self.device
@@ -188,18 +188,18 @@ class Tensors(unittest.TestCase):
                 raise BufferError("can't export tensors that require gradient")
             if options and not self.versions:
                 raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
-            return self.lends.__dlpack__(**options)
+            return self.array.__dlpack__(**options)
 
         def detach(self):
-            return type(self)(self.lends, self.device, self.versions)
+            return type(self)(self.array, self.device, self.versions)
 
-    def test_they_are_used_where_they_lie(self):
+    def test_dlpack_tensors_are_used_in_place(self):
         def work(group):
             for versions in (True, False):
-                for learns in (True, False):
+                for requires_grad in (True, False):
                     for kind in (np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.uint32, np.uint64):
                         x = np.ones((3, 4), kind)
-                        group.allreduce(self.Tensor(x, versions=versions, learns=learns))
+                        group.allreduce(self.Tensor(x, versions=versions, requires_grad=requires_grad))
                         assert (x == 2).all()
                     group.broadcast(self.Tensor(x := np.full(3, group.rank, np.complex128), versions=versions))
                     assert (x == 0).all()
@@ -207,7 +207,7 @@ class Tensors(unittest.TestCase):
 
         threads(2, work)
 
-    def test_what_cannot_be_used_is_said(self):
+    def test_unusable_tensors_are_errors(self):
         def work(group):
             rows = np.zeros((4, 4), np.float32)
             read_only = rows.copy()
@@ -226,8 +226,8 @@ class Tensors(unittest.TestCase):
         threads(1, work)
 
 
-class Mistakes(unittest.TestCase):
-    def test_they_are_errors_and_do_no_harm(self):
+class InvalidArguments(unittest.TestCase):
+    def test_invalid_arguments_leave_the_group_usable(self):
         def work(group):
             x = np.zeros(4, np.float32)
             for wrong in [
@@ -263,7 +263,7 @@ class Mistakes(unittest.TestCase):
 
         threads(2, work)
 
-    def test_tls_says_which_file_it_lacks(self):
+    def test_tls_errors_name_the_file(self):
         def init():
             return evenkeel.init(evenkeel.MemoryStore(), 0, 1, transport="tls:lo")
 
@@ -275,7 +275,7 @@ class Mistakes(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "/nowhere.pem"):
                 init()
 
-    def test_a_closed_group_says_so(self):
+    def test_closed_group_raises(self):
         group = evenkeel.init(evenkeel.MemoryStore(), 0, 1)
         group.close()
         group.close()
@@ -283,7 +283,7 @@ class Mistakes(unittest.TestCase):
             group.barrier()
         self.assertEqual((group.rank, group.size), (0, 1))
 
-    def test_no_launcher_is_said(self):
+    def test_missing_launcher_is_an_error(self):
         names = ("RANK", "WORLD_SIZE")
         with self.assertRaisesRegex(ValueError, "RANK and WORLD_SIZE"):
             self.assertFalse(any(name in os.environ for name in names))
@@ -291,14 +291,14 @@ class Mistakes(unittest.TestCase):
 
 
 class Failures(unittest.TestCase):
-    def test_who_does_not_come_is_named(self):
+    def test_timeout_names_ranks_that_do_not_join(self):
         with self.assertRaises(evenkeel.TimeoutError) as caught:
             evenkeel.init(evenkeel.MemoryStore(), 0, 3, transport="shm", timeout=0.3)
         self.assertEqual(caught.exception.ranks, (1, 2))
         self.assertIsInstance(caught.exception, TimeoutError)
         self.assertIn("ranks 1 and 2", str(caught.exception))
 
-    def test_who_is_late_is_named_and_the_group_goes_on(self):
+    def test_group_stays_usable_after_timeout(self):
         def work(group):
             if group.rank == 0:
                 with self.assertRaises(evenkeel.TimeoutError) as caught:
@@ -309,7 +309,7 @@ class Failures(unittest.TestCase):
 
         threads(2, work)
 
-    def test_who_aborts_ends_it_for_all(self):
+    def test_abort_ends_the_group_on_all_ranks(self):
         def work(group):
             if group.rank == 0:
                 group.recv(np.zeros(1), 1)
@@ -323,14 +323,14 @@ class Failures(unittest.TestCase):
 
         threads(2, work)
 
-    def test_different_counts_are_noticed(self):
+    def test_different_counts_are_a_mismatch(self):
         def work(group):
             with self.assertRaises(evenkeel.MismatchError):
                 group.allreduce(np.zeros(3 + group.rank))
 
         threads(2, work)
 
-    def test_a_killed_rank_is_named(self):
+    def test_killed_rank_is_lost(self):
         program = (
             "import evenkeel, numpy, sys\n"
             "group = evenkeel.init(sys.argv[1], 1, 2, transport='tcp:lo')\n"

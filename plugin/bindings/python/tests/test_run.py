@@ -1,4 +1,4 @@
-"""evenkeel-run, as a user calls it. What NCCL does with a plugin is done by hand, through the plugin's C interface."""
+"""Tests of evenkeel-run, as a user calls it. Without NCCL: the tests load the plugin as NCCL does, and its logs are made up."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ from ranks import RUN
 
 from evenkeel.run import plugin_environment, report
 
-LOADS = """
+LOAD_PLUGIN = """
 import ctypes, os
-# As NCCL does: by the path, or by the name where the loader looks.
+# As NCCL does: by path, or by name in the path of the loader.
 name = os.environ["NCCL_NET_PLUGIN"]
 library = ctypes.CDLL(name if "/" in name else f"libnccl-net-{name}.so")
 class Table(ctypes.Structure):
@@ -23,7 +23,7 @@ class Table(ctypes.Structure):
 table = Table.in_dll(library, "ncclNetPlugin_v8")
 assert table.name == b"Evenkeel" and table.init(None) == 0
 """
-OTHERS = """
+WRITE_LOG = """
 import os
 path = os.environ["NCCL_DEBUG_FILE"].replace("%h", "host").replace("%p", str(os.getpid()))
 open(path, "w").write({log!r})
@@ -39,29 +39,29 @@ def run(*command, **environment):
 
 
 class Commands(unittest.TestCase):
-    def test_it_says_where_the_plugin_was_loaded(self):
+    def test_report_names_processes_with_the_plugin(self):
         for options in ([], ["--old-nccl"]):
-            ran = run(*options, sys.executable, "-c", LOADS + "print('output')")
+            ran = run(*options, sys.executable, "-c", LOAD_PLUGIN + "print('output')")
             self.assertEqual((ran.returncode, ran.stdout), (0, "output\n"), ran.stderr)
             self.assertRegex(ran.stderr, r"^evenkeel-run: NCCL loaded Evenkeel in process \d+: version \d.*devices: lo")
             self.assertEqual(len(ran.stderr.splitlines()), 1)
 
-    def test_it_says_that_nobody_used_nccl(self):
+    def test_report_without_nccl(self):
         ran = run("true")
         self.assertEqual((ran.returncode, ran.stdout), (0, ""))
         self.assertRegex(ran.stderr, "no process of this command used NCCL")
-        self.assertRegex(run("true", NCCL_DEBUG="WARN").stderr, "NCCL_DEBUG is yours")
+        self.assertRegex(run("true", NCCL_DEBUG="WARN").stderr, "NCCL_DEBUG was set")
 
-    def test_it_says_why_the_plugin_was_not_loaded(self):
+    def test_report_explains_why_the_plugin_was_not_loaded(self):
         log = (
             "host:5:5 [0] NCCL INFO NET/Plugin: Could not find: /x.so\n"
             "host:5:5 [0] NCCL INFO Using network Socket\n"
         )
-        ran = run(sys.executable, "-c", OTHERS.format(log=log))
+        ran = run(sys.executable, "-c", WRITE_LOG.format(log=log))
         self.assertRegex(ran.stderr, r"did NOT load Evenkeel in process \d+: it used Socket; NET/Plugin: Could not find: /x.so")
-        ran = run(sys.executable, "-c", OTHERS.format(log=log), NCCL_NET="Socket")
+        ran = run(sys.executable, "-c", WRITE_LOG.format(log=log), NCCL_NET="Socket")
         self.assertRegex(ran.stderr, "NCCL_NET=Socket asks for that")
-        ran = run(sys.executable, "-c", OTHERS.format(log="NCCL version 2.19.3+cuda12.1\n" + log))
+        ran = run(sys.executable, "-c", WRITE_LOG.format(log="NCCL version 2.19.3+cuda12.1\n" + log))
         self.assertRegex(ran.stderr, "NCCL 2.19, which needs evenkeel-run --old-nccl")
 
     def test_status_and_signals_pass_through(self):
@@ -70,7 +70,7 @@ class Commands(unittest.TestCase):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             program = (
                 f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(3))\n"
-                # A signal that comes just before one long sleep would be acted on after it.
+                # A signal just before one long sleep would be handled after it.
                 "print('ready', flush=True)\nwhile True: time.sleep(0.05)"
             )
             command = [RUN, sys.executable, "-c", program]
@@ -83,7 +83,7 @@ class Commands(unittest.TestCase):
                     ran.kill()
             self.assertEqual(ran.returncode, 3, number)
 
-    def test_wrong_calls_are_one_line_and_no_success(self):
+    def test_invalid_command_lines_are_one_line_errors(self):
         for arguments, says, status in [
             ([], "no command", 2),
             (["-n", "0", "true"], "1 to 128", 2),
@@ -94,12 +94,12 @@ class Commands(unittest.TestCase):
             self.assertEqual(ran.returncode, status)
             self.assertIn(says, ran.stderr.splitlines()[-1])
 
-    def test_the_plugins_path_is_told(self):
+    def test_plugin_path_is_printed(self):
         ran = run("--plugin-path")
         self.assertEqual(ran.stdout, evenkeel.plugin_path() + "\n")
         self.assertTrue(os.path.isabs(evenkeel.plugin_path()) and os.path.exists(evenkeel.plugin_path()))
 
-    def test_what_the_user_set_is_kept_or_said(self):
+    def test_users_environment_is_kept_or_reported(self):
         given = {"NCCL_DEBUG": "WARN", "LD_LIBRARY_PATH": "/a", "X": "y"}
         made = plugin_environment(given, "/tmp/x", old_nccl=True)
         self.assertEqual((made["NCCL_DEBUG"], made["X"]), ("WARN", "y"))
@@ -108,7 +108,7 @@ class Commands(unittest.TestCase):
         ran = run("true", NCCL_NET_PLUGIN="other")
         self.assertIn("NCCL_NET_PLUGIN was 'other'", ran.stderr)
 
-    def test_networks_and_channels_are_read_from_nccls_log(self):
+    def test_report_reads_networks_and_channels_from_logs(self):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "plugin.12").write_text("version 1, devices: eth0\n")
             Path(folder, "plugin.13").write_text("version 1, devices: eth0\n")
@@ -127,9 +127,9 @@ class Commands(unittest.TestCase):
 
 
 class Ranks(unittest.TestCase):
-    """Ranks share their output: each writes its line in one piece, which ``print`` does not where Python is told not to buffer."""
+    """Ranks share their output. Each writes its line in one call, which ``print`` does not when Python does not buffer."""
 
-    def test_they_find_each_other(self):
+    def test_ranks_join_through_the_served_store(self):
         program = (
             "import evenkeel, numpy, os, sys\n"
             "for name in ('a', 'b', 'a'):\n"
@@ -141,7 +141,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
         self.assertEqual(sorted(ran.stdout.splitlines()), [f"{rank} {rank} [3. 3. 3.]" for rank in range(3)])
 
-    def test_ranks_meet_at_rank_0s_port_too(self):
+    def test_ranks_join_at_the_master_port(self):
         program = (
             "import evenkeel, numpy, os\n"
             "del os.environ['EVENKEEL_STORE']\n"
@@ -150,7 +150,7 @@ class Ranks(unittest.TestCase):
         ran = run("-n", "2", sys.executable, "-c", program)
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
 
-    def test_the_first_failure_counts_and_others_see_it(self):
+    def test_first_failure_is_the_exit_status(self):
         program = (
             "import evenkeel, numpy, sys\n"
             "group = evenkeel.init()\n"
@@ -163,7 +163,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual(ran.stdout, "(1,)\n(1,)\n")
         self.assertIn("evenkeel-run: rank 1 ended with status 5", ran.stderr)
 
-    def test_they_end_with_who_started_them(self):
+    def test_ranks_exit_with_evenkeel_run(self):
         program = "import os, sys, time\nsys.stdout.write(f'{os.getpid()}\\n'), sys.stdout.flush()\ntime.sleep(600)"
         with subprocess.Popen([RUN, "-n", "2", sys.executable, "-c", program], stdout=subprocess.PIPE) as ran:
             try:
@@ -171,7 +171,7 @@ class Ranks(unittest.TestCase):
             finally:
                 ran.kill()
             ran.wait()
-            # It is read to its end: both have closed it.
+            # The output ends when both ranks have closed it.
             self.assertEqual(ran.stdout.read(), b"")
         self.assertEqual(len(set(ranks)), 2)
 
