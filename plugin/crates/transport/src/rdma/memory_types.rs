@@ -45,10 +45,10 @@ impl MemoryTypes {
     /// them, only host memory can be offered. `host_memory_only` is another reason of the transport's owner.
     pub(crate) fn offered(
         self,
-        carrier: TransportMode,
+        mode: TransportMode,
         host_memory_only: Option<&str>,
     ) -> Result<Self, &str> {
-        match (carrier, host_memory_only) {
+        match (mode, host_memory_only) {
             (TransportMode::Auto | TransportMode::Tcp, _) => {
                 Err("TCP may carry messages, unless EVENKEEL_TRANSPORT=rdma")
             }
@@ -102,8 +102,8 @@ mod tests {
                 let types = MemoryTypes { peer_memory, dma_buffers };
                 assert_eq!(types.offered(TransportMode::Rdma, None), Ok(types));
                 assert_eq!(types.offered(TransportMode::Rdma, Some("a reason")), Err("a reason"));
-                for carrier in [TransportMode::Auto, TransportMode::Tcp] {
-                    assert!(types.offered(carrier, None).unwrap_err().contains("TCP"));
+                for mode in [TransportMode::Auto, TransportMode::Tcp] {
+                    assert!(types.offered(mode, None).unwrap_err().contains("TCP"));
                 }
                 assert_eq!(types.is_host_only(), !peer_memory && !dma_buffers);
                 assert_eq!(types.names().contains("peer memory"), peer_memory);

@@ -26,6 +26,7 @@ mod endpoint;
 mod error;
 mod events;
 mod failover;
+mod failure_streak;
 mod flush;
 mod memlock;
 mod memory_types;

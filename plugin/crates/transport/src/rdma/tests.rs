@@ -233,8 +233,8 @@ fn closed_peer_fails_requests() {
 #[ignore = "runs in the RDMA lab"]
 fn wildcard_listener_uses_the_dialed_port() {
     let transport = transport();
-    let deaf = || Arc::new(NullNotify);
-    let listener = transport.listen_at(([0; 8], 0).into(), Nonce([7; 16]), "", deaf()).unwrap();
+    let (any, nonce) = (([0; 8], 0).into(), Nonce([7; 16]));
+    let listener = transport.listen_at(any, nonce, "", Arc::new(NullNotify)).unwrap();
     let port = listener.address().port();
     for (index, device) in transport.devices().iter().enumerate() {
         let handle = Handle { addresses: device.addresses(), port, nonce: Nonce([7; 16]) };
@@ -269,12 +269,12 @@ fn eager_messages_arrive_after_the_sender_closes() {
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn tcp_fallback_when_one_peer_lacks_rdma() {
-    // The same addresses, by TCP.
+    // TCP transports at the same addresses.
     let (any, _) = transport_with(&[("EVENKEEL_TRANSPORT", "tcp")]);
     let tcp = |at: &dyn Fn(&[Device]) -> IpAddr| {
         let address = at(transport().devices());
-        let is = |device: &&Device| device.addresses()[0] == address;
-        let name = any.devices().iter().find(is).unwrap().name();
+        let has_address = |device: &&Device| device.addresses()[0] == address;
+        let name = any.devices().iter().find(has_address).unwrap().name();
         transport_with(&[("EVENKEEL_TRANSPORT", "tcp"), ("NCCL_SOCKET_IFNAME", name)]).0
     };
     let first = || tcp(&|devices| devices[0].addresses()[0]);

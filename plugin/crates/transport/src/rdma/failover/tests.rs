@@ -180,9 +180,9 @@ fn port_down_fails_over() {
 #[ignore = "runs in the RDMA lab"]
 fn tcp_fallback_when_roce_packets_are_dropped() {
     let _drop_rule = DropRule::new("udp dport 4791");
-    let with = |carrier, ports| {
+    let with = |mode, ports| {
         transport_with(&[
-            ("EVENKEEL_TRANSPORT", carrier),
+            ("EVENKEEL_TRANSPORT", mode),
             ("NCCL_IB_HCA", ports),
             ("EVENKEEL_CONNECT_TIMEOUT", "20"),
             ("EVENKEEL_PEER_TIMEOUT", "4"),
@@ -261,7 +261,7 @@ fn idle_connection_fails_over() {
 fn lost_control_messages_are_replayed() {
     let connection = TestConnection::new(&TIMEOUTS);
     let _dead_link = DeadLink::new(0);
-    // The first of any tag.
+    // The control messages for tags are the first ones.
     tag_matching_tests::a_group_waits_for_all_of_its_messages((connection.send, connection.recv));
 }
 
