@@ -168,6 +168,31 @@ func TestPathsInDocsExist(t *testing.T) {
 	}
 }
 
+// TestSourcesInDocsExist looks for source files that a page names from a crate's folder on, or from its src folder on.
+func TestSourcesInDocsExist(t *testing.T) {
+	root, found := root(t), 0
+	quoted := regexp.MustCompile("`([\\w-]+/[\\w/-]+\\.rs)`")
+	forEachPage(t, func(page, text string) {
+		for _, file := range quoted.FindAllStringSubmatch(text, -1) {
+			found++
+			var all []string
+			for _, folder := range []string{"", "plugin", "plugin/crates", "plugin/crates/*/src"} {
+				files, err := filepath.Glob(filepath.Join(root, folder, file[1]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, files...)
+			}
+			if len(all) == 0 {
+				t.Errorf("%s: no file %s", page, file[1])
+			}
+		}
+	})
+	if found < 10 {
+		t.Errorf("%d files were found, want at least 10", found)
+	}
+}
+
 func TestMetricsInDocsExist(t *testing.T) {
 	reference, err := metricsPage(root(t))
 	if err != nil {
