@@ -59,7 +59,7 @@ pub(crate) unsafe fn take_box<T>(pointer: *mut c_void, what: &str) -> Result<Box
 /// The index of a device, which NCCL passes as a C integer.
 pub(crate) fn device_index(device: c_int) -> Result<usize, PluginError> {
     usize::try_from(device)
-        .map_err(|_| PluginError::invalid_argument(format!("no device {device}")))
+        .map_err(|_| PluginError::invalid_argument(format!("device {device} does not exist")))
 }
 
 /// The type of a size, which grew from `int` to `size_t` with the versions of the tables.
@@ -76,6 +76,6 @@ impl Size for usize {
 impl Size for c_int {
     fn bytes(self) -> Result<usize, PluginError> {
         usize::try_from(self)
-            .map_err(|_| PluginError::invalid_argument(format!("a size of {self} bytes")))
+            .map_err(|_| PluginError::invalid_argument(format!("size {self} is negative")))
     }
 }

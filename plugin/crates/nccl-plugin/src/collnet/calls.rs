@@ -81,11 +81,13 @@ pub(super) unsafe extern "C" fn connect(
     guard("CollNet connect", || {
         let count = |number: c_int, what: &str| {
             usize::try_from(number)
-                .map_err(|_| PluginError::invalid_argument(format!("{number} as {what}")))
+                .map_err(|_| PluginError::invalid_argument(format!("{what} is negative: {number}")))
         };
         let (ranks, rank) = (count(ranks, "the number of ranks")?, count(rank, "the rank")?);
         if rank >= ranks {
-            return Err(PluginError::invalid_argument(format!("rank {rank} of {ranks}")));
+            return Err(PluginError::invalid_argument(format!(
+                "rank {rank} is not below the number of ranks, {ranks}"
+            )));
         }
         if handles.is_null() {
             return Err(PluginError::invalid_argument("handles is null"));

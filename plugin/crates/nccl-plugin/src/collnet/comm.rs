@@ -40,7 +40,7 @@ impl CollNetContext {
         handle: &mut [u8; HANDLE_SIZE],
     ) -> Result<CollNetListenComm, PluginError> {
         if device >= self.transport.devices().len() {
-            return Err(PluginError::invalid_argument(format!("no device {device}")));
+            return Err(PluginError::invalid_argument(format!("device {device} does not exist")));
         }
         let unique_id = Member::new_unique_id()
             .map_err(|error| PluginError::system(format!("no random bytes: {error}")))?;
@@ -69,12 +69,12 @@ pub(crate) fn is_supported(kind: i32, op: i32) -> bool {
 
 fn data_type(code: i32) -> Result<DataType, PluginError> {
     let kind = u8::try_from(code).ok().and_then(DataType::from_code);
-    kind.ok_or_else(|| PluginError::invalid_argument(format!("no data type {code}")))
+    kind.ok_or_else(|| PluginError::invalid_argument(format!("data type {code} is not supported")))
 }
 
 fn reduction(code: i32) -> Result<Op, PluginError> {
     let op = u8::try_from(code).ok().and_then(Op::from_code);
-    op.ok_or_else(|| PluginError::invalid_argument(format!("no reduction {code}")))
+    op.ok_or_else(|| PluginError::invalid_argument(format!("reduction {code} is not supported")))
 }
 
 /// NCCL's listen comm of CollNet.
@@ -105,11 +105,11 @@ impl CollNetListenComm {
             })
             .collect();
         let fallback =
-            |error| PluginError::from(error).with("; NCCL goes on without reduction servers");
+            |error| PluginError::from(error).with("; NCCL continues without reduction servers");
         let position = TreePosition::find(rank, &digests).map_err(fallback)?;
         let number = |value: usize| {
             u32::try_from(value)
-                .map_err(|_| PluginError::invalid_argument(format!("{value} ranks")))
+                .map_err(|_| PluginError::invalid_argument(format!("{value} ranks are too many")))
         };
         let member = Member {
             unique_id,
@@ -180,8 +180,11 @@ impl AllReduce {
 
 /// The size in bytes of this many elements of a data type.
 pub(crate) fn bytes_of(count: usize, kind: i32) -> Result<usize, PluginError> {
-    count
-        .checked_mul(data_type(kind)?.bytes())
-        .filter(|bytes| *bytes <= MAX_BYTES)
-        .ok_or_else(|| PluginError::invalid_argument(format!("{count} elements at once")))
+    count.checked_mul(data_type(kind)?.bytes()).filter(|bytes| *bytes <= MAX_BYTES).ok_or_else(
+        || {
+            PluginError::invalid_argument(format!(
+                "{count} elements are longer than the maximum of {MAX_BYTES} bytes"
+            ))
+        },
+    )
 }

@@ -81,6 +81,6 @@ impl Comm<RecvConnection> {
     ) -> Result<&PooledRequest<Request>, PluginError> {
         self.requests
             .start(|| Ok(Some(self.connection.flush(message)?)))?
-            .ok_or_else(|| PluginError::internal("too many requests to flush another one"))
+            .ok_or_else(|| PluginError::internal("no request is free for a flush"))
     }
 }

@@ -77,8 +77,9 @@ impl Context {
         if ticket == 0 {
             let mut encoded = [0; HANDLE_BYTES];
             encoded.copy_from_slice(&handle[..HANDLE_BYTES]);
-            let peer = Handle::decode(&encoded)
-                .map_err(|error| PluginError::invalid_argument(format!("bad handle: {error}")))?;
+            let peer = Handle::decode(&encoded).map_err(|error| {
+                PluginError::invalid_argument(format!("invalid handle: {error}"))
+            })?;
             let memory = self.memory_types(device);
             let (label, class) = (&self.label, traffic_class.or(self.traffic_class));
             let attempt = self.transport.connect_in_class(device, &peer, label, memory, class)?;

@@ -49,7 +49,7 @@ fn device_properties(index: usize) -> Result<DeviceProperties, PluginError> {
     let device = transport
         .devices()
         .get(index)
-        .ok_or_else(|| PluginError::invalid_argument(format!("no device {index}")))?;
+        .ok_or_else(|| PluginError::invalid_argument(format!("device {index} does not exist")))?;
     Ok(DeviceProperties {
         name: intern(device.name()),
         pci_path: device.pci_path().map(intern),

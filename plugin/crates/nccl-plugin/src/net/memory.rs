@@ -30,7 +30,7 @@ pub(crate) unsafe extern "C" fn reg_mr<S: Size>(
             PTR_CUDA => Some(mr_cache.register_peer_memory(memory)?),
             _ => {
                 return Err(PluginError::internal(format!(
-                    "memory of type {kind}: host (1) or GPU (2)"
+                    "memory type {kind} is not supported, must be 1 (host) or 2 (GPU)"
                 )));
             }
         };
@@ -57,7 +57,9 @@ pub(super) unsafe extern "C" fn reg_mr_dma_buf(
         let handle = unsafe { out_param(handle, "mhandle") }?;
         *handle = ptr::null_mut();
         if descriptor < 0 {
-            return Err(PluginError::invalid_argument(format!("no descriptor: {descriptor}")));
+            return Err(PluginError::invalid_argument(format!(
+                "file descriptor {descriptor} is invalid"
+            )));
         }
         // SAFETY: NCCL keeps the descriptor open during the call, and nothing is done with one that is not a DMA buffer's.
         let buffer = unsafe { BorrowedFd::borrow_raw(descriptor) };

@@ -72,7 +72,9 @@ pub(super) unsafe extern "C" fn isend_v10(
 fn group_size(count: c_int) -> Result<usize, PluginError> {
     let size = usize::try_from(count).ok().filter(|size| (1..=MAX_RECVS).contains(size));
     size.ok_or_else(|| {
-        PluginError::internal(format!("{count} receives in a group: maxRecvs is {MAX_RECVS}"))
+        PluginError::internal(format!(
+            "{count} receives in a group, must be 1 to {MAX_RECVS} (maxRecvs)"
+        ))
     })
 }
 

@@ -381,7 +381,7 @@ fn child_unreachable() {
     let warnings: Vec<_> = log_lines("").into_iter().filter(|line| line.level == 2).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let text = &warnings[0].text;
-    assert!(text.contains("127.0.0.1:1") && text.contains("NCCL goes on without"), "{text}");
+    assert!(text.contains("127.0.0.1:1") && text.contains("NCCL continues without"), "{text}");
 }
 
 #[test]

@@ -137,8 +137,8 @@ impl ControlMessage {
         }
     }
 
-    /// The bytes to send. An offer's parts beyond [`MAX_PARTS_IN_FLIGHT`] are left out, lengths beyond [`WINDOW`], and addresses beyond
-    /// [`MAX_ADDRESSES`].
+    /// The bytes to send. Parts of an offer beyond [`MAX_PARTS_IN_FLIGHT`], lengths beyond [`WINDOW`] and addresses beyond
+    /// [`MAX_ADDRESSES`] are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let (kind, index) = match self {
