@@ -1,4 +1,4 @@
-//! Which network interfaces to use, and what NCCL wants to know about them.
+//! Discovers the devices of this host, as NCCL sees them.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -13,11 +13,10 @@ use crate::settings::{Family, Settings, TransportMode};
 use crate::sys::{self, InterfaceAddress};
 use crate::telemetry::log::Log;
 
-/// Assumed where neither the system nor the user knows a device's speed, in Mb/s. NCCL assumes the
-/// same for its own sockets.
+/// Assumed speed in Mb/s if neither the system nor the user gives one. NCCL assumes the same for its sockets.
 const DEFAULT_SPEED: u32 = 10_000;
 
-/// What NCCL sees as one network device: an interface, or several whose flows share the messages.
+/// A network device for NCCL: an interface, or several whose flows share the messages.
 #[derive(Clone, Debug)]
 pub struct Device {
     name: String,
@@ -28,7 +27,7 @@ pub struct Device {
     rdma: Option<Arc<Adapter>>,
 }
 
-/// A network interface with an address to send from and listen on.
+/// A network interface with an address to send from and listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Interface {
     ip: IpAddr,
@@ -36,13 +35,13 @@ struct Interface {
 }
 
 impl Device {
-    /// Interface name, such as `eth0`; of several, all names, as in `eth0+eth1`; of an RDMA port, that of its device and its
-    /// number, such as `mlx5_0:1`.
+    /// Interface name, such as `eth0`; of several, all names, as in `eth0+eth1`; of an RDMA port, the name of its device
+    /// and the port's number, such as `mlx5_0:1`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Speed in Mb/s, of all interfaces together.
+    /// Speed in Mb/s of all interfaces together.
     pub fn speed(&self) -> u32 {
         self.speed
     }
@@ -57,17 +56,17 @@ impl Device {
         self.rdma.as_ref()
     }
 
-    /// Number of the RDMA port at its device, counted from 1; 0 where it is none.
+    /// Number of the RDMA port at its device, counted from 1; 0 for a network interface.
     pub fn port(&self) -> u8 {
         self.rdma.as_ref().map_or(0, |adapter| adapter.number())
     }
 
-    /// Number of the card, where all its ports have the same; none for a network interface.
+    /// Number of the card, the same for all its ports; none for a network interface.
     pub fn guid(&self) -> Option<u64> {
         self.rdma.as_ref().and_then(|adapter| adapter.guid())
     }
 
-    /// The memory in which its messages may be.
+    /// The memory types that its messages may be in.
     pub fn memory_types(&self) -> MemoryTypes {
         self.rdma.as_ref().map_or(MemoryTypes::HOST, |adapter| adapter.memory_types())
     }
@@ -77,7 +76,7 @@ impl Device {
         self.interfaces.iter().map(|interface| interface.ip).collect()
     }
 
-    /// The address to listen at, for who is to be reached at these others too; port 0.
+    /// The address to listen at, with port 0, if peers may connect to these other addresses too.
     pub(crate) fn listening(&self, others: &[IpAddr]) -> SocketAddr {
         match &self.interfaces[..] {
             [interface] if others.is_empty() => interface.scoped(SocketAddr::new(interface.ip, 0)),
@@ -91,7 +90,8 @@ impl Device {
         }
     }
 
-    /// Where a flow goes from and to: flows take the interfaces of both sides in turn. The own address has port 0.
+    /// The addresses that a flow goes from and to. Flows take the interfaces of both sides in turn. The local address has
+    /// port 0.
     pub(crate) fn path(&self, flow: u32, peer: &Handle) -> (SocketAddr, SocketAddr) {
         let interface = &self.interfaces[flow as usize % self.interfaces.len()];
         let ours = SocketAddr::new(interface.ip, 0);
@@ -115,8 +115,8 @@ impl Interface {
     }
 }
 
-/// The RDMA ports by which a connection of one of these devices may go on when that one's fails: those at other addresses,
-/// in the order after it, as many as a peer can be told of.
+/// The RDMA ports that a connection of one of these devices can fail over to: those with other addresses, in the order
+/// after it, as many as a handshake can name.
 pub(crate) fn other_ports<'a>(of: &Device, all: &'a [Device]) -> Vec<&'a Device> {
     if of.rdma.is_none() {
         return Vec::new();
@@ -164,11 +164,11 @@ pub(crate) fn discover(
     if settings.joined { join(devices).map(|device| vec![device]) } else { Ok(devices) }
 }
 
-/// The RDMA ports of this host, each a device; none where TCP carries all.
+/// The RDMA ports of this host, each a device; none if TCP carries all messages.
 fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Error> {
     let settings = discovery.settings;
     let must = settings.transport_mode == TransportMode::Rdma;
-    // What is asked for in words that only TCP understands.
+    // Settings that only TCP supports.
     let tcp_only = [
         (settings.checksum, "EVENKEEL_CHECKSUM"),
         (settings.joined, "EVENKEEL_DEVICES=joined"),
@@ -245,12 +245,12 @@ fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn L
 
 fn read_speed(name: &str) -> Option<u32> {
     let text = fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
-    // The kernel says -1 where it does not know.
+    // The kernel reports -1 if it does not know.
     text.trim().parse().ok().filter(|speed| *speed > 0)
 }
 
-/// One address per interface: those the user names, else all that are configured but for loopback and container bridges,
-/// else those with a link-local address only, else the bridges, else loopback.
+/// One address per interface. The user's names choose the interfaces. Without names: all configured ones except loopback
+/// and container bridges, else those with a link-local address only, else the bridges, else loopback.
 fn choose<'a>(
     addresses: &'a [InterfaceAddress],
     names: &str,
@@ -273,13 +273,12 @@ fn choose<'a>(
     };
     if !names.is_empty() {
         let filter = NameFilter::parse(names);
-        // ^ says what not to use; it does not name loopback.
+        // A filter that excludes names does not include loopback.
         return pick(&|address| {
             filter.matches(&address.name) && !(filter.exclude && address.loopback)
         });
     }
-    // The system gives every interface a link-local address: of one that has nothing else, nobody said that peers are
-    // behind it.
+    // The system gives every interface a link-local address. An interface with nothing else may have no peers behind it.
     let preferences: [&dyn Fn(&InterfaceAddress) -> bool; 4] = [
         &|address| !address.loopback && !is_bridge(address) && !is_link_local(address),
         &|address| !address.loopback && !is_bridge(address),

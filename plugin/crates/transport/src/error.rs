@@ -1,13 +1,13 @@
-//! The one error of this crate: a class that code can match and a line that people can read.
+//! The error of this crate: a class for programs and a line for people.
 
 use std::io;
 
-/// Who can do something about an error.
+/// The class of an error, which says who can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// A local system call failed.
     System,
-    /// The peer closed, died, went silent or broke the protocol.
+    /// The peer closed, died, stopped answering or broke the protocol.
     Remote,
     /// A message was longer than the buffer posted for it.
     Truncated,
@@ -19,19 +19,19 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// What a listener that has not taken a connection has let hear of itself.
+/// Whether a failed attempt to connect is worth a retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Retry {
-    /// Nothing, or its host says that nobody listens there.
+    /// Unknown: there was no answer, or the host reports that no process listens.
     #[default]
     Unknown,
-    /// It is there, and has dropped the connection or is busy: later it may take one.
+    /// The listener exists, but is busy or has dropped the connection.
     Later,
-    /// It refuses, and would again: the keys or the versions differ.
+    /// The listener refuses, and will again: keys or versions differ.
     Never,
 }
 
-/// What went wrong, with all that is known about it in one line.
+/// An error with all that is known about it in one line.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -47,12 +47,12 @@ impl Error {
         self.kind
     }
 
-    /// Whether the transport has written it to the log, because it happened outside of any call.
+    /// Whether the transport has logged it, because it happened outside of a call.
     pub fn is_logged(&self) -> bool {
         self.logged
     }
 
-    /// Of an attempt to connect: what was heard of the listener.
+    /// Of an attempt to connect: whether to retry.
     pub fn retry(&self) -> Retry {
         self.retry
     }
@@ -79,7 +79,7 @@ impl Error {
     }
 }
 
-/// A message that does not fit into the buffer posted for it; bytes.
+/// A message that is longer than the buffer posted for it, in bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooLong {
     pub(crate) message: u64,

@@ -1,17 +1,16 @@
-//! Devices, the engines (TCP and RDMA) and connections between peers.
+//! Devices, and connections between peers over TCP or RDMA.
 //!
-//! A [`Transport`] knows this host's devices. [`Transport::listen`] gives a [`Listener`] whose
-//! [`Handle`] the peer passes to [`Transport::connect`]. Both sides are polled and never block. The
-//! connector gets a [`SendConnection`], the listener a [`RecvConnection`]: messages go one way.
-//! Each request is polled by [`Request::test`], but makes progress without it: a few threads,
-//! shared by all connections of the process, move the bytes. They start with the first listener or
-//! connection and stop with the last.
+//! A [`Transport`] knows the devices of this host. [`Transport::listen`] returns a [`Listener`], whose [`Handle`] the peer
+//! passes to [`Transport::connect`]. Both sides are polled and never block. The connecting side gets a [`SendConnection`],
+//! the listener a [`RecvConnection`]: messages go one way. Each request is polled by [`Request::test`], but makes progress
+//! without it. A few worker threads, shared by all connections of the process, move the bytes. They start with the first
+//! listener or connection and stop with the last.
 //!
-//! What carries a connection's messages is agreed on when it is opened, and of no consequence for who uses it: flows of TCP,
-//! or queue pairs of RDMA where both sides have a port of that.
+//! The peers agree on TCP or RDMA when a connection is opened, and callers need not know: TCP uses several flows, RDMA
+//! several queue pairs between two ports.
 //!
-//! Every failure of a connection is reported by all its requests, and by one line in the log. Errors
-//! that a call meets itself are left to the caller to log: [`Error::is_logged`] tells them apart.
+//! A failure of a connection is reported by all its requests and by one log line. Errors of a call itself are left to the
+//! caller to log: [`Error::is_logged`] tells them apart.
 
 mod connection;
 mod context;
@@ -59,28 +58,27 @@ use runtime::reactor::Runtime;
 use sync::lock;
 use telemetry::metrics::Metrics;
 
-/// This process's way to the network.
+/// The network, as this process uses it.
 pub struct Transport {
     settings: Arc<Settings>,
     log: Arc<dyn Log>,
     devices: Arc<[Device]>,
     metrics: Arc<Metrics>,
-    /// Alive as long as a listener, a connection or an attempt at one is.
+    /// Alive as long as a listener, a connection or an attempt to connect is.
     runtime: Mutex<Weak<Runtime>>,
 }
 
 impl Transport {
-    /// Looks for devices. Starts nothing.
+    /// Discovers devices. Starts nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none
-    /// may be used.
+    /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none may be used.
     pub fn new(settings: Settings, log: Arc<dyn Log>) -> Result<Self, Error> {
         Self::with_memory(settings, None, log)
     }
 
-    /// As [`Transport::new`], for messages in host memory only, whatever the devices support. The log says the reason where
-    /// a device supports GPU memory.
+    /// As [`Transport::new`], for messages in host memory only, whatever the devices support. Logs the reason if a device
+    /// supports GPU memory.
     ///
     /// # Errors
     /// As [`Transport::new`].
@@ -99,11 +97,11 @@ impl Transport {
     ) -> Result<Self, Error> {
         let devices = device::discover(&settings, host_memory_only, &log)?;
         let adapters = devices.iter().filter_map(Device::rdma).cloned().collect();
-        let strange = settings.rails.others(devices.iter().map(Device::name));
-        if !strange.is_empty() {
-            let (strange, names) = (strange.join(", "), names(&devices));
+        let unmatched = settings.rails.unmatched(devices.iter().map(Device::name));
+        if !unmatched.is_empty() {
+            let (unmatched, names) = (unmatched.join(", "), names(&devices));
             log.warn(&format!(
-                "evenkeel: EVENKEEL_RAILS names {strange}, of which this host has none; it has {names}"
+                "evenkeel: EVENKEEL_RAILS names {unmatched}, which this host does not have; it has {names}"
             ));
         }
         Ok(Self {
@@ -120,17 +118,16 @@ impl Transport {
         &self.devices
     }
 
-    /// Whether a listener, a connection or an attempt at one exists.
+    /// Whether a listener, a connection or an attempt to connect exists.
     pub fn in_use(&self) -> bool {
         lock(&self.runtime).strong_count() > 0
     }
 
-    /// Opens a listener on a device. `label` goes into its connections' log lines. Messages are in memory of these types: the
-    /// host's, or [`Device::memory_types`].
+    /// Opens a listener on a device. `label` goes into the log lines of its connections. Messages are in memory of these
+    /// types: the host's, or [`Device::memory_types`].
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot
-    /// be opened.
+    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot be opened.
     pub fn listen(
         &self,
         device: usize,
@@ -141,8 +138,8 @@ impl Transport {
         Listener::open(self.runtime()?, context, ListenMode::Private)
     }
 
-    /// Opens a listener at an address that peers know, as they know the nonce: it waits for ever,
-    /// and the owner hears when a connection has come. `label` goes into its connections' log lines.
+    /// Opens a listener at an address and with a nonce that peers know. It never times out, and notifies its owner of
+    /// connections. `label` goes into the log lines of its connections.
     ///
     /// # Errors
     /// [`ErrorKind::System`] when the socket cannot be opened.
@@ -153,7 +150,7 @@ impl Transport {
         label: &str,
         notified: Arc<dyn Notify>,
     ) -> Result<Listener, Error> {
-        // Where it listens at all addresses, the first device stands for all until somebody comes.
+        // At the wildcard address, the first device stands for all until a peer connects.
         let at = |device: &Device| device.addresses().contains(&address.ip());
         let device = self.devices.iter().position(at).unwrap_or(0);
         let context = self.context(device, label)?;
@@ -161,18 +158,18 @@ impl Transport {
         Listener::open(self.runtime()?, context, port)
     }
 
-    /// Number of the device that a connection came to, and so of one by which its peer can be reached.
+    /// Number of the device at which a connection arrived. Its peer can be reached by it.
     pub fn device_of(&self, connection: &RecvConnection) -> usize {
         let name = connection.receiver.base().context.device.name();
         self.devices.iter().position(|device| device.name() == name).unwrap_or(0)
     }
 
-    /// The values that it was made with.
+    /// The settings that it was made with.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Where a device belongs, if the settings say.
+    /// The rail of a device, if the settings name it.
     pub fn rail(&self, device: usize) -> Option<Rail> {
         self.settings.rails.of(self.devices.get(device)?.name())
     }
@@ -186,12 +183,11 @@ impl Transport {
         Ok(MrCache::new(&device, std::iter::empty(), MemoryTypes::HOST))
     }
 
-    /// Begins to connect to a listener from a device. `label` goes into the connection's log lines. Messages are in memory of
-    /// these types, as for [`Transport::listen`].
+    /// Starts to connect to a listener from a device. `label` goes into the log lines of the connection. Messages are in
+    /// memory of these types, as for [`Transport::listen`].
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when a socket cannot be
-    /// opened.
+    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when a socket cannot be opened.
     pub fn connect(
         &self,
         device: usize,
@@ -199,14 +195,14 @@ impl Transport {
         label: &str,
         memory_types: MemoryTypes,
     ) -> Result<Connecting, Error> {
-        self.connect_in_class(device, handle, label, memory_types, None)
+        self.connect_with_traffic_class(device, handle, label, memory_types, None)
     }
 
-    /// As [`Transport::connect`]. Over RDMA packets are of this traffic class, unless the settings say another one.
+    /// As [`Transport::connect`]. RDMA packets have this traffic class, unless the settings set another one.
     ///
     /// # Errors
     /// As [`Transport::connect`].
-    pub fn connect_in_class(
+    pub fn connect_with_traffic_class(
         &self,
         device: usize,
         handle: &Handle,
@@ -218,10 +214,10 @@ impl Transport {
         Connecting::start(self.runtime()?, context, handle, false)
     }
 
-    /// As [`Transport::connect`], for messages in the host's memory, and for one of many connections of which each goes at the
-    /// pace of the slowest: with this many flows, from 1 to what the settings say, that stay where they are until they die
-    /// unless the settings say otherwise. What such a connection carries says nothing about its paths, and trials of one of
-    /// them hold up all. A failure is not in the log: who calls may try again.
+    /// As [`Transport::connect`], in host memory, for one of many connections that all go at the pace of the slowest. It
+    /// has this number of flows, from 1 to the setting's. They keep their paths until they fail, unless the settings say
+    /// otherwise: such a connection's throughput says nothing about its own paths, and a trial on one would delay all. A
+    /// failure is not logged, since the caller may retry.
     ///
     /// # Errors
     /// As [`Transport::connect`].
@@ -272,7 +268,7 @@ impl Transport {
                         Some(exporter)
                     }
                     Err(error) => {
-                        // Training goes on without metrics.
+                        // Training continues without metrics.
                         let line = format!("evenkeel: no metrics: EVENKEEL_METRICS: {error}");
                         self.log.warn(&line);
                         None

@@ -1,4 +1,4 @@
-//! Locks.
+//! Helpers for locks.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

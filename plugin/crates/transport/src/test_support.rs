@@ -1,4 +1,4 @@
-//! What tests of connections share.
+//! Test only: helpers for tests of connections.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,10 +9,10 @@ use crate::{
     SendConnection, Settings, Transport,
 };
 
-/// Long enough for an emulated machine; reached only when something is broken.
+/// Long enough for an emulated machine. Reached only if something is broken.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Looks until there is something.
+/// Polls until there is a result.
 pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -24,13 +24,13 @@ pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// As by default, but over the loopback interface.
+/// Default settings over the loopback interface.
 pub(crate) fn loopback() -> Settings {
     let lo = |name: &str| (name == "NCCL_SOCKET_IFNAME").then(|| "lo".to_owned());
     Settings::from_lookup(lo).unwrap()
 }
 
-/// Over the loopback interface, without a word.
+/// A transport over the loopback interface, without a log.
 pub(crate) fn transport() -> Transport {
     Transport::new(loopback(), Arc::new(NullLog)).unwrap()
 }

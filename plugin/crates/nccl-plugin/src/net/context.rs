@@ -82,7 +82,8 @@ impl Context {
             })?;
             let memory = self.memory_types(device);
             let (label, class) = (&self.label, traffic_class.or(self.traffic_class));
-            let attempt = self.transport.connect_in_class(device, &peer, label, memory, class)?;
+            let attempt =
+                self.transport.connect_with_traffic_class(device, &peer, label, memory, class)?;
             ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
             handle[TICKET].copy_from_slice(&ticket.to_le_bytes());
             lock(&self.attempts).insert(ticket, attempt);

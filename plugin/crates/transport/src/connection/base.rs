@@ -1,5 +1,4 @@
-//! What the two directions of a connection have in common: its failure, its counters, its last
-//! words.
+//! The state that both directions of a connection share: failure, counters, log lines.
 
 use std::any::Any;
 use std::io;
@@ -23,18 +22,17 @@ use crate::sys;
 use crate::telemetry::counters::Counters;
 use crate::telemetry::metrics::ConnectionObservation;
 
-/// Most bytes a worker moves on one flow before it looks at others.
+/// Maximum number of bytes that a worker moves on one flow before it serves others.
 pub(crate) const WORKER_QUANTUM: u64 = 1 << 20;
 
-/// How long what a flow has sent waits for its answer, beyond the usual round trip, until it is sent again. Peers on Linux
-/// acknowledge within less even where they put it off, if they have this time from here; else within 0.04 s, and a short
-/// message may be sent twice.
+/// Minimum retransmission timeout beyond the usual round trip. With this value peers on Linux acknowledge in less time,
+/// even when they delay acknowledgements. Otherwise they take up to 0.04 s, and a short message may be sent twice.
 const MIN_RETRANSMIT_TIME: Duration = Duration::from_millis(20);
 
-/// Most flows whose bytes are told when a connection is closed.
+/// Maximum number of flows whose bytes are logged when a connection is closed.
 const MAX_SHOWN: usize = 16;
 
-/// Which way the messages of a connection go, seen from here.
+/// The direction of a connection's messages, seen from this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Send,
@@ -49,7 +47,7 @@ pub(crate) enum TransportKind {
 }
 
 impl TransportKind {
-    /// As [`crate::Settings`] names it.
+    /// The name that [`crate::Settings`] uses.
     fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -58,29 +56,29 @@ impl TransportKind {
     }
 }
 
-/// How much of a connection's work is not done.
+/// Requests of a connection that are not done.
 pub(crate) struct InFlight {
     pub(crate) requests: usize,
     pub(crate) bytes: u64,
 }
 
-/// A connection but for its flows.
+/// A connection without its flows.
 pub(crate) struct Base {
     pub(crate) context: Context,
     pub(crate) counters: Counters,
     direction: Direction,
     medium: TransportKind,
     peer: SocketAddr,
-    /// What carries it now; the context has what it began with.
+    /// The device that carries it now. The context has the one that it was opened on.
     device: Mutex<Device>,
     failure: OnceLock<Error>,
     /// Whether the failure has been written to the log.
     reported: AtomicBool,
-    /// Bytes carried by flows that have ended, the largest ones.
+    /// Bytes carried by flows that have ended, largest first.
     ended: Mutex<Vec<u64>>,
-    /// Who wants to hear of completions and of the failure.
+    /// Notified of completions and of the failure.
     notified: OnceLock<Arc<dyn Notify>>,
-    /// Memory of messages that were given up before they were done.
+    /// Memory of messages that were abandoned before they were done.
     retained: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
@@ -143,12 +141,12 @@ impl Base {
             TransportKind::Tcp => MemoryTypes::HOST,
             TransportKind::Rdma => self.context.memory_types,
         };
-        // Wherever the connection is, these are the ports that it may come to.
+        // A failover may move the connection to any of these ports.
         let began = std::iter::once(self.context.device.clone());
         MrCache::new(&lock(&self.device), began.chain(self.context.other_ports()), memory_types)
     }
 
-    /// Another device carries it from now on.
+    /// Another device carries the connection from now on.
     pub(crate) fn move_to(&self, device: &Device) {
         lock(&self.device).clone_from(device);
     }
@@ -167,7 +165,7 @@ impl Base {
         self.failure.get().is_some()
     }
 
-    /// The failure, if there is one. It goes to the log the first time somebody asks.
+    /// The failure, if there is one. The first call writes it to the log.
     pub(crate) fn failure(&self) -> Option<Error> {
         let error = self.failure.get()?;
         if !self.reported.swap(true, Ordering::Relaxed) {
@@ -176,9 +174,8 @@ impl Base {
         Some(error.clone().mark_logged())
     }
 
-    /// Ends the connection with an error, unless it has one already; tells whether this was it.
-    /// With requests in flight that is a failure to report at once; without, it matters only if
-    /// somebody makes another request.
+    /// Fails the connection, unless it has failed already. Returns whether this call was the first. With requests in flight
+    /// the failure is logged at once. Without, it matters only if another request is made.
     pub(crate) fn fail(&self, kind: ErrorKind, what: &str, in_flight: &InFlight) -> bool {
         let message = format!(
             "{} {} failed: {what}; {} requests and {} bytes in flight; device {}{}",
@@ -203,7 +200,7 @@ impl Base {
         first
     }
 
-    /// Calls this from now on when a request is done or the connection fails.
+    /// From now on, notifies when a request is done or the connection fails.
     pub(crate) fn notify_with(&self, notified: Arc<dyn Notify>) {
         // The first one stays: a connection has one owner.
         let _ = self.notified.set(notified);
@@ -216,17 +213,17 @@ impl Base {
         }
     }
 
-    /// Keeps memory as long as this.
+    /// Keeps memory as long as the connection exists.
     pub(crate) fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>) {
         lock(&self.retained).push(memory);
     }
 
-    /// Something worth knowing happened to the connection.
+    /// Logs an event of the connection.
     pub(crate) fn info(&self, what: &str) {
         self.context.log.info(&self.line(what));
     }
 
-    /// Something happened to the connection that somebody should look after.
+    /// Logs an event of the connection that needs attention.
     pub(crate) fn warn(&self, what: &str) {
         self.context.log.warn(&self.line(what));
     }
@@ -244,7 +241,7 @@ impl Base {
         ended.truncate(MAX_SHOWN);
     }
 
-    /// Says that the connection is there, and what carries its messages.
+    /// Logs that the connection is open, and what carries its messages.
     pub(crate) fn log_opened(&self) {
         self.context.log.info(&format!(
             "evenkeel: connection opened peer={} direction={} transport={} device={}{}",
@@ -256,7 +253,7 @@ impl Base {
         ));
     }
 
-    /// Says what the connection carried, now that it is closed and all its flows have ended.
+    /// Logs what the connection has carried, once it is closed and all its flows have ended.
     pub(crate) fn log_closed(&self) {
         let mut carried = std::mem::take(&mut *lock(&self.ended));
         carried.retain(|bytes| *bytes > 0);
@@ -275,12 +272,12 @@ impl Base {
         ));
     }
 
-    /// The bytes of a frame that no payload follows.
+    /// Encodes a frame without payload.
     pub(crate) fn encode(&self, frame: Frame) -> [u8; FRAME_BYTES] {
         self.encode_with(frame, SendBuffer::from_static(&[]))
     }
 
-    /// The bytes of a frame that this payload follows.
+    /// Encodes a frame with this payload.
     pub(crate) fn encode_with(&self, frame: Frame, payload: SendBuffer) -> [u8; FRAME_BYTES] {
         if self.context.settings.checksum {
             frame.seal(payload.checksum(0))
@@ -289,8 +286,7 @@ impl Base {
         }
     }
 
-    /// Reads a frame; also gives the checksum of its payload, 0 where there are none. One that has changed on its way is
-    /// counted.
+    /// Decodes a frame and the checksum of its payload, 0 without checksums. Counts frames that do not match theirs.
     pub(crate) fn decode(&self, bytes: &[u8; FRAME_BYTES]) -> Result<(Frame, u32), FrameError> {
         if !self.context.settings.checksum {
             return Frame::decode(bytes).map(|frame| (frame, 0));
@@ -306,16 +302,17 @@ impl Base {
     }
 }
 
-/// Sets up a socket that is to become a flow.
+/// Configures a socket that becomes a flow.
 pub(crate) fn configure_socket(socket: &Socket, context: &Context) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     sys::set_unsent_limit(socket, context.settings.chunk_bytes as u32)?;
-    // A message waits for its last chunk, and all flows for the message. It is long when a flow that came while queues were
-    // full loses all it has outstanding: the others stop, the queues drain, and the answer to the kernel's probe is faster
-    // than any before, so that it is taken for one to what is lost (RFC 8985, 6.2). Older kernels go on waiting for 0.2 s.
+    // A message waits for its last chunk, and all flows wait for the message. With the kernel's default the wait is long
+    // when a new flow loses all its outstanding bytes in full queues. The other flows stop and the queues drain. Then the
+    // answer to the kernel's probe arrives faster than any before, and counts as one to the lost segments (RFC 8985, 6.2).
+    // Older kernels still wait for 0.2 s.
     let _ = sys::set_min_retransmit_time(socket, MIN_RETRANSMIT_TIME);
-    // Finds a dead host behind an idle flow; `sys::path_info` finds one behind a busy flow. Half the
-    // timeout passes before the first probe, half over four probes.
+    // Detects a dead host behind an idle flow. `sys::path_info` detects one behind a busy flow. The first probe is sent
+    // after half the timeout; four probes share the other half.
     let timeout = context.settings.peer_timeout;
     let keepalive = TcpKeepalive::new()
         .with_time((timeout / 2).max(Duration::from_secs(1)))
@@ -324,7 +321,7 @@ pub(crate) fn configure_socket(socket: &Socket, context: &Context) -> io::Result
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Whether an I/O error only means "not now".
+/// Whether an I/O error only means that the call would block.
 pub(crate) fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }

@@ -1,4 +1,4 @@
-//! What every connection has, whatever carries its messages.
+//! The parts of a connection that do not depend on what carries its messages.
 
 pub(crate) mod base;
 pub(crate) mod owned;

@@ -1,5 +1,4 @@
-//! Messages in memory of one's own, without unsafe code: the memory goes along with the message and comes back when
-//! that is done.
+//! Messages in owned memory, without unsafe code. The message owns the memory until it is done, then gives it back.
 
 use std::sync::Arc;
 
@@ -9,29 +8,28 @@ use crate::connection::send::SendConnection;
 use crate::error::Error;
 use crate::memory::block::Block;
 
-/// A message that is being received into a block. Dropping it gives the message up.
+/// A message that is being received into a block. Dropping it abandons the message.
 pub struct Receiving {
     request: Request,
-    /// `None` once it has come back.
+    /// `None` once it was returned.
     block: Option<Block>,
 }
 
-/// A message that is being sent from a block, which others may send from too. Dropping it gives nothing up but the word
-/// that it is done.
+/// A message that is being sent from a block, which may be shared. Dropping it does not cancel the message.
 pub struct Sending {
     request: Request,
     block: Option<Arc<Block>>,
 }
 
 impl RecvConnection {
-    /// Posts a block's first `length` bytes for the next message; the block comes back when as many requests as possible
-    /// are outstanding.
+    /// Posts the first `length` bytes of a block for the next message. Returns the block when the maximum number of
+    /// requests is outstanding.
     ///
     /// # Errors
     /// The connection's failure.
     ///
     /// # Panics
-    /// When the block is not as long.
+    /// When the block is shorter.
     pub fn recv_block(
         &self,
         mut block: Block,
@@ -49,13 +47,13 @@ impl RecvConnection {
 }
 
 impl SendConnection {
-    /// Begins to send a block's first `length` bytes; `None` when as many requests as possible are outstanding.
+    /// Starts to send the first `length` bytes of a block. `None` when the maximum number of requests is outstanding.
     ///
     /// # Errors
     /// As [`SendConnection::send`].
     ///
     /// # Panics
-    /// When the block is not as long.
+    /// When the block is shorter.
     pub fn send_block(&self, block: &Arc<Block>, length: usize) -> Result<Option<Sending>, Error> {
         if self.sender.base().needs_registration(length) {
             block.register_with(&self.mr_cache());
@@ -66,14 +64,14 @@ impl SendConnection {
 }
 
 impl Receiving {
-    /// The block and the message's length once it is there; `None` before, and once it was given. As [`Request::test`]
-    /// if `progress`, else as [`Request::peek`].
+    /// The block and the length of the message once it is received. `None` before that, and after it was returned. Polls
+    /// with [`Request::test`] if `progress`, else with [`Request::peek`].
     ///
     /// # Errors
     /// The connection's failure.
     pub fn poll(&mut self, progress: bool) -> Result<Option<(Block, usize)>, Error> {
         let length = poll(&self.request, progress)?;
-        // A message is no longer than its buffer, which is in memory.
+        // The length fits: a message is no longer than its buffer.
         Ok(length.and_then(|length| Some((self.block.take()?, length as usize))))
     }
 }
@@ -87,7 +85,7 @@ impl Drop for Receiving {
 }
 
 impl Sending {
-    /// Whether the message is sent. As [`Request::test`] if `progress`, else as [`Request::peek`].
+    /// Whether the message is sent. Polls with [`Request::test`] if `progress`, else with [`Request::peek`].
     ///
     /// # Errors
     /// The connection's failure.
@@ -134,12 +132,12 @@ mod tests {
         }
     }
 
-    /// Waits for a number of words, without a look at the network.
+    /// Waits for a number of notifications, without polling the network.
     fn wait_for_notifications(count: &Count, least: usize) {
         until(|| (count.0.load(Ordering::SeqCst) >= least).then_some(()));
     }
 
-    /// Both ends of a connection to a known address, and who hears of the receiving one.
+    /// Both ends of a connection to a known address, and a counter of the receiver's notifications.
     fn pair(transport: &Transport) -> (SendConnection, RecvConnection, Arc<Count>) {
         let (send, recv) = pair_without_notify(transport);
         let count = Arc::new(Count::default());
@@ -173,12 +171,12 @@ mod tests {
                 recv.recv_block(Block::new(length + 9), length + 9).unwrap().ok().unwrap();
             assert!(receiving.poll(false).unwrap().is_none());
             let mut sending = send.send_block(&block, length).unwrap().unwrap();
-            // The workers move it: nobody asks.
+            // The workers move it, without a poll.
             wait_for_notifications(&count, before + 1);
             let (came, bytes) = receiving.poll(false).unwrap().unwrap();
             assert_eq!(bytes, length);
             assert!(came.bytes()[..length].iter().all(|byte| *byte == length as u8));
-            assert!(receiving.poll(false).unwrap().is_none(), "it was given");
+            assert!(receiving.poll(false).unwrap().is_none(), "it was returned already");
             until(|| sending.poll(true).unwrap().then_some(()));
             assert_eq!(Arc::strong_count(&block), 1);
         }
@@ -245,13 +243,13 @@ mod tests {
         let block = Arc::new(Block::new(1 << 20));
         let sending = send.send_block(&block, 1 << 20).unwrap().unwrap();
         drop(sending);
-        // It still goes from memory to memory.
+        // The message is still delivered.
         wait_for_notifications(&count, 1);
         drop((send, recv));
         until(|| (Arc::strong_count(&block) == 1).then_some(()));
     }
 
-    /// Where bounded copies have no room, memory is the message's until the peer has it.
+    /// Without room in the retransmit buffer, the message keeps its memory until the peer has it.
     #[test]
     fn copies_of_small_messages_can_be_bounded() {
         for (bound, room) in [(1 << 20, true), (999, false)] {
@@ -261,17 +259,17 @@ mod tests {
             let (send, recv, _) = pair(&transport);
             let block = Arc::new(Block::new(1000));
             let mut sending = send.send_block(&block, 1000).unwrap().unwrap();
-            // There is room for this one, which comes after it.
+            // This later one still fits.
             let mut next = send.send_block(&block, 100).unwrap().unwrap();
             until(|| next.poll(true).unwrap().then_some(()));
-            assert_eq!(sending.poll(true).unwrap(), room, "{bound} bytes of copies");
+            assert_eq!(sending.poll(true).unwrap(), room, "{bound} bytes of the retransmit buffer");
             let mut receiving = recv.recv_block(Block::new(1000), 1000).unwrap().ok().unwrap();
             until(|| receiving.poll(true).unwrap());
             until(|| sending.poll(true).unwrap().then_some(()));
         }
     }
 
-    /// Both ends of a connection, used where their bytes come.
+    /// Both ends of a connection, used on the thread that moved their bytes.
     struct There {
         both: Mutex<Option<(SendConnection, RecvConnection)>>,
         done: Sender<bool>,
@@ -282,20 +280,20 @@ mod tests {
             let (both, done) = (self.both.lock().unwrap().take(), self.done.clone());
             let Some((send, recv)) = both else { return };
             let here = defer_on_worker(move || {
-                // It can be used, so that no lock is held, and be dropped.
+                // No lock is held: the connection can be used and dropped.
                 let posted = recv.recv_block(Block::new(8), 8).unwrap().is_ok();
                 drop((send, recv));
                 done.send(posted).unwrap();
             });
-            assert!(here, "the caller has moved the bytes");
+            assert!(here, "a calling thread has moved the bytes");
         }
     }
 
     #[test]
     fn who_is_notified_can_go_on_at_once_where_the_bytes_came() {
-        // Nothing is promised to the peer when it is closed.
+        // Too long to be copied, so that closing the connection delivers nothing.
         const LARGE: usize = 100_000;
-        assert!(!defer_on_worker(|| unreachable!("no thread that moves bytes")));
+        assert!(!defer_on_worker(|| unreachable!("this thread is no worker")));
         let transport = transport();
         let (send, recv) = pair_without_notify(&transport);
         let _receiving = recv.recv_block(Block::new(LARGE), LARGE).unwrap().ok().unwrap();

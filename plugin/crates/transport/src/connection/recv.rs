@@ -14,18 +14,18 @@ use crate::runtime::reactor::Runtime;
 /// A buffer for a message with a tag.
 #[derive(Clone, Copy, Debug)]
 pub struct TaggedBuffer {
-    /// Where it goes.
+    /// Where the message is stored.
     pub buffer: RecvBuffer,
     /// Its tag.
     pub tag: i32,
 }
 
-/// Receives messages from one peer, in the order in which it sends them, or those of each tag in their order.
+/// Receives messages from one peer, in the order in which they are sent. With tags, the order holds per tag.
 ///
-/// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
+/// Dropping it closes it at once, even with requests in flight. No buffer is accessed afterwards.
 pub struct RecvConnection {
     pub(crate) receiver: Arc<dyn Inbound>,
-    /// Where the peer can replace flows.
+    /// Keeps the listening socket open, where the peer replaces flows.
     _acceptor: Box<dyn Send + Sync>,
     _runtime: Arc<Runtime>,
 }
@@ -35,7 +35,7 @@ pub(crate) trait Inbound: Send + Sync {
     fn base(&self) -> &Base;
     /// As [`RecvConnection::recv`].
     fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error>;
-    /// As [`RecvConnection::recv_group`], of as many buffers as there may be.
+    /// As [`RecvConnection::recv_group`], with a valid number of buffers.
     fn recv_group(self: Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error>;
     /// As [`RecvConnection::flush`].
     fn flush(self: Arc<Self>, _memory: RecvBuffer) -> Result<Request, Error> {
@@ -43,9 +43,9 @@ pub(crate) trait Inbound: Send + Sync {
     }
     /// As [`RecvConnection::flows`].
     fn flows(&self) -> usize;
-    /// Ends everything.
+    /// Closes the connection.
     fn close(&self);
-    /// Breaks a queue pair, as its device may.
+    /// Breaks a queue pair, as a device may.
     #[cfg(test)]
     fn break_path(&self, index: usize);
 }
@@ -60,8 +60,8 @@ impl RecvConnection {
         Self { receiver, _acceptor: acceptor, _runtime: runtime }
     }
 
-    /// Posts a buffer for the next message. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are outstanding: try again
-    /// later. Never blocks.
+    /// Posts a buffer for the next message. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are outstanding: retry later.
+    /// Never blocks.
     ///
     /// # Errors
     /// The connection's failure.
@@ -69,11 +69,12 @@ impl RecvConnection {
         Arc::clone(&self.receiver).recv(buffer)
     }
 
-    /// Posts 1 to [`MAX_RECVS`] buffers, each for the next message with its tag that no other one is posted for; the request
-    /// is done when all have come. `None` when more than [`MAX_REQUESTS`](crate::MAX_REQUESTS) would be outstanding: try again later. Never blocks.
+    /// Posts 1 to [`MAX_RECVS`] buffers as one request. Each receives the next message with its tag; the request is done
+    /// when all are received. `None` when more than [`MAX_REQUESTS`](crate::MAX_REQUESTS) would be outstanding: retry
+    /// later. Never blocks.
     ///
-    /// A message whose buffer comes before another one's may wait for that to be sent, as far as both have been sent since
-    /// the peer knows that there are different tags. All messages of a connection have tags, or none has.
+    /// Once the peer knows that tags differ, a message may wait until the message for an earlier buffer is sent. Either all
+    /// messages of a connection have tags, or none has.
     ///
     /// # Errors
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for another number of buffers; else the connection's failure.
@@ -85,27 +86,27 @@ impl RecvConnection {
         Arc::clone(&self.receiver).recv_group(group)
     }
 
-    /// Begins to make what has come visible to the GPU in whose memory it is: the last message there, or all of a group, of
-    /// which this is the last one that is not empty. The request is done when it is, and has the length 0. Never blocks.
+    /// Starts to make received data visible to the GPU that owns the memory. It covers the last message, or all of a group
+    /// whose last message that is not empty is this one. The request has the length 0. Never blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) where messages are in host memory, which needs none, for no bytes, and when as many as may be
-    /// are on their way; else the connection's failure.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for host memory, which needs no flush, for an empty buffer, and
+    /// when the maximum number of flushes is outstanding; else the connection's failure.
     pub fn flush(&self, message: RecvBuffer) -> Result<Request, Error> {
         Arc::clone(&self.receiver).flush(message)
     }
 
-    /// Has this called from now on whenever a request is done and when the connection fails.
+    /// From now on, notifies whenever a request is done and when the connection fails.
     pub fn notify(&self, notified: Arc<dyn Notify>) {
         self.receiver.base().notify_with(notified);
     }
 
-    /// Where the peer is.
+    /// The peer's address.
     pub fn peer(&self) -> SocketAddr {
         self.receiver.base().peer()
     }
 
-    /// Bytes received so far, over TCP also those of messages that are not whole yet.
+    /// Bytes received so far. Over TCP they include incomplete messages.
     pub fn carried(&self) -> u64 {
         self.receiver.base().moved()
     }
@@ -115,7 +116,7 @@ impl RecvConnection {
         self.receiver.base().mr_cache()
     }
 
-    /// How many flows it has now, or would have over TCP.
+    /// Number of flows that it has now, or would have over TCP.
     pub fn flows(&self) -> usize {
         self.receiver.flows()
     }

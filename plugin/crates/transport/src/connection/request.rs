@@ -1,4 +1,4 @@
-//! A message on its way.
+//! Requests: messages that are being sent or received.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,18 +8,17 @@ use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::waiters;
 
-/// Most requests of one connection that may be outstanding.
+/// Maximum number of outstanding requests of one connection.
 pub const MAX_REQUESTS: usize = 32;
 
-/// Most buffers of a group that one request receives. NCCL's own RDMA transport says as many.
+/// Maximum number of buffers in one grouped receive. NCCL's RDMA transport has the same.
 pub const MAX_RECVS: usize = 8;
 
-/// Completion of one request, shared by the caller and whoever moves its bytes.
+/// Completion of one request, shared by the caller and the thread that moves its bytes.
 pub(crate) struct Operation {
-    /// Of each message its length, or `PENDING`. One word, so that whoever sees the completion sees
-    /// the length.
+    /// The length of each message, or `PENDING`. One word, so that completion and length become visible together.
     outcomes: [AtomicU64; MAX_RECVS],
-    /// How many messages there are.
+    /// Number of messages.
     count: usize,
 }
 
@@ -31,17 +30,17 @@ impl Operation {
         Self::of_group(1)
     }
 
-    /// For so many messages, 1 to [`MAX_RECVS`].
+    /// For this number of messages, 1 to [`MAX_RECVS`].
     pub(crate) fn of_group(count: usize) -> Arc<Self> {
         Arc::new(Self { outcomes: [const { AtomicU64::new(PENDING) }; MAX_RECVS], count })
     }
 
-    /// Marks a request for one message as done. Everything written before is visible to who sees it done.
+    /// Completes a request for one message. All earlier writes are visible to the thread that sees the completion.
     pub(crate) fn complete(&self, bytes: u64) {
         self.complete_one(0, bytes);
     }
 
-    /// Marks one message of the request as done. Everything written before is visible to who sees it done.
+    /// Completes one message of the request. All earlier writes are visible to the thread that sees the completion.
     fn complete_one(&self, index: usize, bytes: u64) {
         self.outcomes[index].store(bytes, Ordering::Release);
         waiters::wake_all();
@@ -62,7 +61,7 @@ impl Operation {
     }
 }
 
-/// Where one message of a request goes.
+/// The destination of one message of a request.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) buffer: RecvBuffer,
@@ -71,29 +70,29 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The buffer of this number in its request.
+    /// The buffer with this index in its request.
     pub(crate) fn new(buffer: RecvBuffer, operation: &Arc<Operation>, index: usize) -> Self {
         Self { buffer, operation: Arc::clone(operation), index }
     }
 
-    /// The message is there, and so long.
+    /// The message is received and has this length.
     pub(crate) fn complete(&self, bytes: u64) {
         self.operation.complete_one(self.index, bytes);
     }
 }
 
-/// What a request asks its connection when it is not done.
+/// The connection of a request that is not done.
 pub(crate) trait Owner: Send + Sync {
-    /// The connection's failure, if it has one. After it is returned, no buffer of the connection
-    /// is touched any more.
+    /// The connection's failure, if it has one. After it is returned, no buffer of the connection is accessed any more.
     fn failure(&self) -> Option<Error>;
-    /// Does what is to be done for the connection and can be done at once. Waits for nothing.
+    /// Does all work of the connection that is possible without waiting.
     fn progress(&self);
-    /// Keeps memory until nobody can touch it any more: a message that is not done was given up.
+    /// Keeps the memory of an abandoned message until it can no longer be accessed.
     fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>);
 }
 
-/// A message being sent or received, or a group of messages being received. Dropping it does not cancel it; closing its connection does.
+/// A message being sent or received, or a group of messages being received. Dropping it does not cancel it. Closing its
+/// connection does.
 pub struct Request {
     operation: Arc<Operation>,
     owner: Arc<dyn Owner>,
@@ -104,13 +103,13 @@ impl Request {
         Self { operation, owner }
     }
 
-    /// The message's length in bytes once it is sent or received, of a group the first one's once all are; `None` before.
-    /// Never blocks.
+    /// The length of the message in bytes once it is sent or received; of a group, the first length once all are received.
+    /// `None` before that. Never blocks.
     ///
-    /// After it has returned a length or an error, the request's buffers are not touched any more.
+    /// After it has returned a length or an error, the request's buffers are not accessed any more.
     ///
     /// # Errors
-    /// The failure of the connection, when that came before the request was done.
+    /// The connection's failure, if that came before the request was done.
     pub fn test(&self) -> Result<Option<u64>, Error> {
         let Self { operation, owner } = self;
         if let Some(bytes) = operation.first_length_if_done() {
@@ -118,17 +117,17 @@ impl Request {
         }
         owner.progress();
         let Some(error) = owner.failure() else { return Ok(operation.first_length_if_done()) };
-        // It may have completed in between, or while the failing connection came to rest.
+        // It may have completed in between, or while the failing connection quiesced.
         operation.first_length_if_done().map_or(Err(error), |bytes| Ok(Some(bytes)))
     }
 
-    /// Length in bytes of the message that one buffer of a group has received, counted from 0; `None` while it is not there,
-    /// and when there is no such buffer.
+    /// Length in bytes of the message in the buffer with this index. `None` while it is not received, and when there is no
+    /// such buffer.
     pub fn length(&self, index: usize) -> Option<u64> {
         self.operation.length(index)
     }
 
-    /// As [`Request::test`], without a look at the network: for who is notified.
+    /// As [`Request::test`], without polling the network. For callers that are notified.
     ///
     /// # Errors
     /// As [`Request::test`].
@@ -141,7 +140,7 @@ impl Request {
         operation.first_length_if_done().map_or(Err(error), |bytes| Ok(Some(bytes)))
     }
 
-    /// Keeps memory that the request may still need, when nobody waits for it any more.
+    /// Keeps memory that an abandoned request may still access.
     pub(crate) fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>) {
         if self.operation.first_length_if_done().is_none() {
             self.owner.retain_memory(memory);

@@ -12,13 +12,13 @@ use crate::rdma::MrCache;
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::Runtime;
 
-/// How long a closed connection goes on delivering messages that were reported as sent.
+/// How long a closed connection continues to deliver messages whose requests are done.
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
 /// Sends messages to one peer, which receives them in the order of the calls.
 ///
-/// Dropping it closes it, at once and whatever is in flight; no buffer is touched afterwards.
-/// Messages whose requests are done are still delivered.
+/// Dropping it closes it at once, even with requests in flight. No buffer is accessed afterwards. Messages whose requests
+/// are done are still delivered.
 pub struct SendConnection {
     pub(crate) sender: Arc<dyn Outbound>,
     _runtime: Arc<Runtime>,
@@ -43,13 +43,13 @@ pub(crate) trait Outbound: Send + Sync {
     fn owner_closed(self: Arc<Self>);
     /// As [`CloseHandle::is_closed`].
     fn is_delivered(&self) -> bool;
-    /// Breaks a queue pair, as its device may, or a flow.
+    /// Breaks a queue pair, as a device may, or a flow.
     #[cfg(test)]
     fn break_path(&self, index: usize);
-    /// How many queue pairs it has.
+    /// Number of its queue pairs.
     #[cfg(test)]
     fn queue_pairs(&self) -> usize;
-    /// What its peer knows it by.
+    /// Its identifier in the handshake.
     #[cfg(test)]
     fn id(&self) -> evenkeel_protocol::ConnectionId;
 }
@@ -60,21 +60,22 @@ impl SendConnection {
         Self { sender, _runtime: runtime }
     }
 
-    /// Begins to send a message; 0 bytes are a message too. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are
-    /// outstanding: try again later. Never blocks.
+    /// Starts to send a message; 0 bytes are a message too. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are
+    /// outstanding: retry later. Never blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) above [`MAX_MESSAGE_BYTES`](crate::MAX_MESSAGE_BYTES); else the connection's failure.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) above [`MAX_MESSAGE_BYTES`](crate::MAX_MESSAGE_BYTES); else the
+    /// connection's failure.
     pub fn send(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
         Arc::clone(&self.sender).send(buffer)
     }
 
-    /// As [`SendConnection::send`], of a message that goes to the first buffer which the peer has posted with the same tag and
-    /// which has none. `None` also while the peer has posted buffers with different tags and the next one in turn has another
-    /// one: try again later. Messages with the same tag keep their order.
+    /// As [`SendConnection::send`], for a message with a tag. It goes to the first buffer with the same tag that has no
+    /// message yet. Once the peer has posted different tags, `None` also means that the next buffer has another tag: retry
+    /// later. Messages with the same tag keep their order.
     ///
-    /// It is for callers who test all their requests again and again: what is small and is begun before the next test may go
-    /// together with others then. All messages of a connection have tags, or none has.
+    /// For callers that test all their requests repeatedly: small messages that start before the next test may be sent
+    /// together. Either all messages of a connection have tags, or none has.
     ///
     /// # Errors
     /// As [`SendConnection::send`].
@@ -82,8 +83,8 @@ impl SendConnection {
         Arc::clone(&self.sender).send_tagged(buffer, tag)
     }
 
-    /// As [`SendConnection::send`], of a message that may wait for the next one, which the caller sends at once: both go in one
-    /// system call where they can.
+    /// As [`SendConnection::send`], for a message that may wait for the next one, as with `MSG_MORE`. The caller sends the
+    /// next one at once, and one system call sends both where possible.
     ///
     /// # Errors
     /// As [`SendConnection::send`].
@@ -91,22 +92,22 @@ impl SendConnection {
         Arc::clone(&self.sender).send_ahead(buffer)
     }
 
-    /// Has this called from now on whenever a request is done and when the connection fails.
+    /// From now on, notifies whenever a request is done and when the connection fails.
     pub fn notify(&self, notified: Arc<dyn Notify>) {
         self.sender.base().notify_with(notified);
     }
 
-    /// Where the peer is.
+    /// The peer's address.
     pub fn peer(&self) -> SocketAddr {
         self.sender.base().peer()
     }
 
-    /// Bytes sent so far, over TCP also those of messages that are not whole yet.
+    /// Bytes sent so far. Over TCP they include incomplete messages.
     pub fn carried(&self) -> u64 {
         self.sender.base().moved()
     }
 
-    /// Whether its flows, over TCP, stay on their paths until they die.
+    /// Whether its flows, over TCP, keep their paths until they fail.
     pub fn keeps_paths(&self) -> bool {
         self.sender.base().context.settings.repath == Some(false)
     }
@@ -116,7 +117,7 @@ impl SendConnection {
         self.sender.base().mr_cache()
     }
 
-    /// Closes it, as dropping it does, and tells when that is of no consequence for the peer any more.
+    /// Closes it, as dropping it does. The handle says when the peer does not need this process any more.
     pub fn close(self) -> CloseHandle {
         CloseHandle { sender: Arc::clone(&self.sender), _runtime: Arc::clone(&self._runtime) }
     }
@@ -129,7 +130,7 @@ pub struct CloseHandle {
 }
 
 impl CloseHandle {
-    /// Whether the peer has all messages whose requests were done, or never will. Never blocks.
+    /// Whether the peer has all messages whose requests were done, or will never have them. Never blocks.
     pub fn is_closed(&self) -> bool {
         self.sender.is_delivered()
     }

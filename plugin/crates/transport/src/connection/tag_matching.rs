@@ -1,13 +1,16 @@
-//! Which message goes to which buffer, where messages and buffers have tags.
+//! Matches messages with tags to buffers with tags.
 //!
-//! An engine brings the n-th message to the n-th buffer, and knows nothing of tags. That is right as long as all have the same
-//! tag, so then nothing is said of tags but the sender's, once. When a buffer with another tag is posted, the receiver asks
-//! how far the sender has gone on: those messages are *plain*. Their bytes go *aside*, into memory of this side's own, so that
-//! they stand in no other's way, and from there into the buffers of their tag. From then on the receiver tells of each buffer
-//! that it has posted, and with which tag; the sender sends the n-th message when it has one with the n-th buffer's tag.
+//! The transport delivers the n-th message into the n-th buffer and ignores tags. That is right as long as all tags are the
+//! same, so at first the sender sends its tag only once: the *common tag*.
 //!
-//! So no message is on its way that has no buffer, and none waits for one that comes later. Messages with the same tag keep
-//! their order. A group of buffers is no more than several buffers of one request.
+//! When the receiver posts a buffer with another tag, it asks how many messages the sender has started. Those messages have
+//! the common tag. If their buffers are not posted yet they go to the *unexpected-message queue*, in memory of the
+//! receiver, and do not block messages with other tags. Later they are copied into the buffers with their tag. From then on
+//! the receiver advertises each posted buffer with its tag. The sender sends the n-th message when it has one with the tag
+//! of the n-th buffer.
+//!
+//! So no message is sent before its buffer is posted, and none waits for a later buffer. Messages with the same tag keep
+//! their order. The buffers of a group are separate buffers of one request.
 
 use std::collections::VecDeque;
 
@@ -16,30 +19,30 @@ use crate::error::TooLong;
 use crate::memory::block::Block;
 use crate::memory::buffers::RecvBuffer;
 
-/// Most numbers that the buffers a sender hears of are ahead of its own. More than a receiver posts.
+/// Maximum distance between the sender's next message and an advertised buffer. Receivers post fewer.
 const MAX_AHEAD: u64 = 4096;
 
-/// Most plain messages that wait aside for their buffers. More than a sender has on their way; one that goes on all the same
-/// waits, so that memory is bounded.
+/// Maximum length of the unexpected-message queue. Senders have fewer messages in flight. If one sends more, they wait, so
+/// that memory is bounded.
 const MAX_UNEXPECTED: usize = 512;
 
-/// What a sender heeds before it sends a message with a tag.
+/// Decides when a sender may send a message with a tag.
 #[derive(Debug, Default)]
 pub(crate) struct TagGate {
-    /// That of its messages so far, or of the plain ones.
+    /// The common tag.
     tag: Option<i32>,
-    /// The messages below this number are plain, if there are others.
+    /// Messages below this number have the common tag. `None` while all have it.
     below: Option<u64>,
 }
 
 impl TagGate {
-    /// Where no message is plain: each waits for a buffer with its tag.
+    /// For connections without a common tag: each message waits for a buffer with its tag.
     pub(crate) fn advertised_only() -> Self {
         Self { tag: None, below: Some(0) }
     }
 
-    /// Whether a message with this tag can be the next one, whose number is this. `told` gives the tag of that one's buffer,
-    /// if the receiver has told of it.
+    /// Whether the next message, with this number, may have this tag. `advertised` gives the tag of its buffer, if the
+    /// receiver has advertised it.
     pub(crate) fn admits(
         &mut self,
         tag: i32,
@@ -52,24 +55,24 @@ impl TagGate {
         }
     }
 
-    /// The receiver says that tags differ from the buffer of this number on. Up to which number messages are plain, given that
-    /// of the next one; it stays as it is.
+    /// The receiver reports that tags differ from this buffer on. Returns the number of the first message that need not
+    /// have the common tag, given that of the next one. It never changes.
     pub(crate) fn tags_differ_from(&mut self, from: u64, next: u64) -> u64 {
         *self.below.get_or_insert_with(|| from.max(next))
     }
 
-    /// The tag that all plain messages have.
+    /// The common tag.
     pub(crate) fn tag(&self) -> Option<i32> {
         self.tag
     }
 
-    /// Up to which number messages are plain, if that has been asked.
+    /// The number below which messages have the common tag, if the receiver has asked.
     pub(crate) fn same_tag_below(&self) -> Option<u64> {
         self.below
     }
 }
 
-/// The tags of buffers that a receiver has told of, in whatever order and however often.
+/// The tags of advertised buffers, in any order and with repetitions.
 #[derive(Debug, Default)]
 pub(crate) struct AdvertisedTags {
     first: u64,
@@ -77,7 +80,7 @@ pub(crate) struct AdvertisedTags {
 }
 
 impl AdvertisedTags {
-    /// The buffer of this number has this tag. `next` is that of the next message. False if no receiver would say that.
+    /// Notes the tag of a buffer. `next` is the number of the next message. False if no valid receiver would advertise it.
     pub(crate) fn insert(&mut self, number: u64, tag: i32, next: u64) -> bool {
         while self.first < next && self.tags.pop_front().is_some() {
             self.first += 1;
@@ -95,78 +98,78 @@ impl AdvertisedTags {
         true
     }
 
-    /// The tag of the buffer of this number, if it is known.
+    /// The tag of this buffer, if it is known.
     pub(crate) fn tag(&self, number: u64) -> Option<i32> {
         *self.tags.get(number.checked_sub(self.first)? as usize)?
     }
 }
 
-/// The buffers with tags that an engine has not been given yet.
+/// The buffers with tags that the transport has not been given yet.
 #[derive(Default)]
 pub(crate) struct TagMatcher {
-    /// The tag of plain messages, once the sender has said it.
+    /// The common tag, once the sender has sent it.
     common_tag: Option<i32>,
     mode: TagMode,
     /// In the order in which they were posted.
     posted: VecDeque<(i32, Target)>,
-    /// Plain messages that came before their buffers, the oldest first.
+    /// The unexpected-message queue: messages that arrived before their buffers, oldest first.
     unexpected: VecDeque<Unexpected>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum TagMode {
-    /// All have the same tag.
+    /// All tags are the same.
     #[default]
     Same,
-    /// Tags differ from the buffer of this number on; the sender is asked how far it has gone on.
+    /// Tags differ from this buffer on. The sender has been asked for its next message.
     Asked(u64),
-    /// The messages below this number are plain.
+    /// Messages below this number have the common tag.
     Different(u64),
 }
 
 struct Unexpected {
     number: u64,
-    /// Where it is or comes.
+    /// Memory of the message.
     block: Block,
-    /// Bytes, once all of it is there.
+    /// Length in bytes, once it is complete.
     length: Option<usize>,
-    /// Where it belongs, once that is posted.
+    /// Its buffer, once that is posted.
     target: Option<Target>,
 }
 
-/// What is to be done next.
+/// What to do next.
 pub(crate) enum MatchStep {
-    /// Give the engine this buffer, which has this tag, for its next message; and tell the sender of it, if that has to know.
+    /// Give the transport this buffer for its next message, with this tag. Advertise it if the flag is set.
     Post(i32, Target, bool),
-    /// Tell the sender that tags differ from the engine's next message on ([`TagMatcher::asks`]).
+    /// Report to the sender that tags differ from the transport's next message on ([`TagMatcher::asked_from`]).
     AskSender,
-    /// Nothing: a request has got a message that was aside.
+    /// Nothing. An unexpected message was delivered to its request.
     Delivered,
 }
 
 impl TagMatcher {
-    /// Where no message is plain: the sender is told of each buffer, and no message goes aside.
+    /// For connections without a common tag: each buffer is advertised, and no message is unexpected.
     pub(crate) fn advertise_all() -> Self {
-        // Any tag will do for messages that there are none of.
+        // No message has the common tag, so its value does not matter.
         Self { common_tag: Some(0), mode: TagMode::Different(0), ..Self::default() }
     }
 
-    /// Whether the engine can be given a buffer with this tag at once, and nothing has to be said.
+    /// Whether a buffer with this tag can go to the transport at once, without a frame to the sender.
     pub(crate) fn has_common_tag(&self, tag: i32) -> bool {
         self.mode == TagMode::Same && self.common_tag == Some(tag) && self.posted.is_empty()
     }
 
-    /// Whether there is nothing to be done before another buffer is posted.
+    /// Whether there is nothing to do before another buffer is posted.
     pub(crate) fn is_idle(&self) -> bool {
         self.mode == TagMode::Same && self.posted.is_empty()
     }
 
-    /// Whether the sender has to know of buffers.
+    /// Whether buffers are advertised to the sender.
     pub(crate) fn advertises(&self) -> bool {
         matches!(self.mode, TagMode::Different(_))
     }
 
-    /// The number from which on tags differ, as long as the sender has not answered.
+    /// The number from which tags differ, while the sender has not answered.
     pub(crate) fn asked_from(&self) -> Option<u64> {
         match self.mode {
             TagMode::Asked(from) => Some(from),
@@ -174,22 +177,22 @@ impl TagMatcher {
         }
     }
 
-    /// Takes a buffer in. [`TagMatcher::step`] says what becomes of it.
+    /// Adds a buffer. [`TagMatcher::next_step`] says what to do with it.
     pub(crate) fn post(&mut self, tag: i32, target: Target) {
         self.posted.push_back((tag, target));
     }
 
-    /// Buffers that the engine does not know of, of requests that are not done.
+    /// Number of buffers of unfinished requests that the transport does not have.
     pub(crate) fn waiting(&self) -> usize {
         self.posted.len()
     }
 
-    /// The sender's messages have this tag, as long as they are plain.
+    /// The sender has sent its common tag.
     pub(crate) fn set_common_tag(&mut self, tag: i32) {
         self.common_tag.get_or_insert(tag);
     }
 
-    /// The sender's messages below this number are plain. False if it was not asked.
+    /// The sender's messages below this number have the common tag. False if it was not asked.
     pub(crate) fn set_same_tag_below(&mut self, below: u64) -> bool {
         if self.asked_from().is_some() {
             self.mode = TagMode::Different(below);
@@ -197,7 +200,7 @@ impl TagMatcher {
         self.advertises()
     }
 
-    /// What to do now, until there is nothing; `next` is the number of the engine's next message.
+    /// The next step, until there is none. `next` is the number of the transport's next message.
     pub(crate) fn next_step(&mut self, next: u64) -> Result<Option<MatchStep>, TooLong> {
         while let (Some((tag, _)), Some(common_tag)) = (self.posted.front(), self.common_tag) {
             let is_plain = *tag == common_tag;
@@ -219,7 +222,7 @@ impl TagMatcher {
                         }
                         continue;
                     }
-                    // Plain messages are on their way that this one must not come before.
+                    // Messages with the common tag are in flight that this buffer must not overtake.
                     if next < below {
                         break;
                     }
@@ -234,7 +237,7 @@ impl TagMatcher {
         Ok(None)
     }
 
-    /// Whether a message of this number that has no buffer goes aside now.
+    /// Whether a message with this number and without a buffer is unexpected.
     pub(crate) fn accepts_unexpected(&self, number: u64) -> bool {
         let is_plain = match self.mode {
             TagMode::Same => false,
@@ -244,7 +247,7 @@ impl TagMatcher {
         is_plain && self.unexpected.len() < MAX_UNEXPECTED
     }
 
-    /// Memory of so many bytes for a message that goes aside, the engine's next one.
+    /// Memory for an unexpected message, which is the transport's next one.
     pub(crate) fn buffer_unexpected(&mut self, number: u64, bytes: usize) -> RecvBuffer {
         let mut block = Block::new(bytes);
         let buffer = block.lend_mut(bytes);
@@ -252,7 +255,7 @@ impl TagMatcher {
         buffer
     }
 
-    /// A message that went aside is all there; whether that was what a request waited for.
+    /// An unexpected message is complete. Returns whether a request waited for it.
     pub(crate) fn unexpected_received(
         &mut self,
         number: u64,
@@ -266,7 +269,7 @@ impl TagMatcher {
         self.deliver_unexpected(at)
     }
 
-    /// Brings a message to where it belongs, if both are there.
+    /// Copies an unexpected message into its buffer, if both are there.
     fn deliver_unexpected(&mut self, at: usize) -> Result<bool, TooLong> {
         let Unexpected { number, block, length: Some(length), target: Some(target) } =
             &self.unexpected[at]
@@ -303,9 +306,9 @@ mod tests {
         let mut gate = TagGate::default();
         let none = || None;
         assert!(gate.admits(5, 0, none) && gate.admits(5, 1, none) && !gate.admits(6, 2, none));
-        // The receiver has speaks of a later one: up to there nothing changes.
+        // The receiver reports a later buffer: up to there nothing changes.
         assert_eq!(gate.tags_differ_from(4, 2), 4);
-        assert_eq!(gate.tags_differ_from(4, 3), 4, "it has been said");
+        assert_eq!(gate.tags_differ_from(4, 3), 4, "it never changes");
         assert!(gate.admits(5, 3, none) && !gate.admits(6, 3, || Some(6)));
         assert!(!gate.admits(5, 4, none), "not posted");
         assert!(!gate.admits(5, 4, || Some(6)) && gate.admits(6, 4, || Some(6)));
@@ -343,10 +346,10 @@ mod tests {
         matcher.set_common_tag(3);
         assert!(matches!(matcher.next_step(0), Ok(Some(MatchStep::Post(3, _, false)))));
         assert!(matcher.has_common_tag(3) && !matcher.has_common_tag(4));
-        assert!(!matcher.set_same_tag_below(7), "nobody asked");
+        assert!(!matcher.set_same_tag_below(7), "the receiver has not asked");
     }
 
-    /// Where nothing may be copied, no message is sent before its buffer, whatever its tag, and none goes aside.
+    /// Without copies no message is sent before its buffer, whatever its tag, and none is unexpected.
     #[test]
     fn where_no_message_is_plain_each_waits_for_its_buffer() {
         let mut gate = TagGate::advertised_only();
@@ -378,8 +381,8 @@ mod tests {
         assert_eq!(number, MAX_UNEXPECTED as u64);
     }
 
-    /// Buffers and messages in random orders: each message gets to a buffer of its tag, the n-th to the n-th, and as soon as
-    /// the sender has one for each buffer, all have come.
+    /// Random orders of buffers and messages: the n-th message with a tag goes to the n-th buffer with it. All are received
+    /// as soon as the sender has one for each buffer.
     #[test]
     fn each_message_gets_to_the_buffer_of_its_tag_and_turn() {
         for seed in 0..500 {
@@ -387,7 +390,7 @@ mod tests {
             let tags: Vec<i32> = (0..40).map(|_| rng.below(1 + seed % 4) as i32).collect();
             let (mut matcher, mut gate, mut advertised) =
                 (TagMatcher::default(), TagGate::default(), AdvertisedTags::default());
-            // What the engine would do: its buffers, and messages by number.
+            // What the transport would do: its buffers, and messages by number.
             let (mut buffers, mut next) = (BTreeMap::new(), 0);
             let (mut sent, mut taken): (Vec<i32>, usize) = (Vec::new(), 0);
             let mut left = tags.clone();
@@ -417,7 +420,7 @@ mod tests {
                             assert!(matcher.set_same_tag_below(below));
                         }
                     }
-                    // The next message comes, to its buffer or aside.
+                    // The next message arrives, in its buffer or unexpected.
                     _ => {
                         if let Some(tag) = sent.get(taken) {
                             matcher.set_common_tag(sent[0]);

@@ -1,4 +1,4 @@
-//! Messages with tags and groups of buffers, over connections of both engines.
+//! Test only: messages with tags and groups of buffers, over TCP and RDMA.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,23 +12,23 @@ use crate::{
     SendConnection, TaggedBuffer,
 };
 
-/// Memory of messages.
-pub(crate) trait Room: Sized {
+/// Memory of a message.
+pub(crate) trait MessageMemory: Sized {
     fn new(length: usize) -> Self;
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
-    /// Lends it to a message to send, after this has been called for the last time.
+    /// Lends it to a message to send. It is not accessed until [`MessageMemory::take_back`].
     fn give(&mut self, registrar: &MrCache, length: usize) -> SendBuffer;
     /// Lends it to a message to receive.
     fn give_mut(&mut self, registrar: &MrCache, length: usize) -> RecvBuffer;
-    /// The message is over.
+    /// The message is done.
     fn take_back(&mut self);
 }
 
-/// Memory whose `open` says whether the processor reaches it.
-macro_rules! room {
+/// Memory with an `open` function that makes it accessible to the processor or not.
+macro_rules! message_memory {
     ($memory:ident, $open:expr) => {
-        impl Room for $memory {
+        impl MessageMemory for $memory {
             fn new(length: usize) -> Self {
                 Self::new(length)
             }
@@ -60,12 +60,12 @@ macro_rules! room {
     };
 }
 
-room!(Block, |_: &mut Block, _: bool| {});
-// Nobody but devices reaches it as long as a message has it.
-room!(ProtectedMemory, ProtectedMemory::open);
+message_memory!(Block, |_: &mut Block, _: bool| {});
+// Only devices can access it while a message has it.
+message_memory!(ProtectedMemory, ProtectedMemory::open);
 
-/// A message that tells itself and its bytes from others.
-fn message<R: Room>(tag: i32, number: usize, length: usize) -> R {
+/// A message whose bytes identify it.
+fn message<R: MessageMemory>(tag: i32, number: usize, length: usize) -> R {
     let mut block = R::new(length);
     let mark = tag.cast_unsigned() as usize * 131 + number * 31;
     let bytes = block.bytes_mut().iter_mut().enumerate();
@@ -79,8 +79,8 @@ struct Group<R = Block> {
     blocks: Vec<R>,
 }
 
-/// Posts a group of buffers with these tags and of these sizes, if there is room for it.
-fn post<R: Room>(recv: &RecvConnection, slots: &[(i32, usize)]) -> Option<Group<R>> {
+/// Posts a group of buffers with these tags and lengths, if there is room for it.
+fn post<R: MessageMemory>(recv: &RecvConnection, slots: &[(i32, usize)]) -> Option<Group<R>> {
     let mut blocks: Vec<R> = slots.iter().map(|(_, room)| R::new(*room)).collect();
     let tagged = blocks.iter_mut().zip(slots).map(|(block, (tag, room))| TaggedBuffer {
         buffer: block.give_mut(&recv.mr_cache(), *room),
@@ -91,8 +91,8 @@ fn post<R: Room>(recv: &RecvConnection, slots: &[(i32, usize)]) -> Option<Group<
     Some(Group { request, blocks })
 }
 
-impl<R: Room> Group<R> {
-    /// Waits for the messages, which must be these: tag, number of those with this tag, length.
+impl<R: MessageMemory> Group<R> {
+    /// Waits for exactly these messages: tag, number among those with this tag, length.
     fn expect(mut self, messages: &[(i32, usize, usize)]) {
         until(|| self.request.test().unwrap());
         self.check(messages);
@@ -112,7 +112,7 @@ impl<R: Room> Group<R> {
     }
 }
 
-/// A message on its way, and its memory.
+/// A message in flight, and its memory.
 type Sending<R = Block> = (Request, R);
 
 fn begin(send: &SendConnection, tag: i32, number: usize, length: usize) -> Option<Sending> {
@@ -120,7 +120,7 @@ fn begin(send: &SendConnection, tag: i32, number: usize, length: usize) -> Optio
     Some((send.send_tagged(buffer, tag).unwrap()?, block))
 }
 
-fn prepare<R: Room>(
+fn prepare<R: MessageMemory>(
     send: &SendConnection,
     tag: i32,
     number: usize,
@@ -137,18 +137,18 @@ fn finish(sendings: impl IntoIterator<Item = Sending>) {
     }
 }
 
-/// A group is done when all its messages are there, whatever the order in which they are sent.
+/// A group is done when all its messages are received, in whatever order they are sent.
 pub(crate) fn a_group_waits_for_all_of_its_messages(
     (send, recv): (SendConnection, RecvConnection),
 ) {
     for length in [100, 100_000] {
         let group: Group = post(&recv, &[(7, length + 5), (-3, length), (7, length + 9)]).unwrap();
-        // Not its turn, and nobody's: both are asked for again and again, as NCCL does.
+        // Some are not next, and one has no buffer: all are retried, as NCCL does.
         let mut wanted = vec![(-3, 0), (7, 0), (7, 1)];
         let mut sendings = Vec::new();
         until(|| {
             assert!(group.request.test().unwrap().is_none() || wanted.is_empty());
-            // Those with the same tag come one after the other.
+            // Messages with the same tag are sent in order.
             for (tag, number) in wanted.clone() {
                 let is_first = !wanted.contains(&(tag, 0)) || number == 0;
                 if is_first && let Some(sending) = begin(&send, tag, number, length + number) {
@@ -164,7 +164,7 @@ pub(crate) fn a_group_waits_for_all_of_its_messages(
     }
 }
 
-/// However many messages of one tag are on their way, those of another one come through.
+/// However many messages of one tag are in flight, those of another tag get through.
 pub(crate) fn messages_that_nobody_waits_for_stand_in_nobodys_way(
     pairs: impl Fn() -> (SendConnection, RecvConnection),
 ) {
@@ -178,7 +178,7 @@ pub(crate) fn messages_that_nobody_waits_for_stand_in_nobodys_way(
             group.expect(&[(9, number, other)]);
             finish([sending]);
         }
-        // One more of the first ones, which waits for its turn.
+        // One more with the first tag, which waits.
         let mut more = None;
         for number in (0..20).step_by(4) {
             let slots = [(4, length); 4];
@@ -195,7 +195,7 @@ pub(crate) fn messages_that_nobody_waits_for_stand_in_nobodys_way(
     }
 }
 
-/// A message that is too long for its buffer fails the whole group, whether it came before the buffer or after.
+/// A message that is too long for its buffer fails the whole group, whether it arrives before the buffer or after.
 pub(crate) fn a_message_that_is_too_long_fails_its_group(
     pairs: impl Fn() -> (SendConnection, RecvConnection),
 ) {
@@ -232,9 +232,9 @@ fn try_begin(
     Ok(send.send_tagged(buffer, tag)?.map(|request| (request, block)))
 }
 
-/// Random groups and messages with so many tags, beside what must come of them: the n-th buffer with a tag gets the n-th
-/// message with it. `fault` is called now and then.
-pub(crate) fn random_groups<R: Room>(
+/// Random groups and messages with this number of tags. The n-th buffer with a tag must receive the n-th message with it.
+/// `fault` is called from time to time.
+pub(crate) fn random_groups<R: MessageMemory>(
     (send, recv): (SendConnection, RecvConnection),
     seed: u64,
     tags: u64,
@@ -245,7 +245,7 @@ pub(crate) fn random_groups<R: Room>(
     let mut to_post: VecDeque<Vec<(i32, usize)>> = VecDeque::new();
     let mut expected: VecDeque<Vec<(i32, usize, usize)>> = VecDeque::new();
     let mut to_send: HashMap<i32, VecDeque<(usize, usize)>> = HashMap::new();
-    // The first of those, where it was not its turn yet.
+    // The first of those, if it had to wait.
     let mut prepared: HashMap<i32, (R, SendBuffer)> = HashMap::new();
     let (mut slots, mut counts) = (0, HashMap::<i32, usize>::new());
     while slots < SLOTS {
@@ -273,7 +273,7 @@ pub(crate) fn random_groups<R: Room>(
     let mut done = 0;
     // At times the sender is far ahead, at times the receiver.
     let mut eager = (1, 1);
-    // One step after the other, each of which has its time: on a slow machine all of them take long.
+    // The timeout applies to each step: on a slow machine all of them together take long.
     let mut step = || {
         let mut moved = false;
         if rng.one_in(50) {

@@ -1,4 +1,4 @@
-//! The connecting side of a new connection.
+//! Opens the sending side of a connection.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,7 +18,7 @@ use crate::sync::lock;
 use crate::sys;
 use crate::tcp::sender::TcpSender;
 
-/// An attempt to connect to a listener. Dropping it gives it up.
+/// An attempt to connect to a listener. Dropping it cancels it.
 pub struct Connecting {
     attempt: Arc<Attempt>,
     runtime: Arc<Runtime>,
@@ -27,7 +27,7 @@ pub struct Connecting {
 struct Attempt {
     destination: Arc<Destination>,
     deadline: Instant,
-    /// Whether a failure is told to who polls only.
+    /// Whether a failure is returned by the poll only, and not logged.
     quiet: bool,
     state: Mutex<State>,
 }
@@ -35,13 +35,13 @@ struct Attempt {
 pub(super) struct State {
     dials: Vec<Arc<Dial>>,
     welcomed: Vec<Option<Socket>>,
-    /// Whether messages are to be carried by RDMA, as far as this side knows.
+    /// Whether RDMA is to carry the messages, as far as this side knows.
     use_rdma: bool,
-    /// The connection whose peers are agreeing on queue pairs.
+    /// The RDMA connection whose queue pairs are not agreed on yet.
     pub(super) agreeing: Option<Arc<rdma::Sender>>,
-    /// What came of it, until it is taken.
+    /// The outcome, until it is polled.
     outcome: Option<Outcome>,
-    /// No more is to come: succeeded, failed or given up.
+    /// Succeeded, failed or cancelled.
     over: bool,
 }
 
@@ -78,22 +78,22 @@ impl Connecting {
                 over: false,
             }),
         });
-        // From here on, dropping it on an error ends what has begun.
+        // From here on, dropping it on an error cancels what has started.
         let connecting = Self { attempt, runtime };
         {
-            // The lock keeps outcomes back until all calls are noted.
+            // The lock delays outcomes until all dials are noted.
             let mut state = lock(&connecting.attempt.state);
             connecting.attempt.dial(&mut state).map_err(fail)?;
         }
         Ok(connecting)
     }
 
-    /// The connection once all its flows are welcomed; `None` before. Never blocks. Not to be
-    /// called again after it returned a connection or an error.
+    /// The connection once all its flows are accepted; `None` before. Never blocks. Must not be called again after it
+    /// returned a connection or an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::retry`]), or
-    /// has not answered within the connect timeout.
+    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::retry`]), or has not answered within
+    /// the connect timeout.
     pub fn poll(&self) -> Result<Option<SendConnection>, Error> {
         match lock(&self.attempt.state).outcome.take() {
             None => Ok(None),
@@ -112,7 +112,7 @@ impl Drop for Connecting {
 }
 
 impl Attempt {
-    /// Begins to open the lifeline, or all flows.
+    /// Starts to open the control connection, or all flows.
     fn dial(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
         let Context { settings, .. } = &self.destination.context;
         let handler = || Arc::<Self>::clone(self);
@@ -134,7 +134,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// The listener has taken the lifeline: agrees with it on queue pairs.
+    /// The listener has accepted the control connection: agrees on queue pairs.
     fn agree_queue_pairs(self: &Arc<Self>, socket: Socket) {
         let destination = &self.destination;
         let Some(adapter) = destination.context.device.rdma() else { return };
@@ -152,11 +152,11 @@ impl Attempt {
                     sender.close();
                     attempt.fall_back(&error);
                 }
-                // Given up meanwhile.
+                // Cancelled meanwhile.
                 (None, _) => {}
             }
         });
-        // The lock keeps the outcome back until the connection is noted.
+        // The lock delays the outcome until the connection is noted.
         let mut state = lock(&self.state);
         if state.over {
             return;
@@ -170,7 +170,7 @@ impl Attempt {
         }
     }
 
-    /// RDMA cannot carry the connection: TCP does, if it may.
+    /// RDMA cannot carry the connection. Falls back to TCP if that is allowed.
     fn fall_back(self: &Arc<Self>, error: &Error) {
         let Destination { context, peer, .. } = &*self.destination;
         let state = lock(&self.state);
@@ -188,7 +188,7 @@ impl Attempt {
         self.use_tcp(state);
     }
 
-    /// Begins anew, as if this side had no RDMA.
+    /// Starts again, as if this side had no RDMA.
     fn use_tcp(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         state.use_rdma = false;
         state.dials.clear();
@@ -198,7 +198,7 @@ impl Attempt {
         }
     }
 
-    /// Ends the attempt with an error, unless it is over; with what the listener said.
+    /// Fails the attempt, unless it is over.
     pub(super) fn fail(&self, what: String, retry: Retry) {
         if lock(&self.state).over {
             return;
@@ -214,8 +214,7 @@ impl Attempt {
         self.finish(Some(Err(error)));
     }
 
-    /// Ends the attempt, unless it is over, and leaves an outcome to be polled, or takes the one
-    /// that nobody has polled.
+    /// Ends the attempt, unless it is over, and stores an outcome for the poll. Returns the outcome that nobody will poll.
     fn finish(&self, outcome: Option<Outcome>) -> Option<Outcome> {
         let (dials, agreeing, unclaimed) = {
             let mut state = lock(&self.state);

@@ -1,4 +1,4 @@
-//! One flow on its way to being welcomed by a listener.
+//! Opens one flow to a listener.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -18,44 +18,43 @@ use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::sync::lock;
 use crate::sys;
 
-/// Whom a connection's flows go to. All that is needed to open another one.
+/// The listener of a connection's flows: all that is needed to open another one.
 pub(crate) struct Destination {
     pub(crate) context: Context,
     pub(crate) workers: Arc<Workers>,
     pub(crate) handle: Handle,
-    /// The listener's first address as this host reaches it, for people.
+    /// The listener's first address as this host reaches it, for messages.
     pub(crate) peer: SocketAddr,
     pub(crate) connection: ConnectionId,
 }
 
-/// Why a flow was not welcomed.
+/// Why a flow was not accepted.
 #[derive(Debug)]
 pub(crate) struct DialError {
-    /// Whether there is nobody to call again: the listener's process is gone or the connection
-    /// closed there.
+    /// Whether retrying is useless: the listener's process is gone, or the connection is closed there.
     pub(crate) is_final: bool,
     pub(crate) retry: Retry,
-    /// Whether that is because it has no RDMA.
+    /// Whether the listener has no RDMA.
     pub(crate) no_rdma: bool,
-    /// Whether it says that it does not have the connection any more.
+    /// Whether the listener reports that it does not have the connection any more.
     pub(crate) is_gone: bool,
     pub(crate) what: String,
 }
 
-/// Who wants the flow.
+/// Receives the outcome of a dial.
 pub(crate) trait DialHandler: Send + Sync {
-    /// The listener has taken the flow.
+    /// The listener has accepted the flow.
     fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket);
-    /// It has not. Not called after [`Dial::take_socket`].
+    /// The flow could not be opened. Not called after [`Dial::take_socket`].
     fn on_dial_error(self: Arc<Self>, flow: u32, error: DialError);
 }
 
-/// A TCP connection that is being opened and has not been welcomed yet.
+/// A TCP connection that is being opened and is not accepted yet.
 pub(crate) struct Dial {
     destination: Arc<Destination>,
     handler: Arc<dyn DialHandler>,
     flow: u32,
-    /// For the lifeline of a connection that is carried by RDMA: how many lanes that has.
+    /// Number of queue pairs, for the control connection of an RDMA connection.
     queue_pairs: Option<u16>,
     deadline: Instant,
     registration: Registration,
@@ -63,13 +62,13 @@ pub(crate) struct Dial {
 }
 
 pub(super) struct State {
-    /// `None` once the flow is welcomed or given up.
+    /// `None` once the flow is accepted or cancelled.
     socket: Option<Socket>,
-    /// What was sent once TCP had connected.
+    /// Sent once TCP is connected.
     hello: Option<[u8; HELLO_BYTES]>,
     /// Whether the listener's challenge is answered; true without a job key.
     proved: bool,
-    /// Bytes of the answer that is awaited: a challenge or a welcome.
+    /// Bytes received of the expected answer: a challenge or a welcome.
     have: usize,
     answer: [u8; CHALLENGE_BYTES],
 }
@@ -94,7 +93,7 @@ impl From<HandshakeError> for DialError {
 }
 
 impl DialError {
-    /// Only one side has a job key, or the other side's is another one.
+    /// Only one side has a job key, or the keys differ.
     fn key(what: &str) -> Self {
         let retry = Retry::Never;
         Self { is_final: true, retry, no_rdma: false, is_gone: false, what: what.to_owned() }
@@ -102,7 +101,7 @@ impl DialError {
 }
 
 impl Dial {
-    /// Begins to open a flow; the caller hears of the outcome at the deadline at the latest.
+    /// Starts to open a flow. The handler gets the outcome by the deadline.
     pub(crate) fn start(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
@@ -112,7 +111,7 @@ impl Dial {
         Self::begin(destination, handler, flow, None, deadline)
     }
 
-    /// As [`Dial::start`], for the lifeline of this number of a connection with so many lanes.
+    /// As [`Dial::start`], for a control connection with this number, of a connection with this number of queue pairs.
     pub(crate) fn control_connection(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
@@ -173,14 +172,14 @@ impl Dial {
         self.flow
     }
 
-    /// Ends the call; its socket, if it is still there.
+    /// Cancels the dial; its socket, unless it ended before.
     pub(crate) fn take_socket(&self) -> Option<Socket> {
         let socket = lock(&self.state).socket.take()?;
         self.registration.end(&socket);
         Some(socket)
     }
 
-    /// Does the next step that is possible; true when the flow is welcomed.
+    /// Continues the handshake as far as possible. True when the flow is accepted.
     fn step(&self, readiness: Readiness) -> Result<bool, DialError> {
         let destination = &self.destination;
         let mut state = lock(&self.state);
@@ -213,7 +212,7 @@ impl Dial {
             }
         };
         loop {
-            // A listener that refuses the hello sends a welcome that says so where a challenge is awaited.
+            // A listener that refuses the hello sends a welcome with the refusal instead of a challenge.
             let challenged = !*proved && (*have < WELCOME_BYTES || is_challenge(answer));
             let want = match challenged && *have >= WELCOME_BYTES {
                 true => CHALLENGE_BYTES,
@@ -242,20 +241,20 @@ impl Dial {
         let (welcome, _) = answer.split_first_chunk().unwrap_or((&[0; WELCOME_BYTES], &[]));
         Welcome::check(welcome, destination.connection)?;
         if !*proved {
-            return Err(DialError::key("the listener asks for no job key; this side has one"));
+            return Err(DialError::key("the listener has no job key, but this side has one"));
         }
         Ok(true)
     }
 
     fn give_up(&self, error: DialError) {
-        // Whoever takes the socket tells of the outcome.
+        // The thread that takes the socket reports the outcome.
         if self.take_socket().is_some() {
             Arc::clone(&self.handler).on_dial_error(self.flow, error);
         }
     }
 }
 
-/// Sends a part of the handshake, for which a new socket has room; false if it is not connected yet.
+/// Sends a part of the handshake, which fits into a new socket. False if it is not connected yet.
 fn send_bytes(socket: &Socket, bytes: &[u8]) -> Result<bool, DialError> {
     match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
         Ok(written) if written == bytes.len() => Ok(true),

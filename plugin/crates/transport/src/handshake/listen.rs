@@ -1,4 +1,4 @@
-//! The accepting side of the handshake.
+//! Listens for connections.
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,24 +16,24 @@ use crate::runtime::reactor::{Runtime, Source};
 use crate::sync::lock;
 use crate::sys;
 
-/// Waits for peers that were given its handle. Dropping it closes it, with all that was not
-/// accepted. What was accepted goes on, and its peers can still replace flows.
+/// Listens for peers that have its handle. Dropping it closes it, with all connections that are not accepted. Accepted
+/// connections continue, and their peers can still replace flows.
 pub struct Listener {
     acceptor: Arc<Acceptor>,
     guard: AcceptorGuard,
     handle: Handle,
     address: SocketAddr,
-    /// When to give up; set by the first poll.
+    /// When accepting times out; set by the first poll.
     deadline: OnceLock<Instant>,
     runtime: Arc<Runtime>,
 }
 
-/// Where and for whom a listener listens.
+/// Where a listener listens, and for which peers.
 pub(crate) enum ListenMode {
-    /// At the device, for those who are given the handle; it gives up when nobody comes.
+    /// On the device, for peers that have the handle. Times out.
     Private,
-    /// At an address that peers know, for ever; who listens hears of what has come. A connection is of the device at whose
-    /// address it has come.
+    /// At an address that peers know, without a timeout. The owner is notified of connections. A connection belongs to the
+    /// device whose address it arrived at.
     Public(SocketAddr, Nonce, Arc<dyn Notify>),
 }
 
@@ -61,14 +61,14 @@ impl Listener {
         let (nonce, notified) = match mode {
             ListenMode::Private => {
                 if local.is_ipv6() && local.ip().is_unspecified() {
-                    // Some addresses may be of the other family.
+                    // Some addresses may be IPv4.
                     socket.set_only_v6(false).map_err(fail)?;
                 }
                 bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
                 (Nonce(sys::random().map_err(fail)?), None)
             }
             ListenMode::Public(_, nonce, notified) => {
-                // Connections of the process that listened here before may not be over yet.
+                // Connections of a previous process at this address may still exist.
                 socket.set_reuse_address(true).map_err(fail)?;
                 socket.bind(&local.into()).map_err(fail)?;
                 (nonce, Some(notified))
@@ -97,7 +97,7 @@ impl Listener {
         Ok(Self { acceptor, guard, handle, address: addr, deadline: OnceLock::new(), runtime })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -110,7 +110,7 @@ impl Listener {
     /// The next connection; `None` while there is none. Never blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when no peer has come within the accept timeout of the first poll.
+    /// [`ErrorKind::Remote`] when no peer has connected within the accept timeout, which the first poll starts.
     pub fn poll_accept(&self) -> Result<Option<RecvConnection>, Error> {
         let mut state = lock(&self.acceptor.state);
         if let Some(receiver) = state.ready.pop_front() {
@@ -178,7 +178,7 @@ mod tests {
     use crate::handshake::acceptor::MAX_UNAUTHENTICATED;
     use crate::test_support::transport;
 
-    /// More peers than strangers are held come before the first is heard: all of them get an answer.
+    /// More peers connect than can be unauthenticated at a time, before the first handshake. All of them get an answer.
     #[test]
     fn peers_that_come_all_at_once_are_all_heard() {
         const PEERS: u8 = 200;
@@ -188,7 +188,7 @@ mod tests {
         let listener = transport.listen_at(any, nonce, "", Arc::new(NullNotify)).unwrap();
         let mut peers = vec![];
         {
-            // Nobody is heard meanwhile, nor taken in but the first.
+            // The lock stops all handshakes but the first.
             let _state = lock(&listener.acceptor.state);
             for peer in 0..PEERS {
                 let mut stream = TcpStream::connect(listener.address()).unwrap();

@@ -36,19 +36,19 @@ impl SendBuffer {
     /// Lends `length` bytes from `start`.
     ///
     /// # Safety
-    /// The memory must stay readable until the request made with it has been reported as done or
-    /// failed by `Request::test`, or its connection has been closed, whichever is first. Who makes
-    /// requests of its own with parts of the buffer reports to its caller in the same way.
+    /// The memory must stay readable until the request made with it has been reported as done or failed by `Request::test`,
+    /// or its connection has been closed, whichever is first. A caller that makes requests of its own with parts of the
+    /// buffer reports to its own caller in the same way.
     pub unsafe fn new(start: *const u8, length: usize) -> Self {
         Self { start, length }
     }
 
-    /// Where it starts.
+    /// Its first byte.
     pub(crate) fn start(&self) -> *const u8 {
         self.start
     }
 
-    /// Lends memory that lives for ever.
+    /// Lends static memory.
     pub fn from_static(bytes: &'static [u8]) -> Self {
         Self { start: bytes.as_ptr(), length: bytes.len() }
     }
@@ -58,7 +58,7 @@ impl SendBuffer {
         self.length
     }
 
-    /// The checksum of the bytes and of what came `before` them.
+    /// The checksum of its bytes, continued from `before`.
     pub(crate) fn checksum(&self, before: u32) -> u32 {
         checksum_of(self.start, self.length, before)
     }
@@ -75,10 +75,10 @@ impl SendBuffer {
 }
 
 impl SendBuffer {
-    /// Copies the bytes, for a message that is made of more than them.
+    /// Copies the bytes into a part of a larger message.
     ///
     /// # Panics
-    /// When `into` is not as long.
+    /// When `into` has another length.
     pub fn copy_to(&self, into: &mut [u8]) {
         assert_eq!(into.len(), self.length);
         // SAFETY: the memory is readable for `length` bytes by the contract of the constructor, and
@@ -88,10 +88,10 @@ impl SendBuffer {
 }
 
 impl RecvBuffer {
-    /// Copies bytes there that came as a part of another message.
+    /// Copies bytes from a part of a larger message.
     ///
     /// # Panics
-    /// When `from` is not as long.
+    /// When `from` has another length.
     pub fn copy_from(&self, from: &[u8]) {
         assert_eq!(from.len(), self.length);
         // SAFETY: the memory is this buffer's to write for `length` bytes by the contract of the
@@ -101,7 +101,7 @@ impl RecvBuffer {
 }
 
 impl SendBuffer {
-    /// Where it is, for devices.
+    /// Its address, for devices.
     pub(crate) fn address(&self) -> u64 {
         self.start.addr() as u64
     }
@@ -120,7 +120,7 @@ impl SendBuffer {
 }
 
 impl RecvBuffer {
-    /// Where it is, for devices.
+    /// Its address, for devices.
     pub(crate) fn address(&self) -> u64 {
         self.start.addr() as u64
     }
@@ -137,16 +137,16 @@ impl RecvBuffer {
     }
 }
 
-/// The checksum of lent memory and what came `before` it.
+/// The checksum of lent memory, continued from `before`.
 fn checksum_of(start: *const u8, length: usize, mut before: u32) -> u32 {
-    // By way of a copy: no reference to lent memory may exist.
+    // Through a copy: no reference to lent memory may exist.
     let mut block = [0; 4096];
     let mut done = 0;
     while done < length {
         let part = (length - done).min(block.len());
         // SAFETY: the callers' buffers are readable for `length` bytes by the contract of their constructors, as long as
-        // their requests are not reported, which whoever asks for a checksum sees to; the block is on this stack and as
-        // long as `part` at least.
+        // their requests are not reported. Every caller that asks for a checksum ensures that. The block is on this stack
+        // and at least as long as `part`.
         unsafe { ptr::copy_nonoverlapping(start.add(done), block.as_mut_ptr(), part) };
         before = evenkeel_protocol::checksum(before, &block[..part]);
         done += part;
@@ -158,21 +158,20 @@ impl RecvBuffer {
     /// Lends `length` bytes from `start`.
     ///
     /// # Safety
-    /// The memory must stay writable, and nothing else may write to it, until the request made with
-    /// it has been reported as done or failed by `Request::test`, or its connection has been
-    /// closed, whichever is first. Who makes requests of its own with parts of the buffer reports
-    /// to its caller in the same way. Memory of which a registration is made must stay mapped until
-    /// that is dropped, and no reference to it may exist while messages are received there.
+    /// The memory must stay writable, and nothing else may write to it, until the request made with it has been reported as
+    /// done or failed by `Request::test`, or its connection has been closed, whichever is first. A caller that makes
+    /// requests of its own with parts of the buffer reports to its own caller in the same way. Registered memory must stay
+    /// mapped until the registration is dropped, and no reference to it may exist while messages are received there.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         Self { start, length }
     }
 
-    /// Where it starts.
+    /// Its first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start
     }
 
-    /// Lends memory that lives for ever.
+    /// Lends static memory.
     pub fn from_static(bytes: &'static mut [u8]) -> Self {
         Self { start: bytes.as_mut_ptr(), length: bytes.len() }
     }
@@ -182,7 +181,7 @@ impl RecvBuffer {
         self.length
     }
 
-    /// The checksum of the bytes and of what came `before` them.
+    /// The checksum of its bytes, continued from `before`.
     pub(crate) fn checksum(&self, before: u32) -> u32 {
         checksum_of(self.start, self.length, before)
     }
@@ -198,7 +197,7 @@ impl RecvBuffer {
     }
 }
 
-/// Memory of this crate's own, to send from.
+/// Memory of this crate to send from.
 pub(crate) struct Memory {
     start: *mut u8,
     length: usize,
@@ -213,15 +212,15 @@ impl Memory {
         Self { start: memory.cast(), length }
     }
 
-    /// Copies a message to `at`. The copy is valid until this is dropped, and as long as nothing
-    /// else is stored over it; both are up to the caller, as what it sends is.
+    /// Copies a message to `at`. The copy is valid until this is dropped, and until something else is stored over it. The
+    /// caller ensures both, as for every buffer that it sends.
     ///
     /// # Panics
     /// When it does not fit.
     pub(crate) fn store(&mut self, at: usize, message: SendBuffer) -> SendBuffer {
         assert!(at <= self.length && message.length <= self.length - at);
-        // SAFETY: the place is inside this memory, as asserted; the message is readable by the
-        // contract of `SendBuffer::new` and lies elsewhere, since nobody outside has this memory.
+        // SAFETY: the place is inside this memory, as asserted. The message is readable by the contract of
+        // `SendBuffer::new`. It lies elsewhere, since this memory is not accessible from outside.
         unsafe {
             let start = self.start.add(at);
             ptr::copy_nonoverlapping(message.start, start, message.length);

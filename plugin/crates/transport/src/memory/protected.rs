@@ -1,4 +1,4 @@
-//! Test only: memory that the processor does not reach, as a GPU's.
+//! Test only: memory that the processor cannot access, like a GPU's.
 
 use std::io;
 use std::ptr;
@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 use super::buffers::{RecvBuffer, SendBuffer};
 use crate::rdma::{MrCache, MrHandle};
 
-/// Memory from which the processor can be kept, as it is from a GPU's: devices get at it all the same, once it is registered.
+/// Memory that can be made inaccessible to the processor, like a GPU's. Devices can access it once it is registered.
 pub(crate) struct ProtectedMemory {
     start: *mut u8,
     length: usize,
-    /// Of the mapping.
+    /// Length of the mapping.
     mapped: usize,
     is_open: bool,
     registration: OnceLock<MrHandle>,
@@ -21,7 +21,7 @@ pub(crate) struct ProtectedMemory {
 unsafe impl Send for ProtectedMemory {}
 
 impl ProtectedMemory {
-    /// So many bytes, all zero, which the processor reaches.
+    /// The given number of bytes, all zero, accessible to the processor.
     pub(crate) fn new(length: usize) -> Self {
         let mapped = length.max(1).next_multiple_of(4096);
         let (access, kind) =
@@ -33,14 +33,14 @@ impl ProtectedMemory {
         Self { start: start.cast(), length, mapped, is_open: true, registration }
     }
 
-    /// Registers it as a GPU's memory is, for as long as it lives.
+    /// Registers it like a GPU's memory, for as long as it lives.
     pub(crate) fn register_with(&self, registrar: &MrCache) {
         let memory = RecvBuffer { start: self.start, length: self.mapped };
         let registration = registrar.register_peer_memory(memory).unwrap();
         assert!(self.registration.set(registration).is_ok(), "registered twice");
     }
 
-    /// Whether the processor reaches it from now on; if it does not, it is a fault (SIGSEGV) that it tries.
+    /// Whether the processor may access it from now on. Otherwise an access is a fault (SIGSEGV).
     pub(crate) fn open(&mut self, open: bool) {
         let access = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
         // SAFETY: the mapping is owned, and no reference to it exists while this is borrowed mutably.

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use crate::connection::tag_matching_tests::{self, Room};
+use crate::connection::tag_matching_tests::{self, MessageMemory};
 use crate::memory::block::Block;
 use crate::memory::protected::ProtectedMemory;
 use crate::runtime::notify::NullNotify;
@@ -401,7 +401,7 @@ fn pair_for(
 
 /// Sends a message, flushes it, and compares its bytes and those behind it. While the message has the memory, only devices
 /// may access it.
-pub(super) fn send_and_check<From: Room, To: Room>(
+pub(super) fn send_and_check<From: MessageMemory, To: MessageMemory>(
     (send, recv): (&SendConnection, &RecvConnection),
     length: usize,
 ) {

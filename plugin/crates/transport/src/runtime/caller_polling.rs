@@ -1,24 +1,23 @@
-//! Who moves a flow's bytes: its worker, or a caller who comes so often that waking anybody would only take the processor
-//! from it.
+//! Decides which thread moves a flow's bytes: its worker, or a calling thread that polls so often that waking the worker
+//! would only take the processor from it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::runtime::reactor::Registration;
 
-/// So many chunks in a row on one flow, and so many visits in a row, are needed for a caller to attend it.
+/// Number of chunks in a row on one flow, and of polls in a row, before a caller owns the polling of a flow.
 const MIN_STREAK: u32 = 32;
-/// Visits are in a row while no more time than this lies between them. The worker looks after it whether the caller still
-/// comes.
+/// Maximum time between two polls in a row. The worker checks after this time whether the caller still polls.
 const LEASE: Duration = Duration::from_millis(1);
 const NO_SLOT: usize = usize::MAX;
 
-/// Where a connection's work is, as those who come by see it.
+/// The flow that has carried a connection's latest chunks, as all threads see it.
 #[derive(Debug)]
 pub(crate) struct HotFlow {
-    /// A place and, in the lower half, how many chunks in a row were there.
+    /// A slot and, in the lower half, the number of chunks in a row on it.
     streak: AtomicU64,
-    /// The place of the flow that callers attend, or `NOWHERE`.
+    /// The slot of the flow that callers poll, or `NO_SLOT`.
     polled: AtomicUsize,
 }
 
@@ -27,9 +26,9 @@ impl HotFlow {
         Self { streak: AtomicU64::new(0), polled: AtomicUsize::new(NO_SLOT) }
     }
 
-    /// A chunk goes or comes on the flow in this place.
+    /// A chunk is sent or received on the flow in this slot.
     pub(crate) fn on_chunk(&self, slot: usize) {
-        // What gets lost between threads makes a streak shorter, no more.
+        // An update that is lost between threads only shortens the streak.
         let streak = self.streak.load(Ordering::Relaxed);
         let next = match (streak >> 32) as usize == slot {
             true if streak as u32 >= MIN_STREAK => return,
@@ -39,18 +38,18 @@ impl HotFlow {
         self.streak.store(next, Ordering::Relaxed);
     }
 
-    /// Whether all work has lately been in this place.
+    /// Whether all recent chunks were in this slot.
     fn is_on(&self, slot: usize) -> bool {
         let streak = self.streak.load(Ordering::Relaxed);
         (streak >> 32) as usize == slot && streak as u32 >= MIN_STREAK
     }
 
-    /// The place of the flow that callers attend.
+    /// The slot of the flow that callers poll.
     pub(crate) fn polled_slot(&self) -> Option<usize> {
         Some(self.polled.load(Ordering::Relaxed)).filter(|slot| *slot != NO_SLOT)
     }
 
-    /// Where callers are to come by each time, if it is one place.
+    /// The slot that callers should poll each time, if there is one.
     pub(crate) fn slot(&self) -> Option<usize> {
         if let Some(polled) = self.polled_slot() {
             return Some(polled);
@@ -60,28 +59,29 @@ impl HotFlow {
     }
 }
 
-/// Who moves the bytes of one flow, in one direction. Kept by whoever has the turn.
+/// The owner of the polling of one flow in one direction: its worker or a caller. Guarded by the flow's work lock.
 #[derive(Debug)]
 pub(crate) struct PollOwner {
     slot: usize,
     polls: u32,
     last: Option<Instant>,
-    /// While a caller attends: when the worker was asked to look again.
+    /// While a caller owns the polling: when the worker checks next.
     check_at: Option<Instant>,
 }
 
 impl PollOwner {
-    /// The worker's, at first.
+    /// Owned by the worker at first.
     pub(crate) fn new(slot: usize) -> Self {
         Self { slot, polls: 0, last: None, check_at: None }
     }
 
-    /// Whether a caller attends.
+    /// Whether a caller owns the polling.
     pub(crate) fn is_caller(&self) -> bool {
         self.check_at.is_some()
     }
 
-    /// A caller has come. It attends if it comes often, and all work is here; the worker then hears of nothing.
+    /// A caller polls. It becomes the owner if it polls often and all recent chunks were on this flow. The worker gets no
+    /// events of the socket then.
     pub(crate) fn on_caller_poll(
         &mut self,
         hot_flow: &HotFlow,
@@ -107,7 +107,7 @@ impl PollOwner {
         }
     }
 
-    /// The worker is here. If no caller has come for a while, it is the worker's again.
+    /// The worker was called. It becomes the owner if no caller has polled for a while.
     pub(crate) fn on_worker(
         &mut self,
         hot_flow: &HotFlow,
@@ -123,7 +123,8 @@ impl PollOwner {
         }
     }
 
-    /// To be called in each turn: the worker may have come to look while somebody else had it, who does so in its place.
+    /// Called with each work. The worker's check may have come while another thread had the lock, which schedules the next
+    /// check in its place.
     pub(crate) fn renew(&mut self, registration: &Registration) {
         if let Some(check_at) = self.check_at {
             let now = Instant::now();
@@ -133,7 +134,7 @@ impl PollOwner {
         }
     }
 
-    /// It is the worker's from now on, what there is already included.
+    /// The worker owns the polling from now on, including events that are pending.
     pub(crate) fn release(
         &mut self,
         hot_flow: &HotFlow,

@@ -1,4 +1,4 @@
-//! How many of their flows the connections to one peer use.
+//! The number of flows that the connections to one peer use.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use evenkeel_protocol::FlowCount;
 
 use crate::sync::lock;
 
-/// What the connections to one peer find out together: they share hosts and paths, and one alone could not tell what it
-/// gains by itself from what it takes from the others.
+/// Measures the connections to one peer together. They share hosts and paths, and one alone could not tell its own gain
+/// from what it takes from the others.
 #[derive(Debug)]
 pub(crate) struct FlowCountController {
     epoch: Instant,
@@ -33,27 +33,27 @@ impl FlowCountController {
         }
     }
 
-    /// How many flows each is to use.
+    /// The number of flows that each connection is to use.
     pub(crate) fn flows(&self) -> usize {
         self.flows.load(Ordering::Relaxed)
     }
 
-    /// Whether other paths might be of use: not where the hosts are the limit.
+    /// Whether other paths might help: not if the hosts are the bottleneck.
     pub(crate) fn is_limited_by_paths(&self) -> bool {
         self.is_limited_by_paths.load(Ordering::Relaxed)
     }
 
-    /// One of them has carried so many bytes.
+    /// One of the connections has carried these bytes.
     pub(crate) fn carried(&self, bytes: u64) {
         self.carried.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Some time has passed. `worked`: how long those who write have worked so far, all together.
+    /// Measures since the last tick. `worked`: the time that all threads have spent on sending so far.
     pub(crate) fn tick(&self, worked: Duration) {
         let mut count = match self.count.try_lock() {
             Ok(count) => count,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another one does it.
+            // Another connection does it.
             Err(TryLockError::WouldBlock) => return,
         };
         let carried = self.carried.load(Ordering::Relaxed);
@@ -64,12 +64,12 @@ impl FlowCountController {
     }
 }
 
-/// That of each peer.
+/// The controller of each peer.
 #[derive(Debug, Default)]
 pub(crate) struct FlowCountControllers(Mutex<HashMap<IpAddr, Weak<FlowCountController>>>);
 
 impl FlowCountControllers {
-    /// For a connection of so many flows to this peer.
+    /// The controller for a connection with this number of flows to this peer.
     pub(crate) fn of(&self, peer: IpAddr, flows: usize) -> Arc<FlowCountController> {
         let mut all = lock(&self.0);
         all.retain(|_, controller| controller.strong_count() > 0);

@@ -1,4 +1,4 @@
-//! The worker threads that all connections of a process share, and how threads wait for each other.
+//! The worker threads that all connections of a process share, and the ways in which threads wait for each other.
 
 pub(crate) mod caller_polling;
 pub(crate) mod flow_count;
@@ -9,14 +9,14 @@ pub(crate) mod work_lock;
 #[cfg(test)]
 mod work_lock_loom_tests;
 
-/// The synchronization primitives of [`work_lock`]. Its loom tests compile it with others.
+/// The synchronization primitives of [`work_lock`]. Its loom tests replace them.
 mod primitives {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
     pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
     #[cfg(test)]
     pub(crate) use std::thread;
 
-    /// Runs a test with real threads, in the orders that they happen to take.
+    /// Runs a test with real threads, in the interleavings that happen to occur.
     #[cfg(test)]
     pub(crate) fn model(test: impl Fn()) {
         (0..1000).for_each(|_| test());

@@ -1,10 +1,9 @@
 //! Notification of a caller that does not poll.
 
-/// Hears that there may be something new: a request is done, a connection has failed or has come.
-/// Called from any thread, also from within a call of the connection, and with its locks held: it
-/// must not block and not call back.
+/// Notified when there may be something new: a request is done, a connection has failed or has arrived. Called from any
+/// thread, also within a call of the connection and with its locks held. It must not block and not call back.
 pub trait Notify: Send + Sync {
-    /// Ask.
+    /// There may be something new.
     fn notify(&self);
 }
 

@@ -1,4 +1,4 @@
-//! The threads that move bytes, and how sockets are assigned to them.
+//! The worker threads: they wait for sockets and timers, and call the sources registered for them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -20,21 +20,21 @@ use crate::sync::lock;
 use crate::sys;
 use crate::telemetry::exporter::Exporter;
 
-/// How often sources are asked about their deadlines. Events are never delayed by it.
+/// How often sources check their timeouts. Events are never delayed by it.
 const TICK: Duration = Duration::from_millis(125);
-/// Marks the worker's own wake-up among its sources.
+/// The token of the worker's own wake-up.
 const WAKE: u64 = 0;
 
 thread_local! {
     /// Address of the worker that runs on this thread; 0 on other threads.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// What the worker that runs on this thread is to do when it is through with a source.
+    /// Work that was deferred until the present source returns.
     static DEFERRED: RefCell<VecDeque<Box<dyn FnOnce()>>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Has the calling thread do something as soon as it holds no lock of a connection, if it is one of those that move bytes;
-/// says whether it is. For who is [notified](crate::Notify) and has little to do: no other thread is woken for it. It must
-/// not wait, since bytes wait for it.
+/// Runs `work` on the calling thread as soon as it holds no lock of a connection. Returns false, and does not run it, if
+/// the thread is no worker. For short work after a [notification](crate::Notify), without waking another thread. The work
+/// must not block, since sockets wait for it.
 pub fn defer_on_worker(work: impl FnOnce() + 'static) -> bool {
     let here = CURRENT.get() != 0;
     if here {
@@ -43,10 +43,10 @@ pub fn defer_on_worker(work: impl FnOnce() + 'static) -> bool {
     here
 }
 
-/// What a socket has become since it was last looked at.
+/// What has changed on a socket since the last call.
 #[derive(Clone, Copy)]
 pub(crate) struct Readiness {
-    /// There may be something to read, the end of the stream included.
+    /// There may be something to read, including the end of the stream.
     pub(crate) readable: bool,
     /// There may be room to write.
     pub(crate) writable: bool,
@@ -54,37 +54,36 @@ pub(crate) struct Readiness {
     pub(crate) ended: bool,
 }
 
-/// Something that waits for a socket. Called by one worker thread at a time, but concurrently with
-/// callers' threads.
+/// Something registered with a worker. Called by one worker at a time, but concurrently with callers' threads.
 pub(crate) trait Source: Send + Sync {
-    /// The socket's state changed, or [`Registration::wake`] was called. Not called again until
-    /// the next change, so it must use up what it can or kick itself.
+    /// The socket's state changed, or [`Registration::wake`] was called. Not called again until the next change, so it must
+    /// use up everything or wake itself.
     fn ready(&self, readiness: Readiness);
-    /// Some time has passed: look at deadlines.
+    /// Checks timeouts, from time to time.
     fn tick(&self, _now: Instant) {}
-    /// Whether [`Source::tick`] does anything: most sources are flows, whose connection looks at their deadlines.
+    /// Whether [`Source::tick`] does anything. Most sources are flows, whose connection checks their timeouts.
     fn has_deadlines(&self) -> bool {
         true
     }
-    /// The worker will not call the source again, or cannot tell whether it is in order.
+    /// The worker will not call the source again, or cannot tell whether it is intact.
     fn abandoned(&self, why: &str);
 }
 
-/// The workers, running. Dropping it stops and joins them, but for a worker that drops it: sources keep [`Workers`],
-/// only what callers hold keeps an `Runtime`, and a caller may have let go in what [`defer_on_worker`] took.
+/// The running workers. Dropping it stops and joins them, unless a worker drops it. Sources keep [`Workers`], and only what
+/// callers hold keeps a `Runtime`. A caller may have dropped that in [`defer_on_worker`].
 pub(crate) struct Runtime {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
     _exporter: Option<Exporter>,
 }
 
-/// The workers as sources see them.
+/// The workers, as sources use them.
 pub(crate) struct Workers {
     all: Vec<Arc<Worker>>,
     next: AtomicUsize,
-    /// Connections that were closed and still deliver what was promised.
+    /// Number of closed connections that still deliver messages.
     lingering: Arc<AtomicUsize>,
-    /// Nanoseconds in which callers did the workers' work.
+    /// Nanoseconds in which callers did work of workers.
     caller_work: AtomicU64,
     pub(crate) flow_counts: FlowCountControllers,
 }
@@ -95,10 +94,10 @@ struct Worker {
     stop: AtomicBool,
     lingering: Arc<AtomicUsize>,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
-    /// When to call which source although nothing happened to its socket. Few at any time.
+    /// Timers of sources: when to call them without an event. Few at any time.
     timers: Mutex<Vec<(Instant, u64)>>,
     next_token: AtomicU64,
-    /// Nanoseconds in which it has not waited.
+    /// Nanoseconds in which it was not waiting.
     worked: AtomicU64,
 }
 
@@ -118,7 +117,7 @@ impl Runtime {
             caller_work: AtomicU64::new(0),
             flow_counts: FlowCountControllers::default(),
         });
-        // From here on, dropping the engine stops the threads that did start.
+        // From here on, dropping the runtime stops the threads that have started.
         let mut runtime = Self { workers, threads: Vec::new(), _exporter: exporter };
         for index in 0..count {
             let worker = Arc::clone(&runtime.workers.all[index]);
@@ -144,18 +143,18 @@ impl Drop for Runtime {
         }
         let by_worker = self.workers.all.iter().any(|worker| worker.is_current());
         if by_worker || self.workers.lingering.load(Ordering::Acquire) > 0 {
-            // The threads end by themselves; nobody may wait for a peer here, nor for itself.
+            // The threads end by themselves. This thread must not wait for a peer here, nor for itself.
             return;
         }
         for thread in self.threads.drain(..) {
-            // A worker catches its sources' panics, so there is nothing to hand on.
+            // A worker catches its sources' panics, so there is no result to use.
             let _ = thread.join();
         }
     }
 }
 
 impl Workers {
-    /// A place for one socket with the next worker in turn.
+    /// A registration with the next worker in turn.
     pub(crate) fn registration(&self) -> Registration {
         let index = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
         let worker = Arc::clone(&self.all[index]);
@@ -163,18 +162,18 @@ impl Workers {
         Registration { worker, token }
     }
 
-    /// How long, in all, workers have not waited for anything, and callers have done what is theirs.
+    /// The time that workers have not spent waiting, and that callers have spent on their work.
     pub(crate) fn worked(&self) -> Duration {
         let worked = self.all.iter().map(|worker| worker.worked.load(Ordering::Relaxed));
         Duration::from_nanos(worked.sum::<u64>() + self.caller_work.load(Ordering::Relaxed))
     }
 
-    /// A caller has done for so long what is the workers' work.
+    /// Adds time that a caller has spent on work of workers.
     pub(crate) fn add_caller_work(&self, time: Duration) {
         self.caller_work.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Keeps the workers running, also without their engine, until the result is dropped.
+    /// Keeps the workers running, also without their runtime, until the result is dropped.
     pub(crate) fn linger(self: &Arc<Self>) -> Linger {
         self.lingering.fetch_add(1, Ordering::AcqRel);
         Linger(Arc::clone(self))
@@ -192,7 +191,7 @@ impl Drop for Linger {
     }
 }
 
-/// One socket's place with a worker.
+/// The registration of one source with a worker.
 pub(crate) struct Registration {
     worker: Arc<Worker>,
     token: u64,
@@ -206,7 +205,7 @@ fn interest() -> epoll::EventFlags {
 }
 
 impl Registration {
-    /// Begins to watch the socket: the source hears of its present state and of each change.
+    /// Watches the socket: the source is called with its present state and on each change.
     pub(crate) fn watch(&self, socket: impl AsFd, source: Arc<dyn Source>) -> io::Result<()> {
         self.watch_ticks(source);
         let data = epoll::EventData::new_u64(self.token);
@@ -216,7 +215,7 @@ impl Registration {
         })
     }
 
-    /// Begins to call the source's [`Source::tick`], without a socket.
+    /// Calls [`Source::tick`] of the source, without a socket.
     pub(crate) fn watch_ticks(&self, source: Arc<dyn Source>) {
         let first = {
             let mut sources = lock(&self.worker.sources);
@@ -229,8 +228,7 @@ impl Registration {
         }
     }
 
-    /// Makes the worker call the source at this time, or soon after, as if its socket had become
-    /// writable.
+    /// Makes the worker call the source at this time, or soon after, as if its socket had become writable.
     pub(crate) fn set_timer(&self, at: Instant) {
         let earliest = {
             let mut timers = lock(&self.worker.timers);
@@ -246,35 +244,35 @@ impl Registration {
         }
     }
 
-    /// Makes the worker call the source as if the socket's state had changed. Setting the same
-    /// interest again makes the kernel report the present state once more.
+    /// Makes the worker call the source as if the socket's state had changed. Setting the same interest again makes the
+    /// kernel report the present state once more.
     pub(crate) fn wake(&self, socket: impl AsFd) {
         let data = epoll::EventData::new_u64(self.token);
-        // Fails only when the socket is no longer watched: nobody is to be called then.
+        // Fails only if the socket is no longer watched. Then no call is needed.
         let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
     }
 
-    /// The worker does not hear of the socket any more, and nobody pays for telling it, until [`Registration::resume`].
+    /// The worker gets no events of the socket, and no thread pays for them, until [`Registration::resume`].
     pub(crate) fn pause(&self, socket: impl AsFd) {
-        // Fails only when the socket is not watched.
+        // Fails only if the socket is not watched.
         let _ = epoll::delete(&self.worker.epoll, socket);
     }
 
-    /// Ends [`Registration::pause`]: the worker hears of the socket's present state and of each change.
+    /// Ends [`Registration::pause`]: the worker gets an event for the present state and for each change.
     pub(crate) fn resume(&self, socket: impl AsFd) {
         let data = epoll::EventData::new_u64(self.token);
         // There was room for it before.
         let _ = epoll::add(&self.worker.epoll, socket, data, interest());
     }
 
-    /// Ends the watch. A call of the source that has begun may still be running.
+    /// Ends the watch. A call of the source may still be running.
     pub(crate) fn end(&self, socket: impl AsFd) {
-        // Fails only when the socket is not watched.
+        // Fails only if the socket is not watched.
         let _ = epoll::delete(&self.worker.epoll, socket);
         self.end_ticks();
     }
 
-    /// Ends what [`Registration::watch_ticks`] began.
+    /// Ends [`Registration::watch_ticks`].
     pub(crate) fn end_ticks(&self) {
         // Dropped after the lock is released: it may be the last reference to a connection.
         let source = lock(&self.worker.sources).remove(&self.token);
@@ -302,8 +300,8 @@ impl Worker {
     }
 
     fn wake(&self) {
-        // Edge-triggered: each write is an event, nobody needs to read the counter. It would fail
-        // only after 2^64 wake-ups.
+        // Edge-triggered: each write is an event, and the counter is never read. The write fails only after 2
+        // 64 wake-ups.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -385,13 +383,13 @@ impl Worker {
         }
     }
 
-    /// A defect in one source must not take the others' worker away.
+    /// A defect in one source must not stop the worker of the others.
     fn guard(source: &dyn Source, call: impl Fn(&dyn Source)) {
         if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
             source.abandoned("defect: an I/O thread panicked");
         }
         while let Some(work) = DEFERRED.with_borrow_mut(VecDeque::pop_front) {
-            // Whose it is says so itself where it can; others go on.
+            // Its owner reports a defect where possible; others continue.
             let _ = catch_unwind(AssertUnwindSafe(work));
         }
     }

@@ -1,4 +1,4 @@
-//! Callers who sleep until a request may be done.
+//! Callers that sleep until a request may be done.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// One for the process: who sleeps is rare, and who is woken in vain looks and sleeps on.
+/// One for the process: sleepers are rare, and one that is woken in vain checks and sleeps on.
 static WAITERS: Waiters = Waiters::new();
 
 thread_local! {
-    /// Whether this thread falls asleep if what it looks for now is not there.
+    /// Whether this thread sleeps if its present check fails.
     static ABOUT_TO_SLEEP: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -21,13 +21,13 @@ struct Waiters {
     changed: Condvar,
 }
 
-/// Waits until `look` gives something, or for the time at most. It is asked again after every completion or failure of a
-/// request or connection of this process; it must not wait itself.
+/// Waits until `check` returns something, or until the time is over. It is called again after every completion or failure in
+/// this process. It must not block.
 pub fn wait_for<T>(time: Duration, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     WAITERS.wait_for(time, &mut check)
 }
 
-/// Whether the calling thread falls asleep if it finds nothing: then somebody else has to move what it waits for.
+/// Whether the calling thread sleeps if it finds nothing. Then another thread must move what it waits for.
 pub(crate) fn is_about_to_sleep() -> bool {
     ABOUT_TO_SLEEP.get()
 }
@@ -43,7 +43,7 @@ impl Waiters {
     }
 
     fn wake_all(&self) {
-        // Either the sleeper sees what has changed, or this sees the sleeper.
+        // Either the sleeper sees the change, or this thread sees the sleeper.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             *lock(&self.changes) += 1;
@@ -65,13 +65,13 @@ impl Waiters {
                 return None;
             }
             let changes = lock(&self.changes);
-            // Poisoned or not, the counter is whole.
+            // Poisoned or not, the counter is consistent.
             let _ = self.changed.wait_timeout_while(changes, left, |changes| *changes == seen);
         }
     }
 }
 
-/// Marks a look as the last one before sleep, also when it panics.
+/// Marks a check as the last one before sleep, also if it panics.
 struct AboutToSleep;
 
 impl AboutToSleep {

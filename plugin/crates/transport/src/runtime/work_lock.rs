@@ -1,11 +1,11 @@
-//! A lock for work that whoever is there may do: nobody waits for it.
+//! A lock for work that any thread may do, so that none waits for it.
 
 use super::primitives::{
     AtomicBool, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, fence,
 };
 
-/// Guards what only one thread at a time works on. A thread that finds another one at it leaves
-/// word and goes its way; the other one looks again.
+/// Guards a state that one thread at a time works on. A thread that finds it locked leaves a request and continues; the
+/// thread that holds the lock runs its work again.
 #[derive(Debug, Default)]
 pub(crate) struct WorkLock<T> {
     wanted: AtomicBool,
@@ -17,25 +17,25 @@ impl<T> WorkLock<T> {
         Self { wanted: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
-    /// Does the work, unless another thread is at it, which then does it once more.
+    /// Runs the work. If another thread holds the lock, that thread runs its work once more instead.
     pub(crate) fn run(&self, mut work: impl FnMut(MutexGuard<'_, T>)) {
-        // A swap keeps what others' words publish visible to who takes this one back; a store would not.
+        // A swap makes what other requests publish visible to the thread that takes this one. A store would not.
         self.wanted.swap(true, Ordering::Release);
         self.try_run(|state, _| work(state));
     }
 
-    /// Does the work, unless another thread is at it. The work is told whether somebody has left word: nobody else will do then
-    /// what that one asks for.
+    /// Runs the work, unless another thread holds the lock. The flag says whether a request was left: no other thread will
+    /// do what it asks for.
     pub(crate) fn try_run(&self, mut work: impl FnMut(MutexGuard<'_, T>, bool)) {
         loop {
-            // Either the other thread sees the word that was left, or this one gets the lock.
+            // Either the other thread sees the request, or this one gets the lock.
             fence(Ordering::SeqCst);
             let state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
-            // The work sees what the words that are taken back here are about.
+            // The work sees what the threads wrote before they left the requests taken here.
             let asked = self.wanted.swap(false, Ordering::Acquire);
             work(state, asked);
             fence(Ordering::SeqCst);
@@ -45,8 +45,7 @@ impl<T> WorkLock<T> {
         }
     }
 
-    /// Waits until nobody is at it. ControlMessage that is left meanwhile is not heard: for ending the work,
-    /// or for making it be done again.
+    /// Waits for the lock. Requests that are left meanwhile are lost. For ending the work, or for making it run again.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Each thread asks for something and takes its turn: when all have gone their ways, all is done.
+    /// Each thread requests something and runs the work. In the end, all requests must be done.
     fn is_done(threads: usize) {
         let asked: Arc<[AtomicBool]> = (0..threads).map(|_| AtomicBool::new(false)).collect();
         let work = Arc::new(WorkLock::new(vec![false; threads]));

@@ -1,4 +1,4 @@
-//! Everything that can be set, in one table.
+//! All settings, in one table.
 
 pub(crate) mod name_filter;
 pub(crate) mod rails;
@@ -15,17 +15,17 @@ use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketM
 use name_filter::NameFilter;
 use rails::Rails;
 
-/// One environment variable.
+/// A setting: one environment variable.
 pub struct Setting {
     /// Its name.
     pub name: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    /// What values it takes.
+    /// The values that it accepts.
     pub accepts: &'static str,
     /// Its value when unset or empty.
     pub default: &'static str,
-    /// Takes a value over; `None` when it is not of the accepted form.
+    /// Sets a value; `None` if it is not of the accepted form.
     apply: fn(&mut Settings, &str) -> Option<()>,
 }
 
@@ -37,10 +37,10 @@ impl Setting {
 }
 
 const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
-/// Least bytes of a share that is dealt: as NCCL's socket transport has it.
+/// Minimum bytes of a static share, as in NCCL's socket transport.
 const MIN_SHARE: u64 = 64 << 10;
 
-/// A variable has a value that it does not take.
+/// A variable has a value that is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value:?} is not valid: it takes {accepts} (default {default:?})")]
 pub struct SettingsError {
@@ -58,7 +58,7 @@ pub(crate) enum Family {
     V6,
 }
 
-/// What carries messages.
+/// Which transports may carry messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TransportMode {
     /// RDMA between peers that both have it, else TCP.
@@ -81,9 +81,9 @@ pub struct Settings {
     pub(crate) flows: u16,
     pub(crate) chunk_bytes: u64,
     pub(crate) inline_bytes: u64,
-    /// Callers write and read themselves what is no longer than this, small or not.
+    /// Callers write and read messages up to this length themselves.
     pub(crate) caller_bytes: u64,
-    /// Most bytes of copies of small messages that a connection keeps.
+    /// Maximum bytes of the retransmit buffer of a connection.
     pub(crate) retransmit_buffer_bytes: usize,
     pub(crate) workers: usize,
     pub(crate) connect_timeout: Duration,
@@ -91,7 +91,7 @@ pub struct Settings {
     pub(crate) handshake_timeout: Duration,
     pub(crate) peer_timeout: Duration,
     pub(crate) recovery_timeout: Duration,
-    /// Nothing said: where a connection goes at its own pace.
+    /// `None`: on for connections that go at their own pace.
     pub(crate) repath: Option<bool>,
     pub(crate) schedule: Schedule,
     pub(crate) checksum: bool,
@@ -99,13 +99,13 @@ pub struct Settings {
     pub(crate) link_speed: Option<u32>,
     pub(crate) interfaces: String,
     pub(crate) family: Family,
-    /// One device whose flows spread over all interfaces.
+    /// One device whose flows use all interfaces.
     pub(crate) joined: bool,
     pub(crate) rails: Rails,
-    /// Ports to listen on; none: any.
+    /// Ports to listen on; `None`: any.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) job_key: Option<JobKey>,
-    /// Where to serve metrics: the first that is free.
+    /// Addresses to serve metrics at: the first that is free.
     pub(crate) metrics: Vec<SocketAddr>,
     status_folder: Option<PathBuf>,
     reduction_servers: Vec<String>,
@@ -115,8 +115,8 @@ pub struct Settings {
     job: String,
 }
 
-/// Least bytes of copies of small messages, unless they are bounded otherwise: more than a receiver leaves
-/// unacknowledged, so that room comes back by itself.
+/// Minimum bytes of the retransmit buffer, unless it is limited otherwise. More than a receiver leaves unacknowledged, so
+/// that room becomes free by itself.
 const MIN_RETRANSMIT_BUFFER: usize = 1 << 20;
 
 /// All settings.
@@ -496,7 +496,7 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 impl Settings {
-    /// Whether TCP may carry messages where RDMA does not.
+    /// Whether TCP may carry messages if RDMA cannot.
     pub(crate) fn may_use_tcp(&self) -> bool {
         self.transport_mode == TransportMode::Auto
     }
@@ -516,7 +516,7 @@ impl Settings {
     /// # Errors
     /// As [`Settings::from_env`].
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, SettingsError> {
-        // Every field is overwritten below by its row of the table.
+        // Every field is set below by its row of the table.
         let mut settings = Self {
             transport_mode: TransportMode::Auto,
             queue_pairs: 0,
@@ -578,24 +578,24 @@ impl Settings {
         self.job_key.is_some()
     }
 
-    /// Where to say that the plugin was started; `None`: nowhere.
+    /// Folder for the file that reports the start of the plugin; `None`: no file.
     pub fn status_folder(&self) -> Option<&Path> {
         self.status_folder.as_deref()
     }
 
-    /// Bounds the memory that each connection to send on keeps copies of small messages in, until its peer has them: for who
-    /// has many connections. Where a message finds no room, its request is done once the peer has it.
+    /// Limits the retransmit buffer of each connection, for processes with many connections. A message that finds no room
+    /// is done once the peer has it.
     pub fn limit_retransmit_buffer(&mut self, bytes: usize) {
         self.retransmit_buffer_bytes = bytes;
     }
 
-    /// Has callers write and read messages up to this length themselves, also those that are too long to be copied: for who tests
-    /// its requests until they are done, where nobody else has a processor to move bytes with.
+    /// Makes callers write and read messages up to this length themselves, also those that are too long for a copy. For
+    /// callers that test their requests until they are done, on hosts without a free processor for the workers.
     pub fn set_caller_bytes(&mut self, bytes: u64) {
         self.caller_bytes = self.inline_bytes.max(bytes);
     }
 
-    /// Flows of a connection.
+    /// Number of flows of a connection.
     pub fn flows(&self) -> usize {
         self.flows.into()
     }
@@ -635,7 +635,7 @@ impl Settings {
         self.rdma_ports.is_empty() || NameFilter::parse(&self.rdma_ports).matches_port(device, port)
     }
 
-    /// Whether all flows have equal shares, on the paths that they have.
+    /// Whether all flows have equal shares, on paths that stay.
     pub(crate) fn is_static(&self) -> bool {
         self.schedule != Schedule::Pull
     }
@@ -655,7 +655,7 @@ fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
 
 fn key_in(file: &str) -> Option<JobKey> {
     let mut text = String::new();
-    // A key with white space around it; a file that goes on is none.
+    // A key may have white space around it. A file that is longer is not a key.
     File::open(file).ok()?.take(1024).read_to_string(&mut text).ok()?;
     JobKey::parse(&text)
 }
@@ -748,7 +748,7 @@ mod tests {
         assert!(settings.job_key.is_some() && !format!("{settings:?}").contains("192"));
     }
 
-    /// Whatever is given, it is a value or a line that names the variable.
+    /// Every value is accepted, or refused with the name of the variable.
     #[test]
     fn any_text_is_taken_or_refused() {
         const SEEDS: [&str; 14] = [

@@ -1,10 +1,10 @@
 //! Filters of interface and RDMA port names, as NCCL writes them.
 
-/// NCCL_SOCKET_IFNAME, and NCCL_IB_HCA, which is of the same form but for ports.
+/// NCCL_SOCKET_IFNAME, and NCCL_IB_HCA, which has the same form but for ports.
 pub(crate) struct NameFilter<'a> {
     pub(crate) exclude: bool,
     exact: bool,
-    /// Names, and of RDMA devices which port.
+    /// Names, and for RDMA devices the port.
     names: Vec<(&'a str, Option<u8>)>,
 }
 
@@ -23,12 +23,12 @@ impl<'a> NameFilter<'a> {
         Self { exclude, exact, names }
     }
 
-    /// Whether an interface is meant. NCCL allows ports with their names, which mean nothing.
+    /// Whether an interface matches. NCCL allows ports after interface names and ignores them.
     pub(crate) fn matches(&self, name: &str) -> bool {
         self.names.iter().any(|(wanted, _)| self.is(name, wanted)) != self.exclude
     }
 
-    /// Whether a port of an RDMA device is meant.
+    /// Whether a port of an RDMA device matches.
     pub(crate) fn matches_port(&self, name: &str, port: u8) -> bool {
         let is = |wanted: &Option<u8>| wanted.is_none_or(|wanted| wanted == port);
         let named = self.names.iter().any(|(wanted, of)| self.is(name, wanted) && is(of));

@@ -1,23 +1,23 @@
-//! Which devices are joined by one network, as the user says.
+//! The rails of devices, from the settings.
 
-/// Most rails that can be told: NCCL counts them in 16 bits with a sign.
-const MOST: u16 = i16::MAX as u16;
+/// Maximum number of a rail: NCCL counts them in signed 16-bit numbers.
+const MAX_NUMBER: u16 = i16::MAX as u16;
 
-/// Where a device belongs: NCCL joins devices of the same rail, and of those the ones of the same plane.
+/// Rail and plane of a device. NCCL joins devices of the same rail, and of those the ones of the same plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rail {
     /// Number of the rail.
     pub number: u16,
-    /// Number of the plane in it, where rails have several.
+    /// Number of the plane in it, if rails have several.
     pub plane: Option<u16>,
 }
 
-/// The rails of all devices that the user has named.
+/// The rails of all devices that the settings name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rails(Vec<(String, Rail)>);
 
 impl Rails {
-    /// Reads `NAME=RAIL` or `NAME=RAIL/PLANE`, several with commas.
+    /// Parses `NAME=RAIL` or `NAME=RAIL/PLANE`, separated by commas.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut rails: Vec<(String, Rail)> = Vec::new();
         for entry in text.split(',').filter(|_| !text.is_empty()) {
@@ -26,7 +26,7 @@ impl Rails {
                 Some((number, plane)) => (number, Some(plane)),
                 None => (place, None),
             };
-            let parse = |text: &str| text.parse().ok().filter(|number| *number <= MOST);
+            let parse = |text: &str| text.parse().ok().filter(|number| *number <= MAX_NUMBER);
             let plane = match plane {
                 Some(plane) => Some(parse(plane)?),
                 None => None,
@@ -39,22 +39,26 @@ impl Rails {
         Some(Self(rails))
     }
 
-    /// That of a device: of an RDMA port by its own name, or that of its device.
+    /// The rail of a device. An RDMA port is found by its own name, then by that of its device.
     pub(crate) fn of(&self, name: &str) -> Option<Rail> {
         let named = |name: &str| self.0.iter().find(|(other, _)| other == name);
-        let (_, rail) = named(name).or_else(|| named(card(name)))?;
+        let (_, rail) = named(name).or_else(|| named(device_of(name)))?;
         Some(*rail)
     }
 
-    /// Names that are none of these devices'.
-    pub(crate) fn others<'a>(&self, devices: impl Iterator<Item = &'a str> + Clone) -> Vec<&str> {
-        let is = |name: &str| devices.clone().any(|device| device == name || card(device) == name);
+    /// Names that match none of these devices.
+    pub(crate) fn unmatched<'a>(
+        &self,
+        devices: impl Iterator<Item = &'a str> + Clone,
+    ) -> Vec<&str> {
+        let is =
+            |name: &str| devices.clone().any(|device| device == name || device_of(device) == name);
         self.0.iter().map(|(name, _)| name.as_str()).filter(|name| !is(name)).collect()
     }
 }
 
 /// The device of an RDMA port's name.
-fn card(name: &str) -> &str {
+fn device_of(name: &str) -> &str {
     name.split_once(':').map_or(name, |(card, _)| card)
 }
 
@@ -71,7 +75,7 @@ mod tests {
         assert_eq!(rails.of("mlx5_0:2"), rail(7, None), "the port's own name goes first");
         assert_eq!(rails.of("eth01"), None);
         let devices = ["eth0", "mlx5_0:1"].into_iter();
-        assert_eq!(rails.others(devices), ["mlx5_0:2"]);
+        assert_eq!(rails.unmatched(devices), ["mlx5_0:2"]);
         assert_eq!(Rails::parse(""), Some(Rails::default()));
     }
 

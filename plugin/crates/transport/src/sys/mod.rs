@@ -22,11 +22,10 @@ pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
     }
 }
 
-/// Most frames that are sent at a time.
+/// Maximum number of frames per system call.
 pub(crate) const MAX_FRAMES: usize = 16;
 
-/// Sends `header`, then `payload`, as far as the socket takes them. Returns the number of bytes
-/// taken of both together.
+/// Sends `header`, then `payload`, as far as the socket takes them. Returns the number of bytes taken of both together.
 pub(crate) fn send_with_header(
     socket: &Socket,
     header: &[u8],
@@ -35,8 +34,8 @@ pub(crate) fn send_with_header(
     send_frames(socket, std::iter::once((header, payload)))
 }
 
-/// Sends frames, each of a header and a payload, one behind the other, as far as the socket takes
-/// them. Returns the number of bytes taken of all together.
+/// Sends frames, each with a header and a payload, in order and as far as the socket takes them. Returns the number of
+/// bytes taken of all together.
 ///
 /// # Panics
 /// When there are more than [`MAX_FRAMES`].
@@ -67,8 +66,8 @@ pub(crate) fn send_frames<'a>(
     })
 }
 
-/// Receives into `payload`, then into `header`, as much as there is. Returns the number of bytes
-/// received in both together; 0 at the end of the stream.
+/// Receives into `payload`, then into `header`, as much as is available. Returns the number of bytes received in both
+/// together; 0 at the end of the stream.
 pub(crate) fn recv_with_header(
     socket: &Socket,
     payload: RecvBuffer,
@@ -97,8 +96,7 @@ fn message_of(parts: &mut [libc::iovec]) -> libc::msghdr {
     message
 }
 
-/// Takes up to `length` bytes off the socket without storing them anywhere; 0 at the end of the
-/// stream.
+/// Drops up to `length` bytes from the socket; 0 at the end of the stream.
 pub(crate) fn discard(socket: &Socket, length: usize) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     uninterrupted(|| {
@@ -114,28 +112,28 @@ pub(crate) fn unacknowledged(socket: &Socket) -> u64 {
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ (SIOCOUTQ) stores a c_int where it is pointed to.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
-    // It fails only on what is no TCP socket.
+    // It fails only on a socket that is not TCP.
     if result == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// Makes a socket report "writable" only while fewer than `bytes` wait in it unsent, so that a
-/// flow whose path does not drain takes no more chunks.
+/// Makes a socket writable only while fewer than `bytes` wait in it unsent. A flow whose path does not drain takes no more
+/// chunks then.
 pub(crate) fn set_unsent_limit(socket: &Socket, bytes: u32) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes as libc::c_int)
 }
 
-/// Lets the kernel send again, and acknowledge at the latest, after this time beyond the usual round trip. Its own is 0.2 s.
+/// Sets the minimum retransmission timeout, beyond the usual round trip, and the maximum delay of acknowledgements. The
+/// kernel's default is 0.2 s.
 ///
 /// # Errors
-/// Kernels before Linux 6.15 cannot be told.
+/// Kernels before Linux 6.15 do not have the option.
 pub(crate) fn set_min_retransmit_time(socket: &Socket, time: Duration) -> io::Result<()> {
     // linux/tcp.h; the libc crate does not have it.
     const TCP_RTO_MIN_US: libc::c_int = 45;
     set_option(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, time.as_micros() as libc::c_int)
 }
 
-/// Lets `bind` to an address leave the choice of the port to `connect`, which can share ports
-/// between destinations.
+/// Makes `bind` to an address leave the choice of the port to `connect`, which can share ports between destinations.
 pub(crate) fn set_port_at_connect(socket: &Socket) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
@@ -159,27 +157,27 @@ fn set_option(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the kernel knows about a TCP connection and its path.
+/// The kernel's information about a TCP connection and its path.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PathInfo {
-    /// Times that the kernel has asked the peer in vain since it last answered. A peer that is
-    /// alive but does not read answers window probes, so it never counts as silent.
+    /// Number of unanswered retransmissions or probes since the peer last answered. A live peer that does not read answers
+    /// window probes, so it never counts as silent.
     pub(crate) unanswered: u8,
-    /// Time since it last asked, or sent anything else, as far as that is known; else none.
+    /// Time since the last of them, or since the last data; zero if that is not known.
     pub(crate) asked: Duration,
     /// Time since the peer's host last acknowledged anything.
     pub(crate) silent: Duration,
-    /// Bytes that the peer's host has acknowledged in all.
+    /// Bytes that the peer's host has acknowledged so far.
     pub(crate) acked: u64,
-    /// Time in which there was something to acknowledge, and the peer's process let it come.
+    /// Time with unacknowledged data and an open receive window.
     pub(crate) busy: Duration,
-    /// Shortest round trip seen.
+    /// Minimum round trip.
     pub(crate) round_trip: Duration,
     /// Smoothed round trip.
     pub(crate) usual_round_trip: Duration,
 }
 
-/// Asks the kernel about a TCP connection.
+/// Reads them from the kernel.
 pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
     Ok(tcp_info(socket)?.into())
 }
@@ -187,7 +185,7 @@ pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
 impl From<libc::tcp_info> for PathInfo {
     fn from(info: libc::tcp_info) -> Self {
         let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
-        // A probe carries no data, so that the kernel does not tell when it was sent: perhaps just now.
+        // A probe carries no data, so the kernel does not report when it was sent: perhaps just now.
         let asked = if info.tcpi_probes == 0 { info.tcpi_last_data_sent } else { 0 };
         Self {
             unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
@@ -201,12 +199,12 @@ impl From<libc::tcp_info> for PathInfo {
     }
 }
 
-/// What people want to know of a socket's path.
+/// Figures of a socket's path, for metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PathFigures {
     /// Smoothed.
     pub(crate) round_trip: Duration,
-    /// Segments sent again so far.
+    /// Segments retransmitted so far.
     pub(crate) retransmits: u64,
     /// Bytes per second.
     pub(crate) delivery_rate: u64,
@@ -214,7 +212,7 @@ pub(crate) struct PathFigures {
     pub(crate) queued: u64,
 }
 
-/// Asks the kernel for a socket's [`PathFigures`].
+/// Reads a socket's [`PathFigures`] from the kernel.
 pub(crate) fn path_figures(socket: &Socket) -> io::Result<PathFigures> {
     let info = tcp_info(socket)?;
     Ok(PathFigures {
@@ -258,7 +256,7 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Keeps the process's signal handlers (Python's, say) off the calling thread.
+/// Keeps the process's signal handlers, such as Python's, off the calling thread.
 pub(crate) fn block_signals() {
     // SAFETY: a zeroed sigset_t is valid memory for sigfillset to initialise; pthread_sigmask
     // reads it and changes the mask of this thread only.
@@ -355,7 +353,7 @@ mod tests {
         assert_ne!(random::<16>().unwrap(), random::<16>().unwrap());
     }
 
-    /// The kernel asks a peer that takes nothing now and then whether it takes something again.
+    /// The kernel probes a peer with a closed window from time to time.
     #[test]
     fn a_peer_that_does_not_read_is_not_taken_for_silent_while_a_probe_is_on_its_way() {
         // SAFETY: as in `tcp_info`.

@@ -1,10 +1,10 @@
-//! The checksum of a chunk that is being received: before it is known to be right, nothing of the chunk has arrived.
+//! The checksum of a chunk that is being received. Until it is verified, no byte of the chunk counts as received.
 
 use evenkeel_protocol::checksum;
 
 use crate::memory::buffers::RecvBuffer;
 
-/// What of the chunk at hand is in place, and whether it is what was sent.
+/// What is stored of the current chunk, and whether it matches its checksum.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkChecksum {
     message: u64,
@@ -15,29 +15,29 @@ pub(crate) struct ChunkChecksum {
 }
 
 impl ChunkChecksum {
-    /// A chunk of this message comes, whose bytes have this checksum.
+    /// A chunk of this message begins, with this checksum.
     pub(crate) fn begin(&mut self, message: u64, expected: u32) {
         (self.message, self.expected, self.sum) = (message, expected, 0);
         self.parts.clear();
     }
 
-    /// Takes in bytes that have been received into a buffer.
+    /// Adds bytes that were received into a buffer.
     pub(crate) fn received(&mut self, bytes: RecvBuffer) {
         self.sum = bytes.checksum(self.sum);
     }
 
-    /// Takes in bytes that came before and are wanted nowhere.
+    /// Adds bytes that were received before and are dropped.
     pub(crate) fn discarded(&mut self, bytes: &[u8]) {
         self.sum = checksum(self.sum, bytes);
     }
 
-    /// This part of the message is in place.
+    /// This part of the message is written.
     pub(crate) fn written(&mut self, from: u64, to: u64) {
         self.parts.push((from, to));
     }
 
-    /// All of the chunk has been taken in: whether it is what was sent. What has arrived, or is to be given back, comes
-    /// from [`ChunkChecksum::take_parts`].
+    /// Whether the whole chunk matches its checksum. [`ChunkChecksum::take_parts`] gives the parts to complete or to
+    /// release.
     pub(crate) fn matches(&self) -> bool {
         self.sum == self.expected
     }

@@ -1,4 +1,4 @@
-//! Connections whose messages TCP carries, over several flows.
+//! TCP: connections whose messages are split over several flows, each a TCP connection.
 
 pub(crate) mod chunk_checksum;
 pub(crate) mod receiver;
@@ -8,5 +8,5 @@ pub(crate) mod retransmit_buffer;
 mod send_flow;
 pub(crate) mod sender;
 
-/// Most flows at a time: each may have one that is to take its place.
+/// Maximum number of flows at a time: each may have a replacement.
 pub(crate) const MAX_FLOW_SLOTS: usize = 2 * evenkeel_protocol::MAX_FLOWS;

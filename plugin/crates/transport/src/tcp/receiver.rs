@@ -1,4 +1,4 @@
-//! The receiving side of a connection.
+//! The receiving side of a TCP connection with several flows.
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -29,11 +29,10 @@ use crate::tcp::recv_flow::{ReadStage, ReadState, RecvFlow};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
-/// How long a receiver whose flows have all ended waits for another one. A sender that lives opens
-/// one as soon as it hears of the loss.
+/// How long a receiver without flows waits for a new one. A live sender opens one as soon as it detects the loss.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Most bytes that a caller who asks for small messages reads at a time.
+/// Maximum number of bytes that a caller with small messages reads at a time.
 const CALLER_BYTES: u64 = 64 << 10;
 
 impl Inbound for TcpReceiver {
@@ -63,14 +62,14 @@ impl Inbound for TcpReceiver {
     }
 }
 
-/// Locks are taken in this order: a flow's `reading`, then `queue`; a flow's `answering` last.
+/// Lock order: a flow's `reading`, then `queue`, then a flow's `replies`.
 pub(crate) struct TcpReceiver {
     pub(super) base: Base,
     workers: Arc<Workers>,
     pub(super) queue: Mutex<RecvQueue>,
-    /// For deadlines of the connection, not of a flow.
+    /// For timeouts of the connection. Flows have none.
     clock: Registration,
-    /// The place that brought the last bytes, where a caller with time looks first.
+    /// The slot that received the last bytes, which callers poll first.
     last_active: AtomicUsize,
     pub(super) hot_flow: HotFlow,
 }
@@ -78,9 +77,9 @@ pub(crate) struct TcpReceiver {
 pub(super) struct RecvQueue {
     pub(super) reassembly: Reassembly<Posted>,
     tags: TagMatcher,
-    /// By place.
+    /// By slot.
     pub(super) flows: Vec<Option<FlowEntry>>,
-    /// Since when nothing can come for the buffers that are posted, and why.
+    /// Since when no flow can deliver what the posted buffers wait for.
     stuck_since: Option<Instant>,
     /// Why the last flow ended.
     cause: String,
@@ -92,9 +91,9 @@ pub(super) struct RecvQueue {
 
 pub(super) struct FlowEntry {
     pub(super) flow: Arc<RecvFlow>,
-    /// The message whose buffer the flow waits for: it brings nothing before that is posted.
+    /// The message whose buffer is not posted yet. The flow delivers nothing before that.
     pub(super) waits_for: Option<u64>,
-    /// The peer has ended it; what it still holds can be read.
+    /// The peer has ended it. What it still holds can be read.
     pub(super) ended: bool,
 }
 
@@ -102,23 +101,23 @@ pub(super) struct FlowEntry {
 pub(super) struct Posted {
     pub(super) buffer: RecvBuffer,
     pub(super) tag: i32,
-    /// Whose buffer it is; nobody's for a message that goes aside.
+    /// The request's buffer; `None` for an unexpected message.
     pub(super) target: Option<Target>,
 }
 
-/// What is to be done without a lock after buffers with tags were looked after.
+/// What to do without locks after buffers with tags have changed.
 #[derive(Default)]
 struct TagActions {
-    /// Flows that have something to say.
+    /// Flows with frames to write.
     repliers: Vec<Arc<RecvFlow>>,
-    /// Flows that wait for a buffer and need not any more.
+    /// Flows that waited for a buffer and need not any more.
     to_wake: Vec<Arc<RecvFlow>>,
     /// Whether a request may be done.
     notify_owner: bool,
 }
 
 impl TcpReceiver {
-    /// Makes a connection of flows that have been welcomed.
+    /// Opens a connection with flows that were accepted.
     pub(crate) fn open(
         context: Context,
         workers: &Arc<Workers>,
@@ -153,12 +152,12 @@ impl TcpReceiver {
         Ok(receiver)
     }
 
-    /// Whether another flow can be taken in.
+    /// Whether another flow can be added.
     pub(crate) fn is_open(&self) -> bool {
         !self.base.failed() && !lock(&self.queue).closed
     }
 
-    /// Takes in a flow that has been welcomed.
+    /// Adds a flow that was accepted.
     ///
     /// # Errors
     /// When the connection is over, has the flow already or cannot watch it.
@@ -167,13 +166,13 @@ impl TcpReceiver {
         self.resend_tags(Some(&flow));
         flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(&flow))?;
         if lock(&self.queue).closed {
-            // What ends the watch may have come before it began.
+            // The connection may have been closed before the watch began.
             flow.registration.end(&flow.socket);
         }
         Ok(())
     }
 
-    /// Gives a flow a place.
+    /// Assigns a slot to a flow.
     fn insert_flow(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<Arc<RecvFlow>> {
         let mut queue = lock(&self.queue);
         if queue.closed || self.base.failed() {
@@ -183,7 +182,7 @@ impl TcpReceiver {
             return Err(io::Error::other("the flow is there already"));
         }
         let slot = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
-        // Twice as many as a sender has: this side may not know yet of some that are dead.
+        // Twice as many as a sender has: this side may not know yet that some are dead.
         if slot >= 2 * MAX_FLOW_SLOTS {
             return Err(io::Error::other("too many flows"));
         }
@@ -257,7 +256,7 @@ impl TcpReceiver {
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
-    /// Posts a buffer for the next message, and reads what waits for it.
+    /// Posts a buffer for the next message, and reads the message if it waits for the buffer.
     fn post<'a>(&'a self, mut guard: MutexGuard<'a, RecvQueue>, target: Target, tag: i32) {
         let message = guard.post(target, tag);
         let max = self.base.context.settings.caller_bytes;
@@ -273,7 +272,7 @@ impl TcpReceiver {
         }
     }
 
-    /// Changes the order of messages with tags, and does what comes of it. `change` says whether it can be.
+    /// Changes the tag matcher and runs its next steps. `change` returns whether the change is valid.
     pub(super) fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool) {
         let mut actions = TagActions::default();
         let outcome = {
@@ -283,7 +282,7 @@ impl TcpReceiver {
                     (ErrorKind::Truncated, ReassemblyError::from(too_long).to_string())
                 })
             } else {
-                let what = "protocol error: the peer says how far it has gone on unasked";
+                let what = "protocol error: the peer sent SameTagBelow without being asked";
                 Err((ErrorKind::Remote, what.to_owned()))
             }
         };
@@ -293,7 +292,7 @@ impl TcpReceiver {
         }
     }
 
-    /// Posts the buffers with tags whose turn it is.
+    /// Posts the buffers with tags that are next.
     fn match_tags(&self, queue: &mut RecvQueue, actions: &mut TagActions) -> Result<(), TooLong> {
         while let Some(step) = queue.tags.next_step(queue.reassembly.next())? {
             match step {
@@ -335,7 +334,7 @@ impl TcpReceiver {
         }
     }
 
-    /// A flow by which the peer can be told something: that which brought the last bytes, if it is there.
+    /// A flow for frames to the sender: the one that received the last bytes, if it is there.
     fn reply_flow(&self, queue: &RecvQueue, besides: Option<&RecvFlow>) -> Option<Arc<RecvFlow>> {
         let fits = |entry: &&FlowEntry| {
             !entry.ended && besides.is_none_or(|other| other.number != entry.flow.number)
@@ -346,7 +345,7 @@ impl TcpReceiver {
         entry.map(|entry| Arc::clone(&entry.flow))
     }
 
-    /// Says again of tags what may have been lost with a flow, on this flow or another one that is there.
+    /// Sends tag frames again that may be lost with a flow, on this flow or another one.
     fn resend_tags(&self, on: Option<&Arc<RecvFlow>>) {
         let flow = {
             let queue = lock(&self.queue);
@@ -367,7 +366,7 @@ impl TcpReceiver {
         flow.reply(|_| {});
     }
 
-    /// A flow has ended: what it was bringing can come on another.
+    /// A flow has ended. The sender sends its chunks again on others.
     pub(super) fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, why: Option<&str>) {
         if !flow.quiesce() {
             return;
@@ -375,7 +374,7 @@ impl TcpReceiver {
         flow.close();
         let others: Vec<Arc<RecvFlow>> = {
             let mut queue = lock(&self.queue);
-            // Not there when the connection was closed in between.
+            // Not there if the connection was closed in between.
             if let Some(slot) = queue.flows.get_mut(flow.slot) {
                 *slot = None;
             }
@@ -390,8 +389,8 @@ impl TcpReceiver {
         if why.is_some() {
             self.base.counters.lost.add(1);
         }
-        // The sender may not notice by itself, if it has nothing to write. One is enough; which
-        // ones still work is not known here.
+        // The sender may not notice by itself if it has nothing to write. One frame is enough, but this side does not know
+        // which flows still work.
         for other in others {
             other.reply(|replies| replies.dead_flows.push_back(flow.number));
         }
@@ -399,7 +398,7 @@ impl TcpReceiver {
         self.check_unrecoverable(Instant::now());
     }
 
-    /// The peer says that a flow is dead, and will send again what it had not delivered.
+    /// The peer reports a dead flow. It will send again what the flow had not delivered.
     pub(super) fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow
@@ -414,7 +413,7 @@ impl TcpReceiver {
         }
     }
 
-    /// Fails the connection when what is posted can never be filled.
+    /// Fails the connection if its posted buffers can never be filled.
     pub(super) fn check_unrecoverable(&self, now: Instant) {
         let (what, kind) = {
             let mut queue = lock(&self.queue);
@@ -446,7 +445,7 @@ impl TcpReceiver {
         self.fail(kind, &what);
     }
 
-    /// Acknowledges what nothing has followed.
+    /// Acknowledges messages if no acknowledgement is under way and nothing followed them.
     fn ack_if_idle(&self) {
         let last_active = self.last_active.load(Ordering::Relaxed);
         let (below, flow) = {
@@ -463,7 +462,7 @@ impl TcpReceiver {
 
     pub(super) fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
-            // The peer must hear of it now, not when this side closes.
+            // The peer must be informed now, not when this side closes.
             let below = lock(&self.queue).reassembly.ack();
             self.flows().iter().for_each(|flow| flow.send_close(below));
         }
@@ -474,17 +473,17 @@ impl TcpReceiver {
         InFlight { requests: queue.outstanding(), bytes: queue.reassembly.missing_bytes() }
     }
 
-    /// Returns when no buffer is being written and none will be again. Waits at most for system
-    /// calls that do not block.
+    /// Returns when no buffer is being written, and none will be. Waits only for system calls that do not block.
     pub(super) fn quiesce(&self) {
         for flow in self.flows() {
             flow.quiesce();
         }
     }
 
-    /// Ends everything.
+    /// Closes the connection.
     pub(super) fn close(&self) {
-        // First, so that all flows there will ever be come to rest. Whoever closes waits for that, the second one too.
+        // Set first, so that every flow is quiesced, also one that is being added. A second call to close waits for that
+        // too.
         let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
         self.quiesce();
         if closed {
@@ -504,19 +503,19 @@ impl TcpReceiver {
 }
 
 impl RecvQueue {
-    /// Buffers that wait for their messages.
+    /// Number of buffers that wait for their messages.
     fn outstanding(&self) -> usize {
         self.reassembly.outstanding() + self.tags.waiting()
     }
 
-    /// Posts a buffer for the next message; its number.
+    /// Posts a buffer for the next message. Returns the message's number.
     fn post(&mut self, target: Target, tag: i32) -> u64 {
         let capacity = (target.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
         let buffer = target.buffer;
         self.reassembly.post(capacity, Posted { buffer, tag, target: Some(target) })
     }
 
-    /// Posts memory for this message, which goes aside, if it is the next one.
+    /// Posts memory for this message if it is the next one and unexpected.
     fn post_unexpected(&mut self, chunk: &ChunkHeader) {
         let message = chunk.message;
         if self.tags.accepts_unexpected(message) && message == self.reassembly.next() {
@@ -525,19 +524,19 @@ impl RecvQueue {
         }
     }
 
-    /// The flow in this place waits for this message's buffer.
+    /// The flow in this slot waits for this message's buffer.
     fn wait(&mut self, slot: usize, message: u64) {
         if let Some(entry) = self.flows.get_mut(slot).and_then(Option::as_mut) {
             entry.waits_for = Some(message);
         }
     }
 
-    /// Whether any flow can bring something for the buffers that are posted.
+    /// Whether any flow can deliver something for the posted buffers.
     fn is_open(&self) -> bool {
         self.flows.iter().flatten().any(|entry| entry.waits_for.is_none())
     }
 
-    /// A flow that waits for this message's buffer. It does not wait any more.
+    /// Removes a flow from those that wait for this message's buffer.
     fn take_waiting(&mut self, message: u64) -> Option<Arc<RecvFlow>> {
         let entry =
             self.flows.iter_mut().flatten().find(|entry| entry.waits_for == Some(message))?;
@@ -579,7 +578,7 @@ impl Owner for TcpReceiver {
 }
 
 impl TcpReceiver {
-    /// A caller reads what has come on the flow in this place.
+    /// A caller polls the flow in this slot.
     pub(super) fn on_caller_poll(&self, slot: usize) {
         let flow = {
             let queue = lock(&self.queue);
@@ -598,8 +597,7 @@ impl TcpReceiver {
 }
 
 impl TcpReceiver {
-    /// What to do with the next bytes of a chunk; `None`, and the flow waits, when no buffer is
-    /// posted for it yet.
+    /// What to do with the next bytes of a chunk. `None`, and the flow waits, when no buffer is posted for it yet.
     pub(super) fn reserve(
         &self,
         slot: usize,
@@ -618,7 +616,7 @@ impl TcpReceiver {
                     Some(ReadStage::Discard { chunk, at, end })
                 }
                 ChunkAction::NotPosted => {
-                    // A flow on which no tag was said.
+                    // A flow on which no tag was sent: the tag is 0.
                     queue.tags.set_common_tag(0);
                     if queue.tags.is_idle() {
                         queue.wait(slot, chunk.message);
@@ -657,7 +655,7 @@ impl TcpReceiver {
                 None => queue.tags.unexpected_received(message, completed.total).err(),
             };
             self.base.notify();
-            // Who sends no more may wait for all that is left.
+            // A peer that has closed may wait for all remaining acknowledgements.
             let ack = if queue.peer_closed {
                 Some(queue.reassembly.ack())
             } else {
@@ -680,7 +678,7 @@ impl From<TooLong> for ReassemblyError {
     }
 }
 
-/// The connection itself, as its worker sees it.
+/// Registers the connection with a worker, for its timeouts.
 struct Clock(Arc<TcpReceiver>);
 
 impl Source for Clock {
@@ -707,7 +705,7 @@ mod tests {
     use super::*;
     use crate::test_support;
 
-    /// After it is closed nothing is written to the buffers, whatever flows come meanwhile.
+    /// After a close nothing is written to the buffers, whatever flows are added meanwhile.
     #[test]
     fn a_flow_that_comes_while_it_is_closed_comes_to_rest_too() {
         let transport = test_support::transport();
@@ -728,7 +726,7 @@ mod tests {
                     sockets.map_while(insert_flow).collect::<Vec<_>>()
                 });
                 begin.wait();
-                // Some are there, and more are coming.
+                // Some are there, and more are being added.
                 while lock(&receiver.queue).flows.len() < 8 {
                     thread::yield_now();
                 }

@@ -21,7 +21,7 @@ use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::tcp::receiver::TcpReceiver;
 use crate::telemetry::counters::FlowCounters;
 
-/// One TCP connection of a connection.
+/// One TCP connection (flow).
 pub(super) struct RecvFlow {
     pub(super) receiver: Arc<TcpReceiver>,
     pub(super) number: u32,
@@ -40,7 +40,7 @@ pub(super) struct ReadState {
     pub(super) closed: bool,
     pub(super) stage: ReadStage,
     pub(super) header: [u8; FRAME_BYTES],
-    /// Where peers have agreed on checksums.
+    /// If the peers have agreed on checksums.
     pub(super) checksum: Option<ChunkChecksum>,
     pub(super) poll_owner: PollOwner,
 }
@@ -49,15 +49,15 @@ pub(super) struct ReadState {
 pub(super) enum ReadStage {
     /// `have` bytes of the next frame are read.
     Header { have: usize },
-    /// The peer says that a flow is dead.
+    /// The peer reports a dead flow.
     FlowDead { number: u32 },
-    /// The bytes of a chunk from `at` on come next; its message may or may not have a buffer.
+    /// The next bytes of the chunk start at `at`. Its message may not have a buffer yet.
     Reserve { chunk: ChunkHeader, at: u64 },
-    /// The bytes from `start` up to `end` belong into the buffer; those before `at` are there.
+    /// The bytes from `start` to `end` go into the buffer; those before `at` are there.
     Deliver { chunk: ChunkHeader, buffer: RecvBuffer, start: u64, at: u64, end: u64 },
-    /// The bytes up to `end` came before.
+    /// The bytes up to `end` were received before.
     Discard { chunk: ChunkHeader, at: u64, end: u64 },
-    /// The chunk was not what was sent.
+    /// The chunk does not match its checksum.
     Corrupt,
 }
 
@@ -80,7 +80,7 @@ enum StageOutcome {
 }
 
 impl ReadStage {
-    /// Whether there is nothing to be done before more bytes come.
+    /// Whether there is nothing to do before more bytes are read.
     fn wants_bytes(&self) -> bool {
         match self {
             Self::Header { have } => *have < FRAME_BYTES,
@@ -90,23 +90,23 @@ impl ReadStage {
     }
 }
 
-/// What is to be said on a flow.
+/// Frames to write to the sender.
 #[derive(Default)]
 pub(super) struct ReplyState {
     pub(super) closed: bool,
-    /// Frames, and how much of them is written.
+    /// Encoded frames, and how much of them is written.
     pub(super) bytes: Vec<u8>,
     pub(super) written: usize,
     pub(super) ack: Option<u64>,
     pub(super) dead_flows: VecDeque<u32>,
-    /// From which buffer on tags differ.
+    /// The buffer from which tags differ.
     pub(super) tags_differ_from: Option<u64>,
     /// Buffers by number, and their tags.
     pub(super) buffer_tags: VecDeque<(u64, i32)>,
 }
 
 impl ReplyState {
-    /// The next frame to write. An acknowledgement is the last: who hears it has heard the others.
+    /// The next frame to write. Acknowledgements are last: a sender that has one has the other frames too.
     fn next(&mut self) -> Option<Frame> {
         let dead_flows = self.dead_flows.pop_front().map(Frame::FlowDead);
         dead_flows
@@ -117,7 +117,7 @@ impl ReplyState {
             .or_else(|| self.ack.take().map(Frame::Ack))
     }
 
-    /// Whether all that was begun is written.
+    /// Whether everything encoded is written.
     fn is_between(&self) -> bool {
         self.written == self.bytes.len()
     }
@@ -311,7 +311,7 @@ impl RecvFlow {
         }
     }
 
-    /// Reads bytes that came before, since the checksum is of all.
+    /// Reads bytes that were received before, since the checksum covers them.
     fn discard_checked(&self, checksum: &mut ChunkChecksum, length: usize) -> io::Result<usize> {
         let mut bytes = [0; 4096];
         let room = length.min(bytes.len());
@@ -321,13 +321,13 @@ impl RecvFlow {
         Ok(received)
     }
 
-    /// Why the flow ended; `None` where the peer may end a flow that it does not need any more.
+    /// Why the flow ended; `None` if the peer may end it, because it does not need it any more.
     fn end_of_stream(&self, reading: &ReadState) -> Option<String> {
         let between = matches!(reading.stage, ReadStage::Header { have: 0 });
         (!between).then(|| "the peer closed it in the middle of a message".to_owned())
     }
 
-    /// Counts bytes that have been read.
+    /// Accounts for bytes that were read.
     fn advance(&self, reading: &mut ReadState, received: usize) {
         if let (Some(checksum), ReadStage::Deliver { buffer, at, end, .. }) =
             (&mut reading.checksum, &reading.stage)
@@ -352,7 +352,7 @@ impl RecvFlow {
         }
     }
 
-    /// Goes on when the part of a chunk that was dealt with is over.
+    /// Continues when the current part of a chunk is complete.
     fn finish_part(&self, reading: &mut ReadState) {
         let (chunk, at) = match reading.stage {
             ReadStage::Deliver { chunk, start, at, end, .. } if at == end => {
@@ -383,8 +383,7 @@ impl RecvFlow {
         };
     }
 
-    /// Reads nothing any more, and gives back what was reserved for it. False when that was so
-    /// already.
+    /// Stops reading, and releases what was reserved for this flow. False if it had stopped already.
     pub(super) fn quiesce(&self) -> bool {
         let mut reading = self.reading.lock();
         if std::mem::replace(&mut reading.closed, true) {
@@ -401,18 +400,18 @@ impl RecvFlow {
         }
         if let ReadStage::Deliver { chunk, start, mut at, end, .. } = stage {
             if is_checked {
-                // Nobody knows whether they are right.
+                // They are not verified.
                 at = start;
             }
             let mut queue = lock(&self.receiver.queue);
-            // Not complete with this: more is missing.
+            // This does not complete the message: more is missing.
             queue.reassembly.received(chunk.message, at - start);
             queue.reassembly.release(chunk.message, at, end);
         }
         true
     }
 
-    /// Says something to the sender, now or as soon as the socket takes it.
+    /// Writes frames to the sender, now or as soon as the socket takes them.
     pub(super) fn reply(&self, change: impl FnOnce(&mut ReplyState)) {
         let mut replies = lock(&self.replies);
         change(&mut replies);
@@ -441,15 +440,15 @@ impl RecvFlow {
         }
     }
 
-    /// Tells the sender that the connection is over, if the socket takes it, and ends the flow. Before that it tells that all
-    /// messages below this one have come: the sender did not fail to deliver them.
+    /// Sends a close frame, if the socket takes it, and ends the flow. Before that it acknowledges all messages below this
+    /// one: the sender has delivered them.
     pub(super) fn send_close(&self, below: u64) {
         let mut replies = lock(&self.replies);
         replies.ack = Some(below);
         self.write(&mut replies);
         if !std::mem::replace(&mut replies.closed, true) && replies.is_between() {
             let nothing = SendBuffer::from_static(&[]);
-            // Sockets whose buffers are full tell the peer by closing.
+            // If the buffer is full, the end of the stream informs the peer.
             let peer_closed = self.receiver.base.encode(Frame::Close);
             let _ = sys::send_with_header(&self.socket, &peer_closed, nothing);
         }
@@ -457,7 +456,7 @@ impl RecvFlow {
     }
 
     pub(super) fn shutdown(&self) {
-        // Fails only when the peer was faster.
+        // Fails only if the peer was faster.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 

@@ -1,4 +1,4 @@
-//! How a sender keeps its flows: dead ones are replaced, slow ones get another path.
+//! Repairs a sender's flows: replaces dead ones, and moves slow ones to another path.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,42 +14,42 @@ use crate::sys::{self, PathInfo};
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::sender::TcpSender;
 
-/// How long a call waits for the listener's welcome before another path is tried; the n-th time in
-/// a row it is n times as long, up to the limit.
+/// How long a dial waits for the listener's answer before another path is tried. The n-th time in a row it is n times as
+/// long, up to the limit.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(400);
 const MAX_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait after a first call that failed; doubled for each further one, up to the limit.
+/// Delay after a first failed dial. Doubled for each further one, up to the limit.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(2);
-/// So many flows are called at a time while something waits for a new one: some may get paths that are dead, too.
+/// Number of parallel dials while chunks wait for a new flow: some may get dead paths, too.
 const URGENT_DIALS: usize = 6;
-/// A flow that has asked this often in vain, while another is answered, has a dead path. The kernel asks the first time after
-/// 0.02 s, then after 0.06 and 0.14 s; where it is older than Linux 6.15 after 0.2, 0.6 and 1.4 s.
+/// Number of unanswered probes after which a path is dead, if another flow is answered. The kernel sends the first after
+/// 0.02 s, the next after 0.06 and 0.14 s. Before Linux 6.15 it sends them after 0.2, 0.6 and 1.4 s.
 const MAX_UNANSWERED: u8 = 3;
-/// So has one that has waited so long for the first answer, and for twice the usual round trip.
+/// A path is also dead after this time, and twice the usual round trip, without an answer to the first probe.
 const MIN_STALL_TIME: Duration = Duration::from_millis(100);
 
-/// What is being done to get flows.
+/// The state of dials and replacements.
 pub(crate) struct RepairState {
     dials: Vec<Arc<Dial>>,
     /// Number of the next flow.
     next_number: u32,
-    /// Times in a row that all who were called failed.
+    /// Number of times in a row that all dials failed.
     failures: u32,
     not_before: Option<Instant>,
     /// Since when there is no flow.
     no_flow_since: Option<Instant>,
-    /// Why the last flow died.
+    /// Why the last flow failed.
     cause: String,
-    /// Whether something was to be sent again when that was last looked at.
+    /// Whether there was something to retransmit at the last tick.
     had_retransmits: bool,
-    /// Whether there was nothing to send when that was last looked at.
+    /// Whether there was nothing to send at the last tick.
     was_idle: bool,
     repath: Repath,
 }
 
 impl RepairState {
-    /// For a connection that has begun with this many flows.
+    /// For a connection that starts with this number of flows.
     pub(crate) fn new(flows: u32) -> Self {
         Self {
             dials: Vec::new(),
@@ -66,13 +66,13 @@ impl RepairState {
 }
 
 impl TcpSender {
-    /// A flow has died and is taken out.
+    /// A flow has failed and is removed.
     pub(crate) fn on_flow_lost(self: &Arc<Self>, why: &str) {
         why.clone_into(&mut lock(&self.repair).cause);
         self.replace(Instant::now());
     }
 
-    /// Looks after the flows.
+    /// Checks all flows, at each tick.
     pub(crate) fn repair_flows(self: &Arc<Self>, now: Instant, busy: bool) {
         if self.is_over() || self.is_idle(busy) {
             return;
@@ -84,8 +84,8 @@ impl TcpSender {
         self.find_better_paths(now, busy);
     }
 
-    /// Whether there is nothing to send, as the last time, and nothing to do about the flows: most connections are so most
-    /// of the time, and must cost nothing then.
+    /// Whether there is nothing to send, now and at the last tick, and nothing to repair. Most connections are idle most of
+    /// the time and must not cost anything then.
     fn is_idle(&self, busy: bool) -> bool {
         let (live, all) = self.count_flows();
         let mut repair = lock(&self.repair);
@@ -94,7 +94,7 @@ impl TcpSender {
         was_idle && !busy && whole && repair.dials.is_empty()
     }
 
-    /// Opens flows in place of dead ones, or fails when none can be had.
+    /// Opens flows in place of dead ones. Fails the connection if that takes too long.
     fn replace(self: &Arc<Self>, now: Instant) {
         if self.is_over() {
             return;
@@ -118,7 +118,7 @@ impl TcpSender {
             }
         }
         let mut missing = usize::from(settings.flows).saturating_sub(live + repair.dials.len());
-        // What no flow takes again needs a new one, and all else waits for it.
+        // Retransmissions that no flow can take need a new flow, and everything waits for them.
         if std::mem::replace(&mut repair.had_retransmits, repeats) && repeats {
             let urgent = URGENT_DIALS.min(MAX_FLOW_SLOTS.saturating_sub(all));
             missing = missing.max(urgent.saturating_sub(repair.dials.len()));
@@ -128,7 +128,7 @@ impl TcpSender {
         }
     }
 
-    /// Flows that take chunks, and those that drain too.
+    /// Number of flows that take chunks, and of all flows with those that drain.
     fn count_flows(&self) -> (usize, usize) {
         let queue = lock(&self.queue);
         let all = queue.flows.iter().flatten();
@@ -150,7 +150,7 @@ impl TcpSender {
         }
     }
 
-    /// Gives up all calls.
+    /// Cancels all dials.
     pub(crate) fn stop_repair(&self) {
         let dials = std::mem::take(&mut lock(&self.repair).dials);
         for dial in dials {
@@ -158,7 +158,7 @@ impl TcpSender {
         }
     }
 
-    /// Gives up flows that stand still.
+    /// Closes flows that have stalled.
     fn find_dead_paths(self: &Arc<Self>) {
         let flows = self.flows();
         let clear: Vec<bool> = {
@@ -183,12 +183,12 @@ impl TcpSender {
                 self.flow_failed(flow, &what);
             } else if is_stalled(info) && answered {
                 self.base.counters.stalled.add(1);
-                self.flow_failed(flow, "it stood still while others moved");
+                self.flow_failed(flow, "it stalled while others moved");
             }
         }
     }
 
-    /// Opens flows on other paths in the hope for faster ones, and closes slow ones for them.
+    /// Opens flows on other paths that may be faster, and closes slow ones.
     fn find_better_paths(self: &Arc<Self>, now: Instant, busy: bool) {
         let flows = self.flows();
         for flow in flows.iter().filter(|flow| flow.retiring.load(Ordering::Relaxed)) {
@@ -202,7 +202,7 @@ impl TcpSender {
             flows.iter().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
         let carried: Vec<_> = live.iter().map(|flow| flow.carried()).collect();
         let mut repair = lock(&self.repair);
-        // Those who have come in a round are judged without those on dead paths.
+        // The new flows of a trial are compared without those on dead paths.
         let some_have_come =
             repair.repath.is_trial_running() && live.len() > usize::from(settings.flows);
         if !repair.dials.is_empty() && !some_have_come {
@@ -233,7 +233,7 @@ impl TcpSender {
     }
 }
 
-/// Whether a flow has a dead path, if others are answered.
+/// Whether a flow has a dead path, given that others are answered.
 fn is_stalled(info: &PathInfo) -> bool {
     let timeout = MIN_STALL_TIME.max(2 * info.usual_round_trip);
     info.unanswered >= MAX_UNANSWERED || info.unanswered > 0 && info.asked >= timeout
@@ -288,8 +288,10 @@ impl DialHandler for TcpSender {
             repair.cause.clone()
         };
         if error.is_final && all == 0 {
-            let what =
-                format!("all flows are lost ({cause}) and no other can be had: {}", error.what);
+            let what = format!(
+                "all flows are lost ({cause}) and no other could be opened: {}",
+                error.what
+            );
             self.fail(ErrorKind::Remote, &what);
         }
     }

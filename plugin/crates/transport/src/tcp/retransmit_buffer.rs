@@ -1,18 +1,18 @@
-//! RetransmitBuffer of small messages, kept until the peer has them.
+//! Copies of small messages, kept until the peer acknowledges them.
 
 use std::collections::VecDeque;
 
 use crate::memory::buffers::{Memory, SendBuffer};
 
-/// Most messages kept. More than a receiver leaves unacknowledged, so that room comes back.
+/// Maximum number of messages. Receivers leave fewer unacknowledged, so that room becomes free.
 const MAX_MESSAGES: usize = 256;
 
-/// A ring of messages. Room comes back when the oldest ones are released.
+/// A ring of messages. Room becomes free when the oldest ones are released.
 pub(crate) struct RetransmitBuffer {
     bytes: usize,
     /// Allocated with the first message.
     memory: Option<Memory>,
-    /// Where the next message goes.
+    /// Where the next message is stored.
     next: usize,
     /// Oldest first.
     stored: VecDeque<StoredCopy>,
@@ -28,22 +28,22 @@ struct StoredCopy {
     released: bool,
 }
 
-/// A message's copy, to be released.
+/// The copy of a message, to be released.
 #[derive(Debug)]
 pub(crate) struct CopyId(u64);
 
 impl RetransmitBuffer {
-    /// In a memory of so many bytes.
+    /// With this number of bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { bytes, memory: None, next: 0, stored: VecDeque::new(), used: 0, first: 0 }
     }
 
-    /// Whether the peer is to say soon what it has: room for a message of this length is, or will be, short.
+    /// Whether the peer should acknowledge soon: room for a message of this length is short, or will be.
     pub(crate) fn is_short(&self, length: u64) -> bool {
         self.used as u64 + length > self.bytes as u64 / 2 || self.stored.len() >= MAX_MESSAGES / 2
     }
 
-    /// RetransmitBuffer a message, if there is room: the copy, which stays until it is released.
+    /// Copies a message if there is room. The copy stays until it is released.
     pub(crate) fn store(&mut self, message: SendBuffer) -> Option<(SendBuffer, CopyId)> {
         let length = message.length();
         let start = self.room_for(length)?;

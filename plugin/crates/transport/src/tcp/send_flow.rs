@@ -24,16 +24,16 @@ use crate::sys::{self, MAX_FRAMES};
 use crate::tcp::sender::{SendQueue, TcpSender};
 use crate::telemetry::counters::FlowCounters;
 
-/// Most bytes that a caller writes at a time.
+/// Maximum number of bytes that a caller writes at a time.
 const CALLER_BYTES: u64 = 128 << 10;
 
-/// Bytes of small messages that are enough for one system call.
+/// Bytes of small messages that one system call batches.
 const BATCH_BYTES: u64 = 64 << 10;
 
-/// So many small messages are written at once after one that was left to the caller's next visit was alone then.
+/// Number of small messages that are written immediately after a deferred message was alone.
 const IMMEDIATE_WRITES: u32 = 64;
 
-/// One TCP connection of a connection.
+/// One TCP connection (flow).
 pub(crate) struct SendFlow {
     pub(super) sender: Arc<TcpSender>,
     pub(crate) number: u32,
@@ -41,9 +41,9 @@ pub(crate) struct SendFlow {
     pub(crate) socket: Socket,
     pub(super) registration: Registration,
     pub(crate) counters: FlowCounters,
-    /// It is to take no more chunks.
+    /// It takes no more chunks.
     pub(crate) retiring: AtomicBool,
-    /// Its socket did not take all it had.
+    /// Its socket did not take everything.
     pub(super) is_full: AtomicBool,
     /// Held while the socket is written to.
     pub(super) writer: WorkLock<WriteState>,
@@ -54,22 +54,21 @@ pub(crate) struct SendFlow {
 pub(super) struct WriteState {
     /// Nothing may be written any more.
     pub(super) closed: bool,
-    /// What is to be written now, in this order; some of the first may be written. At most [`MAX_FRAMES`].
+    /// Frames to write, in this order; the first may be partly written. At most [`MAX_FRAMES`].
     pub(super) frames: VecDeque<PartlyWritten>,
-    /// So many chunks have been written that the scheduler does not know of.
+    /// Number of written chunks that the scheduler has not been told about.
     pub(super) chunks_written: usize,
-    /// The peer knows that no more messages come.
+    /// A close frame was sent.
     pub(super) close_sent: bool,
-    /// The peer knows what tag messages have.
+    /// The common tag was sent.
     tag_sent: bool,
-    /// The peer knows up to which message they all do.
+    /// The number below which messages have it was sent.
     same_tag_below_sent: bool,
     pace: Pacer,
-    /// Most bytes that can be outstanding: what there was when it was last asked, and what has
-    /// been written since.
+    /// Upper bound of unacknowledged bytes: those of the last query, and those written since.
     outstanding: u64,
     poll_owner: PollOwner,
-    /// So many small messages are written at once before a caller who attends leaves one to its next visit again.
+    /// Number of small messages that are written immediately before one is deferred to a caller's next poll again.
     at_once: u32,
 }
 
@@ -82,12 +81,12 @@ pub(super) struct PartlyWritten {
 }
 
 impl PartlyWritten {
-    /// Nothing of it is written or encoded.
+    /// Not encoded, and nothing of it written.
     pub(super) fn new((frame, payload): (Frame, SendBuffer)) -> Self {
         Self { frame, encoded: [0; FRAME_BYTES], payload, written: 0 }
     }
 
-    /// What is not written yet of the frame and of its payload.
+    /// The unwritten rest of the frame and of its payload.
     fn rest(&self) -> (&[u8], SendBuffer) {
         let header = &self.encoded[self.written.min(FRAME_BYTES)..];
         let offset = self.written.saturating_sub(FRAME_BYTES);
@@ -95,11 +94,11 @@ impl PartlyWritten {
     }
 }
 
-/// Why what a peer said cannot be acted on.
+/// Why a frame from the peer cannot be handled.
 enum FrameFailure {
-    /// It changed on its way: another flow may do better.
+    /// It is corrupt: another flow may work.
     Corrupt(String),
-    /// The connection cannot go on.
+    /// The connection cannot continue.
     Fatal(String),
 }
 
@@ -130,13 +129,13 @@ impl WriteState {
         }
     }
 
-    /// What the peer has to hear on this flow of the messages' tags before it hears of any that is cut from now on.
+    /// A frame about tags that must be written on this flow before any further chunk.
     fn next_tag_frame(&mut self, gate: &TagGate) -> Option<Frame> {
         if !self.tag_sent
             && let Some(tag) = gate.tag()
         {
             self.tag_sent = true;
-            // The peer takes a flow that says nothing for one whose messages have the tag 0.
+            // On a flow without a tag frame, the peer assumes the tag 0.
             if tag != 0 {
                 return Some(Frame::Tag(tag));
             }
@@ -152,24 +151,24 @@ impl WriteState {
 }
 
 impl SendFlow {
-    /// Lets the flow's worker have a look at it.
+    /// Makes the worker call the flow.
     pub(super) fn wake_worker(&self) {
         self.registration.wake(&self.socket);
     }
 
-    /// What it has done so far.
+    /// What it has carried so far.
     pub(crate) fn carried(&self) -> FlowStats {
         let busy = sys::path_info(&self.socket).unwrap_or_default().busy;
         FlowStats { flow: self.number, bytes: self.counters.bytes(), busy }
     }
 
-    /// No caller attends it any more.
+    /// The worker owns the polling from now on.
     pub(super) fn release_caller(&self, writer: &mut WriteState) {
         writer.poll_owner.release(&self.sender.hot_flow, &self.registration, &self.socket);
     }
 
     pub(super) fn shutdown(&self) {
-        // Fails only when the peer was faster.
+        // Fails only if the peer was faster.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
@@ -179,7 +178,7 @@ impl SendFlow {
         self.shutdown();
     }
 
-    /// A caller is here, and writes if it is the one who does, or in place of somebody who has come meanwhile.
+    /// A caller polls. It writes if it owns the polling, or if another thread has asked for that meanwhile.
     pub(super) fn on_caller_poll(&self) {
         self.writer.try_run(|mut writer, asked| {
             if !writer.closed {
@@ -192,7 +191,7 @@ impl SendFlow {
         });
     }
 
-    /// There is something to write, and callers come here.
+    /// There is something to write on a flow that callers poll.
     pub(super) fn start(&self) {
         self.writer.run(|writer| {
             if writer.poll_owner.is_caller() {
@@ -210,8 +209,8 @@ impl SendFlow {
         }
     }
 
-    /// There is a small message to write. `batched`: a caller who attends writes it at its next visit, with what it adds until
-    /// then, if it does add to it.
+    /// There is a small message to write. `batched`: a caller that owns the polling writes it at its next poll, together
+    /// with messages that it adds until then.
     pub(super) fn write_small(&self, limit: u64, batched: bool) {
         self.writer.run(|mut writer| {
             if batched && !writer.closed {
@@ -229,8 +228,8 @@ impl SendFlow {
         });
     }
 
-    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are
-    /// written; in the last case the worker goes on, or the caller who attends. Returns how many bytes it has written.
+    /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are written. In the last case the
+    /// owner of the polling continues. Returns the number of bytes written.
     fn write_with(&self, mut guard: MutexGuard<'_, WriteState>, limit: u64) -> u64 {
         guard.poll_owner.renew(&self.registration);
         let mut moved = 0;
@@ -248,7 +247,7 @@ impl SendFlow {
                 continue;
             }
             if moved > limit {
-                // A caller who attends comes again.
+                // A caller that owns the polling returns by itself.
                 if !writer.poll_owner.is_caller() {
                     self.wake_worker();
                 }
@@ -268,13 +267,13 @@ impl SendFlow {
             }
         };
         drop(guard);
-        // The peer may have said why.
+        // The peer may have sent a reason.
         self.read_frames();
         self.sender.flow_failed(self, &error.to_string());
         moved
     }
 
-    /// So many bytes have been written of the frames.
+    /// Accounts for written bytes.
     fn wrote(&self, writer: &mut WriteState, mut sent: usize) {
         while sent > 0
             && let Some(frame) = writer.frames.front_mut()
@@ -295,8 +294,8 @@ impl SendFlow {
         }
     }
 
-    /// Takes what to write next. Nothing: there is nothing, or too much is on its way; in both cases
-    /// somebody will see to it that this is asked again.
+    /// Fills the list of frames to write. It stays empty if there is nothing to send, or too much is in flight. In both
+    /// cases the flow is called again later.
     fn take_frames(&self, writer: &mut WriteState) {
         let Some(first) = self.next_frame(writer) else { return };
         let settings = &self.sender.base.context.settings;
@@ -304,7 +303,7 @@ impl SendFlow {
         let mut bytes = first.1.length() as u64;
         writer.frames.push_back(PartlyWritten::new(first));
         if bytes <= small {
-            // What is small and there already goes with it: a system call costs as much as a small message.
+            // Small messages that wait already are added: a system call costs as much as a small message.
             let mut queue = lock(&self.sender.queue);
             while writer.frames.len() < MAX_FRAMES
                 && bytes < BATCH_BYTES
@@ -318,13 +317,13 @@ impl SendFlow {
                 writer.at_once = IMMEDIATE_WRITES;
             }
         }
-        // A checksum takes its time. The messages stay as they are while a flow writes them.
+        // A checksum takes time, and the queue is not locked here. The messages stay in place while a flow writes them.
         for frame in &mut writer.frames {
             frame.encoded = self.sender.base.encode_with(frame.frame, frame.payload);
         }
     }
 
-    /// What to write next, if there is something and it may go.
+    /// The next frame to write, if there is one and it may be sent.
     fn next_frame(&self, writer: &mut WriteState) -> Option<(Frame, SendBuffer)> {
         let sender = &self.sender;
         let now = sender.epoch.elapsed();
@@ -366,7 +365,7 @@ impl SendFlow {
             if !retiring {
                 queue.idle |= 1 << self.slot;
             }
-            // It may be the one that was told of the work.
+            // It may be the one that was woken for the work.
             let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
             drop(guard);
             if let Some(other) = other {
@@ -393,7 +392,7 @@ impl SendFlow {
         next
     }
 
-    /// What the scheduler has for this flow, in chunks of so many bytes at most.
+    /// The next frame of the scheduler for this flow, in chunks of at most `limit` bytes.
     fn cut(&self, queue: &mut SendQueue, limit: u64) -> Option<(Frame, SendBuffer)> {
         match queue.scheduler.next(self.slot, limit)? {
             NextFrame::Chunk(header, outgoing) => {
@@ -408,7 +407,7 @@ impl SendFlow {
         }
     }
 
-    /// Reads what the peer says.
+    /// Reads frames from the peer.
     fn read_frames(&self) {
         self.frame_reader.run(|frame_reader| self.read_frames_with(frame_reader));
     }
@@ -444,7 +443,7 @@ impl SendFlow {
         sender.flow_failed(self, &ended);
     }
 
-    /// Acts on the whole frames that were read; the text says what is wrong with one.
+    /// Handles the complete frames that were read.
     fn handle_frames(&self, frame_reader: &mut FrameReader) -> Result<(), FrameFailure> {
         let FrameReader { frames, have } = frame_reader;
         let whole = *have - *have % FRAME_BYTES;

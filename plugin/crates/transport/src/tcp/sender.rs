@@ -1,4 +1,4 @@
-//! The sending side of a connection.
+//! The sending side of a TCP connection with several flows.
 use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -30,10 +30,10 @@ use crate::tcp::send_flow::{FrameReader, SendFlow, WriteState};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
-/// Bytes of a message for which another idle flow is woken: what a flow takes at once is known only when it does.
+/// Bytes of a message per woken flow. How much a flow takes at once is known only when it writes.
 const WAKE_BYTES: u64 = 128 << 10;
 
-/// How long all flows are used after nothing moved: by then one with a dead path is found out.
+/// How long all flows are used after a tick without progress. By then a dead path is detected.
 const ALL_FLOWS_TIME: Duration = Duration::from_secs(1);
 
 impl Outbound for TcpSender {
@@ -84,17 +84,17 @@ impl Outbound for TcpSender {
     }
 }
 
-/// Locks are taken in this order: a flow's `hearing`, `mending`, a flow's `writing`, `queue`.
+/// Lock order: a flow's `frame_reader`, then `repair`, then a flow's `writer`, then `queue`.
 pub(crate) struct TcpSender {
     pub(crate) base: Base,
     pub(crate) destination: Arc<Destination>,
     pub(crate) queue: Mutex<SendQueue>,
     pub(crate) repair: Mutex<RepairState>,
-    /// For deadlines of the connection, not of a flow.
+    /// For timeouts of the connection. Flows have none.
     clock: Registration,
-    /// When the connection was opened: flows' paces count from here.
+    /// When the connection was opened. Pacing times count from here.
     pub(super) epoch: Instant,
-    /// The place to listen at next when a caller has time.
+    /// The next slot that callers poll.
     next_polled: AtomicUsize,
     pub(super) hot_flow: HotFlow,
     pub(crate) flow_count: Arc<FlowCountController>,
@@ -103,30 +103,30 @@ pub(crate) struct TcpSender {
 pub(crate) struct SendQueue {
     pub(crate) scheduler: Scheduler<Outgoing>,
     pub(super) gate: TagGate,
-    /// Buffers that the peer has told of.
+    /// Buffers that the peer has advertised.
     advertised_tags: AdvertisedTags,
-    /// By place.
+    /// By slot.
     pub(crate) flows: Vec<Option<Arc<SendFlow>>>,
-    /// Flows (as bits) that can take bytes and found nothing to send. Whoever queues a message
-    /// takes some bits out and sees to it that those flows look again.
+    /// Flows (as bits) that can take bytes and found nothing to send. A thread that queues a message removes bits and wakes
+    /// those flows.
     pub(super) idle: u128,
-    /// Flows (as bits) that take messages. The others have nothing to do as long as nothing is to be repeated.
+    /// Flows (as bits) that take messages. The others only take retransmissions.
     used: u128,
-    /// How many flows take messages, and at most do.
+    /// Number of flows that take messages, and its maximum.
     flow_count: usize,
     max_flows: usize,
-    /// Nothing moved: all are used until then.
+    /// A tick without progress: all flows are used until this time.
     all_flows_until: Option<Instant>,
-    /// Bytes carried when the clock last looked.
+    /// Bytes carried at the last tick.
     carried: u64,
     /// Messages whose requests are not done.
     pub(super) requests: usize,
     retransmit_buffer: RetransmitBuffer,
-    /// Small messages that are written and for which there was no room.
+    /// Small messages that are written, and for which the retransmit buffer had no room.
     uncopied: VecDeque<u64>,
     /// No flow may be added any more.
     closed: bool,
-    /// The connection is closed by its owner and still delivers what was promised.
+    /// The owner has closed the connection, which still delivers messages whose requests are done.
     pub(super) lingering: Option<(Linger, Instant)>,
 }
 
@@ -139,22 +139,22 @@ pub(crate) struct Outgoing {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WriteMode {
     AtOnce,
-    /// The caller comes soon to move bytes.
+    /// At the caller's next poll.
     Batched,
     /// With the next message, which the caller sends now.
     Ahead,
 }
 
-/// Who waits for a message.
+/// What is completed when the peer has a message.
 enum SendCompletion {
     /// The request, which is done when the buffer is not needed any more.
     Pending(Arc<Operation>),
-    /// Nobody: the request is done and the buffer is a copy.
+    /// Nothing: the request is done, and the buffer is a copy.
     Copied(CopyId),
 }
 
 impl TcpSender {
-    /// Makes a connection of flows that have been welcomed.
+    /// Opens a connection with flows that were accepted.
     pub(crate) fn open(
         destination: Arc<Destination>,
         sockets: Vec<Socket>,
@@ -202,7 +202,7 @@ impl TcpSender {
         Ok(sender)
     }
 
-    /// Takes in a flow that has been welcomed, which begins at this pace.
+    /// Adds a flow that was accepted, which starts with this pacer.
     pub(crate) fn add_flow(
         self: &Arc<Self>,
         number: u32,
@@ -239,16 +239,16 @@ impl TcpSender {
             (flow, waiting)
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
-        // It becomes idle, or takes work, when its worker first looks at it.
+        // It becomes idle, or takes work, when its worker first calls it.
         flow.registration.watch(&flow.socket, Arc::<SendFlow>::clone(&flow))?;
         if lock(&self.queue).closed {
-            // What ends the watch may have come before it began.
+            // The connection may have been closed before the watch began.
             flow.registration.end(&flow.socket);
         }
         Ok(())
     }
 
-    /// The flows there are.
+    /// The present flows.
     pub(crate) fn flows(&self) -> Vec<Arc<SendFlow>> {
         lock(&self.queue).flows.iter().flatten().cloned().collect()
     }
@@ -280,7 +280,7 @@ impl TcpSender {
             && !queue.gate.admits(tag, next, || queue.advertised_tags.tag(next))
         {
             drop(guard);
-            // Who has nothing to test is here, and may read what opens the gate.
+            // A caller without requests to test can read the frame that it waits for here.
             this.progress();
             return Ok(None);
         }
@@ -294,7 +294,7 @@ impl TcpSender {
             return Ok(Some(request));
         }
         let batched = mode == WriteMode::Batched;
-        // What is dealt may be any flow's.
+        // With static shares each flow may have a part.
         let is_static = settings.is_static();
         let mut wanted = if is_static { u64::MAX } else { length.div_ceil(WAKE_BYTES) };
         if length <= settings.caller_bytes && !is_static {
@@ -331,7 +331,7 @@ impl TcpSender {
         Ok(Some(request))
     }
 
-    /// A flow has died: what it may not have delivered goes to others.
+    /// A flow has failed. What it may not have delivered is sent on others.
     pub(crate) fn flow_failed(self: &Arc<Self>, flow: &SendFlow, why: &str) {
         {
             let mut writer = flow.writer.lock();
@@ -352,7 +352,7 @@ impl TcpSender {
             (waiting, over)
         };
         self.base.counters.lost.add(1);
-        // All tell of the death, and share what is to be sent again.
+        // All of them report the failure, and share the retransmission.
         waiting.iter().for_each(|flow| flow.wake_worker());
         if over {
             self.close();
@@ -361,7 +361,7 @@ impl TcpSender {
         }
     }
 
-    /// Takes a flow out that has nothing to deliver any more.
+    /// Removes a flow that has nothing to deliver any more.
     pub(crate) fn retire(&self, flow: &SendFlow) {
         let waiting = {
             let mut writer = flow.writer.lock();
@@ -371,7 +371,8 @@ impl TcpSender {
             let mut queue = lock(&self.queue);
             if writer.closed || !writer.frames.is_empty() || !queue.scheduler.is_drained(flow.slot)
             {
-                // Somebody may have wanted to write meanwhile; the worker hears of it, since no caller attends the flow.
+                // Another thread may have wanted to write meanwhile. The worker does that, since no caller owns the
+                // polling.
                 flow.wake_worker();
                 return;
             }
@@ -383,7 +384,7 @@ impl TcpSender {
         flow.end();
     }
 
-    /// Completes what the peer has. True when that was the last of a connection that lingers.
+    /// Completes what the peer has. True if that was the last message of a closed connection.
     pub(super) fn complete_acked(&self, queue: &mut SendQueue) -> bool {
         let before = queue.requests;
         while let Some(sent) = queue.scheduler.pop_sent() {
@@ -396,7 +397,7 @@ impl TcpSender {
                 SendCompletion::Copied(copy) => queue.retransmit_buffer.release(copy),
             }
         }
-        // Now there may be room. Their acknowledgements need not come soon.
+        // Now there may be room. These messages need no early acknowledgement any more.
         while let Some(message) = queue.uncopied.front().copied()
             && (message < queue.scheduler.first() || queue.copy_message(message))
         {
@@ -413,7 +414,7 @@ impl TcpSender {
             let mut queue = lock(&self.queue);
             queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
             let over = self.complete_acked(&mut queue);
-            // Flows that have nothing later on their way any more may take what is to be repeated.
+            // Flows without later chunks in flight may take retransmissions.
             let repeats = queue.scheduler.must_retransmit();
             let idle = std::iter::from_fn(|| if repeats { queue.take_idle() } else { None });
             (over, idle.collect::<Vec<_>>())
@@ -425,19 +426,19 @@ impl TcpSender {
         Ok(())
     }
 
-    /// The peer has buffers with different tags, from that of this number on.
+    /// The peer has buffers with different tags, from this number on.
     pub(super) fn on_tags_differ(&self, from: u64) {
         let mut queue = lock(&self.queue);
         let next = queue.scheduler.next_message();
         queue.gate.tags_differ_from(from, next);
-        // Each flow answers: any of them may be lost. A flow that waits for work hears of this one.
+        // Each flow answers, since any of them may be lost. A flow that waits for work is woken too.
         queue.idle = 0;
         let flows: Vec<_> = queue.flows.iter().flatten().cloned().collect();
         drop(queue);
         flows.iter().for_each(|flow| flow.wake_worker());
     }
 
-    /// The peer has a buffer of this number with this tag.
+    /// The peer has posted this buffer with this tag.
     pub(super) fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
         let mut guard = lock(&self.queue);
         let queue = &mut *guard;
@@ -448,17 +449,17 @@ impl TcpSender {
         Err(format!("protocol error: the peer has posted buffer {number}, and {next} are sent"))
     }
 
-    /// The peer has lost a flow.
+    /// The peer reports a dead flow.
     pub(super) fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow {
-            self.flow_failed(&flow, "the peer lost it");
+            self.flow_failed(&flow, "the peer reported it as dead");
         }
     }
 
     pub(crate) fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
-            // The peer must hear of it now, not when this side closes.
+            // The peer must be informed now, not when this side closes.
             self.quiesce();
         }
     }
@@ -474,8 +475,8 @@ impl TcpSender {
         InFlight { requests: queue.requests, bytes }
     }
 
-    /// Returns when no buffer is being read and none will be again, and the peer is told as far as
-    /// that is possible. Waits at most for system calls that do not block.
+    /// Returns when no buffer is being read, and none will be. Informs the peer if possible. Waits only for system calls
+    /// that do not block.
     pub(super) fn quiesce(&self) {
         for flow in self.flows() {
             let mut writer = flow.writer.lock();
@@ -493,7 +494,7 @@ impl TcpSender {
                 if !midway && !writer.close_sent {
                     let nothing = SendBuffer::from_static(&[]);
                     let close = self.base.encode(Frame::Close);
-                    // Sockets whose buffers are full tell the peer by closing.
+                    // If the buffer is full, the end of the stream informs the peer.
                     let _ = sys::send_with_header(&flow.socket, &close, nothing);
                 }
                 flow.shutdown();
@@ -501,7 +502,7 @@ impl TcpSender {
         }
     }
 
-    /// The owner has closed the connection.
+    /// The owner closes the connection: delivers what is left, then closes.
     fn close_gracefully(self: &Arc<Self>) {
         let flows: Vec<Arc<SendFlow>> = {
             let mut queue = lock(&self.queue);
@@ -516,13 +517,14 @@ impl TcpSender {
                 return;
             }
         };
-        // They say that no more comes, so that the peer acknowledges what it has.
+        // They send a close frame, so that the peer acknowledges what it has.
         flows.iter().for_each(|flow| flow.wake_worker());
     }
 
-    /// Ends everything.
+    /// Closes the connection.
     pub(crate) fn close(&self) {
-        // First, so that all flows there will ever be come to rest. Whoever closes waits for that, the second one too.
+        // Set first, so that every flow is quiesced, also one that is being added. A second call to close waits for that
+        // too.
         let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
         self.quiesce();
         if closed {
@@ -541,24 +543,24 @@ impl TcpSender {
         drop(lingering);
     }
 
-    /// The moment from which the connection's times count.
+    /// The time from which the connection's times count.
     pub(crate) fn epoch(&self) -> Instant {
         self.epoch
     }
 
-    /// A flow is to take no more chunks.
+    /// A flow takes no more chunks.
     pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
         flow.retiring.store(true, Ordering::Relaxed);
         let waiting = lock(&self.queue).choose_flows();
         waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
-    /// Whether the connection is over: there is no use in flows.
+    /// Whether the connection is over and needs no flows.
     pub(crate) fn is_over(&self) -> bool {
         self.base.failed() || lock(&self.queue).closed
     }
 
-    /// Sees to it that as many flows are used as are worth it. One of them does so for all.
+    /// Adapts the number of flows in use. The leader does it for all flows.
     pub(super) fn adapt(&self, flow: &SendFlow) {
         if self.base.context.settings.is_static() {
             return;
@@ -606,7 +608,7 @@ impl TcpSender {
         if let Some(deadline) = lingers_until {
             let given_up = now >= deadline || self.base.failed();
             if busy && given_up {
-                self.base.info("closed with messages that the peer has not taken");
+                self.base.info("closed with messages that the peer has not received");
             }
             if !busy || given_up {
                 self.close();
@@ -618,7 +620,7 @@ impl TcpSender {
 }
 
 impl SendQueue {
-    /// Takes out a flow that waits for work and may have some.
+    /// Takes out an idle flow that may have work.
     pub(super) fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
         let idle = self.idle & self.wanted();
         let slot = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
@@ -626,7 +628,7 @@ impl SendQueue {
         self.flows[slot].clone()
     }
 
-    /// The flow in this place, if it takes messages and its socket took all it had; and whether nobody has told it of work.
+    /// The flow in this slot, if it takes messages and its socket is not full; and whether it is idle.
     fn free(&self, slot: usize) -> Option<(Arc<SendFlow>, bool)> {
         let bit = 1 << slot;
         let flow = self.flows.get(slot)?.as_ref()?;
@@ -634,13 +636,13 @@ impl SendQueue {
         free.then(|| (Arc::clone(flow), self.idle & bit != 0))
     }
 
-    /// The flows (as bits) that there may be work for. What is to be repeated cannot go on each, and all say goodbye.
+    /// The flows (as bits) that may have work. Retransmissions cannot use every flow, and all flows send a close frame.
     pub(super) fn wanted(&self) -> u128 {
         let all = self.scheduler.must_retransmit() || self.lingering.is_some();
         if all { u128::MAX } else { self.used }
     }
 
-    /// Chooses the flows to use: all, or those that have carried most. Returns those that have work which nobody told them of.
+    /// Chooses the flows to use: all, or those that have carried most. Returns those to wake for waiting work.
     #[must_use]
     fn choose_flows(&mut self) -> Vec<Arc<SendFlow>> {
         let live = self.flows.iter().flatten();
@@ -654,7 +656,7 @@ impl SendQueue {
         std::iter::from_fn(|| if work { self.take_idle() } else { None }).collect()
     }
 
-    /// Uses so many flows from now on. Returns those that have work which nobody told them of.
+    /// Uses this number of flows from now on. Returns those to wake for waiting work.
     #[must_use]
     fn set_flow_count(&mut self, flow_count: usize) -> Vec<Arc<SendFlow>> {
         if std::mem::replace(&mut self.flow_count, flow_count) == flow_count {
@@ -663,13 +665,12 @@ impl SendQueue {
         self.choose_flows()
     }
 
-    /// Whether the flow in this place is the one that looks after the width.
+    /// Whether the flow in this slot adapts the number of flows.
     fn is_leader(&self, slot: usize) -> bool {
         self.used.trailing_zeros() as usize == slot
     }
 
-    /// The flow in this place has written its chunk. A small message that is written is kept as a
-    /// copy, and its request is done.
+    /// The flow in this slot has written its chunk. A small message that is written is copied, and its request is done.
     pub(super) fn written(&mut self, slot: usize) {
         if let Some(message) = self.scheduler.chunk_written(slot)
             && !self.copy_message(message)
@@ -678,7 +679,7 @@ impl SendQueue {
         }
     }
 
-    /// Keeps a copy of a small message, unless there is no room or a flow is writing it again.
+    /// Copies a small message, unless there is no room or a flow is writing it again.
     fn copy_message(&mut self, message: u64) -> bool {
         let Some(outgoing) = self.scheduler.payload_mut(message) else { return false };
         let SendCompletion::Pending(operation) = &outgoing.request else { return true };
@@ -691,10 +692,10 @@ impl SendQueue {
         true
     }
 
-    /// Takes a flow out. Returns those that have work which nobody told them of.
+    /// Removes a flow. Returns those to wake for waiting work.
     #[must_use]
     fn remove(&mut self, flow: &SendFlow) -> Vec<Arc<SendFlow>> {
-        // Not there when the connection was closed in between.
+        // Not there if the connection was closed in between.
         if let Some(slot) = self.flows.get_mut(flow.slot) {
             *slot = None;
         }
@@ -746,7 +747,7 @@ impl Owner for TcpSender {
     }
 }
 
-/// The connection itself, as its worker sees it.
+/// Registers the connection with a worker, for its timeouts.
 struct Clock(Arc<TcpSender>);
 
 impl Source for Clock {

@@ -1,9 +1,9 @@
-//! What connections and flows have done, counted where it happens and read by anybody at any time.
+//! Counters of connections and flows, read by any thread at any time.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts up.
+/// A number that only grows.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -17,43 +17,42 @@ impl Counter {
     }
 }
 
-/// What one connection has done, all its flows together.
+/// Counters of one connection with all its flows.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Bytes of the messages that are complete.
+    /// Bytes of complete messages.
     bytes: Counter,
     chunks: Counter,
     /// Bytes of the chunks moved.
     carried: Counter,
-    /// Bytes that were sent again because a flow died; on the receiving side, those that came
-    /// again.
+    /// Bytes that were sent again because a flow died; on the receiving side, those received again.
     pub(crate) repeated: Counter,
     /// Flows that died.
     pub(crate) lost: Counter,
     /// Flows opened in place of dead ones.
     pub(crate) replaced: Counter,
-    /// Times that a new path took the place of a slow one.
+    /// Number of times that a new path replaced a slow one.
     pub(crate) repathed: Counter,
-    /// Times that no flow was left and the connection went on.
+    /// Number of times that the connection recovered after it had lost all flows.
     pub(crate) recovered: Counter,
-    /// Flows given up because they stood still while others moved.
+    /// Flows that were closed because they stalled while others moved.
     pub(crate) stalled: Counter,
     /// Chunks and frames that did not match their checksum.
     pub(crate) corrupt: Counter,
 }
 
 impl Counters {
-    /// Counts a message that is complete.
+    /// Counts a complete message.
     pub(crate) fn message(&self, bytes: u64) {
         self.bytes.add(bytes);
     }
 
-    /// Bytes of the messages that are complete.
+    /// Bytes of complete messages.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// Bytes of the chunks moved, those that were repeated included.
+    /// Bytes of the chunks moved, with retransmissions.
     pub(crate) fn carried(&self) -> u64 {
         self.carried.get()
     }
@@ -81,7 +80,7 @@ impl fmt::Display for Counters {
     }
 }
 
-/// What one flow has carried.
+/// Counters of one flow.
 #[derive(Debug, Default)]
 pub(crate) struct FlowCounters {
     bytes: Counter,

@@ -1,5 +1,5 @@
-//! Serves metrics and the like over HTTP, from a thread of its own. No more of HTTP than a scrape needs: a library would bring a
-//! pool of threads into the training process.
+//! Serves metrics over HTTP on a thread of its own. It implements only what a scrape needs: a library would add a pool of
+//! threads to the training process.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,9 +12,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::sys;
 
-/// How long one scrape may take: the next one waits.
+/// Time limit of one scrape: the next one waits.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest request.
+/// Maximum length of a request.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
 
 /// Answers scrapes and probes over HTTP as long as it lives.
@@ -24,15 +24,15 @@ pub struct Exporter {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is served.
+/// The pages to serve.
 pub trait Pages: Send + Sync {
     /// The page at this path, if there is one.
     fn page(&self, path: &str) -> Option<Page>;
 }
 
-/// An answer.
+/// A response.
 pub struct Page {
-    /// Of HTTP, with its reason: `200 OK`.
+    /// HTTP status with its reason: `200 OK`.
     pub status: &'static str,
     /// The media type.
     pub kind: &'static str,
@@ -49,10 +49,10 @@ impl Page {
 }
 
 impl Exporter {
-    /// Listens at the first of the addresses that is free.
+    /// Listens at the first address that is free.
     ///
     /// # Errors
-    /// When none is, or no thread can be started.
+    /// When none is, or when no thread can be started.
     pub fn start(addresses: &[SocketAddr], pages: Arc<dyn Pages>) -> io::Result<Self> {
         let listener = TcpListener::bind(addresses)?;
         listener.set_nonblocking(true)?;
@@ -67,7 +67,7 @@ impl Exporter {
         Ok(Self { stop, address, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -78,7 +78,7 @@ impl Drop for Exporter {
         // Fails only after 2^64 writes.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and if it did there would be nothing to hand on.
+            // It does not panic, and there would be no result to use.
             let _ = thread.join();
         }
     }
@@ -95,13 +95,13 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, pages: &dyn Pages) {
             return;
         }
         if let Ok((stream, _)) = listener.accept() {
-            // Who scrapes notices; nobody else has to.
+            // The client notices failures.
             let _ = answer(stream, pages, Instant::now() + SCRAPE_TIMEOUT);
         }
     }
 }
 
-/// Reads a request and answers it, until the deadline at most.
+/// Reads a request and answers it, within the deadline.
 fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Result<()> {
     let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     stream.set_nonblocking(false)?;
@@ -127,7 +127,7 @@ fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Re
     );
     let text = head + &body;
     let mut rest = text.as_bytes();
-    // Who reads a little now and then would keep the others, and the end of the process, waiting.
+    // A client that reads slowly must not block the others, or the end of the process.
     while !rest.is_empty() && Instant::now() < deadline {
         stream.set_write_timeout(Some(left()))?;
         let written = stream.write(rest)?;
@@ -167,7 +167,7 @@ mod tests {
     fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
         let mut text = String::new();
-        // A request that is cut off may end with a reset, at any of these steps.
+        // A truncated request may end with a reset, at any of these steps.
         let _ = stream.write_all(request.as_ref());
         let _ = stream.shutdown(Shutdown::Write);
         let _ = stream.read_to_string(&mut text);
@@ -211,7 +211,7 @@ mod tests {
         assert!(scrapes > 50, "{scrapes}");
     }
 
-    /// Its page is more than sockets hold.
+    /// A page that is larger than socket buffers.
     struct Large;
 
     impl Pages for Large {
@@ -228,7 +228,7 @@ mod tests {
         let (stream, _) = listener.accept().unwrap();
         let reader = std::thread::spawn(move || {
             let (mut buffer, mut all) = (vec![0; 64 << 10], 0);
-            // Something is read all the time, and never nothing for long.
+            // It reads all the time, and never blocks for long.
             while let Ok(count @ 1..) = slow.read(&mut buffer) {
                 all += count;
                 std::thread::sleep(Duration::from_millis(5));

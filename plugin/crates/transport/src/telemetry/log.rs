@@ -1,10 +1,10 @@
-//! Where log lines go.
+//! The destination of log lines.
 
-/// Receives finished lines, without a newline. Called from any thread; must not call back.
+/// Receives complete lines, without a newline. Called from any thread; must not call back.
 pub trait Log: Send + Sync {
-    /// Something failed and somebody should act. One line per failure.
+    /// A failure that needs attention. One line per failure.
     fn warn(&self, line: &str);
-    /// Worth knowing when looking.
+    /// Information for diagnosis.
     fn info(&self, line: &str);
 }
 
