@@ -12,13 +12,13 @@ use proptest::prelude::*;
 
 const SLOTS: usize = 4;
 
-/// A frame on its way, and how many bytes of its payload have been written.
-struct InTransit {
+/// A frame in flight, and how many bytes of its payload have been written.
+struct InFlight {
     frame: Frame,
     written: u64,
 }
 
-/// What a receiver is doing with the chunk at the head of a flow.
+/// A chunk at the head of a flow that the receiver is reading.
 struct Reading {
     chunk: ChunkHeader,
     at: u64,
@@ -35,13 +35,13 @@ struct Flow {
     read: bool,
     /// Frames that the sender will write next.
     taken: VecDeque<Frame>,
-    to_receiver: VecDeque<InTransit>,
+    to_receiver: VecDeque<InFlight>,
     to_sender: VecDeque<Frame>,
     reading: Option<Reading>,
 }
 
 #[derive(Default)]
-struct World {
+struct Simulation {
     scheduler: Scheduler<usize>,
     reassembly: Reassembly<usize>,
     /// All flows so far, by number.
@@ -52,7 +52,7 @@ struct World {
     sent: Vec<bool>,
 }
 
-impl World {
+impl Simulation {
     fn open(&mut self, slot: usize) {
         self.scheduler.flow_opened(slot);
         self.flows.push(Flow {
@@ -74,7 +74,7 @@ impl World {
     /// The sender continues its current frame, or takes a new one.
     fn write(&mut self, index: usize, rng: &mut TestRng) {
         let flow = &mut self.flows[index];
-        if let Some(InTransit { frame: Frame::Chunk(chunk), written }) = flow.to_receiver.back_mut()
+        if let Some(InFlight { frame: Frame::Chunk(chunk), written }) = flow.to_receiver.back_mut()
             && *written < u64::from(chunk.length)
         {
             let left = u64::from(chunk.length) - *written;
@@ -98,7 +98,7 @@ impl World {
         }
         let Some(frame) = flow.taken.pop_front() else { return };
         let empty = matches!(frame, Frame::Chunk(ChunkHeader { length: 0, .. }));
-        flow.to_receiver.push_back(InTransit { frame, written: 0 });
+        flow.to_receiver.push_back(InFlight { frame, written: 0 });
         if empty {
             self.scheduler.chunk_written(flow.slot);
         }
@@ -109,7 +109,7 @@ impl World {
         while let Some(sent) = self.scheduler.pop_sent() {
             assert!(self.received[sent.payload], "reported before it was received");
             for flow in self.flows.iter().filter(|flow| flow.open) {
-                if let Some(InTransit { frame: Frame::Chunk(chunk), written }) =
+                if let Some(InFlight { frame: Frame::Chunk(chunk), written }) =
                     flow.to_receiver.back()
                 {
                     let writing = *written < u64::from(chunk.length);
@@ -248,55 +248,55 @@ proptest! {
         is_static: bool,
     ) {
         let mut rng = TestRng::new(seed);
-        let mut world = World {
+        let mut simulation = Simulation {
             buffers: totals.iter().map(|(total, _)| vec![0; *total as usize]).collect(),
             received: vec![false; totals.len()],
             sent: vec![false; totals.len()],
             scheduler: Scheduler::new(if is_static { Schedule::Static { min_share: 256 } } else { Schedule::Pull }),
-            ..World::default()
+            ..Simulation::default()
         };
-        (0..SLOTS).for_each(|slot| world.open(slot));
+        (0..SLOTS).for_each(|slot| simulation.open(slot));
         let (mut pushed, mut posted, mut failures) = (0, 0, failures);
         // A message without a waiting sender may stay unacknowledged.
         let waited_for = totals.iter().rposition(|(_, waits)| *waits).map_or(0, |last| last + 1);
         let mut steps = 0;
-        while !(world.received.iter().all(|done| *done) && world.sent[..waited_for].iter().all(|done| *done)) {
+        while !(simulation.received.iter().all(|done| *done) && simulation.sent[..waited_for].iter().all(|done| *done)) {
             steps += 1;
             prop_assert!(steps < 1_000_000, "no progress");
-            if world.scheduler.must_retransmit() && rng.one_in(100) {
+            if simulation.scheduler.must_retransmit() && rng.one_in(100) {
                 // No flow may take it, so a new one is opened.
-                let free = (SLOTS..).find(|slot| world.in_slot(*slot).is_none());
-                world.open(free.unwrap());
+                let free = (SLOTS..).find(|slot| simulation.in_slot(*slot).is_none());
+                simulation.open(free.unwrap());
             }
-            let slots = world.flows.iter().map(|flow| flow.slot + 1).max().unwrap_or(SLOTS);
+            let slots = simulation.flows.iter().map(|flow| flow.slot + 1).max().unwrap_or(SLOTS);
             let slot = rng.below(slots as u64) as usize;
             if pushed < totals.len() && rng.one_in(4) {
                 let (total, waits) = totals[pushed];
-                world.scheduler.push(total, waits, pushed);
+                simulation.scheduler.push(total, waits, pushed);
                 pushed += 1;
             }
             // Buffers are posted as others complete.
-            let done = world.received.iter().take_while(|done| **done).count();
+            let done = simulation.received.iter().take_while(|done| **done).count();
             if posted < totals.len() && posted < done + window && rng.one_in(4) {
-                world.reassembly.post(totals[posted].0 + rng.below(5), posted);
+                simulation.reassembly.post(totals[posted].0 + rng.below(5), posted);
                 posted += 1;
             }
-            match world.in_slot(slot) {
-                None if slot < SLOTS && rng.one_in(3) => world.open(slot),
+            match simulation.in_slot(slot) {
+                None if slot < SLOTS && rng.one_in(3) => simulation.open(slot),
                 None => {}
                 Some(index) if failures > 0 && rng.one_in(50) => {
                     failures -= 1;
-                    world.fail(index, &mut rng);
+                    simulation.fail(index, &mut rng);
                 }
                 Some(index) => {
-                    world.write(index, &mut rng);
+                    simulation.write(index, &mut rng);
                     if rng.one_in(2) {
-                        world.read_ack(index);
+                        simulation.read_ack(index);
                     }
                 }
             }
-            let index = rng.below(world.flows.len() as u64) as usize;
-            world.read(index, &mut rng);
+            let index = rng.below(simulation.flows.len() as u64) as usize;
+            simulation.read(index, &mut rng);
         }
     }
 }
