@@ -1,4 +1,4 @@
-# The operator: webhook and controller in one static binary. `make dist` puts it into dist/ first.
+# The operator: webhook and controller in one static binary. `go run ./hack/ci/images dist` puts it into dist/ first.
 ARG BASE_IMAGE=gcr.io/distroless/static-debian12:nonroot
 FROM ${BASE_IMAGE}
 COPY dist/evenkeel-operator /evenkeel-operator

@@ -59,7 +59,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	}
 	dist := filepath.Join(root, "dist")
 	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
-		return fmt.Errorf("make dist: %w", err)
+		return fmt.Errorf("create dist: %w", err)
 	}
 	b.report("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
 	built, err := release(ctx, root, b.progress(), "evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server")
