@@ -21,7 +21,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	root := &cobra.Command{
-		Use:   "netlab",
+		Use:   "net",
 		Short: "Create networks of unequal, failing paths on this machine, in network namespaces",
 		Long: `Create networks of unequal, failing paths on this machine, in network namespaces.
 
