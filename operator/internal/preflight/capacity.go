@@ -21,12 +21,12 @@ const (
 
 const (
 	gpuResource = corev1.ResourceName("nvidia.com/gpu")
-	// gpuCountLabel is what the GPU feature discovery saw in the machine.
+	// gpuCountLabel is the number of GPUs in the machine, by the GPU feature discovery.
 	gpuCountLabel = "nvidia.com/gpu.count"
 )
 
-// Capacity looks at what the API says about a node: whether pods with these tolerations can run on it, and whether all of
-// its GPUs are there. It costs nothing, and saves a run that would end in a timeout.
+// Capacity checks what the API says about a node: whether pods with these tolerations can run on it, and whether all of its
+// GPUs can be used. It needs no run, and saves one that would end in a timeout.
 func Capacity(node *corev1.Node, tolerations []corev1.Toleration) (v evenkeel.Verdict, reason, message string) {
 	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue

@@ -13,29 +13,29 @@ import (
 // Options are what the check's spec asks for, with defaults applied.
 type Options struct {
 	Stages []evenkeel.Stage
-	// Network has to carry the runs.
+	// Network is the network that has to carry the runs.
 	Network    string
 	Thresholds pairing.Thresholds
 	// Rails is the number of devices that stage Rails tries.
 	Rails int
-	// Seed varies who meets whom.
+	// Seed varies which nodes are paired.
 	Seed uint64
 }
 
-// PlannedRun is one run of the benchmark. Stage, Round and Index identify it; they are the same whenever it is derived.
+// PlannedRun is one run of the benchmark. Stage, Round and Index identify it, and are the same whenever it is derived.
 type PlannedRun struct {
 	Stage        evenkeel.Stage
 	Round, Index int
 	Nodes        []string
-	// Device is the rail to use, -1 for what the plugin chooses.
+	// Device is the rail to use; -1: the plugin chooses.
 	Device int
 }
 
-// Name is short and fit for parts of objects' names, such as p1-12.
+// Name is short and can be part of an object's name: p1-12.
 func (w PlannedRun) Name() string {
 	letter := strings.ToLower(string(w.Stage[:1]))
 	if w.Stage == evenkeel.StageRDMA {
-		letter = "v" // of verbs: Rails has the other
+		letter = "v" // for verbs, since Rails has the r
 	}
 	return fmt.Sprintf("%s%d-%d", letter, w.Round, w.Index)
 }
@@ -57,9 +57,9 @@ const (
 	slowRail          = 0.5 // of the median of a node's rails
 	messageUnfinished = "rounds are still to come"
 
-	// TransportRDMA is what a network says of itself that used RDMA.
+	// TransportRDMA is the transport that a network reports that used RDMA.
 	TransportRDMA = "rdma"
-	// minLockedMemory is less than any training needs over RDMA, and more than what container runtimes give by default.
+	// minLockedMemory is below what training over RDMA needs, and above the default of container runtimes.
 	minLockedMemory = 64 << 20
 )
 
@@ -67,7 +67,7 @@ const (
 type NodeResult struct {
 	Node
 	Stage evenkeel.Stage
-	// BusBW is the best that a run with the node reached over the wanted network, GB/s; 0 if none did.
+	// BusBW is the best bus bandwidth of a run with the node over the expected network, GB/s; 0 without one.
 	BusBW float64
 }
 
@@ -77,15 +77,15 @@ type FabricResult struct {
 	Verdict evenkeel.Verdict
 	Reason  string
 	Message string
-	// MinBusBW is what its runs were measured against, GB/s; 0: nothing.
+	// MinBusBW is the minimum that its runs had to reach, GB/s; 0: none.
 	MinBusBW float64
 }
 
-// Decision is what the record amounts to.
+// Decision is what follows from the record.
 type Decision struct {
-	// Pending without a result; none when the verdicts are final.
+	// Pending are the runs without a result; none when the verdicts are final.
 	Pending []PlannedRun
-	// Stage, Round, and how many of its runs there are in all.
+	// Stage and Round of the pending runs, and the total number of runs in that round.
 	Stage        evenkeel.Stage
 	Round, Total int
 	// Verdict is Fail if a node or a fabric failed, else Inconclusive if one of them is, else Pass.
@@ -97,7 +97,7 @@ type Decision struct {
 	Median float64
 }
 
-// Decide gives what to run now, or the final verdicts; verdicts that are not final are there too.
+// Decide returns the runs to start now, or the final verdicts. Preliminary verdicts are in the decision too.
 func Decide(o Options, r *Record) Decision {
 	s := &state{Options: o, record: r, results: make([]NodeResult, len(r.Nodes)), done: make(map[runKey]bool, len(r.Runs))}
 	for i := range r.Runs {
@@ -121,7 +121,7 @@ func Decide(o Options, r *Record) Decision {
 	return s.finish()
 }
 
-// runKey is what identifies a work.
+// runKey identifies a planned run.
 type runKey struct {
 	stage        evenkeel.Stage
 	round, index int
@@ -138,7 +138,7 @@ type state struct {
 
 func (s *state) has(stage evenkeel.Stage) bool { return slices.Contains(s.Stages, stage) }
 
-// undecided are the places of the nodes that no stage has anything against.
+// undecided returns the indexes of the nodes without a verdict.
 func (s *state) undecided() []int {
 	var open []int
 	for i := range s.results {
@@ -149,11 +149,12 @@ func (s *state) undecided() []int {
 	return open
 }
 
-// planMissing asks for those of the works that have no result, unless the check has ended, and reports whether all have one.
-func (s *state) planMissing(round int, works []PlannedRun) bool {
-	missing := slices.DeleteFunc(slices.Clone(works), func(w PlannedRun) bool { return s.done[runKey{w.Stage, w.Round, w.Index}] })
+// planMissing adds the runs without a result to the pending ones, unless the check has ended. It reports whether all runs have
+// a result.
+func (s *state) planMissing(round int, planned []PlannedRun) bool {
+	missing := slices.DeleteFunc(slices.Clone(planned), func(w PlannedRun) bool { return s.done[runKey{w.Stage, w.Round, w.Index}] })
 	if s.record.Ended == "" && len(missing) > 0 {
-		s.out.Pending, s.out.Round, s.out.Total = missing, round, len(works)
+		s.out.Pending, s.out.Round, s.out.Total = missing, round, len(planned)
 	}
 	return len(missing) == 0
 }
@@ -163,7 +164,7 @@ func (s *state) setNode(at int, stage evenkeel.Stage, v evenkeel.Verdict, reason
 	n.Stage, n.Verdict, n.Reason, n.Message = stage, v, reason, message
 }
 
-// eachRun calls visit for each run of a stage.
+// eachRun calls visit for each recorded run of a stage.
 func (s *state) eachRun(stage evenkeel.Stage, visit func(run *Run)) {
 	for i := range s.record.Runs {
 		if run := &s.record.Runs[i]; run.Stage == stage {
@@ -172,7 +173,7 @@ func (s *state) eachRun(stage evenkeel.Stage, visit func(run *Run)) {
 	}
 }
 
-// runProblem is what a run has against it, besides its speed: a reason and a line, empty if nothing.
+// runProblem returns what is wrong with a run apart from its speed, as a reason and a message. Both are empty if nothing is.
 func (s *state) runProblem(run *Run) (reason, message string) {
 	_, networks := s.record.names(run)
 	used, wanted := s.record.transports(run), s.record.Transport
@@ -186,15 +187,15 @@ func (s *state) runProblem(run *Run) (reason, message string) {
 	}
 	switch {
 	case run.Outcome == pairing.Fault:
-		return reasonFault, "the run says nothing" + detail
+		return reasonFault, "the run is inconclusive" + detail
 	case slices.ContainsFunc(networks, other):
 		return reasonFallback, fmt.Sprintf("ran over %s, not %s", strings.Join(networks, " and "), s.Network)
 	case run.Outcome == pairing.Broken:
 		return ReasonLocalBroken, "the run broke" + detail
 	case len(networks) == 0 && s.Network != "":
-		return reasonFault, "the run does not say which network carried it"
+		return reasonFault, "the log does not name the network that carried the run"
 	case wanted != "" && slices.Contains(used, ""):
-		return reasonFault, fmt.Sprintf("the run does not say whether it used %s", wanted)
+		return reasonFault, fmt.Sprintf("the log does not say whether the run used %s", wanted)
 	case wanted != "" && slices.ContainsFunc(used, func(t string) bool { return t != wanted }):
 		return ReasonTransport, fmt.Sprintf("used %s, not %s", strings.Join(used, " and "), wanted)
 	case run.Wrong > 0:
@@ -203,11 +204,11 @@ func (s *state) runProblem(run *Run) (reason, message string) {
 	return "", ""
 }
 
-// stageLocal tries each node by itself.
+// stageLocal tests each node by itself.
 func (s *state) stageLocal() { s.runInsideNodes(evenkeel.StageLocal, s.undecided()) }
 
-// stageRDMA tries each node that has the device by itself, over RDMA alone. Where all runs have to use RDMA, a node without it is
-// of no use; elsewhere it is left out.
+// stageRDMA tests each node that has the device by itself, over RDMA alone. If all runs have to use RDMA, a node without the
+// device fails; otherwise it is left out.
 func (s *state) stageRDMA() {
 	var having []int
 	for _, at := range s.undecided() {
@@ -221,11 +222,10 @@ func (s *state) stageRDMA() {
 	s.runInsideNodes(evenkeel.StageRDMA, having)
 }
 
-// runInsideNodes runs a stage within each of the nodes. What most nodes have in common is not the nodes' fault but that of what
-// they run.
-func (s *state) runInsideNodes(stage evenkeel.Stage, places []int) {
+// runInsideNodes runs a stage within each of the nodes. If most nodes fail, the plugin or the image is blamed and not the nodes.
+func (s *state) runInsideNodes(stage evenkeel.Stage, indexes []int) {
 	var works []PlannedRun
-	for _, at := range places {
+	for _, at := range indexes {
 		works = append(works, PlannedRun{Stage: stage, Round: 1, Index: at, Nodes: []string{s.record.Nodes[at].Name}, Device: -1})
 	}
 	s.planMissing(1, works)
@@ -238,7 +238,7 @@ func (s *state) runInsideNodes(stage evenkeel.Stage, places []int) {
 		tested++
 		reason, message := s.runProblem(run)
 		if stage == evenkeel.StageRDMA && s.lockedMemoryTooLow(run) {
-			reason, message = ReasonMemoryLock, fmt.Sprintf("pods may lock %d KiB of memory, which RDMA needs much more of: raise LimitMEMLOCK of the container runtime's service on the node, to infinity", *run.LockedMemory>>10)
+			reason, message = ReasonMemoryLock, fmt.Sprintf("pods may lock %d KiB of memory, and RDMA needs much more: set LimitMEMLOCK=infinity for the container runtime's service on the node", *run.LockedMemory>>10)
 		}
 		switch reason {
 		case "":
@@ -252,16 +252,16 @@ func (s *state) runInsideNodes(stage evenkeel.Stage, places []int) {
 	if bad > 1 && 2*bad > tested {
 		for i := range s.results {
 			if n := &s.results[i]; n.Stage == stage && n.Verdict == evenkeel.VerdictFail && n.Reason != ReasonNoRDMA {
-				n.Verdict, n.Reason, n.Message = evenkeel.VerdictInconclusive, ReasonPlugin, text.Clip(n.Message, maxDetail)+"; so did too many others for this node to be the cause"
+				n.Verdict, n.Reason, n.Message = evenkeel.VerdictInconclusive, ReasonPlugin, text.Clip(n.Message, maxDetail)+"; so many other nodes did too that this node is not the cause"
 			}
 		}
 		s.out.Fabrics = append(s.out.Fabrics, FabricResult{Pools: []string{}, Verdict: evenkeel.VerdictFail, Reason: ReasonPlugin,
-			Message: fmt.Sprintf("%d of %d nodes failed by themselves: more likely the plugin, the profile or the image than the nodes", bad, tested)})
+			Message: fmt.Sprintf("%d of %d nodes failed by themselves: the cause is more likely the plugin, the profile or the image", bad, tested)})
 	}
 }
 
-// lockedMemoryTooLow reports whether the run's processes may lock less memory than RDMA works with. With the capability the
-// limit does not count.
+// lockedMemoryTooLow reports whether the run's processes may lock less memory than RDMA needs. With the capability IPC_LOCK
+// the limit does not apply.
 func (s *state) lockedMemoryTooLow(run *Run) bool {
 	exempt := s.record.Plugin[evenkeel.MemoryLockKey] != ""
 	return !exempt && run.LockedMemory != nil && *run.LockedMemory >= 0 && *run.LockedMemory < minLockedMemory
@@ -313,8 +313,9 @@ func (s *state) stagePairs() {
 	s.out.Median = pairing.Median(speeds)
 }
 
-// effectiveNetworks are what carried a run, as package verdict compares it with the wanted network: another transport than the wanted
-// one is another network, and a run that does not say its transport does not say what carried it.
+// effectiveNetworks returns the networks that carried a run, for package pairing to compare with the expected network. A
+// network with another transport than the expected one counts as another network. If a transport is unknown, so is the
+// network.
 func (s *state) effectiveNetworks(run *Run) []string {
 	_, networks := s.record.names(run)
 	wanted := s.record.Transport
@@ -332,7 +333,7 @@ func (s *state) effectiveNetworks(run *Run) []string {
 	return networks
 }
 
-// badLinksMessage names runs that were bad between good nodes.
+// badLinksMessage names bad runs between good nodes.
 func (s *state) badLinksMessage(runs []pairing.Run, links []int) string {
 	var all []string
 	for i, at := range links {
@@ -345,7 +346,7 @@ func (s *state) badLinksMessage(runs []pairing.Run, links []int) string {
 	return "; bad between good nodes: " + strings.Join(all, ", ")
 }
 
-// stageRails tries each device of the nodes that failed with a partner of their pool that passed.
+// stageRails tests each device of the nodes that failed, with a partner of their pool that passed.
 func (s *state) stageRails() {
 	type suspect struct{ at, partner int }
 	var suspects []suspect
@@ -446,7 +447,7 @@ func (s *state) stageGang() {
 	})
 }
 
-// finish gives verdicts to the nodes that no stage had anything against, and sums up.
+// finish gives verdicts to the undecided nodes, and the verdict on the whole.
 func (s *state) finish() Decision {
 	for i := range s.results {
 		n := &s.results[i]

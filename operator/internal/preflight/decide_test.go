@@ -151,7 +151,7 @@ func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
 
 func TestACheckThatEndsEarlySaysSo(t *testing.T) {
 	r := pool(4)
-	r.Ended = "the check's time was up"
+	r.Ended = "the check's timeout expired"
 	d := Decide(all, r)
 	if len(d.Pending) != 0 || d.Verdict != evenkeel.VerdictInconclusive {
 		t.Fatalf("%+v", d)

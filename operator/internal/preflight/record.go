@@ -1,6 +1,5 @@
-// Package preflight decides how a check goes on and what it found: which stage is next, what is to be run now, what the
-// runs say. It is pure: [Decide] derives everything from the options and the [Record], so that a controller that restarts
-// goes on where it was.
+// Package preflight decides how a check proceeds and what it found: the next stage, the runs to start, the verdicts. It is pure.
+// [Decide] derives everything from the options and the [Record], so that a restarted controller continues where it was.
 package preflight
 
 import (
@@ -15,60 +14,61 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// Record is what a check knows. It is kept outside of the check's status, which stays small however many nodes there are.
+// Record has the nodes and all results of a check. It is kept outside of the check's status, which stays small however many
+// nodes there are.
 type Record struct {
 	// Started is when the nodes were chosen.
 	Started time.Time `json:"started"`
 	// Launcher is what starts the runs, never Auto.
 	Launcher evenkeel.Launcher `json:"launcher"`
-	// Plugin is the profile as it was then, in the form in which it travels to pods, so that all runs are with the same.
+	// Plugin is the profile at that time, as annotations of pods, so that all runs use the same.
 	Plugin map[string]string `json:"plugin"`
-	// Transport is what every run has to use; empty: what the plugin chooses.
+	// Transport is the transport that every run has to use; empty: the plugin chooses.
 	Transport string `json:"transport,omitempty"`
-	// Nodes are the chosen ones. The list never changes: everything that is derived depends on it.
+	// Nodes are the selected nodes. The list never changes: everything that is derived depends on it.
 	Nodes []Node `json:"nodes"`
 	// Networks that carried runs, each once.
 	Networks []ncclout.Network `json:"networks,omitempty"`
-	// Runs that have ended, in the order in which that was seen.
+	// Runs that have ended, in the order in which the controller saw it.
 	Runs []Run `json:"runs,omitempty"`
 	// Finished is when the verdicts were final; zero before.
 	Finished time.Time `json:"finished,omitzero"`
-	// Ended is set where the check ended before it knew everything, and says why.
+	// Ended is set if the check ended early, and says why.
 	Ended string `json:"ended,omitempty"`
 }
 
-// Node is a chosen one.
+// Node is a selected node.
 type Node struct {
 	Name string `json:"name"`
 	Pool string `json:"pool,omitempty"`
-	// Verdict, Reason and Message are what stage Capacity has against the node; empty if nothing.
+	// Verdict, Reason and Message are the findings of stage Capacity; empty if the node is fine.
 	Verdict evenkeel.Verdict `json:"verdict,omitempty"`
 	Reason  string           `json:"reason,omitempty"`
 	Message string           `json:"message,omitempty"`
-	// RDMA says that the node offers the device that jobs get.
+	// RDMA is set if the node offers the device that jobs get.
 	RDMA bool `json:"rdma,omitempty"`
 }
 
-// Run is one that has ended.
+// Run is the result of a run that has ended.
 type Run struct {
 	Stage evenkeel.Stage `json:"stage"`
 	Round int            `json:"round"`
 	Index int            `json:"index"`
-	// Nodes are places in Record.Nodes.
+	// Nodes are indexes into Record.Nodes.
 	Nodes   []int           `json:"nodes"`
 	Outcome pairing.Outcome `json:"outcome"`
-	// BusBW is the peak over all sizes, GB/s, and Wrong the wrong elements.
+	// BusBW is the peak over all sizes, GB/s. Wrong is the number of wrong elements.
 	BusBW float64 `json:"busBW,omitempty"`
 	Wrong int64   `json:"wrong,omitempty"`
-	// Networks are places in Record.Networks.
+	// Networks are indexes into Record.Networks.
 	Networks []int `json:"networks,omitempty"`
-	// LockedMemory is how much memory its processes may lock, bytes; negative: no limit; nil where it does not say.
+	// LockedMemory is the limit of memory that its processes may lock, bytes; negative: no limit; nil: unknown.
 	LockedMemory *int64 `json:"lockedMemory,omitempty"`
-	// Detail is for people.
+	// Detail is text for people.
 	Detail string `json:"detail,omitempty"`
 }
 
-// Measurement is what a run came to.
+// Measurement is what the log of a run says.
 type Measurement struct {
 	Outcome  pairing.Outcome
 	BusBW    float64
@@ -79,10 +79,10 @@ type Measurement struct {
 	Detail       string
 }
 
-// maxDetail keeps the record of thousands of failing runs within what a ConfigMap takes.
+// maxDetail keeps the record of thousands of failing runs within the size limit of a ConfigMap.
 const maxDetail = 240
 
-// Add records that the work came to this. A second result of the same work is ignored; it reports whether it was the first.
+// Add records the result of a run. A second result of the same run is ignored. It reports whether this was the first.
 func (r *Record) Add(w PlannedRun, m Measurement) bool {
 	if r.Has(w) {
 		return false
@@ -103,14 +103,14 @@ func (r *Record) Add(w PlannedRun, m Measurement) bool {
 	return true
 }
 
-// Has reports whether the work has a result.
+// Has reports whether the run has a result.
 func (r *Record) Has(w PlannedRun) bool {
 	return slices.ContainsFunc(r.Runs, func(run Run) bool {
 		return run.Stage == w.Stage && run.Round == w.Round && run.Index == w.Index
 	})
 }
 
-// names of the nodes of a run, and of the networks that carried it.
+// names returns the names of the run's nodes, and of the networks that carried it.
 func (r *Record) names(run *Run) (nodes, networks []string) {
 	for _, at := range run.Nodes {
 		nodes = append(nodes, r.Nodes[at].Name)
@@ -121,7 +121,7 @@ func (r *Record) names(run *Run) (nodes, networks []string) {
 	return nodes, networks
 }
 
-// transports that the run's networks used, each once; empty ones where it does not say.
+// transports returns the transports of the run's networks, each once; "" stands for an unknown one.
 func (r *Record) transports(run *Run) []string {
 	var all []string
 	for _, at := range run.Networks {
@@ -132,13 +132,13 @@ func (r *Record) transports(run *Run) []string {
 	return all
 }
 
-// Encode gives the record's text.
+// Encode returns the record as JSON.
 func (r *Record) Encode() (string, error) {
 	text, err := json.Marshal(r)
 	return string(text), err
 }
 
-// Decode reads what Encode gave. The text lies where others may have changed it, so every place in it is checked.
+// Decode reads the result of Encode. Others may have changed the text, so every index in it is checked.
 func Decode(text string) (*Record, error) {
 	r := &Record{}
 	if err := json.Unmarshal([]byte(text), r); err != nil {

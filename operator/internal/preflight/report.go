@@ -12,13 +12,13 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// ReportFiles are a report for people.
+// ReportFiles are a check's report for people.
 type ReportFiles struct{ Markdown, SVG string }
 
-// Bounds of a report: a ConfigMap takes 1 MiB, and a page's reader less.
+// Limits of a report: a ConfigMap has at most 1 MiB.
 const (
 	maxListed = 200
-	// maxDrawn nodes are on the heat map: those that did not pass first, then those that met them.
+	// maxDrawn is the maximum number of nodes on the heat map: first those that did not pass, then their partners.
 	maxDrawn = 48
 	cell     = 14
 )
@@ -73,7 +73,7 @@ func markdown(name string, r *Record, d Decision) string {
 
 func escapeCell(s string) string { return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s) }
 
-// heatMap draws the runs of stage Pairs: a row and a column for each node, a square for each pair that met.
+// heatMap draws the runs of stage Pairs: a row and a column for each node, a square for each pair that was tested.
 func heatMap(r *Record, d Decision) string {
 	drawn := selectDrawn(r, d)
 	at := map[int]int{}
@@ -124,7 +124,7 @@ var drawWeights = map[evenkeel.Verdict]int{evenkeel.VerdictFail: 0, evenkeel.Ver
 
 const partnerWeight = 3
 
-// selectDrawn gives the places of the nodes to draw, in the order of their names.
+// selectDrawn returns the indexes of the nodes to draw, in the order of their names.
 func selectDrawn(r *Record, d Decision) []int {
 	weight := make([]int, len(r.Nodes))
 	for i := range d.Nodes {
@@ -149,7 +149,7 @@ func selectDrawn(r *Record, d Decision) []int {
 	return places
 }
 
-// colourOf goes from red, half of the median or less, to green, the median or more.
+// colourOf goes from red (half of the median or less) to green (the median or more).
 func colourOf(run *Run, median float64) string {
 	if run.Outcome == pairing.Fault {
 		return "#bbb"

@@ -414,7 +414,7 @@ func TestTheWholeChecksTimeIsBounded(t *testing.T) {
 	eventually(t, "runs are there", func(context.Context) (bool, error) { return len(f.all()) > 0, nil })
 	time.advance(3601 * 1e9)
 	c = ended(t, c)
-	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || !strings.Contains(s.Message, "time, 3600 s, was up") {
+	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || !strings.Contains(s.Message, "timeout of 3600 s expired") {
 		t.Errorf("%+v", s)
 	}
 }

@@ -1,5 +1,5 @@
-// Package defaults applies the NetworkProfile that comes with an installation. Who installs cannot create it in the
-// same step as its kind; the controller can, as soon as the API server serves it.
+// Package defaults applies the NetworkProfile of an installation. Helm cannot create it in the same step as its CRD. The
+// controller can, as soon as the API server serves the kind.
 package defaults
 
 import (
@@ -20,11 +20,11 @@ import (
 
 const fieldOwner = client.FieldOwner("evenkeel-default-profile")
 
-// Profile applies one NetworkProfile when the process leads.
+// Profile applies one NetworkProfile while this replica is the leader.
 type Profile struct {
 	object *unstructured.Unstructured
 	client client.Client
-	// retry starts quickly, for the first seconds of an installation, and then spares the API server.
+	// retry starts with a short interval, for the first seconds of an installation.
 	retry wait.Backoff
 }
 
@@ -44,7 +44,7 @@ func Load(file string, c client.Client) (*Profile, error) {
 	if profile.Name == "" {
 		return nil, fmt.Errorf("default profile %s: metadata.name is missing", file)
 	}
-	// Applied is what the file says, not what a typed object would add to it.
+	// The file's content is applied as it is. A typed object would add fields.
 	object := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal(text, &object.Object); err != nil {
 		return nil, fmt.Errorf("default profile %s: %w", file, err)
@@ -72,7 +72,7 @@ func (p *Profile) Start(ctx context.Context) error {
 			return nil
 		case ctx.Err() != nil:
 			return nil
-		case apierrors.IsInvalid(err), apierrors.IsBadRequest(err): // asking again would give the same answer
+		case apierrors.IsInvalid(err), apierrors.IsBadRequest(err): // another attempt would fail alike
 			return fmt.Errorf("default profile %s: %w", p.object.GetName(), err)
 		}
 		logger.Info("cannot apply the default profile yet", "reason", err.Error())

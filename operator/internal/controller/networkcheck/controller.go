@@ -1,8 +1,9 @@
-// Package networkcheck runs NetworkChecks: it starts what package preflight asks for, records what came of it, and cleans up.
+// Package networkcheck runs NetworkChecks: it starts the runs that package preflight plans, records their results, and cleans
+// up.
 //
-// What is known about a check lies in the record of its report, a ConfigMap, and in its Jobs; nothing is kept in memory. A
-// result is recorded before its Job is deleted, the record is read from the API server itself and written only if nobody
-// else has, and names follow from the work: so no run happens twice, whenever the controller stops.
+// The state of a check is in the record of its report, a ConfigMap, and in its Jobs. Nothing is kept in memory. A result is
+// recorded before its Job is deleted. The record is read from the API server and written with a precondition. Names of Jobs
+// follow from the planned run. So no run happens twice, whenever the controller stops.
 package networkcheck
 
 import (
@@ -42,16 +43,16 @@ import (
 
 const (
 	fieldOwner = client.FieldOwner("evenkeel-networkcheck")
-	// expectedNetwork is what has to carry every run: the plugin's own name, as it tells NCCL.
+	// expectedNetwork has to carry every run. It is the name that the plugin reports to NCCL.
 	expectedNetwork = "Evenkeel"
-	// concurrentChecks are worked on at a time; each waits for nothing but the API server.
+	// concurrentChecks is the number of checks that are reconciled at a time; each waits for the API server only.
 	concurrentChecks = 4
-	// debounceDelay is how long runs that end are gathered: their results are recorded with one write.
+	// debounceDelay is how long ended runs are collected, so that their results are recorded with one write.
 	debounceDelay = 300 * time.Millisecond
-	// A check goes on soon after the API server does, however long it was away.
+	// A short maximum, so that checks continue soon after an outage of the API server.
 	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
 
-	// RecordFile, ReportFile and PairsFile are the report's parts.
+	// RecordFile, ReportFile and PairsFile are the keys of the report's ConfigMap.
 	RecordFile = "record.json"
 	ReportFile = "report.md"
 	PairsFile  = "pairs.svg"
@@ -59,12 +60,12 @@ const (
 
 // Reconciler runs the NetworkChecks of one namespace.
 type Reconciler struct {
-	// Namespace is the one whose checks are run: its administrators are trusted with images on any node. Checks elsewhere
-	// are told so.
+	// Namespace is the one whose checks run: its administrators may run images on any node. Checks in other namespaces end
+	// with the reason WrongNamespace.
 	Namespace string
-	// BenchImage is the runner Bench's image where a check names none.
+	// BenchImage is the image of the runner Bench for checks that name none.
 	BenchImage string
-	// Logs reads the results.
+	// Logs reads the logs with the results.
 	Logs LogReader
 	// Now is the time, and Poll how long at most until pods are looked at again.
 	Clock clock.PassiveClock
@@ -74,7 +75,7 @@ type Reconciler struct {
 	live   client.Reader
 }
 
-// Cached keeps only Jobs that belong to checks, in the one namespace.
+// Cached restricts the cache to Jobs of checks, in the one namespace.
 func Cached(namespace string) map[client.Object]cache.ByObject {
 	ours, err := labels.NewRequirement(evenkeel.CheckKey, selection.Exists, nil)
 	if err != nil {
@@ -88,7 +89,7 @@ func Cached(namespace string) map[client.Object]cache.ByObject {
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
-	// Nodes and profiles are watched too: reading what is not is an error.
+	// Nodes and profiles are watched too: reading kinds that are not watched is an error.
 	for _, object := range []client.Object{&corev1.Node{}, &evenkeel.NetworkProfile{}} {
 		if _, err := mgr.GetCache().GetInformer(context.Background(), object); err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
@@ -104,14 +105,14 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		Complete(c)
 }
 
-// Reconcile takes a check as far as it goes now.
+// Reconcile advances a check as far as possible now.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	object := &evenkeel.NetworkCheck{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if object.DeletionTimestamp != nil {
-		return reconcile.Result{}, nil // what it owns goes with it
+		return reconcile.Result{}, nil // garbage collection deletes what it owns
 	}
 	if meta.IsStatusConditionTrue(object.Status.Conditions, evenkeel.ConditionComplete) {
 		return c.deleteExpired(ctx, object)
@@ -130,7 +131,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return c.reconcileRuns(ctx, check, report)
 }
 
-// deleteExpired deletes a check that has ended when its time has come.
+// deleteExpired deletes a check that has ended, after its ttlSecondsAfterFinished.
 func (c *Reconciler) deleteExpired(ctx context.Context, object *evenkeel.NetworkCheck) (reconcile.Result, error) {
 	if object.Spec.TTLSecondsAfterFinished == nil || object.Status.CompletionTime == nil {
 		return reconcile.Result{}, nil
@@ -151,7 +152,7 @@ type checkReport struct {
 	record *preflight.Record
 }
 
-// loadReport reads the check's report, or begins it. It is nil where the check cannot be run, which its status then says.
+// loadReport reads the check's report, or creates it. It is nil if the check cannot be run; the status then says why.
 func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*checkReport, error) {
 	r := &checkReport{ConfigMap: &corev1.ConfigMap{}}
 	err := c.live.Get(ctx, client.ObjectKey{Namespace: check.Object.Namespace, Name: check.ReportName()}, r.ConfigMap)
@@ -162,7 +163,7 @@ func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*checkR
 		return nil, fmt.Errorf("read the report of NetworkCheck %s: %w", check.Object.Name, err)
 	}
 	if owner := metav1.GetControllerOf(r.ConfigMap); owner == nil || owner.UID != check.Object.UID {
-		return nil, c.setNotRunnable(ctx, check.Object, "ReportNameTaken", fmt.Sprintf("the ConfigMap %s, which would be the report, belongs to something else", r.Name))
+		return nil, c.setNotRunnable(ctx, check.Object, "ReportNameTaken", fmt.Sprintf("the report needs the name of ConfigMap %s, which belongs to another object", r.Name))
 	}
 	if r.record, err = preflight.Decode(r.Data[RecordFile]); err != nil {
 		return nil, c.setNotRunnable(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
@@ -174,7 +175,7 @@ func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*checkR
 	return r, nil
 }
 
-// createReport chooses the nodes, pins the plugin and writes both down.
+// createReport selects the nodes, pins the plugin and records both.
 func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*checkReport, error) {
 	if check.Options.Runner.Image == "" {
 		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without preflight.benchImage")
@@ -182,7 +183,7 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*chec
 	profile := &evenkeel.NetworkProfile{}
 	err := c.client.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
 	if apierrors.IsNotFound(err) {
-		// Nobody is refused for a cache that has yet to see what was applied together with the check.
+		// The cache may be behind: the profile may have been applied together with the check.
 		err = c.live.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
 	}
 	switch {
@@ -219,13 +220,13 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*chec
 	}
 	r := &checkReport{ConfigMap: &corev1.ConfigMap{ObjectMeta: check.Meta(check.ReportName()), Data: map[string]string{RecordFile: text}}, record: record}
 	if err := c.client.Create(ctx, r.ConfigMap); err != nil {
-		return nil, fmt.Errorf("begin the report of NetworkCheck %s: %w", check.Object.Name, err)
+		return nil, fmt.Errorf("create the report of NetworkCheck %s: %w", check.Object.Name, err)
 	}
-	c.recordEvent(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes were chosen; runs are started by %s, over the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
+	c.recordEvent(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes selected; runs are started by %s and use the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
 	return r, nil
 }
 
-// rdmaProblem is what keeps stage RDMA from being run, where it is asked for; empty if nothing does.
+// rdmaProblem says why stage RDMA cannot run, if it was requested; empty if it can.
 func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher evenkeel.Launcher) string {
 	device := check.Plugin.RDMA
 	switch {
@@ -238,12 +239,12 @@ func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher e
 		}
 		return fmt.Sprintf("stage RDMA: jobs of NetworkProfile %s get no RDMA device: %s", profile.Name, why)
 	case device.LockMemory && launcher == evenkeel.LauncherMPIJob:
-		return fmt.Sprintf("stage RDMA: NetworkProfile %s lets containers lock memory by a capability, which counts for root only, and MPIJobs do not run as root: set runner.launcher to IndexedJob", profile.Name)
+		return fmt.Sprintf("stage RDMA: NetworkProfile %s lets containers lock memory by a capability, which is effective for root only, and MPIJobs do not run as root: set runner.launcher to IndexedJob", profile.Name)
 	}
 	return ""
 }
 
-// resolveLauncher decides what Auto means here; it is empty where the cluster lacks what was asked for.
+// resolveLauncher resolves Auto. It returns "" if the cluster lacks the launcher that was requested.
 func (c *Reconciler) resolveLauncher(runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
 	if runner.Launcher == evenkeel.LauncherIndexedJob {
 		return runner.Launcher, nil
@@ -260,8 +261,8 @@ func (c *Reconciler) resolveLauncher(runner evenkeel.RunnerSpec) (evenkeel.Launc
 	return evenkeel.LauncherIndexedJob, nil
 }
 
-// selectNodes lists the check's nodes and, for stage Capacity, what the API has against each. The list is read live: what is
-// cached of a node is less than this needs.
+// selectNodes lists the check's nodes and, for stage Capacity, the findings about each. It reads from the API server, since the
+// cache has only a part of each node.
 func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]preflight.Node, error) {
 	selector := labels.Nothing()
 	names := check.Object.Spec.Nodes.Names
@@ -311,7 +312,7 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 	return nodes, nil
 }
 
-// OptionsOf are what the spec asks for, in the form in which package preflight takes it.
+// OptionsOf converts the spec of a check for package preflight.
 func OptionsOf(object *evenkeel.NetworkCheck) preflight.Options {
 	spec := object.Spec.WithDefaults()
 	o := preflight.Options{Stages: spec.Stages, Network: expectedNetwork}
@@ -335,12 +336,12 @@ func OptionsOf(object *evenkeel.NetworkCheck) preflight.Options {
 	return o
 }
 
-// reconcileRuns records the runs that have ended, starts those that are next, and ends the check when there are none.
+// reconcileRuns records the runs that have ended, starts the next ones, and finishes the check if there are none.
 func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *checkReport) (reconcile.Result, error) {
 	options := OptionsOf(check.Object)
 	deadline := r.record.Started.Add(time.Duration(*check.Options.TimeoutSeconds) * time.Second)
 	if r.record.Ended == "" && !c.Clock.Now().Before(deadline) {
-		r.record.Ended = fmt.Sprintf("the check's time, %d s, was up", *check.Options.TimeoutSeconds)
+		r.record.Ended = fmt.Sprintf("the check's timeout of %d s expired", *check.Options.TimeoutSeconds)
 		if err := c.saveRecord(ctx, r); err != nil {
 			return reconcile.Result{}, err
 		}
@@ -374,7 +375,7 @@ func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *che
 	return reconcile.Result{RequeueAfter: min(c.Poll, max(time.Millisecond, deadline.Sub(c.Clock.Now())))}, nil
 }
 
-// collectResults records what has ended. It returns the works that run, and the Jobs that are of no more use.
+// collectResults records the results of ended runs. It returns the runs that are still running, and the Jobs to delete.
 func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works []preflight.PlannedRun, existing map[string]runJob, r *checkReport) (running []preflight.PlannedRun, done []client.Object, err error) {
 	var pods map[string][]corev1.Pod
 	if len(existing) > 0 {
@@ -391,7 +392,7 @@ func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works
 		delete(existing, j.GetName())
 		m, err := c.readResult(ctx, check, w, j, pods[j.GetName()])
 		if err != nil {
-			// The others go on; this one has its timeout.
+			// The other runs continue; this one has its timeout.
 			log.FromContext(ctx).Info("cannot read a result yet", "run", j.GetName(), "reason", err.Error())
 		}
 		if m == nil {
@@ -413,7 +414,7 @@ func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works
 	return running, done, err
 }
 
-// saveRecord writes the record, unless somebody else has meanwhile.
+// saveRecord writes the record. It fails if the ConfigMap was changed meanwhile.
 func (c *Reconciler) saveRecord(ctx context.Context, r *checkReport) error {
 	text, err := r.record.Encode()
 	if err != nil {
@@ -426,8 +427,8 @@ func (c *Reconciler) saveRecord(ctx context.Context, r *checkReport) error {
 	return nil
 }
 
-// startRuns starts what the limit allows of the works that do not run, none on a node that is in use. It reports whether the
-// API server refused one for good, as by a policy of the cluster: that is noted in the record.
+// startRuns starts as many of the pending runs as the limit allows, none on a node that is in use. It reports whether the API
+// server refused one permanently, such as by a policy of the cluster. Such runs are recorded as faults.
 func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkReport, works, running []preflight.PlannedRun) (refused bool, err error) {
 	busy, names := map[string]bool{}, map[string]bool{}
 	occupy := func(w preflight.PlannedRun) {
@@ -443,7 +444,7 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkRe
 		if names[w.Name()] || slices.ContainsFunc(w.Nodes, func(n string) bool { return busy[n] }) {
 			continue
 		}
-		// What is larger than the limit, as a whole pool may be, runs alone.
+		// A run that is larger than the limit, such as one of a whole pool, runs alone.
 		if len(busy) > 0 && len(busy)+len(w.Nodes) > int(*check.Options.MaxConcurrentNodes) {
 			break
 		}
@@ -468,7 +469,7 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkRe
 	return refused, nil
 }
 
-// finish writes the report, removes what is left, and says what was found.
+// finish writes the report, deletes the remaining objects, and sets the final status.
 func (c *Reconciler) finish(ctx context.Context, check jobs.Check, r *checkReport, decision preflight.Decision) error {
 	left, err := c.listJobs(ctx, check, r.record.Launcher)
 	if err != nil {
@@ -481,7 +482,7 @@ func (c *Reconciler) finish(ctx context.Context, check jobs.Check, r *checkRepor
 	if err := c.deleteObjects(ctx, objects...); err != nil {
 		return err
 	}
-	// Once: a status that could not be written is the same the next time.
+	// Only once, so that a status that could not be written is the same at the next attempt.
 	if r.record.Finished.IsZero() {
 		files := preflight.Report(check.Object.Name, r.record, decision)
 		r.record.Finished, r.Data[ReportFile], r.Data[PairsFile] = c.Clock.Now().UTC().Truncate(time.Second), files.Markdown, files.SVG

@@ -17,7 +17,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
-// LogReader reads what a container wrote.
+// LogReader reads the log of a container.
 type LogReader interface {
 	// Tail returns the end of the log of the container jobs.Container, whole lines but for the first.
 	Tail(ctx context.Context, namespace, pod string) ([]byte, error)
@@ -26,7 +26,7 @@ type LogReader interface {
 // PodLogs reads logs from the API server.
 type PodLogs struct{ Clientset kubernetes.Interface }
 
-// Bounds of what is read of a log: nobody but a benchmark gone astray writes more.
+// Limits of what is read of a log. Only a malfunctioning benchmark writes more.
 const (
 	maxLogLines = 5000
 	maxLogBytes = 8 << 20
@@ -47,14 +47,14 @@ func (l PodLogs) Tail(ctx context.Context, namespace, pod string) ([]byte, error
 	return text, nil
 }
 
-// permanentWaitReasons are reasons for which a container waits that no waiting mends.
+// permanentWaitReasons are reasons of waiting containers that do not go away by waiting.
 var permanentWaitReasons = []string{
 	"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "SignatureValidationFailed",
 	"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
 }
 
-// blockingReason is what keeps a run from saying anything about the network, as far as its pods tell; empty if nothing does.
-// Ranks that ended by themselves are no obstacle: their logs tell.
+// blockingReason says why a run cannot have a result, by the status of its pods; empty if it can. Ranks that ended by themselves
+// do not count: their logs have the result.
 func blockingReason(pods []corev1.Pod) string {
 	for i := range pods {
 		pod := &pods[i]
@@ -107,7 +107,7 @@ func terminatedStates(pod *corev1.Pod) []*corev1.ContainerStateTerminated {
 	return all
 }
 
-// pendingReason says what the pods wait for, for a run whose time is up.
+// pendingReason says what the pods of a timed-out run wait for.
 func pendingReason(pods []corev1.Pod, wanted int) string {
 	if len(pods) < wanted {
 		return fmt.Sprintf("%d of its %d pods exist", len(pods), wanted)
@@ -130,7 +130,7 @@ func joinReason(reason, message string) string {
 	return strings.TrimSuffix(reason+": "+strings.Join(strings.Fields(message), " "), ": ")
 }
 
-// parseMeasurement says what a run came to whose processes ended by themselves.
+// parseMeasurement returns the result of a run whose processes ended by themselves.
 func parseMeasurement(log []byte) preflight.Measurement {
 	report, err := ncclout.Parse(log)
 	m := preflight.Measurement{Outcome: pairing.Measured, BusBW: report.PeakBusBW(), Wrong: report.OutOfBounds, Networks: report.Networks}
@@ -151,7 +151,7 @@ func faultMeasurement(detail string) preflight.Measurement {
 	return preflight.Measurement{Outcome: pairing.Fault, Detail: detail}
 }
 
-// resultPod is the pod whose log has the results: an MPIJob's launcher, else rank 0.
+// resultPod returns the pod whose log has the results: the launcher of an MPIJob, else rank 0.
 func resultPod(pods []corev1.Pod) *corev1.Pod {
 	for i := range pods {
 		labels := pods[i].Labels

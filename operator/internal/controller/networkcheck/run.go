@@ -23,11 +23,11 @@ import (
 type runJob struct {
 	client.Object
 	ended bool
-	// failure it ended, in the words of its own controller; empty if it succeeded.
+	// failure is the reason and message of its controller; empty if it succeeded.
 	failure string
 }
 
-// listJobs lists the check's, by name. Those of another check of the same name, which was deleted a moment ago, are left out.
+// listJobs returns the check's Jobs or MPIJobs by name. It leaves out those of a deleted check of the same name.
 func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher) (map[string]runJob, error) {
 	found := map[string]runJob{}
 	options := []client.ListOption{client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}}
@@ -95,7 +95,7 @@ func mpiJobEnded(j *unstructured.Unstructured) (ended bool, why string) {
 	return false, ""
 }
 
-// createRun starts the work. What is there already is what a reader behind the times did not show.
+// createRun starts the run. If it exists already, the cache was behind.
 func (c *Reconciler) createRun(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher, w preflight.PlannedRun) error {
 	var object client.Object
 	var err error
@@ -113,7 +113,7 @@ func (c *Reconciler) createRun(ctx context.Context, check jobs.Check, launcher e
 	return nil
 }
 
-// deleteObjects deletes runs, and their pods with them.
+// deleteObjects deletes objects, and the pods of Jobs with them.
 func (c *Reconciler) deleteObjects(ctx context.Context, objects ...client.Object) error {
 	var all []error
 	for _, object := range objects {
@@ -128,8 +128,8 @@ func (c *Reconciler) deleteObjects(ctx context.Context, objects ...client.Object
 	return errors.Join(all...)
 }
 
-// listPods are those of the check's runs, by the run's name. They are read live: what is kept of a cluster's pods is none of
-// these, and what counts of a Job is watched.
+// listPods returns the pods of the check's runs, by the run's name. It reads from the API server, since the cache does not have
+// these pods.
 func (c *Reconciler) listPods(ctx context.Context, check jobs.Check) (map[string][]corev1.Pod, error) {
 	var list corev1.PodList
 	if err := c.live.List(ctx, &list, client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}); err != nil {
@@ -142,7 +142,7 @@ func (c *Reconciler) listPods(ctx context.Context, check jobs.Check) (map[string
 	return runs, nil
 }
 
-// readResult gives the result of the work, if there is one.
+// readResult returns the result of the run; nil if there is none yet.
 func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, w preflight.PlannedRun, j runJob, pods []corev1.Pod) (*preflight.Measurement, error) {
 	for _, name := range w.Nodes {
 		switch err := c.client.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{}); {

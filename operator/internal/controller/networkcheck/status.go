@@ -23,21 +23,21 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// Bounds of a status, which the API server enforces.
+// Limits of a status. The API server enforces them.
 const (
 	maxFindings   = 64
 	maxFabrics    = 16
 	maxPools      = 8
 	maxNetworks   = 8
-	maxMessage    = 300 // so that a status of all that these allow has less than 64 KiB
+	maxMessage    = 300 // with it, the largest status has less than 64 KiB
 	maxSummary    = 1024
 	maxBadNodes   = 512
 	reasonEnded   = "Ended"
 	reasonRunning = "Running"
-	progressStep  = 10 // percent; a status write for each of a thousand runs would help nobody
+	progressStep  = 10 // percent; limits the number of status writes
 )
 
-// Quantity is a bandwidth for people: whole megabytes per second, in the largest unit that loses nothing.
+// Quantity converts a bandwidth: whole megabytes per second, in the largest unit without a loss.
 func Quantity(gigabytes float64) *resource.Quantity {
 	if !(gigabytes > 0) || gigabytes > 1e9 {
 		return nil
@@ -49,7 +49,7 @@ func Quantity(gigabytes float64) *resource.Quantity {
 	return resource.NewScaledQuantity(mega, resource.Mega)
 }
 
-// updateProgress writes how far a check is.
+// updateProgress writes the progress of a check to its status.
 func (c *Reconciler) updateProgress(ctx context.Context, check jobs.Check, record *preflight.Record, d preflight.Decision) error {
 	status := check.Object.Status.DeepCopy()
 	started, nodes := metav1.NewTime(record.Started), int32(len(record.Nodes))
@@ -64,7 +64,7 @@ func (c *Reconciler) updateProgress(ctx context.Context, check jobs.Check, recor
 	return statusapply.Apply(ctx, c.client, fieldOwner, check.Object, &check.Object.Status, status)
 }
 
-// setNotRunnable ends a check that cannot be run.
+// setNotRunnable ends a check that cannot be run, with an inconclusive verdict.
 func (c *Reconciler) setNotRunnable(ctx context.Context, object *evenkeel.NetworkCheck, reason, message string) error {
 	status := object.Status.DeepCopy()
 	now := metav1.NewTime(c.Clock.Now().Truncate(time.Second))
@@ -82,7 +82,7 @@ func setCondition(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkC
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-// finalStatus is the status of a check that has ended.
+// finalStatus returns the status of a check that has ended.
 func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d preflight.Decision) *evenkeel.NetworkCheckStatus {
 	status := object.Status.DeepCopy()
 	now := record.Finished
@@ -145,7 +145,7 @@ func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d pref
 	return status
 }
 
-// summaryMessage answers in a line: is the fabric fine, and which node is not.
+// summaryMessage says in one line whether the fabric passed, and which nodes did not.
 func summaryMessage(d preflight.Decision, failed []string, fabrics []preflight.FabricResult) string {
 	var parts []string
 	for _, f := range fabrics {
@@ -191,7 +191,7 @@ var eventEnded = map[evenkeel.Verdict]string{
 	evenkeel.VerdictPass: "EvenkeelCheckPassed", evenkeel.VerdictFail: "EvenkeelCheckFailed", evenkeel.VerdictInconclusive: "EvenkeelCheckInconclusive",
 }
 
-// setFinalStatus writes the status of a check that has ended, and says so.
+// setFinalStatus writes the status of a check that has ended, and records an Event.
 func (c *Reconciler) setFinalStatus(ctx context.Context, object *evenkeel.NetworkCheck, status *evenkeel.NetworkCheckStatus) error {
 	if err := statusapply.Apply(ctx, c.client, fieldOwner, object, &object.Status, status); err != nil {
 		return err
@@ -209,7 +209,7 @@ func (c *Reconciler) setFinalStatus(ctx context.Context, object *evenkeel.Networ
 	return nil
 }
 
-// recordEvent writes an Event on the check. One that is lost stops nothing: the status says the same.
+// recordEvent writes an Event on the check. A failure is only logged: the status has the same information.
 func (c *Reconciler) recordEvent(ctx context.Context, object *evenkeel.NetworkCheck, severity, reason, message string) {
 	about := corev1.ObjectReference{APIVersion: evenkeel.GroupVersion.String(), Kind: "NetworkCheck", Namespace: object.Namespace, Name: object.Name, UID: object.UID}
 	if err := events.Write(ctx, c.client, events.New(about, severity, reason, message, c.Clock.Now())); err != nil {

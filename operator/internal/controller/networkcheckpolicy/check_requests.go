@@ -10,40 +10,41 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// A CheckRequests is which nodes others need verdicts on. It is kept in memory: who needs them asks again after a restart.
+// CheckRequests are the nodes that need a verdict, by requester. They are kept in memory only: requesters repeat their requests
+// after a restart.
 type CheckRequests struct {
 	mu        sync.Mutex
-	requested map[string]map[string][]string // nodes, by who asks and by policy
+	requested map[string]map[string][]string // nodes, by requester and policy
 	changed   chan event.GenericEvent
 }
 
-// NewCheckRequests is an empty one.
+// NewCheckRequests returns an empty set of requests.
 func NewCheckRequests() *CheckRequests {
 	return &CheckRequests{requested: map[string]map[string][]string{}, changed: make(chan event.GenericEvent, 1)}
 }
 
-// Set says what one asks for now, by policy, in place of what it asked for before. Nothing takes it back.
-func (d *CheckRequests) Set(who string, nodes map[string][]string) {
+// Set replaces the nodes that a requester asks for, by policy. No nodes withdraw its request.
+func (d *CheckRequests) Set(requester string, nodes map[string][]string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	before := d.requested[who]
+	before := d.requested[requester]
 	if len(nodes) == 0 {
-		delete(d.requested, who)
+		delete(d.requested, requester)
 		return
 	}
-	d.requested[who] = nodes
+	d.requested[requester] = nodes
 	for policy, list := range nodes {
 		if !slices.Equal(before[policy], list) {
 			select {
 			case d.changed <- event.GenericEvent{Object: client.Object(&evenkeel.NetworkCheckPolicy{})}:
-			default: // the one that lies there is looked at after this
+			default: // the pending event is handled after this
 			}
 			return
 		}
 	}
 }
 
-// forPolicy are the nodes of a policy that somebody asks for.
+// forPolicy returns the requested nodes of a policy.
 func (d *CheckRequests) forPolicy(policy string) map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package networkcheckpolicy makes the checks that NetworkCheckPolicies ask for, one at a time for each policy, and counts how
-// their nodes are.
+// Package networkcheckpolicy creates the checks that NetworkCheckPolicies ask for, one at a time for each policy, and counts
+// their nodes by health.
 package networkcheckpolicy
 
 import (
@@ -36,8 +36,8 @@ const (
 	fieldOwner     = client.FieldOwner("evenkeel-networkcheckpolicy")
 	defaultHistory = 5
 	maxBadNodes    = 512
-	maxNames       = 5000 // of a check
-	// debounceDelay is how long results that arrive at their nodes are gathered: they are counted with one write.
+	maxNames       = 5000 // limit of a check's spec
+	// debounceDelay is how long new results are collected, so that they are counted with one write.
 	debounceDelay = 500 * time.Millisecond
 )
 
@@ -49,14 +49,13 @@ const (
 	ReasonTooManyUnhealthy = "TooManyUnhealthy"
 )
 
-// Reconciler keeps the policies.
+// Reconciler reconciles NetworkCheckPolicies.
 type Reconciler struct {
-	// Namespace is where checks are run.
+	// Namespace is where checks run.
 	Namespace string
-	// Requests is what others need checked.
+	// Requests are the nodes that gated jobs need checked.
 	Requests *CheckRequests
-	// Now is the time.
-	Clock clock.PassiveClock
+	Clock    clock.PassiveClock
 
 	client client.Client
 }
@@ -93,7 +92,7 @@ func policyOfCheck(_ context.Context, check client.Object) []reconcile.Request {
 	return nil
 }
 
-// Reconcile makes the check that is due, if there is one, and writes how the nodes are.
+// Reconcile creates the check that is due, if any, and writes the status.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	policy := &evenkeel.NetworkCheckPolicy{}
 	if err := c.client.Get(ctx, request.NamespacedName, policy); err != nil {
@@ -110,7 +109,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	marks, counts := health.Evaluate(nodes, healths, policies, now)
 	count := counts[policy.Name]
 	if count == nil {
-		return reconcile.Result{RequeueAfter: time.Second}, nil // the list is older than the policy
+		return reconcile.Result{RequeueAfter: time.Second}, nil // the list does not have the policy yet
 	}
 	status := policy.Status.DeepCopy()
 	status.ObservedGeneration = policy.Generation
@@ -124,7 +123,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		if p := under[nodes[i].Name]; p != nil && p.Name == policy.Name {
 			mine = append(mine, &nodes[i])
 		}
-		// Who wants it may not have seen the verdict that is there already.
+		// The requester may not have seen yet that there is a verdict.
 		if mark := marks[nodes[i].Name]; mark.Condition != nil && mark.Condition.Status != corev1.ConditionUnknown {
 			delete(wanted, nodes[i].Name)
 		}

@@ -24,7 +24,7 @@ type schedule struct {
 	zone *time.Location
 }
 
-// parseSchedule reads the policy's schedule; nil where it has none.
+// parseSchedule parses the policy's schedule; nil if it has none.
 func parseSchedule(t evenkeel.TriggerSpec) (*schedule, error) {
 	if t.Schedule == "" {
 		return nil, nil
@@ -40,11 +40,11 @@ func parseSchedule(t evenkeel.TriggerSpec) (*schedule, error) {
 	return &schedule{s, zone}, nil
 }
 
-// due gives the latest time of the schedule after last that has come, and the next one that has not; zero for none. Times
-// that passed while nobody looked are made up for once.
+// due returns the latest time of the schedule between last and now, and the next one after now; zero for none. All times that
+// were missed give one check.
 func (s *schedule) due(last, now time.Time) (latest, next time.Time) {
 	next = s.Next(last.In(s.zone))
-	// A schedule without a pause, looked at after years: the days before the last one cannot change the latest.
+	// After years without a check: times before the last day cannot be the latest.
 	if day := now.Add(-24 * time.Hour); next.Before(day) {
 		if later := s.Next(day.In(s.zone)); !later.IsZero() && !later.After(now) {
 			next = later
@@ -56,14 +56,14 @@ func (s *schedule) due(last, now time.Time) (latest, next time.Time) {
 	return latest, next
 }
 
-// scheduledName is the name of the check for a time of the schedule, the same however often it is decided.
+// scheduledName is the name of the check for a time of the schedule. It is deterministic.
 func scheduledName(policy string, at time.Time) string {
 	return policy + "-" + strconv.FormatInt(at.Unix()/60, 10)
 }
 
-// selectDueNodes are the ready nodes of the policy to be checked out of turn: those that were never checked, if new ones count, and
-// those that are wanted. Partners for them are others of the policy, those that passed first. None where there are no two
-// to test together.
+// selectDueNodes returns the ready nodes of the policy to be checked outside of the schedule: the requested ones and, if newNodes
+// is set, those never checked. Partners for them are other nodes of the policy, healthy ones first. Without two nodes to test
+// together it returns none.
 func selectDueNodes(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, newNodes bool, wanted map[string]bool) (chosen, partners []string) {
 	var others []*corev1.Node
 	for _, n := range nodes {
@@ -96,11 +96,11 @@ func healthOrder(s *evenkeel.NodeNetworkHealthStatus) int {
 	return slices.Index([]evenkeel.Health{evenkeel.HealthHealthy, evenkeel.HealthUnknown, evenkeel.HealthUnhealthy}, s.Health)
 }
 
-// resultsTimeout is how long the results of a check may take to reach its nodes. After that nobody waits for them.
+// resultsTimeout is the maximum time to wait until the results of a check are recorded on its nodes.
 const resultsTimeout = time.Minute
 
-// resultsPendingUntil is zero where the results of all checks that have ended have reached their nodes, else when that no longer
-// counts: until then a node may look new that was just checked.
+// resultsPendingUntil is zero if the results of all ended checks are recorded on their nodes. Otherwise it is when to stop
+// waiting for them: until then a node may appear new that was just checked.
 func resultsPendingUntil(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) time.Time {
 	for _, check := range ended {
 		if check.Status.CompletionTime == nil || check.Status.ReportName == "" {
@@ -118,7 +118,7 @@ func resultsPendingUntil(ended []*evenkeel.NetworkCheck, states map[string]*even
 	return time.Time{}
 }
 
-// unscheduledName follows from the nodes and what was known of them, so that nothing is checked twice for the same reason.
+// unscheduledName is derived from the nodes and their last results, so that nothing is checked twice for the same reason.
 func unscheduledName(policy, why string, nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []string) string {
 	hash := sha256.New()
 	for _, n := range nodes {
@@ -132,7 +132,7 @@ func unscheduledName(policy, why string, nodes []*corev1.Node, states map[string
 	return policy + "-" + why + "-" + hex.EncodeToString(hash.Sum(nil)[:5])
 }
 
-// newCheck is a check of the policy.
+// newCheck returns a check of the policy.
 func newCheck(p *evenkeel.NetworkCheckPolicy, namespace, name string, nodes []string) *evenkeel.NetworkCheck {
 	no := false
 	return &evenkeel.NetworkCheck{

@@ -30,23 +30,22 @@ import (
 
 const fieldOwner = client.FieldOwner("evenkeel-nodenetworkhealth")
 
-// debounceDelay is how long changes are gathered: each look is at all nodes.
+// debounceDelay is how long changes are collected, since each pass is over all nodes.
 const debounceDelay = 300 * time.Millisecond
 
-// NodeMarker keeps condition, label and taint of all nodes as they should be. All at once: how many may be marked is a matter
-// of all of them.
+// NodeMarker maintains condition, label and taint of all nodes. Each pass is over all nodes, since the number of nodes that may
+// be labeled depends on all of them.
 type NodeMarker struct {
-	// Now is the time.
 	Clock clock.PassiveClock
 
 	client client.Client
 	live   client.Reader
 }
 
-// singleRequest is the one request of this controller.
+// singleRequest is the only request of this controller.
 var singleRequest = []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "nodes"}}}
 
-// NodeChanged lets through what can change a decision about checks or marks; a kubelet's heartbeats cannot.
+// NodeChanged passes changes that can affect a decision about checks or markers. A kubelet's heartbeats cannot.
 var NodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
 	return !equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
@@ -65,7 +64,7 @@ func (m *NodeMarker) SetupWithManager(mgr manager.Manager) error {
 		Complete(m)
 }
 
-// Reconcile marks the nodes that are not as they should be.
+// Reconcile updates the nodes whose markers differ from the desired ones.
 func (m *NodeMarker) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	nodes, healths, policies, err := ListAll(ctx, m.client)
 	if err != nil {
@@ -89,7 +88,7 @@ func (m *NodeMarker) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	return reconcile.Result{RequeueAfter: next}, nil
 }
 
-// ClearMarkers takes condition, label and taint from all nodes, as if there were no policy. The client reads without a cache.
+// ClearMarkers removes condition, label and taint from all nodes, as if no policy existed. The client reads without a cache.
 func ClearMarkers(ctx context.Context, c client.Client) error {
 	m := &NodeMarker{Clock: clock.RealClock{}, client: c, live: c}
 	var nodes corev1.NodeList
@@ -103,7 +102,7 @@ func ClearMarkers(ctx context.Context, c client.Client) error {
 	return errors.Join(all...)
 }
 
-// ListAll reads what decisions about nodes are made from.
+// ListAll lists nodes, policies and the health of the nodes by name.
 func ListAll(ctx context.Context, c client.Reader) ([]corev1.Node, map[string]*evenkeel.NodeNetworkHealthStatus, []evenkeel.NetworkCheckPolicy, error) {
 	var nodes corev1.NodeList
 	var states evenkeel.NodeNetworkHealthList
@@ -119,7 +118,7 @@ func ListAll(ctx context.Context, c client.Reader) ([]corev1.Node, map[string]*e
 	}
 	healths := map[string]*evenkeel.NodeNetworkHealthStatus{}
 	for i := range states.Items {
-		// That of an earlier node of the same name says nothing about this one.
+		// The health of an earlier node of the same name does not count.
 		if s := &states.Items[i]; len(s.OwnerReferences) > 0 && s.OwnerReferences[0].UID == uids[s.Name] {
 			healths[s.Name] = &s.Status
 		}
@@ -127,7 +126,7 @@ func ListAll(ctx context.Context, c client.Reader) ([]corev1.Node, map[string]*e
 	return nodes.Items, healths, policies.Items, nil
 }
 
-// updateNode makes one node carry the mark.
+// updateNode gives one node the markers.
 func (m *NodeMarker) updateNode(ctx context.Context, node *corev1.Node, want health.Markers) error {
 	if node.Labels[evenkeel.HealthKey] != want.Label {
 		object := m.applyObject(node)
@@ -151,8 +150,8 @@ func (m *NodeMarker) updateNode(ctx context.Context, node *corev1.Node, want hea
 	return nil
 }
 
-// ignoreGone leaves out that the node was deleted, or made anew, since it was read: that is an event of its own. An apply with
-// force has no conflict but with the node's UID.
+// ignoreGone ignores that the node was deleted or replaced since it was read: that is another event. A forced apply conflicts
+// only with the node's UID.
 func ignoreGone(err error) error {
 	if apierrors.IsConflict(err) {
 		return nil
@@ -160,7 +159,7 @@ func ignoreGone(err error) error {
 	return client.IgnoreNotFound(err)
 }
 
-// applyObject is the node for an apply that does not make one where there is none.
+// applyObject returns the node for an apply. With its UID, the apply does not create a deleted node.
 func (m *NodeMarker) applyObject(node *corev1.Node) *unstructured.Unstructured {
 	object := &unstructured.Unstructured{Object: map[string]any{}}
 	object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
@@ -208,7 +207,7 @@ func (m *NodeMarker) writeCondition(ctx context.Context, node *corev1.Node, want
 
 func isOurTaint(t corev1.Taint) bool { return t.Key == evenkeel.HealthKey }
 
-// updateTaint adds or removes our taint. A node's taints are one list, so it is written only if nobody else has meanwhile.
+// updateTaint adds or removes the taint. Taints are one list, so it is patched with an optimistic lock.
 func (m *NodeMarker) updateTaint(ctx context.Context, node *corev1.Node, want bool) error {
 	now := &corev1.Node{}
 	if err := m.live.Get(ctx, client.ObjectKey{Name: node.Name}, now); err != nil || now.UID != node.UID {

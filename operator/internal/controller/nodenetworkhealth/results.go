@@ -1,5 +1,5 @@
-// Package nodenetworkhealth carries what checks found to the nodes: a NodeNetworkHealth for each node that was ever checked, and,
-// on nodes that a policy selects, a condition, a label and, if asked for, a taint.
+// Package nodenetworkhealth records the results of checks on nodes. Every node that was ever checked has a NodeNetworkHealth.
+// Nodes that a policy selects also get a condition, a label and, if configured, a taint.
 package nodenetworkhealth
 
 import (
@@ -32,10 +32,10 @@ const (
 	EventHealthy   = "EvenkeelNetworkHealthy"
 )
 
-// replacedNodeRetry is how long after a node was made anew the state of the one before may still be there.
+// replacedNodeRetry is the time after which the NodeNetworkHealth of a deleted node of the same name should be gone.
 const replacedNodeRetry = 5 * time.Second
 
-// ResultRecorder writes what checks found about each node. One check at a time: they are about the same nodes.
+// ResultRecorder adds the results of checks to NodeNetworkHealths, one check at a time.
 type ResultRecorder struct {
 	client client.Client
 	live   client.Reader
@@ -56,7 +56,7 @@ func (r *ResultRecorder) SetupWithManager(mgr manager.Manager) error {
 		Complete(r)
 }
 
-// Reconcile adds the check's results to those of its nodes, where they are not yet.
+// Reconcile adds the check's results to its nodes, unless they are there already.
 func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	check := &evenkeel.NetworkCheck{}
 	if err := r.client.Get(ctx, request.NamespacedName, check); err != nil {
@@ -67,7 +67,7 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 	}
 	report := &corev1.ConfigMap{}
 	if err := r.live.Get(ctx, client.ObjectKey{Namespace: check.Namespace, Name: check.Status.ReportName}, report); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err) // somebody deleted it: there is nothing to carry
+		return reconcile.Result{}, client.IgnoreNotFound(err) // somebody deleted it: there are no results
 	}
 	record, err := preflight.Decode(report.Data[networkcheck.RecordFile])
 	if err != nil {
@@ -88,7 +88,8 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 	return again, nil
 }
 
-// recordNode adds one result. It reports whether that has to wait for the state of an earlier node of the name to go.
+// recordNode adds one result. It reports whether it has to wait until the NodeNetworkHealth of an earlier node of the same name
+// is deleted.
 func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult) (late bool, err error) {
 	node := &corev1.Node{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
@@ -121,7 +122,7 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
 	}
 	if e := healthEvent(node, before, &state.Status, check.Name); e != nil {
-		// One that is lost stops nothing: the state says the same.
+		// A failure is only logged: the status has the same information.
 		if err := events.Write(ctx, r.client, e); err != nil {
 			log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
 		}
@@ -129,7 +130,7 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 	return false, nil
 }
 
-// healthEvent is the Event about a node whose state has changed, nil where it has not. A node that passes its first check is no news.
+// healthEvent returns the Event about a node whose health changed; nil if it did not. A first passed check gives none.
 func healthEvent(node *corev1.Node, before evenkeel.Health, now *evenkeel.NodeNetworkHealthStatus, check string) *corev1.Event {
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	switch {

@@ -1,5 +1,5 @@
-// Package debounce lets a controller look once at what happens within a moment. Many things that end together, such as the
-// runs of a check, then cost one write and not one each.
+// Package debounce delays the reconciliation after an event, so that a burst of events, such as the ends of many runs, causes one
+// reconciliation.
 package debounce
 
 import (
@@ -14,19 +14,19 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// A delayedQueue queue takes what is added a moment later, and what is added again meanwhile only once.
+// A delayedQueue adds requests after a delay. A request that is added again meanwhile is added once.
 type delayedQueue struct {
 	queue
 	delay time.Duration
 }
 
-func (l delayedQueue) Add(request reconcile.Request) { l.AddAfter(request, l.delay) }
+func (q delayedQueue) Add(request reconcile.Request) { q.AddAfter(request, q.delay) }
 
-// Handler enqueues what the handler does, a moment later.
-func Handler(moment time.Duration, h handler.EventHandler) handler.EventHandler {
+// Handler wraps the handler: its requests are enqueued after the delay.
+func Handler(delay time.Duration, h handler.EventHandler) handler.EventHandler {
 	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { h.Create(ctx, e, delayedQueue{q, moment}) },
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { h.Update(ctx, e, delayedQueue{q, moment}) },
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { h.Delete(ctx, e, delayedQueue{q, moment}) },
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { h.Create(ctx, e, delayedQueue{q, delay}) },
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { h.Update(ctx, e, delayedQueue{q, delay}) },
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { h.Delete(ctx, e, delayedQueue{q, delay}) },
 	}
 }

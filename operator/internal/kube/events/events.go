@@ -1,5 +1,5 @@
-// Package events writes Events that say a thing once: their names follow from what they say, so that neither a restart of
-// ours nor the thousandth look says it again.
+// Package events writes Events idempotently. An Event's name is a hash of its content, so neither a restart nor another
+// reconciliation repeats it. The recorder of client-go would count repetitions instead.
 package events
 
 import (
@@ -21,7 +21,8 @@ import (
 // maxMessage is the API's limit for an Event's message.
 const maxMessage = 1024
 
-// New is an Event about an object; that about an object in no namespace is in the namespace default. Severity is corev1.EventTypeNormal or corev1.EventTypeWarning.
+// New returns an Event about an object. For a cluster-scoped object it is in the namespace default. Severity is
+// corev1.EventTypeNormal or corev1.EventTypeWarning.
 func New(about corev1.ObjectReference, severity, reason, message string, now time.Time) *corev1.Event {
 	message = text.Clip(message, maxMessage)
 	namespace := about.Namespace
@@ -30,7 +31,7 @@ func New(about corev1.ObjectReference, severity, reason, message string, now tim
 	}
 	sum := sha256.Sum256([]byte(string(about.UID) + reason + message))
 	return &corev1.Event{
-		// An object's name may be as long as an Event's: leave room for the rest. What is left is a name still.
+		// An object's name may be as long as an Event's, so it is cut to leave room for the hash.
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: strings.TrimRight(about.Name[:min(len(about.Name), 200)], "-.") + ".evenkeel-" + hex.EncodeToString(sum[:8]),
 		},
@@ -41,7 +42,7 @@ func New(about corev1.ObjectReference, severity, reason, message string, now tim
 	}
 }
 
-// Write writes those that are not there yet. A namespace that is going takes no more, which is no error.
+// Write creates those Events that do not exist yet. In a terminating namespace nothing happens.
 func Write(ctx context.Context, c client.Writer, list ...*corev1.Event) error {
 	for _, e := range list {
 		err := c.Create(ctx, e)

@@ -1,4 +1,4 @@
-// Package optionalwatch watches kinds that the cluster may come to serve while the program runs.
+// Package optionalwatch watches kinds of CRDs that may be installed while the program runs.
 package optionalwatch
 
 import (
@@ -19,15 +19,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// A Watch starts to watch each kind when the cluster serves it.
+// A Watch watches each kind as soon as the cluster serves it.
 type Watch struct {
-	// Kinds to watch, as unstructured objects in the Cache. One without a version is watched in the cluster's preferred one.
+	// Kinds to watch, as unstructured objects in the Cache. A kind without a version is watched in the preferred one.
 	Kinds []schema.GroupVersionKind
 	Cache cache.Cache
-	// Mapper knows what the cluster serves, and is asked every Poll.
+	// Mapper knows which kinds the cluster serves. It is asked every Poll.
 	Mapper meta.RESTMapper
 	Poll   time.Duration
-	// Controller gets the Request for every event that passes the Predicates.
+	// Controller receives the Request for every event that passes the Predicates.
 	Controller controller.Controller
 	Request    reconcile.Request
 	Predicates []predicate.TypedPredicate[*unstructured.Unstructured]
@@ -36,7 +36,7 @@ type Watch struct {
 	served map[schema.GroupKind]schema.GroupVersionKind
 }
 
-// Start looks for the kinds until the context ends.
+// Start polls for the kinds until the context ends.
 func (w *Watch) Start(ctx context.Context) error {
 	ticker := time.NewTicker(w.Poll)
 	defer ticker.Stop()
@@ -63,13 +63,13 @@ func (w *Watch) tryWatch(ctx context.Context, kind schema.GroupVersionKind) {
 	mapping, err := w.Mapper.RESTMapping(kind.GroupKind(), wanted...)
 	if err != nil {
 		if !meta.IsNoMatchError(err) {
-			logger.Info("cannot look for the kind yet", "reason", err.Error())
+			logger.Info("cannot discover the kind yet", "reason", err.Error())
 		}
 		return
 	}
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(mapping.GroupVersionKind)
-	// What is read has to be watched first.
+	// Reading a kind requires that it is watched.
 	_, err = w.Cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))
 	if err == nil {
 		all := handler.TypedEnqueueRequestsFromMapFunc(func(context.Context, *unstructured.Unstructured) []reconcile.Request {
@@ -87,17 +87,17 @@ func (w *Watch) tryWatch(ctx context.Context, kind schema.GroupVersionKind) {
 	}
 	w.served[kind.GroupKind()] = mapping.GroupVersionKind
 	w.mu.Unlock()
-	// The objects' first events may have come before the kind counted as served, and no others may follow.
+	// The first events may have arrived before the kind counted as served, and no others may follow.
 	again := source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		queue.Add(w.Request)
 		return nil
 	})
 	if err := w.Controller.Watch(again); err != nil {
-		logger.Info("cannot look at what there is of the kind", "reason", err.Error())
+		logger.Info("cannot enqueue the existing objects of the kind", "reason", err.Error())
 	}
 }
 
-// Served returns the kind with the version that is watched, if it is.
+// Served returns the kind with the watched version, if it is watched.
 func (w *Watch) Served(kind schema.GroupKind) (watched schema.GroupVersionKind, served bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package statusapply writes statuses by server-side apply: once for each change, and nothing of what others write beside it.
+// Package statusapply writes statuses by server-side apply, once for each change. Fields of other owners stay.
 package statusapply
 
 import (
@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Apply applies the status after to an object of ours that was read with the status before, both pointers, if they differ.
-// An object that was deleted since has none, which is no error; one that was made anew under the same name keeps its own.
+// Apply applies the status after to an object that was read with the status before, if they differ. Both are pointers. If the
+// object was deleted since, nothing happens. An object that was created again under the same name keeps its status.
 func Apply(ctx context.Context, c client.Client, owner client.FieldOwner, object client.Object, before, after any) error {
 	if equality.Semantic.DeepEqual(before, after) {
 		return nil

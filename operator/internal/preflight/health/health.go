@@ -1,5 +1,5 @@
-// Package health decides what is known about nodes and what they are marked with. It is pure: results of checks, nodes,
-// policies and the time in; states and marks out.
+// Package health decides the health of nodes and the condition, label and taint that they should carry. It is pure: everything
+// follows from the results of checks, the nodes, the policies and the time.
 package health
 
 import (
@@ -31,7 +31,7 @@ const (
 	ReasonNotChecked = "NotChecked"
 )
 
-// HasResult reports whether the status has the check's result, or had it and has forgotten it for newer ones.
+// HasResult reports whether the status has the check's result, or had it before newer ones replaced it.
 func HasResult(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Time) bool {
 	for _, r := range status.History {
 		if r.UID == uid {
@@ -41,10 +41,10 @@ func HasResult(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Tim
 	return len(status.History) == evenkeel.HistoryLength && !at.After(status.History[len(status.History)-1].Time.Time)
 }
 
-// AddResult gives the status with one more result. The state follows the newest result that says something.
+// AddResult returns the status with one more result. The health follows the newest conclusive result.
 func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthResult, message string) evenkeel.NodeNetworkHealthStatus {
 	out := *status.DeepCopy()
-	// In front, so that of two in the same second the later one counts.
+	// At the front, so that of two results in the same second the later one counts.
 	out.History = slices.Insert(out.History, 0, result)
 	slices.SortStableFunc(out.History, func(a, b evenkeel.HealthResult) int { return b.Time.Compare(a.Time.Time) })
 	out.History = out.History[:min(len(out.History), evenkeel.HistoryLength)]
@@ -63,7 +63,7 @@ func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthRe
 	return out
 }
 
-// baseline is over the results that passed.
+// baseline is computed from the results that passed.
 func baseline(history []evenkeel.HealthResult) evenkeel.Baseline {
 	var values []float64
 	for _, r := range history {
@@ -83,27 +83,29 @@ func baseline(history []evenkeel.HealthResult) evenkeel.Baseline {
 	}
 }
 
-// Markers is what a node should carry.
+// Markers are the condition, label and taint that a node should carry.
 type Markers struct {
-	// Condition is absent where no policy selects the node.
+	// Condition is nil if no policy selects the node.
 	Condition *corev1.NodeCondition
 	// Label is the value of the health label, empty for none.
 	Label string
-	// Taint says whether the node should have our taint.
+	// Taint is set if the node should have the taint.
 	Taint bool
 }
 
-// PolicyCounts are how the nodes of a policy are.
+// PolicyCounts counts the nodes of a policy by their health.
 type PolicyCounts struct {
 	Nodes, Healthy, Unhealthy, Unknown int32
-	// UnhealthyNames are the names of the unhealthy nodes, and Unmarked how many of them are not marked, as they would be too many.
+	// UnhealthyNames are the names of the unhealthy nodes. Unmarked is the number of those without label and taint, because of
+	// maxUnhealthyPercent.
 	UnhealthyNames []string
 	Unmarked       int
-	// NextStale is when a node's state becomes stale; zero if none does.
+	// NextStale is when the next result becomes stale; zero if none does.
 	NextStale time.Time
 }
 
-// PolicyByNode selects for each node the policy that it is under: the first by name. Policies whose selector makes no sense select none.
+// PolicyByNode returns the policy of each node: the first by name that selects it. Policies with an invalid selector select no
+// node.
 func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]*evenkeel.NetworkCheckPolicy {
 	sorted := make([]*evenkeel.NetworkCheckPolicy, len(policies))
 	for i := range policies {
@@ -131,8 +133,8 @@ func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) m
 	return under
 }
 
-// Evaluate decides what each node should carry, and counts by policy. Of the unhealthy nodes those that are marked already
-// stay so; others are marked, by name, as long as the policy's share allows.
+// Evaluate decides the markers of each node, and counts nodes by policy. Unhealthy nodes that have the label keep it. Others get
+// it in the order of their names, as long as the policy's maxUnhealthyPercent allows.
 func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, now time.Time) (map[string]Markers, map[string]*PolicyCounts) {
 	under, marks, counts := PolicyByNode(nodes, policies), map[string]Markers{}, map[string]*PolicyCounts{}
 	for i := range policies {
@@ -181,7 +183,7 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 			mark := marks[node.Name]
 			if place >= allowed && labeledFirst(node) > 0 {
 				c.Unmarked++
-				mark.Condition.Message = text.Clip("not marked, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
+				mark.Condition.Message = text.Clip("not labeled, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
 			} else {
 				mark.Label, mark.Taint = evenkeel.UnhealthyValue, p.Spec.OnFail.Taint == evenkeel.SwitchEnabled
 			}
@@ -191,7 +193,7 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 	return marks, counts
 }
 
-// labeledFirst has nodes that are marked already first.
+// labeledFirst sorts nodes that have the label first.
 func labeledFirst(node *corev1.Node) int {
 	if node.Labels[evenkeel.HealthKey] == evenkeel.UnhealthyValue {
 		return 0
@@ -199,9 +201,9 @@ func labeledFirst(node *corev1.Node) int {
 	return 1
 }
 
-// markersOf is a node's mark by itself, and when it becomes stale.
+// markersOf returns the markers of a node without regard to other nodes, and when its result becomes stale.
 func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkCheckPolicy, now time.Time) (mark Markers, stale time.Time) {
-	condition := &corev1.NodeCondition{Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionUnknown, Reason: ReasonNotChecked, Message: "no check of the node's network has said anything yet"}
+	condition := &corev1.NodeCondition{Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionUnknown, Reason: ReasonNotChecked, Message: "no conclusive check of the node's network yet"}
 	mark.Condition = condition
 	if status == nil || status.ObservedTime == nil {
 		return mark, stale
@@ -209,7 +211,7 @@ func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkChec
 	condition.Reason, condition.Message = cmp.Or(status.Reason, string(status.Health)), status.Message
 	switch status.Health {
 	case evenkeel.HealthUnhealthy:
-		// It stays so until a check clears the node, however long that takes.
+		// It stays unhealthy until a check clears it, however long that takes.
 		condition.Status, mark.Label = corev1.ConditionFalse, evenkeel.UnhealthyValue
 	case evenkeel.HealthHealthy:
 		freshness := defaultFreshness

@@ -159,18 +159,18 @@ func TestTooManyBadNodesAreNotMarked(t *testing.T) {
 		for name, m := range marks {
 			if m.Label == evenkeel.UnhealthyValue {
 				names = append(names, name)
-			} else if healths[name] != nil && !strings.HasPrefix(m.Condition.Message, "not marked") {
-				t.Errorf("%s does not say why it is not marked: %s", name, m.Condition.Message)
+			} else if healths[name] != nil && !strings.HasPrefix(m.Condition.Message, "not labeled") {
+				t.Errorf("%s does not say why it is not labeled: %s", name, m.Condition.Message)
 			}
 		}
 		slices.Sort(names)
 		return names, counts["p"].Unmarked
 	}
 	if names, unmarked := labelled(20); !slices.Equal(names, []string{"n-00", "n-01", "n-02", "n-05"}) || unmarked != 2 {
-		t.Errorf("20 percent: %v, %d not marked", names, unmarked)
+		t.Errorf("20 percent: %v, %d not labeled", names, unmarked)
 	}
 	if names, unmarked := labelled(1); !slices.Equal(names, []string{"n-05"}) || unmarked != 5 {
-		t.Errorf("1 percent: %v, %d not marked", names, unmarked)
+		t.Errorf("1 percent: %v, %d not labeled", names, unmarked)
 	}
 	if names, _ := labelled(100); len(names) != 6 {
 		t.Errorf("100 percent: %v", names)

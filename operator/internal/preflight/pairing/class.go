@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// class is what a run says, those that are bad in order of gravity.
+// class is the result of a run. Bad classes come last, ordered by severity.
 type class int
 
 const (
@@ -34,7 +34,7 @@ func (c class) reason() Reason {
 	}
 }
 
-// classify weighs a run, all but its speed; that is classPass until it is compared.
+// classify returns the class of a run without regard to its speed. A slow run is classPass until it is compared.
 func (c *Check) classify(run *Run) class {
 	if run.Outcome != Measured && run.Outcome != Broken {
 		return classFault
@@ -46,7 +46,7 @@ func (c *Check) classify(run *Run) class {
 	case run.Outcome == Broken:
 		return classBroken
 	case c.Network != "" && len(run.Networks) == 0:
-		return classFault // nobody knows what was measured
+		return classFault // it is unknown what was measured
 	case run.Wrong > 0:
 		return classWrong
 	case !(run.BusBW > 0) || math.IsInf(run.BusBW, 0):
@@ -57,16 +57,16 @@ func (c *Check) classify(run *Run) class {
 
 const (
 	defaultPercent = 85
-	// minRunsForSpread is the least number of runs whose spread means something.
+	// minRunsForSpread is the minimum number of runs whose spread is meaningful.
 	minRunsForSpread = 5
-	// spreadFactor is three standard deviations of normal data in median absolute deviations.
+	// spreadFactor is three standard deviations of normally distributed data, in median absolute deviations.
 	spreadFactor = 3 * 1.4826
-	// maxTolerance is the share of the median that is too slow whatever the spread.
+	// maxTolerance is the share of the median below which a run is too slow, whatever the spread.
 	maxTolerance = 0.5
 )
 
-// limits are the pools' thresholds. A pool's median is that of the first rounds that measured it twice, and stays, so
-// that a run means the same however many come after it.
+// limits are the thresholds of the pools. A pool's median is computed once, when the pool has two results, and then stays: the
+// class of a run does not change with later runs.
 type limits struct {
 	known  map[string]Limit
 	values map[string][]float64
@@ -75,17 +75,17 @@ type limits struct {
 func newLimits(c *Check) limits {
 	l := limits{known: map[string]Limit{}, values: map[string][]float64{}}
 	for _, n := range c.Nodes {
-		least := c.Thresholds.MinBusBW
-		if !(least > 0) {
-			least = c.Thresholds.PoolMinBusBW[n.Pool]
+		minimum := c.Thresholds.MinBusBW
+		if !(minimum > 0) {
+			minimum = c.Thresholds.PoolMinBusBW[n.Pool]
 		}
-		l.known[n.Pool] = Limit{MinBusBW: max(0, least)}
+		l.known[n.Pool] = Limit{MinBusBW: max(0, minimum)}
 	}
 	return l
 }
 
-// addRound takes a round's runs. Those between pools never make a limit: a pool tested with others has one node, and no node
-// is tried again once a run of its own passed.
+// addRound adds the runs of a round. Runs between pools never set a limit: a pool that is tested with others has one node, and
+// a node with a passed run is not tested again.
 func (l *limits) addRound(s *state, runs []int) {
 	for _, i := range runs {
 		run := &s.check.Runs[i]
@@ -114,11 +114,11 @@ func limitFromMedian(values []float64, percent float64) Limit {
 	return Limit{MinBusBW: minimum, Median: median, MAD: mad}
 }
 
-// limitFor is the limit of a run: the lowest of its nodes' pools, 0 if one of them has none.
+// limitFor returns the limit of a run: the lowest limit of its nodes' pools, 0 if one of them has none.
 func (l *limits) limitFor(s *state, nodes []string) float64 {
-	least := math.Inf(1)
+	minimum := math.Inf(1)
 	for _, name := range nodes {
-		least = min(least, l.known[s.byName[name].pool].MinBusBW)
+		minimum = min(minimum, l.known[s.byName[name].pool].MinBusBW)
 	}
-	return least
+	return minimum
 }

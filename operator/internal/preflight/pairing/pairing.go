@@ -1,11 +1,11 @@
-// Package pairing decides which nodes to test with which, and what the results say about each node and about the
-// fabric between them. It is pure: [Decide] derives everything from the check and the runs recorded so far, so that a
-// controller that restarts goes on where it was. There is no clock, and no chance but the seed.
+// Package pairing decides which nodes are tested together, and what the results say about each node and the fabric between
+// them. It is pure. [Decide] derives everything from the check and the runs recorded so far, so that a restarted controller
+// continues where it was. There is no clock, and no randomness but the seed.
 //
-// Nodes are tested in pairs (three together where they are odd in number), all of them in round 1. Who passes in any
-// run is proven. The others, suspects, are tried again with proven partners. As long as nobody is proven, nodes are paired
-// anew by the circle method, in which every two nodes meet once. A node fails after bad runs with two partners, of whom
-// one at least is proven: one bad pair, or one bad link, never fails a node.
+// Round 1 tests all nodes in pairs, with one group of three if their number is odd. A node that passes in any run is proven.
+// The others, suspects, are tested again with proven partners. While no node is proven, nodes are paired again by the circle
+// method, in which every two nodes meet once. A node fails after bad runs with two partners, at least one of them proven. So
+// one bad pair, or one bad link, never fails a node.
 package pairing
 
 import (
@@ -17,26 +17,26 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Reason for a verdict, a word for conditions and metrics.
+// Reason for a verdict, a CamelCase word for conditions and metrics.
 type Reason string
 
 // The reasons.
 const (
-	// ReasonProven: a run with the node reached the threshold over the wanted network.
+	// ReasonProven: a run with the node reached the threshold over the expected network.
 	ReasonProven Reason = "Proven"
-	// ReasonSlow, ReasonBroken, ReasonWrongData, ReasonFallback: the bad runs were, the worst of them first in this
-	// order: over another network, with wrong data, not finished, too slow.
+	// ReasonFallback, ReasonWrongData, ReasonBroken, ReasonSlow: the worst of the bad runs used another network, had wrong
+	// data, did not finish, or was too slow; in this order.
 	ReasonFallback  Reason = "FallbackNetwork"
 	ReasonWrongData Reason = "WrongData"
 	ReasonBroken    Reason = "Broken"
 	ReasonSlow      Reason = "TooSlow"
-	// ReasonFabricSuspect: the node's runs were bad, and so were too many others' for the node to be the cause.
+	// ReasonFabricSuspect: the node's runs were bad, but so many others were too that the node is not the cause.
 	ReasonFabricSuspect Reason = "FabricSuspect"
-	// ReasonInfrastructure: no run of the node said anything about the network.
+	// ReasonInfrastructure: all runs of the node were inconclusive.
 	ReasonInfrastructure Reason = "InfrastructureFault"
-	// ReasonUnconfirmed: runs were bad, and none that would confirm it could be had.
+	// ReasonUnconfirmed: runs were bad, and no conclusive run confirmed it.
 	ReasonUnconfirmed Reason = "Unconfirmed"
-	// ReasonNoPartner: there is no other node in the pool.
+	// ReasonNoPartner: the pool has no other node.
 	ReasonNoPartner Reason = "NoPartner"
 	// ReasonUnfinished: rounds are still to come.
 	ReasonUnfinished Reason = "Unfinished"
@@ -45,11 +45,11 @@ const (
 	ReasonMostNodesFailed Reason = "MostNodesFailed"
 )
 
-// Node is one to be tested.
+// Node is a node to be tested.
 type Node struct {
 	Name string
-	// Pool has the nodes that should be equally fast, such as those with the same GPU product. Nodes are tested within
-	// their pool; those that are alone in theirs are tested together.
+	// Pool names the nodes that should be equally fast, such as those with the same GPU product. Nodes are tested within
+	// their pool. Nodes that are alone in their pools are tested together.
 	Pool string
 }
 
@@ -57,28 +57,28 @@ type Node struct {
 type Outcome string
 
 const (
-	// Measured: the benchmark ran to its end.
+	// Measured: the benchmark completed.
 	Measured Outcome = "Measured"
-	// Broken: the benchmark began and the network failed it, as by a connection that was lost.
+	// Broken: the benchmark started and the network failed, such as by a lost connection.
 	Broken Outcome = "Broken"
-	// Fault: what happened says nothing about the network: an image that cannot be pulled, an eviction, a timeout, a
-	// missing driver, a log that cannot be read.
+	// Fault: the run is inconclusive about the network: an image that cannot be pulled, an eviction, a timeout, a missing
+	// driver, a log that cannot be read.
 	Fault Outcome = "Fault"
 )
 
 // Run is the recorded result of one group of a round.
 type Run struct {
-	// Round and Nodes are the group's, as [Decide] gave them. Runs of groups that it did not give are ignored, and so is
-	// a second run of the same group.
+	// Round and Nodes are the group's, as [Decide] returned them. Runs of other groups are ignored, and so is a second run of
+	// the same group.
 	Round   int
 	Nodes   []string
 	Outcome Outcome
-	// BusBW is what a Measured run reached, GB/s, and Wrong its wrong elements.
+	// BusBW is the bus bandwidth of a Measured run, GB/s. Wrong is the number of wrong elements.
 	BusBW float64
 	Wrong int64
-	// Networks carried a Measured or Broken run; none where that is not known.
+	// Networks carried a Measured or Broken run; none: unknown.
 	Networks []string
-	// Detail is for people: the fault, the log's last words.
+	// Detail is text for people: the fault, or the end of the log.
 	Detail string
 }
 
@@ -86,31 +86,30 @@ type Run struct {
 type Thresholds struct {
 	MinBusBW     float64
 	PoolMinBusBW map[string]float64
-	// MinPercentOfMedian is the share of the pool's median that is enough; 0 means 85. In pools with at least five
-	// runs whose spread is wider than that, three standard deviations (by the median absolute deviation) are allowed,
-	// but never less than half of the median is enough.
+	// MinPercentOfMedian is the share of the pool's median that a run has to reach; 0 means 85. In pools with at least five
+	// runs and a wider spread, three standard deviations (by the median absolute deviation) are allowed. Less than half of
+	// the median never passes.
 	//
-	// A median says nothing where half of the runs or more are slow alike; a fabric that is slow as a whole is
-	// only found with the other thresholds.
+	// A median cannot find a fabric of which half or more is slow alike. The other thresholds can.
 	MinPercentOfMedian float64
 }
 
-// Check is what is to be decided.
+// Check is the input of [Decide].
 type Check struct {
 	Nodes []Node
 	Runs  []Run
-	// Network is the one that must carry the runs, such as "Evenkeel"; "" accepts any.
+	// Network has to carry the runs, such as "Evenkeel"; "" accepts any.
 	Network    string
 	Thresholds Thresholds
-	// Seed varies who meets whom.
+	// Seed varies which nodes are paired.
 	Seed uint64
-	// MaxRounds ends the check after so many; 0: never before it knows.
+	// MaxRounds is the maximum number of rounds; 0: no limit.
 	MaxRounds int
 }
 
-// Group is nodes to be tested together. A node is in at most one group of a round.
+// Group is a set of nodes to be tested together. A node is in at most one group of a round.
 type Group struct {
-	// Index is the group's place in its round, the same whenever it is derived: with the round, a name for its run.
+	// Index is the group's position in its round, the same whenever it is derived. With the round it identifies the run.
 	Index int
 	Nodes []string
 }
@@ -119,7 +118,7 @@ type Group struct {
 type Round struct {
 	// Number counts from 1.
 	Number int
-	// Groups that have no recorded run yet; Total counts those that have, too.
+	// Groups are those without a recorded run. Total counts all groups of the round.
 	Groups []Group
 	Total  int
 }
@@ -131,7 +130,7 @@ type NodeResult struct {
 	Reason  Reason
 	// Message is one line for people.
 	Message string
-	// BusBW is the best that a run with the node reached over the wanted network, GB/s; 0 if none did.
+	// BusBW is the best bus bandwidth of a run with the node over the expected network, GB/s; 0 without one.
 	BusBW float64
 	// Evidence has the node's runs, as indexes into Check.Runs, by round.
 	Evidence []int
@@ -139,24 +138,25 @@ type NodeResult struct {
 
 // Fabric is the verdict on what connects the nodes of a pool.
 type Fabric struct {
-	// Pools has one, or those with a single node each.
+	// Pools has one pool, or all pools with a single node.
 	Pools   []string
 	Verdict evenkeel.Verdict
 	Reason  Reason
 	Message string
-	// BadLinks are the indexes of bad runs among nodes that have all passed.
+	// BadLinks are the indexes of bad runs among nodes that all passed.
 	BadLinks []int
 }
 
-// Limit is what a pool's runs were measured against.
+// Limit is the threshold of a pool.
 type Limit struct {
-	// MinBusBW is the least that passes, GB/s; 0: there was nothing to compare with, and any speed passes.
+	// MinBusBW is the minimum that passes, GB/s; 0: nothing to compare with, any speed passes.
 	MinBusBW float64
-	// Median and MAD (median absolute deviation) are over the runs that gave the limit, GB/s; 0 if it was given.
+	// Median and MAD (median absolute deviation) are over the runs that the limit was computed from, GB/s; 0 if the limit was
+	// configured.
 	Median, MAD float64
 }
 
-// Decision is what the runs so far amount to.
+// Decision is what follows from the runs so far.
 type Decision struct {
 	// Next is what to run now, nil when the verdicts are final.
 	Next *Round
@@ -168,7 +168,7 @@ type Decision struct {
 	Limits  map[string]Limit
 }
 
-// Decide gives the next round, or the final verdicts; verdicts that are not final are there too.
+// Decide returns the next round, or the final verdicts. Preliminary verdicts are in the decision too.
 func Decide(c Check) Decision {
 	s := replay(&c)
 	d := Decision{Next: s.pending, Verdict: evenkeel.VerdictPass, Limits: s.limits.known}
@@ -193,7 +193,7 @@ func (f *fabric) verdict(s *state) Fabric {
 	switch {
 	case f.blamed():
 		out.Verdict, out.Reason = evenkeel.VerdictFail, ReasonMostNodesFailed
-		out.Message = fmt.Sprintf("%d of %d nodes stay bad with proven partners: more likely the fabric than the nodes", f.failed, judged)
+		out.Message = fmt.Sprintf("%d of %d nodes stay bad with proven partners: the cause is more likely the fabric than the nodes", f.failed, judged)
 		if f.proven == 0 {
 			out.Reason = ReasonNoPairPassed
 			out.Message = fmt.Sprintf("none of %d runs among %d nodes passed", f.runs, len(f.nodes))
@@ -209,9 +209,9 @@ func (f *fabric) verdict(s *state) Fabric {
 	case len(f.nodes) < 2:
 		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonNoPartner, "its pool has no second node"
 	case f.bad > 0:
-		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonUnconfirmed, "runs were bad, and too few could be had to say why"
+		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonUnconfirmed, "runs were bad, and there were too few to find the cause"
 	default:
-		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonInfrastructure, "no run said anything about the network"
+		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonInfrastructure, "all runs were inconclusive"
 	}
 	for _, n := range f.nodes {
 		for _, i := range n.runs {
@@ -233,7 +233,7 @@ func (n *node) verdict(s *state) NodeResult {
 		out.Message = n.describeRuns(s, classPass)
 	case bad != classNone && blamed:
 		out.Reason = ReasonFabricSuspect
-		out.Message = n.describeRuns(s, bad) + "; so were too many others for this node to be the cause"
+		out.Message = n.describeRuns(s, bad) + "; so many others were too that this node is not the cause"
 	case n.failed:
 		out.Verdict, out.Reason = evenkeel.VerdictFail, bad.reason()
 		out.Message = n.describeRuns(s, bad)
@@ -254,7 +254,7 @@ func (n *node) verdict(s *state) NodeResult {
 	return out
 }
 
-// describeRuns says what the runs of one class were, at most two of them.
+// describeRuns describes the runs of one class, at most two of them.
 func (n *node) describeRuns(s *state, class class) string {
 	var all []string
 	for _, i := range n.runs {
@@ -269,7 +269,7 @@ func (n *node) describeRuns(s *state, class class) string {
 		text := "with " + strings.Join(run.others(n.name), " and ") + ": "
 		switch class {
 		case classFault:
-			text += "fault"
+			text += "inconclusive"
 			if run.Outcome != Fault {
 				text += ": the result cannot be used"
 			}
@@ -295,7 +295,7 @@ func (n *node) describeRuns(s *state, class class) string {
 	return strings.Join(all, "; ")
 }
 
-// worstClass is the gravest class of the node's bad runs.
+// worstClass is the worst class of the node's bad runs.
 func (n *node) worstClass(s *state) class {
 	worst := classNone
 	for _, i := range n.runs {

@@ -7,16 +7,16 @@ import (
 	"slices"
 )
 
-// maxFaults to a node that is not proven before it is left alone: runs cost time on other nodes, too.
+// maxFaults is the number of faults after which an unproven node is tested no more: its runs cost other nodes time too.
 const maxFaults = 2
 
-// state is what follows from the complete rounds.
+// state is derived from the complete rounds.
 type state struct {
 	check   *Check
 	nodes   []*node
 	byName  map[string]*node
 	fabrics []*fabric
-	// class has an entry for each of Check.Runs; classNone for those of no complete round.
+	// class has an entry for each of Check.Runs; classNone for runs of no complete round.
 	class   []class
 	limits  limits
 	pending *Round
@@ -27,25 +27,26 @@ type node struct {
 	fabric         *fabric
 	runs           []int
 	proven, failed bool
-	// hadBadRun by a bad run.
+	// hadBadRun is set after a bad run of the node.
 	hadBadRun bool
 	faults    int
 }
 
-// fabric is the nodes that are tested among themselves.
+// fabric is a set of nodes that are tested among themselves.
 type fabric struct {
 	pools []string
 	nodes []*node
-	// The counts of runs, of bad ones, of those over another network, of faults; and of nodes.
-	runs, bad, fallbacks, faults     int
+	// Numbers of runs: all, bad ones, those over another network, faults.
+	runs, bad, fallbacks, faults int
+	// Numbers of nodes.
 	proven, failed, nodesWithBadRuns int
 	// circle is the next round of the circle method.
 	circle int
 	done   bool
 }
 
-// blamed reports whether the fabric is the cause: no run passed, and runs that were bad, not faults, are the rule; or of
-// the nodes with a verdict more than half failed.
+// blamed reports whether the fabric is the cause: of the nodes with a verdict more than half failed; or no run passed, most
+// nodes had bad runs, and bad runs outnumber faults.
 func (f *fabric) blamed() bool {
 	if f.proven > 0 {
 		return f.done && 2*f.failed > f.failed+f.proven
@@ -53,7 +54,7 @@ func (f *fabric) blamed() bool {
 	return f.done && 2*f.nodesWithBadRuns > len(f.nodes) && f.bad > f.faults
 }
 
-// groupKey finds a group's run.
+// groupKey identifies a group's run.
 type groupKey struct {
 	round int
 	nodes [3]string
@@ -69,7 +70,7 @@ func groupKeyOf(round int, nodes []string) (groupKey, bool) {
 	return k, true
 }
 
-// replay goes through the rounds as they were planned, as far as their runs are recorded.
+// replay plans the rounds again, as far as their runs are recorded.
 func replay(c *Check) *state {
 	s := newState(c)
 	recorded := map[groupKey]int{}
@@ -148,7 +149,7 @@ func newState(c *Check) *state {
 	return s
 }
 
-// shuffle orders nodes by a hash of seed and name, the same wherever and whenever it is done.
+// shuffle orders nodes by a hash of seed and name, so that the order is reproducible.
 func shuffle(nodes []*node, seed uint64) {
 	places := make(map[*node]uint64, len(nodes))
 	for _, n := range nodes {
@@ -164,14 +165,14 @@ func shuffle(nodes []*node, seed uint64) {
 	})
 }
 
-// mix spreads each bit over all; names that differ at their end only are close together in an FNV hash.
+// mix spreads each bit over all others. FNV hashes of names that differ only at the end are close together.
 func mix(v uint64) uint64 {
 	v = (v ^ v>>33) * 0xff51afd7ed558ccd
 	v = (v ^ v>>33) * 0xc4ceb9fe1a85ec53
 	return v ^ v>>33
 }
 
-// applyRound takes the runs of a complete round.
+// applyRound adds the runs of a complete round.
 func (s *state) applyRound(runs []int) {
 	for _, i := range runs {
 		s.class[i] = s.check.classify(&s.check.Runs[i])
@@ -221,8 +222,8 @@ func (s *state) countRun(i int, run *Run) {
 	}
 }
 
-// badPartners are those with whom the node, alone, had a bad run. Of three that fail together the node may be the one
-// that is on neither side of the trouble, so that such a run is a suspicion and no more.
+// badPartners returns the partners of the node's bad runs of two. A bad run of three does not count: the fault may be between
+// the other two.
 func (n *node) badPartners(s *state) map[string]bool {
 	partners := map[string]bool{}
 	for _, i := range n.runs {
@@ -233,7 +234,7 @@ func (n *node) badPartners(s *state) map[string]bool {
 	return partners
 }
 
-// confirmed reports whether bad runs blame the node: with two partners, of whom one at least is proven.
+// confirmed reports whether the node has bad runs with two partners, at least one of them proven.
 func (n *node) confirmed(s *state) bool {
 	if n.fabric.proven == 0 || !n.hadBadRun {
 		return false
@@ -251,7 +252,7 @@ func (s *state) allProven(names []string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return !s.byName[name].proven })
 }
 
-// plan gives the fabric's groups of a round; none when it is done.
+// plan returns the fabric's groups of a round; none when it is done.
 func (f *fabric) plan(s *state, number int) [][]*node {
 	var groups [][]*node
 	switch {
@@ -267,7 +268,7 @@ func (f *fabric) plan(s *state, number int) [][]*node {
 	return groups
 }
 
-// firstRound covers every node; of an odd number three are together, so that none is in two groups at once.
+// firstRound covers every node. Of an odd number of nodes three are together, so that no node is in two groups at once.
 func (f *fabric) firstRound() [][]*node {
 	groups, bye := f.pairs(0)
 	if bye != nil {
@@ -277,8 +278,8 @@ func (f *fabric) firstRound() [][]*node {
 	return groups
 }
 
-// nextCircleRound gives the next round of the circle method that has a pair left. It ends when every two nodes have been a pair:
-// the two that had a third with them in round 1 come last.
+// nextCircleRound returns the next round of the circle method that has a pair left. It ends when every two nodes have been a
+// pair. The two nodes that had a third with them in round 1 come last.
 func (f *fabric) nextCircleRound() [][]*node {
 	odd := len(f.nodes) % 2
 	rounds := len(f.nodes) - 1 + odd
@@ -298,7 +299,7 @@ func (f *fabric) nextCircleRound() [][]*node {
 	return nil
 }
 
-// pairs is round r of the circle method, from 0; of an odd number of nodes one is left.
+// pairs returns round r of the circle method, from 0. Of an odd number of nodes one is left over.
 func (f *fabric) pairs(r int) (pairs [][]*node, bye *node) {
 	places := len(f.nodes) + len(f.nodes)%2
 	turning := places - 1
@@ -313,8 +314,8 @@ func (f *fabric) pairs(r int) (pairs [][]*node, bye *node) {
 	return pairs, bye
 }
 
-// retryGroups tries those without a verdict with proven partners. Those for whom none is left are tried among themselves, which
-// may prove more.
+// retryGroups pairs nodes without a verdict with proven partners. If there are too few partners, the rest are paired among
+// themselves, which may prove more nodes.
 func (f *fabric) retryGroups(s *state, number int) [][]*node {
 	var open, free []*node
 	for _, n := range f.nodes {
@@ -334,7 +335,7 @@ func (f *fabric) retryGroups(s *state, number int) [][]*node {
 			continue
 		}
 		groups = append(groups, []*node{n, free[at]})
-		// What was passed over stays first in line.
+		// Partners that were skipped stay first in line.
 		copy(free[1:at+1], free[:at])
 		free = free[1:]
 	}
@@ -345,7 +346,8 @@ func (f *fabric) retryGroups(s *state, number int) [][]*node {
 	return groups
 }
 
-// choosePartner is the place of one to try n with, or -1: not one with whom it was bad, rather none with whom it had a fault.
+// choosePartner returns the index of a partner for n, or -1. It excludes partners of bad runs, and prefers partners without a
+// fault.
 func (n *node) choosePartner(s *state, free []*node) int {
 	bad := n.badPartners(s)
 	faulty := func(p *node) bool {
