@@ -90,7 +90,7 @@ func TestOddReleaseNames(t *testing.T) {
 	}
 }
 
-func TestWebhooksFailClosedForOurPodsOnly(t *testing.T) {
+func TestWebhooksFailClosedForLabelledPodsOnly(t *testing.T) {
 	webhooks, _, _ := unstructured.NestedSlice(render(t, "evenkeel")["MutatingWebhookConfiguration/evenkeel"].Object, "webhooks")
 	if len(webhooks) != 2 {
 		t.Fatalf("%d webhooks, want 2", len(webhooks))
@@ -301,7 +301,7 @@ func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
 	}
 }
 
-func TestTheCleanupOutlivesTheRest(t *testing.T) {
+func TestCleanupRunsAfterDelete(t *testing.T) {
 	hooks := 0
 	for key, object := range render(t, "evenkeel") {
 		if !strings.HasSuffix(object.GetName(), "-cleanup") {
@@ -331,7 +331,7 @@ func TestBenchImage(t *testing.T) {
 	}
 }
 
-func TestMetricsAreFoundAndDrawn(t *testing.T) {
+func TestMetricsServiceAndDashboard(t *testing.T) {
 	on := []string{"--set", "metrics.serviceMonitor.enabled=true,metrics.dashboard.enabled=true,metrics.bindAddress=0.0.0.0:9000,metrics.serviceMonitor.labels.release=prom"}
 	objects := render(t, "evenkeel", on...)
 	service := objects["Service/evenkeel-metrics"]
@@ -400,7 +400,7 @@ func TestReductionImage(t *testing.T) {
 	}
 }
 
-func TestBadValuesAreRefusedByName(t *testing.T) {
+func TestValuesSchemaErrors(t *testing.T) {
 	for value, want := range map[string]string{
 		"webhok.replicas=1":                                   "webhok",
 		"webhook.replicas=0":                                  "replicas",

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
-func TestBadFlagsAreOneLineEach(t *testing.T) {
+func TestFlagErrorsAreOneLine(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	whole := "webhook --namespace=n --secret=s --service=v --webhook-config=w"
 	broken := filepath.Join(t.TempDir(), "broken.yaml")
@@ -69,7 +69,7 @@ func TestHelpHasExamples(t *testing.T) {
 	}
 }
 
-func TestAnAPIServerThatCannotBeReachedIsNamed(t *testing.T) {
+func TestUnreachableAPIServerIsNamed(t *testing.T) {
 	// Nothing listens on port 1.
 	err := reach(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}, 100*time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "https://127.0.0.1:1 cannot be reached") {
@@ -82,7 +82,7 @@ func TestAnAPIServerThatCannotBeReachedIsNamed(t *testing.T) {
 	}
 }
 
-func TestAMissingKindIsNamed(t *testing.T) {
+func TestMissingCRDIsNamed(t *testing.T) {
 	empty := meta.NewDefaultRESTMapper(nil)
 	if err := waitForKind(t.Context(), empty, "NetworkProfile", 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "networkprofiles.evenkeel.dev") {
 		t.Errorf("error %v", err)

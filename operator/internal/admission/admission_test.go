@@ -88,7 +88,7 @@ func asks(annotations ...string) map[string]string {
 
 var masterAndWorker = map[string][]string{"Master": {"pytorch", "logger"}, "Worker": {"pytorch"}}
 
-func TestWorkloads(t *testing.T) {
+func TestWorkloadWebhook(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{"team": "vision"}}},
 		profile("default", nil),
@@ -144,7 +144,7 @@ func TestWorkloads(t *testing.T) {
 	}
 }
 
-func TestWorkloadsWithoutAnyProfile(t *testing.T) {
+func TestWorkloadWebhookWithoutProfiles(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
 	response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
 	if response.Allowed || !strings.Contains(response.Result.Message, "create a NetworkProfile first") {
@@ -152,7 +152,7 @@ func TestWorkloadsWithoutAnyProfile(t *testing.T) {
 	}
 }
 
-func TestWorkloadsWithACacheThatIsBehind(t *testing.T) {
+func TestWorkloadWebhookWithStaleCache(t *testing.T) {
 	behind := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
 	live := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
 	response := Workloads(behind, live, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
@@ -162,7 +162,7 @@ func TestWorkloadsWithACacheThatIsBehind(t *testing.T) {
 }
 
 // Our own failures are not the user's: their status says so.
-func TestWorkloadsFailure(t *testing.T) {
+func TestWorkloadWebhookFailure(t *testing.T) {
 	broken := fake.NewClientBuilder().WithScheme(newScheme(t)).WithInterceptorFuncs(interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return errors.New("the cache is closed")
@@ -182,7 +182,7 @@ func TestWorkloadsFailure(t *testing.T) {
 	}
 }
 
-func TestJobsAreHeldWhereAPolicyWantsThat(t *testing.T) {
+func TestWorkloadWebhookGatesJobs(t *testing.T) {
 	zero, one := int32(0), int32(1)
 	policy := func(unknown *int32) *evenkeel.NetworkCheckPolicy {
 		p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "policy"}}
@@ -250,7 +250,7 @@ func TestJobsAreHeldWhereAPolicyWantsThat(t *testing.T) {
 	}
 }
 
-func TestKueueHearsWhichNodesToKeepOff(t *testing.T) {
+func TestWorkloadWebhookAvoidsNodesForKueue(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
 	const queued = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"labels":{"kueue.x-k8s.io/queue-name":"team"},"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"template":{"spec":{"affinity":{"podAntiAffinity":{}},"containers":[{"name":"c"}]}}}}`
 	response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: queued}.request(t, admissionv1.Create))
@@ -270,7 +270,7 @@ func TestKueueHearsWhichNodesToKeepOff(t *testing.T) {
 	}
 }
 
-func TestWorkloadsUpdate(t *testing.T) {
+func TestWorkloadWebhookUpdate(t *testing.T) {
 	const pinned = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"NAME"}},"spec":{"template":{"metadata":{"labels":{"evenkeel.dev/profile":"default"}}}}}`
 	for name, warned := range map[string]bool{"default": false, "another": true} {
 		response := Workloads(nil, nil, true).Handler.Handle(t.Context(), job{raw: strings.Replace(pinned, "NAME", name, 1)}.request(t, admissionv1.Update))
@@ -295,7 +295,7 @@ func created(t *testing.T, j job, reader client.Reader, servers bool) *unstructu
 	return object
 }
 
-func TestReductionServersAreNamedInTheTemplates(t *testing.T) {
+func TestWorkloadWebhookReductionServers(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
 		profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Reduction.Mode = evenkeel.ReductionAlways }),
 	).Build()
@@ -326,7 +326,7 @@ func TestReductionServersAreNamedInTheTemplates(t *testing.T) {
 	}
 }
 
-func TestServersHearTheNameOfTheirJob(t *testing.T) {
+func TestWorkloadWebhookReductionJobName(t *testing.T) {
 	const text = `{"apiVersion":"batch/v1","kind":"Job","metadata":{NAME,"annotations":{"evenkeel.dev/profile":"default","evenkeel.dev/reduction":"SERVERS"}},
 	  "spec":{"template":{"metadata":{"annotations":{"evenkeel.dev/environment":"{\"EVENKEEL_JOB\":\"team/copied-from\"}"}},"spec":{"containers":[{"name":"main"}]}}}}`
 	own := func(s *evenkeel.NetworkProfileSpec) {
@@ -354,7 +354,7 @@ func TestServersHearTheNameOfTheirJob(t *testing.T) {
 	}
 }
 
-func TestWithoutAnImageThereAreNoReductionServers(t *testing.T) {
+func TestWorkloadWebhookReductionWithoutImage(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
 		profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Reduction.Mode = evenkeel.ReductionAlways }),
 	).Build()
@@ -367,7 +367,7 @@ func TestWithoutAnImageThereAreNoReductionServers(t *testing.T) {
 	}
 }
 
-func TestAskingLateForReductionServersIsWarned(t *testing.T) {
+func TestWorkloadWebhookReductionUpdateWarns(t *testing.T) {
 	const text = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"default","evenkeel.dev/reduction":"NUMBER"}},"spec":{"template":{"metadata":{"labels":{"evenkeel.dev/profile":"default"}}}}}`
 	for number, warned := range map[string]bool{"2": false, "3": true} {
 		request := job{raw: strings.Replace(text, "NUMBER", number, 1)}.request(t, admissionv1.Update)
@@ -379,7 +379,7 @@ func TestAskingLateForReductionServersIsWarned(t *testing.T) {
 	}
 }
 
-func TestPods(t *testing.T) {
+func TestPodWebhook(t *testing.T) {
 	good := map[string]string{evenkeel.PluginImageKey: image, evenkeel.DeliveryKey: "ImageVolume", evenkeel.PluginPathKey: "/plugin", evenkeel.ConflictPolicyKey: "Keep"}
 	pod := func(annotations map[string]string) admission.Request {
 		text, err := json.Marshal(&corev1.Pod{
@@ -401,7 +401,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-func TestRDMADevicesAreInTheTemplates(t *testing.T) {
+func TestWorkloadWebhookRDMADevices(t *testing.T) {
 	const mpi = `{"apiVersion":"kubeflow.org/v2beta1","kind":"MPIJob","metadata":{"name":"train","annotations":{"evenkeel.dev/profile":"default"EXTRA}},"spec":{"mpiReplicaSpecs":{
 	  "Launcher":{"template":{"spec":{"containers":[{"name":"mpirun"}]}}},
 	  "Worker":{"replicas":2,"template":{"metadata":{"annotations":{"evenkeel.dev/rdma-networks":"of another job"}},"spec":{"containers":[{"name":"sshd","resources":{"limits":{"cpu":"1000m"GPU}}},{"name":"logger"}]}}}}}}`
@@ -452,7 +452,7 @@ func TestRDMADevicesAreInTheTemplates(t *testing.T) {
 	}
 }
 
-func TestRDMAWithoutADevice(t *testing.T) {
+func TestWorkloadWebhookRDMAWithoutDevice(t *testing.T) {
 	none := int32(0)
 	strict := func(change func(*evenkeel.NetworkProfile)) *evenkeel.NetworkProfile {
 		p := profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Transport.Mode = evenkeel.TransportRDMA })

@@ -104,7 +104,7 @@ func (r *rig) verify(t *testing.T, at time.Time) {
 	}
 }
 
-func TestFromAnEmptySecret(t *testing.T) {
+func TestCertificateFromEmptySecret(t *testing.T) {
 	r := newRig(nil)
 	if err := r.Ready(nil); err == nil {
 		t.Error("ready without a certificate")
@@ -123,7 +123,7 @@ func TestFromAnEmptySecret(t *testing.T) {
 	}
 }
 
-func TestServerCertificateIsRenewedUnderTheSameCA(t *testing.T) {
+func TestCertificateRenewalKeepsCA(t *testing.T) {
 	r := newRig(nil)
 	r.reconcile(t)
 	before := r.data(t)
@@ -140,7 +140,7 @@ func TestServerCertificateIsRenewedUnderTheSameCA(t *testing.T) {
 	r.verify(t, later.Add(renewBefore))
 }
 
-func TestDamageIsRepaired(t *testing.T) {
+func TestCertificateDamageIsRepaired(t *testing.T) {
 	for name, data := range map[string]map[string][]byte{
 		"not PEM":      {caKey: []byte("x"), caKeyKey: []byte("y"), corev1.TLSCertKey: []byte("z"), corev1.TLSPrivateKeyKey: []byte("w")},
 		"no server":    nil,
@@ -165,7 +165,7 @@ func TestDamageIsRepaired(t *testing.T) {
 	}
 }
 
-func TestTheReplicaThatComesSecondTakesTheOthers(t *testing.T) {
+func TestCertificateConflictBetweenReplicas(t *testing.T) {
 	r := newRig(nil)
 	r.conflict = true
 	if result := r.reconcile(t); result.RequeueAfter == 0 {
@@ -178,7 +178,7 @@ func TestTheReplicaThatComesSecondTakesTheOthers(t *testing.T) {
 	r.verify(t, time.Now())
 }
 
-func TestLostCAIsPutBack(t *testing.T) {
+func TestCertificateCABundleIsRestored(t *testing.T) {
 	r := newRig(nil)
 	r.reconcile(t)
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}

@@ -18,7 +18,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
-func TestBadCommandLinesAreOneLineEach(t *testing.T) {
+func TestCommandLineErrorsAreOneLine(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	t.Setenv("HOME", t.TempDir())
 	unreachable := filepath.Join(t.TempDir(), "config")
@@ -73,7 +73,7 @@ func TestEveryCommandHasExamples(t *testing.T) {
 	}
 }
 
-func TestFlagsMakeTheCheck(t *testing.T) {
+func TestCheckRunFlags(t *testing.T) {
 	f := checkFlags{
 		nodes: []string{"b", "a", "b"}, stages: []string{"pairs", "GANG"}, profile: "fast", runner: "nccltests", launcher: "mpijob", image: "i", gpus: 8,
 		maxBytes: "1Gi", minBandwidth: "340G", timeout: 90 * time.Second,
@@ -102,7 +102,7 @@ func TestFlagsMakeTheCheck(t *testing.T) {
 	}
 }
 
-func TestEveryReasonHasAdviceOfItsOwn(t *testing.T) {
+func TestCheckWhyAdviceForEveryReason(t *testing.T) {
 	f := &nodeFacts{node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, system: systemNamespace}
 	fallback := f.advice("", nil)
 	for _, reason := range []string{
@@ -124,7 +124,7 @@ func at(minute int) metav1.Time {
 	return metav1.NewTime(time.Date(2026, 11, 21, 12, minute, 0, 0, time.UTC))
 }
 
-func TestSinceWhen(t *testing.T) {
+func TestCheckWhySince(t *testing.T) {
 	result := func(minute int, v evenkeel.Verdict) evenkeel.HealthResult {
 		return evenkeel.HealthResult{Time: at(minute), Verdict: v, Check: "c"}
 	}
@@ -144,7 +144,7 @@ func TestSinceWhen(t *testing.T) {
 	}
 }
 
-func TestANodeThatWasNeverCheckedSaysWhatToDo(t *testing.T) {
+func TestCheckWhyUncheckedNode(t *testing.T) {
 	f := &nodeFacts{node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, system: "elsewhere"}
 	var out bytes.Buffer
 	if err := f.explain(&out, at(0).Time); err != nil || !strings.Contains(out.String(), "Unknown") || !strings.Contains(out.String(), "check run --nodes n1,A-HEALTHY-NODE --wait -n elsewhere") {
@@ -152,7 +152,7 @@ func TestANodeThatWasNeverCheckedSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestProgressIsALineForEachChangeWhereThereIsNoTerminal(t *testing.T) {
+func TestProgressWithoutTerminal(t *testing.T) {
 	var out bytes.Buffer
 	p := progressLine{out: &out}
 	for _, text := range []string{"a", "a", "b"} {
@@ -171,7 +171,7 @@ func TestProgressIsALineForEachChangeWhereThereIsNoTerminal(t *testing.T) {
 	}
 }
 
-func TestSpeeds(t *testing.T) {
+func TestFormatSpeed(t *testing.T) {
 	for bytes, want := range map[float64]string{0: "", 12: "12 B/s", 4.8e6: "4.8 MB/s", 123.4e6: "123 MB/s", 1e9: "1 GB/s", 46.1e9: "46.1 GB/s", 5e15: "5e+03 TB/s"} {
 		if got := formatSpeed(bytes); got != want {
 			t.Errorf("%g: %q, want %q", bytes, got, want)

@@ -9,7 +9,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-func TestAvoidUnhealthyNodes(t *testing.T) {
+func TestInjectAvoidUnhealthyNodes(t *testing.T) {
 	healthy := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpNotIn, Values: []string{evenkeel.UnhealthyValue}}
 	zone := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}
 	own := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpExists}
@@ -41,7 +41,7 @@ func TestAvoidUnhealthyNodes(t *testing.T) {
 	}
 }
 
-func TestKeptOff(t *testing.T) {
+func TestAvoidedNodes(t *testing.T) {
 	node := func(name string, labels map[string]string) corev1.Node {
 		n := corev1.Node{}
 		n.Name, n.Labels = name, labels

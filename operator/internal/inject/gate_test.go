@@ -9,7 +9,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-func TestGate(t *testing.T) {
+func TestInjectGate(t *testing.T) {
 	gated := map[string]string{evenkeel.GatedKey: evenkeel.GatedValue}
 	for name, test := range map[string]struct {
 		labels map[string]string

@@ -44,7 +44,7 @@ func apply(t *testing.T, p *corev1.Pod, r Resolved) *corev1.Pod {
 	return p
 }
 
-func TestImageVolume(t *testing.T) {
+func TestInjectImageVolume(t *testing.T) {
 	p := apply(t, pod(corev1.Container{Name: "main"}), resolved(nil))
 	if diff := cmp.Diff([]corev1.Volume{{Name: "evenkeel", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image, PullPolicy: corev1.PullIfNotPresent}}}}, p.Spec.Volumes); diff != "" {
 		t.Error(diff)
@@ -61,7 +61,7 @@ func TestImageVolume(t *testing.T) {
 	}
 }
 
-func TestInitContainerRunsFirstAndRestricted(t *testing.T) {
+func TestInjectInitContainer(t *testing.T) {
 	p := pod(corev1.Container{Name: "main"})
 	p.Spec.InitContainers = []corev1.Container{{Name: "theirs"}}
 	apply(t, p, resolved(func(r *Resolved) { r.Delivery = evenkeel.DeliveryInitContainer; r.Path = "/lib/x" }))
@@ -80,14 +80,14 @@ func TestInitContainerRunsFirstAndRestricted(t *testing.T) {
 	}
 }
 
-func TestPreinstalledAddsEnvironmentOnly(t *testing.T) {
+func TestInjectPreinstalled(t *testing.T) {
 	p := apply(t, pod(corev1.Container{Name: "main"}), resolved(func(r *Resolved) { r.Delivery, r.Image, r.Path = evenkeel.DeliveryPreinstalled, "", "/usr/lib/nccl" }))
 	if len(p.Spec.Volumes) != 0 || len(p.Spec.Containers[0].VolumeMounts) != 0 || env(p.Spec.Containers[0])["NCCL_NET_PLUGIN"] != "/usr/lib/nccl/libnccl-net-evenkeel.so" {
 		t.Errorf("%+v", p.Spec)
 	}
 }
 
-func TestTargets(t *testing.T) {
+func TestInjectSelectsContainers(t *testing.T) {
 	gpu := corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}}
 	for name, test := range map[string]struct {
 		containers []corev1.Container
@@ -114,7 +114,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-func TestUserWins(t *testing.T) {
+func TestInjectKeepsUserEnvironment(t *testing.T) {
 	from := &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}
 	p := pod(corev1.Container{Name: "main", Env: []corev1.EnvVar{{Name: "NCCL_NET_PLUGIN", Value: "none"}, {Name: "EVENKEEL_FLOWS", ValueFrom: from}}})
 	before := p.DeepCopy()
@@ -131,7 +131,7 @@ func TestUserWins(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestInjectErrors(t *testing.T) {
 	volume := pod(corev1.Container{Name: "main"})
 	volume.Spec.Volumes = []corev1.Volume{{Name: "evenkeel"}}
 	for name, test := range map[string]struct {
@@ -148,7 +148,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestForgedMarkerDoesNotStopTheInjection(t *testing.T) {
+func TestInjectIgnoresForgedAnnotation(t *testing.T) {
 	p := pod(corev1.Container{Name: "main"})
 	p.Annotations = map[string]string{evenkeel.InjectedKey: "yes"}
 	apply(t, p, resolved(nil))
@@ -157,7 +157,7 @@ func TestForgedMarkerDoesNotStopTheInjection(t *testing.T) {
 	}
 }
 
-func TestResolvedTravelsThroughAnnotations(t *testing.T) {
+func TestResolvedRoundTrip(t *testing.T) {
 	r := resolved(func(r *Resolved) { r.Containers = []string{"a", "b"}; r.Environment["X"] = `a "quoted" value` })
 	back, err := FromPod(map[string]string{evenkeel.ProfileKey: "default"}, r.Annotations())
 	if err != nil {
@@ -168,7 +168,7 @@ func TestResolvedTravelsThroughAnnotations(t *testing.T) {
 	}
 }
 
-func TestFromPodNamesWhatIsWrong(t *testing.T) {
+func TestResolvedFromPodErrors(t *testing.T) {
 	good := resolved(nil).Annotations()
 	for key, value := range map[string]string{
 		evenkeel.DeliveryKey: "Sideways", evenkeel.PluginImageKey: "plugin:latest", evenkeel.PluginPathKey: "/a/../b",
@@ -252,7 +252,7 @@ func check(t *testing.T, before *corev1.Pod, r Resolved) {
 	}
 }
 
-func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
+func TestInjectProperties(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	pick := func(options ...string) string { return options[random.IntN(len(options))] }
 	for range 2000 {
@@ -302,7 +302,7 @@ func TestEveryPodKeepsWhatIsTheUsers(t *testing.T) {
 	}
 }
 
-func FuzzApply(f *testing.F) {
+func FuzzInject(f *testing.F) {
 	f.Add("main", "NCCL_NET_PLUGIN", "none", "/data", "ImageVolume", "Keep", "{}", "")
 	f.Add("istio-proxy", "X", "", "/opt/evenkeel", "InitContainer", "Replace", `{"X":"1"}`, "main")
 	f.Fuzz(func(t *testing.T, container, name, value, mount, delivery, conflict, environment, chosen string) {

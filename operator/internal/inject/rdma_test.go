@@ -57,7 +57,7 @@ func withoutDevice(t *testing.T, before corev1.Container, after *corev1.Containe
 	}
 }
 
-func TestAContainerGetsTheDevice(t *testing.T) {
+func TestInjectRDMADevice(t *testing.T) {
 	one := resource.MustParse("1")
 	for name, test := range map[string]struct {
 		container corev1.Container
@@ -107,7 +107,7 @@ func TestAContainerGetsTheDevice(t *testing.T) {
 	}
 }
 
-func TestAPodJoinsTheDevicesNetworks(t *testing.T) {
+func TestInjectRDMANetworks(t *testing.T) {
 	rails := withRDMA(func(r *RDMA) { r.Networks = "rail0,rail1" })
 	p := apply(t, pod(corev1.Container{Name: "main"}), rails)
 	if got := p.Annotations[evenkeel.NetworksKey]; got != "rail0,rail1" {
@@ -121,7 +121,7 @@ func TestAPodJoinsTheDevicesNetworks(t *testing.T) {
 	}
 }
 
-func TestTheDeviceTravelsThroughAnnotations(t *testing.T) {
+func TestResolvedRDMARoundTrip(t *testing.T) {
 	for _, r := range []Resolved{withRDMA(nil), withRDMA(func(r *RDMA) { r.Count, r.LockMemory, r.Networks = 8, true, "a/b@eth1" })} {
 		back, err := FromPod(map[string]string{evenkeel.ProfileKey: "default"}, r.Annotations())
 		if err != nil {
@@ -145,7 +145,7 @@ func TestTheDeviceTravelsThroughAnnotations(t *testing.T) {
 	}
 }
 
-func TestWhichDeviceAJobGets(t *testing.T) {
+func TestResolveRDMADevice(t *testing.T) {
 	two := int32(2)
 	for name, test := range map[string]struct {
 		spec        evenkeel.TransportSpec

@@ -15,7 +15,7 @@ func reduced(r *Resolved) {
 	r.Reduction = &Reduction{Service: "train-reduce-0", Servers: []string{"train-reduce-0-0.train-reduce-0.team.svc:7470", "train-reduce-0-1.train-reduce-0.team.svc:7470"}}
 }
 
-func TestReductionServersAndKeyAreGivenTogether(t *testing.T) {
+func TestInjectReductionServersAndKey(t *testing.T) {
 	p := apply(t, pod(corev1.Container{Name: "main"}, corev1.Container{Name: "istio-proxy"}), resolved(reduced))
 	want := map[string]string{
 		"NCCL_NET_PLUGIN": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "EVENKEEL_FLOWS": "8", "NCCL_COLLNET_ENABLE": "1",
@@ -37,7 +37,7 @@ func TestReductionServersAndKeyAreGivenTogether(t *testing.T) {
 	}
 }
 
-func TestAContainerWithAKeyOfItsOwnDoesWithoutTheServers(t *testing.T) {
+func TestInjectReductionSkipsOwnKey(t *testing.T) {
 	for name, c := range map[string]corev1.Container{
 		"EVENKEEL_JOB_KEY":              {Env: []corev1.EnvVar{{Name: "EVENKEEL_JOB_KEY", Value: "0"}}},
 		"EVENKEEL_JOB_KEY_FILE":         {Env: []corev1.EnvVar{{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/mine"}}},
@@ -58,14 +58,14 @@ func TestAContainerWithAKeyOfItsOwnDoesWithoutTheServers(t *testing.T) {
 	}
 }
 
-func TestAUserMayTurnCollNetOff(t *testing.T) {
+func TestInjectReductionKeepsCollNetSetting(t *testing.T) {
 	p := apply(t, pod(corev1.Container{Name: "main", Env: []corev1.EnvVar{{Name: "NCCL_COLLNET_ENABLE", Value: "0"}}}), resolved(reduced))
 	if env(p.Spec.Containers[0])["NCCL_COLLNET_ENABLE"] != "0" || !strings.Contains(p.Annotations[evenkeel.SkippedKey], "sets NCCL_COLLNET_ENABLE itself") {
 		t.Errorf("%v, %v", p.Spec.Containers[0].Env, p.Annotations)
 	}
 }
 
-func TestTheJobsKeyReplacesTheProfiles(t *testing.T) {
+func TestInjectReductionReplacesProfileKey(t *testing.T) {
 	own := func(r *Resolved) { r.Environment["EVENKEEL_JOB_KEY"] = "the profile's" }
 	p := apply(t, pod(corev1.Container{Name: "main"}), resolved(func(r *Resolved) { reduced(r); own(r) }))
 	if got := env(p.Spec.Containers[0]); got["EVENKEEL_JOB_KEY"] != "" || got["EVENKEEL_JOB_KEY_FILE"] == "" {
@@ -78,7 +78,7 @@ func TestTheJobsKeyReplacesTheProfiles(t *testing.T) {
 }
 
 // The plugin takes up to 63 letters, digits, dashes, dots, underscores and slashes.
-func TestAJobsNameIsOneThatThePluginTakes(t *testing.T) {
+func TestReductionJobNameIsValid(t *testing.T) {
 	long := strings.Repeat("n", 63)
 	for _, test := range []struct{ namespace, name, want string }{
 		{"team", "llama", "team/llama"},
@@ -94,7 +94,7 @@ func TestAJobsNameIsOneThatThePluginTakes(t *testing.T) {
 	}
 }
 
-func TestTheJobsNameIsGivenWhereTheContainerHasNone(t *testing.T) {
+func TestInjectReductionJobName(t *testing.T) {
 	named := func(r *Resolved) { reduced(r); r.Environment[JobEnv] = "team/train" }
 	p := apply(t, pod(corev1.Container{Name: "main"}, corev1.Container{Name: "own", Env: []corev1.EnvVar{{Name: JobEnv, Value: "mine"}}}), resolved(named))
 	for i, want := range []string{"team/train", "mine"} {
@@ -104,7 +104,7 @@ func TestTheJobsNameIsGivenWhereTheContainerHasNone(t *testing.T) {
 	}
 }
 
-func TestReductionTravelsThroughLabelsAndAnnotations(t *testing.T) {
+func TestResolvedReductionRoundTrip(t *testing.T) {
 	r := resolved(reduced)
 	back, err := FromPod(r.Labels(), r.Annotations())
 	if err != nil {

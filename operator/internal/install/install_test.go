@@ -72,7 +72,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-func TestCopyReplacesWhatAKilledRunLeft(t *testing.T) {
+func TestCopyReplacesPartialFiles(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(src, "lib.so"), "new", 0o644)
 	write(t, filepath.Join(dst, "lib.so"), "older and longer", 0o444)

@@ -1,6 +1,6 @@
-// Package metrics is what Prometheus sees of Evenkeel's control plane: counters of what happened, which the controllers
-// and webhooks call, and [State], which reads how the nodes are when it is asked. Every series is bounded: no name of a
-// user's choosing is a label, but for names of nodes and pools.
+// Package metrics defines the Prometheus metrics of the control plane: counters, which controllers and webhooks increment, and
+// [StateCollector], which reads the state of the nodes when it is scraped. Every series is bounded: labels have no names that
+// users choose, apart from nodes and pools.
 package metrics
 
 import (
@@ -13,7 +13,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
-// What a webhook did with a pod or a job.
+// Results of webhooks and controllers for a pod or a job.
 const (
 	Injected     = "injected"
 	Skipped      = "skipped"
@@ -27,14 +27,14 @@ var (
 		Name: "evenkeel_checks_total", Help: "NetworkChecks that have ended, by verdict.",
 	}, []string{"verdict"})
 	checkSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "evenkeel_check_duration_seconds", Help: "How long NetworkChecks took, from the choice of the nodes to the verdict.",
+		Name: "evenkeel_check_duration_seconds", Help: "Duration of NetworkChecks, from the selection of the nodes to the verdict.",
 		Buckets: []float64{5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200},
 	})
 	runs = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_check_runs_total", Help: "Runs of the benchmark that have ended, by stage and by what came of them.",
+		Name: "evenkeel_check_runs_total", Help: "Runs of the benchmark that have ended, by stage and outcome.",
 	}, []string{"stage", "outcome"})
 	pods = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_pods_total", Help: "Pods of annotated jobs: injected; skipped, where something of the user's was left alone; refused; not_injected, which the webhook did not see.",
+		Name: "evenkeel_pods_total", Help: "Pods of annotated jobs: injected; skipped, if something of the user's was left unchanged; refused; not_injected, if the webhook did not see them.",
 	}, []string{"result"})
 	jobs = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; avoided_nodes, if their pods avoid nodes that failed a check.",
@@ -43,7 +43,7 @@ var (
 
 func init() {
 	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs)
-	// A series that appears with its first event hides that event from a rate.
+	// A series that starts with its first event hides that event from rate().
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
 		checks.WithLabelValues(string(v))
 	}
@@ -60,7 +60,7 @@ func init() {
 	}
 }
 
-// CheckEnded counts a check. It took that long; 0 if it was refused before it began.
+// CheckEnded counts a check and its duration; 0 if it never ran.
 func CheckEnded(v evenkeel.Verdict, took time.Duration) {
 	checks.WithLabelValues(string(v)).Inc()
 	if took > 0 {

@@ -18,31 +18,31 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Bounds of what is told by name: Kubernetes itself ends at so many nodes. Bad ones come first.
+// Limits of what is reported by name: Kubernetes supports 5,000 nodes. Unhealthy ones come first.
 const (
 	maxNodes = 5000
 	maxPools = 64
-	// everyPool is the name of all pools that a check was about, together.
+	// everyPool stands for all pools of a check.
 	everyPool = "*"
-	// readTimeout is far more than reading a cache takes.
+	// readTimeout bounds reading the cache.
 	readTimeout = 5 * time.Second
 )
 
 var (
-	nodesDesc     = prometheus.NewDesc("evenkeel_nodes", "Nodes of the cluster by what checks said about their network: Healthy, Unhealthy, Unknown.", []string{"health"}, nil)
-	unhealthyDesc = prometheus.NewDesc("evenkeel_node_unhealthy", "1 for each node that failed a check and was not cleared since, and why it failed.", []string{"node", "reason"}, nil)
+	nodesDesc     = prometheus.NewDesc("evenkeel_nodes", "Nodes of the cluster by the health of their network: Healthy, Unhealthy, Unknown.", []string{"health"}, nil)
+	unhealthyDesc = prometheus.NewDesc("evenkeel_node_unhealthy", "1 for each node that failed a check and was not cleared since, with the reason.", []string{"node", "reason"}, nil)
 	measuredDesc  = prometheus.NewDesc("evenkeel_node_bus_bandwidth_bytes_per_second", "The best bus bandwidth that the latest check with a verdict measured with the node.", []string{"node"}, nil)
 	usualDesc     = prometheus.NewDesc("evenkeel_node_usual_bus_bandwidth_bytes_per_second", "The median over the node's latest checks that passed.", []string{"node"}, nil)
-	checkedDesc   = prometheus.NewDesc("evenkeel_node_checked_timestamp_seconds", "When a check last had a verdict on the node.", []string{"node"}, nil)
+	checkedDesc   = prometheus.NewDesc("evenkeel_node_checked_timestamp_seconds", "Time of the last conclusive check of the node.", []string{"node"}, nil)
 	fabricDesc    = prometheus.NewDesc("evenkeel_fabric_verdict", "1 for the latest verdict on what connects the nodes of a pool (of the latest check as a whole: *), 0 for the other verdicts.", []string{"pool", "verdict"}, nil)
 	runningDesc   = prometheus.NewDesc("evenkeel_checks_running", "NetworkChecks that have not ended.", nil, nil)
 )
 
-// StateCollector tells how nodes and fabrics are. It is told by the replica that works, and read from its cache when somebody asks:
-// so it is right after a restart, and what is deleted is told no more.
+// StateCollector exports the state of nodes and fabrics. Only the leader exports it, from its cache, when it is scraped. So it is
+// correct after a restart, and deleted objects disappear.
 type StateCollector struct{ reader client.Reader }
 
-// SetupWithManager tells the state while the manager leads. Nodes, NodeNetworkHealths and NetworkChecks are watched by others.
+// SetupWithManager registers the collector while the manager leads. Other controllers watch the kinds that it reads.
 func (s *StateCollector) SetupWithManager(mgr manager.Manager) error {
 	s.reader = mgr.GetClient()
 	return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
@@ -70,7 +70,7 @@ func (s *StateCollector) Collect(out chan<- prometheus.Metric) {
 	var healths evenkeel.NodeNetworkHealthList
 	var checks evenkeel.NetworkCheckList
 	for _, list := range []client.ObjectList{&nodes, &healths, &checks} {
-		// Nothing here writes to what it reads, so the cache's own objects will do.
+		// The objects are read only, so the cache need not copy them.
 		if err := s.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			out <- prometheus.NewInvalidMetric(nodesDesc, fmt.Errorf("list %T: %w", list, err))
 			return
@@ -93,7 +93,7 @@ func collectNodes(nodes []corev1.Node, healths []evenkeel.NodeNetworkHealth, out
 	counts := map[evenkeel.Health]int{evenkeel.HealthHealthy: 0, evenkeel.HealthUnhealthy: 0}
 	for i := range healths {
 		h := &healths[i]
-		// That of an earlier node of the same name says nothing about this one.
+		// The health of an earlier node of the same name does not count.
 		if uid, ok := uids[h.Name]; !ok || len(h.OwnerReferences) == 0 || h.OwnerReferences[0].UID != uid {
 			continue
 		}
@@ -152,7 +152,7 @@ func collectChecks(checks []evenkeel.NetworkCheck, out chan<- prometheus.Metric)
 			for _, pool := range append(slices.Clone(f.Pools), everyPool) {
 				o := opinion{s.CompletionTime.Time, f.Verdict}
 				had, ok := latest[pool]
-				// A check may have two: that of the pairs and that of all nodes together. The worse one counts.
+				// A check may have two verdicts on a pool: of the pairs, and of all nodes together. The worse one counts.
 				if !ok || o.at.After(had.at) || o.at.Equal(had.at) && o.verdict.Worse(had.verdict) {
 					latest[pool] = o
 				}

@@ -60,7 +60,7 @@ func state(name, owner string, health evenkeel.Health) *evenkeel.NodeNetworkHeal
 	}
 }
 
-func TestNodesAreCountedAndNamed(t *testing.T) {
+func TestMetricsOfNodes(t *testing.T) {
 	lines := told(t, node("good"), node("bad"), node("new"), node("again"),
 		state("good", "uid of good", evenkeel.HealthHealthy), state("bad", "uid of bad", evenkeel.HealthUnhealthy),
 		// The node of that name was made anew, or is gone.
@@ -78,7 +78,7 @@ func TestNodesAreCountedAndNamed(t *testing.T) {
 	}
 }
 
-func TestTheLatestVerdictOnAFabricCounts(t *testing.T) {
+func TestMetricsOfFabrics(t *testing.T) {
 	check := func(name string, minute int, fabrics ...evenkeel.FabricFinding) *evenkeel.NetworkCheck {
 		c := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name}}
 		if minute >= 0 {
@@ -107,7 +107,7 @@ func TestTheLatestVerdictOnAFabricCounts(t *testing.T) {
 	}
 }
 
-func TestSeriesAreBounded(t *testing.T) {
+func TestMetricsAreBounded(t *testing.T) {
 	var objects []client.Object
 	var fabrics []evenkeel.FabricFinding
 	for i := range 200 {

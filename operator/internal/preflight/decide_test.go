@@ -67,7 +67,7 @@ func verdicts(d Decision) map[string]string {
 	return out
 }
 
-func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
+func TestStagesSkipFailedNodes(t *testing.T) {
 	r := pool(8)
 	r.Nodes[0].Verdict, r.Nodes[0].Reason = evenkeel.VerdictFail, ReasonMissingGPUs
 	seen := map[string]bool{}
@@ -97,7 +97,7 @@ func TestStagesLeaveOutWhatTheyDoNotPass(t *testing.T) {
 	}
 }
 
-func TestWhatMostNodesFailByThemselvesIsNotTheirFault(t *testing.T) {
+func TestLocalStageBlamesPluginIfMostFail(t *testing.T) {
 	d, counts := play(t, all, pool(5), func(w PlannedRun) Measurement {
 		if w.Nodes[0] == "gpu-0004" {
 			return good(1)
@@ -114,7 +114,7 @@ func TestWhatMostNodesFailByThemselvesIsNotTheirFault(t *testing.T) {
 	}
 }
 
-func TestASlowRailIsNamed(t *testing.T) {
+func TestRailsStageNamesSlowRail(t *testing.T) {
 	d, counts := play(t, all, pool(6), func(w PlannedRun) Measurement {
 		bad := strings.Contains(strings.Join(w.Nodes, " "), "gpu-0003")
 		switch {
@@ -128,7 +128,7 @@ func TestASlowRailIsNamed(t *testing.T) {
 	}
 }
 
-func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
+func TestGangStageFailsFabric(t *testing.T) {
 	for name, gang := range map[string]Measurement{
 		"slow": good(10), "broken": {Outcome: pairing.Broken, Detail: "rank 3 is gone"}, "no result": {Outcome: pairing.Fault, Detail: "evicted"},
 	} {
@@ -149,7 +149,7 @@ func TestPairsThatPassAndAGangThatDoesNotIsTheFabric(t *testing.T) {
 	}
 }
 
-func TestACheckThatEndsEarlySaysSo(t *testing.T) {
+func TestRecordEndedEarly(t *testing.T) {
 	r := pool(4)
 	r.Ended = "the check's timeout expired"
 	d := Decide(all, r)
@@ -166,7 +166,7 @@ func TestACheckThatEndsEarlySaysSo(t *testing.T) {
 	}
 }
 
-func TestTheRecordTravels(t *testing.T) {
+func TestRecordRoundTrip(t *testing.T) {
 	r := pool(4)
 	play(t, all, r, func(PlannedRun) Measurement { return good(40) })
 	text, err := r.Encode()
@@ -201,8 +201,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestALargePoolFitsIntoAConfigMap has every node fail with a long reason, which is the most that there can be to say.
-func TestALargePoolFitsIntoAConfigMap(t *testing.T) {
+// TestRecordOfLargePoolFitsConfigMap has every node fail with a long reason, which is the most that there can be to say.
+func TestRecordOfLargePoolFitsConfigMap(t *testing.T) {
 	r := pool(5000)
 	d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w PlannedRun) Measurement {
 		if w.Index%20 == 0 {
@@ -220,7 +220,7 @@ func TestALargePoolFitsIntoAConfigMap(t *testing.T) {
 	}
 }
 
-func TestTheReportIsWellFormed(t *testing.T) {
+func TestReportIsWellFormed(t *testing.T) {
 	r := pool(3)
 	r.Nodes[0].Name = `<a&"b`
 	d, _ := play(t, all, r, func(w PlannedRun) Measurement {
@@ -314,7 +314,7 @@ func over(transport string, locked int64) Measurement {
 	return m
 }
 
-func TestStageRDMA(t *testing.T) {
+func TestRDMAStage(t *testing.T) {
 	const unlimited, much, little = -1, 1 << 30, 8 << 20
 	local := func(w PlannedRun) bool { return w.Stage == evenkeel.StageLocal }
 	for name, test := range map[string]struct {
@@ -371,7 +371,7 @@ func TestStageRDMA(t *testing.T) {
 	}
 }
 
-func TestTooLittleLockedEverywhereBlamesNoNode(t *testing.T) {
+func TestRDMAStageLowMemlockEverywhereFailsNoNode(t *testing.T) {
 	r := pool(3)
 	for i := range r.Nodes {
 		r.Nodes[i].RDMA = true
@@ -387,7 +387,7 @@ func TestTooLittleLockedEverywhereBlamesNoNode(t *testing.T) {
 	}
 }
 
-func TestARunThatHadToUseRDMAAndDidNotFailsItsNode(t *testing.T) {
+func TestRDMATransportRequired(t *testing.T) {
 	for transport, want := range map[string]string{
 		"rdma": "map[]", "tcp": "map[gpu-0002:Fail FallbackNetwork in Pairs]", "": "map[gpu-0002:Inconclusive InfrastructureFault in Pairs]",
 	} {
@@ -405,7 +405,7 @@ func TestARunThatHadToUseRDMAAndDidNotFailsItsNode(t *testing.T) {
 	}
 }
 
-func TestWorksHaveNamesOfTheirOwn(t *testing.T) {
+func TestPlannedRunNamesAreUnique(t *testing.T) {
 	names := map[string]evenkeel.Stage{}
 	for _, stage := range []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StagePairs, evenkeel.StageRails, evenkeel.StageGang} {
 		name := PlannedRun{Stage: stage, Round: 1, Index: 2}.Name()

@@ -9,18 +9,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Port is where servers take connections, MetricsPort where they serve metrics and answer probes.
+// Port accepts connections of ranks. MetricsPort serves metrics and probes.
 const (
 	Port        = 7470
 	MetricsPort = 9470
 )
 
-// maxStem is how much of the job's name fits before "-reduce-" and eight digits: a StatefulSet's name may have 52 characters.
+// maxStem is the part of the job's name that fits before "-reduce-" and eight digits: a StatefulSet's name has at most 52
+// characters.
 const maxStem = 36
 
-// Name names the servers of a job that is being created, given the job's name and the creation's UID. A job that is deleted
-// and created anew at once gets new servers, and a key that the old ones do not have, under a name that the old ones do
-// not have.
+// Name returns the name of the servers of a job that is being created, by the job's name and the UID of the request. So a job
+// that is deleted and created again at once gets servers of another name, with another key.
 func Name(job string, creation types.UID) string {
 	job = strings.ReplaceAll(job, ".", "-")
 	if job == "" || job[0] < 'a' {
@@ -30,7 +30,7 @@ func Name(job string, creation types.UID) string {
 	return strings.TrimRight(job[:min(len(job), maxStem)], "-") + "-reduce-" + hex.EncodeToString(sum[:4])
 }
 
-// Endpoints are the servers' addresses, host:port.
+// Endpoints returns the addresses of the servers, host:port.
 func Endpoints(name, namespace string, servers int) []string {
 	var list []string
 	for i := range servers {
@@ -39,5 +39,5 @@ func Endpoints(name, namespace string, servers int) []string {
 	return list
 }
 
-// Pod names a server's pod.
+// Pod returns the name of a server's pod.
 func Pod(name string, server int) string { return fmt.Sprintf("%s-%d", name, server) }

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-func TestNamesFitHosts(t *testing.T) {
+func TestServerNamesFitHosts(t *testing.T) {
 	for _, job := range []string{"llama", "7b", "llama.v2", "a", "", strings.Repeat("x", 253), strings.Repeat("a", 35) + "-b", "train-" /* a generateName */} {
 		name := Name(job, "creation")
 		if errs := validation.IsDNS1035Label(name); errs != nil || len(name) > 52 {

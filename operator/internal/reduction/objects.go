@@ -19,22 +19,22 @@ import (
 )
 
 const (
-	// Container is the server's, in its pod.
+	// Container is the name of the server's container.
 	Container = "reduction-server"
-	// drainSeconds is how long a server that is told to end goes on for what is under way, in seconds; grace is how long it has
-	// for that and its end.
+	// drainSeconds is how long a stopping server continues operations in progress. graceSeconds is the pod's termination grace
+	// period.
 	drainSeconds, graceSeconds = 30, 45
 	// memoryOverhead is what a server needs besides its buffers.
 	memoryOverhead = 256 << 20
 	user           = 65532
 )
 
-// Objects are what a service is made of, but for its key: running is how many servers there shall be now.
+// Objects returns the objects of a service except its key. Running is the number of servers that should run now.
 func Objects(service *evenkeel.ReductionService, running int32) []client.Object {
 	return []client.Object{headless(service), disruptionBudget(service), networkPolicy(service), statefulSet(service, running)}
 }
 
-// Key is the Secret with the job's key: 64 hexadecimal digits.
+// Key returns the Secret with the job's key of 64 hexadecimal digits.
 func Key(service *evenkeel.ReductionService, key []byte) *corev1.Secret {
 	yes := true
 	return &corev1.Secret{
@@ -68,8 +68,8 @@ func selectClients(service *evenkeel.ReductionService) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{evenkeel.ReductionClientKey: service.Name}}
 }
 
-// headless gives the servers their names, once they are ready: clients wait for a name that leads nowhere yet, and not
-// for long for a server that has an address and does not answer.
+// headless gives the servers their host names, once they are ready. Clients wait for a name without an address, but not long
+// for a server that has an address and does not answer.
 func headless(service *evenkeel.ReductionService) *corev1.Service {
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
@@ -84,7 +84,7 @@ func headless(service *evenkeel.ReductionService) *corev1.Service {
 	}
 }
 
-// disruptionBudget keeps servers from being evicted: with one of them the whole job would end.
+// disruptionBudget protects servers from eviction: without one of them the whole job would end.
 func disruptionBudget(service *evenkeel.ReductionService) *policyv1.PodDisruptionBudget {
 	none := intstr.FromInt32(0)
 	return &policyv1.PodDisruptionBudget{
@@ -94,7 +94,8 @@ func disruptionBudget(service *evenkeel.ReductionService) *policyv1.PodDisruptio
 	}
 }
 
-// networkPolicy lets the job's pods reach the servers, and anyone the metrics; a server calls back those that called it, and nobody else.
+// networkPolicy allows connections from the job's pods, and to the metrics from everywhere. Servers may connect to the job's pods
+// only.
 func networkPolicy(service *evenkeel.ReductionService) *networkingv1.NetworkPolicy {
 	tcp, port, metrics := corev1.ProtocolTCP, intstr.FromInt32(Port), intstr.FromInt32(MetricsPort)
 	return &networkingv1.NetworkPolicy{
@@ -125,15 +126,15 @@ func statefulSet(service *evenkeel.ReductionService, running int32) *appsv1.Stat
 		Spec: appsv1.StatefulSetSpec{
 			Replicas: &running, ServiceName: service.Name, Selector: selectServers(service),
 			PodManagementPolicy: appsv1.ParallelPodManagement,
-			// A server that runs is never replaced for a newer template: its job would end.
+			// A running server is never replaced by a newer template: its job would end.
 			UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
 			Template:       corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec},
 		},
 	}
 }
 
-// serverPod is a pod that fits the restricted standard, unless its profile has asked for a capability, and may do nothing in
-// the cluster.
+// serverPod returns a pod without permissions in the cluster. It fits the restricted standard, unless the profile asks for a
+// capability.
 func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 	yes, no, seconds, id := true, false, int64(graceSeconds), int64(user)
 	spec := service.Spec.Server.WithDefaults()
@@ -163,13 +164,13 @@ func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 				Args: []string{
 					"serve", fmt.Sprintf("--listen=[::]:%d", Port), fmt.Sprintf("--metrics=[::]:%d", MetricsPort),
 					fmt.Sprintf("--memory=%d", spec.Memory.Value()),
-					// Without a limit the server would take the host for its own.
+					// By default the server would use all cores of the host.
 					fmt.Sprintf("--threads=%d", threads),
 					fmt.Sprintf("--drain-timeout=%ds", drainSeconds),
 				},
 				Env: []corev1.EnvVar{
 					{Name: inject.KeyFileEnv, Value: inject.KeyFile},
-					// One for 4 cores, 1 to 4, as the transport would have it if the cores that it requests were all there are.
+					// One for 4 cores, 1 to 4: the transport's default on a host with the requested number of cores.
 					{Name: "EVENKEEL_WORKERS", Value: strconv.FormatInt(min(max(1, threads/4), 4), 10)},
 				},
 				Ports: []corev1.ContainerPort{
@@ -205,8 +206,8 @@ func tolerations(own []evenkeel.Toleration) []corev1.Toleration {
 	return out
 }
 
-// affinity draws servers towards the workers' domain, if that is wished, and keeps them off the workers' own hosts, whose
-// links the workers need.
+// affinity prefers the workers' domain, if requested, and avoids the workers' hosts, since workers need the links of their
+// hosts.
 func affinity(service *evenkeel.ReductionService, placement evenkeel.PlacementSpec) *corev1.Affinity {
 	term := func(topology string) corev1.WeightedPodAffinityTerm {
 		return corev1.WeightedPodAffinityTerm{Weight: 50, PodAffinityTerm: corev1.PodAffinityTerm{TopologyKey: topology, LabelSelector: selectClients(service)}}
@@ -222,7 +223,7 @@ func affinity(service *evenkeel.ReductionService, placement evenkeel.PlacementSp
 	return a
 }
 
-// spreadConstraints keeps servers on different hosts, and in different domains if that is wished.
+// spreadConstraints spread servers over hosts, and over domains if requested.
 func spreadConstraints(service *evenkeel.ReductionService, placement evenkeel.PlacementSpec) []corev1.TopologySpreadConstraint {
 	keys := []string{corev1.LabelHostname}
 	if placement.Mode == evenkeel.PlacementSpread && placement.TopologyKey != corev1.LabelHostname {

@@ -40,7 +40,7 @@ func object[T any](t *testing.T, service *evenkeel.ReductionService, running int
 	panic("unreachable")
 }
 
-func TestEverythingGoesWithTheService(t *testing.T) {
+func TestServerObjectsAreOwned(t *testing.T) {
 	service := newService(nil)
 	for _, o := range append(Objects(service, 4), Key(service, []byte("key"))) {
 		owner := metav1.GetControllerOf(o)
@@ -53,7 +53,7 @@ func TestEverythingGoesWithTheService(t *testing.T) {
 	}
 }
 
-func TestServersHaveTheNamesThatWorkersAreTold(t *testing.T) {
+func TestServerNamesMatchEndpoints(t *testing.T) {
 	service := newService(nil)
 	set, dns := object[*appsv1.StatefulSet](t, service, 4), object[*corev1.Service](t, service, 4)
 	if set.Spec.ServiceName != dns.Name || dns.Spec.ClusterIP != corev1.ClusterIPNone || dns.Spec.PublishNotReadyAddresses {
@@ -73,7 +73,7 @@ func TestServersHaveTheNamesThatWorkersAreTold(t *testing.T) {
 	}
 }
 
-func TestNobodyElseGetsIn(t *testing.T) {
+func TestServerNetworkPolicy(t *testing.T) {
 	policy := object[*networkingv1.NetworkPolicy](t, newService(nil), 4).Spec
 	for _, rule := range policy.Ingress {
 		toServers := slices.ContainsFunc(rule.Ports, func(p networkingv1.NetworkPolicyPort) bool { return p.Port.IntVal == Port })
@@ -86,7 +86,7 @@ func TestNobodyElseGetsIn(t *testing.T) {
 	}
 }
 
-func TestAServerHasTimeToDrain(t *testing.T) {
+func TestServerDrainTimeout(t *testing.T) {
 	pod := object[*appsv1.StatefulSet](t, newService(nil), 4).Spec.Template.Spec
 	if !slices.Contains(pod.Containers[0].Args, "--drain-timeout=30s") || *pod.TerminationGracePeriodSeconds <= 30 {
 		t.Errorf("%v, %d seconds", pod.Containers[0].Args, *pod.TerminationGracePeriodSeconds)
@@ -94,7 +94,7 @@ func TestAServerHasTimeToDrain(t *testing.T) {
 }
 
 // The host may have many more cores than a server requests.
-func TestAServerTakesNoMoreThreadsThanItRequestsCores(t *testing.T) {
+func TestServerThreadsMatchCPU(t *testing.T) {
 	for cpu, want := range map[string]struct{ threads, workers string }{
 		"":     {"--threads=2", "1"},
 		"100m": {"--threads=1", "1"},
@@ -115,7 +115,7 @@ func TestAServerTakesNoMoreThreadsThanItRequestsCores(t *testing.T) {
 	}
 }
 
-func TestAServerHasTheKeyAsAFile(t *testing.T) {
+func TestServerKeyFile(t *testing.T) {
 	pod := object[*appsv1.StatefulSet](t, newService(nil), 4).Spec.Template.Spec
 	if diff := cmp.Diff(corev1.EnvVar{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/var/run/secrets/evenkeel.dev/job-key"}, pod.Containers[0].Env[0]); diff != "" {
 		t.Error(diff)
@@ -126,7 +126,7 @@ func TestAServerHasTheKeyAsAFile(t *testing.T) {
 }
 
 // A server that runs must not be replaced, whatever changes.
-func TestRunningServersAreLeftAlone(t *testing.T) {
+func TestServersAreNotUpdatedWhileRunning(t *testing.T) {
 	set := object[*appsv1.StatefulSet](t, newService(nil), 4)
 	none := object[*policyv1.PodDisruptionBudget](t, newService(nil), 4).Spec.MaxUnavailable
 	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType || none.IntVal != 0 || set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement {
@@ -137,7 +137,7 @@ func TestRunningServersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestPlacement(t *testing.T) {
+func TestServerPlacement(t *testing.T) {
 	for name, test := range map[string]struct {
 		placement evenkeel.PlacementSpec
 		spread    []string

@@ -9,7 +9,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-func TestSize(t *testing.T) {
+func TestServerCount(t *testing.T) {
 	for _, test := range []struct {
 		workers        int
 		worker, server float64
@@ -36,7 +36,7 @@ func TestSize(t *testing.T) {
 }
 
 // Fewer servers than Size says cannot keep up, and those it says can.
-func TestSizeIsTheFewestThatKeepUp(t *testing.T) {
+func TestServerCountIsMinimal(t *testing.T) {
 	for workers := 2; workers <= 64; workers++ {
 		for _, server := range []float64{0.5, 1, 1.5, 2, 3, 7, 100} {
 			n, err := Size(workers, 1, server)
@@ -51,7 +51,7 @@ func TestSizeIsTheFewestThatKeepUp(t *testing.T) {
 	}
 }
 
-func TestServers(t *testing.T) {
+func TestServersByAnnotation(t *testing.T) {
 	profile := func(change func(*evenkeel.ReductionSpec)) *evenkeel.NetworkProfile {
 		p := &evenkeel.NetworkProfile{}
 		p.Name = "default"

@@ -10,12 +10,12 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 )
 
-// portSettings is what the names of settings that choose RDMA ports, and say how they are used, begin with.
+// portSettings is the prefix of NCCL's settings for RDMA ports.
 const portSettings = "NCCL_IB_"
 
-// SetTransport writes into a service what carries its data: as in the profile's jobs, the device that they get included. With
-// mode Auto servers get it only if every node offers it that they may run on, since they would run on no other; with mode
-// RDMA always.
+// SetTransport sets the transport of a service: that of the profile's jobs, including their RDMA device. With mode Auto servers get
+// the device only if every node that they may run on offers it, since they would run on no other node. With mode RDMA they always
+// get it.
 func SetTransport(service *evenkeel.ReductionService, profile *evenkeel.NetworkProfile, nodes []corev1.Node) {
 	of, spec := inject.Resolve(profile, ""), &service.Spec
 	spec.Transport, spec.Environment = *profile.Spec.Transport.DeepCopy(), nil
@@ -34,7 +34,7 @@ func SetTransport(service *evenkeel.ReductionService, profile *evenkeel.NetworkP
 	}
 }
 
-// CountOffering counts the nodes that the service's servers may run on: those that offer its device, and all.
+// CountOffering counts the nodes that the servers may run on: those that offer the device, and all of them.
 func CountOffering(service *evenkeel.ReductionService, nodes []corev1.Node) (offering, all int) {
 	anywhere := service.DeepCopy()
 	anywhere.Spec.Transport.RDMA.ResourceName = ""
@@ -50,8 +50,8 @@ func CountOffering(service *evenkeel.ReductionService, nodes []corev1.Node) (off
 	return offering, all
 }
 
-// addDevice gives the service's device to a server. The capability to lock memory counts only for root, so that who asks for it
-// gets a server that is.
+// addDevice adds the service's device to a server. The capability to lock memory is effective for root only, so the server runs as
+// root with it.
 func addDevice(pod *corev1.Pod, service *evenkeel.ReductionService) {
 	device := inject.NewRDMA(service.Spec.Transport.RDMA)
 	if device == nil {

@@ -43,7 +43,7 @@ func profiled(mode evenkeel.TransportMode, change func(*evenkeel.NetworkProfile)
 	return p
 }
 
-func TestServersGetTheDeviceOfTheirJob(t *testing.T) {
+func TestServersGetRDMADevice(t *testing.T) {
 	tainted := nodes("r1", "other")
 	tainted[1].Spec.Taints = []corev1.Taint{{Key: "control-plane", Effect: corev1.TaintEffectNoSchedule}}
 	for name, test := range map[string]struct {
@@ -76,7 +76,7 @@ func TestServersGetTheDeviceOfTheirJob(t *testing.T) {
 	}
 }
 
-func TestOffering(t *testing.T) {
+func TestCountOffering(t *testing.T) {
 	service := newService(func(s *evenkeel.ReductionServiceSpec) { s.Transport.RDMA.ResourceName = hca })
 	list := nodes("r1", "r2", "other", "r-small")
 	list[3].Status.Allocatable[corev1.ResourceMemory] = resource.MustParse("1Gi")
@@ -86,7 +86,7 @@ func TestOffering(t *testing.T) {
 }
 
 // A server listens by what the profile says, at the ports that it says.
-func TestServersAreToldWhatCarriesTheData(t *testing.T) {
+func TestServersGetTransportSettings(t *testing.T) {
 	profile := profiled(evenkeel.TransportRDMA, func(p *evenkeel.NetworkProfile) {
 		p.Spec.Environment = []evenkeel.EnvironmentVariable{{Name: "NCCL_SOCKET_IFNAME", Value: "eth0"}, {Name: "NCCL_IB_HCA", Value: "=mlx5_1"}, {Name: "NCCL_DEBUG", Value: "INFO"}}
 	})
@@ -101,7 +101,7 @@ func TestServersAreToldWhatCarriesTheData(t *testing.T) {
 	}
 }
 
-func TestADeviceComesAsItDoesToWorkers(t *testing.T) {
+func TestServersGetDeviceLikeWorkers(t *testing.T) {
 	two := int32(2)
 	rail := evenkeel.RDMASpec{ResourceName: hca, Count: &two, Networks: "rail0@net1"}
 	set := object[*appsv1.StatefulSet](t, newService(func(s *evenkeel.ReductionServiceSpec) { s.Transport.RDMA = rail }), 4).Spec.Template

@@ -6,10 +6,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// finishedConditions are the conditions by which the kinds say that a job has ended, well or not.
+// finishedConditions are the conditions of jobs that have ended, successfully or not.
 var finishedConditions = []string{"Succeeded", "Complete", "Completed", "Failed"}
 
-// finishedPhases are those by which a kind without conditions (Volcano's Job) says so.
+// finishedPhases are the phases of ended jobs of a kind without conditions (Volcano's Job).
 var finishedPhases = []string{"Completed", "Failed", "Aborted", "Terminated"}
 
 // Finished reports whether the job has ended.

@@ -1,5 +1,5 @@
-// Package workload finds the pod templates inside the kinds of job that Evenkeel knows, and suspends them. The kinds are
-// handled as unstructured objects through one table, so none of their modules is needed and absent kinds cost nothing.
+// Package workload finds the pod templates in the kinds of jobs that Evenkeel supports, and suspends jobs. The kinds are handled
+// as unstructured objects through one table, so their modules are not needed, and kinds that the cluster lacks cost nothing.
 package workload
 
 import (
@@ -19,15 +19,15 @@ import (
 
 // A kind of job.
 type kind struct {
-	// version is the one that Evenkeel reads and writes; the paths are the same in others that are served.
+	// version is the API version that Evenkeel uses. The paths are the same in other served versions.
 	version string
-	// templates are the paths of pod templates: "*" stands for every key of a map, "[]" for every item of a list, a path
-	// with "?" at its end may be absent.
+	// templates are the paths of pod templates. "*" stands for every key of a map, "[]" for every item of a list. A path that
+	// ends with "?" may be absent.
 	templates [][]string
-	// suspend is the path of the field that keeps the job from having pods; nil where there is none.
+	// suspend is the path of the field that suspends the job; nil if the kind has none.
 	suspend []string
-	// size is the path of how many pods a group has whose first is made from the first template, if there are two, and the
-	// others from the last; nil where templates say themselves how many pods they make.
+	// size is the path of the number of pods in a group. The first pod is made from the first template, if there are two, and
+	// the others from the last. It is nil if templates have their own numbers of replicas.
 	size []string
 }
 
@@ -55,20 +55,20 @@ var kinds = map[schema.GroupKind]kind{
 
 // A Template is one pod template of a job, in place: changes to it are changes to the job.
 type Template struct {
-	// Path says where in the job it is, such as spec.pytorchReplicaSpecs.Worker.template.
+	// Path is its position in the job, such as spec.pytorchReplicaSpecs.Worker.template.
 	Path string
 	// Pods is the number of pods that the job makes from it.
 	Pods    int
 	content map[string]any
 }
 
-// Known reports whether the table has the kind.
+// Known reports whether Evenkeel supports the kind.
 func Known(k schema.GroupKind) bool {
 	_, ok := kinds[k]
 	return ok
 }
 
-// Suspendable are the kinds that can be suspended, sorted.
+// Suspendable returns the kinds that can be suspended, sorted.
 func Suspendable() []schema.GroupVersionKind {
 	var list []schema.GroupVersionKind
 	for gk, k := range kinds {
@@ -80,7 +80,7 @@ func Suspendable() []schema.GroupVersionKind {
 	return list
 }
 
-// Kinds are those of the table, sorted.
+// Kinds returns the supported kinds, sorted.
 func Kinds() []schema.GroupKind {
 	return slices.SortedFunc(maps.Keys(kinds), func(a, b schema.GroupKind) int { return strings.Compare(a.String(), b.String()) })
 }
@@ -104,7 +104,7 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 		value, _, _ := unstructured.NestedFieldNoCopy(job.Object, k.size...)
 		size, ok := number(value)
 		if !ok {
-			size = 1 // as its definition has it; the API server says what is wrong with another
+			size = 1 // the default; the API server reports invalid values
 		}
 		all[len(all)-1].Pods *= max(0, size-len(all)+1)
 	}
@@ -163,11 +163,11 @@ func Suspended(job *unstructured.Unstructured) (is, can bool) {
 	if path == nil {
 		return false, false
 	}
-	is, _, _ = unstructured.NestedBool(job.Object, path...) // the API server has yet to validate: absent is fine
+	is, _, _ = unstructured.NestedBool(job.Object, path...) // not validated yet: an absent or invalid field counts as empty
 	return is, true
 }
 
-// Suspend suspends the job, or lets it go on.
+// Suspend suspends or resumes the job.
 func Suspend(job *unstructured.Unstructured, yes bool) error {
 	gk := job.GroupVersionKind().GroupKind()
 	path := kinds[gk].suspend
@@ -177,7 +177,7 @@ func Suspend(job *unstructured.Unstructured, yes bool) error {
 	return unstructured.SetNestedField(job.Object, yes, path...)
 }
 
-// PodSpec is what the template's pods are.
+// PodSpec returns the spec of the template's pods.
 func (t Template) PodSpec() (*corev1.PodSpec, error) {
 	var template corev1.PodTemplateSpec
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t.content, &template); err != nil {
@@ -206,7 +206,7 @@ func (t Template) ChangeAffinity(change func(*corev1.Affinity) *corev1.Affinity)
 	return nil
 }
 
-// AddResources adds to what the containers of the template's pods ask for. Of what add does, nothing else counts.
+// AddResources adds to the resources of the template's containers. Other changes that add makes are ignored.
 func (t Template) AddResources(add func(*corev1.PodSpec) error) error {
 	before, err := t.PodSpec()
 	if err != nil {
@@ -223,7 +223,7 @@ func (t Template) AddResources(add func(*corev1.PodSpec) error) error {
 	for i := range list {
 		container, ok := list[i].(map[string]any)
 		if !ok {
-			continue // no container of the spec
+			continue // not a container
 		}
 		was, is := before.Containers[i].Resources, after.Containers[i].Resources
 		for _, kind := range []struct {
@@ -232,7 +232,7 @@ func (t Template) AddResources(add func(*corev1.PodSpec) error) error {
 		}{{"limits", was.Limits, is.Limits}, {"requests", was.Requests, is.Requests}} {
 			for name, quantity := range kind.is {
 				if _, had := kind.was[name]; had {
-					continue // as the user wrote it, whose 1000m would come out as 1
+					continue // keep the user's notation: 1000m would be written as 1
 				}
 				ensureObject(ensureObject(container, "resources"), kind.field)[string(name)] = quantity.String()
 			}
@@ -241,7 +241,7 @@ func (t Template) AddResources(add func(*corev1.PodSpec) error) error {
 	return unstructured.SetNestedSlice(t.content, list, "spec", "containers")
 }
 
-// ensureObject returns the object in a field, which is made if it is absent or null.
+// ensureObject returns the object in a field. It creates the object if the field is absent or null.
 func ensureObject(holder map[string]any, field string) map[string]any {
 	in, ok := holder[field].(map[string]any)
 	if !ok {
@@ -251,7 +251,7 @@ func ensureObject(holder map[string]any, field string) map[string]any {
 	return in
 }
 
-// podCount is how many pods an object on the way to a template asks for, of each that is asked for above; one where it does not say.
+// podCount is the factor by which an object on the path to a template multiplies its pods: replicas or parallelism, else one.
 func podCount(holder map[string]any) int {
 	for _, field := range []string{"replicas", "parallelism"} {
 		if n, ok := number(holder[field]); ok {
@@ -271,9 +271,9 @@ func number(value any) (n int, ok bool) {
 	return 0, false
 }
 
-// Containers are the names of the template's containers.
+// Containers returns the names of the template's containers.
 func (t Template) Containers() []string {
-	list, _, _ := unstructured.NestedSlice(t.content, "spec", "containers") // the API server has yet to validate: absent is fine
+	list, _, _ := unstructured.NestedSlice(t.content, "spec", "containers") // not validated yet: an absent or invalid field counts as empty
 	var names []string
 	for _, item := range list {
 		if c, ok := item.(map[string]any); ok {
@@ -291,19 +291,19 @@ func (t Template) Label(key string) string {
 	return value
 }
 
-// Annotations are the template's.
+// Annotations returns the template's annotations.
 func (t Template) Annotations() map[string]string {
-	values, _, _ := unstructured.NestedStringMap(t.content, "metadata", "annotations") // what is not text is not ours
+	values, _, _ := unstructured.NestedStringMap(t.content, "metadata", "annotations") // annotations that are no strings are not ours
 	return values
 }
 
-// PriorityClass is the name of the pods' priority class, empty if they have none.
+// PriorityClass returns the name of the pods' priority class; empty if they have none.
 func (t Template) PriorityClass() string {
 	name, _, _ := unstructured.NestedString(t.content, "spec", "priorityClassName")
 	return name
 }
 
-// Remove takes a label or annotation away.
+// Remove removes a label or annotation.
 func (t Template) Remove(key string) {
 	unstructured.RemoveNestedField(t.content, "metadata", "labels", key)
 	unstructured.RemoveNestedField(t.content, "metadata", "annotations", key)
@@ -321,13 +321,13 @@ func (t Template) Add(labels, annotations map[string]string) error {
 	return nil
 }
 
-// Controlled reports whether another object's controller made this one: then that object is the one to annotate.
+// Controlled reports whether the job belongs to another object. Then that object is the one to annotate.
 func Controlled(job *unstructured.Unstructured) bool { return metav1.GetControllerOf(job) != nil }
 
-// queueKey is the label by which Kueue knows the jobs that it suspends and starts.
+// queueKey is the label of jobs that Kueue suspends and resumes.
 const queueKey = "kueue.x-k8s.io/queue-name"
 
-// Queue is the name of Kueue's queue that the job is in; empty if none is.
+// Queue returns the name of the job's Kueue queue; empty if it is in none.
 func Queue(job *unstructured.Unstructured) string { return job.GetLabels()[queueKey] }
 
 // Queued reports whether Kueue decides when the job starts.

@@ -50,7 +50,7 @@ func TestTemplatesAreChangedInPlace(t *testing.T) {
 	}
 }
 
-func TestMalformedJobsAreErrors(t *testing.T) {
+func TestTemplatesOfMalformedJobs(t *testing.T) {
 	for text, want := range map[string]string{
 		`{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {}}`:                                 "spec.pytorchReplicaSpecs is not an object",
 		`{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: 3}}}`: "spec.pytorchReplicaSpecs.Master is not an object",
@@ -139,7 +139,7 @@ func TestKnown(t *testing.T) {
 	}
 }
 
-func TestPods(t *testing.T) {
+func TestTemplatePods(t *testing.T) {
 	for text, want := range map[string][]int{
 		`{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: {template: {}}, Worker: {replicas: 7, template: {}}}}}`:                                         {1, 7},
 		`{apiVersion: batch/v1, kind: Job, spec: {parallelism: 4, template: {}}}`:                                                                                                             {4},
@@ -163,7 +163,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-func TestRemove(t *testing.T) {
+func TestTemplateRemove(t *testing.T) {
 	job := parse(t, `{apiVersion: batch/v1, kind: Job, spec: {template: {metadata: {labels: {k: "1", l: "2"}, annotations: {k: "3"}}}}}`)
 	templates, err := Templates(job)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 
 const library = "/opt/evenkeel/plugin/libnccl-net-evenkeel.so"
 
-func TestAnnotatedJobIsPinnedOnce(t *testing.T) {
+func TestInjectPinsProfileOnce(t *testing.T) {
 	later := strings.Replace(image, zeros, strings.Repeat("1", 64), 1)
 	for _, kind := range []string{"PyTorchJob", "Job"} {
 		t.Run(kind, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestAnnotatedJobIsPinnedOnce(t *testing.T) {
 	}
 }
 
-func TestDeliveries(t *testing.T) {
+func TestInjectDeliveries(t *testing.T) {
 	for _, test := range []struct {
 		delivery        evenkeel.Delivery
 		library         string
@@ -104,7 +104,7 @@ func TestDeliveries(t *testing.T) {
 	}
 }
 
-func TestWhoDoesNotAskGetsNothing(t *testing.T) {
+func TestInjectOnlyAnnotatedJobs(t *testing.T) {
 	ns := newNamespace(t, nil)
 	pod := createPod(t, plainPod(ns))
 	if len(pod.Spec.Volumes)+len(pod.Spec.InitContainers)+len(pod.Spec.Containers[0].Env) != 0 || pod.Annotations[evenkeel.InjectedKey] != "" {
@@ -126,8 +126,8 @@ func TestWhoDoesNotAskGetsNothing(t *testing.T) {
 	}
 }
 
-// TestMutatingTwiceChangesNothing has another webhook change the pod after ours, so that the API server calls ours again.
-func TestMutatingTwiceChangesNothing(t *testing.T) {
+// TestInjectIsIdempotent has another webhook change the pod after ours, so that the API server calls ours again.
+func TestInjectIsIdempotent(t *testing.T) {
 	var calls atomic.Int32
 	mesh := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		calls.Add(1)
@@ -192,7 +192,7 @@ func TestMutatingTwiceChangesNothing(t *testing.T) {
 	}
 }
 
-func TestRefusalsSayWhatToDo(t *testing.T) {
+func TestInjectRefusals(t *testing.T) {
 	ns := newNamespace(t, nil)
 	newProfile(t, "for-others", evenkeel.NetworkProfileSpec{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "others"}}})
 	for _, kind := range []string{"PyTorchJob", "Job"} {
@@ -216,7 +216,7 @@ func TestRefusalsSayWhatToDo(t *testing.T) {
 	refused(t, admin.Create(t.Context(), forged), "pinned by digest")
 }
 
-func TestUsersOwnValuesStayAndAreReported(t *testing.T) {
+func TestInjectKeepsUserValues(t *testing.T) {
 	ns := newNamespace(t, nil)
 	job, templates := newJob("PyTorchJob", ns, "default")
 	createJob(t, job)
@@ -238,7 +238,7 @@ func TestUsersOwnValuesStayAndAreReported(t *testing.T) {
 	})
 }
 
-func TestAJobThatExistsKeepsItsProfile(t *testing.T) {
+func TestInjectUpdateKeepsProfile(t *testing.T) {
 	ns := newNamespace(t, nil)
 	job, templates := newJob("PyTorchJob", ns, "default")
 	createJob(t, job)
@@ -252,8 +252,8 @@ func TestAJobThatExistsKeepsItsProfile(t *testing.T) {
 	}
 }
 
-// TestAProfileAndItsJobMayBeAppliedTogether creates jobs in the same moment as what they name.
-func TestAProfileAndItsJobMayBeAppliedTogether(t *testing.T) {
+// TestInjectProfileAppliedWithJob creates jobs in the same moment as what they name.
+func TestInjectProfileAppliedWithJob(t *testing.T) {
 	ns := newNamespace(t, nil)
 	for _, name := range []string{"together-1", "together-2", "together-3"} {
 		profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Image: image}}}

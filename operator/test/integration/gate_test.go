@@ -61,7 +61,7 @@ func said(t *testing.T, about client.Object, reason string) string {
 
 // The webhook gates a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
 // run: the job starts because of that.
-func TestAJobIsHeldAndStarted(t *testing.T) {
+func TestGateOfInstallation(t *testing.T) {
 	pool := map[string]string{"pool": "gated"}
 	for i := range 2 {
 		newReadyNode(t, fmt.Sprintf("gated-%d", i), pool)

@@ -37,7 +37,7 @@ func stopWebhook(t *testing.T) {
 	})
 }
 
-func TestWithoutTheWebhookOnlyThoseWhoAskAreRefused(t *testing.T) {
+func TestWebhookOutageRefusesLabelledPodsOnly(t *testing.T) {
 	ns := newNamespace(t, nil)
 	t.Run("down", func(t *testing.T) {
 		stopWebhook(t)
@@ -78,7 +78,7 @@ func secret(t *testing.T) *corev1.Secret {
 	return s
 }
 
-func TestARenewedCertificateIsServedWithoutAPause(t *testing.T) {
+func TestCertificateRenewal(t *testing.T) {
 	ns, before := newNamespace(t, nil), served(t, install.port)
 	s := secret(t)
 	delete(s.Data, corev1.TLSCertKey)
@@ -97,7 +97,7 @@ func TestARenewedCertificateIsServedWithoutAPause(t *testing.T) {
 	}
 }
 
-func TestALostCertificateIsMadeAnew(t *testing.T) {
+func TestCertificateLost(t *testing.T) {
 	ns, lost := newNamespace(t, nil), secret(t)
 	ca := lost.Data["ca.crt"]
 	lost.Data = nil
@@ -121,7 +121,7 @@ func TestALostCertificateIsMadeAnew(t *testing.T) {
 	})
 }
 
-func TestASuppliedCertificateIsReadAgain(t *testing.T) {
+func TestCertificateSuppliedIsReloaded(t *testing.T) {
 	dir := t.TempDir()
 	write := func() {
 		s := secret(t)
@@ -206,7 +206,7 @@ func TestProfileStatusFollowsTheNodes(t *testing.T) {
 	}
 }
 
-func TestTheAPIServerRefusesBadProfiles(t *testing.T) {
+func TestProfileValidation(t *testing.T) {
 	spec := func(change func(*evenkeel.NetworkProfileSpec)) evenkeel.NetworkProfileSpec {
 		s := evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Image: image}}
 		change(&s)
@@ -231,7 +231,7 @@ func TestTheAPIServerRefusesBadProfiles(t *testing.T) {
 	}
 }
 
-func TestTheSampleIsGood(t *testing.T) {
+func TestSampleProfile(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "samples", "networkprofile.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestTheSampleIsGood(t *testing.T) {
 	})
 }
 
-func TestOnlyTheLeaderAppliesTheDefaultProfile(t *testing.T) {
+func TestDefaultProfileAppliedByLeader(t *testing.T) {
 	flows := func(p *evenkeel.NetworkProfile) int32 {
 		if p.Spec.Transport.TCP.FlowsPerPeer == nil {
 			return 0
@@ -306,7 +306,7 @@ func TestOnlyTheLeaderAppliesTheDefaultProfile(t *testing.T) {
 	}
 }
 
-func TestPermissionsEndWhereTheWorkDoes(t *testing.T) {
+func TestPermissionsAreNarrow(t *testing.T) {
 	for _, test := range []struct {
 		account, verb, group, resource, namespace, name string
 		want                                            bool
@@ -364,7 +364,7 @@ func TestPermissionsEndWhereTheWorkDoes(t *testing.T) {
 	}
 }
 
-func TestEveryObjectOfTheChartIsLabelled(t *testing.T) {
+func TestChartObjectsAreLabelled(t *testing.T) {
 	for key, object := range install.objects {
 		if label, _, _ := unstructured.NestedString(object.Object, "metadata", "labels", "app.kubernetes.io/instance"); label != "evenkeel" {
 			t.Errorf("%s: instance %q", key, label)

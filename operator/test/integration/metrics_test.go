@@ -62,7 +62,7 @@ func asked(expression string) []string {
 	return names
 }
 
-func TestPromQLIsReadRight(t *testing.T) {
+func TestMetricsPromQLParser(t *testing.T) {
 	for expression, want := range map[string][]string{
 		`histogram_quantile(0.9, sum by (le) (rate(a_bucket{x="b_c"}[5m])))`: {"a_bucket"},
 		`bottomk(10, a / on (node) group_left (x) b) > bool 0`:               {"a", "b"},
@@ -75,7 +75,7 @@ func TestPromQLIsReadRight(t *testing.T) {
 }
 
 // The dashboard's queries and the manual name metrics that the programs serve; and the manual names all of ours.
-func TestDashboardAndManualNameWhatIsServed(t *testing.T) {
+func TestMetricsInDashboardAndDocs(t *testing.T) {
 	root, err := toolbox.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestDashboardAndManualNameWhatIsServed(t *testing.T) {
 	}
 }
 
-func TestTheWebhookCountsWhatItDoes(t *testing.T) {
+func TestMetricsOfWebhook(t *testing.T) {
 	count := func() map[string]string {
 		t.Helper()
 		served, err := install.webhook.scrape()

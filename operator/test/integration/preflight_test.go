@@ -25,7 +25,7 @@ func newCheck(change func(*evenkeel.NetworkCheckSpec)) *evenkeel.NetworkCheck {
 	return c
 }
 
-func TestTheAPIServerRefusesBadChecks(t *testing.T) {
+func TestCheckValidation(t *testing.T) {
 	two, large, small := int32(2), int64(1<<20), int64(4096)
 	for want, change := range map[string]func(*evenkeel.NetworkCheckSpec){
 		"selector":          func(s *evenkeel.NetworkCheckSpec) { s.Nodes.Names = []string{"a"} },
@@ -52,7 +52,7 @@ func TestTheAPIServerRefusesBadChecks(t *testing.T) {
 	refused(t, dryRun(t.Context(), long), "at most 63")
 }
 
-func TestACheckCannotBeChanged(t *testing.T) {
+func TestCheckIsImmutable(t *testing.T) {
 	c := newCheck(func(s *evenkeel.NetworkCheckSpec) {
 		least := resource.MustParse("340G")
 		s.Thresholds.MinBusBandwidth = &least
@@ -67,7 +67,7 @@ func TestACheckCannotBeChanged(t *testing.T) {
 	}
 }
 
-func TestTheAPIServerRefusesBadPolicies(t *testing.T) {
+func TestPolicyValidation(t *testing.T) {
 	policy := func(change func(*evenkeel.NetworkCheckPolicySpec)) *evenkeel.NetworkCheckPolicy {
 		p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"}}
 		p.Spec.Check.Runner.Type = evenkeel.RunnerBench
@@ -88,7 +88,7 @@ func TestTheAPIServerRefusesBadPolicies(t *testing.T) {
 	}
 }
 
-func TestTheOtherSamplesAreGood(t *testing.T) {
+func TestSampleChecksAndPolicies(t *testing.T) {
 	for _, name := range []string{"networkcheck.yaml", "networkcheckpolicy.yaml"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "samples", name))
 		if err != nil {

@@ -33,7 +33,7 @@ func rdmaIs(reason, device string) func(*evenkeel.NetworkProfile) bool {
 	}
 }
 
-func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
+func TestRDMADeviceOfEveryNode(t *testing.T) {
 	const hca = "rdma/hca_shared_devices_a"
 	pool := map[string]string{"pool": "rdma"}
 	newNode(t, "hca-0", "v1.36.3", "containerd://2.1.4", pool)
@@ -68,7 +68,7 @@ func TestJobsGetTheRDMADeviceThatEveryNodeOffers(t *testing.T) {
 	waitProfile(t, profile.Name, rdmaIs("NoDevice", ""))
 }
 
-func TestRDMAAloneNeedsADevice(t *testing.T) {
+func TestRDMARequiredNeedsDevice(t *testing.T) {
 	nowhere := &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "nowhere"}}
 	without := newProfile(t, "strict", evenkeel.NetworkProfileSpec{NodeSelector: nowhere, Transport: evenkeel.TransportSpec{Mode: evenkeel.TransportRDMA}})
 	named := newProfile(t, "strict-and-named", evenkeel.NetworkProfileSpec{NodeSelector: nowhere, Transport: evenkeel.TransportSpec{
@@ -98,7 +98,7 @@ func TestRDMAAloneNeedsADevice(t *testing.T) {
 }
 
 // Servers get what their job has, from the nodes that they may run on.
-func TestReductionServersGetTheDevice(t *testing.T) {
+func TestRDMADeviceOfReductionServers(t *testing.T) {
 	const device = "rdma/for_servers"
 	pool := map[string]string{"pool": "servers"}
 	cpu := resource.MustParse("100m")

@@ -126,7 +126,7 @@ func replicas(t *testing.T, service *evenkeel.ReductionService, want int32) {
 	})
 }
 
-func TestServersAppearForAJobThatAsks(t *testing.T) {
+func TestReductionServersAreCreated(t *testing.T) {
 	for _, kind := range []string{"PyTorchJob", "Job"} {
 		t.Run(kind, func(t *testing.T) {
 			ns := newNamespace(t, nil)
@@ -181,7 +181,7 @@ func TestServersAppearForAJobThatAsks(t *testing.T) {
 	}
 }
 
-func TestServersFitTheRestrictedStandard(t *testing.T) {
+func TestReductionServersFitRestrictedStandard(t *testing.T) {
 	ns := newNamespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"})
 	job, _ := reducing(t, "PyTorchJob", ns, "default", "1")
 	startServers(t, waitService(t, job, "has a status", is(evenkeel.ReasonStarting)))
@@ -207,7 +207,7 @@ func asJSON(t *testing.T, object any) string {
 	return string(text)
 }
 
-func TestALostServerIsToldToItsJob(t *testing.T) {
+func TestReductionServerLostEvent(t *testing.T) {
 	ns := newNamespace(t, nil)
 	job, _ := reducing(t, "PyTorchJob", ns, "default", "3")
 	pods := startServers(t, waitService(t, job, "has a status", is(evenkeel.ReasonStarting)))
@@ -238,7 +238,7 @@ func TestALostServerIsToldToItsJob(t *testing.T) {
 	}
 }
 
-func TestServersEndWithTheirJob(t *testing.T) {
+func TestReductionServersEndWithJob(t *testing.T) {
 	ns := newNamespace(t, nil)
 	job, _ := reducing(t, "PyTorchJob", ns, "default", "2")
 	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
@@ -248,7 +248,7 @@ func TestServersEndWithTheirJob(t *testing.T) {
 	waitService(t, job, "says why", is(evenkeel.ReasonJobFinished))
 }
 
-func TestASuspendedJobHasNoServers(t *testing.T) {
+func TestReductionSuspendedJobHasNoServers(t *testing.T) {
 	ns := newNamespace(t, nil)
 	job, _ := reducing(t, "Job", ns, "default", "2")
 	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
@@ -266,7 +266,7 @@ func TestASuspendedJobHasNoServers(t *testing.T) {
 	waitService(t, job, "starts again", is(evenkeel.ReasonStarting))
 }
 
-func TestHowManyServers(t *testing.T) {
+func TestReductionServerCount(t *testing.T) {
 	three := int32(3)
 	newProfile(t, "always", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Mode: evenkeel.ReductionAlways, Servers: &three}})
 	newProfile(t, "never", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Mode: evenkeel.ReductionOff}})
@@ -318,7 +318,7 @@ func TestHowManyServers(t *testing.T) {
 	refused(t, admin.Create(t.Context(), job), "evenkeel.dev/reduction: 2 needs a profile")
 }
 
-func TestWhatTheProfileSaysOfServers(t *testing.T) {
+func TestReductionProfileSettings(t *testing.T) {
 	cpu, memory := resource.MustParse("7"), resource.MustParse("3Gi")
 	newProfile(t, "shaped", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Server: evenkeel.ReductionServerSpec{
 		CPU: &cpu, Memory: &memory, NodeSelector: map[string]string{"pool": "cpu"}, Tolerations: []evenkeel.Toleration{{Key: "cpu"}},
@@ -339,7 +339,7 @@ func TestWhatTheProfileSaysOfServers(t *testing.T) {
 	}
 }
 
-func TestJobsOfOneNameShareNothing(t *testing.T) {
+func TestReductionJobsOfOneNameShareNothing(t *testing.T) {
 	first, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "1")
 	second, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "1")
 	// Deleted and created anew at once: what the old one had may still be there.
@@ -362,7 +362,7 @@ func TestJobsOfOneNameShareNothing(t *testing.T) {
 }
 
 // The key is in its Secret, and nowhere else: no object, no Event, no log.
-func TestTheKeyIsNowhereElse(t *testing.T) {
+func TestReductionKeyIsSecret(t *testing.T) {
 	ns := newNamespace(t, nil)
 	job, templates := reducing(t, "PyTorchJob", ns, "default", "1")
 	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
@@ -393,7 +393,7 @@ func TestTheKeyIsNowhereElse(t *testing.T) {
 }
 
 // A controller that starts again finds what it made, mends what is missing, and makes no other key.
-func TestARestartedControllerGoesOn(t *testing.T) {
+func TestReductionControllerRestart(t *testing.T) {
 	job, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "2")
 	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
 	startServers(t, service)
@@ -425,7 +425,7 @@ func TestARestartedControllerGoesOn(t *testing.T) {
 }
 
 // A label and annotations that a user wrote buy nothing that the profile does not allow.
-func TestForgedPromisesAreRefused(t *testing.T) {
+func TestReductionForgedAnnotationsAreRefused(t *testing.T) {
 	ns := newNamespace(t, nil)
 	for want, addresses := range map[string]string{
 		"not written by Evenkeel": "somewhere:1",
@@ -456,7 +456,7 @@ func TestForgedPromisesAreRefused(t *testing.T) {
 }
 
 // What the controller may make in other namespaces is what reduction servers need, and nothing else.
-func TestTheControllerCanMakeNothingButServers(t *testing.T) {
+func TestReductionGuardLimitsController(t *testing.T) {
 	ns := newNamespace(t, nil)
 	job, _ := reducing(t, "PyTorchJob", ns, "default", "1")
 	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
@@ -526,7 +526,7 @@ func TestTheControllerCanMakeNothingButServers(t *testing.T) {
 	refused(t, controller.Patch(t.Context(), users, taken), "only what it made")
 }
 
-func TestTheAPIServerRefusesBadReductionServices(t *testing.T) {
+func TestReductionServiceValidation(t *testing.T) {
 	good := func(change func(*evenkeel.ReductionService)) *evenkeel.ReductionService {
 		two := int32(2)
 		s := &evenkeel.ReductionService{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "x-reduce-0"}, Spec: evenkeel.ReductionServiceSpec{
@@ -572,7 +572,7 @@ func TestTheAPIServerRefusesBadReductionServices(t *testing.T) {
 	}
 }
 
-func TestTheReductionSampleIsGood(t *testing.T) {
+func TestSampleReduction(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "samples", "reduction.yaml"))
 	if err != nil {
 		t.Fatal(err)

@@ -212,7 +212,7 @@ func printed(t *testing.T, resource, name string) map[string]string {
 	return nil
 }
 
-func TestAHealthyPoolPasses(t *testing.T) {
+func TestCheckHealthyPoolPasses(t *testing.T) {
 	var looks atomic.Int32
 	f := newFleet(t, func(nodes []string) ending {
 		e := links(nil)(nodes)
@@ -254,7 +254,7 @@ func TestAHealthyPoolPasses(t *testing.T) {
 	}
 }
 
-func TestOneSlowNodeIsNamedInTwoRounds(t *testing.T) {
+func TestCheckNamesSlowNode(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"slow-2": 0.1}))
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "slow", 6)
@@ -302,7 +302,7 @@ func says(t *testing.T, namespace, name string, want ...string) {
 	})
 }
 
-func TestTwoBadNodesAreNamed(t *testing.T) {
+func TestCheckNamesTwoBadNodes(t *testing.T) {
 	f := newFleet(t, func(nodes []string) ending {
 		if len(nodes) > 1 && slices.Contains(nodes, "two-4") {
 			return ending{failure: "rank 1 (two-4, 10.0.0.2) is gone: its process or its machine has ended"}
@@ -321,7 +321,7 @@ func TestTwoBadNodesAreNamed(t *testing.T) {
 	once(t, f.all())
 }
 
-func TestAllSlowIsTheFabric(t *testing.T) {
+func TestCheckAllSlowFailsFabric(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{speed: 0.1, network: "Evenkeel"} })
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "fabric", 4)
@@ -338,7 +338,7 @@ func TestAllSlowIsTheFabric(t *testing.T) {
 	}
 }
 
-func TestAFallbackIsAFailureOfThePurpose(t *testing.T) {
+func TestCheckFallbackNetworkFails(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{speed: 1, network: "Socket"} })
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "fallback", 4)
@@ -348,7 +348,7 @@ func TestAFallbackIsAFailureOfThePurpose(t *testing.T) {
 	}
 }
 
-func TestAMissingImageIsInconclusive(t *testing.T) {
+func TestCheckMissingImageIsInconclusive(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{waiting: "ImagePullBackOff"} })
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "image", 4)
@@ -359,7 +359,7 @@ func TestAMissingImageIsInconclusive(t *testing.T) {
 	}
 }
 
-func TestARunWithoutEndIsInconclusive(t *testing.T) {
+func TestCheckRunTimeoutIsInconclusive(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{running: true} })
 	time := &clock{}
 	start(t, f, time, &clock{})
@@ -377,7 +377,7 @@ func TestARunWithoutEndIsInconclusive(t *testing.T) {
 	}
 }
 
-func TestALogThatCannotBeReadStopsNobodyElse(t *testing.T) {
+func TestCheckUnreadableLog(t *testing.T) {
 	f := newFleet(t, func(nodes []string) ending {
 		e := links(nil)(nodes)
 		e.silent = slices.Contains(nodes, "mute-1")
@@ -402,7 +402,7 @@ func TestALogThatCannotBeReadStopsNobodyElse(t *testing.T) {
 	}
 }
 
-func TestTheWholeChecksTimeIsBounded(t *testing.T) {
+func TestCheckTimeout(t *testing.T) {
 	f := newFleet(t, func([]string) ending { return ending{running: true} })
 	time := &clock{}
 	start(t, f, time, &clock{})
@@ -419,7 +419,7 @@ func TestTheWholeChecksTimeIsBounded(t *testing.T) {
 	}
 }
 
-func TestARestartedControllerRepeatsNothing(t *testing.T) {
+func TestCheckControllerRestart(t *testing.T) {
 	var released atomic.Bool
 	pairs := links(map[string]float64{"restart-3": 0.1})
 	f := newFleet(t, func(nodes []string) ending {
@@ -451,8 +451,8 @@ func TestARestartedControllerRepeatsNothing(t *testing.T) {
 	}
 }
 
-// TestLostCallsChangeNothing loses every seventh write before it is done, and of every other seventh the answer.
-func TestLostCallsChangeNothing(t *testing.T) {
+// TestCheckLostAPICalls loses every seventh write before it is done, and of every other seventh the answer.
+func TestCheckLostAPICalls(t *testing.T) {
 	var calls atomic.Int64
 	lose := func(do func() error) error {
 		lost := apierrors.NewTimeoutError("lost by the test", 0)
@@ -504,7 +504,7 @@ func TestLostCallsChangeNothing(t *testing.T) {
 	}
 }
 
-func TestANodeThatIsDeletedMeanwhileIsInconclusive(t *testing.T) {
+func TestCheckDeletedNodeIsInconclusive(t *testing.T) {
 	f := newFleet(t, func(nodes []string) ending {
 		if slices.Contains(nodes, "gone-1") {
 			return ending{running: true} // what a lost node's kubelet says last
@@ -529,7 +529,7 @@ func TestANodeThatIsDeletedMeanwhileIsInconclusive(t *testing.T) {
 	}
 }
 
-func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
+func TestCheckUsesMPIJobs(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"mpi-1": 0.1}))
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "mpi", 4)
@@ -545,7 +545,7 @@ func TestMPIJobsAreUsedWhereTheyAreServed(t *testing.T) {
 	once(t, f.all())
 }
 
-func TestAMissingDriverBlamesNobody(t *testing.T) {
+func TestCheckMissingDriverIsInconclusive(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join("..", "..", "internal", "preflight", "ncclout", "testdata", "nccl-tests-no-driver.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -563,7 +563,7 @@ func TestAMissingDriverBlamesNobody(t *testing.T) {
 	}
 }
 
-func TestRefusedChecksSayWhy(t *testing.T) {
+func TestCheckNotRunnable(t *testing.T) {
 	f := newFleet(t, links(nil))
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "refused", 2)
@@ -587,7 +587,7 @@ func TestRefusedChecksSayWhy(t *testing.T) {
 	}
 }
 
-func TestWhatTheClusterDoesNotAllowIsInconclusive(t *testing.T) {
+func TestCheckForbiddenPodsAreInconclusive(t *testing.T) {
 	none := corev1.ResourceList{"count/jobs.batch": resource.MustParse("0")}
 	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
 	if err := admin.Create(t.Context(), quota); err != nil {
@@ -618,7 +618,7 @@ func TestWhatTheClusterDoesNotAllowIsInconclusive(t *testing.T) {
 	}
 }
 
-func TestNothingIsWrittenAtRest(t *testing.T) {
+func TestCheckWritesNothingAtRest(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"rest-0": 0.1}))
 	stop := start(t, f, &clock{}, &clock{})
 	newNodes(t, "rest", 4)
@@ -664,7 +664,7 @@ func TestNothingIsWrittenAtRest(t *testing.T) {
 	}
 }
 
-func TestACheckIsDeletedWhenItsTimeHasCome(t *testing.T) {
+func TestCheckTTL(t *testing.T) {
 	f := newFleet(t, links(nil))
 	time := &clock{}
 	start(t, f, time, &clock{})

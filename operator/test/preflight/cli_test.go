@@ -53,7 +53,7 @@ func plugin(t *testing.T, config string, status int, args string, words ...strin
 	return out.String()
 }
 
-func TestThePluginForKubectl(t *testing.T) {
+func TestKubectlPluginChecks(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"cli-2": 0.1}))
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "cli", 4)
@@ -102,7 +102,7 @@ func TestThePluginForKubectl(t *testing.T) {
 	plugin(t, config, cli.ExitPass, "check why cli-2", "cli-2: Unhealthy since", "Check cli-slow", "has been deleted")
 }
 
-func TestThePluginExplainsJobs(t *testing.T) {
+func TestKubectlPluginWhyJob(t *testing.T) {
 	config := kubeconfig(t)
 	newNodes(t, "why", 1)
 	bad := []byte(`{"metadata": {"labels": {"evenkeel.dev/network": "unhealthy"}}}`)
@@ -151,7 +151,7 @@ func TestThePluginExplainsJobs(t *testing.T) {
 }
 
 // No controller runs here: what is said follows from the objects alone.
-func TestThePluginSaysWhatAJobWaitsFor(t *testing.T) {
+func TestKubectlPluginWhyJobWaits(t *testing.T) {
 	config := kubeconfig(t)
 	newNodes(t, "waits", 2)
 	newPolicy(t, "waits", onStart(nil))

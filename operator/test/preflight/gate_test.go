@@ -133,7 +133,7 @@ func onStart(change func(*evenkeel.NetworkCheckPolicySpec)) func(*evenkeel.Netwo
 // stuck is a fleet whose runs never end.
 func stuck([]string) ending { return ending{running: true} }
 
-func TestJobsStartWhenTheirNodesAreProven(t *testing.T) {
+func TestGateOpensWhenNodesAreProven(t *testing.T) {
 	for _, kind := range []string{"Job", "PyTorchJob"} {
 		pool := "gate-" + strings.ToLower(kind)
 		t.Run(kind, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestJobsStartWhenTheirNodesAreProven(t *testing.T) {
 	}
 }
 
-func TestAJobDoesNotWaitForever(t *testing.T) {
+func TestGateTimeout(t *testing.T) {
 	calendar := &clock{}
 	start(t, newFleet(t, stuck), &clock{}, calendar)
 	newNodes(t, "patient", 2)
@@ -191,7 +191,7 @@ func TestAJobDoesNotWaitForever(t *testing.T) {
 	}
 }
 
-func TestJobsStartWhenThePolicyGoes(t *testing.T) {
+func TestGateOpensWhenPolicyIsDeleted(t *testing.T) {
 	start(t, newFleet(t, stuck), &clock{}, &clock{})
 	newNodes(t, "leaving", 2)
 	p := newPolicy(t, "leaving", onStart(nil))
@@ -204,7 +204,7 @@ func TestJobsStartWhenThePolicyGoes(t *testing.T) {
 	isTold(t, job, gate.ReasonNothingToCheck, "none of the nodes")
 }
 
-func TestANewControllerGoesOnWithHeldJobs(t *testing.T) {
+func TestGateControllerRestart(t *testing.T) {
 	var released atomic.Bool
 	f := newFleet(t, func(nodes []string) ending {
 		if released.Load() {
@@ -229,7 +229,7 @@ func TestANewControllerGoesOnWithHeldJobs(t *testing.T) {
 	}
 }
 
-func TestJobsThatOthersDecideAboutAreLetGo(t *testing.T) {
+func TestGateLeavesJobsOfOthers(t *testing.T) {
 	start(t, newFleet(t, stuck), &clock{}, &clock{})
 	newNodes(t, "others", 2)
 	newPolicy(t, "others", onStart(nil))
@@ -288,7 +288,7 @@ func areOpen(t *testing.T, pods []*corev1.Pod) {
 	}
 }
 
-func TestPodsAreScheduledWhenTheirNodesAreProven(t *testing.T) {
+func TestGateOfPodsOpensWhenNodesAreProven(t *testing.T) {
 	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
 	newNodes(t, "podgate", 2)
 	p := newPolicy(t, "podgate", onStart(nil))
@@ -300,7 +300,7 @@ func TestPodsAreScheduledWhenTheirNodesAreProven(t *testing.T) {
 	}
 }
 
-func TestTheControllerMayOpenGatesAndNothingElse(t *testing.T) {
+func TestGateGuardLimitsController(t *testing.T) {
 	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +341,7 @@ func TestTheControllerMayOpenGatesAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestTheCleanupOpensEveryGate(t *testing.T) {
+func TestCleanupOpensEveryGate(t *testing.T) {
 	hook, err := client.New(apiserver.As(config, namespace, "evenkeel-cleanup"), client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)

@@ -107,7 +107,7 @@ func isActive(t *testing.T, check *unstructured.Unstructured, status, reason str
 	})
 }
 
-func TestKueueAdmitsWhatIsProven(t *testing.T) {
+func TestKueueAdmitsProvenNodes(t *testing.T) {
 	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
 	newNodes(t, "kueue", 4)
 	check := admissionCheck(t, "kueue", "kueue")
@@ -130,7 +130,7 @@ func TestKueueAdmitsWhatIsProven(t *testing.T) {
 	isAnswered(t, reservedWorkload(t, "kueue-late", "kueue", "kueue-1"), "kueue", "Ready", "none of the nodes")
 }
 
-func TestKueueGetsBackNodesThatFailed(t *testing.T) {
+func TestKueueRetriesFailedNodes(t *testing.T) {
 	start(t, newFleet(t, links(map[string]float64{"retry-1": 0.1})), &clock{}, &clock{})
 	newNodes(t, "retry", 4)
 	newPolicy(t, "retry", nil)
@@ -143,7 +143,7 @@ func TestKueueGetsBackNodesThatFailed(t *testing.T) {
 	isAnswered(t, reservedWorkload(t, "retry-elsewhere", "retry", "retry-2", "retry-3"), "retry", "Ready", "all 2 nodes")
 }
 
-func TestAWorkloadThatIsHeldGivesItsQuotaBackInTheEnd(t *testing.T) {
+func TestKueueWorkloadReturnsQuotaAfterTimeout(t *testing.T) {
 	calendar := &clock{}
 	start(t, newFleet(t, stuck), &clock{}, calendar)
 	newNodes(t, "quota", 2)

@@ -92,7 +92,7 @@ func waitPolicy(t *testing.T, p *evenkeel.NetworkCheckPolicy, what string, wante
 	})
 }
 
-func TestNewNodesAreCheckedMarkedAndUnmarked(t *testing.T) {
+func TestPolicyChecksAndLabelsNewNodes(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"marks-1": 0.1}))
 	start(t, f, &clock{}, &clock{})
 	nodes := newNodes(t, "marks", 4)
@@ -125,7 +125,7 @@ func TestNewNodesAreCheckedMarkedAndUnmarked(t *testing.T) {
 	}
 }
 
-func TestARepairedNodeIsClearedByTheNextCheck(t *testing.T) {
+func TestPolicyClearsRepairedNode(t *testing.T) {
 	var repaired atomic.Bool
 	f := newFleet(t, func(nodes []string) ending {
 		if repaired.Load() {
@@ -164,7 +164,7 @@ func TestARepairedNodeIsClearedByTheNextCheck(t *testing.T) {
 	says(t, "default", "repair-0", "Warning EvenkeelNetworkUnhealthy", "Normal EvenkeelNetworkHealthy")
 }
 
-func TestANodeThatComesLaterIsTestedWithAProvenOne(t *testing.T) {
+func TestPolicyPairsNewNodeWithProvenOne(t *testing.T) {
 	f := newFleet(t, links(nil))
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "later", 2)
@@ -183,7 +183,7 @@ func TestANodeThatComesLaterIsTestedWithAProvenOne(t *testing.T) {
 	}
 }
 
-func TestABadScheduleIsReported(t *testing.T) {
+func TestPolicyInvalidSchedule(t *testing.T) {
 	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
 	p := newPolicy(t, "schedule", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.Schedule = "now and then" })
 	waitPolicy(t, p, "the policy says what is wrong", func() bool {
@@ -192,7 +192,7 @@ func TestABadScheduleIsReported(t *testing.T) {
 	})
 }
 
-func TestTheControllerMayNotChangeWhatIsNotItsOwn(t *testing.T) {
+func TestNodeGuardLimitsController(t *testing.T) {
 	newNodes(t, "guarded", 1)
 	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
 	if err != nil {
@@ -223,7 +223,7 @@ func TestTheControllerMayNotChangeWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
-func TestTheCleanupLeavesNothing(t *testing.T) {
+func TestCleanupClearsNodes(t *testing.T) {
 	f := newFleet(t, links(map[string]float64{"cleanup-1": 0.1}))
 	stop := start(t, f, &clock{}, &clock{})
 	nodes := newNodes(t, "cleanup", 4)

@@ -35,7 +35,7 @@ func file(t *testing.T, text string) string {
 	return path
 }
 
-func TestLoadRefuses(t *testing.T) {
+func TestDefaultProfileLoadErrors(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"an unknown field": {strings.Replace(good, "delivery", "delivry", 1), "delivry"},
 		"another kind":     {strings.Replace(good, "NetworkProfile", "ConfigMap", 1), `"ConfigMap"`},
@@ -70,21 +70,21 @@ func start(ctx context.Context, t *testing.T, answers ...error) (asked int, err 
 	return asked, err
 }
 
-func TestWaitsUntilTheKindIsServed(t *testing.T) {
+func TestDefaultProfileWaitsForCRD(t *testing.T) {
 	notServed := &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "evenkeel.dev", Kind: "NetworkProfile"}}
 	if asked, err := start(t.Context(), t, notServed, notServed, notServed, nil); err != nil || asked != 4 {
 		t.Errorf("asked %d times: %v", asked, err)
 	}
 }
 
-func TestARefusalIsAnError(t *testing.T) {
+func TestDefaultProfileRefusedIsError(t *testing.T) {
 	_, err := start(t.Context(), t, apierrors.NewInvalid(schema.GroupKind{Kind: "NetworkProfile"}, "default", nil))
 	if err == nil || !strings.Contains(err.Error(), "default profile default") {
 		t.Errorf("error %v", err)
 	}
 }
 
-func TestStopsWithTheProcess(t *testing.T) {
+func TestDefaultProfileStops(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := start(ctx, t, errors.New("the API server is away")); err != nil {

@@ -30,7 +30,7 @@ func pod(name string, annotations map[string]string) *metav1.PartialObjectMetada
 	}
 }
 
-func TestEvents(t *testing.T) {
+func TestInjectionEvents(t *testing.T) {
 	injected := map[string]string{evenkeel.InjectedKey: "abc"}
 	if events := PodEvents(pod("quiet", injected), time.Now()); events != nil {
 		t.Errorf("nothing was left alone, and yet: %v", events)
@@ -60,7 +60,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-func TestSaidOnce(t *testing.T) {
+func TestInjectionEventsAreIdempotent(t *testing.T) {
 	skipped := map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets X itself"}
 	objects := fake.NewClientBuilder().WithObjects(pod("one", skipped), pod("two", skipped)).Build()
 	c := &Reconciler{clock: clock.RealClock{}, client: objects, live: objects, reported: map[types.UID]string{}}
@@ -86,7 +86,7 @@ func TestSaidOnce(t *testing.T) {
 	}
 }
 
-func TestAJobHearsWhatItIsKeptOff(t *testing.T) {
+func TestInjectionEventsNodesAvoided(t *testing.T) {
 	bad := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n3", Labels: map[string]string{evenkeel.HealthKey: evenkeel.UnhealthyValue}}}
 	bad.Status.Conditions = []corev1.NodeCondition{{Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionFalse, Reason: "TooSlow"}}
 	now := time.Now()

@@ -24,7 +24,7 @@ import (
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-func TestRounds(t *testing.T) {
+func TestGateEvaluate(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-func TestWhatWaits(t *testing.T) {
+func TestGateJobFromObjects(t *testing.T) {
 	early, late := &corev1.Pod{}, &corev1.Pod{}
 	early.CreationTimestamp, late.CreationTimestamp = metav1.NewTime(noon), metav1.NewTime(noon.Add(time.Hour))
 	late.Labels = map[string]string{evenkeel.ProfileKey: "default"}

@@ -22,7 +22,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
-func TestMeasure(t *testing.T) {
+func TestParseMeasurement(t *testing.T) {
 	for file, want := range map[string]struct {
 		outcome pairing.Outcome
 		network string
@@ -60,7 +60,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-func TestObstacle(t *testing.T) {
+func TestBlockingReason(t *testing.T) {
 	container := func(state corev1.ContainerState) corev1.PodStatus {
 		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: jobs.Container, State: state}}}
 	}
@@ -96,7 +96,7 @@ func TestObstacle(t *testing.T) {
 	}
 }
 
-func TestLauncher(t *testing.T) {
+func TestResolveLauncher(t *testing.T) {
 	without := &Reconciler{client: fake.NewClientBuilder().WithRESTMapper(meta.NewDefaultRESTMapper(nil)).Build()}
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(jobs.MPIJobKind, meta.RESTScopeNamespace)
@@ -120,8 +120,8 @@ func TestLauncher(t *testing.T) {
 	}
 }
 
-// TestAStatusIsBounded has thousands of nodes, pools and networks fail with long names and reasons.
-func TestAStatusIsBounded(t *testing.T) {
+// TestFinalStatusIsBounded has thousands of nodes, pools and networks fail with long names and reasons.
+func TestFinalStatusIsBounded(t *testing.T) {
 	long := strings.Repeat("x", 2000)
 	record := &preflight.Record{Started: time.Unix(0, 0), Finished: time.Unix(1, 0)}
 	d := preflight.Decision{Verdict: evenkeel.VerdictFail}

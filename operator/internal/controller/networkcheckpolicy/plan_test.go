@@ -12,7 +12,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-func TestDue(t *testing.T) {
+func TestPolicySchedule(t *testing.T) {
 	at := func(s string) time.Time {
 		v, err := time.Parse(time.RFC3339, s)
 		if err != nil {
@@ -54,7 +54,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-func TestNodesOutOfTurnGetPartners(t *testing.T) {
+func TestPolicySelectsNodesAndPartners(t *testing.T) {
 	node := func(name string, ready corev1.ConditionStatus) *corev1.Node {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-" + "x"}}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
@@ -95,7 +95,7 @@ func TestNodesOutOfTurnGetPartners(t *testing.T) {
 	}
 }
 
-func TestTheNameFollowsFromWhatIsKnown(t *testing.T) {
+func TestPolicyCheckNameIsDeterministic(t *testing.T) {
 	nodes := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "2"}}}
 	states := map[string]*evenkeel.NodeNetworkHealthStatus{}
 	both := []string{"a", "b"}
@@ -112,7 +112,7 @@ func TestTheNameFollowsFromWhatIsKnown(t *testing.T) {
 	}
 }
 
-func TestADemandIsWhatAllAskForAtPresent(t *testing.T) {
+func TestCheckRequests(t *testing.T) {
 	d := NewCheckRequests()
 	changed := func() bool {
 		select {
@@ -140,7 +140,7 @@ func TestADemandIsWhatAllAskForAtPresent(t *testing.T) {
 	}
 }
 
-func TestResultsOnTheirWayAreWaitedForButNotForever(t *testing.T) {
+func TestPolicyWaitsForPendingResults(t *testing.T) {
 	ended := metav1.NewTime(time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC))
 	check := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{UID: "1"}}
 	check.Spec.Nodes.Names = []string{"a", "b", "gone"}

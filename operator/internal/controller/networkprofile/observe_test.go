@@ -22,7 +22,7 @@ func node(name, kubelet, containerRuntime string) corev1.Node {
 	}
 }
 
-func TestMountsImages(t *testing.T) {
+func TestObserveImageVolumes(t *testing.T) {
 	for _, test := range []struct {
 		kubelet, runtime string
 		want             bool
@@ -46,7 +46,7 @@ func TestMountsImages(t *testing.T) {
 	}
 }
 
-func TestObserve(t *testing.T) {
+func TestObserveProfile(t *testing.T) {
 	modern, old := node("modern", "v1.37.2", "containerd://2.1.4"), node("old", "v1.34.0", "containerd://1.7.0")
 	both := []corev1.Node{modern, old}
 	inPool := func(name string) *metav1.LabelSelector {
@@ -89,7 +89,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-func TestObserveSettles(t *testing.T) {
+func TestObserveIsStable(t *testing.T) {
 	profile := &evenkeel.NetworkProfile{Spec: evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Image: image}}}
 	nodes := []corev1.Node{node("a", "v1.37.2", "containerd://2.1.4")}
 	profile.Status = Observe(profile, nodes)

@@ -32,7 +32,7 @@ func fleet(words ...string) []corev1.Node {
 	return nodes
 }
 
-func TestWhichDeviceJobsGet(t *testing.T) {
+func TestObserveRDMADevice(t *testing.T) {
 	auto, rdma := evenkeel.TransportAuto, evenkeel.TransportRDMA
 	for _, test := range []struct {
 		name     string
@@ -79,7 +79,7 @@ func TestWhichDeviceJobsGet(t *testing.T) {
 	}
 }
 
-func TestADeviceThatComesOrGoesIsNoticed(t *testing.T) {
+func TestObserveRDMADeviceChanges(t *testing.T) {
 	for _, test := range []struct {
 		before, after string
 		want          bool

@@ -1,8 +1,8 @@
-// Package reductionservice makes the reduction servers of jobs that the workload webhook has promised some, keeps them for as long
-// as the job runs, and tells the job when one is lost.
+// Package reductionservice creates the reduction servers of jobs to which the workload webhook assigned some. It keeps them while
+// the job runs, and records an Event when one is lost.
 //
-// A job has a label with its servers' name, and its pod templates have their addresses. What the controller makes
-// belongs to the ReductionService of that name, and that to the job: all of it goes when the job is deleted.
+// The job has a label with the name of its servers, and its pod templates have their addresses. All objects of the servers are
+// owned by the ReductionService of that name, and that by the job. So all of them are deleted with the job.
 package reductionservice
 
 import (
@@ -44,7 +44,7 @@ import (
 
 const (
 	fieldOwner = client.FieldOwner("evenkeel-reductionservice")
-	// rejectedRetry is when a job that could not have servers is looked at again: its profile may have been mended.
+	// rejectedRetry is the interval of attempts for a job that could not have servers: its profile may have been corrected.
 	rejectedRetry = time.Minute
 	// listTimeout bounds the first listing of a kind of job, which is tried again.
 	listTimeout = 30 * time.Second
@@ -52,19 +52,19 @@ const (
 
 // Reconciler makes and watches reduction servers.
 type Reconciler struct {
-	// Image is the servers'.
+	// Image is the image of the servers.
 	Image string
-	// Now is the time, and KindPoll how often it is looked whether the cluster has kinds of job that it had not.
+	// Clock is replaced in tests. KindPoll is how often the cluster is asked for kinds of jobs that it does not serve yet.
 	Clock    clock.PassiveClock
 	KindPoll time.Duration
 
 	client client.Client
 	live   client.Reader
-	// watched holds jobs with servers, and the servers' pods. It is not the manager's: others watch other Jobs and pods.
+	// watched caches jobs with servers, and the servers' pods. The manager's cache has other Jobs and pods.
 	watched cache.Cache
 
 	mu sync.Mutex
-	// kinds of job that are watched, and listed.
+	// kinds of jobs that are watched and listed.
 	kinds []schema.GroupVersionKind
 }
 
@@ -77,7 +77,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		DefaultLabelSelector: labelExists(evenkeel.ReductionClientKey),
 		ByObject:             map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labelExists(evenkeel.ReductionServerKey)}},
 		DefaultTransform:     cache.TransformStripManagedFields(),
-		// A read of something that is not watched would start to watch it.
+		// Otherwise reading a kind that is not watched would start a watch.
 		ReaderFailOnMissingInformer: true,
 	})
 	if err != nil {
@@ -86,7 +86,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	if err := mgr.Add(c.watched); err != nil {
 		return err
 	}
-	// What is read has to be watched.
+	// Reading a kind requires that it is watched.
 	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, &corev1.Node{}} {
 		if _, err := mgr.GetCache().GetInformer(context.Background(), object); err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
@@ -116,22 +116,22 @@ func labelExists(label string) labels.Selector {
 	return labels.NewSelector().Add(*r)
 }
 
-// named asks for the service that the object's label names.
+// named enqueues the service that the object's label names.
 func named(label string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetLabels()[label]}}}
 	})
 }
 
-// watchJobs watches every kind of job, from when the cluster has it.
+// watchJobs watches every kind of job as soon as the cluster serves it.
 func (c *Reconciler) watchJobs(ctx context.Context, mgr manager.Manager, watch func(*unstructured.Unstructured) error) {
 	missing := workload.Kinds()
-	// It ends when all are there, or with the manager.
+	// It ends when all kinds are watched, or with the manager.
 	_ = wait.PollUntilContextCancel(ctx, c.KindPoll, true, func(ctx context.Context) (bool, error) {
 		missing = slices.DeleteFunc(missing, func(kind schema.GroupKind) bool {
 			mapping, err := mgr.GetRESTMapper().RESTMapping(kind)
 			if err != nil {
-				return false // not there, or not to be told now
+				return false // not served, or currently unknown
 			}
 			job := &unstructured.Unstructured{}
 			job.SetGroupVersionKind(mapping.GroupVersionKind)
@@ -147,7 +147,7 @@ func (c *Reconciler) watchJobs(ctx context.Context, mgr manager.Manager, watch f
 	})
 }
 
-// list waits until all jobs of the kind are known: before that, one that is not found may well be there.
+// list waits until all jobs of the kind are listed. Before that, a job that is not found may exist.
 func (c *Reconciler) list(ctx context.Context, job *unstructured.Unstructured) error {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -165,29 +165,29 @@ func (c *Reconciler) list(ctx context.Context, job *unstructured.Unstructured) e
 	return nil
 }
 
-// Reconcile brings one service to where its job is.
+// Reconcile creates or updates the servers of one job.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	service := &evenkeel.ReductionService{}
-	// What was written a moment ago counts: otherwise a server would be lost twice.
+	// Read from the API server: with a stale status, a lost server would be reported twice.
 	err := c.live.Get(ctx, request.NamespacedName, service)
 	if client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("read ReductionService %s: %w", request, err)
 	}
 	exists := err == nil
 	if exists && service.DeletionTimestamp != nil {
-		return reconcile.Result{}, nil // what it owns goes with it
+		return reconcile.Result{}, nil // garbage collection deletes what it owns
 	}
 	job, err := c.job(ctx, request, service.OwnerReferences)
 	if err != nil || job == nil {
-		return reconcile.Result{}, err // a service without its job is about to go, or its job about to be listed
+		return reconcile.Result{}, err // the job was deleted, or is not listed yet
 	}
 	if !exists {
-		return c.begin(ctx, request, job)
+		return c.createService(ctx, request, job)
 	}
 	return reconcile.Result{}, c.reconcileServers(ctx, service, job)
 }
 
-// job finds the job that the label says is the service's: the one that owns it, if it has an owner, else the oldest.
+// job returns the job whose label names the service: its owner, if it has one, else the oldest.
 func (c *Reconciler) job(ctx context.Context, service reconcile.Request, owners []metav1.OwnerReference) (*unstructured.Unstructured, error) {
 	c.mu.Lock()
 	kinds := slices.Clone(c.kinds)
@@ -212,8 +212,8 @@ func (c *Reconciler) job(ctx context.Context, service reconcile.Request, owners 
 	return found, nil
 }
 
-// begin makes the service of a job.
-func (c *Reconciler) begin(ctx context.Context, name reconcile.Request, job *unstructured.Unstructured) (reconcile.Result, error) {
+// createService creates the service of a job.
+func (c *Reconciler) createService(ctx context.Context, name reconcile.Request, job *unstructured.Unstructured) (reconcile.Result, error) {
 	if workload.Finished(job) || job.GetDeletionTimestamp() != nil {
 		return reconcile.Result{}, nil
 	}
@@ -234,8 +234,8 @@ func (c *Reconciler) begin(ctx context.Context, name reconcile.Request, job *uns
 	}
 }
 
-// service is what the job was promised. Its labels and annotations are a user's to forge, so its profile has the last word;
-// refused says why.
+// service returns the service that the webhook assigned to the job. Users can forge labels and annotations, so they are checked
+// against the profile; refused says what is wrong.
 func (c *Reconciler) service(ctx context.Context, name string, job *unstructured.Unstructured) (service *evenkeel.ReductionService, refused string, err error) {
 	templates, err := workload.Templates(job)
 	switch {
@@ -247,7 +247,7 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 	first := templates[0]
 	profile := &evenkeel.NetworkProfile{}
 	if err := c.client.Get(ctx, client.ObjectKey{Name: first.Label(evenkeel.ProfileKey)}, profile); apierrors.IsNotFound(err) {
-		return nil, fmt.Sprintf("NetworkProfile %q is gone", first.Label(evenkeel.ProfileKey)), nil
+		return nil, fmt.Sprintf("NetworkProfile %q does not exist", first.Label(evenkeel.ProfileKey)), nil
 	} else if err != nil {
 		return nil, "", fmt.Errorf("read NetworkProfile %s: %w", first.Label(evenkeel.ProfileKey), err)
 	}
@@ -269,7 +269,7 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 			Namespace: job.GetNamespace(), Name: name,
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName(), UID: job.GetUID(),
-				Controller: &no, BlockOwnerDeletion: &no, // the job has a controller, which is not us
+				Controller: &no, BlockOwnerDeletion: &no, // the job's controller is another one
 			}},
 		},
 		Spec: evenkeel.ReductionServiceSpec{
@@ -285,7 +285,7 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 	return service, "", nil
 }
 
-// reconcileServers makes servers, or ends them, and writes how they are.
+// reconcileServers creates the servers, or scales them to zero, and writes the status.
 func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
 	if len(service.Status.Conditions) == 0 {
 		if err := c.makeKey(ctx, service); err != nil {
@@ -309,9 +309,9 @@ func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.Red
 	if err := c.client.List(ctx, &nodes); err != nil {
 		return fmt.Errorf("list nodes: %w", err)
 	}
-	status, news := observeStatus(service, job, pods.Items, nodes.Items, c.Clock.Now())
-	// Events first: if the status cannot be written, they are told again rather than never.
-	for _, n := range news {
+	status, pending := observeStatus(service, job, pods.Items, nodes.Items, c.Clock.Now())
+	// Events first: if the status cannot be written, they are recorded again rather than never.
+	for _, n := range pending {
 		if err := c.recordEvent(ctx, job, n.severity, n.reason, n.message); err != nil {
 			return err
 		}
@@ -319,7 +319,7 @@ func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.Red
 	return statusapply.Apply(ctx, c.client, fieldOwner, service, &service.Status, status)
 }
 
-// makeKey makes the job's key, once. Nobody here can read it afterwards.
+// makeKey creates the job's key, once. The controller cannot read it afterwards.
 func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionService) error {
 	random := make([]byte, 32)
 	if _, err := rand.Read(random); err != nil {
@@ -331,7 +331,7 @@ func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionSer
 		return nil
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("create Secret %s/%s: %w", service.Namespace, service.Name, err)
-	default: // whose text may quote what was sent
+	default: // the error's text might contain the key
 		return fmt.Errorf("create Secret %s/%s: %s", service.Namespace, service.Name, apierrors.ReasonForError(err))
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// observeRDMA says whether the servers of a job with an RDMA device have it too, and tells the job when they do not: its
-// ranks reach them by TCP then, or they wait for a node.
+// observeRDMA sets the condition RDMA: whether the servers of a job with an RDMA device have the device too. If they do not, it
+// returns an Event: ranks reach the servers by TCP then, or the servers wait for a node.
 func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructured, nodes []corev1.Node, allReady bool, status *evenkeel.ReductionServiceStatus, now time.Time) []pendingEvent {
 	device := service.Spec.Transport.RDMA.ResourceName
 	condition := metav1.Condition{Type: evenkeel.ConditionRDMA, Status: metav1.ConditionFalse, ObservedGeneration: service.Generation}
@@ -30,7 +30,7 @@ func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructu
 		return nil
 	case device == "":
 		condition.Reason = evenkeel.ReasonServersUseTCP
-		condition.Message = fmt.Sprintf("servers have no RDMA device and use TCP: when the job was created, not every node that they may run on offered %s: select those that do in spec.reduction.server.nodeSelector of the NetworkProfile", jobDevice(job))
+		condition.Message = fmt.Sprintf("servers have no RDMA device and use TCP: when the job was created, not every node that they may run on offered %s: select nodes that do in spec.reduction.server.nodeSelector of the NetworkProfile", jobDevice(job))
 	case allReady || offering > 0:
 		condition.Status, condition.Reason, condition.Message = metav1.ConditionTrue, evenkeel.ReasonServersHaveDevice, "each server has "+device
 		if !allReady {
@@ -38,7 +38,7 @@ func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructu
 		}
 	default:
 		severity, condition.Reason = corev1.EventTypeWarning, evenkeel.ReasonNoNodeHasDevice
-		condition.Message = fmt.Sprintf("servers wait for a node: none of the %d that they may run on offers %s: look at the device plugin there, and at spec.reduction.server of the NetworkProfile", all, device)
+		condition.Message = fmt.Sprintf("servers wait for a node: none of the %d that they may run on offers %s: check the device plugin there, and spec.reduction.server of the NetworkProfile", all, device)
 	}
 	before := meta.FindStatusCondition(service.Status.Conditions, evenkeel.ConditionRDMA)
 	if before == nil || before.Status != condition.Status {
@@ -51,7 +51,7 @@ func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructu
 	return []pendingEvent{{severity, ReasonNoRDMA, "reduction " + condition.Message}}
 }
 
-// jobDevice is the device that the job was given when it was created; empty: none.
+// jobDevice is the device that the job got when it was created; empty: none.
 func jobDevice(job *unstructured.Unstructured) string {
 	templates, err := workload.Templates(job)
 	if err != nil {

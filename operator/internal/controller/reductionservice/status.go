@@ -25,13 +25,13 @@ const (
 	ReasonNoRDMA  = "EvenkeelReductionWithoutRDMA"
 )
 
-// maxMessage bounds a condition's message.
+// maxMessage is the maximum length of a condition's message.
 const maxMessage = 1024
 
-// A pendingEvent is something to tell the job, once.
+// A pendingEvent is an Event to record on the job.
 type pendingEvent struct{ severity, reason, message string }
 
-// observeStatus is how the servers are, given the cluster's nodes, and what of that is new.
+// observeStatus returns the status of the servers, and the Events about what changed.
 func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstructured, pods []corev1.Pod, nodes []corev1.Node, now time.Time) (*evenkeel.ReductionServiceStatus, []pendingEvent) {
 	servers := int(*service.Spec.Replicas)
 	var absent []string // servers that are not ready
@@ -57,24 +57,24 @@ func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstruc
 	status.Endpoints = reduction.Endpoints(service.Name, service.Namespace, servers)
 	condition := metav1.Condition{Type: evenkeel.ConditionAvailable, Status: metav1.ConditionFalse, ObservedGeneration: service.Generation}
 	suspended, _ := workload.Suspended(job)
-	var news []pendingEvent
+	var pending []pendingEvent
 	switch {
 	case workload.Finished(job):
-		condition.Reason, condition.Message = evenkeel.ReasonJobFinished, "the job has ended, and so have its servers"
+		condition.Reason, condition.Message = evenkeel.ReasonJobFinished, "the job has ended, and its servers with it"
 	case suspended:
-		condition.Reason, condition.Message = evenkeel.ReasonJobSuspended, "the job is suspended, and so are its servers"
+		condition.Reason, condition.Message = evenkeel.ReasonJobSuspended, "the job is suspended, and its servers are stopped"
 	case len(absent) == 0:
 		condition.Status, condition.Reason = metav1.ConditionTrue, evenkeel.ReasonAllReady
 		condition.Message = fmt.Sprintf("%d of %d servers are ready", servers, servers)
 		if !complete {
-			news = append(news, pendingEvent{corev1.EventTypeNormal, ReasonReady, fmt.Sprintf("all %d reduction servers of ReductionService %s are ready", servers, service.Name)})
+			pending = append(pending, pendingEvent{corev1.EventTypeNormal, ReasonReady, fmt.Sprintf("all %d reduction servers of ReductionService %s are ready", servers, service.Name)})
 		}
 	case complete:
 		condition.Reason, status.LostServers = evenkeel.ReasonServerLost, absent
 		for _, name := range absent {
 			if !slices.Contains(service.Status.LostServers, name) {
-				news = append(news, pendingEvent{corev1.EventTypeWarning, ReasonLost, fmt.Sprintf(
-					"reduction server %s was lost at %s: %s. What waits for it fails with an error that names it; a new one of the same name serves whoever starts after",
+				pending = append(pending, pendingEvent{corev1.EventTypeWarning, ReasonLost, fmt.Sprintf(
+					"reduction server %s was lost at %s: %s. Operations that wait for it fail with an error that names it; a new server of the same name serves processes that start later",
 					name, now.UTC().Format(time.RFC3339), why[name])})
 			}
 		}
@@ -89,12 +89,12 @@ func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstruc
 	}
 	meta.SetStatusCondition(&status.Conditions, condition)
 	if !suspended && !workload.Finished(job) {
-		news = append(news, observeRDMA(service, job, nodes, len(absent) == 0, status, now)...)
+		pending = append(pending, observeRDMA(service, job, nodes, len(absent) == 0, status, now)...)
 	}
-	return status, news
+	return status, pending
 }
 
-// describe says which servers are not ready, and why not.
+// describe lists the servers that are not ready, and why.
 func describe(servers int, absent []string, why map[string]string) string {
 	var parts []string
 	for _, name := range absent {
@@ -111,7 +111,7 @@ func isTrue(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
 }
 
-// notReadyReason is why a pod is not ready, as far as it says.
+// notReadyReason says why a pod is not ready, by its status.
 func notReadyReason(pod *corev1.Pod) string {
 	on := ""
 	if pod.Spec.NodeName != "" {

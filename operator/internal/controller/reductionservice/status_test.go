@@ -14,7 +14,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-func TestTrouble(t *testing.T) {
+func TestNotReadyReason(t *testing.T) {
 	now := metav1.Now()
 	for want, pod := range map[string]*corev1.Pod{
 		"its pod has no node: no room":   {Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no room"}}}},
@@ -36,7 +36,7 @@ func TestTrouble(t *testing.T) {
 }
 
 // What a service goes through, and what its job hears of it.
-func TestObserve(t *testing.T) {
+func TestObserveStatus(t *testing.T) {
 	two, now := int32(2), time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	service := &evenkeel.ReductionService{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "s", Generation: 1}, Spec: evenkeel.ReductionServiceSpec{Replicas: &two}}
 	pod := func(name string, status corev1.ConditionStatus) corev1.Pod {
@@ -88,7 +88,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-func TestMessagesAreBounded(t *testing.T) {
+func TestStatusMessagesAreBounded(t *testing.T) {
 	many := int32(evenkeel.MaxReductionServers)
 	service := &evenkeel.ReductionService{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("x", 52)}, Spec: evenkeel.ReductionServiceSpec{Replicas: &many}}
 	status, _ := observeStatus(service, &unstructured.Unstructured{}, nil, nil, time.Now())

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-func TestAnEventIsNamedAfterWhatItSays(t *testing.T) {
+func TestEventNameIsContentHash(t *testing.T) {
 	node := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "n1", UID: "1"}
 	now := time.Unix(0, 0)
 	first := New(node, corev1.EventTypeNormal, "R", "m", now)

@@ -99,7 +99,7 @@ func (s *scene) decide(change func(*Job)) Decision {
 
 func waitRegardless(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait }
 
-func TestDecide(t *testing.T) {
+func TestGateDecide(t *testing.T) {
 	for name, test := range map[string]struct {
 		policy func(*evenkeel.NetworkCheckPolicySpec)
 		scene  func(*scene)
@@ -283,7 +283,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestNews(t *testing.T) {
+func TestGateChangeTracker(t *testing.T) {
 	var n ChangeTracker
 	for i, step := range []struct {
 		d    Decision
@@ -307,7 +307,7 @@ func TestNews(t *testing.T) {
 	}
 }
 
-func TestFit(t *testing.T) {
+func TestGateNodeFilter(t *testing.T) {
 	affinity := func(operator corev1.NodeSelectorOperator, values ...string) *corev1.Affinity {
 		return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: operator, Values: values}}}},
@@ -351,7 +351,7 @@ func TestFit(t *testing.T) {
 	}
 }
 
-func TestNeeded(t *testing.T) {
+func TestGateRequired(t *testing.T) {
 	zero, one := int32(0), int32(1)
 	policy := func(change func(*evenkeel.NetworkCheckPolicy)) []evenkeel.NetworkCheckPolicy {
 		p := evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Generation: 2}}
@@ -382,7 +382,7 @@ func TestNeeded(t *testing.T) {
 
 // Whatever the nodes are: a job starts as proven only if no node that it may run on is without a verdict, what is checked
 // is never what has one, and one that does not wait regardless starts when its time is up.
-func TestDecideAlways(t *testing.T) {
+func TestGateDecideProperties(t *testing.T) {
 	kinds := []string{"healthy", "unhealthy", "late", "new"}
 	for seed := range uint64(500) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -26,7 +26,7 @@ func result(hour int, v evenkeel.Verdict, speed string) evenkeel.HealthResult {
 	return r
 }
 
-func TestTheNewestResultThatSaysSomethingCounts(t *testing.T) {
+func TestHealthFollowsNewestConclusiveResult(t *testing.T) {
 	for _, test := range []struct {
 		results []evenkeel.HealthResult
 		want    evenkeel.Health
@@ -49,7 +49,7 @@ func TestTheNewestResultThatSaysSomethingCounts(t *testing.T) {
 	}
 }
 
-func TestHistoryIsBoundedAndNothingIsAddedTwice(t *testing.T) {
+func TestHealthHistoryIsBounded(t *testing.T) {
 	var s evenkeel.NodeNetworkHealthStatus
 	for hour := range 30 {
 		r := result(hour, "Pass", fmt.Sprintf("%dM", 1000+hour))
@@ -99,7 +99,7 @@ func policy(name, label string, change func(*evenkeel.NetworkCheckPolicySpec)) e
 	return p
 }
 
-func TestMarksFollowHealthAndPolicy(t *testing.T) {
+func TestHealthMarkersFollowPolicy(t *testing.T) {
 	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
 	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
 	unclear := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), "no image")
@@ -142,7 +142,7 @@ func TestMarksFollowHealthAndPolicy(t *testing.T) {
 	}
 }
 
-func TestTooManyBadNodesAreNotMarked(t *testing.T) {
+func TestHealthMaxUnhealthyPercent(t *testing.T) {
 	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
 	healths := map[string]*evenkeel.NodeNetworkHealthStatus{}
 	var nodes []corev1.Node

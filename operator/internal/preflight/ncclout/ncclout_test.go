@@ -30,7 +30,7 @@ var ours = []ncclout.Network{{Name: "Evenkeel", Version: 12, Library: "/opt/even
 // The logs of testdata: evenkeel-* are recorded from evenkeel-bench, cut-* and garbled-* are damaged copies of those.
 // nccl-tests-no-driver.log is recorded from nccl-tests without a GPU. synthetic-* are written by hand in the layout of
 // nccl-tests: no run on a GPU is recorded.
-func TestParse(t *testing.T) {
+func TestParseLogs(t *testing.T) {
 	tests := map[string]struct {
 		rows     int
 		average  float64
@@ -79,7 +79,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestRows(t *testing.T) {
+func TestParseRows(t *testing.T) {
 	half := func(time, bw float64) ncclout.Half {
 		return ncclout.Half{TimeUS: time, AlgBW: bw, BusBW: bw, Checked: true}
 	}
@@ -97,7 +97,7 @@ func TestRows(t *testing.T) {
 }
 
 // Lines that are, or only resemble, a row.
-func TestRowLayouts(t *testing.T) {
+func TestParseRowLayouts(t *testing.T) {
 	tests := map[string]struct {
 		line string
 		rows int
@@ -132,7 +132,7 @@ func TestRowLayouts(t *testing.T) {
 	}
 }
 
-func TestWrongData(t *testing.T) {
+func TestParseWrongData(t *testing.T) {
 	log := "1024 256 float sum -1 10.0 1.0 2.0 7 10.0 1.0 3.0 0\n# Out of bounds values : 7 FAILED\n# Avg bus bandwidth : 2.5\nerror: 7 wrong elements\n"
 	got, err := ncclout.Parse([]byte(log))
 	if err != nil || got.OutOfBounds != 7 || got.Rows[0].OutOfPlace.Wrong != 7 || got.Failure.Line != "error: 7 wrong elements" {
@@ -148,7 +148,7 @@ func TestWrongData(t *testing.T) {
 	}
 }
 
-func TestJSON(t *testing.T) {
+func TestParseJSON(t *testing.T) {
 	const start = `{"results":[{"size":8,"count":2,"type":"float","redop":"sum","out_of_place":`
 	const end = `,"in_place":null}],"out_of_bounds":{"count":0},"average_bus_bandwidth":{"bandwidth":1.5},"errors":["unhandled system error"]}`
 	log := start + `{"cpu_time":2,"alg_bw":1,"bus_bw":1.5,"nwrong":0}` + end
@@ -178,7 +178,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-func TestTheFirstCauseCounts(t *testing.T) {
+func TestParseReportsFirstFailure(t *testing.T) {
 	got, err := ncclout.Parse([]byte("error: rank 1 lost\nerror: rank 0 lost\n"))
 	if err == nil || got.Failure.Line != "error: rank 1 lost" {
 		t.Errorf("%+v", got.Failure)
@@ -191,7 +191,7 @@ func TestTheFirstCauseCounts(t *testing.T) {
 	}
 }
 
-func TestRanksThatDisagree(t *testing.T) {
+func TestParseRanksDisagree(t *testing.T) {
 	log := bytes.Replace(read(t, "synthetic-nccl-tests.log"), []byte("node-b:10:10 [0] NCCL INFO Using network Evenkeel"), []byte("node-b:10:10 [0] NCCL INFO Using network Socket"), 1)
 	got, _ := ncclout.Parse(log)
 	want := []ncclout.Network{{Name: "Evenkeel", Version: 11}, {Name: "Socket"}}
@@ -200,7 +200,7 @@ func TestRanksThatDisagree(t *testing.T) {
 	}
 }
 
-func TestDriverIsTheCauseWhateverComesFirst(t *testing.T) {
+func TestParsePrefersDriverFailure(t *testing.T) {
 	got, err := ncclout.Parse([]byte("h:1:1 [0] init.cc:1 NCCL WARN something\nTest CUDA failure x.cu:1 'CUDA driver version is insufficient for CUDA runtime version'\nerror: lost\n"))
 	if got.Failure == nil || got.Failure.Kind != ncclout.FailureDriver || err == nil || !strings.Contains(err.Error(), "insufficient") {
 		t.Errorf("%+v, %v", got.Failure, err)
@@ -208,7 +208,7 @@ func TestDriverIsTheCauseWhateverComesFirst(t *testing.T) {
 }
 
 // A log cut at any byte never gives a row, network or average that the whole one has not.
-func TestEveryCut(t *testing.T) {
+func TestParseTruncatedLogs(t *testing.T) {
 	files, err := filepath.Glob("testdata/[es]*.log")
 	if err != nil || len(files) == 0 {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func TestEveryCut(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
+func FuzzParseLog(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.log")
 	if err != nil {
 		f.Fatal(err)
@@ -265,7 +265,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func TestTransportAndLockedMemory(t *testing.T) {
+func TestParseTransportAndMemlock(t *testing.T) {
 	const report = `{"type":"float","redop":"sum","ranks":[{"network":{"name":"Evenkeel","version":12A}},{"network":{"name":"Evenkeel","version":12B}}],"rows":[{"size":4,"count":1,"out_of_place":{"busbw":1},"in_place":{"busbw":1}}],"wrong":0,"average_busbw":1}`
 	with := func(a, b string) string { return strings.NewReplacer("A", a, "B", b).Replace(report) }
 	tcp, rdma := `,"transport":"tcp"`, `,"transport":"rdma"`

@@ -114,7 +114,7 @@ func verdicts(d pairing.Decision) map[string]evenkeel.Verdict {
 	return all
 }
 
-func TestRoundOneCoversEveryNode(t *testing.T) {
+func TestPairingRoundOneCoversEveryNode(t *testing.T) {
 	for n := 2; n < 60; n++ {
 		c := check(n, 3)
 		var seen []string
@@ -128,7 +128,7 @@ func TestRoundOneCoversEveryNode(t *testing.T) {
 	}
 }
 
-func TestTheSeedVariesThePairs(t *testing.T) {
+func TestPairingVariesWithSeed(t *testing.T) {
 	a, b := pairing.Decide(check(16, 1)), pairing.Decide(check(16, 2))
 	if cmp.Equal(a.Next, b.Next) {
 		t.Error("two seeds, the same pairs")
@@ -139,7 +139,7 @@ func TestTheSeedVariesThePairs(t *testing.T) {
 }
 
 // Every set of bad nodes in every fabric of up to nine.
-func TestEveryBadSet(t *testing.T) {
+func TestPairingFindsEveryBadSet(t *testing.T) {
 	for n := 2; n <= 9; n++ {
 		for set := range 1 << n {
 			for seed := range uint64(3) {
@@ -185,7 +185,7 @@ func TestEveryBadSet(t *testing.T) {
 	}
 }
 
-func TestAllBadIsTheFabric(t *testing.T) {
+func TestPairingAllBadFailsFabric(t *testing.T) {
 	for _, n := range []int{2, 3, 4, 7, 16} {
 		c := check(n, 1)
 		d, rounds := finish(t, &c, world{run: func(r *pairing.Run) { r.BusBW = slow }})
@@ -217,7 +217,7 @@ func TestAllBadIsTheFabric(t *testing.T) {
 	}
 }
 
-func TestMaxRounds(t *testing.T) {
+func TestPairingMaxRounds(t *testing.T) {
 	c := check(16, 1)
 	c.MaxRounds = 3
 	d, rounds := finish(t, &c, world{run: func(r *pairing.Run) { r.BusBW = slow }})
@@ -235,7 +235,7 @@ func TestMaxRounds(t *testing.T) {
 }
 
 // One node of many whose runs are all bad, in every way a run can be.
-func TestReasons(t *testing.T) {
+func TestPairingReasons(t *testing.T) {
 	tests := map[string]struct {
 		spoil  func(*pairing.Run)
 		reason pairing.Reason
@@ -246,7 +246,7 @@ func TestReasons(t *testing.T) {
 		"broken":            {func(r *pairing.Run) { r.Outcome, r.Detail = pairing.Broken, "peer lost" }, pairing.ReasonBroken, "the run broke (peer lost)"},
 		"fallback":          {func(r *pairing.Run) { r.Networks = []string{"Socket"} }, pairing.ReasonFallback, "ran over Socket, not Evenkeel"},
 		"ranks differ":      {func(r *pairing.Run) { r.Networks = []string{"Evenkeel", "Socket"} }, pairing.ReasonFallback, "ran over Evenkeel and Socket"},
-		"fault":             {func(r *pairing.Run) { r.Outcome = pairing.Fault; r.Detail = "evicted" }, pairing.ReasonInfrastructure, "fault (evicted)"},
+		"fault":             {func(r *pairing.Run) { r.Outcome = pairing.Fault; r.Detail = "evicted" }, pairing.ReasonInfrastructure, "inconclusive (evicted)"},
 		"network not known": {func(r *pairing.Run) { r.Networks = nil }, pairing.ReasonInfrastructure, "the result cannot be used"},
 		"not a number":      {func(r *pairing.Run) { r.BusBW = math.NaN() }, pairing.ReasonInfrastructure, "the result cannot be used"},
 		"nothing measured":  {func(r *pairing.Run) { r.BusBW = 0 }, pairing.ReasonInfrastructure, "the result cannot be used"},
@@ -282,7 +282,7 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-func TestFallbackEverywhereFailsThePurpose(t *testing.T) {
+func TestPairingFallbackEverywhereFails(t *testing.T) {
 	c := check(4, 1)
 	d, _ := finish(t, &c, world{run: func(r *pairing.Run) { r.Networks = []string{"Socket"} }})
 	if d.Verdict != evenkeel.VerdictFail || d.Fabrics[0].Reason != pairing.ReasonFallback {
@@ -290,7 +290,7 @@ func TestFallbackEverywhereFailsThePurpose(t *testing.T) {
 	}
 }
 
-func TestFaultsEverywhereBlameNobody(t *testing.T) {
+func TestPairingFaultsAreInconclusive(t *testing.T) {
 	for n := 2; n < 12; n++ {
 		c := check(n, 1)
 		d, rounds := finish(t, &c, world{fault: func(int, []string) bool { return true }})
@@ -301,7 +301,7 @@ func TestFaultsEverywhereBlameNobody(t *testing.T) {
 }
 
 // Bad nodes and faults at random: who is good never fails; without faults around it, who is bad never passes either.
-func TestGoodNodesNeverFail(t *testing.T) {
+func TestPairingGoodNodesNeverFail(t *testing.T) {
 	blamed := 0
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 7))
@@ -347,7 +347,7 @@ func TestGoodNodesNeverFail(t *testing.T) {
 }
 
 // Bad links at random, one at most at each node: no node fails, and the links that were met are named.
-func TestABadLinkIsNoBadNode(t *testing.T) {
+func TestPairingBadLinkFailsNoNode(t *testing.T) {
 	named := 0
 	for seed := range uint64(1000) {
 		random := rand.New(rand.NewPCG(seed, 9))
@@ -384,7 +384,7 @@ func TestABadLinkIsNoBadNode(t *testing.T) {
 }
 
 // A controller that stops anywhere goes on with the same round: what follows depends on the set of runs only.
-func TestGoesOnFromTheRecordedRuns(t *testing.T) {
+func TestPairingContinuesFromRecordedRuns(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 11))
 		c := check(2+random.IntN(24), seed)
@@ -431,7 +431,7 @@ func TestGoesOnFromTheRecordedRuns(t *testing.T) {
 	}
 }
 
-func TestThresholds(t *testing.T) {
+func TestPairingThresholds(t *testing.T) {
 	speeds := func(all ...float64) func(*pairing.Run) {
 		next := 0
 		return func(r *pairing.Run) {
@@ -481,7 +481,7 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
-func TestPoolsAreTestedApart(t *testing.T) {
+func TestPairingSeparatesPools(t *testing.T) {
 	c := check(0, 1)
 	for i, pool := range []string{"a", "b", "a", "b", "a", "b", "b", "c", "d"} {
 		c.Nodes = append(c.Nodes, pairing.Node{Name: fmt.Sprint(i), Pool: pool})
@@ -517,7 +517,7 @@ func TestPoolsAreTestedApart(t *testing.T) {
 	}
 }
 
-func TestTooFewNodes(t *testing.T) {
+func TestPairingTooFewNodes(t *testing.T) {
 	if d := pairing.Decide(check(0, 1)); d.Next != nil || d.Verdict != evenkeel.VerdictPass {
 		t.Errorf("%+v", d)
 	}
@@ -527,7 +527,7 @@ func TestTooFewNodes(t *testing.T) {
 	}
 }
 
-func TestVerdictsOnTheWayBlameNobody(t *testing.T) {
+func TestPairingPreliminaryVerdictsFailNoNode(t *testing.T) {
 	c := check(8, 1)
 	for _, g := range pairing.Decide(c).Next.Groups {
 		c.Runs = append(c.Runs, world{bad: map[string]bool{"node-001": true}}.test(1, g.Nodes))
@@ -548,7 +548,7 @@ func TestVerdictsOnTheWayBlameNobody(t *testing.T) {
 
 // Two of twelve are good, and meet in round 1: each round tries two suspects with them and the rest among themselves, until
 // more than half have failed.
-func TestMostBadEndsEarly(t *testing.T) {
+func TestPairingEndsEarlyIfMostFail(t *testing.T) {
 	c := check(12, 1)
 	first := pairing.Decide(c).Next.Groups[2].Nodes
 	w := world{bad: map[string]bool{}}
@@ -577,7 +577,7 @@ func TestMostBadEndsEarly(t *testing.T) {
 }
 
 // What was bad does not blame a fabric of which faults hide the most.
-func TestFewBadRunsAmongFaultsBlameNobody(t *testing.T) {
+func TestPairingFewBadRunsAmongFaultsFailNothing(t *testing.T) {
 	hidden := map[string]bool{"node-000": true, "node-001": true, "node-002": true, "node-003": true}
 	tests := map[string]func(*pairing.Run){
 		"faults after a bad round": func(r *pairing.Run) {
@@ -602,7 +602,7 @@ func TestFewBadRunsAmongFaultsBlameNobody(t *testing.T) {
 	}
 }
 
-func TestAFaultIsTriedAgainWithAnotherPartner(t *testing.T) {
+func TestPairingRetriesFaultWithAnotherPartner(t *testing.T) {
 	for seed := range uint64(20) {
 		c := check(10, seed)
 		d, rounds := finish(t, &c, world{bad: map[string]bool{"node-004": true}, fault: func(round int, group []string) bool {
@@ -615,7 +615,7 @@ func TestAFaultIsTriedAgainWithAnotherPartner(t *testing.T) {
 	}
 }
 
-func TestTheGravestReasonCounts(t *testing.T) {
+func TestPairingReportsWorstReason(t *testing.T) {
 	c := check(8, 1)
 	d, _ := finish(t, &c, world{bad: map[string]bool{"node-004": true}, run: func(r *pairing.Run) {
 		if r.Round == 1 && r.BusBW == slow {
@@ -627,7 +627,7 @@ func TestTheGravestReasonCounts(t *testing.T) {
 	}
 }
 
-func TestPoolsTogetherNeedTheLowestLimit(t *testing.T) {
+func TestPairingMixedPoolsUseLowestLimit(t *testing.T) {
 	c := pairing.Check{Nodes: []pairing.Node{{Name: "x", Pool: "a"}, {Name: "y", Pool: "b"}}}
 	for _, limits := range []map[string]float64{{"a": 9, "b": 5}, {"a": 5, "b": 9}} {
 		c.Thresholds.PoolMinBusBW = limits

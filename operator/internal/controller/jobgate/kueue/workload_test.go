@@ -23,7 +23,7 @@ func parse(t *testing.T, text string) *unstructured.Unstructured {
 	return u
 }
 
-func TestActive(t *testing.T) {
+func TestKueueCheckActive(t *testing.T) {
 	policies := []evenkeel.NetworkCheckPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "nightly"}}}
 	for text, want := range map[string]string{
 		`{spec: {controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy, name: nightly}}}`: "Active",
@@ -53,7 +53,7 @@ const reserved = `{kind: Workload, metadata: {name: w, uid: u}, spec: {podSets: 
 
 var ours = map[string]string{"network": "nightly", "network-too": "nightly"}
 
-func TestPending(t *testing.T) {
+func TestKueuePendingChecks(t *testing.T) {
 	list, err := pendingChecks(parse(t, reserved), ours)
 	if err != nil || len(list) != 1 || list[0].check != "network" || list[0].policy != "nightly" || !list[0].since.Equal(time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)) {
 		t.Errorf("%+v %v", list, err)
@@ -77,7 +77,7 @@ func TestPending(t *testing.T) {
 	}
 }
 
-func TestJob(t *testing.T) {
+func TestKueueWorkloadToGateJob(t *testing.T) {
 	flavors := []unstructured.Unstructured{
 		*parse(t, `{metadata: {name: h100}, spec: {nodeLabels: {pool: h100}, tolerations: [{key: gpu, operator: Exists}]}}`),
 		*parse(t, `{metadata: {name: cpu}, spec: {nodeLabels: {pool: cpu}}}`),
@@ -142,7 +142,7 @@ func TestJob(t *testing.T) {
 	}
 }
 
-func TestAnswer(t *testing.T) {
+func TestKueueStateForDecision(t *testing.T) {
 	for _, test := range []struct {
 		action  gate.Action
 		overdue bool
