@@ -207,9 +207,9 @@ const char *evenkeel_version(void);
 const char *evenkeel_last_error(void);
 
 /**
- * The ranks that caused the last error, as far as known. Writes up to `room` of them, and returns their number.
+ * The ranks that caused the last error, as far as known. Writes up to `capacity` of them, and returns their number.
  */
-size_t evenkeel_last_error_ranks(size_t *ranks, size_t room);
+size_t evenkeel_last_error_ranks(size_t *ranks, size_t capacity);
 
 /**
  * Whether the group is still usable after the last error. If not, every later call returns the error that ended the group: free
@@ -436,11 +436,11 @@ evenkeel_status evenkeel_send(const evenkeel_group *group,
                               const evenkeel_call *call);
 
 /**
- * Receives a message of up to `room` bytes from rank `from`. Its length is written to `received`, unless that is NULL.
+ * Receives a message of up to `capacity` bytes from rank `from`. Its length is written to `received`, unless that is NULL.
  */
 evenkeel_status evenkeel_recv(const evenkeel_group *group,
                               void *data,
-                              size_t room,
+                              size_t capacity,
                               size_t from,
                               size_t *received,
                               const evenkeel_call *call);
@@ -451,7 +451,7 @@ evenkeel_status evenkeel_recv(const evenkeel_group *group,
  */
 evenkeel_status evenkeel_recv_any(const evenkeel_group *group,
                                   void *data,
-                                  size_t room,
+                                  size_t capacity,
                                   size_t *from,
                                   size_t *received,
                                   const evenkeel_call *call);

@@ -1,4 +1,4 @@
-//! The thread's last error: what it says, and the guard that records it.
+//! The thread's last error: its message and ranks, and the guard that records it.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -46,12 +46,12 @@ pub extern "C" fn evenkeel_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ref().map_or(c"".as_ptr(), |last| last.message.as_ptr()))
 }
 
-/// The ranks that caused the last error, as far as known. Writes up to `room` of them, and returns their number.
+/// The ranks that caused the last error, as far as known. Writes up to `capacity` of them, and returns their number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn evenkeel_last_error_ranks(ranks: *mut usize, room: usize) -> usize {
+pub unsafe extern "C" fn evenkeel_last_error_ranks(ranks: *mut usize, capacity: usize) -> usize {
     LAST_ERROR.with_borrow(|last| {
         let all = last.as_ref().map_or(&[][..], |last| &last.ranks);
-        let shown = all.len().min(room);
+        let shown = all.len().min(capacity);
         // SAFETY: the header requires room for that many.
         if let Ok(into) = unsafe { pointers::slice_mut("ranks", ranks, shown) } {
             into.copy_from_slice(&all[..shown]);
@@ -98,7 +98,7 @@ mod tests {
         let error = Error { ranks: vec![3, 5], ..Error::argument("") };
         guard(|| Err(error));
         let mut ranks = [0; 4];
-        // SAFETY: there is room for as many as the call is told.
+        // SAFETY: there is room for that many ranks.
         unsafe {
             assert_eq!(evenkeel_last_error_ranks(std::ptr::null_mut(), 0), 2);
             assert_eq!(evenkeel_last_error_ranks(ranks.as_mut_ptr(), 1), 2);

@@ -24,12 +24,12 @@ pub unsafe extern "C" fn evenkeel_send(
     }
 }
 
-/// Receives a message of up to `room` bytes from rank `from`. Its length is written to `received`, unless that is NULL.
+/// Receives a message of up to `capacity` bytes from rank `from`. Its length is written to `received`, unless that is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_recv(
     group: *const Group,
     data: *mut c_void,
-    room: usize,
+    capacity: usize,
     from: usize,
     received: *mut usize,
     call: *const Call,
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn evenkeel_recv(
     // SAFETY: the header requires a group, a buffer, a pointer to write to or NULL, and a call or NULL.
     unsafe {
         with(group, |group| {
-            let data = pointers::bytes_mut("data", data, room)?;
+            let data = pointers::bytes_mut("data", data, capacity)?;
             let bytes = group.recv(from, data, &options(call)?)?;
             if received.is_null() { Ok(()) } else { pointers::write_result(received, bytes) }
         })
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn evenkeel_recv(
 pub unsafe extern "C" fn evenkeel_recv_any(
     group: *const Group,
     data: *mut c_void,
-    room: usize,
+    capacity: usize,
     from: *mut usize,
     received: *mut usize,
     call: *const Call,
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn evenkeel_recv_any(
     // SAFETY: the header requires a group, a buffer, pointers to write to or NULL, and a call or NULL.
     unsafe {
         with(group, |group| {
-            let data = pointers::bytes_mut("data", data, room)?;
+            let data = pointers::bytes_mut("data", data, capacity)?;
             let (rank, bytes) = group.recv_any(data, &options(call)?)?;
             for (place, value) in [(from, rank), (received, bytes)] {
                 if !place.is_null() {

@@ -219,7 +219,7 @@ struct Custom {
     context: *mut c_void,
 }
 
-// SAFETY: the header says that several threads call the function, with the context.
+// SAFETY: the header states that several threads call the function, with the context.
 unsafe impl Sync for Custom {}
 
 impl Custom {
@@ -234,7 +234,7 @@ impl Custom {
 
     fn call(&self, into: &mut [u8], other: &[u8]) {
         let count = into.len().min(other.len()) / self.element;
-        // SAFETY: both hold that many elements; the header says what the function may do with them.
+        // SAFETY: both hold that many elements; the header states what the function may do with them.
         unsafe {
             (self.combine)(into.as_mut_ptr().cast(), other.as_ptr().cast(), count, self.context);
         }

@@ -162,7 +162,7 @@ impl Memory {
         let (tensor, writable) = if capsule.is_valid_checked(Some(VERSIONED)) {
             let managed: *const VersionedTensor =
                 capsule.pointer_checked(Some(VERSIONED))?.as_ptr().cast();
-            // SAFETY: DLPack says that a capsule of this name has such a structure, of which the version is first in every
+            // SAFETY: DLPack specifies that a capsule of this name has such a structure, of which the version is first in every
             // version, and keeps it until the capsule, which is held, is freed or renamed.
             let major = unsafe { (*managed).major };
             if major != 1 {
@@ -184,7 +184,7 @@ impl Memory {
         let dimensions = usize::try_from(tensor.dimensions)
             .map_err(|_| wrong("an invalid number of dimensions"))?;
         let numbers = |of: *const i64| -> &[i64] {
-            // SAFETY: DLPack says that there is one for each dimension.
+            // SAFETY: DLPack specifies one for each dimension.
             if dimensions == 0 { &[] } else { unsafe { slice::from_raw_parts(of, dimensions) } }
         };
         if dimensions > 0 && tensor.shape.is_null() {

@@ -206,7 +206,7 @@ impl Drop for Cuda {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::run_ranks;
+    use crate::test_support::run_ranks;
     use crate::{Call, DataType, ErrorKind, Op, Reduction, TransportKind};
 
     /// A fake driver with one GPU, whose memory is the host's.
@@ -244,13 +244,13 @@ mod tests {
             length: usize,
             _: u32,
         ) -> i32 {
-            let room = vec![0u64; length.div_ceil(8) + 1].into_boxed_slice();
-            let words = room.len() as u64;
-            let room = Box::into_raw(room).cast::<u64>();
+            let block = vec![0u64; length.div_ceil(8) + 1].into_boxed_slice();
+            let words = block.len() as u64;
+            let block = Box::into_raw(block).cast::<u64>();
             // SAFETY: the length is kept in front of the memory that is returned.
             unsafe {
-                *room = words;
-                *start = room.add(1).cast();
+                *block = words;
+                *start = block.add(1).cast();
             }
             SUCCESS
         }
@@ -258,9 +258,9 @@ mod tests {
         pub(super) unsafe extern "C" fn free(start: *mut c_void) -> i32 {
             // SAFETY: from `alloc`.
             unsafe {
-                let room = start.cast::<u64>().sub(1);
-                let words = *room as usize;
-                drop(Box::from_raw(ptr::slice_from_raw_parts_mut(room, words)));
+                let block = start.cast::<u64>().sub(1);
+                let words = *block as usize;
+                drop(Box::from_raw(ptr::slice_from_raw_parts_mut(block, words)));
             }
             SUCCESS
         }

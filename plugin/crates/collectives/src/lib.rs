@@ -51,7 +51,7 @@ mod links;
 mod liveness;
 mod memory;
 #[cfg(test)]
-mod testing;
+mod test_support;
 mod wait;
 
 pub use algorithms::algorithm::Algorithm;

@@ -109,7 +109,7 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
                 let (peer, sends) = (job.members[transfer.peer], transfer.action.is_send());
                 let known = parts
                     .iter()
-                    .position(|(who, direction, _)| (*who, *direction) == (peer, sends));
+                    .position(|(other, direction, _)| (*other, *direction) == (peer, sends));
                 let place = known.unwrap_or_else(|| {
                     parts.push((peer, sends, 0));
                     parts.len() - 1

@@ -52,7 +52,7 @@ fn serve(port: u16) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TEST_TIMEOUT;
+    use crate::test_support::TEST_TIMEOUT;
     use crate::{Call, Op};
     use std::net::TcpListener;
     use std::thread;

@@ -89,6 +89,7 @@ mod tests {
         })
     }
 
+    /// The test sets the variables. It runs no launcher.
     #[test]
     fn every_launchers_variables_are_read() {
         for (rank, size) in LAUNCHERS {

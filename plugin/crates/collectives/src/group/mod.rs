@@ -209,7 +209,7 @@ mod tests {
     use super::*;
     use crate::Op;
     use crate::algorithms::cost_model;
-    use crate::testing::{run_ranks, transports};
+    use crate::test_support::{run_ranks, transports};
 
     #[test]
     fn sub_groups_renumber_their_ranks() {

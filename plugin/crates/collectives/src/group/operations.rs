@@ -411,7 +411,7 @@ fn flat_plan(algorithm: Algorithm, at: Position, count: usize) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{run_ranks, run_ranks_with, transports};
+    use crate::test_support::{run_ranks, run_ranks_with, transports};
     use crate::{Auto, DataType, ErrorKind, Tcp, TransportKind};
     use std::sync::atomic::AtomicUsize;
     use std::thread;

@@ -82,7 +82,7 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TEST_TIMEOUT, run_ranks, transports};
+    use crate::test_support::{TEST_TIMEOUT, run_ranks, transports};
     use crate::{ErrorKind, MemoryStore};
     use std::thread;
     use std::time::Duration;
@@ -93,16 +93,16 @@ mod tests {
             run_ranks(3, &transport, |group| {
                 let (a, b) = (Call::default().tag(1), Call::default().tag(2));
                 if group.rank() == 0 {
-                    let mut room = vec![0; 200_000];
+                    let mut buffer = vec![0; 200_000];
                     // The second tag first: messages before it are buffered as unexpected.
-                    assert_eq!(group.recv(1, &mut room, &b).unwrap(), 1);
-                    assert_eq!(room[0], 77);
+                    assert_eq!(group.recv(1, &mut buffer, &b).unwrap(), 1);
+                    assert_eq!(buffer[0], 77);
                     for expected in [1, 100_000, 3] {
-                        let bytes = group.recv(1, &mut room, &a).unwrap();
-                        assert_eq!((bytes, room[0]), (expected, expected as u8));
+                        let bytes = group.recv(1, &mut buffer, &a).unwrap();
+                        assert_eq!((bytes, buffer[0]), (expected, expected as u8));
                     }
                     let mut from: Vec<usize> =
-                        (0..2).map(|_| group.recv_any(&mut room, &b).unwrap().0).collect();
+                        (0..2).map(|_| group.recv_any(&mut buffer, &b).unwrap().0).collect();
                     from.sort_unstable();
                     assert_eq!(from, [1, 2]);
                 } else {
@@ -136,13 +136,13 @@ mod tests {
                     left.wait();
                 });
                 let group = join(0);
-                let mut room = [0];
+                let mut buffer = [0];
                 // The message of the broadcast is buffered as unexpected.
-                group.recv(1, &mut room, &early).unwrap();
+                group.recv(1, &mut buffer, &early).unwrap();
                 left.wait();
-                assert_eq!((group.recv(1, &mut room, &late).unwrap(), room), (1, [9]));
-                group.broadcast(&mut room, 1, &late).unwrap();
-                assert_eq!(room, [7]);
+                assert_eq!((group.recv(1, &mut buffer, &late).unwrap(), buffer), (1, [9]));
+                group.broadcast(&mut buffer, 1, &late).unwrap();
+                assert_eq!(buffer, [7]);
             });
         }
     }
@@ -167,14 +167,14 @@ mod tests {
                     group.send(0, &[2], &call).unwrap();
                 });
                 let group = join(0);
-                let mut room = [0];
-                assert_eq!(group.recv_any(&mut room, &call).unwrap(), (1, 1));
+                let mut buffer = [0];
+                assert_eq!(group.recv_any(&mut buffer, &call).unwrap(), (1, 1));
                 left.wait();
                 let short = call.clone().timeout(Duration::from_secs(1));
-                let error = group.recv_any(&mut room, &short).unwrap_err();
+                let error = group.recv_any(&mut buffer, &short).unwrap_err();
                 assert!(error.kind() == ErrorKind::Timeout && error.ranks() == [2], "{error}");
                 group.send(2, &[0], &call).unwrap();
-                assert_eq!(group.recv_any(&mut room, &call).unwrap(), (2, 1));
+                assert_eq!(group.recv_any(&mut buffer, &call).unwrap(), (2, 1));
             });
         }
     }

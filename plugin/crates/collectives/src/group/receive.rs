@@ -111,7 +111,7 @@ mod tests {
     use crate::bootstrap::rendezvous::bootstrap_mesh;
     use crate::links::link::{Kind, Submitted};
     use crate::memory::Source;
-    use crate::testing::TEST_TIMEOUT;
+    use crate::test_support::TEST_TIMEOUT;
     use crate::{MemoryStore, TransportKind};
     use std::thread;
     use std::time::Instant;
@@ -138,11 +138,11 @@ mod tests {
                     thread::sleep(TIMEOUT * 2 / 5);
                 }
             });
-            let (mesh, mut room) = (join(0), vec![0; BYTES]);
+            let (mesh, mut buffer) = (join(0), vec![0; BYTES]);
             let wanted = MessageReceive { mesh: &mesh, from: &[1], key, timeout: TIMEOUT };
             let begun = Instant::now();
-            assert_eq!(wanted.receive(&mut room).unwrap(), (0, BYTES));
-            assert!(room.iter().all(|byte| *byte == 3) && begun.elapsed() > TIMEOUT);
+            assert_eq!(wanted.receive(&mut buffer).unwrap(), (0, BYTES));
+            assert!(buffer.iter().all(|byte| *byte == 3) && begun.elapsed() > TIMEOUT);
         });
     }
 }

@@ -222,7 +222,7 @@ impl MessageMatcher {
             }
             let length = usize::try_from(header.length).unwrap_or(usize::MAX);
             if length > MAX_MESSAGE_BYTES || header.key.kind == Kind::Hello {
-                return Err("it speaks another protocol".to_owned().into());
+                return Err("it uses another protocol".to_owned().into());
             }
             let matching = self.posted.iter().position(|posted| posted.key == header.key);
             let (into, to) = if let Some(at) = matching {

@@ -447,7 +447,7 @@ mod tests {
     use super::*;
     use crate::MemoryStore;
     use crate::bootstrap::rendezvous::bootstrap_mesh;
-    use crate::testing::{TEST_TIMEOUT, transports};
+    use crate::test_support::{TEST_TIMEOUT, transports};
     use std::thread;
 
     const fn key(part: u32) -> Key {

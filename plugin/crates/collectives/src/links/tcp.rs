@@ -351,7 +351,7 @@ impl Incoming for TcpIncoming {
             && let Some(bytes) = request.test().map_err(|error| error.to_string())?
         {
             self.envelope_request = None;
-            let wrong_protocol = || "it speaks another protocol".to_owned();
+            let wrong_protocol = || "it uses another protocol".to_owned();
             let header =
                 self.envelope.first_chunk().and_then(Header::decode).ok_or_else(wrong_protocol)?;
             let inline = if header.length <= MAX_INLINE_PAYLOAD as u64 { header.length } else { 0 };

@@ -157,9 +157,9 @@ mod tests {
 
     #[test]
     fn parts_of_borrowed_memory_are_copied() {
-        let mut room = [0u8; 8];
-        // SAFETY: `room` outlives both, and no reference to it is used between.
-        let target = unsafe { Target::lend(&mut room) };
+        let mut buffer = [0u8; 8];
+        // SAFETY: `buffer` outlives both, and no reference to it is used between.
+        let target = unsafe { Target::lend(&mut buffer) };
         target.part(2, 3).write(b"abc");
         let mut copy = vec![];
         target.source().part(1, 5).append_to(&mut copy);

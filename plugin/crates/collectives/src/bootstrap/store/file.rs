@@ -116,7 +116,7 @@ impl Store for FileStore {
 mod tests {
     use super::super::check_store_contract;
     use super::*;
-    use crate::testing::Folder;
+    use crate::test_support::Folder;
     use std::sync::Arc;
 
     #[test]

@@ -66,7 +66,7 @@ impl Store for RedisStore {
 mod tests {
     use super::super::check_store_contract;
     use super::*;
-    use crate::testing::RedisServer;
+    use crate::test_support::RedisServer;
     use std::sync::Arc;
 
     #[test]

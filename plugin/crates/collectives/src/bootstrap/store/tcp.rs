@@ -103,8 +103,8 @@ fn serve(listener: &TcpListener, stopping: &AtomicBool) {
         let mut waited: Vec<_> = clients
             .iter()
             .map(|client| {
-                let say = if client.to_send.is_empty() { PollFlags::IN } else { PollFlags::OUT };
-                PollFd::new(&client.stream, say)
+                let events = if client.to_send.is_empty() { PollFlags::IN } else { PollFlags::OUT };
+                PollFd::new(&client.stream, events)
             })
             .chain((!out_of_sockets).then(|| PollFd::new(listener, PollFlags::IN)))
             .collect();
@@ -121,7 +121,7 @@ fn serve(listener: &TcpListener, stopping: &AtomicBool) {
             !ready[at - 1] || client.serve(&store)
         });
         out_of_sockets = accept_all(listener, |stream| {
-            // Who is one too many hears that it is: its connection stopping.
+            // One client too many is disconnected.
             if clients.len() < MAX_CLIENTS && stream.set_nodelay(true).is_ok() {
                 clients.push(Client { stream, received: vec![], to_send: vec![] });
             }

@@ -201,7 +201,7 @@ impl Drop for Window {
 mod tests {
     use super::*;
     use crate::ErrorKind;
-    use crate::testing::{run_ranks, transports};
+    use crate::test_support::{run_ranks, transports};
 
     /// Below and above the sizes at which links begin to lend memory.
     const BYTES: [usize; 3] = [8, 5000, 700_000];
@@ -211,8 +211,8 @@ mod tests {
         for transport in transports() {
             run_ranks(3, &transport, |group| {
                 let (rank, call) = (group.rank(), Call::default());
-                let room = BYTES[2] * 3;
-                let window = group.window(room, &call).unwrap();
+                let bytes = BYTES[2] * 3;
+                let window = group.window(bytes, &call).unwrap();
                 for bytes in BYTES {
                     // Each rank writes its part into every rank's memory, its own included.
                     for other in 0..3 {

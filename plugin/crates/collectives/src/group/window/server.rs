@@ -30,7 +30,7 @@ pub(super) struct WindowState {
     pub(super) mesh: Mesh,
     pub(super) group: u64,
     pub(super) memory: Mutex<Vec<u8>>,
-    /// Number of callers of this process that wait for the memory. They come before requests.
+    /// Number of callers of this process that wait for the memory. They have priority over requests.
     pub(super) wanted: AtomicUsize,
     pub(super) closed: AtomicBool,
 }
@@ -150,11 +150,11 @@ impl WindowState {
             ServiceState::Idle => {
                 // SAFETY: the bytes of a vector stay where they are when it moves; they are not accessed until the request has
                 // arrived or the receive is taken back.
-                let room = unsafe { Target::lend(request) };
+                let buffer = unsafe { Target::lend(request) };
                 Some(ServiceState::ReceivingRequest(mesh.receive(
                     *rank,
                     self.key(REQUEST_TAG),
-                    room,
+                    buffer,
                 )))
             }
             ServiceState::ReceivingRequest(receive) => {
@@ -179,12 +179,12 @@ impl WindowState {
                 if part.end > whole.length() {
                     return Err(PeerError::counts(*rank, part.end, whole.length()));
                 }
-                let lent = whole.part(part.start, part.len());
+                let part_memory = whole.part(part.start, part.len());
                 if *what == PUT {
-                    let request = mesh.receive(*rank, self.key(DATA_TAG), lent);
+                    let request = mesh.receive(*rank, self.key(DATA_TAG), part_memory);
                     Some(ServiceState::ReceivingData(request, part.clone()))
                 } else {
-                    let given = mesh.send(*rank, self.key(RESPONSE_TAG), lent.source())?;
+                    let given = mesh.send(*rank, self.key(RESPONSE_TAG), part_memory.source())?;
                     given.map(|given| match given {
                         Submitted::Done => ServiceState::Idle,
                         Submitted::Pending(number) => {
@@ -207,8 +207,9 @@ impl WindowState {
             }
             ServiceState::DataReceived => {
                 // SAFETY: the byte is static.
-                let there = unsafe { Source::lend(&[1]) };
-                mesh.send(*rank, self.key(RESPONSE_TAG), there)?.map(|_| ServiceState::Idle)
+                let acknowledgement = unsafe { Source::lend(&[1]) };
+                mesh.send(*rank, self.key(RESPONSE_TAG), acknowledgement)?
+                    .map(|_| ServiceState::Idle)
             }
             ServiceState::SendingData(number, _) => {
                 (mesh.completed(*rank)? >= *number).then_some(ServiceState::Idle)

@@ -350,9 +350,7 @@ impl Incoming for TlsIncoming {
                 bytes => self.header_received += bytes,
             }
         }
-        Header::decode(&self.header)
-            .map(Some)
-            .ok_or_else(|| "it speaks another protocol".to_owned())
+        Header::decode(&self.header).map(Some).ok_or_else(|| "it uses another protocol".to_owned())
     }
 
     fn receive_payload(&mut self, into: Target) -> std::result::Result<Submitted, LinkError> {
@@ -376,7 +374,7 @@ impl Incoming for TlsIncoming {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Authority, TEST_TIMEOUT};
+    use crate::test_support::{Authority, TEST_TIMEOUT};
     use crate::{ErrorKind, Group, MemoryStore, TransportKind};
     use std::io::{Read, Write};
     use std::thread;
