@@ -2,11 +2,14 @@ package main
 
 import (
 	"errors"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
 func TestPerftestOutput(t *testing.T) {
@@ -72,5 +75,21 @@ func TestPage(t *testing.T) {
 	}
 	if strings.Contains(text, "* "+cases[0].Name) {
 		t.Errorf("a reached goal has a limit: %s", text)
+	}
+}
+
+// The checks name Rust tests, which must exist.
+func TestChecksNameRustTests(t *testing.T) {
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range checks {
+		for _, name := range c.Tests {
+			function := "fn " + name[strings.LastIndex(name, ":")+1:] + "("
+			if err := exec.Command("grep", "-rqF", "--include=*.rs", function, filepath.Join(root, "plugin", "crates")).Run(); err != nil {
+				t.Errorf("no Rust test %s: %v", name, err)
+			}
+		}
 	}
 }
