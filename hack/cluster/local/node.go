@@ -124,7 +124,7 @@ func initNode(s state, name string) error {
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return fmt.Errorf("set host name: %w", err)
 	}
-	if err := layOut(s, v.Tools, name); err != nil {
+	if err := mountFileSystem(s, v.Tools, name); err != nil {
 		return err
 	}
 	cmd := exec.Command(programView, roleRun, name, node.ip, strconv.Itoa(v.Config.GPUs))
@@ -176,14 +176,14 @@ func (m *mounter) dirs(paths ...string) {
 // bind bind-mounts a folder or file, creating the target folder.
 func (m *mounter) bind(source, target string) { m.mount(source, target, "", unix.MS_BIND, "") }
 
-// layOut mounts the node's own /proc, /sys, /run, /var and /tmp; the rest of the file system is the machine's. All mounts belong to
+// mountFileSystem mounts the node's own /proc, /sys, /run, /var and /tmp; the rest of the file system is the machine's. All mounts belong to
 // the node's mount namespace.
-func layOut(s state, t tools, name string) error {
+func mountFileSystem(s state, t tools, name string) error {
 	var m mounter
 	// From here on mounts are invisible outside.
 	m.mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	m.mount("proc", "/proc", "proc", 0, "")
-	m.do("lay out cgroups", layOutCgroups)
+	m.do("lay out cgroups", mountCgroups)
 
 	// The new /run has bind mounts of the machine's folders that are needed, as the next mounts may cover them.
 	run := s.node(name, "run")
@@ -220,9 +220,9 @@ func layOut(s state, t tools, name string) error {
 	return m.err
 }
 
-// layOutCgroups mounts the node's view of the cgroup trees: its own groups
+// mountCgroups mounts the node's view of the cgroup trees: its own groups
 // are their roots.
-func layOutCgroups() error {
+func mountCgroups() error {
 	const root = "/sys/fs/cgroup"
 	all, err := ownHierarchies()
 	if err != nil {

@@ -116,7 +116,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	record, err := s.openToMachine(ctx, c.Name)
+	record, err := s.forwardFromMachine(ctx, c.Name)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	s.progress("waiting for %d nodes", c.Nodes)
 	err = poll(startTimeout, 200*time.Millisecond, s.starting.Done(), func() error { return api.nodesReady(s.starting, c) })
 	if err != nil {
-		return fmt.Errorf("nodes: %w", s.because(err))
+		return fmt.Errorf("nodes: %w", s.startError(err))
 	}
 	if err := s.await("kube-controller-manager", central, func() error { return api.podsAllowed(s.starting) }); err != nil {
 		return err
@@ -185,8 +185,8 @@ func (s *supervisor) makeGroups() error {
 	return nil
 }
 
-// openToMachine forwards a port of 127.0.0.1 in the machine's own network to the API server, and writes a kubeconfig with it.
-func (s *supervisor) openToMachine(ctx context.Context, name string) (owner, error) {
+// forwardFromMachine forwards a port of 127.0.0.1 in the machine's own network to the API server, and writes a kubeconfig with it.
+func (s *supervisor) forwardFromMachine(ctx context.Context, name string) (owner, error) {
 	record, err := processOwner(os.Getpid())
 	if err != nil {
 		return owner{}, err
@@ -233,7 +233,7 @@ func (s *supervisor) ended(name string, err error) {
 // await waits until a started service passes its check.
 func (s *supervisor) await(name string, k *keeper, check func() error) error {
 	if err := poll(startTimeout, 100*time.Millisecond, s.starting.Done(), check); err != nil {
-		if cause := s.because(err); cause != err {
+		if cause := s.startError(err); cause != err {
 			return cause // the first failure, perhaps of another part
 		}
 		return fmt.Errorf("%s (log: %s): %w", name, k.logFile(name), err)
@@ -241,8 +241,8 @@ func (s *supervisor) await(name string, k *keeper, check func() error) error {
 	return nil
 }
 
-// because returns why the start was stopped, if it was, else err.
-func (s *supervisor) because(err error) error {
+// startError returns why the start was stopped, if it was, else err.
+func (s *supervisor) startError(err error) error {
 	if cause := context.Cause(s.starting); cause != nil {
 		return cause
 	}

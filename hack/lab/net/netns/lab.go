@@ -193,8 +193,8 @@ func (c Config) String() string {
 
 // A Lab is a network that is up.
 type Lab struct {
-	config Config // with the congestion control that the hosts have
-	spaces map[Host]space
+	config     Config // with the congestion control that the hosts have
+	namespaces map[Host]namespace
 	// files keep the namespaces alive, in their owner.
 	files []*os.File
 }
@@ -233,7 +233,7 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 			return nil, err
 		}
 	}
-	l := &Lab{config: c, spaces: map[Host]space{}}
+	l := &Lab{config: c, namespaces: map[Host]namespace{}}
 	defer func() {
 		if err != nil {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
@@ -242,17 +242,17 @@ func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 		}
 	}()
 	for _, host := range c.hosts() {
-		s, file, err := newSpace()
+		s, file, err := newNamespace()
 		if err != nil {
 			return nil, err
 		}
-		l.spaces[host] = s
+		l.namespaces[host] = s
 		l.files = append(l.files, file)
 	}
-	if err := l.lay(ctx); err != nil {
+	if err := l.configure(ctx); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", c.Name, err)
 	}
-	return l, writeRecord(record{Config: l.config, Spaces: l.spaces})
+	return l, writeRecord(record{Config: l.config, Namespaces: l.namespaces})
 }
 
 // Open returns a lab that is up; another process may own it.
@@ -264,7 +264,7 @@ func Open(name string) (*Lab, error) {
 	if err != nil || !r.alive() {
 		return nil, fmt.Errorf(`no lab %q is up: "go run ./hack/lab/net up --name %s" makes one`, name, name)
 	}
-	return &Lab{config: r.Config, spaces: r.Spaces}, nil
+	return &Lab{config: r.Config, namespaces: r.Namespaces}, nil
 }
 
 // Down kills every process in the lab and removes it. In another process than the lab's owner, it makes the owner exit, which
@@ -272,7 +272,7 @@ func Open(name string) (*Lab, error) {
 func (l *Lab) Down(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), timeout, fmt.Errorf("lab %s: not down within %s", l.config.Name, timeout))
 	defer cancel()
-	r := record{Config: l.config, Spaces: l.spaces}
+	r := record{Config: l.config, Namespaces: l.namespaces}
 	if l.files == nil {
 		return r.endOwner(ctx)
 	}
@@ -287,13 +287,13 @@ func (l *Lab) Down(ctx context.Context) error {
 // release kills the lab's processes and closes its namespaces.
 func (l *Lab) release(ctx context.Context) error {
 	var all []error
-	for _, s := range l.spaces {
+	for _, s := range l.namespaces {
 		all = append(all, s.endProcesses(ctx))
 	}
 	for _, file := range l.files {
 		all = append(all, file.Close())
 	}
-	l.files, l.spaces = nil, nil
+	l.files, l.namespaces = nil, nil
 	return errors.Join(all...)
 }
 
@@ -301,7 +301,7 @@ func (l *Lab) release(ctx context.Context) error {
 func (l *Lab) Config() Config { return l.config }
 
 // Owner is the process that owns the lab.
-func (l *Lab) Owner() int { return record{Spaces: l.spaces}.owner() }
+func (l *Lab) Owner() int { return record{Namespaces: l.namespaces}.owner() }
 
 // Address is a host's address in the network under test.
 func (l *Lab) Address(host Host) netip.Addr { data, _ := addresses(host); return data }
@@ -331,7 +331,7 @@ func (l *Lab) Command(ctx context.Context, host Host, argv ...string) (*exec.Cmd
 	return s.command(ctx, argv...), nil
 }
 
-func (s space) command(ctx context.Context, argv ...string) *exec.Cmd {
+func (s namespace) command(ctx context.Context, argv ...string) *exec.Cmd {
 	// nsenter executes the command in its own process.
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + s.path(), "--"}, argv...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
@@ -356,10 +356,10 @@ func output(cmd *exec.Cmd, host Host, name string) (string, error) {
 	return stdout.String(), nil
 }
 
-func (l *Lab) host(host Host) (space, error) {
-	s, ok := l.spaces[host]
+func (l *Lab) host(host Host) (namespace, error) {
+	s, ok := l.namespaces[host]
 	if !ok {
-		return space{}, fmt.Errorf("no host %q in the lab: %s", host, l.config)
+		return namespace{}, fmt.Errorf("no host %q in the lab: %s", host, l.config)
 	}
 	return s, nil
 }

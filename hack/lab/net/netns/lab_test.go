@@ -372,7 +372,7 @@ func TestDownLeavesNothing(t *testing.T) {
 	before := machine(t)
 	l, err := Up(t.Context(), Config{Name: "test-leaves", Links: Links(Gbit, 100*Mbit), FlowRates: []Rate{100 * Mbit}})
 	must(t, err)
-	spaces := l.spaces
+	namespaces := l.namespaces
 	if _, err := Up(t.Context(), Config{Name: "test-leaves"}); err == nil || !strings.Contains(err.Error(), "is up") {
 		t.Errorf("a second lab of the same name: %v", err)
 	}
@@ -384,7 +384,7 @@ func TestDownLeavesNothing(t *testing.T) {
 	if inside.ProcessState.ExitCode() == 0 {
 		t.Error("a program in the lab outlived it")
 	}
-	nothingOf(t, spaces)
+	nothingOf(t, namespaces)
 	if after := machine(t); after != before {
 		t.Errorf("the machine's own network changed:\n%s\nbefore:\n%s", after, before)
 	}
@@ -420,18 +420,18 @@ func TestKilledOwnerLeavesNothing(t *testing.T) {
 	}
 	again, err := Up(t.Context(), Config{Name: name})
 	must(t, err)
-	if _, err := os.Stat(fmt.Sprintf("/proc/%d", orphan)); err == nil && r.Spaces[H1].isAt(fmt.Sprintf("/proc/%d/ns/net", orphan)) {
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", orphan)); err == nil && r.Namespaces[H1].isAt(fmt.Sprintf("/proc/%d/ns/net", orphan)) {
 		t.Errorf("process %d of the earlier lab still runs", orphan)
 	}
 	must(t, again.Down(t.Context()))
-	nothingOf(t, r.Spaces)
+	nothingOf(t, r.Namespaces)
 	if after := machine(t); after != before {
 		t.Errorf("the machine's own network changed:\n%s\nbefore:\n%s", after, before)
 	}
 }
 
 // nothingOf checks that no process has any of the namespaces, nor keeps it open.
-func nothingOf(t *testing.T, spaces map[Host]space) {
+func nothingOf(t *testing.T, namespaces map[Host]namespace) {
 	t.Helper()
 	var paths []string
 	for _, pattern := range []string{"/proc/[0-9]*/task/*/ns/net", "/proc/[0-9]*/fd/*", folder + "/*"} {
@@ -439,7 +439,7 @@ func nothingOf(t *testing.T, spaces map[Host]space) {
 		must(t, err)
 		paths = append(paths, found...)
 	}
-	for host, s := range spaces {
+	for host, s := range namespaces {
 		// Threads and files of the lab's commands may still be closing.
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		err := poll(ctx, func() error {

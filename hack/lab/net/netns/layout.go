@@ -37,16 +37,16 @@ const routerTable = `table inet lab {
 %s}
 `
 
-// lay configures the lab's new namespaces.
-func (l *Lab) lay(ctx context.Context) error {
+// configure configures the lab's new namespaces.
+func (l *Lab) configure(ctx context.Context) error {
 	c := l.config
-	for host := range l.spaces {
+	for host := range l.namespaces {
 		if err := l.run(ctx, host, "ip -batch -", "link set lo up"); err != nil {
 			return err
 		}
 	}
 	if len(c.Star) > 0 {
-		return l.layStar(ctx)
+		return l.configureStar(ctx)
 	}
 	if err := l.join(ctx, H1, ControlInterface, H2, ControlInterface, DefaultMTU); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (l *Lab) lay(ctx context.Context) error {
 		}
 	}
 	if len(c.Links) > 0 {
-		if err := l.layRouters(ctx); err != nil {
+		if err := l.configureRouters(ctx); err != nil {
 			return err
 		}
 	} else if err := l.join(ctx, H1, DataInterface, H2, DataInterface, c.MTU); err != nil {
@@ -83,9 +83,9 @@ func (l *Lab) lay(ctx context.Context) error {
 	return nil
 }
 
-// layStar configures a star: each link is shaped at the host and at the switch.
-func (l *Lab) layStar(ctx context.Context) error {
-	err := l.spaces[s1].do(func() error { return setSysctl("ipv4/ip_forward", "1") })
+// configureStar configures a star: each link is shaped at the host and at the switch.
+func (l *Lab) configureStar(ctx context.Context) error {
+	err := l.namespaces[s1].do(func() error { return setSysctl("ipv4/ip_forward", "1") })
 	if err != nil {
 		return err
 	}
@@ -132,8 +132,8 @@ func (l *Lab) shape(ctx context.Context, host Host, name string, rate Rate) erro
 		name, rate, max(minBurst, rate.bytesIn(0.001)), l.queueBytes(rate)))
 }
 
-// layRouters configures the links, and the routing between them.
-func (l *Lab) layRouters(ctx context.Context) error {
+// configureRouters configures the links, and the routing between them.
+func (l *Lab) configureRouters(ctx context.Context) error {
 	c := l.config
 	var jumps, chains strings.Builder
 	for i := range c.Links {
@@ -161,7 +161,7 @@ func (l *Lab) layRouters(ctx context.Context) error {
 		if err := l.run(ctx, side.router, "ip -batch -", append(lines, route)...); err != nil {
 			return err
 		}
-		err := l.spaces[side.router].do(func() error {
+		err := l.namespaces[side.router].do(func() error {
 			for _, setting := range [][2]string{
 				{"ipv4/ip_forward", "1"},
 				{"ipv4/conf/all/rp_filter", "0"},
@@ -197,7 +197,7 @@ func linkName(i int) string { return fmt.Sprintf("p%d", i) }
 // join connects two namespaces by a pair of virtual Ethernet interfaces.
 func (l *Lab) join(ctx context.Context, a Host, nameA string, b Host, nameB string, mtu int) error {
 	if err := l.run(ctx, a, "ip -batch -",
-		fmt.Sprintf("link add %s mtu %d type veth peer name %s mtu %d netns %s", nameA, mtu, nameB, mtu, l.spaces[b].path()),
+		fmt.Sprintf("link add %s mtu %d type veth peer name %s mtu %d netns %s", nameA, mtu, nameB, mtu, l.namespaces[b].path()),
 		fmt.Sprintf("link set %s up", nameA)); err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (l *Lab) join(ctx context.Context, a Host, nameA string, b Host, nameB stri
 // setTCP configures a host's TCP.
 func (l *Lab) setTCP(host Host) error {
 	const setting = "ipv4/tcp_congestion_control"
-	return l.spaces[host].do(func() error {
+	return l.namespaces[host].do(func() error {
 		// Metrics of one connection must not slow the start of the next.
 		if err := setSysctl("ipv4/tcp_no_metrics_save", "1"); err != nil {
 			return err
@@ -262,7 +262,7 @@ func (l *Lab) queueBytes(rate Rate) int {
 // run runs a program in a namespace, with lines as its standard input.
 func (l *Lab) run(ctx context.Context, host Host, program string, lines ...string) error {
 	words := strings.Fields(program)
-	cmd := l.spaces[host].command(ctx, words...)
+	cmd := l.namespaces[host].command(ctx, words...)
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
 	if _, err := output(cmd, host, program); err != nil {
 		return fmt.Errorf("%w (given: %s)", err, strings.Join(lines, "; "))

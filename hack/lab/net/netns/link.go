@@ -124,7 +124,7 @@ func (l *Lab) Sent() ([]uint64, error) {
 		return nil, err
 	}
 	sent := make([]uint64, len(l.config.Links))
-	counters, err := l.spaces[s1].counters()
+	counters, err := l.namespaces[s1].counters()
 	for link := range sent {
 		sent[link] = counters[linkName(link)].sent
 	}
@@ -144,7 +144,7 @@ func (l *Lab) Traffic(host Host) (received, sent uint64, err error) {
 type counter struct{ received, sent uint64 }
 
 // counters returns the byte counters of each interface.
-func (s space) counters() (map[string]counter, error) {
+func (s namespace) counters() (map[string]counter, error) {
 	all := map[string]counter{}
 	err := s.do(func() error {
 		// The thread's own entry: /proc/net shows the process's first thread's.
@@ -186,7 +186,7 @@ func (l *Lab) path(ctx context.Context, from, to uint16) (int, error) {
 	if err := l.hasLinks(); err != nil {
 		return 0, err
 	}
-	cmd := l.spaces[s1].command(ctx, "ip", "route", "get", l.Address(H2).String(), "from", l.Address(H1).String(),
+	cmd := l.namespaces[s1].command(ctx, "ip", "route", "get", l.Address(H2).String(), "from", l.Address(H1).String(),
 		"iif", "host", "ipproto", "tcp", "sport", fmt.Sprint(from), "dport", fmt.Sprint(to))
 	text, err := output(cmd, s1, "ip route get")
 	if err != nil {

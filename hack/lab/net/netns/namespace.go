@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A space is a network namespace without a name. It exists as long as its owner has it open or a process runs in it, so nothing
+// A namespace is a network namespace without a name. It exists as long as its owner has it open or a process runs in it, so nothing
 // remains when the owner is killed.
-type space struct {
+type namespace struct {
 	// PID and FD are the owner's process and its open file.
 	PID, FD int
 	// Inode is unique among present namespaces, Cookie among all that this kernel ever had.
 	Inode, Cookie uint64
 }
 
-// newSpace creates a network namespace, which this process owns until the file is closed.
-func newSpace() (space, *os.File, error) {
+// newNamespace creates a network namespace, which this process owns until the file is closed.
+func newNamespace() (namespace, *os.File, error) {
 	var file *os.File
-	s := space{PID: os.Getpid()}
+	s := namespace{PID: os.Getpid()}
 	err := onThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
@@ -41,25 +41,25 @@ func newSpace() (space, *os.File, error) {
 		if file != nil {
 			file.Close()
 		}
-		return space{}, nil, fmt.Errorf("make a network namespace: %w", err)
+		return namespace{}, nil, fmt.Errorf("make a network namespace: %w", err)
 	}
 	s.FD = int(file.Fd())
 	var stat unix.Stat_t
 	if err := unix.Fstat(s.FD, &stat); err != nil {
-		return space{}, nil, errors.Join(fmt.Errorf("inspect a network namespace: %w", err), file.Close())
+		return namespace{}, nil, errors.Join(fmt.Errorf("inspect a network namespace: %w", err), file.Close())
 	}
 	s.Inode = stat.Ino
 	return s, file, nil
 }
 
 // path is where the namespace can be opened, from any network.
-func (s space) path() string { return fmt.Sprintf("/proc/%d/fd/%d", s.PID, s.FD) }
+func (s namespace) path() string { return fmt.Sprintf("/proc/%d/fd/%d", s.PID, s.FD) }
 
 // exists reports whether the owner still has it open.
-func (s space) exists() bool { return s.isAt(s.path()) }
+func (s namespace) exists() bool { return s.isAt(s.path()) }
 
 // isAt reports whether path leads to this namespace. The numbers of dead processes and namespaces are used again.
-func (s space) isAt(path string) bool {
+func (s namespace) isAt(path string) bool {
 	var stat unix.Stat_t
 	if unix.Stat(path, &stat) != nil || stat.Ino != s.Inode {
 		return false
@@ -74,10 +74,10 @@ func (s space) isAt(path string) bool {
 }
 
 // do runs f, on a thread of its own, in the namespace: sockets that f opens belong to it.
-func (s space) do(f func() error) error { return inside(s.path(), f) }
+func (s namespace) do(f func() error) error { return inside(s.path(), f) }
 
 // processes lists the processes in the namespace, other than this one.
-func (s space) processes() ([]int, error) {
+func (s namespace) processes() ([]int, error) {
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
 	if err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (s space) processes() ([]int, error) {
 }
 
 // endProcesses kills all processes in the namespace and waits until they are gone.
-func (s space) endProcesses(ctx context.Context) error {
+func (s namespace) endProcesses(ctx context.Context) error {
 	return poll(ctx, func() error {
 		pids, err := s.processes()
 		if err != nil {

@@ -16,26 +16,26 @@ import (
 const folder = "/run/evenkeel/netlab"
 
 type record struct {
-	Config Config
-	Spaces map[Host]space
+	Config     Config
+	Namespaces map[Host]namespace
 }
 
 // alive reports whether the lab's owner still runs.
 func (r record) alive() bool {
-	for _, s := range r.Spaces {
+	for _, s := range r.Namespaces {
 		if !s.exists() {
 			return false
 		}
 	}
-	return len(r.Spaces) > 0
+	return len(r.Namespaces) > 0
 }
 
-func (r record) owner() int { return r.Spaces[H1].PID }
+func (r record) owner() int { return r.Namespaces[H1].PID }
 
 // remove removes the remains of a lab whose owner was killed: its programs, and the record.
 func (r record) remove(ctx context.Context) error {
 	var all []error
-	for _, s := range r.Spaces {
+	for _, s := range r.Namespaces {
 		all = append(all, s.endProcesses(ctx))
 	}
 	return errors.Join(append(all, removeRecord(r.Config.Name))...)

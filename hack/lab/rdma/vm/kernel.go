@@ -165,11 +165,11 @@ func fetchKernel(ctx context.Context, suite, dir string) error {
 	if err := os.RemoveAll(state); err != nil {
 		return err
 	}
-	return arrange(ctx, dir)
+	return layOutKernel(ctx, dir)
 }
 
-// arrange creates the folder of a [kernel] from the unpacked packages.
-func arrange(ctx context.Context, dir string) error {
+// layOutKernel creates the folder of a [kernel] from the unpacked packages.
+func layOutKernel(ctx context.Context, dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "lib")); err != nil {
 		if err := os.Symlink("usr/lib", filepath.Join(dir, "lib")); err != nil {
 			return err
