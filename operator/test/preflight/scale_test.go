@@ -483,13 +483,15 @@ func writeResults(t *testing.T, rows [][]string) {
 	var page strings.Builder
 	fmt.Fprintf(&page, `# Pre-flight at %[1]d nodes
 
-The operator's own program checks %[1]d pretend nodes, of which one in a hundred has a slow link, against a real API server. The nodes' kubelets
-and the jobs' pods are played by the test, and runs end at once: what is measured is Evenkeel's share. Everything ran on one
-machine: %[2]d cores (%[3]s), %[4]s, as low-priority work beside others.
+The operator's own program checks %[1]d pretend nodes, of which one in a hundred has a slow link, against a real API server. The test plays the
+nodes' kubelets and the jobs' pods, and runs end at once, so Evenkeel's share is measured. Everything ran on one machine: %[2]d cores (%[3]s),
+%[4]s, as low-priority work among others.
+
+Taken at commit %[5]s, on %[6]s. Budgets are this project's own.
 
 | what | measured | budget | |
 |---|---|---|---|
-`, *scale, runtime.NumCPU(), model, runtime.GOARCH)
+`, *scale, runtime.NumCPU(), model, runtime.GOARCH, toolbox.Commit(t.Context(), root, "operator"), time.Now().UTC().Format(time.DateOnly))
 	for _, row := range rows {
 		fmt.Fprintf(&page, "| %s |\n", strings.Join(row, " | "))
 	}
