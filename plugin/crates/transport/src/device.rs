@@ -347,19 +347,19 @@ mod tests {
     }
 
     #[test]
-    fn by_default_all_real_interfaces() {
+    fn default_is_all_real_interfaces() {
         assert_eq!(names("", Family::Any), ["eth0 10.0.0.5", "eth1 10.0.1.5", "eth10 10.0.10.5"]);
     }
 
     #[test]
-    fn the_family_is_honoured() {
+    fn address_family_setting_is_honoured() {
         assert_eq!(names("", Family::V6), ["eth0 2001:db8::5"]);
         assert_eq!(names("wlan0", Family::V6), ["wlan0 fe80::7"]);
         assert_eq!(names("wlan0", Family::V4), [""; 0]);
     }
 
     #[test]
-    fn names_are_prefixes_exact_or_excluded() {
+    fn interface_names_are_prefixes_exact_or_excluded() {
         assert_eq!(names("eth1", Family::V4), ["eth1 10.0.1.5", "eth10 10.0.10.5"]);
         assert_eq!(names("=eth1", Family::V4), ["eth1 10.0.1.5"]);
         assert_eq!(names("=eth1:1,lo", Family::V4), ["lo 127.0.0.1", "eth1 10.0.1.5"]);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_rdma_devices_are_meant_or_not() {
+    fn rdma_port_filter_matches_device_and_port() {
         let meant = |text: &str, name: &str, port| NameFilter::parse(text).matches_port(name, port);
         assert!(meant("mlx5", "mlx5_1", 2));
         assert!(meant("=mlx5_0,mlx5_1:2", "mlx5_1", 2));
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_bridges_and_loopback_are_the_last_resort() {
+    fn link_local_bridges_and_loopback_come_last() {
         let only = |wanted: &[&str]| -> Vec<String> {
             let host: Vec<_> =
                 host().into_iter().filter(|a| wanted.contains(&a.name.as_str())).collect();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_joined_interfaces_take_them_in_turn() {
+    fn flows_alternate_between_joined_interfaces() {
         let joined = join(vec![device("10.0.0.1", 0), device("10.0.1.1", 1)]).unwrap();
         assert_eq!((joined.name(), joined.speed()), ("eth0+eth1", 2000));
         assert_eq!(joined.listening(&[]), "0.0.0.0:0".parse().unwrap());
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_can_be_joined() {
+    fn number_of_joined_interfaces_is_limited() {
         let many = (0..5).map(|index| device("10.0.0.1", index)).collect();
         let error = join(many).unwrap_err().to_string();
         assert!(error.contains("eth4") && error.contains("at most 4"), "{error}");

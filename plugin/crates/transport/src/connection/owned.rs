@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_travel_and_come_back_and_who_wants_to_know_hears_of_it() {
+    fn owned_blocks_are_returned_and_completions_notified() {
         let transport = transport();
         let (send, recv, count) = pair(&transport);
         for length in [100, 100_000] {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_at_the_pace_of_others_keep_their_paths_and_what_is_said_goes_for_all() {
+    fn repath_setting_overrides_the_default_per_connection() {
         for (said, own, others) in
             [("", false, true), ("auto", false, true), ("on", false, false), ("off", true, true)]
         {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_ahead_comes_before_the_next_one_whoever_moves_it() {
+    fn send_ahead_keeps_message_order() {
         for (callers_move, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
             let mut settings = loopback();
             settings.set_caller_bytes(callers_move);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_peer_is_told_without_being_asked_for() {
+    fn lost_peer_is_notified_without_polling() {
         let transport = transport();
         let (send, recv, count) = pair(&transport);
         let mut receiving = recv.recv_block(Block::new(10), 10).unwrap().ok().unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_messages_that_are_given_up_stays_as_long_as_somebody_may_write_to_it() {
+    fn abandoned_messages_keep_their_memory() {
         let transport = transport();
         let (send, recv, count) = pair(&transport);
         let receiving = recv.recv_block(Block::new(1 << 20), 1 << 20).unwrap().ok().unwrap();
@@ -251,7 +251,7 @@ mod tests {
 
     /// Without room in the retransmit buffer, the message keeps its memory until the peer has it.
     #[test]
-    fn copies_of_small_messages_can_be_bounded() {
+    fn retransmit_buffer_can_be_limited() {
         for (bound, room) in [(1 << 20, true), (999, false)] {
             let mut settings = loopback();
             settings.limit_retransmit_buffer(bound);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_notified_can_go_on_at_once_where_the_bytes_came() {
+    fn deferred_work_runs_on_the_notifying_worker() {
         // Too long to be copied, so that closing the connection delivers nothing.
         const LARGE: usize = 100_000;
         assert!(!defer_on_worker(|| unreachable!("this thread is no worker")));

@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use evenkeel_protocol::MAX_MESSAGE_BYTES;
+
 use crate::connection::base::Base;
-use crate::connection::request::Request;
+use crate::connection::request::{Owner, Request};
 use crate::error::Error;
 use crate::memory::buffers::SendBuffer;
 use crate::rdma::MrCache;
@@ -25,7 +27,7 @@ pub struct SendConnection {
 }
 
 /// The sending side of a connection, whatever carries its messages.
-pub(crate) trait Outbound: Send + Sync {
+pub(crate) trait Outbound: Owner {
     fn base(&self) -> &Base;
     /// As [`SendConnection::send`].
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error>;
@@ -64,9 +66,10 @@ impl SendConnection {
     /// outstanding: retry later. Never blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) above [`MAX_MESSAGE_BYTES`](crate::MAX_MESSAGE_BYTES); else the
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) above [`MAX_MESSAGE_BYTES`]; else the
     /// connection's failure.
     pub fn send(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        self.check(&buffer)?;
         Arc::clone(&self.sender).send(buffer)
     }
 
@@ -80,6 +83,7 @@ impl SendConnection {
     /// # Errors
     /// As [`SendConnection::send`].
     pub fn send_tagged(&self, buffer: SendBuffer, tag: i32) -> Result<Option<Request>, Error> {
+        self.check(&buffer)?;
         Arc::clone(&self.sender).send_tagged(buffer, tag)
     }
 
@@ -89,7 +93,19 @@ impl SendConnection {
     /// # Errors
     /// As [`SendConnection::send`].
     pub fn send_ahead(&self, buffer: SendBuffer) -> Result<Option<Request>, Error> {
+        self.check(&buffer)?;
         Arc::clone(&self.sender).send_ahead(buffer)
+    }
+
+    /// Whether this message can be sent.
+    fn check(&self, buffer: &SendBuffer) -> Result<(), Error> {
+        let length = buffer.length() as u64;
+        if length > MAX_MESSAGE_BYTES {
+            return Err(Error::argument(format!(
+                "message of {length} bytes: at most {MAX_MESSAGE_BYTES} can be sent"
+            )));
+        }
+        self.sender.failure().map_or(Ok(()), Err)
     }
 
     /// From now on, notifies whenever a request is done and when the connection fails.

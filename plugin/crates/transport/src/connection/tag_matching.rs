@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_opens_for_the_tag_whose_turn_it_is() {
+    fn gate_admits_only_the_next_buffers_tag() {
         let mut gate = TagGate::default();
         let none = || None;
         assert!(gate.admits(5, 0, none) && gate.admits(5, 1, none) && !gate.admits(6, 2, none));
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_twice_or_late_or_out_of_order_is_known_once() {
+    fn advertised_tags_may_be_repeated_late_or_reordered() {
         let mut advertised = AdvertisedTags::default();
         assert!(
             advertised.insert(6, 60, 5)
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tag_is_nobodys_business() {
+    fn single_tag_is_not_advertised() {
         let mut matcher = TagMatcher::default();
         matcher.post(3, target());
         assert!(matcher.next_step(0).unwrap().is_none(), "the sender's tag is not known");
@@ -351,7 +351,7 @@ mod tests {
 
     /// Without copies no message is sent before its buffer, whatever its tag, and none is unexpected.
     #[test]
-    fn where_no_message_is_plain_each_waits_for_its_buffer() {
+    fn without_a_common_tag_messages_wait_for_buffers() {
         let mut gate = TagGate::advertised_only();
         assert!(!gate.admits(0, 0, || None) && !gate.admits(0, 0, || Some(5)));
         assert!(gate.admits(5, 0, || Some(5)) && gate.admits(-3, 1, || Some(-3)));
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_messages_wait_aside() {
+    fn unexpected_message_queue_is_bounded() {
         let mut matcher = TagMatcher::default();
         matcher.set_common_tag(3);
         matcher.post(4, target());
@@ -384,7 +384,7 @@ mod tests {
     /// Random orders of buffers and messages: the n-th message with a tag goes to the n-th buffer with it. All are received
     /// as soon as the sender has one for each buffer.
     #[test]
-    fn each_message_gets_to_the_buffer_of_its_tag_and_turn() {
+    fn messages_match_buffers_by_tag_and_order() {
         for seed in 0..500 {
             let mut rng = TestRng::new(seed);
             let tags: Vec<i32> = (0..40).map(|_| rng.below(1 + seed % 4) as i32).collect();

@@ -138,9 +138,7 @@ fn finish(sendings: impl IntoIterator<Item = Sending>) {
 }
 
 /// A group is done when all its messages are received, in whatever order they are sent.
-pub(crate) fn a_group_waits_for_all_of_its_messages(
-    (send, recv): (SendConnection, RecvConnection),
-) {
+pub(crate) fn check_group_waits_for_all_messages((send, recv): (SendConnection, RecvConnection)) {
     for length in [100, 100_000] {
         let group: Group = post(&recv, &[(7, length + 5), (-3, length), (7, length + 9)]).unwrap();
         // Some are not next, and one has no buffer: all are retried, as NCCL does.
@@ -165,7 +163,7 @@ pub(crate) fn a_group_waits_for_all_of_its_messages(
 }
 
 /// However many messages of one tag are in flight, those of another tag get through.
-pub(crate) fn messages_that_nobody_waits_for_stand_in_nobodys_way(
+pub(crate) fn check_unexpected_messages_do_not_block(
     pairs: impl Fn() -> (SendConnection, RecvConnection),
 ) {
     for (length, other) in [(300_000, 200_000), (50, 200_000), (5000, 10), (70, 30)] {
@@ -196,7 +194,7 @@ pub(crate) fn messages_that_nobody_waits_for_stand_in_nobodys_way(
 }
 
 /// A message that is too long for its buffer fails the whole group, whether it arrives before the buffer or after.
-pub(crate) fn a_message_that_is_too_long_fails_its_group(
+pub(crate) fn check_too_long_message_fails_its_group(
     pairs: impl Fn() -> (SendConnection, RecvConnection),
 ) {
     for (length, is_early) in [(100_000, false), (60, false), (100_000, true), (60, true)] {
@@ -234,7 +232,7 @@ fn try_begin(
 
 /// Random groups and messages with this number of tags. The n-th buffer with a tag must receive the n-th message with it.
 /// `fault` is called from time to time.
-pub(crate) fn random_groups<R: MessageMemory>(
+pub(crate) fn check_random_groups<R: MessageMemory>(
     (send, recv): (SendConnection, RecvConnection),
     seed: u64,
     tags: u64,
@@ -331,31 +329,31 @@ pub(crate) fn random_groups<R: MessageMemory>(
 }
 
 #[test]
-fn groups_wait_for_all_of_their_messages() {
-    a_group_waits_for_all_of_its_messages(pair());
+fn tagged_group_waits_for_all_messages() {
+    check_group_waits_for_all_messages(pair());
 }
 
 #[test]
-fn early_messages_stand_in_nobodys_way() {
-    messages_that_nobody_waits_for_stand_in_nobodys_way(pair);
+fn unexpected_messages_do_not_block_other_tags() {
+    check_unexpected_messages_do_not_block(pair);
 }
 
 #[test]
-fn too_long_messages_fail_their_group() {
-    a_message_that_is_too_long_fails_its_group(pair);
+fn too_long_tagged_message_fails_its_group() {
+    check_too_long_message_fails_its_group(pair);
 }
 
 #[test]
-fn any_groups_get_the_messages_of_their_tags() {
+fn random_tagged_groups_get_their_messages() {
     for seed in 0..12 {
-        random_groups::<Block>(pair(), seed, 1 + seed % 5 * 2, |_, _, _| {});
+        check_random_groups::<Block>(pair(), seed, 1 + seed % 5 * 2, |_, _, _| {});
     }
 }
 
 #[test]
-fn flows_that_die_cost_no_message_of_any_tag() {
+fn dead_flows_lose_no_tagged_message() {
     for seed in 0..4 {
-        random_groups::<Block>(pair(), 100 + seed, 3, |send, _, done| {
+        check_random_groups::<Block>(pair(), 100 + seed, 3, |send, _, done| {
             if done % 8 == 1 {
                 send.sender.break_path(done / 8);
             }
@@ -364,7 +362,7 @@ fn flows_that_die_cost_no_message_of_any_tag() {
 }
 
 #[test]
-fn no_more_is_posted_than_there_are_requests() {
+fn tagged_groups_respect_the_request_limit() {
     let (_send, recv) = pair();
     let groups: Vec<Group> =
         (0..MAX_REQUESTS / 8).map(|_| post(&recv, &[(1, 8); 8]).unwrap()).collect();

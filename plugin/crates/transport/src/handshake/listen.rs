@@ -180,7 +180,7 @@ mod tests {
 
     /// More peers connect than can be unauthenticated at a time, before the first handshake. All of them get an answer.
     #[test]
-    fn peers_that_come_all_at_once_are_all_heard() {
+    fn burst_of_peers_is_answered_completely() {
         const PEERS: u8 = 200;
         assert!(usize::from(PEERS) > MAX_UNAUTHENTICATED);
         let transport = transport();

@@ -4,9 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{
-    ControlMessage, Immediate, MAX_MESSAGE_BYTES, MessagePart, PortInfo, QueuePairInfo, WINDOW,
-};
+use evenkeel_protocol::{ControlMessage, Immediate, MessagePart, PortInfo, QueuePairInfo, WINDOW};
 use evenkeel_verbs::{MemoryRegion, StagingBuffer, WriteSource};
 use socket2::Socket;
 
@@ -146,14 +144,6 @@ impl Sender {
         tag: Option<i32>,
     ) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(Error::argument(format!(
-                "message of {length} bytes: at most {MAX_MESSAGE_BYTES} can be sent"
-            )));
-        }
-        if let Some(error) = this.failure() {
-            return Err(error);
-        }
         let operation = Operation::new();
         let mut full = false;
         this.with_state(|endpoint, state| {

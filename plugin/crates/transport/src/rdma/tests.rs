@@ -340,23 +340,21 @@ fn port_down_error_names_both_ports() {
 #[ignore = "runs in the RDMA lab"]
 fn grouped_receive_waits_for_all_messages() {
     let transport = transport();
-    tag_matching_tests::a_group_waits_for_all_of_its_messages(pair(&transport, &transport));
+    tag_matching_tests::check_group_waits_for_all_messages(pair(&transport, &transport));
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn unexpected_messages_block_no_others() {
     let transport = transport();
-    tag_matching_tests::messages_that_nobody_waits_for_stand_in_nobodys_way(|| {
-        pair(&transport, &transport)
-    });
+    tag_matching_tests::check_unexpected_messages_do_not_block(|| pair(&transport, &transport));
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn too_long_message_fails_its_group() {
     let transport = transport();
-    tag_matching_tests::a_message_that_is_too_long_fails_its_group(|| pair(&transport, &transport));
+    tag_matching_tests::check_too_long_message_fails_its_group(|| pair(&transport, &transport));
 }
 
 #[test]
@@ -365,7 +363,12 @@ fn random_groups_match_tags() {
     let transport = transport();
     for seed in 0..6 {
         let pair = pair(&transport, &transport);
-        tag_matching_tests::random_groups::<Block>(pair, seed, 1 + seed % 5 * 2, |_, _, _| {});
+        tag_matching_tests::check_random_groups::<Block>(
+            pair,
+            seed,
+            1 + seed % 5 * 2,
+            |_, _, _| {},
+        );
     }
 }
 
@@ -384,7 +387,12 @@ fn queue_pair_failure_keeps_tag_matching() {
     let transport = transport();
     for seed in 0..2 {
         let pair = pair(&transport, &transport);
-        tag_matching_tests::random_groups::<Block>(pair, 100 + seed, 3, break_some_queue_pairs);
+        tag_matching_tests::check_random_groups::<Block>(
+            pair,
+            100 + seed,
+            3,
+            break_some_queue_pairs,
+        );
     }
 }
 
@@ -451,7 +459,7 @@ fn random_groups_match_tags_in_gpu_memory() {
     let transport = transport();
     for seed in 0..2 {
         let pair = pair_for(&transport, PEER_MEMORY, PEER_MEMORY);
-        tag_matching_tests::random_groups::<ProtectedMemory>(
+        tag_matching_tests::check_random_groups::<ProtectedMemory>(
             pair,
             200 + seed,
             1 + seed * 2,
@@ -459,7 +467,12 @@ fn random_groups_match_tags_in_gpu_memory() {
         );
     }
     let pair = pair_for(&transport, PEER_MEMORY, PEER_MEMORY);
-    tag_matching_tests::random_groups::<ProtectedMemory>(pair, 300, 3, break_some_queue_pairs);
+    tag_matching_tests::check_random_groups::<ProtectedMemory>(
+        pair,
+        300,
+        3,
+        break_some_queue_pairs,
+    );
 }
 
 #[test]

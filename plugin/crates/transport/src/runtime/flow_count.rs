@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_to_one_peer_share_it_as_long_as_there_is_one() {
+    fn flow_count_is_shared_per_peer() {
         let controllers = FlowCountControllers::default();
         let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
         let first = controllers.of(one, 4);

@@ -110,7 +110,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn what_is_rung_for_is_found_at_once() {
+    fn waiter_wakes_at_once() {
         static DONE: AtomicBool = AtomicBool::new(false);
         let waiters = Waiters::new();
         let begin = Instant::now();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_the_longest_wait() {
+    fn waiter_times_out() {
         let mut checks = 0;
         let found: Option<()> = Waiters::new().wait_for(Duration::from_millis(1), &mut || {
             checks += 1;

@@ -78,13 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn no_word_is_lost() {
+    fn work_lock_loses_no_request() {
         model(|| is_done(2));
         model(|| is_done(3));
     }
 
     #[test]
-    fn who_only_looks_in_hears_the_word_of_others() {
+    fn try_run_sees_requests_of_others() {
         model(|| {
             let work = Arc::new(WorkLock::new(false));
             let asks = Arc::clone(&work);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_there_does_it_once_more() {
+    fn holder_runs_the_work_again() {
         model(|| {
             let work = WorkLock::new(0);
             let mut times = 0;

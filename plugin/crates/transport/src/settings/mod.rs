@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_valid_and_complete() {
+    fn default_settings_are_valid_and_complete() {
         let settings = Settings::from_lookup(|_| None).unwrap();
         assert_eq!((settings.flows, settings.chunk_bytes), (4, 524_288));
         assert!((1..=4).contains(&settings.workers));
@@ -711,12 +711,12 @@ mod tests {
     }
 
     #[test]
-    fn empty_means_default() {
+    fn empty_setting_means_default() {
         assert_eq!(with("EVENKEEL_FLOWS", " ").unwrap().flows, 4);
     }
 
     #[test]
-    fn ports_are_a_range_or_one() {
+    fn ports_setting_is_a_range_or_one_port() {
         assert_eq!(with("EVENKEEL_PORTS", "29600-29699").unwrap().ports, Some(29600..=29699));
         assert_eq!(with("EVENKEEL_PORTS", "29600").unwrap().ports, Some(29600..=29600));
         assert_eq!(with("EVENKEEL_PORTS", "").unwrap().ports, None);
@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn the_job_key_stays_out_of_logs() {
+    fn job_key_stays_out_of_logs() {
         let error = with("EVENKEEL_JOB_KEY", "c0ffee").unwrap_err().to_string();
         assert!(error.contains("64 hexadecimal digits") && !error.contains("c0ffee"), "{error}");
         let settings = with("EVENKEEL_JOB_KEY", &"c0".repeat(32)).unwrap();
@@ -750,7 +750,7 @@ mod tests {
 
     /// Every value is accepted, or refused with the name of the variable.
     #[test]
-    fn any_text_is_taken_or_refused() {
+    fn any_setting_value_is_accepted_or_refused() {
         const SEEDS: [&str; 14] = [
             "4",
             "524288",
@@ -795,12 +795,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_of_any_length_is_read_no_further_than_a_key_is_long() {
+    fn endless_job_key_file_is_refused() {
         assert!(with("EVENKEEL_JOB_KEY_FILE", "/dev/zero").is_err());
     }
 
     #[test]
-    fn bad_values_are_named_with_what_would_be_right() {
+    fn bad_setting_is_reported_with_accepted_values() {
         for (name, value) in [
             ("EVENKEEL_FLOWS", "0"),
             ("EVENKEEL_FLOWS", "65"),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_have_the_rails_that_were_named() {
+    fn rails_apply_to_named_devices() {
         let rails = Rails::parse("eth0=0, mlx5_0=1/2,mlx5_0:2=7").unwrap();
         let rail = |number, plane| Some(Rail { number, plane });
         assert_eq!(rails.of("eth0"), rail(0, None));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_rail_is_refused() {
+    fn invalid_rails_are_refused() {
         for text in ["eth0", "eth0=", "=1", "eth0=-1", "eth0=32768", "eth0=1/", "a=1,a=2", "a=1,"] {
             assert_eq!(Rails::parse(text), None, "{text}");
         }

@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_listed() {
+    fn interface_addresses_include_loopback() {
         let addresses = interface_addresses().unwrap();
         let lo = addresses.iter().find(|address| address.loopback).unwrap();
         assert!(lo.ip.is_loopback() && lo.index > 0, "{lo:?}");
@@ -355,7 +355,7 @@ mod tests {
 
     /// The kernel probes a peer with a closed window from time to time.
     #[test]
-    fn a_peer_that_does_not_read_is_not_taken_for_silent_while_a_probe_is_on_its_way() {
+    fn window_probes_do_not_count_as_silence() {
         // SAFETY: as in `tcp_info`.
         let mut info: libc::tcp_info = unsafe { mem::zeroed() };
         (info.tcpi_probes, info.tcpi_last_data_sent) = (1, 60_000);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_sent_again_soon_where_the_kernel_can_be_told() {
+    fn min_retransmit_time_is_set_where_supported() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
         let address = listener.local_addr().expect("an address").into();
         let resend_time = |told: &mut dyn FnMut(&Socket)| {

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_is_right_with_all_its_bytes_in_order() {
+    fn chunk_checksum_covers_all_bytes_in_order() {
         let mut checksum = ChunkChecksum::default();
         let sum = evenkeel_protocol::checksum(0, b"123456");
         for (first, expected) in [(b"12", true), (b"13", false)] {

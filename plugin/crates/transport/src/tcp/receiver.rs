@@ -707,7 +707,7 @@ mod tests {
 
     /// After a close nothing is written to the buffers, whatever flows are added meanwhile.
     #[test]
-    fn a_flow_that_comes_while_it_is_closed_comes_to_rest_too() {
+    fn close_quiesces_flows_that_are_being_added() {
         let transport = test_support::transport();
         let runtime = transport.runtime().unwrap();
         for _ in 0..200 {

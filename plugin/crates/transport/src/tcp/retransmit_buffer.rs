@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_used_again_and_never_twice() {
+    fn retransmit_buffer_reuses_released_room() {
         let mut copies = RetransmitBuffer::new(1 << 20);
         let message = SendBuffer::from_static(&[7; 10_000]);
         let mut kept: VecDeque<(usize, CopyId)> = VecDeque::new();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_short_before_there_is_none() {
+    fn retransmit_buffer_is_short_before_it_is_full() {
         for (room, length) in [(1 << 20, 1), (1 << 15, 64), (1 << 15, 8256)] {
             let mut copies = RetransmitBuffer::new(room);
             let message = SendBuffer::from_static(&[7; 8256]).part(0, length);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_is_bounded_too() {
+    fn retransmit_buffer_bounds_the_number_of_messages() {
         let mut copies = RetransmitBuffer::new(1 << 20);
         let stored = (0..1000).filter(|_| copies.store(SendBuffer::from_static(b"x")).is_some());
         assert_eq!(stored.count(), MAX_MESSAGES);

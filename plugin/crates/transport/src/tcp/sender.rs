@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{FRAME_BYTES, Frame, MAX_MESSAGE_BYTES, Pacer, Scheduler};
+use evenkeel_protocol::{FRAME_BYTES, Frame, Pacer, Scheduler};
 use socket2::Socket;
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind};
@@ -260,14 +260,6 @@ impl TcpSender {
         mode: WriteMode,
     ) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(Error::argument(format!(
-                "message of {length} bytes: at most {MAX_MESSAGE_BYTES} can be sent"
-            )));
-        }
-        if let Some(error) = this.failure() {
-            return Err(error);
-        }
         let settings = &this.base.context.settings;
         let inline = length <= settings.inline_bytes;
         let mut guard = lock(&this.queue);

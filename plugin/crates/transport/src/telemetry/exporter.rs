@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn scrapes_are_answered_and_others_told_where() {
+    fn exporter_answers_scrapes_and_rejects_other_paths() {
         let any = ["127.0.0.1:0".parse().unwrap()];
         let (exporter, address) = start(&any).unwrap();
         let scraped = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn any_request_is_answered_or_dropped() {
+    fn exporter_answers_or_drops_any_request() {
         let any = ["127.0.0.1:0".parse().unwrap()];
         let (_exporter, address) = start(&any).unwrap();
         let mut rng = TestRng::new(6);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_slowly_is_cut_off() {
+    fn exporter_cuts_off_slow_readers() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         slow.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_free_address_is_taken() {
+    fn exporter_takes_the_next_free_address() {
         let any = ["127.0.0.1:0".parse().unwrap()];
         let (_first, address) = start(&any).unwrap();
         let (_second, other) = start(&[address, any[0]]).unwrap();

@@ -262,7 +262,7 @@ fn lost_control_messages_are_replayed() {
     let connection = TestConnection::new(&TIMEOUTS);
     let _dead_link = DeadLink::new(0);
     // The control messages for tags are the first ones.
-    tag_matching_tests::a_group_waits_for_all_of_its_messages((connection.send, connection.recv));
+    tag_matching_tests::check_group_waits_for_all_messages((connection.send, connection.recv));
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn tag_matching_survives_repeated_failover() {
         let mut dead_link = (None, 0);
         let pair = (connection.send, connection.recv);
         let from_log = connection.from_log;
-        tag_matching_tests::random_groups::<Block>(pair, 500 + seed, 3, |_, _, done| {
+        tag_matching_tests::check_random_groups::<Block>(pair, 500 + seed, 3, |_, _, done| {
             if done % 40 == 20 {
                 dead_link.0 = None;
                 dead_link = (Some(DeadLink::new(dead_link.1)), 1 - dead_link.1);
@@ -352,7 +352,7 @@ fn gpu_memory_is_registered_with_other_ports_in_advance() {
     let _dead_link = DeadLink::new(0);
     send_and_check(&[0, 1, 4096, 100_000, 8 << 20]);
     assert_eq!(connection.failovers(), [1, 1]);
-    tag_matching_tests::random_groups::<ProtectedMemory>(
+    tag_matching_tests::check_random_groups::<ProtectedMemory>(
         (connection.send, connection.recv),
         700,
         3,
