@@ -13,10 +13,10 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Polls until there is a result.
-pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
         assert!(Instant::now() < deadline, "nothing happens");

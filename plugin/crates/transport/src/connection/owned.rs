@@ -173,9 +173,9 @@ mod tests {
             let mut sending = send.send_block(&block, length).unwrap().unwrap();
             // The workers move it, without a poll.
             wait_for_notifications(&count, before + 1);
-            let (came, bytes) = receiving.poll(false).unwrap().unwrap();
+            let (received, bytes) = receiving.poll(false).unwrap().unwrap();
             assert_eq!(bytes, length);
-            assert!(came.bytes()[..length].iter().all(|byte| *byte == length as u8));
+            assert!(received.bytes()[..length].iter().all(|byte| *byte == length as u8));
             assert!(receiving.poll(false).unwrap().is_none(), "it was returned already");
             until(|| sending.poll(true).unwrap().then_some(()));
             assert_eq!(Arc::strong_count(&block), 1);
@@ -184,21 +184,21 @@ mod tests {
 
     #[test]
     fn repath_setting_overrides_the_default_per_connection() {
-        for (said, own, others) in
+        for (setting, own, others) in
             [("", false, true), ("auto", false, true), ("on", false, false), ("off", true, true)]
         {
             let settings = Settings::from_lookup(|name| match name {
                 "NCCL_SOCKET_IFNAME" => Some("lo".to_owned()),
-                "EVENKEEL_REPATH" => Some(said.to_owned()),
+                "EVENKEEL_REPATH" => Some(setting.to_owned()),
                 _ => None,
             });
             let transport = Transport::new(settings.unwrap(), Arc::new(NullLog)).unwrap();
             let (send, _recv) = pair_without_notify(&transport);
-            assert_eq!(send.keeps_paths(), others, "{said:?}");
+            assert_eq!(send.keeps_paths(), others, "{setting:?}");
             let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
             let call = transport.connect(0, listener.handle(), "", MemoryTypes::HOST).unwrap();
             let _recv = until(|| listener.poll_accept().unwrap());
-            assert_eq!(until(|| call.poll().unwrap()).keeps_paths(), own, "{said:?}");
+            assert_eq!(until(|| call.poll().unwrap()).keeps_paths(), own, "{setting:?}");
         }
     }
 

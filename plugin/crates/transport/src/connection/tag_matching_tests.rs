@@ -102,9 +102,9 @@ impl<R: MessageMemory> Group<R> {
         self.blocks.iter_mut().for_each(R::take_back);
         for (index, (tag, number, length)) in messages.iter().enumerate() {
             assert_eq!(self.request.length(index), Some(*length as u64));
-            let came = &self.blocks[index].bytes()[..*length];
+            let received = &self.blocks[index].bytes()[..*length];
             let sent: R = message(*tag, *number, *length);
-            assert!(came == sent.bytes(), "tag {tag}: message {number}");
+            assert!(received == sent.bytes(), "tag {tag}: message {number}");
             let after = &self.blocks[index].bytes()[*length..];
             assert!(after.iter().all(|byte| *byte == 0), "tag {tag}: bytes after message {number}");
         }
@@ -156,7 +156,7 @@ pub(crate) fn check_group_waits_for_all_messages((send, recv): (SendConnection, 
             }
             wanted.is_empty().then_some(())
         });
-        assert!(begin(&send, 5, 0, 1).is_none(), "nobody posts a buffer with this tag");
+        assert!(begin(&send, 5, 0, 1).is_none(), "no buffer with this tag is posted");
         group.expect(&[(7, 0, length), (-3, 0, length), (7, 1, length + 1)]);
         finish(sendings);
     }

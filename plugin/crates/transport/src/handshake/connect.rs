@@ -32,13 +32,13 @@ struct Attempt {
     state: Mutex<State>,
 }
 
-pub(super) struct State {
+struct State {
     dials: Vec<Arc<Dial>>,
-    welcomed: Vec<Option<Socket>>,
+    accepted: Vec<Option<Socket>>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
     use_rdma: bool,
     /// The RDMA connection whose queue pairs are not agreed on yet.
-    pub(super) agreeing: Option<Arc<rdma::Sender>>,
+    agreeing: Option<Arc<rdma::Sender>>,
     /// The outcome, until it is polled.
     outcome: Option<Outcome>,
     /// Succeeded, failed or cancelled.
@@ -71,7 +71,7 @@ impl Connecting {
             quiet,
             state: Mutex::new(State {
                 dials: Vec::new(),
-                welcomed: (0..flows).map(|_| None).collect(),
+                accepted: (0..flows).map(|_| None).collect(),
                 use_rdma,
                 agreeing: None,
                 outcome: None,
@@ -183,7 +183,7 @@ impl Attempt {
         }
         let (device, label) = (context.device.name(), &context.label);
         context.log.warn(&format!(
-            "evenkeel: TCP carries the connection to {peer}, since RDMA from {device} cannot: {error} {label}"
+            "evenkeel: TCP carries the connection to {peer}, since RDMA from {device} failed: {error} {label}"
         ));
         self.use_tcp(state);
     }
@@ -214,7 +214,7 @@ impl Attempt {
         self.finish(Some(Err(error)));
     }
 
-    /// Ends the attempt, unless it is over, and stores an outcome for the poll. Returns the outcome that nobody will poll.
+    /// Ends the attempt, unless it is over, and stores an outcome for the poll. Returns the outcome that will not be polled.
     fn finish(&self, outcome: Option<Outcome>) -> Option<Outcome> {
         let (dials, agreeing, unclaimed) = {
             let mut state = lock(&self.state);
@@ -250,13 +250,13 @@ impl DialHandler for Attempt {
                 drop(state);
                 return self.agree_queue_pairs(socket);
             }
-            if let Some(place) = state.welcomed.get_mut(flow as usize) {
+            if let Some(place) = state.accepted.get_mut(flow as usize) {
                 *place = Some(socket);
             }
-            if state.welcomed.iter().any(Option::is_none) {
+            if state.accepted.iter().any(Option::is_none) {
                 return;
             }
-            std::mem::take(&mut state.welcomed).into_iter().flatten().collect()
+            std::mem::take(&mut state.accepted).into_iter().flatten().collect()
         };
         let outcome = TcpSender::open(Arc::clone(&self.destination), sockets)
             .map(|sender| sender as Arc<dyn Outbound>)
@@ -266,7 +266,7 @@ impl DialHandler for Attempt {
 
     fn on_dial_error(self: Arc<Self>, _flow: u32, error: DialError) {
         let settings = &self.destination.context.settings;
-        let welcomed = {
+        let accepted = {
             let state = lock(&self.state);
             if state.over {
                 return;
@@ -275,12 +275,12 @@ impl DialHandler for Attempt {
                 // The two sides have no RDMA in common.
                 return self.use_tcp(state);
             }
-            state.welcomed.iter().flatten().count()
+            state.accepted.iter().flatten().count()
         };
         let retry = error.retry;
         let what = if Instant::now() >= self.deadline {
             let limit = settings.connect_timeout.as_secs();
-            format!("{welcomed} of {} flows answered within {limit} s", settings.flows)
+            format!("{accepted} of {} flows answered within {limit} s", settings.flows)
         } else {
             error.what
         };

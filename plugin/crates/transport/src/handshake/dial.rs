@@ -61,7 +61,7 @@ pub(crate) struct Dial {
     state: Mutex<State>,
 }
 
-pub(super) struct State {
+struct State {
     /// `None` once the flow is accepted or cancelled.
     socket: Option<Socket>,
     /// Sent once TCP is connected.

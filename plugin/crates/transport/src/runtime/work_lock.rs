@@ -103,7 +103,7 @@ mod tests {
             work.run(|state| {
                 times += 1;
                 if times == 1 {
-                    work.run(|_| panic!("somebody is at it"));
+                    work.run(|_| panic!("the lock is held"));
                 }
                 drop(state);
             });

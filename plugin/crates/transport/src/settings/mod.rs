@@ -625,7 +625,7 @@ impl Settings {
         self.reduction_timeline.as_deref()
     }
 
-    /// The job's name; empty when nobody gave it one.
+    /// The job's name; empty when it has none.
     pub fn job(&self) -> &str {
         &self.job
     }

@@ -368,19 +368,19 @@ mod tests {
     fn min_retransmit_time_is_set_where_supported() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
         let address = listener.local_addr().expect("an address").into();
-        let resend_time = |told: &mut dyn FnMut(&Socket)| {
+        let retransmit_time = |configure: &mut dyn FnMut(&Socket)| {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-            told(&socket);
+            configure(&socket);
             socket.connect(&address).expect("connect");
             tcp_info(&socket).expect("a connection").tcpi_rto
         };
-        let usual = resend_time(&mut |_| ());
+        let usual = retransmit_time(&mut |_| ());
         let mut answer = Ok(());
-        let told = resend_time(&mut |socket| {
+        let configured = retransmit_time(&mut |socket| {
             answer = set_min_retransmit_time(socket, Duration::from_millis(20));
         });
         match answer {
-            Ok(()) => assert!(told < usual / 2, "{told} us instead of {usual} us"),
+            Ok(()) => assert!(configured < usual / 2, "{configured} us instead of {usual} us"),
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOPROTOOPT)),
         }
     }

@@ -590,8 +590,8 @@ impl TcpReceiver {
             if !reading.closed {
                 reading.poll_owner.on_caller_poll(&self.hot_flow, &flow.registration, &flow.socket);
             }
-            let attends = reading.poll_owner.is_caller();
-            flow.read_with(reading, if attends { CALLER_BYTES.max(max) } else { max });
+            let caller_owns = reading.poll_owner.is_caller();
+            flow.read_with(reading, if caller_owns { CALLER_BYTES.max(max) } else { max });
         });
     }
 }

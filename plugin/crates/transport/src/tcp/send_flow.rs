@@ -56,7 +56,7 @@ pub(super) struct WriteState {
     pub(super) closed: bool,
     /// Frames to write, in this order; the first may be partly written. At most [`MAX_FRAMES`].
     pub(super) frames: VecDeque<PartlyWritten>,
-    /// Number of written chunks that the scheduler has not been told about.
+    /// Number of written chunks that are not reported to the scheduler yet.
     pub(super) chunks_written: usize,
     /// A close frame was sent.
     pub(super) close_sent: bool,
@@ -327,8 +327,8 @@ impl SendFlow {
     fn next_frame(&self, writer: &mut WriteState) -> Option<(Frame, SendBuffer)> {
         let sender = &self.sender;
         let now = sender.epoch.elapsed();
-        let look = writer.pace.sample_due(now);
-        if look && let Ok(info) = sys::path_info(&self.socket) {
+        let sampled = writer.pace.sample_due(now);
+        if sampled && let Ok(info) = sys::path_info(&self.socket) {
             let sys::PathInfo { acked, busy, round_trip, .. } = info;
             writer.pace.sample(now, Progress { acked, busy, round_trip });
         }
@@ -337,7 +337,7 @@ impl SendFlow {
             writer.outstanding = sys::unacknowledged(&self.socket);
         }
         let limit = writer.pace.chunk(sender.base.context.settings.chunk_bytes);
-        if look {
+        if sampled {
             sender.adapt(self);
         }
         let mut guard = lock(&sender.queue);

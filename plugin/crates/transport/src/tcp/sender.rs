@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{FRAME_BYTES, Frame, Pacer, Scheduler};
@@ -282,15 +282,22 @@ impl TcpSender {
         queue.scheduler.push(length, ack_wanted, Outgoing { buffer, request });
         queue.requests += 1;
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
-        if mode == WriteMode::Ahead {
-            return Ok(Some(request));
+        if mode != WriteMode::Ahead {
+            this.start_writing(guard, length, mode == WriteMode::Batched);
         }
-        let batched = mode == WriteMode::Batched;
+        Ok(Some(request))
+    }
+
+    /// Starts to write a message of this length that was queued. A small message is written by this thread, a long one by
+    /// the workers of idle flows, and by this thread on a flow that callers poll.
+    fn start_writing(&self, mut guard: MutexGuard<'_, SendQueue>, length: u64, batched: bool) {
+        let settings = &self.base.context.settings;
+        let queue = &mut *guard;
         // With static shares each flow may have a part.
         let is_static = settings.is_static();
         let mut wanted = if is_static { u64::MAX } else { length.div_ceil(WAKE_BYTES) };
         if length <= settings.caller_bytes && !is_static {
-            let polled = this.hot_flow.polled_slot().filter(|_| batched);
+            let polled = self.hot_flow.polled_slot().filter(|_| batched);
             let flow = match polled.and_then(|slot| queue.free(slot)) {
                 Some((flow, is_idle)) => {
                     queue.idle &= !(1 << flow.slot);
@@ -302,9 +309,9 @@ impl TcpSender {
             if let Some(flow) = flow {
                 flow.write_small(settings.caller_bytes, batched);
             }
-            return Ok(Some(request));
+            return;
         }
-        let slot = this.hot_flow.slot();
+        let slot = self.hot_flow.slot();
         let mut polled = None;
         while wanted > 0
             && let Some(flow) = queue.take_idle()
@@ -320,7 +327,6 @@ impl TcpSender {
         if let Some(flow) = polled {
             flow.start();
         }
-        Ok(Some(request))
     }
 
     /// A flow has failed. What it may not have delivered is sent on others.
