@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use clap::Args;
-use evenkeel_transport::{SETTINGS, Settings};
+use evenkeel_transport::Settings;
+use evenkeel_transport::settings::SETTINGS;
+use evenkeel_transport::settings::table::Variable;
 
 use crate::error::Result;
 
@@ -30,6 +32,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let text = if options.check {
         Settings::from_env().map_err(|error| error.to_string())?;
+        evenkeel_reduction::Settings::from_env().map_err(|error| error.to_string())?;
         "all settings of the environment are valid\n".to_owned()
     } else if options.markdown {
         markdown()
@@ -41,9 +44,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .map_err(|error| format!("cannot write the settings: {error}"))
 }
 
+/// The variables of all tables.
+fn variables() -> impl Iterator<Item = Variable> {
+    let reduction = evenkeel_reduction::SETTINGS.iter().map(|setting| setting.variable);
+    SETTINGS.iter().map(|setting| setting.variable).chain(reduction)
+}
+
 fn plain(value: impl Fn(&str) -> Option<String>) -> String {
     let mut text = String::new();
-    for setting in SETTINGS {
+    for setting in variables() {
         let default = if setting.default.is_empty() { "unset" } else { setting.default };
         let now = match value(setting.name) {
             None => String::new(),
@@ -70,7 +79,7 @@ warning and refuses to start. `evenkeel-bench settings --check` reports such val
 |---|---|---|---|
 "
     .to_owned();
-    for setting in SETTINGS {
+    for setting in variables() {
         let default = if setting.default.is_empty() { "unset" } else { setting.default };
         let cell = |text: &str| text.replace('|', "\\|");
         // Writing to a String cannot fail.

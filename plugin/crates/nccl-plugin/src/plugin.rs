@@ -17,10 +17,13 @@ const HOST_MEMORY_ONLY: &str =
     "reduction servers use host memory, unless EVENKEEL_REDUCTION_SERVERS is unset";
 
 /// The process's plugin.
-static PLUGIN: Mutex<Plugin> = Mutex::new(Plugin { transport: None, global: None, contexts: 0 });
+static PLUGIN: Mutex<Plugin> =
+    Mutex::new(Plugin { transport: None, reduction: None, global: None, contexts: 0 });
 
 struct Plugin {
     transport: Option<Arc<Transport>>,
+    /// The settings of reduction servers, read with those of the transport.
+    reduction: Option<Arc<evenkeel_reduction::Settings>>,
     /// The context of tables without contexts (up to v10).
     global: Option<Arc<Context>>,
     /// Contexts of tables with contexts that are not finalized.
@@ -36,8 +39,9 @@ impl Plugin {
             return Ok(Arc::clone(transport));
         }
         let settings = Settings::from_env()?;
+        let reduction = evenkeel_reduction::Settings::from_env()?;
         let status_folder = settings.status_folder().map(Path::to_path_buf);
-        let transport = Arc::new(if settings.reduction_servers().is_empty() {
+        let transport = Arc::new(if reduction.servers.is_empty() {
             Transport::new(settings, Arc::new(SharedLog))?
         } else {
             Transport::with_host_memory_only(settings, HOST_MEMORY_ONLY, Arc::new(SharedLog))?
@@ -58,6 +62,7 @@ impl Plugin {
             }
         }
         self.transport = Some(Arc::clone(&transport));
+        self.reduction = Some(Arc::new(reduction));
         Ok(transport)
     }
 }
@@ -85,13 +90,18 @@ pub(crate) fn init_context(
     Ok(Arc::new(Context::new(transport, label, traffic_class)))
 }
 
-/// The process's transport for CollNet, made if the network's table is not initialized yet.
-pub(crate) fn transport_for_collnet() -> Result<Arc<Transport>, PluginError> {
+/// The process's transport for CollNet, made if the network's table is not initialized yet, and the settings of reduction
+/// servers.
+pub(crate) fn transport_for_collnet()
+-> Result<(Arc<Transport>, Arc<evenkeel_reduction::Settings>), PluginError> {
     let mut plugin = lock(&PLUGIN);
-    match &plugin.transport {
-        Some(transport) => Ok(Arc::clone(transport)),
-        None => plugin.transport(),
-    }
+    let transport = match &plugin.transport {
+        Some(transport) => Arc::clone(transport),
+        None => plugin.transport()?,
+    };
+    let reduction = plugin.reduction.clone();
+    let reduction = reduction.ok_or_else(|| PluginError::internal("called before init"))?;
+    Ok((transport, reduction))
 }
 
 /// `finalize`: releases what NCCL has not closed.

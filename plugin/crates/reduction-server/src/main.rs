@@ -112,6 +112,7 @@ fn serve(options: &Serve) -> Result<(), String> {
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|error| format!("cannot wait for signals: {error}"))?;
     let settings = Settings::from_env().map_err(|error| error.to_string())?;
+    let reduction = evenkeel_reduction::Settings::from_env().map_err(|error| error.to_string())?;
     if !settings.has_job_key() {
         Stderr
             .warn("no job key (EVENKEEL_JOB_KEY_FILE): any client that reaches the port can join");
@@ -126,6 +127,7 @@ fn serve(options: &Serve) -> Result<(), String> {
             metrics: options.metrics,
             upstream: options.upstream.clone(),
             memory: options.memory,
+            timeout: reduction.timeout,
             threads,
             piece: options.piece,
             timeline: options.timeline.clone(),
@@ -169,7 +171,7 @@ fn serve(options: &Serve) -> Result<(), String> {
 }
 
 fn server(text: &str) -> Result<String, String> {
-    let mut server = Settings::servers(text).unwrap_or_default();
+    let mut server = evenkeel_reduction::parse_servers(text).unwrap_or_default();
     let wrong = || "it takes host:port, with a name or an address".to_owned();
     server.pop().ok_or_else(wrong)
 }

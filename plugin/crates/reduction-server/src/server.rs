@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use evenkeel_reduction::Timeline;
 use evenkeel_reduction::protocol::NONCE;
@@ -32,6 +33,8 @@ pub struct ServerOptions {
     pub upstream: Vec<String>,
     /// Maximum size of all buffers, over all jobs, in bytes.
     pub memory: u64,
+    /// How long a rank or an upstream server may not respond.
+    pub timeout: Duration,
     /// Number of threads that reduce, at least 1.
     pub threads: usize,
     /// Maximum size of a piece, a multiple of 128 bytes. Pieces are smaller where memory requires it.
@@ -66,7 +69,7 @@ impl Server {
         }
         let timeline = options.timeline.as_deref().map(open_timeline).transpose()?;
         let budget = MemoryBudget::new(options.memory);
-        let timeout = settings.reduction_timeout();
+        let timeout = options.timeout;
         let transport = Arc::new(Transport::new(settings, Arc::clone(&log))?);
         let upstream =
             UpstreamServers::new(Arc::clone(&transport), options.upstream.clone(), timeout);
@@ -221,7 +224,7 @@ mod tests {
     use super::*;
 
     use std::sync::atomic::AtomicBool;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use evenkeel_reduction::{Member, TreePosition};
     use evenkeel_transport::{MemoryTypes, Notify, NullLog, RecvConnection, SendConnection};
@@ -263,6 +266,7 @@ mod tests {
             metrics: None,
             upstream: vec![],
             memory: 64 << 20,
+            timeout: Duration::from_secs(30),
             threads: 1,
             piece: crate::PIECE_BYTES,
             timeline: None,

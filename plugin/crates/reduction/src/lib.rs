@@ -14,12 +14,14 @@
 pub mod client;
 pub mod protocol;
 mod server_list_digest;
+mod settings;
 mod timeline;
 mod tree_position;
 
 pub use client::{Client, ClientError, Ticket};
 pub use protocol::{MAX_RANKS, Member};
 pub use server_list_digest::{SERVER_LIST_DIGEST_BYTES, ServerListDigest};
+pub use settings::{SETTINGS, Settings, parse_servers};
 pub use timeline::Timeline;
 pub use tree_position::TreePosition;
 

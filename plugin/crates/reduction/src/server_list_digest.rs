@@ -8,7 +8,7 @@ pub const SERVER_LIST_DIGEST_BYTES: usize = 12;
 pub struct ServerListDigest([u8; SERVER_LIST_DIGEST_BYTES]);
 
 impl ServerListDigest {
-    /// The digest of a list, and of the setting EVENKEEL_REDUCTION_SPLIT.
+    /// The digest of [`Settings::servers`](crate::Settings::servers) and [`Settings::split`](crate::Settings::split).
     pub fn new(servers: &[String], split: usize) -> Self {
         // FNV-1a, 64 bits: there is nothing to gain by making two lists look alike.
         let digest = servers.join(",").bytes().fold(0xcbf2_9ce4_8422_2325u64, |digest, byte| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use evenkeel_nccl_abi::HANDLE_SIZE;
 use evenkeel_reduction::{
-    Client, Member, SERVER_LIST_DIGEST_BYTES, ServerListDigest, Ticket, TreePosition,
+    Client, Member, SERVER_LIST_DIGEST_BYTES, ServerListDigest, Settings, Ticket, TreePosition,
 };
 use evenkeel_reduction_kernels::{DataType, Op};
 use evenkeel_transport::{Log, MrCache, RecvBuffer, SendBuffer, Transport};
@@ -25,11 +25,13 @@ pub(crate) struct CollNetContext {
     /// NCCL's number for the communicator; 0 in versions that do not pass one.
     communicator: u64,
     transport: Arc<Transport>,
+    settings: Arc<Settings>,
 }
 
 impl CollNetContext {
     pub(crate) fn new(communicator: u64) -> Result<Self, PluginError> {
-        Ok(Self { communicator, transport: plugin::transport_for_collnet()? })
+        let (transport, settings) = plugin::transport_for_collnet()?;
+        Ok(Self { communicator, transport, settings })
     }
 
     /// Makes the handle that a rank sends the others: a unique id of the communicator, of which rank 0's is used, and the
@@ -46,20 +48,17 @@ impl CollNetContext {
             .map_err(|error| PluginError::system(format!("no random bytes: {error}")))?;
         handle.fill(0);
         handle[UNIQUE_ID].copy_from_slice(&unique_id);
-        let settings = self.transport.settings();
-        let servers = settings.reduction_servers();
-        let digest = ServerListDigest::new(servers, settings.reduction_split());
+        let digest = ServerListDigest::new(&self.settings.servers, self.settings.split);
         handle[SERVER_LIST_DIGEST].copy_from_slice(&digest.to_bytes());
-        let transport = Arc::clone(&self.transport);
-        Ok(CollNetListenComm { device, communicator: self.communicator, transport })
+        let (transport, settings) = (Arc::clone(&self.transport), Arc::clone(&self.settings));
+        Ok(CollNetListenComm { device, communicator: self.communicator, transport, settings })
     }
 }
 
 /// The number of devices that can reduce: all if there are servers, else none.
 pub(crate) fn device_count() -> Result<usize, PluginError> {
-    let transport = plugin::transport_for_collnet()?;
-    let no_servers = transport.settings().reduction_servers().is_empty();
-    Ok(if no_servers { 0 } else { transport.devices().len() })
+    let (transport, settings) = plugin::transport_for_collnet()?;
+    Ok(if settings.servers.is_empty() { 0 } else { transport.devices().len() })
 }
 
 /// Whether the servers support this reduction of this data type.
@@ -82,6 +81,7 @@ pub(crate) struct CollNetListenComm {
     device: usize,
     communicator: u64,
     transport: Arc<Transport>,
+    settings: Arc<Settings>,
 }
 
 impl CollNetListenComm {
@@ -92,8 +92,7 @@ impl CollNetListenComm {
         rank: usize,
     ) -> Result<CollNetComm, PluginError> {
         let ranks = handles.len();
-        let settings = self.transport.settings();
-        let servers = settings.reduction_servers();
+        let servers = &self.settings.servers;
         let mut unique_id = [0; 16];
         unique_id.copy_from_slice(&handles[0][UNIQUE_ID]);
         let digests: Vec<ServerListDigest> = handles
@@ -118,10 +117,9 @@ impl CollNetListenComm {
             ranks: number(ranks)?,
             position,
             is_leaf: false,
-            job: settings.job().to_owned(),
+            job: self.settings.job.clone(),
         };
-        let timeout = settings.reduction_timeout();
-        let client = Client::join(&self.transport, self.device, servers, &member, timeout)
+        let client = Client::join(&self.transport, self.device, &member, &self.settings)
             .map_err(fallback)?;
         LOG.info(&format!(
             "evenkeel: rank {rank} of {ranks} joined {} reduction servers: {} comm={:#x}",

@@ -4,6 +4,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{env, ptr, thread};
 
 use evenkeel_nccl_abi::{
@@ -37,6 +38,7 @@ fn server() -> Server {
         listen: listen.parse().unwrap(),
         metrics: None,
         memory: 64 << 20,
+        timeout: Duration::from_secs(30),
         threads: 1,
         upstream: vec![],
         piece: evenkeel_reduction_server::PIECE_BYTES,

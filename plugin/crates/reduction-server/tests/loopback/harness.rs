@@ -27,6 +27,15 @@ pub(crate) fn settings(more: &[(&str, &str)]) -> Settings {
     .unwrap()
 }
 
+/// Settings of a client, overridden by these.
+pub(crate) fn reduction_settings(more: &[(&str, &str)]) -> evenkeel_reduction::Settings {
+    let value = |name: &str| {
+        let found = more.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    evenkeel_reduction::Settings::from_lookup(value).unwrap()
+}
+
 pub(crate) fn transport(more: &[(&str, &str)]) -> Arc<Transport> {
     Arc::new(Transport::new(settings(more), Arc::new(NullLog)).unwrap())
 }
@@ -37,6 +46,7 @@ pub(crate) fn options(memory: u64, threads: usize) -> ServerOptions {
         metrics: None,
         upstream: vec![],
         memory,
+        timeout: reduction_settings(&[]).timeout,
         threads,
         piece: PIECE_BYTES,
         timeline: None,
@@ -44,7 +54,8 @@ pub(crate) fn options(memory: u64, threads: usize) -> ServerOptions {
 }
 
 pub(crate) fn server_with(memory: u64, threads: usize, more: &[(&str, &str)]) -> Server {
-    let options = options(memory, threads);
+    let timeout = reduction_settings(more).timeout;
+    let options = ServerOptions { timeout, ..options(memory, threads) };
     Server::start(settings(more), &options, Arc::new(NullLog)).unwrap()
 }
 
@@ -94,11 +105,26 @@ pub(crate) fn join_within(
     member: &Member,
     timeout: Duration,
 ) -> Result<Client, ClientError> {
-    Client::join(transport, 0, servers, member, timeout)
+    let settings = reduction_settings(&[]);
+    let settings = evenkeel_reduction::Settings { servers: servers.to_vec(), timeout, ..settings };
+    Client::join(transport, 0, member, &settings)
 }
 
 pub(crate) fn join(transport: &Arc<Transport>, servers: &[String], member: &Member) -> Client {
     join_within(transport, servers, member, TIMEOUT).unwrap()
+}
+
+/// Joins with these settings.
+pub(crate) fn join_with(
+    transport: &Arc<Transport>,
+    servers: &[String],
+    member: &Member,
+    more: &[(&str, &str)],
+) -> Client {
+    let settings = reduction_settings(more);
+    let servers = servers.to_vec();
+    let settings = evenkeel_reduction::Settings { servers, timeout: TIMEOUT, ..settings };
+    Client::join(transport, 0, member, &settings).unwrap()
 }
 
 /// An all-reduce with its memory.

@@ -9,8 +9,8 @@ use evenkeel_reduction_server::ServerOptions;
 use evenkeel_testkit::TestRng;
 
 use crate::harness::{
-    agreed, all_reduce, begin, data, expected, join, members, names, options, server, server_at,
-    server_with, transport,
+    agreed, all_reduce, begin, data, expected, join, join_with, members, names, options, server,
+    server_at, server_with, transport,
 };
 
 /// Sizes around all boundaries: elements, alignment, payload in the header's message, pieces.
@@ -67,8 +67,8 @@ fn results(of: Config, ranks: u32) -> Vec<Vec<u8>> {
         .map(|member| {
             let names = names.clone();
             thread::spawn(move || {
-                let transport = transport(&[("EVENKEEL_REDUCTION_SPLIT", of.split)]);
-                let client = join(&transport, &names, &member);
+                let split = [("EVENKEEL_REDUCTION_SPLIT", of.split)];
+                let client = join_with(&transport(&[]), &names, &member, &split);
                 let mut rng = TestRng::new(of.servers as u64 + u64::from(member.rank));
                 let mut results = vec![];
                 for (round, size) in SIZES.into_iter().enumerate() {
@@ -239,7 +239,7 @@ fn window_of_a_rank_shrinks_beside_a_slow_one() {
         })
     };
     let recorded = [("EVENKEEL_REDUCTION_TIMELINE", path.to_str().unwrap())];
-    let client = join(&transport(&recorded), &names, &fast);
+    let client = join_with(&transport(&[]), &names, &fast, &recorded);
     let begun: Vec<_> = (0..OPERATIONS)
         .map(|_| begin(&client, &one, DataType::Float32, Op::Sum).unwrap())
         .collect();

@@ -28,6 +28,7 @@ pub use liveness::Liveness;
 
 use crate::lock;
 use crate::protocol::{Member, Piece};
+use crate::settings::Settings;
 use crate::timeline::Timeline;
 use server_link::{Range, ServerLink};
 
@@ -59,19 +60,18 @@ struct State {
 }
 
 impl Client {
-    /// Joins a communicator at all servers, `host:port` each, over a device. Blocks until all have answered, at most for
-    /// `timeout`. A server that cannot be reached is retried for 3 seconds; one that refuses is not.
+    /// Joins a communicator at all servers of the settings, over a device. Blocks until all have answered, at most for the
+    /// timeout. A server that cannot be reached is retried for 3 seconds; one that refuses is not.
     ///
     /// # Errors
     /// Names the servers that could not be reached, or the first one that refused.
     pub fn join(
         transport: &Arc<Transport>,
         device: usize,
-        servers: &[String],
         member: &Member,
-        timeout: Duration,
+        settings: &Settings,
     ) -> Result<Self, ClientError> {
-        let timeline = match transport.settings().reduction_timeline() {
+        let timeline = match &settings.timeline {
             None => None,
             Some(path) => {
                 let path = format!("{path}.{}", std::process::id());
@@ -80,11 +80,11 @@ impl Client {
                 Some(Arc::new(opened.map_err(error)?))
             }
         };
-        let joined = join(transport, device, servers, member, timeout)?;
+        let joined = join(transport, device, &settings.servers, member, settings.timeout)?;
         let links =
             joined.into_iter().map(|server| ServerLink::new(server, timeline.clone())).collect();
-        let split = transport.settings().reduction_split();
         let outstanding = HashMap::new();
+        let split = settings.split;
         let state = State { links, sequence: 0, split, outstanding, reporting: None, failed: None };
         Ok(Self { state: Mutex::new(state) })
     }

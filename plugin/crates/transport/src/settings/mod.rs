@@ -2,6 +2,7 @@
 
 pub(crate) mod name_filter;
 pub(crate) mod rails;
+pub mod table;
 
 use std::fs::File;
 use std::io::Read;
@@ -14,41 +15,10 @@ use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketM
 
 use name_filter::NameFilter;
 use rails::Rails;
+use table::{JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
 
-/// A setting: one environment variable.
-pub struct Setting {
-    /// Its name.
-    pub name: &'static str,
-    /// What it does.
-    pub meaning: &'static str,
-    /// The values that it accepts.
-    pub accepts: &'static str,
-    /// Its value when unset or empty.
-    pub default: &'static str,
-    /// Sets a value; `None` if it is not of the accepted form.
-    apply: fn(&mut Settings, &str) -> Option<()>,
-}
-
-impl Setting {
-    /// Whether its value must not be shown.
-    pub fn is_secret(&self) -> bool {
-        self.name == JOB_KEY
-    }
-}
-
-const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
 /// Minimum bytes of a static share, as in NCCL's socket transport.
 const MIN_SHARE: u64 = 64 << 10;
-
-/// A variable has a value that is not accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name}={value:?} is not valid: it takes {accepts} (default {default:?})")]
-pub struct SettingsError {
-    name: &'static str,
-    value: String,
-    accepts: &'static str,
-    default: &'static str,
-}
 
 /// Address families a device may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,11 +78,6 @@ pub struct Settings {
     /// Addresses to serve metrics at: the first that is free.
     pub(crate) metrics: Vec<SocketAddr>,
     status_folder: Option<PathBuf>,
-    reduction_servers: Vec<String>,
-    reduction_split: usize,
-    reduction_timeout: Duration,
-    reduction_timeline: Option<String>,
-    job: String,
 }
 
 /// Minimum bytes of the retransmit buffer, unless it is limited otherwise. More than a receiver leaves unacknowledged, so
@@ -120,12 +85,14 @@ pub struct Settings {
 const MIN_RETRANSMIT_BUFFER: usize = 1 << 20;
 
 /// All settings.
-pub const SETTINGS: &[Setting] = &[
+pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
-        name: "EVENKEEL_TRANSPORT",
-        meaning: "what carries messages; auto: RDMA between peers that reach each other by RDMA ports, else TCP; tcp or rdma: that, or an error",
-        accepts: "auto, tcp or rdma",
-        default: "auto",
+        variable: Variable {
+            name: "EVENKEEL_TRANSPORT",
+            meaning: "what carries messages; auto: RDMA between peers that reach each other by RDMA ports, else TCP; tcp or rdma: that, or an error",
+            accepts: "auto, tcp or rdma",
+            default: "auto",
+        },
         apply: |settings, value| {
             settings.transport_mode = match value {
                 "auto" => TransportMode::Auto,
@@ -137,80 +104,96 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_QUEUE_PAIRS",
-        meaning: "RDMA queue pairs that share the messages of one connection, and stand in for each other when one fails; the sending side decides",
-        accepts: "a whole number from 1 to 8",
-        default: "2",
+        variable: Variable {
+            name: "EVENKEEL_QUEUE_PAIRS",
+            meaning: "RDMA queue pairs that share the messages of one connection, and stand in for each other when one fails; the sending side decides",
+            accepts: "a whole number from 1 to 8",
+            default: "2",
+        },
         apply: |settings, value| {
             settings.queue_pairs = ranged(value, 1, MAX_QUEUE_PAIRS as u64)? as u16;
             Some(())
         },
     },
     Setting {
-        name: "NCCL_IB_HCA",
-        meaning: "RDMA ports to use, as NCCL reads it: prefixes of device names, with a port or all, = for whole names, ^ for all others",
-        accepts: "[^][=]name[:port],name[:port],...",
-        default: "",
+        variable: Variable {
+            name: "NCCL_IB_HCA",
+            meaning: "RDMA ports to use, as NCCL reads it: prefixes of device names, with a port or all, = for whole names, ^ for all others",
+            accepts: "[^][=]name[:port],name[:port],...",
+            default: "",
+        },
         apply: |settings, value| {
             value.clone_into(&mut settings.rdma_ports);
             Some(())
         },
     },
     Setting {
-        name: "NCCL_IB_GID_INDEX",
-        meaning: "which address (GID) of an RDMA port to use; without it the RoCE v2 one of an address of this host",
-        accepts: "a whole number from 0 to 255, or -1",
-        default: "",
+        variable: Variable {
+            name: "NCCL_IB_GID_INDEX",
+            meaning: "which address (GID) of an RDMA port to use; without it the RoCE v2 one of an address of this host",
+            accepts: "a whole number from 0 to 255, or -1",
+            default: "",
+        },
         apply: |settings, value| {
             settings.gid_index = ranged_or_none(value, 255)?;
             Some(())
         },
     },
     Setting {
-        name: "NCCL_IB_TC",
-        meaning: "traffic class of RDMA packets over Ethernet; without it the communicator's (trafficClass of ncclConfig_t), else 0; the sending side decides",
-        accepts: "a whole number from 0 to 255, or -1",
-        default: "",
+        variable: Variable {
+            name: "NCCL_IB_TC",
+            meaning: "traffic class of RDMA packets over Ethernet; without it the communicator's (trafficClass of ncclConfig_t), else 0; the sending side decides",
+            accepts: "a whole number from 0 to 255, or -1",
+            default: "",
+        },
         apply: |settings, value| {
             settings.traffic_class = ranged_or_none(value, 255)?;
             Some(())
         },
     },
     Setting {
-        name: "NCCL_IB_SL",
-        meaning: "service level of RDMA packets; without it the communicator's traffic class over InfiniBand, if it is one, else 0; the sending side decides",
-        accepts: "a whole number from 0 to 15, or -1",
-        default: "",
+        variable: Variable {
+            name: "NCCL_IB_SL",
+            meaning: "service level of RDMA packets; without it the communicator's traffic class over InfiniBand, if it is one, else 0; the sending side decides",
+            accepts: "a whole number from 0 to 15, or -1",
+            default: "",
+        },
         apply: |settings, value| {
             settings.service_level = ranged_or_none(value, PacketMarking::MAX_SERVICE_LEVEL)?;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_FLOWS",
-        meaning: "TCP connections (flows) that share the messages of one connection; the sending side decides",
-        accepts: "a whole number from 1 to 64",
-        default: "4",
+        variable: Variable {
+            name: "EVENKEEL_FLOWS",
+            meaning: "TCP connections (flows) that share the messages of one connection; the sending side decides",
+            accepts: "a whole number from 1 to 64",
+            default: "4",
+        },
         apply: |settings, value| {
             settings.flows = ranged(value, 1, MAX_FLOWS as u64)? as u16;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_CHUNK_BYTES",
-        meaning: "most bytes that a flow takes at once; slow flows take less",
-        accepts: "a multiple of 128 from 4096 to 16777216",
-        default: "524288",
+        variable: Variable {
+            name: "EVENKEEL_CHUNK_BYTES",
+            meaning: "most bytes that a flow takes at once; slow flows take less",
+            accepts: "a multiple of 128 from 4096 to 16777216",
+            default: "524288",
+        },
         apply: |settings, value| {
             settings.chunk_bytes = ranged(value, 4096, 16 << 20)?;
             settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN).then_some(())
         },
     },
     Setting {
-        name: "EVENKEEL_INLINE_BYTES",
-        meaning: "messages up to this many bytes are written and read by the calling thread when a flow is free",
-        accepts: "a whole number of bytes from 0 to 1048576",
-        default: "16384",
+        variable: Variable {
+            name: "EVENKEEL_INLINE_BYTES",
+            meaning: "messages up to this many bytes are written and read by the calling thread when a flow is free",
+            accepts: "a whole number of bytes from 0 to 1048576",
+            default: "16384",
+        },
         apply: |settings, value| {
             settings.inline_bytes = ranged(value, 0, 1 << 20)?;
             settings.caller_bytes = settings.inline_bytes;
@@ -220,10 +203,12 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_WORKERS",
-        meaning: "threads that move bytes for all connections of the process; auto is one per 4 cores, 1 to 4",
-        accepts: "auto or a whole number from 1 to 16",
-        default: "auto",
+        variable: Variable {
+            name: "EVENKEEL_WORKERS",
+            meaning: "threads that move bytes for all connections of the process; auto is one per 4 cores, 1 to 4",
+            accepts: "auto or a whole number from 1 to 16",
+            default: "auto",
+        },
         apply: |settings, value| {
             settings.workers = if value == "auto" {
                 std::thread::available_parallelism()
@@ -235,60 +220,72 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_CONNECT_TIMEOUT",
-        meaning: "how long to try to reach a listener",
-        accepts: "seconds from 1 to 3600",
-        default: "30",
+        variable: Variable {
+            name: "EVENKEEL_CONNECT_TIMEOUT",
+            meaning: "how long to try to reach a listener",
+            accepts: "seconds from 1 to 3600",
+            default: "30",
+        },
         apply: |settings, value| {
             settings.connect_timeout = seconds(value)?;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_ACCEPT_TIMEOUT",
-        meaning: "how long to wait for the peer that was given a listener's handle",
-        accepts: "seconds from 1 to 3600",
-        default: "600",
+        variable: Variable {
+            name: "EVENKEEL_ACCEPT_TIMEOUT",
+            meaning: "how long to wait for the peer that was given a listener's handle",
+            accepts: "seconds from 1 to 3600",
+            default: "600",
+        },
         apply: |settings, value| {
             settings.accept_timeout = seconds(value)?;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_HANDSHAKE_TIMEOUT",
-        meaning: "how long an incoming TCP connection may take to show that it is a peer",
-        accepts: "seconds from 1 to 3600",
-        default: "5",
+        variable: Variable {
+            name: "EVENKEEL_HANDSHAKE_TIMEOUT",
+            meaning: "how long an incoming TCP connection may take to show that it is a peer",
+            accepts: "seconds from 1 to 3600",
+            default: "5",
+        },
         apply: |settings, value| {
             settings.handshake_timeout = seconds(value)?;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_PEER_TIMEOUT",
-        meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead; a queue pair gives up after an eighth of it, and is replaced",
-        accepts: "seconds from 1 to 3600",
-        default: "15",
+        variable: Variable {
+            name: "EVENKEEL_PEER_TIMEOUT",
+            meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead; a queue pair gives up after an eighth of it, and is replaced",
+            accepts: "seconds from 1 to 3600",
+            default: "15",
+        },
         apply: |settings, value| {
             settings.peer_timeout = seconds(value)?;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_RECOVERY_TIMEOUT",
-        meaning: "how long a connection that has lost all its flows tries to get new ones",
-        accepts: "seconds from 1 to 3600",
-        default: "30",
+        variable: Variable {
+            name: "EVENKEEL_RECOVERY_TIMEOUT",
+            meaning: "how long a connection that has lost all its flows tries to get new ones",
+            accepts: "seconds from 1 to 3600",
+            default: "30",
+        },
         apply: |settings, value| {
             settings.recovery_timeout = seconds(value)?;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_REPATH",
-        meaning: "whether a flow that stays slow beside others is replaced by one on another path; auto: not in connections that go at the pace of the slowest of many ranks, which are those to reduction servers and those of the collectives",
-        accepts: "auto, on or off",
-        default: "auto",
+        variable: Variable {
+            name: "EVENKEEL_REPATH",
+            meaning: "whether a flow that stays slow beside others is replaced by one on another path; auto: not in connections that go at the pace of the slowest of many ranks, which are those to reduction servers and those of the collectives",
+            accepts: "auto, on or off",
+            default: "auto",
+        },
         apply: |settings, value| {
             settings.repath = match value {
                 "auto" => None,
@@ -300,10 +297,12 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_SCHEDULE",
-        meaning: "pull: whichever flow can take bytes takes the next chunk; static: each message is dealt to all flows in equal shares, and paths stay as they are: what others do, to compare with",
-        accepts: "pull or static",
-        default: "pull",
+        variable: Variable {
+            name: "EVENKEEL_SCHEDULE",
+            meaning: "pull: whichever flow can take bytes takes the next chunk; static: each message is dealt to all flows in equal shares, and paths stay as they are: what others do, to compare with",
+            accepts: "pull or static",
+            default: "pull",
+        },
         apply: |settings, value| {
             settings.schedule = match value {
                 "pull" => Schedule::Pull,
@@ -314,10 +313,12 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_CHECKSUM",
-        meaning: "whether every chunk carries a checksum (CRC-32C); one that does not match is not delivered, and is sent again on another flow; the same on all ranks",
-        accepts: "1 or on, 0 or off",
-        default: "0",
+        variable: Variable {
+            name: "EVENKEEL_CHECKSUM",
+            meaning: "whether every chunk carries a checksum (CRC-32C); one that does not match is not delivered, and is sent again on another flow; the same on all ranks",
+            accepts: "1 or on, 0 or off",
+            default: "0",
+        },
         apply: |settings, value| {
             settings.checksum = match value {
                 "1" | "on" => true,
@@ -328,10 +329,12 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_LINK_SPEED",
-        meaning: "speed of every device, instead of what the system says",
-        accepts: "Mb/s, a whole number from 1 to 10000000, such as 25000",
-        default: "",
+        variable: Variable {
+            name: "EVENKEEL_LINK_SPEED",
+            meaning: "speed of every device, instead of what the system says",
+            accepts: "Mb/s, a whole number from 1 to 10000000, such as 25000",
+            default: "",
+        },
         apply: |settings, value| {
             settings.link_speed =
                 if value.is_empty() { None } else { Some(ranged(value, 1, 10_000_000)? as u32) };
@@ -339,20 +342,24 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "NCCL_SOCKET_IFNAME",
-        meaning: "interfaces to use, as NCCL reads it: prefixes, = for whole names, ^ for all others",
-        accepts: "[^][=]name,name,...",
-        default: "",
+        variable: Variable {
+            name: "NCCL_SOCKET_IFNAME",
+            meaning: "interfaces to use, as NCCL reads it: prefixes, = for whole names, ^ for all others",
+            accepts: "[^][=]name,name,...",
+            default: "",
+        },
         apply: |settings, value| {
             value.clone_into(&mut settings.interfaces);
             Some(())
         },
     },
     Setting {
-        name: "NCCL_SOCKET_FAMILY",
-        meaning: "address family to use",
-        accepts: "AF_INET or AF_INET6",
-        default: "",
+        variable: Variable {
+            name: "NCCL_SOCKET_FAMILY",
+            meaning: "address family to use",
+            accepts: "AF_INET or AF_INET6",
+            default: "",
+        },
         apply: |settings, value| {
             settings.family = match value {
                 "" => Family::Any,
@@ -364,10 +371,12 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_DEVICES",
-        meaning: "separate: each interface is a device of its own for NCCL; joined: one device, whose flows spread over all interfaces (4 at most) and which goes on when one fails",
-        accepts: "separate or joined",
-        default: "separate",
+        variable: Variable {
+            name: "EVENKEEL_DEVICES",
+            meaning: "separate: each interface is a device of its own for NCCL; joined: one device, whose flows spread over all interfaces (4 at most) and which goes on when one fails",
+            accepts: "separate or joined",
+            default: "separate",
+        },
         apply: |settings, value| {
             settings.joined = match value {
                 "separate" => false,
@@ -378,30 +387,36 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_RAILS",
-        meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later: it joins devices of the same rail, and does not try those that cannot reach each other",
-        accepts: "NAME=RAIL or NAME=RAIL/PLANE, several with commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
-        default: "",
+        variable: Variable {
+            name: "EVENKEEL_RAILS",
+            meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later: it joins devices of the same rail, and does not try those that cannot reach each other",
+            accepts: "NAME=RAIL or NAME=RAIL/PLANE, several with commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
+            default: "",
+        },
         apply: |settings, value| {
             settings.rails = Rails::parse(value)?;
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_PORTS",
-        meaning: "ports to listen on, for firewalls; without it any that is free",
-        accepts: "first-last, such as 29600-29699, or one port",
-        default: "",
+        variable: Variable {
+            name: "EVENKEEL_PORTS",
+            meaning: "ports to listen on, for firewalls; without it any that is free",
+            accepts: "first-last, such as 29600-29699, or one port",
+            default: "",
+        },
         apply: |settings, value| {
             settings.ports = if value.is_empty() { None } else { Some(ports(value)?) };
             Some(())
         },
     },
     Setting {
-        name: JOB_KEY,
-        meaning: "secret of the job: peers that do not have it are refused",
-        accepts: "64 hexadecimal digits, the same on all ranks",
-        default: "",
+        variable: Variable {
+            name: JOB_KEY,
+            meaning: "secret of the job: peers that do not have it are refused",
+            accepts: "64 hexadecimal digits, the same on all ranks",
+            default: "",
+        },
         apply: |settings, value| {
             if !value.is_empty() {
                 settings.job_key = Some(JobKey::parse(value)?);
@@ -410,10 +425,12 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_JOB_KEY_FILE",
-        meaning: "file that holds the secret of the job, instead of EVENKEEL_JOB_KEY",
-        accepts: "the path of a file with 64 hexadecimal digits",
-        default: "",
+        variable: Variable {
+            name: "EVENKEEL_JOB_KEY_FILE",
+            meaning: "file that holds the secret of the job, instead of EVENKEEL_JOB_KEY",
+            accepts: "the path of a file with 64 hexadecimal digits",
+            default: "",
+        },
         apply: |settings, value| {
             if !value.is_empty() {
                 settings.job_key = Some(key_in(value)?);
@@ -422,75 +439,27 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
-        name: "EVENKEEL_METRICS",
-        meaning: "where to serve metrics for Prometheus, at /metrics; of a range of ports the first that is free, so that all ranks of a host can have the same value",
-        accepts: "address:port or address:first-last, such as 0.0.0.0:9600-9615",
-        default: "",
+        variable: Variable {
+            name: "EVENKEEL_METRICS",
+            meaning: "where to serve metrics for Prometheus, at /metrics; of a range of ports the first that is free, so that all ranks of a host can have the same value",
+            accepts: "address:port or address:first-last, such as 0.0.0.0:9600-9615",
+            default: "",
+        },
         apply: |settings, value| {
             settings.metrics = if value.is_empty() { Vec::new() } else { addresses(value)? };
             Some(())
         },
     },
     Setting {
-        name: "EVENKEEL_STATUS_DIR",
-        meaning: "folder in which each process in which NCCL starts the plugin says so, in a file plugin.PROCESS; evenkeel-run looks there",
-        accepts: "the path of a folder",
-        default: "",
+        variable: Variable {
+            name: "EVENKEEL_STATUS_DIR",
+            meaning: "folder in which each process in which NCCL starts the plugin says so, in a file plugin.PROCESS; evenkeel-run looks there",
+            accepts: "the path of a folder",
+            default: "",
+        },
         apply: |settings, value| {
             settings.status_folder = (!value.is_empty()).then(|| PathBuf::from(value));
             Some(())
-        },
-    },
-    Setting {
-        name: "EVENKEEL_REDUCTION_SERVERS",
-        meaning: "reduction servers that sum all-reduces, through NCCL's CollNet (NCCL_COLLNET_ENABLE=1); the same on all ranks, or a list for those of each leaf of a tree",
-        accepts: "host:port,host:port,... with names or addresses, 64 at most",
-        default: "",
-        apply: |settings, value| {
-            settings.reduction_servers =
-                if value.is_empty() { Vec::new() } else { servers(value)? };
-            Some(())
-        },
-    },
-    Setting {
-        name: "EVENKEEL_REDUCTION_SPLIT",
-        meaning: "most reduction servers that an operation is cut over, which then take turns; the same on all ranks",
-        accepts: "1 to 64",
-        default: "64",
-        apply: |settings, value| {
-            settings.reduction_split = ranged(value, 1, 64)? as usize;
-            Some(())
-        },
-    },
-    Setting {
-        name: "EVENKEEL_REDUCTION_TIMEOUT",
-        meaning: "how long to wait for reduction servers to let a rank in (3 s for one that has an address and cannot be reached), and how long one may show no sign of life later",
-        accepts: "seconds from 1 to 3600",
-        default: "30",
-        apply: |settings, value| {
-            settings.reduction_timeout = seconds(value)?;
-            Some(())
-        },
-    },
-    Setting {
-        name: "EVENKEEL_REDUCTION_TIMELINE",
-        meaning: "file to append to when each piece went to a reduction server and came back, a line each; the process's number is added to its name",
-        accepts: "a path",
-        default: "",
-        apply: |settings, value| {
-            settings.reduction_timeline = (!value.is_empty()).then(|| value.to_owned());
-            Some(())
-        },
-    },
-    Setting {
-        name: "EVENKEEL_JOB",
-        meaning: "name of the job in the metrics and log lines of reduction servers",
-        accepts: "up to 63 letters, digits, dashes, dots, underscores and slashes",
-        default: "",
-        apply: |settings, value| {
-            let fine = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
-            value.clone_into(&mut settings.job);
-            (value.len() <= 63 && value.chars().all(fine)).then_some(())
         },
     },
 ];
@@ -506,9 +475,7 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] naming the first variable whose value is not of the accepted form.
     pub fn from_env() -> Result<Self, SettingsError> {
-        Self::from_lookup(|name| {
-            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-        })
+        Self::from_lookup(table::from_env)
     }
 
     /// Reads variables through a function that gives a variable's value, if it has one.
@@ -547,29 +514,8 @@ impl Settings {
             job_key: None,
             metrics: Vec::new(),
             status_folder: None,
-            reduction_servers: Vec::new(),
-            reduction_split: 0,
-            reduction_timeout: Duration::ZERO,
-            reduction_timeline: None,
-            job: String::new(),
         };
-        for setting in SETTINGS {
-            let given = lookup(setting.name).unwrap_or_default();
-            let value = match given.trim() {
-                "" => setting.default,
-                given => given,
-            };
-            (setting.apply)(&mut settings, value).ok_or_else(|| SettingsError {
-                name: setting.name,
-                value: if setting.is_secret() {
-                    "(not shown)".to_owned()
-                } else {
-                    value.to_owned()
-                },
-                accepts: setting.accepts,
-                default: setting.default,
-            })?;
-        }
+        table::read(SETTINGS, &mut settings, lookup)?;
         Ok(settings)
     }
 
@@ -600,36 +546,6 @@ impl Settings {
         self.flows.into()
     }
 
-    /// Most reduction servers that an operation is cut over.
-    pub fn reduction_split(&self) -> usize {
-        self.reduction_split
-    }
-
-    /// Reads a list of reduction servers, `host:port,host:port,...`; `None` where it is none.
-    pub fn servers(text: &str) -> Option<Vec<String>> {
-        servers(text)
-    }
-
-    /// `host:port` of each reduction server; none: there are none.
-    pub fn reduction_servers(&self) -> &[String] {
-        &self.reduction_servers
-    }
-
-    /// How long reduction servers may be out of reach.
-    pub fn reduction_timeout(&self) -> Duration {
-        self.reduction_timeout
-    }
-
-    /// Where a client of reduction servers notes pieces' moments, but for the process's number, if anywhere.
-    pub fn reduction_timeline(&self) -> Option<&str> {
-        self.reduction_timeline.as_deref()
-    }
-
-    /// The job's name; empty when it has none.
-    pub fn job(&self) -> &str {
-        &self.job
-    }
-
     /// Whether a port of an RDMA device may be used.
     pub(crate) fn wants_rdma(&self, device: &str, port: u8) -> bool {
         self.rdma_ports.is_empty() || NameFilter::parse(&self.rdma_ports).matches_port(device, port)
@@ -647,10 +563,6 @@ fn ranged_or_none(value: &str, max: u8) -> Option<Option<u8>> {
         "" | "-1" => Some(None),
         value => ranged(value, 0, max.into()).map(|number| Some(number as u8)),
     }
-}
-
-fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
-    value.parse().ok().filter(|number| (min..=max).contains(number))
 }
 
 fn key_in(file: &str) -> Option<JobKey> {
@@ -671,25 +583,6 @@ fn addresses(value: &str) -> Option<Vec<SocketAddr>> {
     let (address, range) = value.rsplit_once(':')?;
     let address: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
     Some(ports(range)?.map(|port| SocketAddr::new(address, port)).collect())
-}
-
-fn servers(value: &str) -> Option<Vec<String>> {
-    let servers: Vec<String> = value.split(',').map(|server| server.trim().to_owned()).collect();
-    let fine = |server: &String| {
-        let (host, port) = server.rsplit_once(':')?;
-        // A colon in a host is one of an IPv6 address, which wants brackets.
-        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let wrong = match bare {
-            Some(address) => address.parse::<IpAddr>().is_err(),
-            None => host.is_empty() || host.contains([':', '/', ' ', '[', ']']),
-        };
-        (!wrong && ranged(port, 1, u16::MAX.into()).is_some()).then_some(())
-    };
-    (servers.len() <= 64 && servers.iter().all(|server| fine(server).is_some())).then_some(servers)
-}
-
-fn seconds(value: &str) -> Option<Duration> {
-    ranged(value, 1, 3600).map(Duration::from_secs)
 }
 
 #[cfg(test)]
@@ -720,24 +613,6 @@ mod tests {
         assert_eq!(with("EVENKEEL_PORTS", "29600-29699").unwrap().ports, Some(29600..=29699));
         assert_eq!(with("EVENKEEL_PORTS", "29600").unwrap().ports, Some(29600..=29600));
         assert_eq!(with("EVENKEEL_PORTS", "").unwrap().ports, None);
-    }
-
-    #[test]
-    fn reduction_servers_are_names_or_addresses_with_ports() {
-        let servers = |value| {
-            with("EVENKEEL_REDUCTION_SERVERS", value).map(|settings| settings.reduction_servers)
-        };
-        assert_eq!(servers(""), Ok(vec![]));
-        let given = "llama-rs-0.llama-rs:7470, 10.0.0.1:80,[::1]:7470";
-        assert_eq!(
-            servers(given).unwrap(),
-            ["llama-rs-0.llama-rs:7470", "10.0.0.1:80", "[::1]:7470"]
-        );
-        for wrong in
-            ["host", "host:", ":7470", "::1:7470", "a:1,,b:1", "a:0", "a b:1", "http://a:1"]
-        {
-            assert!(servers(wrong).is_err(), "{wrong}");
-        }
     }
 
     #[test]
@@ -773,7 +648,7 @@ mod tests {
             let mut value = rng.choose(&SEEDS).as_bytes().to_vec();
             (0..rng.below(3)).for_each(|_| rng.mutate(&mut value));
             let value = String::from_utf8_lossy(&value).into_owned();
-            let Setting { name, accepts, .. } = SETTINGS[round % SETTINGS.len()];
+            let Variable { name, accepts, .. } = SETTINGS[round % SETTINGS.len()].variable;
             match with(name, &value) {
                 Ok(settings) => {
                     taken += 1;

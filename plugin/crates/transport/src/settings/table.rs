@@ -1,0 +1,82 @@
+//! Tables of settings. A table reads the environment, and the documentation is written from it.
+
+use std::time::Duration;
+
+/// One environment variable, which sets a value of `T`.
+pub struct Setting<T> {
+    /// The variable and its documentation.
+    pub variable: Variable,
+    /// Sets the value; `None` if it is not of the accepted form.
+    pub apply: fn(&mut T, &str) -> Option<()>,
+}
+
+/// An environment variable and its documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it sets.
+    pub meaning: &'static str,
+    /// The accepted values.
+    pub accepts: &'static str,
+    /// Its value when unset or empty.
+    pub default: &'static str,
+}
+
+/// A variable has a value that is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value:?} is not valid: it takes {accepts} (default {default:?})")]
+pub struct SettingsError {
+    name: &'static str,
+    value: String,
+    accepts: &'static str,
+    default: &'static str,
+}
+
+/// The variable that holds the job's secret.
+pub(super) const JOB_KEY: &str = "EVENKEEL_JOB_KEY";
+
+impl Variable {
+    /// Whether its value must not be shown.
+    pub fn is_secret(&self) -> bool {
+        self.name == JOB_KEY
+    }
+}
+
+/// Sets all values of a table, with a function that returns a variable's value if it has one.
+///
+/// # Errors
+/// Names the first variable whose value is not of the accepted form.
+pub fn read<T>(
+    table: &[Setting<T>],
+    settings: &mut T,
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<(), SettingsError> {
+    for Setting { variable, apply } in table {
+        let Variable { name, accepts, default, .. } = *variable;
+        let given = lookup(name).unwrap_or_default();
+        let value = match given.trim() {
+            "" => default,
+            given => given,
+        };
+        let shown = if variable.is_secret() { "(not shown)" } else { value };
+        let error = || SettingsError { name, value: shown.to_owned(), accepts, default };
+        apply(settings, value).ok_or_else(error)?;
+    }
+    Ok(())
+}
+
+/// A variable of the environment, for [`read`].
+pub fn from_env(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// A whole number in a range.
+pub fn ranged(value: &str, min: u64, max: u64) -> Option<u64> {
+    value.parse().ok().filter(|number| (min..=max).contains(number))
+}
+
+/// Seconds, from 1 to 3600.
+pub fn seconds(value: &str) -> Option<Duration> {
+    ranged(value, 1, 3600).map(Duration::from_secs)
+}
