@@ -113,14 +113,14 @@ func statusCommand(name *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			verdict := fmt.Errorf("no cluster %q: start it with \"go run ./hack/cluster up --name %s\"", *name, *name)
+			result := fmt.Errorf("no cluster %q: start it with \"go run ./hack/cluster up --name %s\"", *name, *name)
 			for _, n := range names {
 				health := report(cmd, n)
 				if n == *name {
-					verdict = health
+					result = health
 				}
 			}
-			return verdict
+			return result
 		},
 	}
 }

@@ -12,9 +12,9 @@ import (
 
 // A chartCase is a section of docs/results/tcp.md with medians of contenders.
 type chartCase struct {
-	title, wire                     string
-	strongest                       string // name of the fastest contender of plain sockets
-	plain, evenkeel, equal, ceiling float64
+	title                  string
+	strongest              string // name of the fastest contender of plain sockets
+	plain, evenkeel, equal float64
 }
 
 // maxChartCases is the number of cases drawn: those whose links have a rate, which come first.

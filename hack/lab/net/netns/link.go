@@ -36,18 +36,18 @@ func (l *Lab) SetRate(ctx context.Context, link int, rate Rate) error {
 
 // SetState takes a link down or up.
 func (l *Lab) SetState(ctx context.Context, link int, state State) error {
-	cable, verdict := "up", ""
+	cable, rule := "up", ""
 	switch state {
 	case LinkUp:
 	case LinkDown:
 		cable = "down"
 	case LinkSilent:
-		verdict = "drop"
+		rule = "drop"
 	default:
 		return fmt.Errorf("link state %q: %s, %s or %s", state, LinkUp, LinkDown, LinkSilent)
 	}
 	return l.atBothEnds(link, func(router Host) error {
-		if err := l.fill(ctx, router, fmt.Sprintf("out%d", link), verdict); err != nil {
+		if err := l.fill(ctx, router, fmt.Sprintf("out%d", link), rule); err != nil {
 			return err
 		}
 		return l.run(ctx, router, "ip -batch -", fmt.Sprintf("link set dev %s %s", linkName(link), cable))
@@ -60,17 +60,17 @@ func (l *Lab) SetLoss(ctx context.Context, link int, share float64) error {
 		return fmt.Errorf("loss of %v: a share from 0 to 1", share)
 	}
 	const whole = 1_000_000
-	segments, verdict := 65535, ""
+	segments, rule := 65535, ""
 	if parts := int(math.Round(share * whole)); parts > 0 {
 		// Segments are cut to packets first, as whole segments would be lost otherwise. Only this link does so, as it takes
 		// processor time.
-		segments, verdict = 1, fmt.Sprintf("numgen random mod %d <= %d drop", whole, parts-1)
+		segments, rule = 1, fmt.Sprintf("numgen random mod %d <= %d drop", whole, parts-1)
 	}
 	return l.atBothEnds(link, func(router Host) error {
 		if err := l.run(ctx, router, "ip -batch -", fmt.Sprintf("link set dev %s gso_max_segs %d", linkName(link), segments)); err != nil {
 			return err
 		}
-		return l.fill(ctx, router, fmt.Sprintf("in%d", link), verdict)
+		return l.fill(ctx, router, fmt.Sprintf("in%d", link), rule)
 	})
 }
 
