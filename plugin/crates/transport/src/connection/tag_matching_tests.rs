@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use evenkeel_testkit::TestRng;
 
 use crate::memory::block::Block;
-use crate::memory::protected::ProtectedMemory;
+use crate::memory::test_memory::ProtectedMemory;
 use crate::test_support::{pair, until};
 use crate::{
     ErrorKind, MAX_REQUESTS, MrCache, RecvBuffer, RecvConnection, Request, SendBuffer,

@@ -3,4 +3,4 @@
 pub(crate) mod block;
 pub(crate) mod buffers;
 #[cfg(test)]
-pub(crate) mod protected;
+pub(crate) mod test_memory;

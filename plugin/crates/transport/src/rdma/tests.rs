@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::connection::tag_matching_tests::{self, MessageMemory};
 use crate::memory::block::Block;
-use crate::memory::protected::ProtectedMemory;
+use crate::memory::test_memory::ProtectedMemory;
 use crate::runtime::notify::NullNotify;
 use crate::sync::lock;
 use crate::test_support::{connected, meet, until};

@@ -10,7 +10,7 @@ use evenkeel_protocol::{ControlMessage, Hello, WELCOME_BYTES, Welcome};
 
 use crate::connection::tag_matching_tests;
 use crate::memory::block::Block;
-use crate::memory::protected::ProtectedMemory;
+use crate::memory::test_memory::ProtectedMemory;
 use crate::rdma::tests::{
     LogLines, PEER_MEMORY, exchange, message, send_and_check, transport_with,
 };
