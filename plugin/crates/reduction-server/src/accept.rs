@@ -13,7 +13,7 @@ use evenkeel_transport::{
     Block, Connecting, Listener, Notify, Receiving, RecvConnection, SendConnection,
 };
 
-use crate::registry::Registry;
+use crate::registry::CommunicatorRegistry;
 
 /// How long a client may take to send who it is and to accept the server's connection.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ impl Notify for Waker {
 
 /// Accepts clients, and maintains the communicators now and then.
 pub(crate) struct Acceptor {
-    registry: Arc<Registry>,
+    registry: Arc<CommunicatorRegistry>,
     listener: Listener,
     waker: Arc<Waker>,
     /// Oldest first.
@@ -103,7 +103,11 @@ enum Step {
 }
 
 impl Acceptor {
-    pub(crate) fn new(registry: Arc<Registry>, listener: Listener, waker: Arc<Waker>) -> Self {
+    pub(crate) fn new(
+        registry: Arc<CommunicatorRegistry>,
+        listener: Listener,
+        waker: Arc<Waker>,
+    ) -> Self {
         Self { registry, listener, waker, joining: VecDeque::new() }
     }
 
@@ -193,7 +197,7 @@ impl Acceptor {
 }
 
 impl JoiningClient {
-    fn step(self, registry: &Registry) -> Step {
+    fn step(self, registry: &CommunicatorRegistry) -> Step {
         let Self { up, since, stage } = self;
         match stage {
             Stage::Hello(head) => Self::receive_hello(up, since, head, registry),
@@ -227,7 +231,7 @@ impl JoiningClient {
         up: RecvConnection,
         since: Instant,
         mut head: Receiving,
-        registry: &Registry,
+        registry: &CommunicatorRegistry,
     ) -> Step {
         let (block, length) = match head.poll(true) {
             Ok(None) => return Step::Wait(Self { up, since, stage: Stage::Hello(head) }),

@@ -20,7 +20,7 @@ use crate::upstream::UpstreamServers;
 const DRAINING: &str = "the server is shutting down";
 
 /// All communicators of a server.
-pub(crate) struct Registry {
+pub(crate) struct CommunicatorRegistry {
     context: Arc<Context>,
     upstream: UpstreamServers,
     /// Maximum size of a piece, in bytes.
@@ -33,7 +33,7 @@ pub(crate) struct Registry {
     own: Weak<Self>,
 }
 
-impl Registry {
+impl CommunicatorRegistry {
     /// Without communicators.
     pub(crate) fn new(
         context: Arc<Context>,
@@ -173,8 +173,8 @@ impl Registry {
             budget.remove_communicator();
             return None;
         };
-        let (context, registry) = (Arc::clone(&self.context), Weak::clone(&self.own));
-        Some(Communicator::new(context, registry, member, piece_bytes, memory, upstream))
+        let (context, owner) = (Arc::clone(&self.context), Weak::clone(&self.own));
+        Some(Communicator::new(context, owner, member, piece_bytes, memory, upstream))
     }
 
     fn is_draining(&self) -> bool {
@@ -224,7 +224,7 @@ impl Registry {
     }
 }
 
-impl communicator::Registry for Registry {
+impl communicator::Owner for CommunicatorRegistry {
     fn remove(&self, communicator: &Arc<Communicator>) {
         self.end(communicator);
     }

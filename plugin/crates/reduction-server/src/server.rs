@@ -18,7 +18,7 @@ use crate::limits::{RETRANSMIT_BYTES, communicator_bytes, piece_bytes};
 use crate::memory_budget::MemoryBudget;
 use crate::metrics::{Metrics, MetricsPages};
 use crate::pool::TaskPool;
-use crate::registry::Registry;
+use crate::registry::CommunicatorRegistry;
 use crate::upstream::UpstreamServers;
 
 /// How to serve.
@@ -45,7 +45,7 @@ pub struct ServerOptions {
 
 /// A reduction server. Dropping it ends it, whatever is in flight.
 pub struct Server {
-    registry: Arc<Registry>,
+    registry: Arc<CommunicatorRegistry>,
     address: SocketAddr,
     waker: Arc<Waker>,
     threads: Vec<JoinHandle<()>>,
@@ -84,7 +84,7 @@ impl Server {
         });
         let waker = Arc::new(Waker::default());
         let listener = listen(&context.transport, options.listen, &waker)?;
-        let registry = Registry::new(context, upstream, options.piece);
+        let registry = CommunicatorRegistry::new(context, upstream, options.piece);
         // From here on, dropping it ends what was started.
         let mut server = Self {
             registry,

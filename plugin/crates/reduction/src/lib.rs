@@ -12,22 +12,17 @@
 //! same tree gives the same bits.
 
 pub mod client;
+mod error;
 pub mod protocol;
 mod server_list_digest;
 mod settings;
 mod timeline;
 mod tree_position;
 
-pub use client::{Client, ClientError, Ticket};
+pub use client::{Client, Ticket};
+pub use error::ClientError;
 pub use protocol::{MAX_RANKS, Member};
 pub use server_list_digest::{SERVER_LIST_DIGEST_BYTES, ServerListDigest};
 pub use settings::{SETTINGS, Settings, parse_servers};
 pub use timeline::Timeline;
 pub use tree_position::TreePosition;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks a mutex whose data stays consistent even if a holder panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::lock;
+use evenkeel_transport::sync::lock;
+
 use crate::protocol::Piece;
 
 /// Lines of JSON, one for each piece. Times are seconds since 1970.

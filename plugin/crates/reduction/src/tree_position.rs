@@ -3,7 +3,7 @@
 //! Ranks with the same list of servers form a *leaf*: its servers reduce the parts of these ranks, and the upstream servers
 //! reduce the sums of all leaves. The size of a leaf is not configured. Ranks exchange the digests of their lists and count.
 
-use crate::client::ClientError;
+use crate::error::ClientError;
 use crate::server_list_digest::ServerListDigest;
 
 /// A rank's place among the ranks with the same list of servers.

@@ -24,8 +24,8 @@ use crate::metrics::JobMetrics;
 use crate::upstream::Upstream;
 use state::State;
 
-/// Removes a communicator from the server once it is over.
-pub(crate) trait Registry: Send + Sync {
+/// Owns a communicator, and removes it once it is over.
+pub(crate) trait Owner: Send + Sync {
     /// All ranks have left.
     fn remove(&self, communicator: &Arc<Communicator>);
 }
@@ -35,7 +35,7 @@ pub(crate) struct Communicator {
     member: Member,
     piece_bytes: usize,
     context: Arc<Context>,
-    registry: Weak<dyn Registry>,
+    owner: Weak<dyn Owner>,
     metrics: JobMetrics,
     /// By rank, then by upstream server: whether its connections have news.
     ready: Arc<[AtomicBool]>,
@@ -65,7 +65,7 @@ impl Communicator {
     /// A communicator that no rank has joined, with the upstream servers that it has joined itself.
     pub(crate) fn new(
         context: Arc<Context>,
-        registry: Weak<dyn Registry>,
+        owner: Weak<dyn Owner>,
         member: &Member,
         piece_bytes: u64,
         memory: MemoryGrant,
@@ -89,7 +89,7 @@ impl Communicator {
             member: member.clone(),
             piece_bytes: piece_bytes as usize,
             context,
-            registry,
+            owner,
             metrics,
             ready,
             driven: AtomicBool::new(false),
@@ -238,8 +238,8 @@ impl Communicator {
     }
 
     fn remove(self: &Arc<Self>) {
-        if let Some(registry) = self.registry.upgrade() {
-            registry.remove(self);
+        if let Some(owner) = self.owner.upgrade() {
+            owner.remove(self);
         }
     }
 

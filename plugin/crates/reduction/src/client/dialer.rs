@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use evenkeel_transport::{Connecting, Error, Handle, Transport};
 
-use super::error::ClientError;
+use crate::error::ClientError;
 use crate::protocol::NONCE;
 
 /// Connects to one server, and names it in errors.

@@ -14,8 +14,8 @@ use evenkeel_transport::{
 };
 
 use super::dialer::Dialer;
-use super::error::ClientError;
 use super::resolver::Resolver;
+use crate::error::ClientError;
 use crate::protocol::{MESSAGE_BYTES, Member, Packet};
 
 /// How long to wait before the servers are polled first; doubled for each further poll, up to the maximum.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use evenkeel_transport::{Connecting, Retry};
 
 use super::dialer::Dialer;
-use super::error::ClientError;
+use crate::error::ClientError;
 
 /// How long to wait after a failed probe before the next.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);

@@ -5,7 +5,6 @@
 //! of several.
 
 mod dialer;
-mod error;
 mod join;
 mod liveness;
 mod resolver;
@@ -19,14 +18,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use evenkeel_reduction_kernels::{DataType, Op};
+use evenkeel_transport::sync::lock;
 use evenkeel_transport::{RecvBuffer, SendBuffer, Transport};
 
 pub use dialer::Dialer;
-pub use error::ClientError;
 pub use join::{JoinedServer, join};
 pub use liveness::Liveness;
 
-use crate::lock;
+use crate::error::ClientError;
 use crate::protocol::{Member, Piece};
 use crate::settings::Settings;
 use crate::timeline::Timeline;

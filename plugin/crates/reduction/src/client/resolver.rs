@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::lock;
+use evenkeel_transport::sync::lock;
 
 /// How long to wait before all names are looked up again.
 const PAUSE: Duration = Duration::from_millis(200);

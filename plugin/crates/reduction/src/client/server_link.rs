@@ -10,10 +10,10 @@ use evenkeel_transport::{
 };
 
 use super::dialer::Dialer;
-use super::error::ClientError;
 use super::join::JoinedServer;
 use super::liveness::Liveness;
 use super::window::Window;
+use crate::error::ClientError;
 use crate::protocol::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
 use crate::timeline::Timeline;
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::rand::{GetRandomFlags, getrandom};
+use evenkeel_transport::random;
 
 use crate::tree_position::TreePosition;
 
@@ -64,10 +64,7 @@ impl Member {
     /// # Errors
     /// When there are none.
     pub fn new_unique_id() -> io::Result<[u8; 16]> {
-        let mut unique_id = [0; 16];
-        // Up to 256 bytes come in one call.
-        getrandom(&mut unique_id, GetRandomFlags::empty())?;
-        Ok(unique_id)
+        random()
     }
 }
 
