@@ -9,9 +9,11 @@
 //! client's order.
 
 mod member;
+mod message_size;
 mod packet;
 mod piece;
 
 pub use member::{MAX_RANKS, Member};
-pub use packet::{HEADER_BYTES, MESSAGE_BYTES, NONCE, Packet, PacketError};
+pub use message_size::{HEADER_BYTES, MESSAGE_BYTES};
+pub use packet::{NONCE, Packet, PacketError};
 pub use piece::Piece;

@@ -6,6 +6,7 @@ use evenkeel_reduction_kernels::{DataType, Op};
 use evenkeel_transport::{Block, HANDLE_BYTES, Handle, Nonce, SendConnection, Sending};
 
 use super::member::{MAX_JOB_BYTES, MAX_RANKS, Member};
+use super::message_size::{HEADER_BYTES, MESSAGE_BYTES};
 use super::piece::Piece;
 use crate::tree_position::TreePosition;
 
@@ -15,13 +16,6 @@ pub const NONCE: Nonce = Nonce(*b"evenkeel-reduce\x01");
 
 /// Version of this protocol. Peers of different versions reject each other.
 const VERSION: u16 = 2;
-/// Size of a header, in bytes.
-pub const HEADER_BYTES: usize = 64;
-/// Maximum payload in the same message as its header, in bytes.
-pub(super) const INLINE_BYTES: usize = 8 << 10;
-/// Maximum size of a message that begins with a header, in bytes.
-pub const MESSAGE_BYTES: usize = HEADER_BYTES + INLINE_BYTES;
-
 const MAGIC: [u8; 8] = *b"EVKL-RED";
 /// Maximum length of the text of a failure, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;

@@ -2,7 +2,7 @@
 
 use evenkeel_reduction_kernels::{DataType, Op};
 
-use super::packet::{HEADER_BYTES, INLINE_BYTES};
+use super::message_size::{HEADER_BYTES, INLINE_BYTES};
 
 /// Which elements of which operation a part or a result consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
