@@ -1,12 +1,11 @@
 //! All settings, in one table.
 
 pub(crate) mod name_filter;
+mod parse;
 pub(crate) mod rails;
 pub mod table;
 
-use std::fs::File;
-use std::io::Read;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use std::time::Duration;
 use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketMarking, Schedule};
 
 use name_filter::NameFilter;
+use parse::{addresses, key_in, ports, ranged_or_none};
 use rails::Rails;
 use table::{JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
 
@@ -89,7 +89,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_TRANSPORT",
-            meaning: "what carries messages; auto: RDMA between peers that reach each other by RDMA ports, else TCP; tcp or rdma: that, or an error",
+            meaning: "transport of messages; auto: RDMA between peers with RDMA ports that reach each other, else TCP; tcp or rdma: only that transport, or an error",
             accepts: "auto, tcp or rdma",
             default: "auto",
         },
@@ -106,7 +106,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_QUEUE_PAIRS",
-            meaning: "RDMA queue pairs that share the messages of one connection, and stand in for each other when one fails; the sending side decides",
+            meaning: "RDMA queue pairs of one connection, which share its messages and take over from each other when one fails; set on the sending side",
             accepts: "a whole number from 1 to 8",
             default: "2",
         },
@@ -118,7 +118,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_HCA",
-            meaning: "RDMA ports to use, as NCCL reads it: prefixes of device names, with a port or all, = for whole names, ^ for all others",
+            meaning: "RDMA ports to use, in the format of NCCL: prefixes of device names, each with one port or with all; = matches whole names, ^ excludes",
             accepts: "[^][=]name[:port],name[:port],...",
             default: "",
         },
@@ -130,7 +130,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_GID_INDEX",
-            meaning: "which address (GID) of an RDMA port to use; without it the RoCE v2 one of an address of this host",
+            meaning: "index of the GID of an RDMA port; by default the RoCE v2 GID of an address of this host",
             accepts: "a whole number from 0 to 255, or -1",
             default: "",
         },
@@ -142,7 +142,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_TC",
-            meaning: "traffic class of RDMA packets over Ethernet; without it the communicator's (trafficClass of ncclConfig_t), else 0; the sending side decides",
+            meaning: "traffic class of RDMA packets over Ethernet; by default the communicator's (trafficClass of ncclConfig_t), else 0; set on the sending side",
             accepts: "a whole number from 0 to 255, or -1",
             default: "",
         },
@@ -154,7 +154,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_SL",
-            meaning: "service level of RDMA packets; without it the communicator's traffic class over InfiniBand, if it is one, else 0; the sending side decides",
+            meaning: "service level of RDMA packets; by default the communicator's traffic class over InfiniBand, if it is a valid level, else 0; set on the sending side",
             accepts: "a whole number from 0 to 15, or -1",
             default: "",
         },
@@ -166,7 +166,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_FLOWS",
-            meaning: "TCP connections (flows) that share the messages of one connection; the sending side decides",
+            meaning: "TCP connections (flows) of one connection, which share its messages; set on the sending side",
             accepts: "a whole number from 1 to 64",
             default: "4",
         },
@@ -178,7 +178,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_CHUNK_BYTES",
-            meaning: "most bytes that a flow takes at once; slow flows take less",
+            meaning: "maximum bytes of a chunk, which is what a flow takes at once; slow flows take less",
             accepts: "a multiple of 128 from 4096 to 16777216",
             default: "524288",
         },
@@ -190,7 +190,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_INLINE_BYTES",
-            meaning: "messages up to this many bytes are written and read by the calling thread when a flow is free",
+            meaning: "maximum bytes of a message that the calling thread writes and reads itself when a flow is free",
             accepts: "a whole number of bytes from 0 to 1048576",
             default: "16384",
         },
@@ -205,7 +205,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_WORKERS",
-            meaning: "threads that move bytes for all connections of the process; auto is one per 4 cores, 1 to 4",
+            meaning: "worker threads for all connections of the process; auto is one per 4 cores, 1 to 4",
             accepts: "auto or a whole number from 1 to 16",
             default: "auto",
         },
@@ -222,7 +222,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_CONNECT_TIMEOUT",
-            meaning: "how long to try to reach a listener",
+            meaning: "timeout for connecting to a listener",
             accepts: "seconds from 1 to 3600",
             default: "30",
         },
@@ -234,7 +234,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_ACCEPT_TIMEOUT",
-            meaning: "how long to wait for the peer that was given a listener's handle",
+            meaning: "timeout for the peer that has a listener's handle to connect",
             accepts: "seconds from 1 to 3600",
             default: "600",
         },
@@ -246,7 +246,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_HANDSHAKE_TIMEOUT",
-            meaning: "how long an incoming TCP connection may take to show that it is a peer",
+            meaning: "timeout for the handshake of an incoming TCP connection",
             accepts: "seconds from 1 to 3600",
             default: "5",
         },
@@ -258,7 +258,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_PEER_TIMEOUT",
-            meaning: "how long a peer's host may leave packets unanswered before a flow counts as dead; a queue pair gives up after an eighth of it, and is replaced",
+            meaning: "how long a peer's host may not answer before a flow counts as dead; a queue pair fails after an eighth of it, and is replaced",
             accepts: "seconds from 1 to 3600",
             default: "15",
         },
@@ -270,7 +270,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_RECOVERY_TIMEOUT",
-            meaning: "how long a connection that has lost all its flows tries to get new ones",
+            meaning: "how long a connection that has lost all its flows tries to open new ones",
             accepts: "seconds from 1 to 3600",
             default: "30",
         },
@@ -282,7 +282,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REPATH",
-            meaning: "whether a flow that stays slow beside others is replaced by one on another path; auto: not in connections that go at the pace of the slowest of many ranks, which are those to reduction servers and those of the collectives",
+            meaning: "whether a flow that stays slower than others is replaced by one on another path; auto: except in connections to reduction servers and of the collectives, which all go at the pace of the slowest rank",
             accepts: "auto, on or off",
             default: "auto",
         },
@@ -299,7 +299,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_SCHEDULE",
-            meaning: "pull: whichever flow can take bytes takes the next chunk; static: each message is dealt to all flows in equal shares, and paths stay as they are: what others do, to compare with",
+            meaning: "pull: the next flow that can take bytes takes the next chunk; static: each message is split into equal shares for all flows, and paths stay as they are, for comparison with other transports",
             accepts: "pull or static",
             default: "pull",
         },
@@ -315,7 +315,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_CHECKSUM",
-            meaning: "whether every chunk carries a checksum (CRC-32C); one that does not match is not delivered, and is sent again on another flow; the same on all ranks",
+            meaning: "whether every chunk has a checksum (CRC-32C); a chunk that does not match is not delivered, and is sent again on another flow; the same on all ranks",
             accepts: "1 or on, 0 or off",
             default: "0",
         },
@@ -331,7 +331,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_LINK_SPEED",
-            meaning: "speed of every device, instead of what the system says",
+            meaning: "speed of every device, instead of what the system reports",
             accepts: "Mb/s, a whole number from 1 to 10000000, such as 25000",
             default: "",
         },
@@ -344,7 +344,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_SOCKET_IFNAME",
-            meaning: "interfaces to use, as NCCL reads it: prefixes, = for whole names, ^ for all others",
+            meaning: "interfaces to use, in the format of NCCL: prefixes of names; = matches whole names, ^ excludes",
             accepts: "[^][=]name,name,...",
             default: "",
         },
@@ -373,7 +373,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_DEVICES",
-            meaning: "separate: each interface is a device of its own for NCCL; joined: one device, whose flows spread over all interfaces (4 at most) and which goes on when one fails",
+            meaning: "separate: each interface is a device for NCCL; joined: one device whose flows use all interfaces (at most 4), and which continues when one fails",
             accepts: "separate or joined",
             default: "separate",
         },
@@ -389,8 +389,8 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_RAILS",
-            meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later: it joins devices of the same rail, and does not try those that cannot reach each other",
-            accepts: "NAME=RAIL or NAME=RAIL/PLANE, several with commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
+            meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later; NCCL joins devices of the same rail, and does not try those that cannot reach each other",
+            accepts: "NAME=RAIL or NAME=RAIL/PLANE, separated by commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
             default: "",
         },
         apply: |settings, value| {
@@ -401,8 +401,8 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_PORTS",
-            meaning: "ports to listen on, for firewalls; without it any that is free",
-            accepts: "first-last, such as 29600-29699, or one port",
+            meaning: "ports to listen on, for firewalls; by default any free port",
+            accepts: "FIRST-LAST, such as 29600-29699, or one port",
             default: "",
         },
         apply: |settings, value| {
@@ -413,7 +413,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: JOB_KEY,
-            meaning: "secret of the job: peers that do not have it are refused",
+            meaning: "secret of the job; peers that do not have it are refused",
             accepts: "64 hexadecimal digits, the same on all ranks",
             default: "",
         },
@@ -441,8 +441,8 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_METRICS",
-            meaning: "where to serve metrics for Prometheus, at /metrics; of a range of ports the first that is free, so that all ranks of a host can have the same value",
-            accepts: "address:port or address:first-last, such as 0.0.0.0:9600-9615",
+            meaning: "address of the metrics for Prometheus, at /metrics; of a range of ports the first free one, so that all ranks of a host can have the same value",
+            accepts: "ADDRESS:PORT or ADDRESS:FIRST-LAST, such as 0.0.0.0:9600-9615",
             default: "",
         },
         apply: |settings, value| {
@@ -453,7 +453,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_STATUS_DIR",
-            meaning: "folder in which each process in which NCCL starts the plugin says so, in a file plugin.PROCESS; evenkeel-run looks there",
+            meaning: "folder for the file plugin.PROCESS that each process writes when NCCL starts the plugin; evenkeel-run reads it",
             accepts: "the path of a folder",
             default: "",
         },
@@ -555,34 +555,6 @@ impl Settings {
     pub(crate) fn is_static(&self) -> bool {
         self.schedule != Schedule::Pull
     }
-}
-
-/// A small number, or none: NCCL takes -1 for its own choice.
-fn ranged_or_none(value: &str, max: u8) -> Option<Option<u8>> {
-    match value {
-        "" | "-1" => Some(None),
-        value => ranged(value, 0, max.into()).map(|number| Some(number as u8)),
-    }
-}
-
-fn key_in(file: &str) -> Option<JobKey> {
-    let mut text = String::new();
-    // A key may have white space around it. A file that is longer is not a key.
-    File::open(file).ok()?.take(1024).read_to_string(&mut text).ok()?;
-    JobKey::parse(&text)
-}
-
-fn ports(value: &str) -> Option<RangeInclusive<u16>> {
-    let (first, last) = value.split_once('-').unwrap_or((value, value));
-    let port = |text: &str| Some(ranged(text.trim(), 1, u16::MAX.into())? as u16);
-    let range = port(first)?..=port(last)?;
-    (!range.is_empty()).then_some(range)
-}
-
-fn addresses(value: &str) -> Option<Vec<SocketAddr>> {
-    let (address, range) = value.rsplit_once(':')?;
-    let address: IpAddr = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
-    Some(ports(range)?.map(|port| SocketAddr::new(address, port)).collect())
 }
 
 #[cfg(test)]
