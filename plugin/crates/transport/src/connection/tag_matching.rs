@@ -203,9 +203,9 @@ impl TagMatcher {
     /// The next step, until there is none. `next` is the number of the transport's next message.
     pub(crate) fn next_step(&mut self, next: u64) -> Result<Option<MatchStep>, TooLong> {
         while let (Some((tag, _)), Some(common_tag)) = (self.posted.front(), self.common_tag) {
-            let is_plain = *tag == common_tag;
+            let is_common = *tag == common_tag;
             match self.mode {
-                TagMode::Same if is_plain => {}
+                TagMode::Same if is_common => {}
                 TagMode::Same => {
                     self.mode = TagMode::Asked(next);
                     return Ok(Some(MatchStep::AskSender));
@@ -214,7 +214,7 @@ impl TagMatcher {
                 TagMode::Different(below) => {
                     let unclaimed =
                         self.unexpected.iter().position(|unexpected| unexpected.target.is_none());
-                    if let Some(at) = unclaimed.filter(|_| is_plain) {
+                    if let Some(at) = unclaimed.filter(|_| is_common) {
                         self.unexpected[at].target =
                             self.posted.pop_front().map(|(_, target)| target);
                         if self.deliver_unexpected(at)? {
@@ -239,12 +239,12 @@ impl TagMatcher {
 
     /// Whether a message with this number and without a buffer is unexpected.
     pub(crate) fn accepts_unexpected(&self, number: u64) -> bool {
-        let is_plain = match self.mode {
+        let is_common = match self.mode {
             TagMode::Same => false,
             TagMode::Asked(_) => true,
             TagMode::Different(below) => number < below,
         };
-        is_plain && self.unexpected.len() < MAX_UNEXPECTED
+        is_common && self.unexpected.len() < MAX_UNEXPECTED
     }
 
     /// Memory for an unexpected message, which is the transport's next one.

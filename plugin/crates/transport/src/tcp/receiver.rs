@@ -298,7 +298,7 @@ impl TcpReceiver {
             match step {
                 MatchStep::Post(tag, target, is_advertised) => {
                     let number = queue.post(target, tag);
-                    if is_advertised && let Some(flow) = self.reply_flow(queue, None) {
+                    if is_advertised && let Some(flow) = self.reply_flow(queue) {
                         lock(&flow.replies).buffer_tags.push_back((number, tag));
                         actions.repliers.push(flow);
                         actions.repliers.dedup_by(|a, b| Arc::ptr_eq(a, b));
@@ -335,10 +335,8 @@ impl TcpReceiver {
     }
 
     /// A flow for frames to the sender: the one that received the last bytes, if it is there.
-    fn reply_flow(&self, queue: &RecvQueue, besides: Option<&RecvFlow>) -> Option<Arc<RecvFlow>> {
-        let fits = |entry: &&FlowEntry| {
-            !entry.ended && besides.is_none_or(|other| other.number != entry.flow.number)
-        };
+    fn reply_flow(&self, queue: &RecvQueue) -> Option<Arc<RecvFlow>> {
+        let fits = |entry: &&FlowEntry| !entry.ended;
         let last_active =
             queue.flows.get(self.last_active.load(Ordering::Relaxed)).and_then(Option::as_ref);
         let entry = last_active.filter(fits).or_else(|| queue.flows.iter().flatten().find(fits));
@@ -352,7 +350,7 @@ impl TcpReceiver {
             if queue.tags.asked_from().is_none() && !queue.tags.advertises() {
                 return;
             }
-            let Some(flow) = on.cloned().or_else(|| self.reply_flow(&queue, None)) else { return };
+            let Some(flow) = on.cloned().or_else(|| self.reply_flow(&queue)) else { return };
             let mut replies = lock(&flow.replies);
             replies.tags_differ_from = queue.tags.asked_from();
             if queue.tags.advertises() {
