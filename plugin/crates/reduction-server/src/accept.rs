@@ -10,7 +10,7 @@ use evenkeel_reduction::client::JoinedServer;
 use evenkeel_reduction::protocol::{MESSAGE_BYTES, Packet};
 use evenkeel_transport::sync::lock;
 use evenkeel_transport::{
-    Block, Connecting, Listener, Notify, Receiving, RecvConnection, SendConnection,
+    Block, Connecting, Listener, Notify, PendingRecv, RecvConnection, SendConnection,
 };
 
 use crate::registry::CommunicatorRegistry;
@@ -81,7 +81,7 @@ struct JoiningClient {
 
 enum Stage {
     /// Waits for the client's first message.
-    Hello(Receiving),
+    Hello(PendingRecv),
     /// Connects to the client.
     ConnectBack(Member, Connecting),
     /// Waits for its communicator's upstream connections.
@@ -230,7 +230,7 @@ impl JoiningClient {
     fn receive_hello(
         up: RecvConnection,
         since: Instant,
-        mut head: Receiving,
+        mut head: PendingRecv,
         registry: &CommunicatorRegistry,
     ) -> Step {
         let (block, length) = match head.poll(true) {

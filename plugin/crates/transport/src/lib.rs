@@ -31,7 +31,7 @@ mod test_support;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
-pub use connection::owned::{Receiving, Sending};
+pub use connection::owned::{PendingRecv, PendingSend};
 pub use connection::recv::{RecvConnection, TaggedBuffer};
 pub use connection::request::{MAX_RECVS, MAX_REQUESTS, Request};
 pub use connection::send::{CloseHandle, SendConnection};

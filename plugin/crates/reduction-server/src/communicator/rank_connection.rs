@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use evenkeel_reduction::protocol::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
-use evenkeel_transport::{Block, Error, Receiving, RecvConnection, SendConnection, Sending};
+use evenkeel_transport::{Block, Error, PendingRecv, PendingSend, RecvConnection, SendConnection};
 
 use super::slots::Slot;
 
@@ -13,13 +13,13 @@ pub(super) struct RankConnection {
     up: RecvConnection,
     down: SendConnection,
     /// The message with the next header.
-    head: Option<Receiving>,
+    head: Option<PendingRecv>,
     /// The last header and its message, as long as its piece has no slot.
     waiting: Option<(Piece, Block)>,
     /// Parts that are being received, with their pieces' numbers.
-    parts: VecDeque<(u64, Receiving)>,
+    parts: VecDeque<(u64, PendingRecv)>,
     /// Results that are being sent, with their pieces' numbers.
-    results: VecDeque<(u64, Sending, Option<Sending>)>,
+    results: VecDeque<(u64, PendingSend, Option<PendingSend>)>,
 }
 
 /// What a rank has sent.
@@ -43,7 +43,7 @@ pub(super) struct Part {
 
 impl RankConnection {
     /// Over these connections, of which the first receives into `head`.
-    pub(super) fn new(up: RecvConnection, down: SendConnection, head: Receiving) -> Self {
+    pub(super) fn new(up: RecvConnection, down: SendConnection, head: PendingRecv) -> Self {
         Self {
             up,
             down,
@@ -57,7 +57,7 @@ impl RankConnection {
     /// The number of the next piece whose result is sent to the rank.
     pub(super) fn poll_result(&mut self) -> Result<Option<u64>, String> {
         let Some((number, head, body)) = self.results.front_mut() else { return Ok(None) };
-        let is_sent = |sending: &mut Sending| sending.poll(false);
+        let is_sent = |sending: &mut PendingSend| sending.poll(false);
         let sent = is_sent(head).and_then(|sent| match body {
             Some(body) => Ok(is_sent(body)? && sent),
             None => Ok(sent),
@@ -134,7 +134,7 @@ impl RankConnection {
         Ok(arrived)
     }
 
-    fn post_receive(&self, block: Block, length: usize) -> Result<Receiving, String> {
+    fn post_receive(&self, block: Block, length: usize) -> Result<PendingRecv, String> {
         let posted = self.up.recv_block(block, length);
         let posted = posted.map_err(|error| lost(self.up.peer(), &error))?;
         posted.map_err(|_| "has more messages in flight than the connection allows".to_owned())

@@ -8,7 +8,7 @@ use evenkeel_reduction::ClientError;
 use evenkeel_reduction::client::{Dialer, JoinedServer, Liveness};
 use evenkeel_reduction::protocol::{HEADER_BYTES, MESSAGE_BYTES, Packet, Piece};
 use evenkeel_transport::{
-    Block, Error, Notify, Receiving, RecvConnection, SendConnection, Sending,
+    Block, Error, Notify, PendingRecv, PendingSend, RecvConnection, SendConnection,
 };
 
 use super::partial_sum::{PartialSum, UpstreamResult, fragments};
@@ -52,11 +52,11 @@ struct InFlight {
     piece: Piece,
     last: bool,
     sum: Arc<Block>,
-    head_out: Sending,
-    body_out: Option<Sending>,
+    head_out: PendingSend,
+    body_out: Option<PendingSend>,
     /// `None` once it has arrived.
-    head_in: Option<Receiving>,
-    body_in: Option<Receiving>,
+    head_in: Option<PendingRecv>,
+    body_in: Option<PendingRecv>,
     /// The result once it has arrived. Before that, memory for a result that arrives in the same message as its header.
     result: Option<Block>,
 }

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    Block, Connecting, Error, Listener, MemoryTypes, Receiving, RecvConnection, Retry,
-    SendConnection, Sending, Transport,
+    Block, Connecting, Error, Listener, MemoryTypes, PendingRecv, PendingSend, RecvConnection,
+    Retry, SendConnection, Transport,
 };
 
 use super::dialer::Dialer;
@@ -63,9 +63,9 @@ enum Stage {
     /// Connects to the server.
     Dial(Dialer, Listener, Connecting),
     /// Has sent who the client is; waits for the server to connect back.
-    AwaitConnection(Dialer, Listener, SendConnection, Sending),
+    AwaitConnection(Dialer, Listener, SendConnection, PendingSend),
     /// Waits for the server's answer.
-    AwaitAnswer(Dialer, SendConnection, RecvConnection, Receiving),
+    AwaitAnswer(Dialer, SendConnection, RecvConnection, PendingRecv),
     /// Has joined.
     Joined(JoinedServer),
 }
@@ -293,7 +293,7 @@ fn poll_accept(
     dialer: Dialer,
     listener: Listener,
     up: SendConnection,
-    mut sending: Sending,
+    mut sending: PendingSend,
 ) -> Result<Stage, AttemptError> {
     let Some(down) = listener.poll_accept()? else {
         sending.poll(false)?;
@@ -310,7 +310,7 @@ fn poll_answer(
     dialer: Dialer,
     up: SendConnection,
     down: RecvConnection,
-    mut head: Receiving,
+    mut head: PendingRecv,
 ) -> Result<Stage, AttemptError> {
     let Some((block, length)) = head.poll(true)? else {
         return Ok(Stage::AwaitAnswer(dialer, up, down, head));

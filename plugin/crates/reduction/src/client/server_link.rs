@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    Block, Error, Receiving, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
-    Sending,
+    Block, Error, PendingRecv, PendingSend, RecvBuffer, RecvConnection, Request, SendBuffer,
+    SendConnection,
 };
 
 use super::dialer::Dialer;
@@ -38,7 +38,7 @@ pub(super) struct ServerLink {
     /// When and why sending failed first. Nothing is sent any more.
     closed: Option<(Instant, String)>,
     /// The report of this rank's failure, while it is sent.
-    failure_report: Option<Sending>,
+    failure_report: Option<PendingSend>,
     /// Records the times of pieces.
     timeline: Option<Arc<Timeline>>,
 }
@@ -63,7 +63,7 @@ struct InFlight {
     last: bool,
     to: RecvBuffer,
     /// `None` where sending failed.
-    head_out: Option<Sending>,
+    head_out: Option<PendingSend>,
     /// The message with the header: its memory is reused once it is sent.
     message: Arc<Block>,
     body_out: Option<Request>,
@@ -71,7 +71,7 @@ struct InFlight {
     /// When it was first found to be sent.
     sent: Option<Instant>,
     /// `None` once it has arrived.
-    head_in: Option<Receiving>,
+    head_in: Option<PendingRecv>,
     body_in: Option<Request>,
 }
 

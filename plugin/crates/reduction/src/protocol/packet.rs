@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use evenkeel_reduction_kernels::{DataType, Op};
-use evenkeel_transport::{Block, HANDLE_BYTES, Handle, Nonce, SendConnection, Sending};
+use evenkeel_transport::{Block, HANDLE_BYTES, Handle, Nonce, PendingSend, SendConnection};
 
 use super::member::{MAX_JOB_BYTES, MAX_RANKS, Member};
 use super::message_size::{HEADER_BYTES, MESSAGE_BYTES};
@@ -147,7 +147,7 @@ impl Packet {
     }
 
     /// Sends the message, without payload, over a connection. `None` when that is not possible.
-    pub fn send(&self, connection: &SendConnection) -> Option<Sending> {
+    pub fn send(&self, connection: &SendConnection) -> Option<PendingSend> {
         let mut block = Block::new(MESSAGE_BYTES);
         let length = self.encode(block.bytes_mut());
         connection.send_block(&Arc::new(block), length).ok().flatten()

@@ -9,14 +9,14 @@ use crate::error::Error;
 use crate::memory::block::Block;
 
 /// A message that is being received into a block. Dropping it abandons the message.
-pub struct Receiving {
+pub struct PendingRecv {
     request: Request,
     /// `None` once it was returned.
     block: Option<Block>,
 }
 
 /// A message that is being sent from a block, which may be shared. Dropping it does not cancel the message.
-pub struct Sending {
+pub struct PendingSend {
     request: Request,
     block: Option<Arc<Block>>,
 }
@@ -34,13 +34,13 @@ impl RecvConnection {
         &self,
         mut block: Block,
         length: usize,
-    ) -> Result<Result<Receiving, Block>, Error> {
+    ) -> Result<Result<PendingRecv, Block>, Error> {
         if self.receiver.base().needs_registration(length) {
             block.register_with(&self.mr_cache());
         }
         let buffer = block.lend_mut(length);
         Ok(match self.recv(buffer)? {
-            Some(request) => Ok(Receiving { request, block: Some(block) }),
+            Some(request) => Ok(PendingRecv { request, block: Some(block) }),
             None => Err(block),
         })
     }
@@ -54,16 +54,20 @@ impl SendConnection {
     ///
     /// # Panics
     /// When the block is shorter.
-    pub fn send_block(&self, block: &Arc<Block>, length: usize) -> Result<Option<Sending>, Error> {
+    pub fn send_block(
+        &self,
+        block: &Arc<Block>,
+        length: usize,
+    ) -> Result<Option<PendingSend>, Error> {
         if self.sender.base().needs_registration(length) {
             block.register_with(&self.mr_cache());
         }
         let request = self.send(block.lend(length))?;
-        Ok(request.map(|request| Sending { request, block: Some(Arc::clone(block)) }))
+        Ok(request.map(|request| PendingSend { request, block: Some(Arc::clone(block)) }))
     }
 }
 
-impl Receiving {
+impl PendingRecv {
     /// The block and the length of the message once it is received. `None` before that, and after it was returned. Polls
     /// with [`Request::test`] if `progress`, else with [`Request::peek`].
     ///
@@ -76,7 +80,7 @@ impl Receiving {
     }
 }
 
-impl Drop for Receiving {
+impl Drop for PendingRecv {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
             self.request.retain_memory(Box::new(block));
@@ -84,7 +88,7 @@ impl Drop for Receiving {
     }
 }
 
-impl Sending {
+impl PendingSend {
     /// Whether the message is sent. Polls with [`Request::test`] if `progress`, else with [`Request::peek`].
     ///
     /// # Errors
@@ -98,7 +102,7 @@ impl Sending {
     }
 }
 
-impl Drop for Sending {
+impl Drop for PendingSend {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
             self.request.retain_memory(Box::new(block));

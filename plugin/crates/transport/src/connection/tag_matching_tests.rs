@@ -113,9 +113,9 @@ impl<R: MessageMemory> Group<R> {
 }
 
 /// A message in flight, and its memory.
-type Sending<R = Block> = (Request, R);
+type PendingSend<R = Block> = (Request, R);
 
-fn begin(send: &SendConnection, tag: i32, number: usize, length: usize) -> Option<Sending> {
+fn begin(send: &SendConnection, tag: i32, number: usize, length: usize) -> Option<PendingSend> {
     let (block, buffer) = prepare(send, tag, number, length);
     Some((send.send_tagged(buffer, tag).unwrap()?, block))
 }
@@ -131,7 +131,7 @@ fn prepare<R: MessageMemory>(
     (block, buffer)
 }
 
-fn finish(sendings: impl IntoIterator<Item = Sending>) {
+fn finish(sendings: impl IntoIterator<Item = PendingSend>) {
     for (request, _block) in sendings {
         until(|| request.test().unwrap());
     }
@@ -225,7 +225,7 @@ fn try_begin(
     send: &SendConnection,
     tag: i32,
     length: usize,
-) -> Result<Option<Sending>, crate::Error> {
+) -> Result<Option<PendingSend>, crate::Error> {
     let (block, buffer) = prepare(send, tag, 0, length);
     Ok(send.send_tagged(buffer, tag)?.map(|request| (request, block)))
 }
@@ -267,7 +267,8 @@ pub(crate) fn check_random_groups<R: MessageMemory>(
         to_post.push_back(group);
         expected.push_back(messages);
     }
-    let (mut groups, mut sendings) = (VecDeque::<Group<R>>::new(), VecDeque::<Sending<R>>::new());
+    let (mut groups, mut sendings) =
+        (VecDeque::<Group<R>>::new(), VecDeque::<PendingSend<R>>::new());
     let mut done = 0;
     // At times the sender is far ahead, at times the receiver.
     let mut eager = (1, 1);

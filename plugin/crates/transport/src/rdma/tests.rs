@@ -12,8 +12,8 @@ use crate::runtime::notify::NullNotify;
 use crate::sync::lock;
 use crate::test_support::{connected, meet, until};
 use crate::{
-    Device, ErrorKind, Handle, Listener, Log, MemoryTypes, Nonce, Receiving, RecvConnection,
-    SendConnection, Sending, Settings, TaggedBuffer, Transport,
+    Device, ErrorKind, Handle, Listener, Log, MemoryTypes, Nonce, PendingRecv, PendingSend,
+    RecvConnection, SendConnection, Settings, TaggedBuffer, Transport,
 };
 
 /// GPU memory that is registered by its address.
@@ -74,15 +74,20 @@ pub(super) fn exchange(
     lengths: &[usize],
     mut during: impl FnMut(usize),
 ) {
-    let mut in_flight: std::collections::VecDeque<(usize, Receiving, Sending)> = Default::default();
-    let mut finish = |in_flight: &mut std::collections::VecDeque<(usize, Receiving, Sending)>| {
-        let Some((number, mut receiving, mut sending)) = in_flight.pop_front() else { return };
-        during(number);
-        let (block, length) = until(|| receiving.poll(true).unwrap());
-        assert_eq!(length, lengths[number]);
-        assert!(block.bytes()[..length] == *message(number, length).bytes(), "message {number}");
-        until(|| sending.poll(true).unwrap().then_some(()));
-    };
+    let mut in_flight: std::collections::VecDeque<(usize, PendingRecv, PendingSend)> =
+        Default::default();
+    let mut finish =
+        |in_flight: &mut std::collections::VecDeque<(usize, PendingRecv, PendingSend)>| {
+            let Some((number, mut receiving, mut sending)) = in_flight.pop_front() else { return };
+            during(number);
+            let (block, length) = until(|| receiving.poll(true).unwrap());
+            assert_eq!(length, lengths[number]);
+            assert!(
+                block.bytes()[..length] == *message(number, length).bytes(),
+                "message {number}"
+            );
+            until(|| sending.poll(true).unwrap().then_some(()));
+        };
     for (number, length) in lengths.iter().enumerate() {
         let room = length + number % 3 * 1000;
         let receiving = recv.recv_block(Block::new(room), room).unwrap().ok().unwrap();
@@ -115,7 +120,7 @@ fn messages_of_all_sizes_arrive_in_order() {
 fn eager_messages_wait_in_the_ring() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
-    let sendings: Vec<Sending> = (0..20)
+    let sendings: Vec<PendingSend> = (0..20)
         .map(|number| send.send_block(&Arc::new(message(number, 50)), 50).unwrap().unwrap())
         .collect();
     for mut sending in sendings {
