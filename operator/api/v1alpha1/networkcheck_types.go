@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Verdict on a node, a fabric or a check. Inconclusive blames nobody and clears nobody.
+// Verdict on a node, a fabric or a check. Inconclusive neither fails nor clears a node.
 //
 // +kubebuilder:validation:Enum=Pass;Fail;Inconclusive
 type Verdict string
@@ -44,19 +44,20 @@ func Worst(a, b Verdict) Verdict {
 // +kubebuilder:validation:Enum=Capacity;Local;RDMA;Pairs;Rails;Gang
 type Stage string
 
-// The stages, in the order in which they run. Nodes that a stage does not pass are left out of those after it.
+// The stages, in the order in which they run. Nodes that do not pass a stage are left out of later stages.
 const (
-	// StageCapacity looks at the API alone: is the node ready, are all of its GPUs there.
+	// StageCapacity reads the API alone: whether the node is ready, and whether all of its GPUs can be used.
 	StageCapacity Stage = "Capacity"
 	// StageLocal runs the benchmark inside each node, over the plugin.
 	StageLocal Stage = "Local"
-	// StageRDMA runs it inside each node over RDMA alone, with the device that jobs get, and looks at the limit on locked memory.
+	// StageRDMA runs the benchmark inside each node over RDMA alone, with the device that jobs get, and checks the limit on locked
+	// memory.
 	StageRDMA Stage = "RDMA"
-	// StagePairs runs it between pairs of nodes, suspects again with proven partners.
+	// StagePairs runs the benchmark between pairs of nodes, and tests suspects again with proven partners.
 	StagePairs Stage = "Pairs"
-	// StageRails runs it over each device of the nodes that failed, to tell which of them is the cause.
+	// StageRails runs the benchmark over each device of the nodes that failed, to find the faulty device.
 	StageRails Stage = "Rails"
-	// StageGang runs it among all nodes of a pool that passed.
+	// StageGang runs the benchmark among all nodes of a pool that passed.
 	StageGang Stage = "Gang"
 )
 
@@ -66,21 +67,21 @@ const (
 type RunnerType string
 
 const (
-	// RunnerBench is evenkeel-bench over host memory: it needs no GPU.
+	// RunnerBench is evenkeel-bench over host memory. It needs no GPU.
 	RunnerBench RunnerType = "Bench"
 	// RunnerNCCLTests is NVIDIA's nccl-tests.
 	RunnerNCCLTests RunnerType = "NCCLTests"
 )
 
-// Launcher is what starts the benchmark's processes.
+// Launcher starts the benchmark's processes.
 //
 // +kubebuilder:validation:Enum=Auto;IndexedJob;MPIJob
 type Launcher string
 
 const (
-	// LauncherAuto is MPIJob where the cluster serves it, else IndexedJob.
+	// LauncherAuto is MPIJob if the cluster serves it, else IndexedJob.
 	LauncherAuto Launcher = "Auto"
-	// LauncherIndexedJob is a batch Job with an index for each node.
+	// LauncherIndexedJob is an Indexed Job with one index for each node.
 	LauncherIndexedJob Launcher = "IndexedJob"
 	// LauncherMPIJob is an MPIJob (kubeflow.org/v2beta1) of the mpi-operator.
 	LauncherMPIJob Launcher = "MPIJob"
@@ -91,7 +92,7 @@ const (
 // +kubebuilder:validation:Enum=AllReduce;AllGather;ReduceScatter;AllToAll;Broadcast;Reduce;SendRecv
 type Collective string
 
-// The collectives; AllReduce is the only one of the runner Bench.
+// The collectives. The runner Bench has AllReduce only.
 const (
 	CollectiveAllReduce     Collective = "AllReduce"
 	CollectiveAllGather     Collective = "AllGather"
@@ -109,7 +110,7 @@ const (
 	ConditionPassed = "Passed"
 )
 
-// NetworkCheckSpec says which nodes to check, and how. It cannot be changed: a check is one run.
+// NetworkCheckSpec says which nodes to check, and how. It is immutable.
 type NetworkCheckSpec struct {
 	// nodes says which nodes are checked.
 	// +required
@@ -135,21 +136,21 @@ type NodeSet struct {
 	Names []string `json:"names,omitempty"`
 }
 
-// CheckOptions are how nodes are checked, whichever they are.
+// CheckOptions say how nodes are checked.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'Rails') || (has(self.rails) && self.runner.type == 'Bench')",message="stage Rails needs rails, the number of devices of a node, and the runner Bench"
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'RDMA') || self.runner.type == 'Bench'",message="stage RDMA needs the runner Bench"
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !(self.stages.exists(s, s == 'Rails' || s == 'Gang')) || self.stages.exists(s, s == 'Pairs')",message="stages Rails and Gang work with what stage Pairs found: name Pairs too"
 // +kubebuilder:validation:XValidation:rule="!has(self.sweep) || !has(self.sweep.collective) || self.sweep.collective == 'AllReduce' || self.runner.type == 'NCCLTests'",message="the runner Bench has the collective AllReduce only"
 type CheckOptions struct {
-	// stages to run, in their own order whatever the list's. Default: Capacity, Local, Pairs.
+	// stages to run. The order of the list does not matter. Default: Capacity, Local, Pairs.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=6
 	Stages []Stage `json:"stages,omitempty"`
 
-	// profileName is the NetworkProfile whose plugin is tested: what jobs of that profile get. Default: default.
+	// profileName is the NetworkProfile whose plugin is tested. Default: default.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
@@ -169,43 +170,43 @@ type CheckOptions struct {
 	// +kubebuilder:validation:Maximum=16
 	Rails *int32 `json:"rails,omitempty"`
 
-	// poolLabel is the node label whose value names nodes that should be equally fast. They are tested among themselves.
-	// Default: nvidia.com/gpu.product. Nodes without it are one pool.
+	// poolLabel is the node label whose value names the pool. Nodes of a pool should be equally fast, and are tested among
+	// themselves. Default: nvidia.com/gpu.product. Nodes without the label are one pool.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	PoolLabel string `json:"poolLabel,omitempty"`
 
-	// thresholds say what is too slow.
+	// thresholds say which bandwidth is too low.
 	// +optional
 	Thresholds ThresholdSpec `json:"thresholds,omitzero"`
 
-	// maxConcurrentNodes is how many nodes are tested at once, at least 2. Default: 32.
+	// maxConcurrentNodes is the maximum number of nodes tested at once. Default: 32.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=5000
 	MaxConcurrentNodes *int32 `json:"maxConcurrentNodes,omitempty"`
 
-	// runTimeoutSeconds is how long one run may take, the pulling of its image included. What takes longer says nothing
-	// about the network. Default: 300.
+	// runTimeoutSeconds is the timeout of one run, including the pull of its image. A run that takes longer is inconclusive.
+	// Default: 300.
 	// +optional
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=86400
 	RunTimeoutSeconds *int32 `json:"runTimeoutSeconds,omitempty"`
 
-	// timeoutSeconds is how long the whole check may take; then it ends with what it knows. Default: 3600.
+	// timeoutSeconds is the timeout of the whole check. Then it ends with the results that it has. Default: 3600.
 	// +optional
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=604800
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 
-	// ttlSecondsAfterFinished is how long the check and its report are kept. Absent: until somebody deletes them.
+	// ttlSecondsAfterFinished is how long the check and its report are kept. Absent: until they are deleted.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	TTLSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
 }
 
-// RunnerSpec is the benchmark and what starts it.
+// RunnerSpec is the benchmark and its launcher.
 //
 // +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || (has(self.image) && has(self.gpusPerNode))",message="the runner NCCLTests needs image and gpusPerNode"
 // +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || !has(self.launcher) || self.launcher != 'IndexedJob'",message="nccl-tests finds its ranks by MPI: launcher Auto or MPIJob"
@@ -242,7 +243,7 @@ type RunnerSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	Tolerations []Toleration `json:"tolerations,omitempty"`
 
-	// environment is added to the benchmark's processes. It wins over the profile's.
+	// environment is added to the benchmark's processes. It takes precedence over the profile's.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -250,7 +251,7 @@ type RunnerSpec struct {
 	Environment []EnvironmentVariable `json:"environment,omitempty"`
 }
 
-// Resources are what a pod asks for.
+// Resources are the resource requests of a pod.
 //
 // +kubebuilder:validation:MinProperties=1
 type Resources struct {
@@ -258,7 +259,7 @@ type Resources struct {
 	// +optional
 	CPU *resource.Quantity `json:"cpu,omitempty"`
 
-	// memory is requested, and the limit. Default: four buffers of the largest size and 256Mi.
+	// memory is the request and the limit. Default: four buffers of the largest size and 256Mi.
 	// +optional
 	Memory *resource.Quantity `json:"memory,omitempty"`
 }
@@ -311,31 +312,31 @@ type SweepSpec struct {
 	Iterations *int32 `json:"iterations,omitempty"`
 }
 
-// ThresholdSpec says what is too slow, in bytes per second of bus bandwidth. The first that is set counts: minBusBandwidth,
-// the pool's own, the share of the pool's median.
+// ThresholdSpec says which bus bandwidth is too low, in bytes per second. The first that is set counts: minBusBandwidth, the
+// pool's own, the share of the pool's median.
 //
 // +kubebuilder:validation:MinProperties=1
 type ThresholdSpec struct {
-	// minBusBandwidth is the least that every run has to reach, such as 340G.
+	// minBusBandwidth is the minimum for every run, such as 340G.
 	// +optional
 	MinBusBandwidth *resource.Quantity `json:"minBusBandwidth,omitempty"`
 
-	// pools have limits of their own.
+	// pools have minimums of their own.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	Pools []PoolThreshold `json:"pools,omitempty"`
 
-	// minPercentOfMedian is the share of the pool's median that is enough. Default: 85. A pool that is slow as a whole is
-	// only found with the other two.
+	// minPercentOfMedian is the share of the pool's median that a run has to reach. Default: 85. It cannot find a pool that is
+	// slow as a whole; the other two can.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	MinPercentOfMedian *int32 `json:"minPercentOfMedian,omitempty"`
 }
 
-// PoolThreshold is the limit of one pool.
+// PoolThreshold is the minimum of one pool.
 type PoolThreshold struct {
 	// name is the value of poolLabel.
 	// +required
@@ -343,12 +344,12 @@ type PoolThreshold struct {
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name,omitempty"`
 
-	// minBusBandwidth is the least that its runs have to reach.
+	// minBusBandwidth is the minimum for the pool's runs.
 	// +required
 	MinBusBandwidth resource.Quantity `json:"minBusBandwidth,omitzero"`
 }
 
-// NetworkCheckStatus is what was found. It is bounded, however many nodes there are; the report has everything.
+// NetworkCheckStatus is the result. Its size is bounded, however many nodes there are; the report has everything.
 type NetworkCheckStatus struct {
 	// conditions: Complete, Passed.
 	// +optional
@@ -361,7 +362,7 @@ type NetworkCheckStatus struct {
 	// +optional
 	Verdict Verdict `json:"verdict,omitempty"`
 
-	// progress is what is being done, for people.
+	// progress is the current stage and how far it is, for people.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	Progress string `json:"progress,omitempty"`
@@ -371,7 +372,7 @@ type NetworkCheckStatus struct {
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 
-	// startTime is when the nodes were chosen.
+	// startTime is when the nodes were selected.
 	// +optional
 	StartTime *metav1.Time `json:"startTime,omitempty"`
 
@@ -379,11 +380,11 @@ type NetworkCheckStatus struct {
 	// +optional
 	CompletionTime *metav1.Time `json:"completionTime,omitempty"`
 
-	// launcher is what started the benchmark's processes.
+	// launcher is the one that started the benchmark's processes.
 	// +optional
 	Launcher Launcher `json:"launcher,omitempty"`
 
-	// summary counts.
+	// summary counts nodes and runs.
 	// +optional
 	Summary CheckSummary `json:"summary,omitzero"`
 
@@ -392,20 +393,20 @@ type NetworkCheckStatus struct {
 	// +kubebuilder:validation:MaxLength=512
 	BadNodes string `json:"badNodes,omitempty"`
 
-	// findings are the nodes that did not pass, failed ones first, 64 at most.
+	// findings are the nodes that did not pass, failed ones first, at most 64.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	Findings []NodeFinding `json:"findings,omitempty"`
 
-	// fabrics are the verdicts on what connects the nodes of each pool, failed ones first, 16 at most.
+	// fabrics are the verdicts on the network between the nodes of each pool, failed ones first, at most 16.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Fabrics []FabricFinding `json:"fabrics,omitempty"`
 
-	// networks are what carried the runs, read from the runs themselves.
+	// networks are the networks that carried the runs, as their logs say.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
@@ -417,9 +418,9 @@ type NetworkCheckStatus struct {
 	ReportName string `json:"reportName,omitempty"`
 }
 
-// CheckSummary counts.
+// CheckSummary counts nodes and runs.
 type CheckSummary struct {
-	// nodes that were chosen.
+	// nodes that were selected.
 	// +optional
 	Nodes *int32 `json:"nodes,omitempty"`
 
@@ -431,7 +432,7 @@ type CheckSummary struct {
 	// +optional
 	Failed *int32 `json:"failed,omitempty"`
 
-	// inconclusive nodes: neither cleared nor blamed.
+	// inconclusive nodes: neither passed nor failed.
 	// +optional
 	Inconclusive *int32 `json:"inconclusive,omitempty"`
 
@@ -460,76 +461,76 @@ type NodeFinding struct {
 	// +required
 	Stage Stage `json:"stage,omitempty"`
 
-	// reason is a word.
+	// reason is a CamelCase word.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
 
-	// message is a line.
+	// message is one line for people.
 	// +optional
 	// +kubebuilder:validation:MaxLength=400
 	Message string `json:"message,omitempty"`
 
-	// busBandwidth is the best that a run with the node reached, bytes per second.
+	// busBandwidth is the best of the node's runs, bytes per second.
 	// +optional
 	BusBandwidth *resource.Quantity `json:"busBandwidth,omitempty"`
 }
 
-// FabricFinding is the verdict on what connects the nodes of a pool.
+// FabricFinding is the verdict on the network between the nodes of a pool.
 type FabricFinding struct {
-	// pools has one, or some of those that have a single node each; none where the verdict is on all.
+	// pools has one pool, or some of the pools with a single node each; none if the verdict is on all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
 	// +kubebuilder:validation:items:MaxLength=63
 	Pools []string `json:"pools,omitempty"`
 
-	// verdict on it.
+	// verdict on the fabric.
 	// +required
 	Verdict Verdict `json:"verdict,omitempty"`
 
-	// reason is a word.
+	// reason is a CamelCase word.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
 
-	// message is a line.
+	// message is one line for people.
 	// +optional
 	// +kubebuilder:validation:MaxLength=400
 	Message string `json:"message,omitempty"`
 
-	// minBusBandwidth is what its runs were measured against, bytes per second.
+	// minBusBandwidth is the minimum that its runs had to reach, bytes per second.
 	// +optional
 	MinBusBandwidth *resource.Quantity `json:"minBusBandwidth,omitempty"`
 }
 
-// LoadedNetwork is what carried runs.
+// LoadedNetwork is a network that carried runs.
 type LoadedNetwork struct {
-	// name is the plugin's own, or NCCL's for what is built in: Evenkeel, Socket, IB.
+	// name is the plugin's own, or NCCL's name of a built-in network: Evenkeel, Socket, IB.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	Name string `json:"name,omitempty"`
 
-	// api is the version of the ncclNet interface, where the run says it.
+	// api is the version of the ncclNet interface, if known.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	API *int32 `json:"api,omitempty"`
 
-	// sha256 is the beginning of the library's hash, where the run says it.
+	// sha256 is the beginning of the library's hash, if known.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	SHA256 string `json:"sha256,omitempty"`
 
-	// transport is what the network used: tcp, rdma, or mixed where ranks differ. Absent where the run does not say it.
+	// transport of the network: tcp, rdma, or mixed if ranks differ. Absent if unknown.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	Transport string `json:"transport,omitempty"`
 }
 
-// NetworkCheck is one run of checks over nodes.
+// NetworkCheck checks the network of nodes once.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -552,10 +553,10 @@ type NetworkCheck struct {
 
 	// spec says what to check.
 	// +required
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a check is one run and cannot be changed: create another"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a check cannot be changed: create another"
 	Spec NetworkCheckSpec `json:"spec,omitzero"`
 
-	// status is what was found.
+	// status is the result.
 	// +optional
 	Status NetworkCheckStatus `json:"status,omitzero"`
 }

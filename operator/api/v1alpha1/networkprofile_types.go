@@ -5,13 +5,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Delivery is how the plugin's files reach a container.
+// Delivery is how the plugin's files get into a container.
 //
 // +kubebuilder:validation:Enum=Auto;ImageVolume;InitContainer;Preinstalled
 type Delivery string
 
 const (
-	// DeliveryAuto is ImageVolume where every matching node can mount images, else InitContainer.
+	// DeliveryAuto is ImageVolume if every matching node can mount images, else InitContainer.
 	DeliveryAuto Delivery = "Auto"
 	// DeliveryImageVolume mounts the plugin image as a read-only volume (Kubernetes 1.35, containerd 2.1, CRI-O 1.31).
 	DeliveryImageVolume Delivery = "ImageVolume"
@@ -29,21 +29,21 @@ type ConflictPolicy string
 const (
 	// ConflictKeep leaves the container's own plugin and reports it.
 	ConflictKeep ConflictPolicy = "Keep"
-	// ConflictReplace puts Evenkeel in its place.
+	// ConflictReplace replaces it by Evenkeel.
 	ConflictReplace ConflictPolicy = "Replace"
 )
 
-// TransportMode is what carries the data.
+// TransportMode selects the transport.
 //
 // +kubebuilder:validation:Enum=Auto;TCP;RDMA
 type TransportMode string
 
 const (
-	// TransportAuto lets the plugin choose for each pair of peers, and gives jobs an RDMA device where every matching node has one.
+	// TransportAuto lets the plugin choose for each pair of peers. Jobs get an RDMA device if every matching node has one.
 	TransportAuto TransportMode = "Auto"
 	// TransportTCP uses TCP flows only.
 	TransportTCP TransportMode = "TCP"
-	// TransportRDMA gives jobs an RDMA device, and uses nothing else.
+	// TransportRDMA gives jobs an RDMA device, and requires RDMA.
 	TransportRDMA TransportMode = "RDMA"
 )
 
@@ -53,15 +53,15 @@ const (
 type MemoryLock string
 
 const (
-	// MemoryLockRuntimeDefault leaves it at the limit that the container runtime gives.
+	// MemoryLockRuntimeDefault keeps the limit of the container runtime.
 	MemoryLockRuntimeDefault MemoryLock = "RuntimeDefault"
-	// MemoryLockCapability adds the capability IPC_LOCK, which takes away the limit from containers that run as root. Namespaces
-	// that enforce the pod standard baseline or restricted refuse it.
+	// MemoryLockCapability adds the capability IPC_LOCK, which lifts the limit for containers that run as root. Namespaces that
+	// enforce the pod standard baseline or restricted refuse it.
 	MemoryLockCapability MemoryLock = "Capability"
 )
 
 const (
-	// DefaultPath is where the libraries lie inside the plugin image.
+	// DefaultPath is the folder of the libraries inside the plugin image.
 	DefaultPath = "/plugin"
 	// ConditionReady says that jobs may use the profile.
 	ConditionReady = "Ready"
@@ -69,25 +69,25 @@ const (
 	ConditionRDMA = "RDMA"
 )
 
-// NetworkProfileSpec says which plugin jobs get, how, with which settings, and who may ask for it.
+// NetworkProfileSpec says which plugin jobs get, how, with which settings, and which jobs may use it.
 type NetworkProfileSpec struct {
 	// namespaceSelector selects the namespaces whose jobs may use the profile. Absent: all.
 	// +optional
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 
-	// nodeSelector selects the nodes that jobs of this profile run on; it decides what delivery Auto means. Absent: all.
+	// nodeSelector selects the nodes that jobs of this profile run on. Delivery Auto depends on them. Absent: all.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 
-	// plugin says which plugin, and how it reaches a container.
+	// plugin says which plugin is used, and how it is delivered.
 	// +required
 	Plugin PluginSpec `json:"plugin,omitzero"`
 
-	// transport holds the plugin's settings.
+	// transport has the plugin's settings.
 	// +optional
 	Transport TransportSpec `json:"transport,omitzero"`
 
-	// environment is added to the containers that get the plugin. What a container sets itself stays.
+	// environment is added to the containers that get the plugin. Variables that a container sets itself stay.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -96,12 +96,12 @@ type NetworkProfileSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(e, e.name != 'LD_LIBRARY_PATH')",message="LD_LIBRARY_PATH would hide libraries of the training image"
 	Environment []EnvironmentVariable `json:"environment,omitempty"`
 
-	// reduction says who gets reduction servers, how many and which.
+	// reduction says which jobs get reduction servers, and how many.
 	// +optional
 	Reduction ReductionSpec `json:"reduction,omitzero"`
 }
 
-// ReductionMode is who gets reduction servers.
+// ReductionMode says which jobs get reduction servers.
 //
 // +kubebuilder:validation:Enum=Off;OnRequest;Always
 type ReductionMode string
@@ -109,16 +109,16 @@ type ReductionMode string
 const (
 	// ReductionOff refuses jobs that ask for them.
 	ReductionOff ReductionMode = "Off"
-	// ReductionOnRequest gives them to jobs that ask.
+	// ReductionOnRequest gives them to jobs that ask for them.
 	ReductionOnRequest ReductionMode = "OnRequest"
-	// ReductionAlways gives them to every job that does not decline.
+	// ReductionAlways gives them to every job with the annotation not set to Off.
 	ReductionAlways ReductionMode = "Always"
 )
 
-// DefaultMaxReductionServers is the most that a job gets where the profile does not say.
+// DefaultMaxReductionServers is the default of maxServers.
 const DefaultMaxReductionServers = 16
 
-// ReductionSpec says who gets reduction servers, how many and which.
+// ReductionSpec says which jobs get reduction servers, and how many.
 //
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.servers) || self.servers <= (has(self.maxServers) ? self.maxServers : 16)",message="servers is larger than maxServers (default: 16)"
@@ -127,34 +127,34 @@ type ReductionSpec struct {
 	// +optional
 	Mode ReductionMode `json:"mode,omitempty"`
 
-	// servers is their number for jobs that do not say, with mode Always. Absent: as sizing says.
+	// servers is the number for jobs without the annotation, with mode Always. Absent: computed from sizing.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
 	Servers *int32 `json:"servers,omitempty"`
 
-	// maxServers is the most that one job gets. Default: 16.
+	// maxServers is the maximum for one job. Default: 16.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
 	MaxServers *int32 `json:"maxServers,omitempty"`
 
-	// sizing is how many servers Auto means: workers x workerBandwidth / serverBandwidth. Absent: one for each worker.
+	// sizing determines the number of servers for Auto: workers x workerBandwidth / serverBandwidth. Absent: one for each worker.
 	// +optional
 	Sizing SizingSpec `json:"sizing,omitzero"`
 
-	// server says what each server gets and where it runs.
+	// server has the resources and the placement of each server.
 	// +optional
 	Server ReductionServerSpec `json:"server,omitzero"`
 }
 
-// SizingSpec holds the bandwidths that the number of servers follows from.
+// SizingSpec has the bandwidths that determine the number of servers.
 type SizingSpec struct {
-	// workerBandwidth is what a worker can send and receive, bytes per second, such as 12500M.
+	// workerBandwidth is the bandwidth of a worker, bytes per second in each direction, such as 12500M.
 	// +required
 	WorkerBandwidth resource.Quantity `json:"workerBandwidth,omitzero"`
 
-	// serverBandwidth is what a server can receive, sum and send, bytes per second.
+	// serverBandwidth is the rate at which a server receives, sums and sends, bytes per second.
 	// +required
 	ServerBandwidth resource.Quantity `json:"serverBandwidth,omitzero"`
 }
@@ -170,7 +170,7 @@ type PluginSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('@sha256:[0-9a-f]{64}$')",message="pin the image by digest: name@sha256:<64 hexadecimal digits>"
 	Image string `json:"image,omitempty"`
 
-	// delivery is how the files reach a container: Auto (the default), ImageVolume, InitContainer or Preinstalled.
+	// delivery is how the files get into a container: Auto (the default), ImageVolume, InitContainer or Preinstalled.
 	// +optional
 	Delivery Delivery `json:"delivery,omitempty"`
 
@@ -181,27 +181,27 @@ type PluginSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.startsWith('/') && !self.endsWith('/') && !self.contains('..')",message="path is absolute, without a trailing slash or '..', such as /plugin"
 	Path string `json:"path,omitempty"`
 
-	// conflictPolicy is for containers that set NCCL_NET_PLUGIN themselves: Keep (the default) leaves them alone, Replace does not.
+	// conflictPolicy is for containers that set NCCL_NET_PLUGIN themselves: Keep (the default) keeps their plugin, Replace replaces it.
 	// +optional
 	ConflictPolicy ConflictPolicy `json:"conflictPolicy,omitempty"`
 }
 
-// TransportSpec holds the plugin's settings.
+// TransportSpec has the plugin's settings.
 type TransportSpec struct {
-	// mode is what carries the data: Auto (the default), TCP or RDMA. RDMA is strict: peers that cannot use it fail.
+	// mode is Auto (the default), TCP or RDMA. RDMA is strict: peers that cannot use it fail.
 	// +optional
 	Mode TransportMode `json:"mode,omitempty"`
 
-	// tcp holds the settings of the TCP engine.
+	// tcp has the settings of the TCP transport.
 	// +optional
 	TCP TCPSpec `json:"tcp,omitzero"`
 
-	// rdma says which device jobs get, their reduction servers included, and how.
+	// rdma says which device jobs and their reduction servers get.
 	// +optional
 	RDMA RDMASpec `json:"rdma,omitzero"`
 }
 
-// RDMASpec says which device jobs get, and how.
+// RDMASpec says which device jobs get.
 //
 // +kubebuilder:validation:MinProperties=1
 type RDMASpec struct {
@@ -214,7 +214,7 @@ type RDMASpec struct {
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('kubernetes.io/')",message="resourceName is an extended resource: its domain is not kubernetes.io"
 	ResourceName string `json:"resourceName,omitempty"`
 
-	// count is how many of it each container gets. Default: 1.
+	// count is the number of devices for each container. Default: 1.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
@@ -224,15 +224,15 @@ type RDMASpec struct {
 	// +optional
 	MemoryLock MemoryLock `json:"memoryLock,omitempty"`
 
-	// networks are further networks for pods that get a device, as the annotation k8s.v1.cni.cncf.io/networks names them:
-	// for SR-IOV and host-device networks by Multus.
+	// networks are additional networks of pods that get a device, in the format of the annotation k8s.v1.cni.cncf.io/networks.
+	// Multus attaches them, for SR-IOV and host-device networks.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	Networks string `json:"networks,omitempty"`
 }
 
-// TCPSpec holds the settings of the TCP engine.
+// TCPSpec has the settings of the TCP transport.
 //
 // +kubebuilder:validation:MinProperties=1
 type TCPSpec struct {
@@ -259,7 +259,7 @@ type EnvironmentVariable struct {
 	Value string `json:"value"`
 }
 
-// NetworkProfileStatus is what the controller found.
+// NetworkProfileStatus is what the controller observes.
 type NetworkProfileStatus struct {
 	// conditions: Ready.
 	// +optional
@@ -284,7 +284,7 @@ type NetworkProfileStatus struct {
 	// +optional
 	MatchedNodes *int32 `json:"matchedNodes,omitempty"`
 
-	// imageVolumeNodes is how many of them can mount images as volumes.
+	// imageVolumeNodes is the number of them that can mount images as volumes.
 	// +optional
 	ImageVolumeNodes *int32 `json:"imageVolumeNodes,omitempty"`
 
@@ -293,7 +293,7 @@ type NetworkProfileStatus struct {
 	// +kubebuilder:validation:MaxLength=317
 	RDMAResourceName string `json:"rdmaResourceName,omitempty"`
 
-	// rdmaNodes is how many of the matched nodes offer an RDMA device.
+	// rdmaNodes is the number of matched nodes that offer an RDMA device.
 	// +optional
 	RDMANodes *int32 `json:"rdmaNodes,omitempty"`
 }
@@ -307,7 +307,7 @@ type PluginStatus struct {
 	// +kubebuilder:validation:MaxLength=512
 	Image string `json:"image,omitempty"`
 
-	// digest is the part after the @.
+	// digest is the part of the reference after the @.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Digest string `json:"digest,omitempty"`
@@ -334,7 +334,7 @@ type NetworkProfile struct {
 	// +required
 	Spec NetworkProfileSpec `json:"spec,omitzero"`
 
-	// status is what the controller found.
+	// status is what the controller observes.
 	// +optional
 	Status NetworkProfileStatus `json:"status,omitzero"`
 }

@@ -5,12 +5,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Health is the present verdict on a node.
+// Health is the current health of a node's network.
 //
 // +kubebuilder:validation:Enum=Healthy;Unhealthy;Unknown
 type Health string
 
-// The states of a node. Only a Pass makes it Healthy, only a Fail Unhealthy; a run that says nothing changes nothing.
+// The health of a node. Pass makes it Healthy, Fail Unhealthy; an inconclusive result does not change it.
 const (
 	HealthHealthy   Health = "Healthy"
 	HealthUnhealthy Health = "Unhealthy"
@@ -27,16 +27,16 @@ const (
 	UnhealthyValue = "unhealthy"
 )
 
-// HistoryLength is how many results a NodeNetworkHealth keeps.
+// HistoryLength is the number of results that a NodeNetworkHealth keeps.
 const HistoryLength = 20
 
-// NodeNetworkHealthStatus is what checks said about the node.
+// NodeNetworkHealthStatus has the results of checks of the node.
 type NodeNetworkHealthStatus struct {
 	// health is Healthy, Unhealthy or Unknown.
 	// +optional
 	Health Health `json:"health,omitempty"`
 
-	// reason and message are those of the result that decided.
+	// reason and message are those of the result that health follows.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
@@ -48,11 +48,11 @@ type NodeNetworkHealthStatus struct {
 	// +optional
 	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
 
-	// busBandwidth is the latest that was measured, bytes per second.
+	// busBandwidth is the latest measurement, bytes per second.
 	// +optional
 	BusBandwidth *resource.Quantity `json:"busBandwidth,omitempty"`
 
-	// baseline is what the node reaches when all is well: over the results kept that passed.
+	// baseline is the usual bandwidth of the node, over the passed results in history.
 	// +optional
 	Baseline Baseline `json:"baseline,omitzero"`
 
@@ -63,7 +63,7 @@ type NodeNetworkHealthStatus struct {
 	History []HealthResult `json:"history,omitempty"`
 }
 
-// Baseline is what a node reaches when all is well.
+// Baseline is the usual bandwidth of a node.
 //
 // +kubebuilder:validation:MinProperties=1
 type Baseline struct {
@@ -78,7 +78,7 @@ type Baseline struct {
 	MADBusBandwidth *resource.Quantity `json:"madBusBandwidth,omitempty"`
 }
 
-// HealthResult is what one check said about the node.
+// HealthResult is the result of one check of the node.
 type HealthResult struct {
 	// check is the NetworkCheck's name, uid its own.
 	// +required
@@ -98,17 +98,17 @@ type HealthResult struct {
 	// +required
 	Verdict Verdict `json:"verdict,omitempty"`
 
-	// reason is a word.
+	// reason is a CamelCase word.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
 
-	// busBandwidth is the best that a run with the node reached, bytes per second.
+	// busBandwidth is the best of the node's runs, bytes per second.
 	// +optional
 	BusBandwidth *resource.Quantity `json:"busBandwidth,omitempty"`
 }
 
-// NodeNetworkHealth is what is known about a node's network. It has the node's name and goes with it.
+// NodeNetworkHealth is the health of a node's network. It has the node's name and is deleted with the node.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -124,7 +124,7 @@ type NodeNetworkHealth struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// status is what checks said.
+	// status has the results of checks.
 	// +optional
 	Status NodeNetworkHealthStatus `json:"status,omitzero"`
 }

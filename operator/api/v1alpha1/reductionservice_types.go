@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// MaxReductionServers is how many servers a job can have at most.
+// MaxReductionServers is the maximum number of servers of a job.
 const MaxReductionServers = 64
 
 // Condition of a ReductionService, and its reasons.
@@ -33,20 +33,19 @@ const (
 type PlacementMode string
 
 const (
-	// PlacementSpread puts each server in another domain, if there are enough.
+	// PlacementSpread puts each server into another domain, if there are enough.
 	PlacementSpread PlacementMode = "Spread"
-	// PlacementNearWorkers puts servers in the domain of the job's workers, if there is room.
+	// PlacementNearWorkers puts servers into the domain of the job's workers, if there is room.
 	PlacementNearWorkers PlacementMode = "NearWorkers"
 )
 
-// ReductionServerSpec says what each server gets and where it runs.
+// ReductionServerSpec has the resources and the placement of each server.
 type ReductionServerSpec struct {
 	// cpu that each server requests; it runs as many threads. Default: 2.
 	// +optional
 	CPU *resource.Quantity `json:"cpu,omitempty"`
 
-	// memory bounds the buffers of a server, over everything it sums. Its container gets 256Mi more, requested and as
-	// the limit. Default: 1Gi.
+	// memory is the limit of all buffers of a server. Its container gets 256Mi more, as request and limit. Default: 1Gi.
 	// +optional
 	Memory *resource.Quantity `json:"memory,omitempty"`
 
@@ -61,7 +60,7 @@ type ReductionServerSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	Tolerations []Toleration `json:"tolerations,omitempty"`
 
-	// placement is a wish: a server that cannot have it runs elsewhere.
+	// placement is a preference: a server that cannot have it runs elsewhere.
 	// +optional
 	Placement PlacementSpec `json:"placement,omitzero"`
 }
@@ -82,13 +81,13 @@ type PlacementSpec struct {
 	TopologyKey string `json:"topologyKey,omitempty"`
 }
 
-// ReductionServiceSpec is what a job was given when it was created.
+// ReductionServiceSpec is what the job got when it was created.
 type ReductionServiceSpec struct {
 	// workloadRef is the job.
 	// +required
 	WorkloadRef WorkloadReference `json:"workloadRef,omitzero"`
 
-	// replicas is the number of servers. Their names are known to the job's pods from the start.
+	// replicas is the number of servers. The job's pods have their addresses from the start.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
@@ -106,16 +105,15 @@ type ReductionServiceSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	PriorityClassName string `json:"priorityClassName,omitempty"`
 
-	// server says what each server gets and where it runs.
+	// server has the resources and the placement of each server.
 	// +optional
 	Server ReductionServerSpec `json:"server,omitzero"`
 
-	// transport is what carries the data: the profile's, but that rdma.resourceName is there if servers get the device, and
-	// only then.
+	// transport is that of the profile. rdma.resourceName is set if servers get the device, and only then.
 	// +optional
 	Transport TransportSpec `json:"transport,omitzero"`
 
-	// environment of the servers: what the profile says of what carries the data, and by which RDMA ports.
+	// environment of the servers: the profile's settings of the transport and its RDMA ports.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -144,7 +142,7 @@ type WorkloadReference struct {
 	Name string `json:"name,omitempty"`
 }
 
-// ReductionServiceStatus is how the servers are.
+// ReductionServiceStatus is the state of the servers.
 type ReductionServiceStatus struct {
 	// conditions: Available, and RDMA for jobs that have a device.
 	// +optional
@@ -168,7 +166,7 @@ type ReductionServiceStatus struct {
 	// +kubebuilder:validation:items:MaxLength=256
 	Endpoints []string `json:"endpoints,omitempty"`
 
-	// lostServers are those that were ready and are not, while the job runs.
+	// lostServers are servers that were ready and are not any more, while the job runs.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -176,8 +174,8 @@ type ReductionServiceStatus struct {
 	LostServers []string `json:"lostServers,omitempty"`
 }
 
-// ReductionService is the reduction servers of one job. Evenkeel makes it for jobs that ask with the annotation
-// evenkeel.dev/reduction; it goes with the job.
+// ReductionService is the set of reduction servers of one job. Evenkeel creates it for jobs with the annotation
+// evenkeel.dev/reduction. It is deleted with the job.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -194,12 +192,12 @@ type ReductionService struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// spec is what the job was given when it was created.
+	// spec is what the job got when it was created.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the servers of a job are fixed when it is created: create a new job"
 	Spec ReductionServiceSpec `json:"spec,omitzero"`
 
-	// status is how the servers are.
+	// status is the state of the servers.
 	// +optional
 	Status ReductionServiceStatus `json:"status,omitzero"`
 }

@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	// checkPoll is how long at most until a running check's pods are looked at again: their ends are watched, their troubles are not.
+	// checkPoll is the interval at which a running check's pods are read. The end of a run is watched; reasons of waiting are polled.
 	checkPoll = 3 * time.Second
-	// kindPoll is how long at most until a kind of job that was installed meanwhile is noticed.
+	// kindPoll is the interval at which the cluster is asked for kinds of jobs that were installed meanwhile.
 	kindPoll = 10 * time.Second
 )
 
@@ -44,7 +44,7 @@ func controllerCommand() *cobra.Command {
 	var c controllerRole
 	cmd := &cobra.Command{
 		Use:   "controller",
-		Short: "Keep the status of NetworkProfiles, run NetworkChecks and their policies, start jobs that wait for them, make reduction servers, and tell users what happened",
+		Short: "Reconcile NetworkProfiles, NetworkChecks and their policies, open the gates of jobs, create reduction servers, and record Events",
 		Example: `  evenkeel-operator controller --namespace=evenkeel-system --default-profile=/etc/evenkeel/default-profile.yaml
   evenkeel-operator controller --namespace=evenkeel-system --leader-elect --leader-election-id=evenkeel-controller`,
 		Args: cobra.NoArgs,
@@ -56,8 +56,8 @@ func controllerCommand() *cobra.Command {
 		},
 	}
 	c.flags(cmd.Flags())
-	cmd.Flags().BoolVar(&c.elect, "leader-elect", false, "let one of several replicas work at a time")
-	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease that says which one works")
+	cmd.Flags().BoolVar(&c.elect, "leader-elect", false, "elect a leader: one of several replicas works at a time")
+	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease of the leader election")
 	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
 	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
 	cmd.Flags().StringVar(&c.reductionImage, "reduction-image", "", "image of the reduction servers; without one, no job gets any")

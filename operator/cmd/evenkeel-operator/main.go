@@ -1,5 +1,5 @@
-// Command evenkeel-operator is Evenkeel's control plane. It runs in one of two roles: as the webhook that adds the plugin
-// to jobs and pods, or as the controller that keeps NetworkProfiles, runs checks and reports to users.
+// Command evenkeel-operator is Evenkeel's control plane. It runs in one of two roles: as the webhook that adds the plugin to jobs
+// and pods, or as the controller of Evenkeel's kinds.
 package main
 
 import (

@@ -66,8 +66,8 @@ func needs(when string, flags map[string]string) error {
 	return fmt.Errorf("%s needs --%s", when, missing)
 }
 
-// manager connects to the cluster and makes the manager, once the API server serves our kinds that the role works with;
-// options come with what the role adds.
+// manager connects to the cluster and creates the manager, once the API server serves the kinds that the role needs. Options have
+// what the role adds.
 func (p *process) manager(ctx context.Context, options ctrl.Options, kinds ...string) (ctrl.Manager, error) {
 	config, err := ctrl.GetConfig()
 	if err != nil {
@@ -84,7 +84,7 @@ func (p *process) manager(ctx context.Context, options ctrl.Options, kinds ...st
 	}
 	options.Metrics = metricsserver.Options{BindAddress: p.metricsAddress}
 	options.HealthProbeBindAddress = p.probeAddress
-	// A read of something that is not watched on purpose would start to watch it, with permissions that nobody meant to give.
+	// Otherwise reading a kind that is not watched would start a watch, which takes more permissions.
 	options.Cache.ReaderFailOnMissingInformer = true
 	mgr, err := ctrl.NewManager(config, options)
 	if err != nil {
@@ -101,7 +101,7 @@ func (p *process) manager(ctx context.Context, options ctrl.Options, kinds ...st
 	return mgr, nil
 }
 
-// reach waits until the API server answers, and says why if it does not.
+// reach waits until the API server answers. Otherwise the error says why it does not.
 func reach(ctx context.Context, config *rest.Config, timeout time.Duration) error {
 	config = rest.CopyConfig(config)
 	config.Timeout = 5 * time.Second
@@ -113,7 +113,7 @@ func reach(ctx context.Context, config *rest.Config, timeout time.Duration) erro
 	err = wait.PollUntilContextTimeout(ctx, time.Second, timeout, true, func(ctx context.Context) (bool, error) {
 		err := client.RESTClient().Get().AbsPath("/version").Do(ctx).Error()
 		switch {
-		case err == nil, apierrors.IsForbidden(err): // it answers; whether we may do our work shows later
+		case err == nil, apierrors.IsForbidden(err): // it answers; missing permissions show later
 			return true, nil
 		case apierrors.IsUnauthorized(err):
 			return false, fmt.Errorf("the API server at %s does not accept our credentials: %w", config.Host, err)

@@ -86,7 +86,7 @@ func (w *webhookRole) validate() error {
 		if err := needs("--cert-source=Supplied", map[string]string{"cert-dir": w.certDir}); err != nil {
 			return err
 		}
-		// The server would say less about which file is wrong.
+		// The server's error would not say which file is wrong.
 		if _, err := tls.LoadX509KeyPair(filepath.Join(w.certDir, "tls.crt"), filepath.Join(w.certDir, "tls.key")); err != nil {
 			return fmt.Errorf("--cert-dir=%s: %w", w.certDir, err)
 		}
@@ -129,8 +129,8 @@ func (w *webhookRole) run(ctx context.Context) error {
 	return serve(ctx, mgr, checks)
 }
 
-// serve watches what the workload webhook reads and runs the manager; it is ready when that is listed and the checks pass.
-// A first listing that does not end is an error: every annotated job would be refused for reasons that nobody sees.
+// serve watches the kinds that the workload webhook reads, and runs the manager. It is ready when these are listed and the checks
+// pass. A first list that does not end is an error: every annotated job would be refused without a visible reason.
 func serve(ctx context.Context, mgr ctrl.Manager, checks []healthz.Checker) error {
 	namespaces := &metav1.PartialObjectMetadata{}
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
@@ -169,7 +169,7 @@ func serve(ctx context.Context, mgr ctrl.Manager, checks []healthz.Checker) erro
 	return nil
 }
 
-// readiness is the first failing check. What a probe answers is seen by nobody, so a reason that is new is logged too.
+// readiness returns the first failing check. The answers of probes are not visible, so each new reason is logged too.
 func readiness(logger logr.Logger, checks []healthz.Checker) healthz.Checker {
 	var mu sync.Mutex
 	last := ""

@@ -1,5 +1,5 @@
-// Command kubectl-evenkeel is kubectl's plugin for Evenkeel: it runs network checks and says why a node or a job is as it
-// is. In PATH, it is `kubectl evenkeel`.
+// Command kubectl-evenkeel is kubectl's plugin for Evenkeel: it runs network checks and explains the state of nodes and
+// jobs. In PATH, it is `kubectl evenkeel`.
 package main
 
 import (

@@ -1,8 +1,8 @@
-// Package certs keeps the webhook server's certificate when nobody else does.
+// Package certs creates and renews the webhook server's certificate, unless it is supplied.
 //
-// Certificates are made and judged by cert-controller. The loop around them is ours: it may read and write exactly one
-// Secret and one MutatingWebhookConfiguration, and serves the certificate from memory, so that a first start does not
-// wait the minute or more that the kubelet takes to refresh a mounted Secret.
+// Certificates are created and verified by cert-controller. The reconciler here needs permissions for one Secret and one
+// MutatingWebhookConfiguration only. It serves the certificate from memory, so that a first start does not wait a minute or more
+// until the kubelet refreshes a mounted Secret.
 package certs
 
 import (
@@ -47,14 +47,14 @@ const (
 	fieldOwner = client.FieldOwner("evenkeel-certs")
 )
 
-// SelfManaged makes a CA and a server certificate, renews them, and tells the API server which CA to trust. Every
-// replica runs it: whichever writes the Secret first wins, the others take what it wrote.
+// SelfManaged creates a CA and a server certificate, renews them, and writes the CA into the webhook configuration. Every replica
+// runs it: the first one to write the Secret wins, and the others use its certificate.
 type SelfManaged struct {
-	// Secret holds the certificates. It has to exist: who installs Evenkeel owns it, so that it goes with the rest.
+	// Secret has the certificates. It has to exist: the chart owns it, so that uninstalling deletes it.
 	Secret types.NamespacedName
 	// WebhookConfiguration is the MutatingWebhookConfiguration whose webhooks all get the CA.
 	WebhookConfiguration string
-	// Service is the name, in the Secret's namespace, that the API server calls.
+	// Service is the Service that the API server calls, in the Secret's namespace.
 	Service string
 
 	client  client.Client
@@ -75,7 +75,7 @@ func (s *SelfManaged) Cached() map[client.Object]cache.ByObject {
 	}
 }
 
-// SetupWithManager starts the loop with the manager.
+// SetupWithManager starts the reconciler with the manager.
 func (s *SelfManaged) SetupWithManager(mgr manager.Manager) error {
 	s.client, s.clock = mgr.GetClient(), clock.RealClock{}
 	toSecret := func(context.Context, client.Object) []reconcile.Request {
@@ -87,7 +87,7 @@ func (s *SelfManaged) SetupWithManager(mgr manager.Manager) error {
 		Complete(s)
 }
 
-// GetCertificate is for tls.Config: the newest certificate of the Secret.
+// GetCertificate returns the newest certificate of the Secret, for tls.Config.
 func (s *SelfManaged) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if certificate := s.serving.Load(); certificate != nil {
 		return certificate, nil
@@ -95,7 +95,7 @@ func (s *SelfManaged) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, er
 	return nil, fmt.Errorf("no certificate in Secret %s yet", s.Secret)
 }
 
-// Ready is a readiness check: there is a certificate, and the API server trusts its CA.
+// Ready is a readiness check: a certificate exists, and the webhook configuration has its CA.
 func (s *SelfManaged) Ready(*http.Request) error {
 	if _, err := s.GetCertificate(nil); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (s *SelfManaged) Ready(*http.Request) error {
 	return nil
 }
 
-// Reconcile brings the Secret, the webhook configuration and what is served into step.
+// Reconcile updates the Secret, the webhook configuration and the served certificate.
 func (s *SelfManaged) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	secret := &corev1.Secret{}
 	if err := s.client.Get(ctx, s.Secret, secret); err != nil {
@@ -131,7 +131,7 @@ func (s *SelfManaged) Reconcile(ctx context.Context, _ reconcile.Request) (recon
 	}
 	s.serving.Store(&certificate)
 	if err := s.trust(ctx, secret.Data[caKey]); apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: time.Second}, nil // our view of it is about to be renewed
+		return reconcile.Result{RequeueAfter: time.Second}, nil // the cache is behind; retry
 	} else if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -139,8 +139,8 @@ func (s *SelfManaged) Reconcile(ctx context.Context, _ reconcile.Request) (recon
 	return reconcile.Result{RequeueAfter: checkInterval}, nil
 }
 
-// renew replaces what is missing, damaged or soon to expire, and reports whether it did. A new server certificate
-// from the same CA is trusted at once; the CA itself is replaced only when it has to be.
+// renew replaces certificates that are missing, damaged or about to expire, and reports whether it did. The CA is replaced only if
+// necessary, since a new server certificate of the same CA is trusted at once.
 func (s *SelfManaged) renew(secret *corev1.Secret) (bool, error) {
 	name := fmt.Sprintf("%s.%s.svc", s.Service, s.Secret.Namespace)
 	maker := &rotator.CertRotator{
@@ -190,7 +190,7 @@ func authority(data map[string][]byte) (*rotator.KeyPairArtifacts, error) {
 	return ca, err
 }
 
-// trust puts the CA into every webhook of the configuration, and writes only if one has another.
+// trust writes the CA into every webhook of the configuration, if it differs.
 func (s *SelfManaged) trust(ctx context.Context, ca []byte) error {
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
 	if err := s.client.Get(ctx, types.NamespacedName{Name: s.WebhookConfiguration}, config); err != nil {
@@ -205,7 +205,7 @@ func (s *SelfManaged) trust(ctx context.Context, ca []byte) error {
 	if !changed {
 		return nil
 	}
-	// The lock keeps a replica that still sees an older Secret from undoing what a faster one wrote.
+	// The lock prevents a replica with an older Secret from overwriting the CA of a faster one.
 	patch := client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})
 	if err := s.client.Patch(ctx, config, patch, fieldOwner); err != nil {
 		return fmt.Errorf("put the CA into MutatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)

@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// followPoll is how often a check that is waited for is looked at.
+	// followPoll is the interval of reading a check with --wait.
 	followPoll = 500 * time.Millisecond
-	// startTimeout is how long a controller that works takes to begin a check, with much to spare.
+	// startTimeout is far more than a running controller needs to start a check.
 	startTimeout = 20 * time.Second
-	// grace is how long after a check's own time limit its end is waited for.
+	// grace is how long --wait waits beyond the check's own timeout.
 	grace = 2 * time.Minute
 )
 
-// checkFlags are what a user says about a check.
+// checkFlags are the flags of `check run`.
 type checkFlags struct {
 	name, selector, profile, runner, launcher, image string
 	nodes, stages                                    []string
@@ -77,14 +77,14 @@ Interrupting the wait does not stop the check.`,
 	flags.Int32Var(&f.rails, "rails", 0, "network devices of each node, for stage Rails")
 	flags.StringVar(&f.maxBytes, "max-bytes", "", "largest buffer, such as 1Gi (default: 64Mi)")
 	flags.Int32Var(&f.iterations, "iterations", 0, "timed operations of each size (default: 20)")
-	flags.StringVar(&f.minBandwidth, "min-bandwidth", "", "least bus bandwidth in bytes per second, such as 340G (default: 85% of the median)")
-	flags.DurationVar(&f.timeout, "timeout", 0, "how long the whole check may take (default: 1h)")
+	flags.StringVar(&f.minBandwidth, "min-bandwidth", "", "minimum bus bandwidth in bytes per second, such as 340G (default: 85% of the median)")
+	flags.DurationVar(&f.timeout, "timeout", 0, "timeout of the whole check (default: 1h)")
 	flags.StringVar(&f.name, "name", "", "name of the check (default: a new one)")
 	flags.BoolVar(&f.wait, "wait", false, "wait for the end, show progress, and exit with the verdict")
 	return cmd
 }
 
-// check is the object that the flags describe. What only the API server can judge is left to it.
+// check returns the object that the flags describe. The API server validates the rest.
 func (f *checkFlags) check(namespace string) (*evenkeel.NetworkCheck, error) {
 	check := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: f.name}}
 	if f.name == "" {
@@ -155,7 +155,7 @@ func (f *checkFlags) check(namespace string) (*evenkeel.NetworkCheck, error) {
 	return check, nil
 }
 
-// oneOf reads a word, whatever its case.
+// oneOf parses one of the words, ignoring case.
 func oneOf[T ~string](flag, text string, words ...T) (T, error) {
 	for _, word := range words {
 		if strings.EqualFold(text, string(word)) {
@@ -197,7 +197,7 @@ func (f *checkFlags) run(ctx context.Context, cluster client.Client, check *even
 	return nil
 }
 
-// inNamespace is the flag that the namespace takes on a command line of ours.
+// inNamespace returns the flag for the namespace; empty for the default one.
 func inNamespace(namespace string) string {
 	if namespace == systemNamespace {
 		return ""
@@ -205,7 +205,7 @@ func inNamespace(namespace string) string {
 	return " -n " + namespace
 }
 
-// follow waits until the check has ended and shows how far it is.
+// follow waits until the check has ended, and shows its progress.
 func follow(ctx context.Context, cluster client.Client, check *evenkeel.NetworkCheck, progress io.Writer) error {
 	limit := time.Duration(*check.Spec.WithDefaults().TimeoutSeconds)*time.Second + grace
 	waiting, cancel := context.WithTimeout(ctx, limit)
@@ -213,23 +213,23 @@ func follow(ctx context.Context, cluster client.Client, check *evenkeel.NetworkC
 	started, key := time.Now(), client.ObjectKeyFromObject(check)
 	p := progressLine{out: progress, terminal: isTerminal(progress)}
 	defer p.end()
-	told := false
+	warned := false
 	err := wait.PollUntilContextCancel(waiting, followPoll, true, func(ctx context.Context) (bool, error) {
 		if err := cluster.Get(ctx, key, check); err != nil {
 			return false, fmt.Errorf("read the check: %w", err)
 		}
 		passed := time.Since(started)
-		p.show(fmt.Sprintf("%s: %s", key.Name, firstOf(check.Status.Progress, "waiting to begin")), passed)
-		if check.Status.StartTime == nil && passed > startTimeout && !told {
-			told = true
+		p.show(fmt.Sprintf("%s: %s", key.Name, firstOf(check.Status.Progress, "waiting to start")), passed)
+		if check.Status.StartTime == nil && passed > startTimeout && !warned {
+			warned = true
 			p.end()
-			fmt.Fprintf(progress, "nothing has begun the check: does the controller run? kubectl -n %s get deployments,events\n", key.Namespace)
+			fmt.Fprintf(progress, "the check has not started: does the controller run? kubectl -n %s get deployments,events\n", key.Namespace)
 		}
 		return meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete), nil
 	})
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("interrupted; the check goes on: kubectl evenkeel check status %s%s", key.Name, inNamespace(key.Namespace))
+		return fmt.Errorf("interrupted; the check continues: kubectl evenkeel check status %s%s", key.Name, inNamespace(key.Namespace))
 	case waiting.Err() != nil:
 		return fmt.Errorf("check %s has not ended after %s: does the controller run?", key.Name, limit)
 	}

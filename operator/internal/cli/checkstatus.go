@@ -24,8 +24,8 @@ import (
 func checkStatusCommand(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [CHECK]",
-		Short: "What checks found: of all, or of one",
-		Long:  "What checks found. Without a name: how the nodes are, the policies, and the latest checks. With one: everything about that check.",
+		Short: "Results of all checks, or of one",
+		Long:  "Results of checks. Without a name: the nodes by health, the policies, and the latest checks. With a name: everything about that check.",
 		Example: `  kubectl evenkeel check status
   kubectl evenkeel check status nightly-29411`,
 		Args: cobra.MaximumNArgs(1),
@@ -46,10 +46,10 @@ func checkStatusCommand(c *connection) *cobra.Command {
 	}
 }
 
-// maxShown checks are listed, the latest first.
+// maxShown is the maximum number of checks listed, the latest first.
 const maxShown = 10
 
-// printOverview answers: is the fabric fine, and which node is not.
+// printOverview prints nodes by health, policies and the latest checks.
 func printOverview(ctx context.Context, cluster client.Client, namespace string, out io.Writer, now time.Time) error {
 	nodes, healths, policies, err := nodenetworkhealth.ListAll(ctx, cluster)
 	if err != nil {
@@ -76,7 +76,7 @@ func printOverview(ctx context.Context, cluster client.Client, namespace string,
 	}
 	fmt.Fprintf(out, "%d nodes: %d healthy, %s, %d unknown\n", len(nodes), healthy, unhealthy, len(nodes)-healthy-len(bad))
 	for _, p := range policies {
-		ready, text := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionReady), "the controller has not looked at it yet"
+		ready, text := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionReady), "the controller has not reconciled it yet"
 		if ready != nil {
 			text = ready.Message
 		}
@@ -86,7 +86,7 @@ func printOverview(ctx context.Context, cluster client.Client, namespace string,
 		fmt.Fprintf(out, "policy %s: %s\n", p.Name, text)
 	}
 	if len(policies) == 0 {
-		fmt.Fprintln(out, "no NetworkCheckPolicy: nodes are checked only when somebody asks (kubectl evenkeel check run)")
+		fmt.Fprintln(out, "no NetworkCheckPolicy: nodes are checked only on request (kubectl evenkeel check run)")
 	}
 	fmt.Fprintln(out)
 	if len(checks.Items) == 0 {
@@ -121,11 +121,11 @@ func printOverview(ctx context.Context, cluster client.Client, namespace string,
 	return nil
 }
 
-// describeCheck prints everything that a check's status says.
+// describeCheck prints the status of a check.
 func describeCheck(out io.Writer, check *evenkeel.NetworkCheck, now time.Time) error {
 	s := &check.Status
 	if !meta.IsStatusConditionTrue(s.Conditions, evenkeel.ConditionComplete) {
-		_, err := fmt.Fprintf(out, "%s: %s, begun %s ago\n", check.Name, firstOf(s.Progress, "waiting to begin"), age(check.CreationTimestamp, now))
+		_, err := fmt.Fprintf(out, "%s: %s, created %s ago\n", check.Name, firstOf(s.Progress, "waiting to start"), age(check.CreationTimestamp, now))
 		return err
 	}
 	took := ""
@@ -183,7 +183,7 @@ func reportCommand(c *connection) *cobra.Command {
 	var svg string
 	cmd := &cobra.Command{
 		Use:   "report CHECK",
-		Short: "Print a check's report, and save its heat map of the pairs",
+		Short: "Print a check's report, and save the heat map of its pairs",
 		Example: `  kubectl evenkeel report nightly-29411
   kubectl evenkeel report nightly-29411 --svg pairs.svg > report.md`,
 		Args: cobra.ExactArgs(1),
@@ -197,7 +197,7 @@ func reportCommand(c *connection) *cobra.Command {
 				return fmt.Errorf("read the check: %w", err)
 			}
 			if check.Status.ReportName == "" {
-				return fmt.Errorf("check %s has no report: %s", check.Name, firstOf(check.Status.Message, check.Status.Progress, "it has not begun"))
+				return fmt.Errorf("check %s has no report: %s", check.Name, firstOf(check.Status.Message, check.Status.Progress, "it has not started"))
 			}
 			report := &corev1.ConfigMap{}
 			if err := cluster.Get(cmd.Context(), client.ObjectKey{Namespace: check.Namespace, Name: check.Status.ReportName}, report); err != nil {
@@ -210,7 +210,7 @@ func reportCommand(c *connection) *cobra.Command {
 				if err := os.WriteFile(svg, []byte(report.Data[networkcheck.PairsFile]), 0o644); err != nil {
 					return fmt.Errorf("--svg: %w", err)
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "the pairs are drawn in %s\n", svg)
+				fmt.Fprintf(cmd.ErrOrStderr(), "wrote the heat map to %s\n", svg)
 			}
 			_, err = fmt.Fprint(cmd.OutOrStdout(), report.Data[networkcheck.ReportFile])
 			return err

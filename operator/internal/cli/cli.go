@@ -1,5 +1,5 @@
-// Package cli is `kubectl evenkeel`: it runs network checks, and says in plain words what the objects in the cluster
-// amount to. It only reads, but for the check that it is told to run.
+// Package cli is `kubectl evenkeel`: it runs network checks, and explains the objects in the cluster. It changes nothing but the
+// check that it creates.
 package cli
 
 import (
@@ -31,17 +31,17 @@ const (
 	ExitInconclusive = 3
 )
 
-// systemNamespace is where the chart is installed unless somebody chose another.
+// systemNamespace is the default namespace of the chart.
 const systemNamespace = "evenkeel-system"
 
-// verdictStatus ends the program with a verdict's exit status; everything has been said.
+// verdictStatus ends the program with the exit status of a verdict. The output is complete.
 type verdictStatus evenkeel.Verdict
 
 func (v verdictStatus) Error() string { return "the verdict is " + string(v) }
 
 // Run runs one command line and returns its exit status. Results go to out, progress and errors to errs.
 func Run(ctx context.Context, args []string, out, errs io.Writer) int {
-	log.SetLogger(logr.Discard()) // the client library complains when nobody has said what becomes of its log
+	log.SetLogger(logr.Discard()) // without a logger the client library prints a warning
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(out)
@@ -65,8 +65,8 @@ func rootCommand() *cobra.Command {
 	c := &connection{}
 	root := &cobra.Command{
 		Use:   "kubectl-evenkeel",
-		Short: "Network checks, and why a node or a job is as it is",
-		Long: `Evenkeel proves the network before jobs take their GPUs. This plugin runs its checks and says what they found.
+		Short: "Network checks, and the state of nodes and jobs",
+		Long: `Evenkeel checks the network before jobs take their GPUs. This plugin runs the checks and shows their results.
 
 It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
 		Example: `  kubectl evenkeel check run --wait             # is the fabric fine?
@@ -74,17 +74,17 @@ It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
   kubectl evenkeel why pytorchjob/llama -n ml   # what did my job get, and what does it wait for?`,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		// What users type.
+		// The name that users type.
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl evenkeel"},
 	}
 	c.flags(root.PersistentFlags())
 	check := &cobra.Command{
 		Use:   "check",
-		Short: "Run network checks and see what they found",
+		Short: "Run network checks and see their results",
 		Example: `  kubectl evenkeel check run --selector pool=h100 --wait
   kubectl evenkeel check status
   kubectl evenkeel check why gpu-17`,
-		// Without this, a command that does not exist would be no error.
+		// Without this, an unknown command would be no error.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -93,7 +93,7 @@ It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
 	return root
 }
 
-// A connection is how to reach the cluster: kubectl's flags.
+// A connection has the flags that select the cluster, as kubectl's do.
 type connection struct {
 	path      string
 	overrides clientcmd.ConfigOverrides
@@ -102,7 +102,7 @@ type connection struct {
 func (c *connection) flags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.path, "kubeconfig", "", "path to the kubeconfig (default: the environment's KUBECONFIG, or ~/.kube/config)")
 	clientcmd.BindOverrideFlags(&c.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
-	// kubectl has the others too, and nobody wants to read them with every command.
+	// The other flags work too, and are hidden to keep the help short.
 	shown := []string{"kubeconfig", "context", "namespace"}
 	flags.VisitAll(func(f *pflag.Flag) {
 		f.Hidden = true
@@ -121,11 +121,11 @@ func (c *connection) config() clientcmd.ClientConfig {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &c.overrides)
 }
 
-// client connects. Nothing is asked of the cluster yet.
+// client makes a client. It sends no request yet.
 func (c *connection) client() (client.Client, error) {
 	config, err := c.config().ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("no cluster to ask (set KUBECONFIG or --kubeconfig): %w", err)
+		return nil, fmt.Errorf("no cluster configured (set KUBECONFIG or --kubeconfig): %w", err)
 	}
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
@@ -146,7 +146,7 @@ func (c *connection) system() string {
 	return systemNamespace
 }
 
-// jobs is the namespace of a user's jobs.
+// jobs is the namespace of the user's jobs.
 func (c *connection) jobs() (string, error) {
 	namespace, _, err := c.config().Namespace()
 	if err != nil {
@@ -155,11 +155,11 @@ func (c *connection) jobs() (string, error) {
 	return namespace, nil
 }
 
-// explainError puts what the API server or its client say into words that tell what to do.
+// explainError adds to errors of the API server what to do about them.
 func explainError(err error) error {
 	switch {
 	case meta.IsNoMatchError(err):
-		return fmt.Errorf("the cluster does not have Evenkeel's kinds: install the chart (%w)", err)
+		return fmt.Errorf("the cluster does not have Evenkeel's CRDs: install the chart (%w)", err)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the cluster does not accept the kubeconfig's credentials: %w", err)
 	}

@@ -40,7 +40,7 @@ func TestCommandLineErrorsAreOneLine(t *testing.T) {
 		"check run --min-bandwidth=-1G":            `--min-bandwidth "-1G"`,
 		"check run --max-bytes=0":                  `--max-bytes "0"`,
 		"check run --nodes=a":                      "--nodes a: stage Pairs takes two nodes",
-		"check run":                                "no cluster to ask (set KUBECONFIG or --kubeconfig)",
+		"check run":                                "no cluster configured (set KUBECONFIG or --kubeconfig)",
 		"check why":                                "accepts 1 arg(s)",
 		"check status --kubeconfig=/nowhere":       "/nowhere",
 		"report":                                   "accepts 1 arg(s)",

@@ -28,7 +28,7 @@ func table(out io.Writer, indent string, rows [][]string) error {
 	return w.Flush()
 }
 
-// formatSpeed is a bandwidth in bytes per second for people; empty for none.
+// formatSpeed formats a bandwidth in bytes per second; empty for none.
 func formatSpeed(bytes float64) string {
 	units := []string{"B/s", "kB/s", "MB/s", "GB/s", "TB/s"}
 	unit := 0
@@ -48,7 +48,7 @@ func formatQuantity(q *resource.Quantity) string {
 	return formatSpeed(q.AsApproximateFloat64())
 }
 
-// formatTime is a time and how long ago it was.
+// formatTime formats a time and how long ago it was.
 func formatTime(t, now time.Time) string {
 	return fmt.Sprintf("%s (%s ago)", t.UTC().Format("2006-01-02 15:04:05 UTC"), duration.HumanDuration(now.Sub(t)))
 }

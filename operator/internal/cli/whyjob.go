@@ -23,9 +23,9 @@ import (
 func whyCommand(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why [KIND/]JOB",
-		Short: "What a job got from Evenkeel, what was left alone, and what it waits for",
+		Short: "What a job got from Evenkeel, what was left unchanged, and what it waits for",
 		Example: `  kubectl evenkeel why pytorchjob/llama -n ml
-  kubectl evenkeel why llama                    # whichever kind has a job of that name`,
+  kubectl evenkeel why llama                    # jobs of that name, of any kind`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := c.client()
@@ -53,7 +53,7 @@ func whyCommand(c *connection) *cobra.Command {
 	}
 }
 
-// findJobs looks for the job in the kinds that Evenkeel knows, as far as the cluster has them.
+// findJobs returns the jobs of that name, of all kinds that Evenkeel supports and the cluster serves.
 func findJobs(ctx context.Context, cluster client.Client, namespace, argument string) ([]unstructured.Unstructured, error) {
 	kind, name, found := strings.Cut(argument, "/")
 	if !found {
@@ -98,12 +98,12 @@ func findJobs(ctx context.Context, cluster client.Client, namespace, argument st
 	return nil, fmt.Errorf("namespace %s has no %s named %q", namespace, strings.Join(served, " or "), name)
 }
 
-// explainJob prints what the job, its pods and their Events say.
+// explainJob prints the state of the job, its pods and their Events.
 func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, out io.Writer, now time.Time) error {
 	profile := job.GetAnnotations()[evenkeel.ProfileKey]
 	title := fmt.Sprintf("%s %s/%s", job.GetKind(), job.GetNamespace(), job.GetName())
 	if profile == "" {
-		_, err := fmt.Fprintf(out, "%s: Evenkeel leaves it alone, as it has no annotation %s. Put that into its manifest and create it anew.\n", title, evenkeel.ProfileKey)
+		_, err := fmt.Fprintf(out, "%s: Evenkeel ignores it, as it has no annotation %s. Add it to the manifest and create the job again.\n", title, evenkeel.ProfileKey)
 		return err
 	}
 	fmt.Fprintf(out, "%s: profile %s\n", title, profile)
@@ -134,7 +134,7 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 	return explainEvents(ctx, cluster, job, out, now)
 }
 
-// explainTemplates prints what was pinned when the job was created, each thing once however many templates there are.
+// explainTemplates prints what was pinned when the job was created. Equal templates are printed once.
 func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 	templates, err := workload.Templates(job)
 	if err != nil {
@@ -143,7 +143,7 @@ func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 	seen := map[string]bool{}
 	for _, t := range templates {
 		if t.Label(evenkeel.ProfileKey) == "" {
-			fmt.Fprintf(out, "  %s has nothing of it: the webhook did not see the job when it was created; create it anew\n", t.Path)
+			fmt.Fprintf(out, "  %s does not have it: the webhook did not see the job when it was created; create the job again\n", t.Path)
 			continue
 		}
 		r, err := inject.FromPod(map[string]string{evenkeel.ProfileKey: t.Label(evenkeel.ProfileKey)}, t.Annotations())
@@ -213,7 +213,7 @@ func unhealthyNodes(ctx context.Context, cluster client.Client) ([]string, error
 	return bad, nil
 }
 
-// explainEvents prints what Evenkeel said about the job.
+// explainEvents prints Evenkeel's Events about the job.
 func explainEvents(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, out io.Writer, now time.Time) error {
 	var events corev1.EventList
 	if err := cluster.List(ctx, &events, client.InNamespace(job.GetNamespace()), client.MatchingFields{"involvedObject.uid": string(job.GetUID())}); err != nil {

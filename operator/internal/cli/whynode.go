@@ -25,10 +25,10 @@ import (
 func checkWhyCommand(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why NODE",
-		Short: "Why a node's network counts as good or bad, and what to do",
-		Long:  "Why a node's network counts as good or bad: what was measured and what was wanted, in which runs with whom, since when, and what to do.",
+		Short: "Why a node is healthy or not, and what to do",
+		Long:  "Why a node's network is healthy or not: the measured and the required bandwidth, the runs and their partners, since when, and what to do.",
 		Example: `  kubectl evenkeel check why gpu-17
-  kubectl get nodehealth                # which nodes are there to ask about`,
+  kubectl get nodehealth                # nodes with results`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := c.client()
@@ -44,14 +44,14 @@ func checkWhyCommand(c *connection) *cobra.Command {
 	}
 }
 
-// nodeFacts are what the cluster says about a node.
+// nodeFacts is what the cluster has about a node.
 type nodeFacts struct {
 	node *corev1.Node
-	// health is nil where no check ever had a result for the node.
+	// health is nil if no check ever had a result for the node.
 	health *evenkeel.NodeNetworkHealthStatus
-	// policy is the one that the node is under, nil for none.
+	// policy is the node's policy; nil for none.
 	policy *evenkeel.NetworkCheckPolicy
-	// check decided the node's state; it is nil, as record is, where they have been deleted.
+	// check decided the node's health. Check and record are nil if they were deleted.
 	check  *evenkeel.NetworkCheck
 	record *preflight.Record
 	// system is Evenkeel's namespace.
@@ -96,7 +96,7 @@ func loadNodeFacts(ctx context.Context, cluster client.Client, system, name stri
 	return f, nil
 }
 
-// deciding is the result that the node's state follows: the newest that says something, or the newest of all.
+// deciding is the result that the node's health follows: the newest conclusive one, else the newest of all.
 func (f *nodeFacts) deciding() *evenkeel.HealthResult {
 	if f.health == nil || len(f.health.History) == 0 {
 		return nil
@@ -109,7 +109,8 @@ func (f *nodeFacts) deciding() *evenkeel.HealthResult {
 	return &f.health.History[0]
 }
 
-// since is when the results began to say what the deciding one says; atLeast, if older ones are forgotten.
+// since is the time of the first of the latest results with the same verdict as the deciding one. It is at least that if older
+// results are no longer kept.
 func (f *nodeFacts) since(deciding *evenkeel.HealthResult) (since time.Time, atLeast bool) {
 	for i := range f.health.History {
 		switch r := &f.health.History[i]; r.Verdict {
@@ -121,6 +122,13 @@ func (f *nodeFacts) since(deciding *evenkeel.HealthResult) (since time.Time, atL
 		}
 	}
 	return since, len(f.health.History) == evenkeel.HistoryLength
+}
+
+func passedResults(n int32) string {
+	if n == 1 {
+		return "1 passed result"
+	}
+	return fmt.Sprintf("%d passed results", n)
 }
 
 func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
@@ -146,10 +154,10 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 	}
 	rows := [][]string{{"measured", firstOf(formatQuantity(deciding.BusBandwidth), "nothing"), "the best of its runs in check " + deciding.Check}}
 	if limit > 0 {
-		rows = append(rows, []string{"at least", formatSpeed(limit * 1e9), "wanted of its pool's runs, there"})
+		rows = append(rows, []string{"at least", formatSpeed(limit * 1e9), "the minimum for its pool in that check"})
 	}
 	if b := h.Baseline; b.Samples != nil {
-		rows = append(rows, []string{"usual", firstOf(formatQuantity(b.MedianBusBandwidth), "-"), fmt.Sprintf("the median of its results that passed (%d), give or take %s", *b.Samples, firstOf(formatQuantity(b.MADBusBandwidth), "nothing"))})
+		rows = append(rows, []string{"usual", firstOf(formatQuantity(b.MedianBusBandwidth), "-"), fmt.Sprintf("the median of its %s, MAD %s", passedResults(*b.Samples), firstOf(formatQuantity(b.MADBusBandwidth), "0"))})
 	}
 	if err := table(out, "  ", rows); err != nil {
 		return err
@@ -163,7 +171,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 			return err
 		}
 	} else {
-		fmt.Fprintf(out, "\nCheck %s, which ended at %s, has been deleted, and its runs with it.\n", deciding.Check, formatTime(deciding.Time.Time, now))
+		fmt.Fprintf(out, "\nCheck %s, which ended at %s, was deleted, and its runs with it.\n", deciding.Check, formatTime(deciding.Time.Time, now))
 	}
 	fmt.Fprintln(out, "\nIts latest results")
 	history := [][]string{{"WHEN", "VERDICT", "REASON", "BEST", "CHECK"}}
@@ -178,7 +186,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 	return err
 }
 
-// decide is what the check said about the node, and what its pool's runs were measured against, GB/s; 0: nothing.
+// decide returns the check's result for the node, and the minimum of its pool, GB/s; 0: none.
 func (f *nodeFacts) decide() (*preflight.NodeResult, float64) {
 	d := preflight.Decide(networkcheck.OptionsOf(f.check), f.record)
 	for i := range d.Nodes {
@@ -196,7 +204,7 @@ func (f *nodeFacts) decide() (*preflight.NodeResult, float64) {
 	return nil, 0
 }
 
-// runs prints the node's runs, and returns the partners of those that were good.
+// runs prints the node's runs, and returns the partners of good runs.
 func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err error) {
 	rows := [][]string{{"STAGE", "ROUND", "WITH", "REACHED", "RESULT"}}
 	for i := range f.record.Runs {
@@ -224,7 +232,7 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 		said := "good"
 		switch {
 		case run.Outcome == pairing.Fault:
-			said = "says nothing: " + run.Detail
+			said = "inconclusive: " + run.Detail
 		case run.Outcome == pairing.Broken:
 			said = "broken: " + run.Detail
 		case run.Wrong > 0:
@@ -240,7 +248,7 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), text.List(with, 60), formatSpeed(run.BusBW * 1e9), said})
 	}
 	if len(rows) == 1 {
-		fmt.Fprintln(out, "  none: it was sorted out before the first")
+		fmt.Fprintln(out, "  none: it was excluded before the first run")
 		return nil, nil
 	}
 	return partners, table(out, "  ", rows)
@@ -272,7 +280,7 @@ func (f *nodeFacts) printMarkers(out io.Writer) {
 	}
 }
 
-// advice is what to do about a reason.
+// advice says what to do about a reason.
 func (f *nodeFacts) advice(reason string, partners []string) string {
 	partner := "A-HEALTHY-NODE"
 	if f.record != nil {
@@ -292,25 +300,25 @@ func (f *nodeFacts) advice(reason string, partners []string) string {
 	case string(pairing.ReasonProven), preflight.ReasonReady:
 		return "Nothing. To check it now: " + again
 	case string(pairing.ReasonSlow):
-		return "The link is up, but slow, with every partner: look at its negotiated speed (ethtool), its error counters (ip -s link, or the switch port's), cable and optics, and at what else uses it." + then
+		return "The link is up, but slow with every partner. Check its negotiated speed (ethtool), its error counters (ip -s link, and the switch port's), cable and optics, and other traffic on it." + then
 	case string(pairing.ReasonBroken):
-		return "Connections to the node break: look for a link that flaps (dmesg), a firewall or NetworkPolicy in the way, a wrong MTU." + then
+		return "Connections to the node break. Check for a flapping link (dmesg), a firewall or NetworkPolicy, and a wrong MTU." + then
 	case string(pairing.ReasonWrongData):
-		return "Data arrives changed. Take the node out of use: its memory, network card or driver is at fault. EVENKEEL_CHECKSUM=1 shows whether it happens on the way." + then
+		return "Data arrives corrupted. Take the node out of use: its memory, network card or driver is faulty. EVENKEEL_CHECKSUM=1 shows whether the network corrupts it." + then
 	case string(pairing.ReasonFallback):
-		return "The plugin did not carry the run, something else did: look at the profile's delivery (kubectl get networkprofiles) and whether the plugin loads on this node (NCCL_DEBUG=INFO)." + then
+		return "Another network than the plugin carried the run. Check the profile's delivery (kubectl get networkprofiles) and whether the plugin loads on this node (NCCL_DEBUG=INFO)." + then
 	case preflight.ReasonLocalBroken:
-		return "The benchmark fails inside the node already: look at the plugin's delivery, shared memory and, with NCCLTests, the driver of this node." + then
+		return "The benchmark fails inside the node. Check the plugin's delivery, shared memory and, with NCCLTests, the driver of this node." + then
 	case preflight.ReasonPlugin, string(pairing.ReasonFabricSuspect), string(pairing.ReasonNoPairPassed), string(pairing.ReasonMostNodesFailed):
-		return "Too many nodes have the same trouble for this one to be the cause: look at what they have in common, a switch, the profile, the image. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
+		return "Too many nodes have the same problem for this one to be the cause. Check what they have in common: a switch, the profile, the image. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
 	case preflight.ReasonMissingGPUs:
-		return "GPUs that the machine has are not offered to pods: look at the device plugin on the node, and nvidia-smi." + then
+		return "GPUs of the machine are not offered to pods. Check the device plugin on the node, and nvidia-smi." + then
 	case preflight.ReasonNotReady, preflight.ReasonCordoned, preflight.ReasonTainted:
-		return "Checks leave nodes alone that pods cannot run on. Once it takes pods again, check it: " + again
+		return "Checks skip nodes that pods cannot run on. When it accepts pods again, check it: " + again
 	case string(pairing.ReasonInfrastructure):
-		return "The runs say nothing about the network; what stopped them is above. Mend that, then: " + again
+		return "The runs were inconclusive; the cause is above. Fix it, then: " + again
 	case string(pairing.ReasonNoPartner), string(pairing.ReasonUnconfirmed), string(pairing.ReasonUnfinished):
-		return "It takes partners that pass to tell. Check it together with others of its pool: " + again
+		return "A conclusive check needs partners that pass. Check it together with others of its pool: " + again
 	}
 	return "Check it, together with another node: " + again
 }

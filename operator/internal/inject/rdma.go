@@ -14,28 +14,28 @@ import (
 )
 
 const (
-	// TransportEnv tells the plugin what may carry the data: auto, tcp or rdma.
+	// TransportEnv is the variable that selects the plugin's transport: auto, tcp or rdma.
 	TransportEnv = "EVENKEEL_TRANSPORT"
-	// RDMADomain is that of the resources which the RDMA shared device plugin offers.
+	// RDMADomain is the domain of the resources of the RDMA shared device plugin.
 	RDMADomain = "rdma/"
 
 	ipcLock          = corev1.Capability("IPC_LOCK")
 	allCapabilities  = corev1.Capability("ALL")
-	maxNetworksBytes = 1024 // bytes that the annotation may have
+	maxNetworksBytes = 1024 // limit of the annotation
 )
 
 // RDMA is the device that a job's containers get.
 type RDMA struct {
-	// Resource is the extended resource, such as rdma/hca_shared_devices_a, and Count how many of it each container gets.
+	// Resource is the extended resource, such as rdma/hca_shared_devices_a. Count is the number for each container.
 	Resource string
 	Count    int
 	// LockMemory adds the capability IPC_LOCK.
 	LockMemory bool `json:",omitempty"`
-	// Networks are further networks of the pod, as Multus reads them; empty: none.
+	// Networks are additional networks of the pod, in the format of Multus; empty: none.
 	Networks string `json:",omitempty"`
 }
 
-// NewRDMA is the one that the spec names; nil: none.
+// NewRDMA returns the device that the spec names; nil: none.
 func NewRDMA(spec evenkeel.RDMASpec) *RDMA {
 	if spec.ResourceName == "" {
 		return nil
@@ -47,8 +47,8 @@ func NewRDMA(spec evenkeel.RDMASpec) *RDMA {
 	return r
 }
 
-// resolveRDMA gives the device that jobs of the profile get; nil: none. With mode Auto it is what the controller found on
-// every node.
+// resolveRDMA returns the device that jobs of the profile get; nil: none. With mode Auto it is the device that the controller found
+// on every node.
 func resolveRDMA(profile *evenkeel.NetworkProfile) *RDMA {
 	mode, spec := profile.Spec.Transport.Mode, profile.Spec.Transport.RDMA
 	if mode == evenkeel.TransportTCP {
@@ -63,7 +63,7 @@ func resolveRDMA(profile *evenkeel.NetworkProfile) *RDMA {
 	return NewRDMA(spec)
 }
 
-// annotations are the form in which it travels.
+// annotations encode the device.
 func (r *RDMA) annotations() map[string]string {
 	a := map[string]string{evenkeel.RDMAResourceKey: r.Resource + "=" + strconv.Itoa(r.Count)}
 	if r.LockMemory {
@@ -75,10 +75,10 @@ func (r *RDMA) annotations() map[string]string {
 	return a
 }
 
-// rdmaKeys are the annotations that a device travels in.
+// rdmaKeys are the annotations that encode a device.
 var rdmaKeys = []string{evenkeel.RDMAResourceKey, evenkeel.MemoryLockKey, evenkeel.RDMANetworksKey}
 
-// rdmaFromPod reads and checks what annotations wrote.
+// rdmaFromPod decodes and checks the annotations; nil: no device.
 func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
 	text := annotations[evenkeel.RDMAResourceKey]
 	if text == "" {
@@ -109,8 +109,8 @@ func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
 	return r, nil
 }
 
-// AddDevices adds the RDMA device to those containers of a job's pod template that [Apply] adds it to in the pod. Quotas and
-// queues go by templates.
+// AddDevices adds the RDMA device to the same containers of a job's pod template to which [Apply] adds it in the pod, since quotas
+// and queues read templates.
 func AddDevices(spec *corev1.PodSpec, r Resolved) error {
 	if r.RDMA == nil {
 		return nil
@@ -142,7 +142,7 @@ func addRDMA(in *injection) error {
 	return nil
 }
 
-// AddTo adds the device to every container of a pod that Evenkeel makes itself.
+// AddTo adds the device to every container of a pod that Evenkeel creates.
 func (r *RDMA) AddTo(pod *corev1.Pod) {
 	for i := range pod.Spec.Containers {
 		r.addToContainer(&pod.Spec.Containers[i])
@@ -150,20 +150,20 @@ func (r *RDMA) AddTo(pod *corev1.Pod) {
 	r.addNetworks(pod)
 }
 
-// addToContainer adds the device to one container and returns what it left alone.
+// addToContainer adds the device to one container, and returns what it left unchanged and why.
 func (r *RDMA) addToContainer(c *corev1.Container) []string {
 	var skipped []string
-	if why := r.addDevice(c); why != "" {
-		skipped = append(skipped, why)
+	if reason := r.addDevice(c); reason != "" {
+		skipped = append(skipped, reason)
 	}
-	if why := r.addCapability(c); why != "" {
-		skipped = append(skipped, why)
+	if reason := r.addCapability(c); reason != "" {
+		skipped = append(skipped, reason)
 	}
 	return skipped
 }
 
-// addDevice asks for the device, unless the container asks for one itself.
-func (r *RDMA) addDevice(c *corev1.Container) (why string) {
+// addDevice requests the device, unless the container requests one itself.
+func (r *RDMA) addDevice(c *corev1.Container) (reason string) {
 	name := corev1.ResourceName(r.Resource)
 	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
 		for own, quantity := range list {
@@ -185,8 +185,8 @@ func (r *RDMA) addDevice(c *corev1.Container) (why string) {
 	return ""
 }
 
-// addCapability lets the container lock memory, unless it says itself that it must not.
-func (r *RDMA) addCapability(c *corev1.Container) (why string) {
+// addCapability adds IPC_LOCK, unless the container drops it itself.
+func (r *RDMA) addCapability(c *corev1.Container) (reason string) {
 	if !r.LockMemory {
 		return ""
 	}
@@ -206,8 +206,8 @@ func (r *RDMA) addCapability(c *corev1.Container) (why string) {
 	return ""
 }
 
-// addNetworks adds the pod to the device's networks, unless it names networks itself.
-func (r *RDMA) addNetworks(pod *corev1.Pod) (why string) {
+// addNetworks adds the device's networks to the pod, unless the pod names networks itself.
+func (r *RDMA) addNetworks(pod *corev1.Pod) (reason string) {
 	if r.Networks == "" || pod.Annotations[evenkeel.NetworksKey] == r.Networks {
 		return ""
 	}

@@ -11,31 +11,31 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Resolved is a profile as one job has it: what was true when the job was created. It travels in annotations of the
-// pod templates, so that every pod of the job, today's and a restarted one next week, gets the same.
+// Resolved is a profile as it was when a job was created. It is stored in annotations of the job's pod templates, so that every
+// pod of the job gets the same, even one that is restarted a week later.
 type Resolved struct {
 	// Profile is the profile's name.
 	Profile string
 	// Image is the plugin image with its digest; empty for Preinstalled.
 	Image string
-	// Delivery is never Auto.
+	// Delivery is resolved: never Auto.
 	Delivery evenkeel.Delivery
 	// Path is the folder of the libraries in the image, or in the container for Preinstalled.
 	Path string
 	// Conflict is Keep or Replace.
 	Conflict evenkeel.ConflictPolicy
-	// Environment is added where the container does not set it.
+	// Environment has the variables to add. Variables that a container sets itself stay.
 	Environment map[string]string
-	// Containers are the names the user chose; empty: choose by what the containers request.
+	// Containers are the names that the user chose; empty: selected by their requests.
 	Containers []string
-	// Reduction is how the job reaches its reduction servers; nil: it has none.
+	// Reduction has the job's reduction servers; nil: none.
 	Reduction *Reduction `json:",omitempty"`
 	// RDMA is the device that containers get; nil: none.
 	RDMA *RDMA `json:",omitempty"`
 }
 
-// Resolve pins a profile. Until the controller has looked at the nodes, Auto means the init container, which works on
-// every node.
+// Resolve resolves a profile. Until the controller has observed the nodes, delivery Auto means InitContainer, which works on every
+// node.
 func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 	plugin := profile.Spec.Plugin
 	r := Resolved{
@@ -72,7 +72,7 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 	return r
 }
 
-// Annotations is, with Labels, the form in which a Resolved travels.
+// Annotations and Labels encode a Resolved; FromPod decodes it.
 func (r Resolved) Annotations() map[string]string {
 	a := map[string]string{
 		evenkeel.DeliveryKey:       string(r.Delivery),
@@ -98,7 +98,7 @@ func (r Resolved) Annotations() map[string]string {
 	return a
 }
 
-// Keys are those labels and annotations that some Resolved have and others do not.
+// Keys are the labels and annotations that not every Resolved has.
 func Keys() []string {
 	return append([]string{
 		evenkeel.PluginImageKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
@@ -115,7 +115,7 @@ func (r Resolved) Labels() map[string]string {
 	return l
 }
 
-// FromPod reads what Annotations and Labels wrote. The labels and annotations are a user's to forge, so everything is checked.
+// FromPod decodes Annotations and Labels. Users can forge them, so everything is checked.
 func FromPod(labels, annotations map[string]string) (Resolved, error) {
 	r := Resolved{
 		Profile:     labels[evenkeel.ProfileKey],
@@ -158,7 +158,7 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 	return r, err
 }
 
-// Variables are the environment's names, sorted, so that the same profile always gives the same pod.
+// Variables are the names of the environment, sorted, so that equal profiles give equal pods.
 func (r Resolved) Variables() []string { return slices.Sorted(maps.Keys(r.Environment)) }
 
 func splitNames(text string) []string {

@@ -441,7 +441,7 @@ func (s *state) stageGang() {
 			f.Verdict, f.Reason, f.Message = evenkeel.VerdictFail, ReasonGang, fmt.Sprintf("all %d nodes together: %s; pairs of them pass", len(run.Nodes), message)
 		case run.BusBW < f.MinBusBW:
 			f.Verdict, f.Reason = evenkeel.VerdictFail, ReasonGang
-			f.Message += fmt.Sprintf(", at least %.4g wanted; pairs of them pass", f.MinBusBW)
+			f.Message += fmt.Sprintf(", minimum %.4g; pairs of them pass", f.MinBusBW)
 		}
 		s.out.Fabrics = append(s.out.Fabrics, f)
 	})

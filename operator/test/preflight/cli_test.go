@@ -99,7 +99,7 @@ func TestKubectlPluginChecks(t *testing.T) {
 	if err := admin.Delete(t.Context(), &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "cli-slow"}}); err != nil {
 		t.Fatal(err)
 	}
-	plugin(t, config, cli.ExitPass, "check why cli-2", "cli-2: Unhealthy since", "Check cli-slow", "has been deleted")
+	plugin(t, config, cli.ExitPass, "check why cli-2", "cli-2: Unhealthy since", "Check cli-slow", "was deleted")
 }
 
 func TestKubectlPluginWhyJob(t *testing.T) {

@@ -1,4 +1,4 @@
-// Package networkprofile keeps the status of NetworkProfiles: what jobs created now would get, given the nodes there are.
+// Package networkprofile writes the status of NetworkProfiles: what jobs created now would get, given the nodes.
 package networkprofile
 
 import (
@@ -30,8 +30,8 @@ type Reconciler struct {
 	client client.Client
 }
 
-// Cached keeps of each node only what decides delivery, what checks and their marks go by, and which pods fit on it: a large cluster's nodes
-// carry megabytes of images and conditions.
+// Cached reduces each cached node to what decisions about delivery, checks, markers and gates need. In a large cluster, nodes have
+// megabytes of images and conditions.
 func Cached() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: func(object any) (any, error) {
 		node, ok := object.(*corev1.Node)
@@ -60,7 +60,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		Complete(c)
 }
 
-// nodeChanged lets through what can change a decision; a kubelet's heartbeats cannot.
+// nodeChanged passes changes that can affect a decision. A kubelet's heartbeats cannot.
 var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
 	return !equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
@@ -81,7 +81,7 @@ func (c *Reconciler) allProfiles(ctx context.Context, _ client.Object) []reconci
 	return requests
 }
 
-// Reconcile looks at the nodes and writes the status, if it changed.
+// Reconcile observes the nodes and writes the status, if it changed.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	profile := &evenkeel.NetworkProfile{}
 	if err := c.client.Get(ctx, request.NamespacedName, profile); err != nil {

@@ -22,7 +22,7 @@ const (
 	ReasonInvalidSelector = "InvalidSelector"
 )
 
-// From these versions on, image volumes work without a setting. Kubernetes had them earlier, turned off.
+// The first versions in which image volumes are enabled by default.
 var (
 	imageVolumeKubelet  = version.MustParseGeneric("1.35.0")
 	imageVolumeRuntimes = map[string]*version.Version{
@@ -31,7 +31,7 @@ var (
 	}
 )
 
-// Observe is the status that the profile should have on a cluster with these nodes.
+// Observe returns the status of the profile on a cluster with these nodes.
 func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.NetworkProfileStatus {
 	status := evenkeel.NetworkProfileStatus{ObservedGeneration: profile.Generation, Conditions: slices.Clone(profile.Status.Conditions)}
 	ready := func(value metav1.ConditionStatus, reason, format string, args ...any) evenkeel.NetworkProfileStatus {
@@ -49,7 +49,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.Net
 		return ready(metav1.ConditionFalse, ReasonInvalidSelector, "nodeSelector: %v", err)
 	}
 	var matched, capable int32
-	var lacking string // one node that cannot, as the example that a message needs
+	var lacking string // one node that cannot, as an example for the message
 	var chosen []*corev1.Node
 	for i := range nodes {
 		if !selected.Matches(labels.Set(nodes[i].Labels)) {
@@ -90,7 +90,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.Net
 	}
 }
 
-// selector is the label selector of a profile: absent selects everything.
+// selector converts the label selector of a profile. An absent one selects everything.
 func selector(s *metav1.LabelSelector) (labels.Selector, error) {
 	if s == nil {
 		return labels.Everything(), nil
@@ -98,7 +98,7 @@ func selector(s *metav1.LabelSelector) (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(s)
 }
 
-// mountsImages reports whether the node can mount an image as a volume. What it cannot parse, it takes for too old.
+// mountsImages reports whether the node can mount an image as a volume. Versions that cannot be parsed count as too old.
 func mountsImages(node *corev1.Node) bool {
 	info := node.Status.NodeInfo
 	name, number, _ := strings.Cut(info.ContainerRuntimeVersion, "://")

@@ -22,8 +22,8 @@ const (
 	ReasonAmbiguous = "Ambiguous"
 )
 
-// observeRDMA says which RDMA device jobs of the profile get on these nodes: with mode RDMA the one there is, with mode Auto
-// only one that every node offers, since a pod that asks for it runs nowhere else.
+// observeRDMA sets the RDMA device that jobs of the profile get on these nodes. With mode RDMA it is the only one offered. With mode
+// Auto it has to be offered by every node, since a pod that requests it runs on no other node.
 func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status *evenkeel.NetworkProfileStatus) {
 	transport := profile.Spec.Transport
 	if transport.Mode == evenkeel.TransportTCP {
@@ -78,7 +78,7 @@ func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status 
 	})
 }
 
-// offeredResources are the extended resources that pods can get on the node, sorted.
+// offeredResources returns the extended resources that pods can get on the node, sorted.
 func offeredResources(node *corev1.Node) []string {
 	var names []string
 	for name, quantity := range node.Status.Allocatable {

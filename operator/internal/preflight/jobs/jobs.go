@@ -1,5 +1,5 @@
-// Package jobs builds the objects that a check's runs are made of. It is pure: what it returns follows from the check and
-// the work alone, names included, so that a controller that restarts finds what it made.
+// Package jobs builds the Kubernetes objects of a check's runs. It is pure: objects and their names follow from the check and the
+// planned run alone, so that a restarted controller finds what it created.
 package jobs
 
 import (
@@ -26,34 +26,34 @@ import (
 const (
 	// Container runs the benchmark, in every pod.
 	Container = "benchmark"
-	// GraceSeconds is how long after a run's timeout its pods are ended without the controller.
+	// GraceSeconds is the time after a run's timeout at which Kubernetes ends its pods, if the controller did not.
 	GraceSeconds = 60
-	// localMaxBytes is enough to prove that the plugin works inside a node.
+	// localMaxBytes is the maximum buffer size inside a node: enough to prove that the plugin works.
 	localMaxBytes = 4 << 20
-	// masterPort is rank 0's; each pod has an address of its own.
+	// masterPort is the port of rank 0. Each pod has an address of its own.
 	masterPort = 29500
 	gpuName    = corev1.ResourceName("nvidia.com/gpu")
 )
 
-// waitForDNSScript runs its arguments when the names of an MPIJob's workers, which are ready, have reached the DNS, or after half a
-// minute: ssh does not ask twice.
+// waitForDNSScript runs its arguments when the DNS has the names of all workers of an MPIJob, or after half a minute. ssh does not
+// retry a failed lookup.
 const waitForDNSScript = `for h in $(cut -d " " -f 1 /etc/mpi/hostfile); do i=0; until getent hosts "$h" >/dev/null || [ $i -gt 150 ]; do i=$((i+1)); sleep 0.2; done; done; exec "$@"`
 
-// printMemlockScript says how much memory a process may lock, and runs its arguments. Shells say it in KiB, or "unlimited".
+// printMemlockScript prints the limit of locked memory, in KiB or as "unlimited", and runs its arguments.
 const printMemlockScript = `echo "# Locked memory, KiB: $(ulimit -l)"; exec "$@"`
 
-// MPIJobKind is the kind of the mpi-operator that is used.
+// MPIJobKind is the mpi-operator's kind.
 var MPIJobKind = schema.GroupVersionKind{Group: "kubeflow.org", Version: "v2beta1", Kind: "MPIJob"}
 
 // Check is what all runs of a check have in common.
 type Check struct {
 	Object *evenkeel.NetworkCheck
-	// Options have their defaults, the runner's image included.
+	// Options include defaults and the runner's image.
 	Options evenkeel.CheckOptions
 	Plugin  inject.Resolved
 }
 
-// id tells apart checks of the same name, one after another.
+// id distinguishes successive checks of the same name.
 func (c Check) id() string {
 	sum := sha256.Sum256([]byte(c.Object.UID))
 	return hex.EncodeToString(sum[:3])
@@ -65,7 +65,7 @@ func (c Check) ServiceName() string { return "evenkeel-check-" + c.id() }
 // ReportName is the name of the check's ConfigMap.
 func (c Check) ReportName() string { return c.Object.Name + "-" + c.id() + "-report" }
 
-// RunName names the objects of a run. It is short enough for the hosts that it names, and a DNS label.
+// RunName is the name of a run's objects. It is a DNS label, and short enough for host names derived from it.
 func (c Check) RunName(w preflight.PlannedRun) string {
 	name := strings.ReplaceAll(c.Object.Name, ".", "-")
 	if name[0] >= '0' && name[0] <= '9' {
@@ -87,19 +87,19 @@ func (c Check) Meta(name string) metav1.ObjectMeta {
 	}
 }
 
-// Service gives the pods of all runs their names.
+// Service gives the pods of all runs their host names.
 func (c Check) Service() *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: c.Meta(c.ServiceName()),
 		Spec: corev1.ServiceSpec{
 			ClusterIP: corev1.ClusterIPNone, Selector: map[string]string{evenkeel.CheckKey: c.Object.Name},
-			// A pod is found from its first moment; ranks wait for each other by themselves.
+			// Pods are found before they are ready; ranks wait for each other by themselves.
 			PublishNotReadyAddresses: true,
 		},
 	}
 }
 
-// Job runs the work as an Indexed Job, a pod on each node.
+// Job returns an Indexed Job for the run, with a pod on each node.
 func (c Check) Job(w preflight.PlannedRun) (*batchv1.Job, error) {
 	name, size := c.RunName(w), int32(len(w.Nodes))
 	var environment []corev1.EnvVar
@@ -120,13 +120,13 @@ func (c Check) Job(w preflight.PlannedRun) (*batchv1.Job, error) {
 		ObjectMeta: c.Meta(name),
 		Spec: batchv1.JobSpec{
 			CompletionMode: &mode, Completions: &size, Parallelism: &size,
-			// By index, so that the end of one rank does not remove the others, and their last words with them.
+			// By index, so that a failed rank does not delete the others and their logs.
 			BackoffLimitPerIndex: &zero, ActiveDeadlineSeconds: &deadline, Template: *template,
 		},
 	}, nil
 }
 
-// MPIJob runs the work as an MPIJob of the mpi-operator: a worker on each node, and a launcher on one of them.
+// MPIJob returns an MPIJob for the run: a worker on each node, and a launcher on one of them.
 func (c Check) MPIJob(w preflight.PlannedRun) (*unstructured.Unstructured, error) {
 	name, slots := c.RunName(w), c.slots()
 	worker, err := c.podTemplate(name, w, evenkeel.RoleRank, []string{"/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"}, nil)
@@ -144,7 +144,7 @@ func (c Check) MPIJob(w preflight.PlannedRun) (*unstructured.Unstructured, error
 	if err != nil {
 		return nil, err
 	}
-	// Processes that mpirun starts on the workers get the variables that it is told to pass on.
+	// mpirun passes only the variables named by -x to the workers.
 	command := []string{"sh", "-c", waitForDNSScript, "sh", "mpirun", "-np", strconv.Itoa(len(w.Nodes) * slots), "--bind-to", "none"}
 	for _, e := range launcher.Spec.Containers[0].Env {
 		command = append(command, "-x", e.Name)
@@ -157,7 +157,7 @@ func (c Check) MPIJob(w preflight.PlannedRun) (*unstructured.Unstructured, error
 			return nil, err
 		}
 		unstructured.RemoveNestedField(content, "metadata", "creationTimestamp")
-		// The replica's own restart policy is the one that counts; a second one only gives warnings.
+		// The replica's restart policy is used. One in the template would cause warnings.
 		unstructured.RemoveNestedField(content, "spec", "restartPolicy")
 		return map[string]any{"replicas": int64(count), "restartPolicy": "Never", "template": content}, nil
 	}
@@ -191,7 +191,7 @@ func (c Check) slots() int {
 	return 1
 }
 
-// benchmarkCommand is what a rank runs.
+// benchmarkCommand is the command of a rank.
 func (c Check) benchmarkCommand(w preflight.PlannedRun) []string {
 	sweep := c.Options.Sweep
 	from, to := *sweep.MinBytes, *sweep.MaxBytes
@@ -203,7 +203,7 @@ func (c Check) benchmarkCommand(w preflight.PlannedRun) []string {
 		return append([]string{ncclTestsPrograms[sweep.Collective]}, append(sizes, "-g", "1")...)
 	}
 	command := append([]string{"evenkeel-bench", "allreduce", "--json"}, sizes...)
-	// Ranks that hear nothing of each other say so in time to be read.
+	// Ranks that cannot reach each other fail before the run's timeout, so that their logs are read.
 	command = append(command, "--timeout", strconv.Itoa(int(max(5, *c.Options.RunTimeoutSeconds/2))))
 	if w.Device >= 0 {
 		command = append(command, "--device", strconv.Itoa(w.Device))
@@ -217,7 +217,7 @@ func (c Check) benchmarkCommand(w preflight.PlannedRun) []string {
 	return command
 }
 
-// isSingleNode reports whether the work is done within one node.
+// isSingleNode reports whether the run is within one node.
 func isSingleNode(w preflight.PlannedRun) bool {
 	return w.Stage == evenkeel.StageLocal || w.Stage == evenkeel.StageRDMA
 }
@@ -228,7 +228,7 @@ var ncclTestsPrograms = map[evenkeel.Collective]string{
 	evenkeel.CollectiveBroadcast: "broadcast_perf", evenkeel.CollectiveReduce: "reduce_perf", evenkeel.CollectiveSendRecv: "sendrecv_perf",
 }
 
-// podTemplate is a pod that fits the restricted standard, on one of the nodes, with the plugin as a training pod gets it.
+// podTemplate returns a pod that fits the restricted standard, for one of the nodes, with the plugin as training pods get it.
 func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, command []string, environment []corev1.EnvVar) (*corev1.PodTemplateSpec, error) {
 	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
 	yes, no := true, false
@@ -238,7 +238,7 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 	}
 	for _, e := range runner.Environment {
 		if e.Name == inject.TransportEnv && w.Stage == evenkeel.StageRDMA {
-			continue // it makes the stage what it is
+			continue // the stage requires its own value
 		}
 		environment = append(environment, corev1.EnvVar{Name: e.Name, Value: e.Value})
 	}
@@ -287,7 +287,7 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 		plugin.RDMA = nil // a launcher moves no data
 	}
 	if plugin.RDMA != nil && plugin.RDMA.LockMemory && w.Stage == evenkeel.StageRDMA {
-		// As the containers for which the capability counts. Evenkeel's namespace has to allow it.
+		// The capability is effective for root only. Evenkeel's namespace has to allow it.
 		root := int64(0)
 		pod.Spec.SecurityContext.RunAsNonRoot, pod.Spec.SecurityContext.RunAsUser = &no, &root
 	}
@@ -306,7 +306,8 @@ func pluginOnly(runner evenkeel.RunnerSpec) []corev1.EnvVar {
 	})
 }
 
-// nodeAffinityTo allows the nodes and no others. By name, which no label of a node can contradict; the field takes one at a time.
+// nodeAffinityTo allows these nodes only, by name. Labels can be wrong. A field requirement accepts one value, so there is a term
+// for each node.
 func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 	var terms []corev1.NodeSelectorTerm
 	for _, node := range slices.Sorted(slices.Values(nodes)) {
@@ -317,7 +318,8 @@ func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 	return &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}
 }
 
-// Tolerations of the check's pods: the user's, and those for GPUs and for our own taint: a failed node has to be tested to be cleared.
+// Tolerations of the check's pods: the user's, and those for GPUs and for Evenkeel's taint, since a failed node has to be tested
+// to be cleared.
 func Tolerations(own []evenkeel.Toleration) []corev1.Toleration {
 	out := []corev1.Toleration{
 		{Key: string(gpuName), Operator: corev1.TolerationOpExists},
@@ -329,7 +331,7 @@ func Tolerations(own []evenkeel.Toleration) []corev1.Toleration {
 	return out
 }
 
-// Toleration is the pod's form of a toleration.
+// Toleration converts a toleration of the API for a pod.
 func Toleration(t evenkeel.Toleration) corev1.Toleration {
 	operator := corev1.TolerationOpExists
 	if t.Value != "" {

@@ -81,7 +81,7 @@ func (h *testsHalf) half() Half {
 	return out
 }
 
-// json takes a line that may be a report. Its numbers are exact, so that it counts instead of the text beside it.
+// json parses a line that may be a report. Its numbers are exact, so it takes precedence over the text.
 func (p *parser) json(line []byte) {
 	var keys struct {
 		Rows    json.RawMessage `json:"rows"`
@@ -112,7 +112,7 @@ func (p *parser) bench(line []byte) {
 	p.fromJSON(rows, r.Wrong, r.Average)
 }
 
-// clipTransport keeps of a transport what is fit to be one.
+// clipTransport limits the length of a transport.
 func clipTransport(transport string) string { return transport[:min(len(transport), 16)] }
 
 func (p *parser) tests(line []byte) {
@@ -140,7 +140,7 @@ func (p *parser) tests(line []byte) {
 	p.fromJSON(rows, wrong, average)
 }
 
-// fromJSON replaces what the text said, unless a number is one that no run gives.
+// fromJSON replaces the values of the text, unless a number is invalid.
 func (p *parser) fromJSON(rows []Row, wrong *int64, average *float64) {
 	for _, row := range rows {
 		for _, h := range []Half{row.OutOfPlace, row.InPlace} {

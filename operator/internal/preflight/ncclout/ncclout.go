@@ -1,5 +1,5 @@
-// Package ncclout reads what an all-reduce benchmark printed: evenkeel-bench or NVIDIA's nccl-tests, as text or as
-// JSON. It is pure, and it is made for logs as they come from pods: cut anywhere, with other programs' lines in between.
+// Package ncclout parses the output of an all-reduce benchmark: evenkeel-bench or NVIDIA's nccl-tests, as text or JSON. It is pure.
+// It accepts logs as they come from pods: truncated anywhere, with lines of other programs in between.
 package ncclout
 
 import (
@@ -22,42 +22,42 @@ type Half struct {
 	TimeUS float64
 	// AlgBW is the buffer's bytes per time, GB/s (10^9).
 	AlgBW float64
-	// BusBW is what each link carried, GB/s; it can be compared between numbers of ranks.
+	// BusBW is the bus bandwidth, GB/s. It is comparable between numbers of ranks.
 	BusBW float64
-	// Wrong counts the wrong elements; it means something only where Checked.
+	// Wrong is the number of wrong elements. It is valid only if Checked.
 	Wrong   int64
 	Checked bool
 }
 
-// Row is what was measured at one size.
+// Row is the measurement of one size.
 type Row struct {
 	// Size is the buffer's, bytes; Count is its elements.
 	Size, Count int64
-	// Type and Op are spelled as the benchmark does, "float" and "sum"; Op is "none" where nothing is reduced.
+	// Type and Op are spelled as in the log: "float", "sum". Op is "none" if nothing is reduced.
 	Type, Op            string
 	OutOfPlace, InPlace Half
 }
 
-// Network is what carried the data of at least one rank.
+// Network carried the data of at least one rank.
 type Network struct {
-	// Name is the plugin's own, or NCCL's for what is built in: "Evenkeel", "Socket", "IB".
+	// Name is the plugin's own, or NCCL's name of a built-in network: "Evenkeel", "Socket", "IB".
 	Name string
-	// Version is that of the ncclNet interface, 0 where the log does not say; nor need it say the next two.
+	// Version of the ncclNet interface; 0 if unknown. Library and SHA256 may be unknown too.
 	Version int
 	// Library is the plugin's file, SHA256 the first digits of its hash.
 	Library, SHA256 string
-	// Transport is what the network used: "tcp", "rdma", or [Mixed] where ranks differ; empty where the log does not say.
+	// Transport is "tcp", "rdma", or [Mixed] if ranks differ; empty if unknown.
 	Transport string
 }
 
-// Mixed is the transport of ranks that differ.
+// Mixed is the transport if ranks differ.
 const Mixed = "mixed"
 
-// FailureKind says where the cause of a failed run lies.
+// FailureKind is the kind of cause of a failed run.
 type FailureKind string
 
 const (
-	// FailureDriver is a node without a usable GPU or driver: it says nothing about the network.
+	// FailureDriver is a node without a usable GPU or driver. It is inconclusive about the network.
 	FailureDriver FailureKind = "Driver"
 	// FailurePlugin is a plugin that could not be loaded.
 	FailurePlugin FailureKind = "Plugin"
@@ -65,25 +65,25 @@ const (
 	FailureRun FailureKind = "Run"
 )
 
-// Failure is what the log gives as the cause.
+// Failure is the cause of a failed run, as the log says.
 type Failure struct {
 	Kind FailureKind
-	// Line is the log's own, without control characters, at most 300 bytes.
+	// Line is the line of the log, without control characters, at most 300 bytes.
 	Line string
 }
 
-// Report is what one log says.
+// Report is the content of one log.
 type Report struct {
 	Rows []Row
-	// Networks that the ranks used, each once, by name. More than one: the ranks do not agree.
+	// Networks that the ranks used, each once, sorted by name. More than one: the ranks differ.
 	Networks []Network
-	// OutOfBounds counts the wrong elements; it is the benchmark's sum, or of a run that is not complete the worst row's.
-	// AverageBusBW is over all rows and both halves, GB/s, and means something only if the run is complete.
+	// OutOfBounds is the number of wrong elements: the benchmark's sum or, of an incomplete run, that of the worst row.
+	// AverageBusBW is over all rows and both halves, GB/s. It is valid only if the run is complete.
 	OutOfBounds  int64
 	AverageBusBW float64
-	// LockedMemory is how much memory the ranks may lock, bytes; negative: no limit; nil where the log does not say.
+	// LockedMemory is the limit of memory that the ranks may lock, bytes; negative: no limit; nil: unknown.
 	LockedMemory *int64
-	// Failure is nil where the log has no cause to offer.
+	// Failure is nil if the log has none.
 	Failure *Failure
 }
 
@@ -96,8 +96,8 @@ func (r Report) PeakBusBW() float64 {
 	return peak
 }
 
-// Parse reads a log. A nil error means that the run is complete; whether its data was right is in OutOfBounds. The
-// error is one line that says what is missing and why, if the log knows; the Report then has what could be read.
+// Parse parses a log. Without an error the run is complete; OutOfBounds says whether its data was correct. An error is one line
+// that says what is missing and, if the log says so, why. The Report then has what could be parsed.
 func Parse(log []byte) (Report, error) {
 	p := parser{networks: map[string]Network{}}
 	for len(log) > 0 {
@@ -118,11 +118,11 @@ func Parse(log []byte) (Report, error) {
 type parser struct {
 	report   Report
 	networks map[string]Network
-	// loaded has the versions of the plugins that NCCL loaded, used or not.
+	// loaded has the versions of all plugins that NCCL loaded.
 	loaded map[string]int
-	// head is a row's beginning whose numbers come on the next line, see [parser.row].
+	// head is the beginning of a row whose numbers are on the next line, see [parser.row].
 	head []string
-	// last is the last line with anything on it.
+	// last is the last line that is not empty.
 	last                string
 	bounds, avg, inJSON bool
 }
@@ -141,7 +141,7 @@ var (
 	failed      = regexp.MustCompile(`^(error:|# error:)|Test (NCCL|CUDA) failure|NCCL WARN|Invalid number of GPUs`)
 )
 
-// line takes one line; whole is false for a last one without its end, which may be cut inside a number.
+// line parses one line. Whole is false for a last line without its end, which may be truncated within a number.
 func (p *parser) line(line string, whole bool) {
 	line = launcherTag.ReplaceAllString(line, "")
 	trimmed := strings.TrimSpace(line)
@@ -209,7 +209,7 @@ func (p *parser) network(line string) bool {
 	return false
 }
 
-// addNetwork notes a network, and keeps the fullest of what is said about it, and the transport of all ranks.
+// addNetwork records a network. It keeps the most complete description, and merges the transports of all ranks.
 func (p *parser) addNetwork(n Network) {
 	if n.Name == "" {
 		return
@@ -228,7 +228,7 @@ func (p *parser) addNetwork(n Network) {
 	p.networks[n.Name] = n
 }
 
-// failure keeps the first cause; a driver or plugin that is missing explains what comes before and after it.
+// failure records the first cause. A missing driver or plugin takes precedence: it explains the other failures.
 func (p *parser) failure(line string) {
 	kind := FailureRun
 	switch {
@@ -242,11 +242,11 @@ func (p *parser) failure(line string) {
 	}
 }
 
-// row takes a line that may be a row. nccl-tests writes a row's beginning before it runs and the numbers after, and
-// NCCL's messages share its stdout: the beginning can have a message behind it, and the numbers a line of their own.
+// row parses a line that may be a row. nccl-tests writes the beginning of a row before it runs, and the numbers after. NCCL's
+// messages are on the same stdout: a message may follow the beginning, and the numbers may be on a line of their own.
 func (p *parser) row(line string) {
 	if at := ncclMessage.FindStringIndex(line); at != nil {
-		// The last field has the message's host name glued to it; it is the root, which is not kept.
+		// The message's host name follows the last field without a space. That field is the root, which is not kept.
 		if head := strings.Fields(line); at[0] > 0 && len(head) > 4 && isHead(head) {
 			p.head = head[:4]
 		}
@@ -269,7 +269,7 @@ func isHead(fields []string) bool {
 	return ok
 }
 
-// parseHead reads size, count, type and operation.
+// parseHead parses size, count, type and operation.
 func parseHead(fields []string) (Row, bool) {
 	if len(fields) < 4 || !isWord(fields[2]) || !isWord(fields[3]) {
 		return Row{}, false
@@ -285,8 +285,8 @@ func isWord(s string) bool {
 	})
 }
 
-// parseRow reads a row: the head, the root (absent in old versions), then four numbers for each half, or eight with
-// per-iteration times; a time stamp of two fields may follow.
+// parseRow parses a row: the head, the root (absent in old versions), then four numbers for each half, or eight with
+// per-iteration times. A timestamp of two fields may follow.
 func parseRow(fields []string) (Row, bool) {
 	row, ok := parseHead(fields)
 	if !ok {
@@ -327,16 +327,16 @@ func parseHalf(fields []string) (h Half, ok bool) {
 	return h, ok
 }
 
-// number reads a finite number that is not negative.
+// number parses a finite number that is not negative.
 func number(s string) (float64, bool) {
 	v, err := strconv.ParseFloat(s, 64)
 	return v, err == nil && v >= 0 && !math.IsInf(v, 0)
 }
 
-// elements is a count that was printed as a floating-point number.
+// elements converts a count that was printed as a floating-point number.
 func elements(v float64) int64 { return int64(max(-1, min(v, 1<<53))) }
 
-// incomplete says what the run lacks, nil if nothing.
+// incomplete returns an error that says what the run lacks; nil if it is complete.
 func (p *parser) incomplete() error {
 	if p.avg && p.bounds && len(p.report.Rows) > 0 {
 		return nil

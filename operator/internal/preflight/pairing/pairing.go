@@ -282,7 +282,7 @@ func (n *node) describeRuns(s *state, class class) string {
 		default:
 			text += fmt.Sprintf("%.4g GB/s", run.BusBW)
 			if limit := s.limits.limitFor(s, run.Nodes); limit > 0 {
-				text += fmt.Sprintf(", at least %.4g wanted", limit)
+				text += fmt.Sprintf(", minimum %.4g", limit)
 			} else {
 				text += ", nothing to compare it with"
 			}

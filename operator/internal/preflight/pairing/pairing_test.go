@@ -241,7 +241,7 @@ func TestPairingReasons(t *testing.T) {
 		reason pairing.Reason
 		says   string
 	}{
-		"slow":              {func(r *pairing.Run) { r.BusBW = 7.99 }, pairing.ReasonSlow, "7.99 GB/s, at least 8 wanted"},
+		"slow":              {func(r *pairing.Run) { r.BusBW = 7.99 }, pairing.ReasonSlow, "7.99 GB/s, minimum 8"},
 		"wrong data":        {func(r *pairing.Run) { r.Wrong = 3 }, pairing.ReasonWrongData, "3 wrong elements"},
 		"broken":            {func(r *pairing.Run) { r.Outcome, r.Detail = pairing.Broken, "peer lost" }, pairing.ReasonBroken, "the run broke (peer lost)"},
 		"fallback":          {func(r *pairing.Run) { r.Networks = []string{"Socket"} }, pairing.ReasonFallback, "ran over Socket, not Evenkeel"},
