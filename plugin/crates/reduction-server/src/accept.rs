@@ -210,7 +210,7 @@ impl JoiningClient {
                     let stage = Stage::JoinUpstream(member, down);
                     Self { up, since, stage }.step(registry)
                 }
-                Err(error) => Step::Drop(cannot_connect(&error)),
+                Err(error) => Step::Drop(cannot_connect(&error.into())),
             },
             Stage::JoinUpstream(member, down) => {
                 let device = registry.context().transport.device_of(&up);

@@ -38,7 +38,6 @@ pub struct Error {
     kind: ErrorKind,
     message: String,
     logged: bool,
-    retry: Retry,
 }
 
 impl Error {
@@ -52,21 +51,12 @@ impl Error {
         self.logged
     }
 
-    /// Of an attempt to connect: whether to retry.
-    pub fn retry(&self) -> Retry {
-        self.retry
-    }
-
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), logged: false, retry: Retry::Unknown }
+        Self { kind, message: message.into(), logged: false }
     }
 
     pub(crate) fn mark_logged(self) -> Self {
         Self { logged: true, ..self }
-    }
-
-    pub(crate) fn with_retry(self, retry: Retry) -> Self {
-        Self { retry, ..self }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Self {
@@ -76,6 +66,31 @@ impl Error {
     /// A local call named `what` failed.
     pub(crate) fn system(what: &str, error: &io::Error) -> Self {
         Self::new(ErrorKind::System, format!("{what}: {error}"))
+    }
+}
+
+/// Why an attempt to connect failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct ConnectError {
+    error: Error,
+    retry: Retry,
+}
+
+impl ConnectError {
+    pub(crate) fn new(error: Error, retry: Retry) -> Self {
+        Self { error, retry }
+    }
+
+    /// Whether a retry may succeed.
+    pub fn retry(&self) -> Retry {
+        self.retry
+    }
+}
+
+impl From<ConnectError> for Error {
+    fn from(ConnectError { error, .. }: ConnectError) -> Self {
+        error
     }
 }
 

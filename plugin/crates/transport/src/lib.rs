@@ -36,7 +36,7 @@ pub use connection::recv::{RecvConnection, TaggedBuffer};
 pub use connection::request::{MAX_RECVS, MAX_REQUESTS, Request};
 pub use connection::send::{CloseHandle, SendConnection};
 pub use device::Device;
-pub use error::{Error, ErrorKind, Retry};
+pub use error::{ConnectError, Error, ErrorKind, Retry};
 pub use evenkeel_protocol::{HANDLE_BYTES, Handle, MAX_MESSAGE_BYTES, Nonce};
 pub use handshake::connect::Connecting;
 pub use handshake::listen::Listener;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use evenkeel_nccl_abi::HANDLE_SIZE;
 use evenkeel_transport::sync::lock;
 use evenkeel_transport::{
-    Connecting, Device, HANDLE_BYTES, Handle, MemoryTypes, SendConnection, Transport,
+    Connecting, Device, Error, HANDLE_BYTES, Handle, MemoryTypes, SendConnection, Transport,
 };
 
 use super::comm::{Comm, ListenComm};
@@ -99,7 +99,8 @@ impl Context {
         };
         drop(attempts);
         drop(finished);
-        Ok(outcome?.map(|connection| Comm::new(connection.mr_cache(), connection)))
+        let connection = outcome.map_err(Error::from)?;
+        Ok(connection.map(|connection| Comm::new(connection.mr_cache(), connection)))
     }
 
     /// The memory types that the device advertises. NCCL registers memory only later, so connections are made for all of them.

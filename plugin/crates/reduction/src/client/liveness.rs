@@ -53,7 +53,7 @@ impl Liveness {
                 Ok(Some(_)) => self.responded(now),
                 // It is alive but busy.
                 Err(error) if error.retry() == Retry::Later => self.responded(now),
-                Err(error) => self.probe = failed(error),
+                Err(error) => self.probe = failed(error.into()),
             },
             Probe::Failed(at, _) if now.saturating_duration_since(*at) < PROBE_PAUSE => {}
             Probe::None | Probe::Failed(..) => {

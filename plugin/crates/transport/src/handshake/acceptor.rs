@@ -51,11 +51,11 @@ pub(super) struct Acceptor {
     pub(super) workers: Arc<Workers>,
     /// Whether connections were left to the kernel.
     pub(super) is_full: AtomicBool,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<AcceptorState>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct AcceptorState {
     /// No new connection is accepted.
     pub(super) closed: bool,
     /// Oldest first.
@@ -111,7 +111,7 @@ impl Drop for AcceptorGuard {
             if state.guards > 0 {
                 return;
             }
-            let closed = State { closed: true, ..State::default() };
+            let closed = AcceptorState { closed: true, ..AcceptorState::default() };
             std::mem::replace(&mut *state, closed)
         };
         acceptor.registration.end(&acceptor.socket);
@@ -429,7 +429,7 @@ impl Admission for Acceptor {
     }
 }
 
-impl State {
+impl AcceptorState {
     /// The slot for the socket of a peer's flow.
     fn place_for(
         &mut self,

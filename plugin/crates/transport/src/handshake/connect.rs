@@ -9,7 +9,7 @@ use socket2::Socket;
 
 use crate::connection::send::{Outbound, SendConnection};
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Retry};
+use crate::error::{ConnectError, Error, ErrorKind, Retry};
 use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
 use crate::rdma;
 use crate::runtime::reactor::Runtime;
@@ -29,10 +29,10 @@ struct Attempt {
     deadline: Instant,
     /// Whether a failure is returned by the poll only, and not logged.
     quiet: bool,
-    state: Mutex<State>,
+    state: Mutex<AttemptState>,
 }
 
-struct State {
+struct AttemptState {
     dials: Vec<Arc<Dial>>,
     accepted: Vec<Option<Socket>>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
@@ -45,7 +45,7 @@ struct State {
     over: bool,
 }
 
-type Outcome = Result<Arc<dyn Outbound>, Error>;
+type Outcome = Result<Arc<dyn Outbound>, ConnectError>;
 
 impl Connecting {
     pub(crate) fn start(
@@ -69,7 +69,7 @@ impl Connecting {
             destination: Arc::new(destination),
             deadline,
             quiet,
-            state: Mutex::new(State {
+            state: Mutex::new(AttemptState {
                 dials: Vec::new(),
                 accepted: (0..flows).map(|_| None).collect(),
                 use_rdma,
@@ -92,9 +92,9 @@ impl Connecting {
     /// returned a connection or an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`Error::retry`]), or has not answered within
+    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`ConnectError::retry`]), or has not answered within
     /// the connect timeout.
-    pub fn poll(&self) -> Result<Option<SendConnection>, Error> {
+    pub fn poll(&self) -> Result<Option<SendConnection>, ConnectError> {
         match lock(&self.attempt.state).outcome.take() {
             None => Ok(None),
             Some(Ok(sender)) => Ok(Some(SendConnection::new(sender, Arc::clone(&self.runtime)))),
@@ -113,7 +113,7 @@ impl Drop for Connecting {
 
 impl Attempt {
     /// Starts to open the control connection, or all flows.
-    fn dial(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+    fn dial(self: &Arc<Self>, state: &mut AttemptState) -> io::Result<()> {
         let Context { settings, .. } = &self.destination.context;
         let handler = || Arc::<Self>::clone(self);
         if state.use_rdma {
@@ -189,7 +189,7 @@ impl Attempt {
     }
 
     /// Starts again, as if this side had no RDMA.
-    fn use_tcp(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn use_tcp(self: &Arc<Self>, mut state: MutexGuard<'_, AttemptState>) {
         state.use_rdma = false;
         state.dials.clear();
         if let Err(error) = self.dial(&mut state) {
@@ -199,19 +199,19 @@ impl Attempt {
     }
 
     /// Fails the attempt, unless it is over.
-    pub(super) fn fail(&self, what: String, retry: Retry) {
+    fn fail(&self, what: String, retry: Retry) {
         if lock(&self.state).over {
             return;
         }
         let Destination { context, peer, .. } = &*self.destination;
         let Context { log, device, label, .. } = context;
         let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
-        let mut error = Error::new(ErrorKind::Remote, message).with_retry(retry);
+        let mut error = Error::new(ErrorKind::Remote, message);
         if !self.quiet {
             log.warn(&format!("evenkeel: {error}"));
             error = error.mark_logged();
         }
-        self.finish(Some(Err(error)));
+        self.finish(Some(Err(ConnectError::new(error, retry))));
     }
 
     /// Ends the attempt, unless it is over, and stores an outcome for the poll. Returns the outcome that will not be polled.
@@ -260,7 +260,10 @@ impl DialHandler for Attempt {
         };
         let outcome = TcpSender::open(Arc::clone(&self.destination), sockets)
             .map(|sender| sender as Arc<dyn Outbound>)
-            .map_err(|error| Error::system("cannot watch a connection", &error));
+            .map_err(|error| {
+                let error = Error::system("cannot watch a connection", &error);
+                ConnectError::new(error, Retry::Unknown)
+            });
         self.finish(Some(outcome));
     }
 

@@ -58,10 +58,10 @@ pub(crate) struct Dial {
     queue_pairs: Option<u16>,
     deadline: Instant,
     registration: Registration,
-    state: Mutex<State>,
+    state: Mutex<DialState>,
 }
 
-struct State {
+struct DialState {
     /// `None` once the flow is accepted or cancelled.
     socket: Option<Socket>,
     /// Sent once TCP is connected.
@@ -143,7 +143,7 @@ impl Dial {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
             _ => {}
         }
-        let state = State {
+        let state = DialState {
             socket: None,
             hello: None,
             proved: context.settings.job_key.is_none(),
@@ -183,7 +183,7 @@ impl Dial {
     fn step(&self, readiness: Readiness) -> Result<bool, DialError> {
         let destination = &self.destination;
         let mut state = lock(&self.state);
-        let State { socket: Some(socket), hello, proved, have, answer } = &mut *state else {
+        let DialState { socket: Some(socket), hello, proved, have, answer } = &mut *state else {
             return Ok(false);
         };
         if let Some(error) = socket.take_error()? {
