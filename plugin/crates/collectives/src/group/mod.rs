@@ -252,7 +252,7 @@ mod tests {
     fn group_stays_usable_after_timeout() {
         let late = std::sync::Barrier::new(3);
         run_ranks(3, &TransportKind::SharedMemory, |group| {
-            let call = Call::default().timeout(Duration::from_millis(300));
+            let call = Call::default().timeout(Duration::from_millis(1500));
             if group.rank() == 2 {
                 late.wait();
             } else {
@@ -268,7 +268,7 @@ mod tests {
                 let missed = group.allreduce_of(
                     &mut [1i64],
                     Op::Sum,
-                    &call.clone().timeout(Duration::from_millis(300)),
+                    &call.clone().timeout(Duration::from_millis(1500)),
                 );
                 assert!(missed.is_err_and(|error| error.is_group_usable()));
             }
