@@ -175,7 +175,7 @@ impl Transport {
         self.settings.rails.of(self.devices.get(device)?.name())
     }
 
-    /// Registers memory for messages over a device.
+    /// The cache that registers memory for messages over a device.
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for an unknown device.

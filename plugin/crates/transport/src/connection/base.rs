@@ -67,7 +67,7 @@ pub(crate) struct Base {
     pub(crate) context: Context,
     pub(crate) counters: Counters,
     direction: Direction,
-    medium: TransportKind,
+    transport: TransportKind,
     peer: SocketAddr,
     /// The device that carries it now. The context has the one that it was opened on.
     device: Mutex<Device>,
@@ -86,7 +86,7 @@ impl Base {
     pub(crate) fn new(
         context: Context,
         direction: Direction,
-        medium: TransportKind,
+        transport: TransportKind,
         peer: SocketAddr,
     ) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Base {
             context,
             counters: Counters::default(),
             direction,
-            medium,
+            transport,
             peer,
             failure: OnceLock::new(),
             reported: AtomicBool::new(false),
@@ -132,12 +132,12 @@ impl Base {
 
     /// Whether the memory of messages of this length has to be registered.
     pub(crate) fn needs_registration(&self, length: usize) -> bool {
-        self.medium == TransportKind::Rdma && length > rdma::EAGER_BYTES
+        self.transport == TransportKind::Rdma && length > rdma::EAGER_BYTES
     }
 
-    /// Registers memory for messages.
+    /// The cache that registers memory for messages.
     pub(crate) fn mr_cache(&self) -> MrCache {
-        let memory_types = match self.medium {
+        let memory_types = match self.transport {
             TransportKind::Tcp => MemoryTypes::HOST,
             TransportKind::Rdma => self.context.memory_types,
         };
@@ -247,7 +247,7 @@ impl Base {
             "evenkeel: connection opened peer={} direction={} transport={} device={}{}",
             self.peer,
             self.direction(),
-            self.medium.name(),
+            self.transport.name(),
             self.device_name(),
             self.label(),
         ));

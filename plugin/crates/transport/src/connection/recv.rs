@@ -111,7 +111,7 @@ impl RecvConnection {
         self.receiver.base().moved()
     }
 
-    /// Registers memory for messages.
+    /// The cache that registers memory for messages.
     pub fn mr_cache(&self) -> MrCache {
         self.receiver.base().mr_cache()
     }

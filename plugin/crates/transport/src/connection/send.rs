@@ -128,7 +128,7 @@ impl SendConnection {
         self.sender.base().context.settings.repath == Some(false)
     }
 
-    /// Registers memory for messages.
+    /// The cache that registers memory for messages.
     pub fn mr_cache(&self) -> MrCache {
         self.sender.base().mr_cache()
     }

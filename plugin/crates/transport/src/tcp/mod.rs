@@ -3,9 +3,11 @@
 pub(crate) mod chunk_checksum;
 pub(crate) mod receiver;
 mod recv_flow;
+mod recv_queue;
 pub(crate) mod repair;
 pub(crate) mod retransmit_buffer;
 mod send_flow;
+mod send_queue;
 pub(crate) mod sender;
 
 /// Maximum number of flows at a time: each may have a replacement.

@@ -1,4 +1,5 @@
 //! The receiving side of a TCP connection with several flows.
+
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -6,9 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{
-    ChunkAction, ChunkHeader, FRAME_BYTES, MAX_MESSAGE_BYTES, Reassembly, ReassemblyError,
-};
+use evenkeel_protocol::{ChunkAction, ChunkHeader, FRAME_BYTES, Reassembly, ReassemblyError};
 use socket2::Socket;
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind};
@@ -26,6 +25,7 @@ use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::tcp::recv_flow::{ReadStage, ReadState, RecvFlow};
+use crate::tcp::recv_queue::{FlowEntry, RecvQueue};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
@@ -72,37 +72,6 @@ pub(crate) struct TcpReceiver {
     /// The slot that received the last bytes, which callers poll first.
     last_active: AtomicUsize,
     pub(super) hot_flow: HotFlow,
-}
-
-pub(super) struct RecvQueue {
-    pub(super) reassembly: Reassembly<Posted>,
-    tags: TagMatcher,
-    /// By slot.
-    pub(super) flows: Vec<Option<FlowEntry>>,
-    /// Since when no flow can deliver what the posted buffers wait for.
-    stuck_since: Option<Instant>,
-    /// Why the last flow ended.
-    cause: String,
-    /// The peer sends no more messages.
-    pub(super) peer_closed: bool,
-    /// No flow may be added any more.
-    closed: bool,
-}
-
-pub(super) struct FlowEntry {
-    pub(super) flow: Arc<RecvFlow>,
-    /// The message whose buffer is not posted yet. The flow delivers nothing before that.
-    pub(super) waits_for: Option<u64>,
-    /// The peer has ended it. What it still holds can be read.
-    pub(super) ended: bool,
-}
-
-#[derive(Clone)]
-pub(super) struct Posted {
-    pub(super) buffer: RecvBuffer,
-    pub(super) tag: i32,
-    /// The request's buffer; `None` for an unexpected message.
-    pub(super) target: Option<Target>,
 }
 
 /// What to do without locks after buffers with tags have changed.
@@ -257,7 +226,12 @@ impl TcpReceiver {
     }
 
     /// Posts a buffer for the next message, and reads the message if it waits for the buffer.
-    fn post<'a>(&'a self, mut guard: MutexGuard<'a, RecvQueue>, target: Target, tag: i32) {
+    pub(super) fn post<'a>(
+        &'a self,
+        mut guard: MutexGuard<'a, RecvQueue>,
+        target: Target,
+        tag: i32,
+    ) {
         let message = guard.post(target, tag);
         let max = self.base.context.settings.caller_bytes;
         while let Some(flow) = guard.take_waiting(message) {
@@ -497,49 +471,6 @@ impl TcpReceiver {
         }
         self.clock.end_ticks();
         self.base.log_closed();
-    }
-}
-
-impl RecvQueue {
-    /// Number of buffers that wait for their messages.
-    fn outstanding(&self) -> usize {
-        self.reassembly.outstanding() + self.tags.waiting()
-    }
-
-    /// Posts a buffer for the next message. Returns the message's number.
-    fn post(&mut self, target: Target, tag: i32) -> u64 {
-        let capacity = (target.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
-        let buffer = target.buffer;
-        self.reassembly.post(capacity, Posted { buffer, tag, target: Some(target) })
-    }
-
-    /// Posts memory for this message if it is the next one and unexpected.
-    fn post_unexpected(&mut self, chunk: &ChunkHeader) {
-        let message = chunk.message;
-        if self.tags.accepts_unexpected(message) && message == self.reassembly.next() {
-            let buffer = self.tags.buffer_unexpected(message, chunk.total as usize);
-            self.reassembly.post(chunk.total, Posted { buffer, tag: 0, target: None });
-        }
-    }
-
-    /// The flow in this slot waits for this message's buffer.
-    fn wait(&mut self, slot: usize, message: u64) {
-        if let Some(entry) = self.flows.get_mut(slot).and_then(Option::as_mut) {
-            entry.waits_for = Some(message);
-        }
-    }
-
-    /// Whether any flow can deliver something for the posted buffers.
-    fn is_open(&self) -> bool {
-        self.flows.iter().flatten().any(|entry| entry.waits_for.is_none())
-    }
-
-    /// Removes a flow from those that wait for this message's buffer.
-    fn take_waiting(&mut self, message: u64) -> Option<Arc<RecvFlow>> {
-        let entry =
-            self.flows.iter_mut().flatten().find(|entry| entry.waits_for == Some(message))?;
-        entry.waits_for = None;
-        Some(Arc::clone(&entry.flow))
     }
 }
 

@@ -21,7 +21,8 @@ use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
 use crate::sys::{self, MAX_FRAMES};
-use crate::tcp::sender::{SendQueue, TcpSender};
+use crate::tcp::send_queue::SendQueue;
+use crate::tcp::sender::TcpSender;
 use crate::telemetry::counters::FlowCounters;
 
 /// Maximum number of bytes that a caller writes at a time.

@@ -1,0 +1,88 @@
+//! The posted buffers of a receiving connection, and the flows that wait for them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use evenkeel_protocol::{ChunkHeader, MAX_MESSAGE_BYTES, Reassembly};
+
+use crate::connection::request::Target;
+use crate::connection::tag_matching::TagMatcher;
+use crate::memory::buffers::RecvBuffer;
+use crate::tcp::recv_flow::RecvFlow;
+
+/// Guarded by the lock of its connection.
+pub(super) struct RecvQueue {
+    pub(super) reassembly: Reassembly<Posted>,
+    pub(super) tags: TagMatcher,
+    /// By slot.
+    pub(super) flows: Vec<Option<FlowEntry>>,
+    /// Since when no flow can deliver what the posted buffers wait for.
+    pub(super) stuck_since: Option<Instant>,
+    /// Why the last flow ended.
+    pub(super) cause: String,
+    /// The peer sends no more messages.
+    pub(super) peer_closed: bool,
+    /// No flow may be added any more.
+    pub(super) closed: bool,
+}
+
+/// A flow and what it waits for.
+pub(super) struct FlowEntry {
+    pub(super) flow: Arc<RecvFlow>,
+    /// The message whose buffer is not posted yet. The flow delivers nothing before that.
+    pub(super) waits_for: Option<u64>,
+    /// The peer has ended it. What it still holds can be read.
+    pub(super) ended: bool,
+}
+
+/// The payload of a posted message.
+#[derive(Clone)]
+pub(super) struct Posted {
+    pub(super) buffer: RecvBuffer,
+    pub(super) tag: i32,
+    /// The request's buffer; `None` for an unexpected message.
+    pub(super) target: Option<Target>,
+}
+
+impl RecvQueue {
+    /// Number of buffers that wait for their messages.
+    pub(super) fn outstanding(&self) -> usize {
+        self.reassembly.outstanding() + self.tags.waiting()
+    }
+
+    /// Posts a buffer for the next message. Returns the message's number.
+    pub(super) fn post(&mut self, target: Target, tag: i32) -> u64 {
+        let capacity = (target.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
+        let buffer = target.buffer;
+        self.reassembly.post(capacity, Posted { buffer, tag, target: Some(target) })
+    }
+
+    /// Posts memory for this message if it is the next one and unexpected.
+    pub(super) fn post_unexpected(&mut self, chunk: &ChunkHeader) {
+        let message = chunk.message;
+        if self.tags.accepts_unexpected(message) && message == self.reassembly.next() {
+            let buffer = self.tags.buffer_unexpected(message, chunk.total as usize);
+            self.reassembly.post(chunk.total, Posted { buffer, tag: 0, target: None });
+        }
+    }
+
+    /// The flow in this slot waits for this message's buffer.
+    pub(super) fn wait(&mut self, slot: usize, message: u64) {
+        if let Some(entry) = self.flows.get_mut(slot).and_then(Option::as_mut) {
+            entry.waits_for = Some(message);
+        }
+    }
+
+    /// Whether any flow can deliver something for the posted buffers.
+    pub(super) fn is_open(&self) -> bool {
+        self.flows.iter().flatten().any(|entry| entry.waits_for.is_none())
+    }
+
+    /// Removes a flow from those that wait for this message's buffer.
+    pub(super) fn take_waiting(&mut self, message: u64) -> Option<Arc<RecvFlow>> {
+        let entry =
+            self.flows.iter_mut().flatten().find(|entry| entry.waits_for == Some(message))?;
+        entry.waits_for = None;
+        Some(Arc::clone(&entry.flow))
+    }
+}
