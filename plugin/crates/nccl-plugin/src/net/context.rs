@@ -84,14 +84,20 @@ impl Context {
             let (label, class) = (&self.label, traffic_class.or(self.traffic_class));
             let attempt =
                 self.transport.connect_with_traffic_class(device, &peer, label, memory, class)?;
+            // NCCL does not report that it aborts a communicator while that connects. Tables before v11 have no `finalize`.
+            attempt.cancel_when_abandoned();
             ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
             handle[TICKET].copy_from_slice(&ticket.to_le_bytes());
-            lock(&self.attempts).insert(ticket, attempt);
+            let mut attempts = lock(&self.attempts);
+            attempts.retain(|_, other| !other.is_abandoned());
+            attempts.insert(ticket, attempt);
         }
         let mut attempts = lock(&self.attempts);
-        let attempt = attempts
-            .get(&ticket)
-            .ok_or_else(|| PluginError::internal("the connection attempt is finished"))?;
+        let attempt = attempts.get(&ticket).ok_or_else(|| {
+            PluginError::internal(
+                "the connection attempt is finished, or was cancelled since it was not polled",
+            )
+        })?;
         let outcome = attempt.poll();
         let finished = match outcome {
             Ok(None) => return Ok(None),

@@ -4,8 +4,10 @@
 use std::{env, fs};
 
 use evenkeel_nccl_abi::INVALID_USAGE;
+use evenkeel_testkit::TestRng;
 
 use crate::harness::{Net, log_lines, pattern, run_in_child_process, until};
+use crate::raw_peer;
 
 /// The plugin's threads in this process.
 fn plugin_threads() -> usize {
@@ -257,4 +259,51 @@ fn plugin_ticks() -> u64 {
             fields[12].parse::<u64>().unwrap() + fields[13].parse::<u64>().unwrap()
         })
         .sum()
+}
+
+#[test]
+fn aborted_connects_are_released() {
+    let environment = [("EVENKEEL_CONNECT_TIMEOUT", "1"), ("EVENKEEL_FLOWS", "2")];
+    run_in_child_process("lifecycle::child_aborted", &environment);
+}
+
+/// Tables before v11 have no `finalize`. When NCCL aborts a communicator that connects, it only stops to poll.
+#[test]
+#[ignore = "part of another test"]
+fn child_aborted() {
+    let net = Net::init(8, 10).unwrap();
+    let sockets = || {
+        let links = fs::read_dir("/proc/self/fd").unwrap();
+        let links = links.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    };
+    let before = sockets();
+    {
+        // A peer that does not answer, one that welcomes a flow, and one that welcomes all, so that its attempt succeeds.
+        let mut rng = TestRng::new(1);
+        let [(_silent, first), (mut half, second), (mut whole, third)] =
+            [(); 3].map(|()| raw_peer::Receiver::listen(&mut rng));
+        let mut handles = [first, second, third];
+        for handle in &mut handles {
+            assert_eq!(net.poll_connect(handle), Ok(None));
+        }
+        threads_appear();
+        until("a flow", || half.accept_one().then_some(())).expect("a flow");
+        until("welcomes", || {
+            half.read();
+            whole.step();
+            (half.welcomed() == 1 && whole.welcomed() == 2).then_some(())
+        })
+        .expect("welcomes");
+        // Nothing keeps the transport any more: its threads end, and a live peer sees the end.
+        threads_disappear();
+        whole.drain();
+        for handle in &mut handles {
+            assert!(net.poll_connect(handle).is_err(), "an attempt that was cancelled");
+        }
+    }
+    assert_eq!(sockets(), before, "sockets");
+    // The next communicator connects as usual.
+    exchange(&Net::init(8, 11).unwrap());
+    threads_disappear();
 }

@@ -156,16 +156,28 @@ impl Receiver {
         .expect("the end");
     }
 
-    /// Accepts new flows, and reads from all.
-    pub(crate) fn step(&mut self) {
-        while let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) {
-            stream.set_nonblocking(true).unwrap();
-            let (bytes, chunk) = (Vec::new(), None);
-            self.flows.push(Flow { stream, welcomed: false, bytes, chunk, ended: false });
-        }
+    /// Accepts a flow, if one is there.
+    pub(crate) fn accept_one(&mut self) -> bool {
+        let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) else {
+            return false;
+        };
+        stream.set_nonblocking(true).unwrap();
+        let (bytes, chunk) = (Vec::new(), None);
+        self.flows.push(Flow { stream, welcomed: false, bytes, chunk, ended: false });
+        true
+    }
+
+    /// Reads from the flows that are accepted.
+    pub(crate) fn read(&mut self) {
         for flow in &mut self.flows {
             self.received += flow.step(self.nonce);
         }
+    }
+
+    /// Accepts new flows, and reads from all.
+    pub(crate) fn step(&mut self) {
+        while self.accept_one() {}
+        self.read();
     }
 
     pub(crate) fn welcomed(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{ConnectionId, Handle};
 use socket2::Socket;
@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::error::{ConnectError, Error, ErrorKind, Retry};
 use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
 use crate::rdma;
-use crate::runtime::reactor::Runtime;
+use crate::runtime::reactor::{Readiness, Registration, Runtime, Source};
 use crate::settings::TransportMode;
 use crate::sync::lock;
 use crate::sys;
@@ -21,7 +21,6 @@ use crate::tcp::sender::TcpSender;
 /// An attempt to connect to a listener. Dropping it cancels it.
 pub struct Connecting {
     attempt: Arc<Attempt>,
-    runtime: Arc<Runtime>,
 }
 
 struct Attempt {
@@ -29,6 +28,8 @@ struct Attempt {
     deadline: Instant,
     /// Whether a failure is returned by the poll only, and not logged.
     quiet: bool,
+    /// For [`Connecting::cancel_when_abandoned`].
+    clock: Registration,
     state: Mutex<AttemptState>,
 }
 
@@ -43,6 +44,10 @@ struct AttemptState {
     outcome: Option<Outcome>,
     /// Succeeded, failed or cancelled.
     over: bool,
+    /// When it was last polled.
+    polled: Instant,
+    /// `None` once it is polled to its end, or cancelled.
+    runtime: Option<Arc<Runtime>>,
 }
 
 type Outcome = Result<Arc<dyn Outbound>, ConnectError>;
@@ -63,12 +68,14 @@ impl Connecting {
             && context.device.rdma().is_some();
         let deadline = Instant::now() + context.settings.connect_timeout;
         let workers = Arc::clone(runtime.workers());
+        let clock = workers.registration();
         let destination =
             Destination { context, workers, handle: handle.clone(), peer, connection };
         let attempt = Arc::new(Attempt {
             destination: Arc::new(destination),
             deadline,
             quiet,
+            clock,
             state: Mutex::new(AttemptState {
                 dials: Vec::new(),
                 accepted: (0..flows).map(|_| None).collect(),
@@ -76,10 +83,12 @@ impl Connecting {
                 agreeing: None,
                 outcome: None,
                 over: false,
+                polled: Instant::now(),
+                runtime: Some(runtime),
             }),
         });
         // From here on, dropping it on an error cancels what has started.
-        let connecting = Self { attempt, runtime };
+        let connecting = Self { attempt };
         {
             // The lock delays outcomes until all dials are noted.
             let mut state = lock(&connecting.attempt.state);
@@ -95,19 +104,50 @@ impl Connecting {
     /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`ConnectError::retry`]), or has not answered within
     /// the connect timeout.
     pub fn poll(&self) -> Result<Option<SendConnection>, ConnectError> {
-        match lock(&self.attempt.state).outcome.take() {
-            None => Ok(None),
-            Some(Ok(sender)) => Ok(Some(SendConnection::new(sender, Arc::clone(&self.runtime)))),
-            Some(Err(error)) => Err(error),
-        }
+        let (sender, runtime) = {
+            let mut state = lock(&self.attempt.state);
+            state.polled = Instant::now();
+            match state.outcome.take() {
+                Some(outcome) => (outcome?, state.runtime.take()),
+                None if state.runtime.is_some() => return Ok(None),
+                None => return Err(self.attempt.abandoned_error()),
+            }
+        };
+        self.attempt.clock.end_ticks();
+        let runtime = runtime.ok_or_else(|| self.attempt.abandoned_error())?;
+        Ok(Some(SendConnection::new(sender, runtime)))
+    }
+
+    /// Makes the attempt cancel itself once it was not polled for the connect timeout, for callers that may forget it. Its
+    /// sockets, and what only it keeps running, do not wait for the drop then.
+    pub fn cancel_when_abandoned(&self) {
+        self.attempt.clock.watch_ticks(Arc::<Attempt>::clone(&self.attempt));
+    }
+
+    /// Whether it holds nothing any more: it has cancelled itself, or has returned its connection.
+    pub fn is_abandoned(&self) -> bool {
+        lock(&self.attempt.state).runtime.is_none()
     }
 }
 
 impl Drop for Connecting {
     fn drop(&mut self) {
-        if let Some(Ok(sender)) = self.attempt.finish(None) {
-            sender.owner_closed();
+        self.attempt.cancel();
+    }
+}
+
+impl Source for Attempt {
+    fn ready(&self, _readiness: Readiness) {}
+
+    fn tick(&self, now: Instant) {
+        let polled = lock(&self.state).polled;
+        if now.saturating_duration_since(polled) >= self.poll_timeout() {
+            self.cancel();
         }
+    }
+
+    fn abandoned(&self, _why: &str) {
+        // The dials report it.
     }
 }
 
@@ -214,9 +254,35 @@ impl Attempt {
         self.finish(Some(Err(ConnectError::new(error, retry))));
     }
 
+    /// How long it may go without a poll, if it is to cancel itself.
+    fn poll_timeout(&self) -> Duration {
+        self.destination.context.settings.connect_timeout
+    }
+
+    fn abandoned_error(&self) -> ConnectError {
+        let Destination { context, peer, .. } = &*self.destination;
+        let (device, label) = (context.device.name(), &context.label);
+        let message = format!(
+            "connect to {peer} from {device} was cancelled: it was not polled for {} s (EVENKEEL_CONNECT_TIMEOUT) {label}",
+            self.poll_timeout().as_secs()
+        );
+        ConnectError::new(Error::new(ErrorKind::Remote, message), Retry::Unknown)
+    }
+
+    /// Ends the attempt and releases all that it holds. Nobody will get its outcome.
+    fn cancel(&self) {
+        if let Some(Ok(sender)) = self.finish(None) {
+            sender.owner_closed();
+        }
+        self.clock.end_ticks();
+        // Last, since it may be what keeps the workers running. Not under the lock, which they may wait for.
+        let runtime = lock(&self.state).runtime.take();
+        drop(runtime);
+    }
+
     /// Ends the attempt, unless it is over, and stores an outcome for the poll. Returns the outcome that will not be polled.
     fn finish(&self, outcome: Option<Outcome>) -> Option<Outcome> {
-        let (dials, agreeing, unclaimed) = {
+        let (dials, accepted, agreeing, unclaimed) = {
             let mut state = lock(&self.state);
             let unclaimed = match outcome {
                 None => state.outcome.take(),
@@ -227,8 +293,10 @@ impl Attempt {
                 }
             };
             state.over = true;
-            (std::mem::take(&mut state.dials), state.agreeing.take(), unclaimed)
+            let accepted = std::mem::take(&mut state.accepted);
+            (std::mem::take(&mut state.dials), accepted, state.agreeing.take(), unclaimed)
         };
+        drop(accepted);
         for dial in dials {
             dial.take_socket();
         }
@@ -264,7 +332,10 @@ impl DialHandler for Attempt {
                 let error = Error::system("cannot watch a connection", &error);
                 ConnectError::new(error, Retry::Unknown)
             });
-        self.finish(Some(outcome));
+        if let Some(Ok(sender)) = self.finish(Some(outcome)) {
+            // Cancelled meanwhile.
+            sender.owner_closed();
+        }
     }
 
     fn on_dial_error(self: Arc<Self>, _flow: u32, error: DialError) {
