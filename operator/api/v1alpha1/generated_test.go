@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestGeneratedFilesAreFresh generates everything anew and compares: what is checked in is what `make generate` gives.
+// TestGeneratedFilesAreFresh compares the checked-in files with newly generated ones.
 func TestGeneratedFilesAreFresh(t *testing.T) {
 	dir := t.TempDir()
 	for _, generator := range []string{"crd", "object"} {

@@ -143,7 +143,7 @@ func waitForKind(ctx context.Context, mapper meta.RESTMapper, name string, timeo
 		plural, _ := meta.UnsafeGuessKindToResource(kind)
 		return fmt.Errorf("the cluster has no %s (%s): install the CustomResourceDefinition %s.%s, which the chart does unless crds.enabled is false", name, evenkeel.GroupVersion, plural.Resource, kind.Group)
 	case err != nil:
-		return fmt.Errorf("look for %s: %w", name, err)
+		return fmt.Errorf("discover %s: %w", name, err)
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ import (
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
 // it found on the job's pod templates, the names of its reduction servers with it. It gates the job where a policy wants its
 // nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached is fast, live is
-// current. Reduction says whether the controller can make reduction servers.
+// current. Reduction says whether the controller can create reduction servers.
 func Workloads(cached, live client.Reader, reduction bool) *admission.Webhook {
 	return &admission.Webhook{Handler: workloadPinner{cached, live, reduction}}
 }

@@ -74,7 +74,7 @@ func findJobs(ctx context.Context, cluster client.Client, namespace, argument st
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("look for kind %s: %w", group, err)
+			return nil, fmt.Errorf("discover kind %s: %w", group, err)
 		}
 		served = append(served, group.Kind)
 		job := unstructured.Unstructured{}
@@ -177,14 +177,14 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 	rows := [][]string{{"POD", "NODE", "PHASE", "EVENKEEL"}}
 	for i := range pods {
 		pod := &pods[i]
-		said := "injected"
+		outcome := "injected"
 		switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
 		case pod.Annotations[evenkeel.InjectedKey] == "":
-			said = "not injected: the webhook did not see it; it runs without the plugin"
+			outcome = "not injected: the webhook did not see it; it runs without the plugin"
 		case skipped != "":
-			said = "injected, but left unchanged: " + skipped
+			outcome = "injected, but left unchanged: " + skipped
 		}
-		rows = append(rows, []string{pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), said})
+		rows = append(rows, []string{pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), outcome})
 	}
 	return table(out, "", rows)
 }

@@ -229,23 +229,23 @@ func (f *nodeFacts) runs(out io.Writer, limit float64) (partners []string, err e
 			}
 			networks = append(networks, network.Name)
 		}
-		said := "good"
+		outcome := "good"
 		switch {
 		case run.Outcome == pairing.Fault:
-			said = "inconclusive: " + run.Detail
+			outcome = "inconclusive: " + run.Detail
 		case run.Outcome == pairing.Broken:
-			said = "broken: " + run.Detail
+			outcome = "broken: " + run.Detail
 		case run.Wrong > 0:
-			said = fmt.Sprintf("%d wrong elements", run.Wrong)
+			outcome = fmt.Sprintf("%d wrong elements", run.Wrong)
 		case !slices.Contains([]evenkeel.Stage{evenkeel.StageLocal, evenkeel.StageRDMA, evenkeel.StageRails}, run.Stage) && run.BusBW < limit:
-			said = "too slow"
+			outcome = "too slow"
 		default:
 			partners = append(partners, with...)
 		}
 		if len(networks) > 0 {
-			said += ", over " + strings.Join(networks, " and ")
+			outcome += ", over " + strings.Join(networks, " and ")
 		}
-		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), text.List(with, 60), formatSpeed(run.BusBW * 1e9), said})
+		rows = append(rows, []string{string(run.Stage), fmt.Sprint(run.Round), text.List(with, 60), formatSpeed(run.BusBW * 1e9), outcome})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(out, "  none: it was excluded before the first run")

@@ -106,7 +106,7 @@ func kueueReasons(ctx context.Context, cluster client.Client, job *unstructured.
 		return []string{fmt.Sprintf("it is in the Kueue queue %s, but the cluster has no Kueue", queue)}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for kind %s: %w", kueueWorkload, err)
+		return nil, fmt.Errorf("discover kind %s: %w", kueueWorkload, err)
 	}
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(mapping.GroupVersionKind)

@@ -22,7 +22,7 @@ const (
 	nonRootUser = 65532
 )
 
-// addDelivery brings the plugin's files into the pod and tells NCCL where they are. A container that mounts something else
+// addDelivery brings the plugin's files into the pod and sets NCCL_NET_PLUGIN. A container that mounts something else
 // at MountPath is excluded.
 func addDelivery(in *injection) error {
 	r := in.resolved

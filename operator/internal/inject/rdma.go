@@ -84,7 +84,7 @@ func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
 	if text == "" {
 		for _, key := range rdmaKeys {
 			if annotations[key] != "" {
-				return nil, fmt.Errorf("annotation %s goes with %s, which is not there", key, evenkeel.RDMAResourceKey)
+				return nil, fmt.Errorf("annotation %s requires the annotation %s", key, evenkeel.RDMAResourceKey)
 			}
 		}
 		return nil, nil
@@ -171,7 +171,7 @@ func (r *RDMA) addDevice(c *corev1.Container) (reason string) {
 				return ""
 			}
 			if own == name || strings.HasPrefix(string(own), RDMADomain) {
-				return fmt.Sprintf("container %s: asks for %s itself", c.Name, own)
+				return fmt.Sprintf("container %s: requests %s itself", c.Name, own)
 			}
 		}
 	}

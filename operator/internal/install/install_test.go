@@ -43,7 +43,7 @@ func TestCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Twice: the kubelet runs an init container again when the pod's sandbox is made anew.
+	// Twice: the kubelet runs an init container again when the pod's sandbox is created again.
 	for range 2 {
 		names, err := Copy(t.Context(), src, dst)
 		if err != nil {

@@ -20,8 +20,8 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// told is what the state of these objects tells, a line for each series.
-func told(t *testing.T, objects ...client.Object) []string {
+// collected returns the series for these objects, one line each.
+func collected(t *testing.T, objects ...client.Object) []string {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, evenkeel.AddToScheme} {
@@ -61,9 +61,9 @@ func state(name, owner string, health evenkeel.Health) *evenkeel.NodeNetworkHeal
 }
 
 func TestMetricsOfNodes(t *testing.T) {
-	lines := told(t, node("good"), node("bad"), node("new"), node("again"),
+	lines := collected(t, node("good"), node("bad"), node("new"), node("again"),
 		state("good", "uid of good", evenkeel.HealthHealthy), state("bad", "uid of bad", evenkeel.HealthUnhealthy),
-		// The node of that name was made anew, or is gone.
+		// The node of that name was replaced or deleted.
 		state("again", "uid of another", evenkeel.HealthUnhealthy), state("gone", "uid of gone", evenkeel.HealthUnhealthy))
 	for _, want := range []string{
 		"evenkeel_nodes Healthy = 1", "evenkeel_nodes Unhealthy = 1", "evenkeel_nodes Unknown = 2", "evenkeel_node_unhealthy bad TooSlow = 1",
@@ -91,7 +91,7 @@ func TestMetricsOfFabrics(t *testing.T) {
 	finding := func(v evenkeel.Verdict, pools ...string) evenkeel.FabricFinding {
 		return evenkeel.FabricFinding{Pools: pools, Verdict: v, Reason: "R"}
 	}
-	lines := told(t, check("running", -1), check("old", 1, finding("Fail", "a"), finding("Fail", "b")), check("new", 2, finding("Pass", "a"), finding("Inconclusive", "a"), finding("Pass", "c")))
+	lines := collected(t, check("running", -1), check("old", 1, finding("Fail", "a"), finding("Fail", "b")), check("new", 2, finding("Pass", "a"), finding("Inconclusive", "a"), finding("Pass", "c")))
 	for _, want := range []string{
 		"evenkeel_checks_running = 1",
 		"evenkeel_fabric_verdict a Inconclusive = 1", "evenkeel_fabric_verdict a Pass = 0", "evenkeel_fabric_verdict a Fail = 0",
@@ -102,7 +102,7 @@ func TestMetricsOfFabrics(t *testing.T) {
 		}
 	}
 	// The plugin or the image is blamed: no pool is named.
-	if lines := told(t, check("whole", 1, finding("Fail"))); !slices.Contains(lines, "evenkeel_fabric_verdict * Fail = 1") {
+	if lines := collected(t, check("whole", 1, finding("Fail"))); !slices.Contains(lines, "evenkeel_fabric_verdict * Fail = 1") {
 		t.Errorf("%v", lines)
 	}
 }
@@ -125,7 +125,7 @@ func TestMetricsAreBounded(t *testing.T) {
 		}
 		objects = append(objects, node(name), state(name, "uid of "+name, health))
 	}
-	lines := told(t, objects...)
+	lines := collected(t, objects...)
 	if text := strings.Join(lines, "\n"); strings.Count(text, "evenkeel_node_bus") != maxNodes || !strings.Contains(text, "evenkeel_node_unhealthy node-05005") || strings.Count(text, "evenkeel_fabric_verdict") != 3*maxPools {
 		t.Errorf("%d lines", len(lines))
 	}

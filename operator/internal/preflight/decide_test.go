@@ -201,7 +201,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestRecordOfLargePoolFitsConfigMap has every node fail with a long reason, which is the most that there can be to say.
+// TestRecordOfLargePoolFitsConfigMap has every node fail with a long reason: the largest possible record.
 func TestRecordOfLargePoolFitsConfigMap(t *testing.T) {
 	r := pool(5000)
 	d, _ := play(t, Options{Network: "Evenkeel", Stages: []evenkeel.Stage{evenkeel.StagePairs}}, r, func(w PlannedRun) Measurement {

@@ -44,7 +44,7 @@ func Key(service *evenkeel.ReductionService, key []byte) *corev1.Secret {
 	}
 }
 
-// objectMeta is the metadata of everything: it goes with the service, which goes with the job.
+// objectMeta is the metadata of all objects. They are owned by the service, and that by the job.
 func objectMeta(service *evenkeel.ReductionService) metav1.ObjectMeta {
 	yes, no := true, false
 	return metav1.ObjectMeta{

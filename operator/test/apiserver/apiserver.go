@@ -39,7 +39,7 @@ func Start(work string, definitions ...string) (config *rest.Config, stop func()
 }
 
 // mortal puts programs of the same names as the assets into the folder, which end when this process does, however it
-// ends: nobody would stop a database that a killed test left behind.
+// ends: otherwise a killed test would leave a database running.
 func mortal(assets, dir string) error {
 	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
 		path, err := filepath.Abs(filepath.Join(assets, name))

@@ -17,13 +17,13 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// patience is how long a test waits for what has to happen.
-const patience = 30 * time.Second
+// waitTimeout is how long a test waits for what has to happen.
+const waitTimeout = 30 * time.Second
 
 // eventually polls until the condition holds.
 func eventually(t *testing.T, what string, condition func(ctx context.Context) (bool, error)) {
 	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, condition); err != nil {
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, waitTimeout, true, condition); err != nil {
 		t.Fatalf("waited in vain until %s: %v", what, err)
 	}
 }
@@ -42,7 +42,7 @@ func newNamespace(t *testing.T, labels map[string]string) string {
 func remove(t *testing.T, object client.Object) {
 	t.Helper()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if err := admin.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
 			t.Errorf("delete %T %s: %v", object, object.GetName(), err)

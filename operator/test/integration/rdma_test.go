@@ -88,7 +88,7 @@ func TestRDMARequiredNeedsDevice(t *testing.T) {
 		t.Errorf("security context %+v", c.SecurityContext)
 	}
 
-	// It is the namespace that decides who may have the capability.
+	// The namespace decides which pods may have the capability.
 	restricted := newNamespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "baseline"})
 	job, templates = newJob("Job", restricted, named.Name)
 	createJob(t, job)

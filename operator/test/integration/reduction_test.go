@@ -342,7 +342,7 @@ func TestReductionProfileSettings(t *testing.T) {
 func TestReductionJobsOfOneNameShareNothing(t *testing.T) {
 	first, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "1")
 	second, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "1")
-	// Deleted and created anew at once: what the old one had may still be there.
+	// Deleted and created again at once: objects of the old job may still exist.
 	if err := admin.Delete(t.Context(), first.DeepCopy()); err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +392,7 @@ func TestReductionKeyIsSecret(t *testing.T) {
 	}
 }
 
-// A controller that starts again finds what it made, mends what is missing, and makes no other key.
+// A restarted controller finds its objects, restores missing ones, and creates no other key.
 func TestReductionControllerRestart(t *testing.T) {
 	job, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "default", "2")
 	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
@@ -523,7 +523,7 @@ func TestReductionGuardLimitsController(t *testing.T) {
 	}
 	taken := client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"labels": {"evenkeel.dev/reduction-server": "users"},
 	  "ownerReferences": [{"apiVersion": "evenkeel.dev/v1alpha1", "kind": "ReductionService", "name": "users", "uid": "x"}]}}`))
-	refused(t, controller.Patch(t.Context(), users, taken), "only what it made")
+	refused(t, controller.Patch(t.Context(), users, taken), "only what it created")
 }
 
 func TestReductionServiceValidation(t *testing.T) {

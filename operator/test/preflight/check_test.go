@@ -45,7 +45,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
-const patience = 60 * time.Second
+const waitTimeout = 60 * time.Second
 
 // A clock runs as fast as any other, and can be put forward.
 type clock struct{ ahead atomic.Int64 }
@@ -99,7 +99,7 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 			if err != nil {
 				t.Errorf("the controller ended with %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(waitTimeout):
 			t.Error("the controller does not end")
 		}
 	}
@@ -109,7 +109,7 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 
 func eventually(t *testing.T, what string, condition func(ctx context.Context) (bool, error)) {
 	t.Helper()
-	within(t, patience, what, condition)
+	within(t, waitTimeout, what, condition)
 }
 
 func within(t *testing.T, limit time.Duration, what string, condition func(ctx context.Context) (bool, error)) {
@@ -122,7 +122,7 @@ func within(t *testing.T, limit time.Duration, what string, condition func(ctx c
 // wait until the check has ended, and that nothing of it is left but the report.
 func ended(t *testing.T, c *evenkeel.NetworkCheck) *evenkeel.NetworkCheck {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		err := admin.Get(ctx, client.ObjectKeyFromObject(c), c)
 		return err == nil && meta.IsStatusConditionTrue(c.Status.Conditions, evenkeel.ConditionComplete), err
 	})
@@ -648,7 +648,7 @@ func TestCheckWritesNothingAtRest(t *testing.T) {
 		return all
 	}
 	before := versions()
-	// A controller that starts looks at everything; the mark of its end is a check that it has run.
+	// A controller that starts reconciles everything. A check that it ran marks the end of that.
 	start(t, f, &clock{}, &clock{})
 	newNodes(t, "probe", 2)
 	ended(t, newCheck(t, "probe", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Capacity"} }))

@@ -79,7 +79,7 @@ func isState(t *testing.T, job *unstructured.Unstructured, want string) {
 	got := ""
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("%s was last seen %s; Events: %v", job.GetName(), got, told(t, job))
+			t.Logf("%s was last seen %s; Events: %v", job.GetName(), got, eventsOf(t, job))
 		}
 	})
 	eventually(t, fmt.Sprintf("%s is %s", job.GetName(), want), func(ctx context.Context) (bool, error) {
@@ -89,8 +89,8 @@ func isState(t *testing.T, job *unstructured.Unstructured, want string) {
 	})
 }
 
-// told are the Events about an object: reason and message.
-func told(t *testing.T, about client.Object) map[string]string {
+// eventsOf returns the Events about an object: reason and message.
+func eventsOf(t *testing.T, about client.Object) map[string]string {
 	t.Helper()
 	var list corev1.EventList
 	if err := admin.List(context.Background(), &list, client.InNamespace(about.GetNamespace())); err != nil {
@@ -108,12 +108,12 @@ func told(t *testing.T, about client.Object) map[string]string {
 func isTold(t *testing.T, about client.Object, reason, part string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%s hears %s: %s", about.GetName(), reason, part), func(context.Context) (bool, error) {
-		return strings.Contains(told(t, about)[reason], part), nil
+		return strings.Contains(eventsOf(t, about)[reason], part), nil
 	})
 }
 
-// look makes the controller look at the clock: what it waits for with a timer would take as long.
-func look(t *testing.T, job client.Object) {
+// trigger makes the controller read the clock. Its own timer would take as long as the timeout.
+func trigger(t *testing.T, job client.Object) {
 	t.Helper()
 	if err := admin.Patch(t.Context(), job, client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"look": "now"}}}`))); err != nil {
 		t.Fatal(err)
@@ -162,8 +162,8 @@ func TestGateOpensWhenNodesAreProven(t *testing.T) {
 			// All verdicts are fresh now.
 			next := newJob(t, kind, pool, func(j *unstructured.Unstructured) { j.SetName("next-" + pool) })
 			isState(t, next, started)
-			if n := len(policyChecks(t, p)); n != 1 || told(t, next)[gate.ReasonChecking] != "" {
-				t.Errorf("%d checks, and the second job heard %v", n, told(t, next))
+			if n := len(policyChecks(t, p)); n != 1 || eventsOf(t, next)[gate.ReasonChecking] != "" {
+				t.Errorf("%d checks, and the second job heard %v", n, eventsOf(t, next))
 			}
 		})
 	}
@@ -183,7 +183,7 @@ func TestGateTimeout(t *testing.T) {
 	isTold(t, patient, gate.ReasonChecking, "runs")
 	isTold(t, steadfast, gate.ReasonChecking, "runs")
 	calendar.advance(11 * time.Minute)
-	look(t, steadfast)
+	trigger(t, steadfast)
 	isState(t, patient, started)
 	isTold(t, patient, gate.ReasonNotProven, "Warning: starts although its nodes are not proven, as it waited for 10m0s")
 	if got, err := state(t.Context(), steadfast); err != nil || got != waiting {

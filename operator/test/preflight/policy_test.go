@@ -146,7 +146,7 @@ func TestPolicyClearsRepairedNode(t *testing.T) {
 		return p.Status.RunningCheck == "" && p.Status.Unhealthy != nil && *p.Status.Unhealthy == 1
 	})
 	now.advance(time.Hour)
-	// What a controller waits for with a timer would take an hour: an event makes it look at the clock.
+	// The controller's own timer would take an hour. An event makes it read the clock.
 	if err := admin.Patch(t.Context(), p.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"look": "now"}}}`))); err != nil {
 		t.Fatal(err)
 	}

@@ -124,7 +124,7 @@ func (p *controllerProcess) stop(t *testing.T) {
 		if err != nil {
 			t.Errorf("the controller: %v\n%s", err, p.log.String())
 		}
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Errorf("the controller does not end: %v", p.cmd.Process.Kill())
 	}
 	p.cmd = nil
@@ -167,7 +167,7 @@ func writes(sums map[string]float64) (count int) {
 	return count
 }
 
-// memory is the most that the program ever held, bytes.
+// memory is the peak memory of the program, bytes.
 func (p *controllerProcess) memory() (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
@@ -290,7 +290,7 @@ func planning(nodes int) time.Duration {
 	return took[rounds/2]
 }
 
-// TestScale lets the operator's own program check many pretend nodes, one in a hundred slow, and looks at what it costs.
+// TestScale runs the operator's program with many simulated nodes, one in a hundred slow, and measures the cost.
 func TestScale(t *testing.T) {
 	slow := map[string]float64{}
 	for i := 50; i < *scale; i += 100 {
@@ -301,7 +301,7 @@ func TestScale(t *testing.T) {
 	labelledPods(t, *scalePods)
 	p := startProcess(t)
 	policy := newPolicy(t, "scale", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.NewNodes = evenkeel.SwitchDisabled })
-	limit := patience + time.Duration(*scale)*300*time.Millisecond
+	limit := waitTimeout + time.Duration(*scale)*300*time.Millisecond
 	within(t, limit, "all nodes say that they were never checked", func(context.Context) (bool, error) {
 		var list corev1.NodeList
 		err := admin.List(t.Context(), &list, client.MatchingLabels{"pool": "scale"})
@@ -383,7 +383,7 @@ func TestScale(t *testing.T) {
 	}
 	p.stop(t)
 
-	// At rest: a controller that starts looks at everything, and each node's kubelet says that it is still there.
+	// At rest: a controller that starts reconciles everything, and each node's kubelet sends heartbeats.
 	p = startProcess(t)
 	begun = time.Now()
 	heartbeat := fmt.Appendf(nil, `{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": %q}]}}`, begun.UTC().Format(time.RFC3339))

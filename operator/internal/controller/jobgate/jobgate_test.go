@@ -55,7 +55,7 @@ func TestGateEvaluate(t *testing.T) {
 		failed  bool
 	}{
 		{[]Waiter{waiter("a", noon, errors.New("no")), waiter("b", noon, nil)}, []string{"a Check true", "b Check true"}, 0, true},
-		// a has not been told yet. The time of b, which waits longer, is up first.
+		// The decision was not recorded for a. The timeout of b, which waits longer, is first.
 		{[]Waiter{waiter("a", noon, nil), waiter("b", noon.Add(-10*time.Minute), nil)}, []string{"a Check true", "b Check false"}, 20 * time.Minute, false},
 		{nil, nil, 0, false},
 		{[]Waiter{waiter("b", noon, nil)}, []string{"b Check true"}, 30 * time.Minute, false},

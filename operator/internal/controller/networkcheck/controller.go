@@ -67,7 +67,7 @@ type Reconciler struct {
 	BenchImage string
 	// Logs reads the logs with the results.
 	Logs LogReader
-	// Now is the time, and Poll how long at most until pods are looked at again.
+	// Clock is replaced in tests. Poll is the interval at which the pods of running checks are read.
 	Clock clock.PassiveClock
 	Poll  time.Duration
 
@@ -254,7 +254,7 @@ func (c *Reconciler) resolveLauncher(runner evenkeel.RunnerSpec) (evenkeel.Launc
 	case err == nil:
 		return evenkeel.LauncherMPIJob, nil
 	case !meta.IsNoMatchError(err):
-		return "", fmt.Errorf("look for MPIJob: %w", err)
+		return "", fmt.Errorf("discover MPIJob: %w", err)
 	case runner.Launcher == evenkeel.LauncherMPIJob || runner.Type == evenkeel.RunnerNCCLTests:
 		return "", nil
 	}

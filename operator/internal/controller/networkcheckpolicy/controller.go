@@ -141,7 +141,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonInvalidSchedule, problem.Error()
 	case count.Unmarked > 0:
 		ready.Status, ready.Reason = metav1.ConditionFalse, ReasonTooManyUnhealthy
-		ready.Message = fmt.Sprintf("%d of %d nodes are unhealthy; %d of them are not marked, as that would be more than onFail.maxUnhealthyPercent allows: look at what they have in common", count.Unhealthy, count.Nodes, count.Unmarked)
+		ready.Message = fmt.Sprintf("%d of %d nodes are unhealthy; %d of them are not labeled, as that would exceed onFail.maxUnhealthyPercent: check what they have in common", count.Unhealthy, count.Nodes, count.Unmarked)
 	}
 	meta.SetStatusCondition(&status.Conditions, ready)
 	if err := statusapply.Apply(ctx, c.client, fieldOwner, policy, &policy.Status, status); err != nil {
@@ -157,8 +157,8 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(now))}, nil
 }
 
-// createDueCheck makes the check that is due, unless one runs, and deletes old ones. It notes in the status what it did, and
-// returns when the schedule is due next. The problem, if any, is the policy's own.
+// createDueCheck creates the check that is due, unless one is running, and deletes old ones. It records in the status what it
+// did, and returns when the schedule is due next. The problem, if any, is an error in the policy.
 func (c *Reconciler) createDueCheck(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted map[string]bool, now time.Time) (next time.Time, problem, err error) {
 	var list evenkeel.NetworkCheckList
 	if err := c.client.List(ctx, &list, client.InNamespace(c.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
@@ -224,8 +224,8 @@ func (c *Reconciler) createDueCheck(ctx context.Context, policy *evenkeel.Networ
 	return next, problem, err
 }
 
-// ensureCheck makes a check, unless it was made before. One that could not be run is made anew after a while, as what it lacked
-// may be there: retry says when.
+// ensureCheck creates a check, unless it exists. A check that was not runnable is created again at the time retry, since what it
+// lacked may exist then.
 func (c *Reconciler) ensureCheck(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, name string, nodes []string, checks map[string]*evenkeel.NetworkCheck) (retry time.Time, err error) {
 	if had := checks[name]; had != nil {
 		if !gate.NotRunnable(had) {

@@ -16,7 +16,7 @@ import (
 
 const hca = "rdma/hca"
 
-// What the job hears of its servers' device, once, as long as nothing changes.
+// The condition RDMA of a service, and the Event about it: once, as long as nothing changes.
 func TestObserveRDMA(t *testing.T) {
 	has := func(count string) []corev1.Node {
 		return []corev1.Node{{Status: corev1.NodeStatus{

@@ -35,7 +35,7 @@ func TestNotReadyReason(t *testing.T) {
 	}
 }
 
-// What a service goes through, and what its job hears of it.
+// The states of a service, and the Events about them.
 func TestObserveStatus(t *testing.T) {
 	two, now := int32(2), time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	service := &evenkeel.ReductionService{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "s", Generation: 1}, Spec: evenkeel.ReductionServiceSpec{Replicas: &two}}

@@ -67,7 +67,7 @@ func (s *scene) node(name, state string) *corev1.Node {
 	return &s.nodes[len(s.nodes)-1]
 }
 
-// inconclusive adds a result that says nothing.
+// inconclusive adds an inconclusive result.
 func (s *scene) inconclusive(name string, at time.Time) {
 	status := s.states[name]
 	if status == nil {

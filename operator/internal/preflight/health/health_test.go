@@ -73,7 +73,7 @@ func TestHealthHistoryIsBounded(t *testing.T) {
 	if text, err := json.Marshal(full); err != nil || len(text) > 8<<10 {
 		t.Errorf("%d bytes (%v), more than 8 KiB", len(text), err)
 	}
-	// What was forgotten is not added anew.
+	// A result that was dropped is not added again.
 	if !HasResult(&s, "3", noon.Add(3*time.Hour)) {
 		t.Error("hour 3 was forgotten, and would be added again")
 	}

@@ -156,7 +156,7 @@ func TestMPIJobPassesEnvironment(t *testing.T) {
 	}
 }
 
-// A benchmark that starts its own ranks refuses to be told where rank 0 is.
+// A benchmark that starts its own ranks refuses MASTER_ADDR.
 func TestLocalStageHasNoMaster(t *testing.T) {
 	local := preflight.PlannedRun{Stage: evenkeel.StageLocal, Round: 1, Nodes: []string{"a"}, Device: -1}
 	job, err := check(nil).Job(local)

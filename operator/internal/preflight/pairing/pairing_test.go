@@ -300,7 +300,7 @@ func TestPairingFaultsAreInconclusive(t *testing.T) {
 	}
 }
 
-// Bad nodes and faults at random: who is good never fails; without faults around it, who is bad never passes either.
+// Random bad nodes and faults: a good node never fails, and a bad node without faults never passes.
 func TestPairingGoodNodesNeverFail(t *testing.T) {
 	blamed := 0
 	for seed := range uint64(3000) {
@@ -346,7 +346,7 @@ func TestPairingGoodNodesNeverFail(t *testing.T) {
 	}
 }
 
-// Bad links at random, one at most at each node: no node fails, and the links that were met are named.
+// Random bad links, at most one at each node: no node fails, and the links that were tested are named.
 func TestPairingBadLinkFailsNoNode(t *testing.T) {
 	named := 0
 	for seed := range uint64(1000) {
@@ -383,7 +383,7 @@ func TestPairingBadLinkFailsNoNode(t *testing.T) {
 	}
 }
 
-// A controller that stops anywhere goes on with the same round: what follows depends on the set of runs only.
+// A controller that stops anywhere continues with the same round: the decision depends on the set of runs only.
 func TestPairingContinuesFromRecordedRuns(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 11))
@@ -406,7 +406,7 @@ func TestPairingContinuesFromRecordedRuns(t *testing.T) {
 				run.BusBW = good + slow - run.BusBW
 				c.Runs = append(c.Runs, run)
 			}
-			c.Runs = append(c.Runs, pairing.Run{Round: 1, Nodes: []string{"node-000", "stranger"}, Outcome: pairing.Broken}, pairing.Run{Round: 99, Nodes: []string{"node-000", "node-001"}, Outcome: pairing.Broken}, pairing.Run{Nodes: nil})
+			c.Runs = append(c.Runs, pairing.Run{Round: 1, Nodes: []string{"node-000", "unknown"}, Outcome: pairing.Broken}, pairing.Run{Round: 99, Nodes: []string{"node-000", "node-001"}, Outcome: pairing.Broken}, pairing.Run{Nodes: nil})
 			d := pairing.Decide(c)
 			if cut == len(runs) {
 				if d.Next != nil || !cmp.Equal(verdicts(d), verdicts(final)) {
@@ -576,7 +576,7 @@ func TestPairingEndsEarlyIfMostFail(t *testing.T) {
 	}
 }
 
-// What was bad does not blame a fabric of which faults hide the most.
+// Bad runs do not fail a fabric if most runs are faults.
 func TestPairingFewBadRunsAmongFaultsFailNothing(t *testing.T) {
 	hidden := map[string]bool{"node-000": true, "node-001": true, "node-002": true, "node-003": true}
 	tests := map[string]func(*pairing.Run){
