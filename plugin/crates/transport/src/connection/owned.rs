@@ -208,9 +208,9 @@ mod tests {
 
     #[test]
     fn send_ahead_keeps_message_order() {
-        for (callers_move, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
+        for (caller_bytes, length) in [(0, 100), (0, 100_000), (u64::MAX, 3 << 20)] {
             let mut settings = loopback();
-            settings.set_caller_bytes(callers_move);
+            settings.set_caller_bytes(caller_bytes);
             let transport = Transport::new(settings, Arc::new(NullLog)).unwrap();
             let (send, recv) = pair_without_notify(&transport);
             let (head, body) = (Arc::new(Block::new(32)), Arc::new(Block::new(length)));

@@ -71,7 +71,7 @@ impl Waiters {
     }
 }
 
-/// Marks a check as the last one before sleep, also if it panics.
+/// Notes that a check is the last one before sleep, and undoes that also if it panics.
 struct AboutToSleep;
 
 impl AboutToSleep {
