@@ -78,7 +78,7 @@ func TestUnreachableAPIServerIsNamed(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := reach(ended, &rest.Config{Host: "https://127.0.0.1:1"}, time.Hour); err == nil {
-		t.Error("it waits although it was told to end")
+		t.Error("it waits although its context ended")
 	}
 }
 

@@ -81,7 +81,7 @@ func TestGateOfInstallation(t *testing.T) {
 		}
 	})
 	ns := newNamespace(t, nil)
-	eventually(t, "the webhook has heard of the policy", func(ctx context.Context) (bool, error) {
+	eventually(t, "the webhook has the policy in its cache", func(ctx context.Context) (bool, error) {
 		job := heldJob(t, "Job", ns, pool)
 		err := dryRun(ctx, job)
 		suspended, _ := workload.Suspended(job)
@@ -101,7 +101,7 @@ func TestGateOfInstallation(t *testing.T) {
 				return !suspended && !gated, err
 			})
 			if said := said(t, job, gate.ReasonNotProven); !strings.Contains(said, "could not be run: spec.runner.image is not set") {
-				t.Errorf("the job heard %q", said)
+				t.Errorf("the Events of the job are %q", said)
 			}
 
 			free := heldJob(t, kind, ns, pool)
@@ -159,7 +159,7 @@ func TestGateOfInstallation(t *testing.T) {
 				})
 			}
 			if said := said(t, job, gate.ReasonNotProven); !strings.Contains(said, "could not be run: spec.runner.image is not set") {
-				t.Errorf("the job heard %q", said)
+				t.Errorf("the Events of the job are %q", said)
 			}
 		})
 	}

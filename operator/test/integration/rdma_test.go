@@ -143,13 +143,13 @@ func TestRDMADeviceOfReductionServers(t *testing.T) {
 	if _, found := c.Resources.Limits[device]; found {
 		t.Errorf("limits %v", c.Resources.Limits)
 	}
-	eventually(t, "the job hears so", heard(job.GetNamespace(), job, "EvenkeelReductionWithoutRDMA", "not every node that they may run on offered "+device))
+	eventually(t, "the Event is recorded", hasEvent(job.GetNamespace(), job, "EvenkeelReductionWithoutRDMA", "not every node that they may run on offered "+device))
 
 	// A job that requires RDMA waits, and an Event says why.
 	strict := newProfile(t, "servers-strict", spec(evenkeel.TransportRDMA, evenkeel.RDMASpec{ResourceName: "rdma/to_come", MemoryLock: evenkeel.MemoryLockCapability}))
 	job, _ = reducing(t, "PyTorchJob", newNamespace(t, nil), strict.Name, "1")
 	service = waitService(t, job, "waits", condition(evenkeel.ReasonNoNodeHasDevice))
-	eventually(t, "the job hears so", heard(job.GetNamespace(), job, "EvenkeelReductionWithoutRDMA", "none of the 2 that they may run on offers rdma/to_come"))
+	eventually(t, "the Event is recorded", hasEvent(job.GetNamespace(), job, "EvenkeelReductionWithoutRDMA", "none of the 2 that they may run on offers rdma/to_come"))
 	set := part[appsv1.StatefulSet](t, service).Spec.Template.Spec
 	c = &set.Containers[0]
 	if got := c.Resources.Limits["rdma/to_come"]; got.Value() != 1 || variable(c, "EVENKEEL_TRANSPORT") != "rdma" ||

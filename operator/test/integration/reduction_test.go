@@ -176,7 +176,7 @@ func TestReductionServersAreCreated(t *testing.T) {
 			if *service.Status.ReadyReplicas != 2 {
 				t.Errorf("%d servers are ready", *service.Status.ReadyReplicas)
 			}
-			eventually(t, "the job hears so", heard(ns, job, "EvenkeelReductionReady", "all 2"))
+			eventually(t, "the Event is recorded", hasEvent(ns, job, "EvenkeelReductionReady", "all 2"))
 		})
 	}
 }
@@ -187,8 +187,8 @@ func TestReductionServersFitRestrictedStandard(t *testing.T) {
 	startServers(t, waitService(t, job, "has a status", is(evenkeel.ReasonStarting)))
 }
 
-// heard reports whether there is an Event about the job whose message has the part.
-func heard(namespace string, job *unstructured.Unstructured, reason, part string) func(context.Context) (bool, error) {
+// hasEvent reports whether there is an Event about the job whose message has the part.
+func hasEvent(namespace string, job *unstructured.Unstructured, reason, part string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		var events corev1.EventList
 		err := admin.List(ctx, &events, client.InNamespace(namespace))
@@ -218,14 +218,14 @@ func TestReductionServerLostEvent(t *testing.T) {
 	if lost := service.Status.LostServers; !slices.Equal(lost, []string{pods[1].Name}) {
 		t.Errorf("lost %v, want %s", lost, pods[1].Name)
 	}
-	eventually(t, "the job hears which, and why", heard(ns, job, "EvenkeelReductionServerLost", pods[1].Name+" was lost at"))
-	eventually(t, "the job hears why", heard(ns, job, "EvenkeelReductionServerLost", "ended with status 137 (OOMKilled)"))
+	eventually(t, "the Event names the server", hasEvent(ns, job, "EvenkeelReductionServerLost", pods[1].Name+" was lost at"))
+	eventually(t, "the Event has the cause", hasEvent(ns, job, "EvenkeelReductionServerLost", "ended with status 137 (OOMKilled)"))
 
 	grace := int64(0)
 	if err := admin.Delete(t.Context(), pods[2], &client.DeleteOptions{GracePeriodSeconds: &grace}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the job hears of the other one", heard(ns, job, "EvenkeelReductionServerLost", pods[2].Name+" was lost at"))
+	eventually(t, "the Event about the other server is recorded", hasEvent(ns, job, "EvenkeelReductionServerLost", pods[2].Name+" was lost at"))
 	waitService(t, job, "has lost two", func(s *evenkeel.ReductionService) bool { return len(s.Status.LostServers) == 2 })
 
 	setReady(t, pods[1], corev1.ConditionTrue)
@@ -444,7 +444,7 @@ func TestReductionForgedAnnotationsAreRefused(t *testing.T) {
 			set("default", "metadata", "labels", evenkeel.ProfileKey)
 		}
 		createJob(t, job)
-		eventually(t, "the job hears that it is refused", heard(ns, job, "EvenkeelReductionRefused", want))
+		eventually(t, "the refusal is recorded", hasEvent(ns, job, "EvenkeelReductionRefused", want))
 		if err := admin.Delete(t.Context(), job); err != nil {
 			t.Fatal(err)
 		}

@@ -107,7 +107,7 @@ func eventsOf(t *testing.T, about client.Object) map[string]string {
 
 func isTold(t *testing.T, about client.Object, reason, part string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s hears %s: %s", about.GetName(), reason, part), func(context.Context) (bool, error) {
+	eventually(t, fmt.Sprintf("%s has the Event %s: %s", about.GetName(), reason, part), func(context.Context) (bool, error) {
 		return strings.Contains(eventsOf(t, about)[reason], part), nil
 	})
 }
@@ -163,7 +163,7 @@ func TestGateOpensWhenNodesAreProven(t *testing.T) {
 			next := newJob(t, kind, pool, func(j *unstructured.Unstructured) { j.SetName("next-" + pool) })
 			isState(t, next, started)
 			if n := len(policyChecks(t, p)); n != 1 || eventsOf(t, next)[gate.ReasonChecking] != "" {
-				t.Errorf("%d checks, and the second job heard %v", n, eventsOf(t, next))
+				t.Errorf("%d checks, and the Events of the second job are %v", n, eventsOf(t, next))
 			}
 		})
 	}

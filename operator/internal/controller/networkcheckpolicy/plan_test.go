@@ -125,7 +125,7 @@ func TestCheckRequests(t *testing.T) {
 	d.Set("x", map[string][]string{"p": {"a", "b"}})
 	d.Set("y", map[string][]string{"p": {"b"}, "q": {"c"}})
 	if !changed() || changed() {
-		t.Error("what was not looked at yet is told once")
+		t.Error("a pending change is signalled once")
 	}
 	if got := d.forPolicy("p"); len(got) != 2 || !got["a"] || !got["b"] {
 		t.Errorf("%v", got)

@@ -51,14 +51,14 @@ func TestObserveRDMA(t *testing.T) {
 		if c == nil || c.Reason != step.reason || (c.Status == metav1.ConditionTrue) != (step.reason == evenkeel.ReasonServersHaveDevice) {
 			t.Errorf("%s: %+v, want %s", step.name, c, step.reason)
 		}
-		heard := ""
+		events := ""
 		for _, n := range news {
 			if n.reason == ReasonNoRDMA {
-				heard += n.message
+				events += n.message
 			}
 		}
-		if step.news == "" && heard != "" || !strings.Contains(heard, step.news) {
-			t.Errorf("%s: the job hears %q, want %q", step.name, heard, step.news)
+		if step.news == "" && events != "" || !strings.Contains(events, step.news) {
+			t.Errorf("%s: the Events are %q, want %q", step.name, events, step.news)
 		}
 		service.Status = *status
 	}

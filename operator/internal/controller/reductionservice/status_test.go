@@ -51,7 +51,7 @@ func TestObserveStatus(t *testing.T) {
 		job    map[string]any
 		reason string
 		lost   []string
-		news   []string // parts of what the job hears
+		news   []string // parts of the Events
 	}{
 		{"no pods yet", nil, nil, evenkeel.ReasonStarting, nil, nil},
 		{"one is slow", both[:1], nil, evenkeel.ReasonStarting, nil, nil},
@@ -74,11 +74,11 @@ func TestObserveStatus(t *testing.T) {
 			t.Errorf("%s: %s (%s), lost %v; want %s, %v", step.name, c.Reason, c.Message, status.LostServers, step.reason, step.lost)
 		}
 		if len(news) != len(step.news) {
-			t.Errorf("%s: the job hears %v, want %q", step.name, news, step.news)
+			t.Errorf("%s: the Events are %v, want %q", step.name, news, step.news)
 		}
 		for i := range min(len(news), len(step.news)) {
 			if !strings.Contains(news[i].message, step.news[i]) {
-				t.Errorf("%s: the job hears %q, want %q", step.name, news[i].message, step.news[i])
+				t.Errorf("%s: the Events are %q, want %q", step.name, news[i].message, step.news[i])
 			}
 		}
 		service.Status = *status
