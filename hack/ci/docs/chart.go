@@ -13,8 +13,8 @@ import (
 // A chartCase is a section of docs/results/tcp.md with medians of contenders.
 type chartCase struct {
 	title                  string
-	strongest              string // name of the fastest contender of plain sockets
-	plain, evenkeel, equal float64
+	strongest              string  // name of the fastest contender of plain sockets
+	plain, evenkeel, equal float64 // medians, GB/s
 }
 
 // maxChartCases is the number of cases drawn: those whose links have a rate, which come first.
