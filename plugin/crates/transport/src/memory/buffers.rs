@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use evenkeel_verbs::{Access, Context, MemoryRegion};
 
+use super::polled_copy::copy_to_polled;
+
 /// Memory that the caller lends for one message to send.
 ///
 /// It is a pointer and a length, not a slice: the caller's GPU may touch the memory at any time, so
@@ -88,15 +90,15 @@ impl SendBuffer {
 }
 
 impl RecvBuffer {
-    /// Copies bytes from a part of a larger message.
+    /// Copies bytes from a part of a larger message, for a receiver that may poll them meanwhile.
     ///
     /// # Panics
     /// When `from` has another length.
     pub fn copy_from(&self, from: &[u8]) {
         assert_eq!(from.len(), self.length);
         // SAFETY: the memory is this buffer's to write for `length` bytes by the contract of the
-        // constructor, and `from`, which is as long, is no part of it.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.start, self.length) };
+        // constructor, and `from`, which is as long, is no part of it. Others may only poll it.
+        unsafe { copy_to_polled(from.as_ptr(), self.start, self.length) };
     }
 }
 

@@ -2,5 +2,6 @@
 
 pub(crate) mod block;
 pub(crate) mod buffers;
+mod polled_copy;
 #[cfg(test)]
 pub(crate) mod test_memory;
