@@ -56,7 +56,7 @@ func addVolume(pod *corev1.Pod, r Resolved) error {
 	if r.Delivery == evenkeel.DeliveryInitContainer {
 		source = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 		// First, so that the user's own init containers find the files too.
-		pod.Spec.InitContainers = slices.Insert(pod.Spec.InitContainers, 0, installContainer(r))
+		pod.Spec.InitContainers = slices.Insert(pod.Spec.InitContainers, 0, installContainer(pod, r))
 	}
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volumeName, VolumeSource: source})
 	return nil
@@ -92,8 +92,8 @@ func hasVolume(pod *corev1.Pod, volume string) bool {
 }
 
 // installContainer copies the files. Its security context fits the restricted pod standard, whatever the pod's own says.
-func installContainer(r Resolved) corev1.Container {
-	yes, no, user := true, false, int64(nonRootUser)
+func installContainer(pod *corev1.Pod, r Resolved) corev1.Container {
+	yes, no := true, false
 	return corev1.Container{
 		Name:            installName,
 		Image:           r.Image,
@@ -101,14 +101,50 @@ func installContainer(r Resolved) corev1.Container {
 		Command:         []string{"/evenkeel-install"},
 		Args:            []string{r.Path, MountPath + r.Path},
 		VolumeMounts:    []corev1.VolumeMount{{Name: volumeName, MountPath: MountPath}},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi")},
-			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")},
-		},
+		Resources:       installResources(pod),
 		SecurityContext: &corev1.SecurityContext{
-			RunAsNonRoot: &yes, RunAsUser: &user, ReadOnlyRootFilesystem: &yes, AllowPrivilegeEscalation: &no,
+			RunAsNonRoot: &yes, RunAsUser: installUser(pod), ReadOnlyRootFilesystem: &yes, AllowPrivilegeEscalation: &no,
 			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}
+}
+
+// installResources leaves the pod's QoS class as it is, since the kubelet assigns whole cores and NUMA nodes to Guaranteed
+// pods only. A quota may require a limit of each container, so that a pod with limits gets them here too.
+func installResources(pod *corev1.Pod) corev1.ResourceRequirements {
+	if hasPodResources(pod) || !hasComputeResources(pod) {
+		return corev1.ResourceRequirements{}
+	}
+	list := func() corev1.ResourceList {
+		return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi")}
+	}
+	return corev1.ResourceRequirements{Requests: list(), Limits: list()}
+}
+
+// hasPodResources reports whether the pod as a whole has resources, which then decide its class and satisfy quotas.
+func hasPodResources(pod *corev1.Pod) bool {
+	return pod.Spec.Resources != nil && len(pod.Spec.Resources.Requests)+len(pod.Spec.Resources.Limits) > 0
+}
+
+// hasComputeResources reports whether any container has CPU or memory, so that the pod is not BestEffort.
+func hasComputeResources(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool {
+		for _, list := range []corev1.ResourceList{c.Resources.Requests, c.Resources.Limits} {
+			if list.Cpu().Sign() > 0 || list.Memory().Sign() > 0 {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// installUser is nil wherever the container then gets a user that is not root: the pod's, the one that the cluster assigns
+// to the namespace, or the image's. A user of ours could be outside the range that the namespace allows.
+func installUser(pod *corev1.Pod) *int64 {
+	if s := pod.Spec.SecurityContext; s == nil || s.RunAsUser == nil || *s.RunAsUser != 0 {
+		return nil
+	}
+	user := int64(nonRootUser)
+	return &user
 }

@@ -2,6 +2,7 @@ package inject
 
 import (
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,6 +78,113 @@ func TestInjectInitContainer(t *testing.T) {
 	}
 	if got := env(p.Spec.Containers[0])["NCCL_NET_PLUGIN"]; got != "/opt/evenkeel/lib/x/libnccl-net-evenkeel.so" {
 		t.Error(got)
+	}
+}
+
+// qosClass is the API server's rule, of pkg/apis/core/v1/helper/qos in Kubernetes 1.36.
+func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
+	type amounts map[corev1.ResourceName]*resource.Quantity
+	requests, limits, guaranteed := amounts{}, amounts{}, true
+	sum := func(total amounts, list corev1.ResourceList) (found int) {
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+			if q, ok := list[name]; ok && q.Sign() > 0 {
+				if found++; total[name] == nil {
+					total[name] = &resource.Quantity{}
+				}
+				total[name].Add(q)
+			}
+		}
+		return found
+	}
+	if r := pod.Spec.Resources; r != nil {
+		sum(requests, r.Requests)
+		guaranteed = sum(limits, r.Limits) == 2
+	} else {
+		for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers) {
+			sum(requests, c.Resources.Requests)
+			guaranteed = sum(limits, c.Resources.Limits) == 2 && guaranteed
+		}
+	}
+	if len(requests)+len(limits) == 0 {
+		return corev1.PodQOSBestEffort
+	}
+	for name, request := range requests {
+		guaranteed = guaranteed && limits[name] != nil && limits[name].Cmp(*request) == 0
+	}
+	if guaranteed && len(requests) == len(limits) {
+		return corev1.PodQOSGuaranteed
+	}
+	return corev1.PodQOSBurstable
+}
+
+func TestInjectKeepsQOSClass(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	list := func() corev1.ResourceList {
+		l := corev1.ResourceList{}
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, "hugepages-2Mi", "nvidia.com/gpu"} {
+			if random.IntN(4) > 0 {
+				l[name] = *resource.NewQuantity(random.Int64N(3), resource.DecimalSI)
+			}
+		}
+		return l
+	}
+	requirements := func() (r corev1.ResourceRequirements) {
+		switch random.IntN(5) {
+		case 0: // none
+		case 1:
+			r.Requests = list()
+		case 2:
+			r.Requests, r.Limits = list(), list()
+		default: // a request that is absent gets the limit's value before any webhook is called
+			r.Limits = list()
+			r.Requests = r.Limits.DeepCopy()
+		}
+		return r
+	}
+	seen := map[corev1.PodQOSClass]int{}
+	for range 5000 {
+		p := pod()
+		for range 1 + random.IntN(2) {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "main", Resources: requirements()})
+		}
+		for range random.IntN(2) {
+			p.Spec.InitContainers = append(p.Spec.InitContainers, corev1.Container{Name: "prepare", Resources: requirements()})
+		}
+		if random.IntN(4) == 0 {
+			whole := requirements()
+			p.Spec.Resources = &whole
+		}
+		before := p.DeepCopy()
+		apply(t, p, resolved(func(r *Resolved) { r.Delivery = evenkeel.DeliveryInitContainer }))
+		was, is := qosClass(before), qosClass(p)
+		if was != is {
+			t.Fatalf("%s became %s: %+v", was, is, before.Spec)
+		}
+		seen[is]++
+	}
+	if seen[corev1.PodQOSGuaranteed] < 100 || seen[corev1.PodQOSBurstable] < 100 || seen[corev1.PodQOSBestEffort] < 100 {
+		t.Errorf("too few pods of a class: %v", seen)
+	}
+}
+
+func TestInjectInitContainerUser(t *testing.T) {
+	root, other, ours := int64(0), int64(1000680000), int64(65532)
+	for name, test := range map[string]struct {
+		pod  *corev1.PodSecurityContext
+		want *int64
+	}{
+		"no context":        {nil, nil},
+		"no user":           {&corev1.PodSecurityContext{}, nil}, // that of the image, or what the cluster assigns
+		"the pod's user":    {&corev1.PodSecurityContext{RunAsUser: &other}, nil},
+		"the pod is root's": {&corev1.PodSecurityContext{RunAsUser: &root}, &ours},
+	} {
+		p := pod(corev1.Container{Name: "main"})
+		p.Spec.SecurityContext = test.pod
+		apply(t, p, resolved(func(r *Resolved) { r.Delivery = evenkeel.DeliveryInitContainer }))
+		s := p.Spec.InitContainers[0].SecurityContext
+		if diff := cmp.Diff(test.want, s.RunAsUser); diff != "" || !*s.RunAsNonRoot || s.RunAsGroup != nil {
+			t.Errorf("%s: %+v %s", name, s, diff)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -101,6 +102,40 @@ func TestInjectDeliveries(t *testing.T) {
 				t.Errorf("it does not avoid nodes that failed a check: %+v", terms)
 			}
 		})
+	}
+}
+
+// TestInjectKeepsQOSClass asks the API server for the class, in a namespace whose quota requires limits of every container.
+func TestInjectKeepsQOSClass(t *testing.T) {
+	ns := newNamespace(t, nil)
+	hard := corev1.ResourceList{corev1.ResourceLimitsCPU: resource.MustParse("10"), corev1.ResourceLimitsMemory: resource.MustParse("10Gi")}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "limits", Namespace: ns}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}
+	if err := admin.Create(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	// The controller of quotas would do this.
+	quota.Status = corev1.ResourceQuotaStatus{Hard: hard, Used: corev1.ResourceList{corev1.ResourceLimitsCPU: resource.MustParse("0"), corev1.ResourceLimitsMemory: resource.MustParse("0")}}
+	if err := admin.Status().Update(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the quota is enforced", func(ctx context.Context) (bool, error) {
+		err := dryRun(ctx, plainPod(ns))
+		return err != nil && strings.Contains(err.Error(), "must specify limits.cpu"), nil
+	})
+	two := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("2Gi")}
+	one := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("1Gi")}
+	for class, resources := range map[corev1.PodQOSClass]corev1.ResourceRequirements{
+		corev1.PodQOSGuaranteed: {Limits: two},
+		corev1.PodQOSBurstable:  {Requests: one, Limits: two},
+	} {
+		pod := labelledPod(ns)
+		pod.Spec.Containers[0].Resources = resources
+		if createPod(t, pod); pod.Status.QOSClass != class || len(pod.Spec.InitContainers) != 1 {
+			t.Errorf("a %s pod is %s with %+v", class, pod.Status.QOSClass, pod.Spec.InitContainers)
+		}
+	}
+	if pod := createPod(t, labelledPod(newNamespace(t, nil))); pod.Status.QOSClass != corev1.PodQOSBestEffort {
+		t.Errorf("a BestEffort pod is %s with %+v", pod.Status.QOSClass, pod.Spec.InitContainers)
 	}
 }
 
