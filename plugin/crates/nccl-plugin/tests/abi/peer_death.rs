@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use evenkeel_nccl_abi::{HANDLE_SIZE, REMOTE_ERROR};
 
-use crate::harness::{Handle, Net, Opaque, in_rdma_lab, log_lines, pattern, until};
+use crate::harness::{Handle, Net, Opaque, TIMEOUT, in_rdma_lab, log_lines, pattern, until};
+
+/// The default of `EVENKEEL_PEER_TIMEOUT`.
+const PEER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A process that is killed when it is dropped.
 struct Peer(Child);
@@ -82,7 +85,62 @@ fn sending_peer() {
     // SAFETY: the data lives until the process ends.
     unsafe { net.isend(comm, data.as_ptr(), data.len()) }.unwrap().unwrap();
     println!("connected");
+    if env::var_os("PEER_FORKS").is_some() {
+        println!("forked {}", fork_sleeper());
+    }
     wait_until_killed();
+}
+
+/// Forks a child that does nothing, as a worker that waits for data, and returns its process id.
+fn fork_sleeper() -> libc::pid_t {
+    // SAFETY: the child only makes system calls.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: it takes plain numbers. The child ends with the alarm, whatever becomes of the test.
+            unsafe {
+                libc::alarm(2 * TIMEOUT.as_secs() as libc::c_uint);
+                libc::pause();
+            }
+        },
+        child => child,
+    }
+}
+
+/// The child of a peer, which is killed when it is dropped.
+struct Orphan(libc::pid_t);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        // SAFETY: it takes plain numbers.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
+}
+
+#[test]
+fn killed_peer_is_noticed_although_its_forked_child_lives() {
+    let net = Net::init(12, 0xdead3).unwrap();
+    let (listener, handle) = net.listen();
+    let environment = [("PEER_HANDLE", hex(&handle)), ("PEER_FORKS", String::new())];
+    let mut peer = Peer::start("peer_death::sending_peer", &environment);
+    let comm = until("the peer", || net.poll_accept(listener).unwrap()).unwrap();
+    let orphan = Orphan(peer.wait_for("forked ").parse().unwrap());
+    let mut buffers = vec![vec![0; 1000]; 2];
+    let requests: Vec<Opaque> = buffers
+        .iter_mut()
+        // SAFETY: the buffers live until the comm is closed.
+        .map(|buffer| unsafe { net.irecv(comm, buffer.as_mut_ptr(), buffer.len()) })
+        .map(|request| request.unwrap().unwrap())
+        .collect();
+    assert_eq!(net.finish(requests[0]), Ok(1000));
+    let killed = Instant::now();
+    peer.0.kill().unwrap();
+    assert_eq!(net.finish(requests[1]), Err(REMOTE_ERROR));
+    // Before any timeout: the kernel has told.
+    assert!(killed.elapsed() < PEER_TIMEOUT / 2, "took {:?}", killed.elapsed());
+    // SAFETY: it takes plain numbers; signal 0 only asks whether the process exists.
+    assert_eq!(unsafe { libc::kill(orphan.0, 0) }, 0, "the child has ended");
+    net.close_recv(comm);
+    net.close_listen(listener);
 }
 
 /// Every request fails within a second after the kill.

@@ -304,8 +304,10 @@ impl Base {
 
 /// Configures a socket that becomes a flow.
 pub(crate) fn configure_socket(socket: &Socket, context: &Context) -> io::Result<()> {
+    sys::keep_from_children(socket);
     socket.set_tcp_nodelay(true)?;
-    sys::set_unsent_limit(socket, context.settings.chunk_bytes as u32)?;
+    // Without it a slow flow takes more chunks than it should. Sandboxes like gVisor may refuse the option.
+    let _ = sys::set_unsent_limit(socket, context.settings.chunk_bytes as u32);
     // A message waits for its last chunk, and all flows wait for the message. With the kernel's default the wait is long
     // when a new flow loses all its outstanding bytes in full queues. The other flows stop and the queues drain. Then the
     // answer to the kernel's probe arrives faster than any before, and counts as one to the lost segments (RFC 8985, 6.2).

@@ -58,6 +58,7 @@ impl Listener {
         let fail = |error| Error::system(&what, &error);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
+        sys::keep_from_children(&socket);
         let (nonce, notified) = match mode {
             ListenMode::Private => {
                 if local.is_ipv6() && local.ip().is_unspecified() {

@@ -1,10 +1,12 @@
 //! System calls that no safe crate offers. All unsafe code of this crate is here and in [`crate::memory`].
 
+mod fork;
 mod interfaces;
 mod process;
 mod socket;
 mod tcp_info;
 
+pub(crate) use fork::keep_from_children;
 pub(crate) use interfaces::{InterfaceAddress, interface_addresses};
 pub use process::random;
 pub(crate) use process::{block_signals, uninterrupted};
