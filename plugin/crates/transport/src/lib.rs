@@ -55,6 +55,7 @@ pub use telemetry::log::{Log, NullLog};
 
 use context::Context;
 use handshake::listen::ListenMode;
+use runtime::descriptors;
 use runtime::reactor::Runtime;
 use sync::lock;
 use telemetry::metrics::Metrics;
@@ -258,6 +259,7 @@ impl Transport {
         if let Some(runtime) = current.upgrade() {
             return Ok(runtime);
         }
+        descriptors::raise_limit(&*self.log);
         let exporter = match &self.settings.metrics[..] {
             [] => None,
             addresses => {

@@ -10,13 +10,13 @@ use std::os::fd::{BorrowedFd, RawFd};
 use crate::harness::{Net, Opaque, log_lines, pattern, run_in_child_process, until};
 
 /// The descriptors of a connection's flows in this process.
-struct FlowSockets {
-    sending: Vec<RawFd>,
-    receiving: Vec<RawFd>,
+pub(crate) struct FlowSockets {
+    pub(crate) sending: Vec<RawFd>,
+    pub(crate) receiving: Vec<RawFd>,
 }
 
 /// Finds the established flows of connections to a listener.
-fn flow_sockets(listener: SocketAddr) -> FlowSockets {
+pub(crate) fn flow_sockets(listener: SocketAddr) -> FlowSockets {
     let mut found = FlowSockets { sending: Vec::new(), receiving: Vec::new() };
     for entry in fs::read_dir("/proc/self/fd").unwrap() {
         let name = entry.unwrap().file_name();

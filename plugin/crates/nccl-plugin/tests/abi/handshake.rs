@@ -5,8 +5,10 @@ use std::net::TcpStream;
 use std::thread;
 
 use evenkeel_protocol::PROTOCOL_VERSION;
+use evenkeel_testkit::TestRng;
 
 use crate::harness::{Net, TIMEOUT, log_lines, pattern, until};
+use crate::raw_peer::Receiver;
 
 #[test]
 fn closed_listener_is_an_error_not_a_hang() {
@@ -85,6 +87,24 @@ fn flood_of_silent_connections_does_not_block_the_peer() {
     net.close_send(send.unwrap());
     net.close_recv(recv.unwrap());
     net.close_listen(listener);
+}
+
+/// A listener drops connections when many strangers arrive, and a middlebox may reset one.
+#[test]
+fn handshake_of_a_flow_is_retried_when_it_is_dropped() {
+    let net = Net::init(12, 0x205).unwrap();
+    let (mut receiver, mut handle) = Receiver::listen(&mut TestRng::new(1));
+    assert_eq!(net.poll_connect(&mut handle), Ok(None));
+    let dropped = until("the first flows", || {
+        let listener = receiver.listener.as_ref().unwrap();
+        listener.accept().ok()
+    });
+    drop(dropped.expect("a flow"));
+    let send = receiver.connected(&net, &mut handle);
+    assert_eq!(receiver.welcomed(), 4);
+    net.close_send(send);
+    receiver.drain();
+    assert!(log_lines("comm=0x205").iter().all(|line| line.level != 2));
 }
 
 #[test]

@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::handshake::unauthenticated::{Admission, Unauthenticated, send_welcome};
 use crate::rdma;
+use crate::runtime::descriptors;
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::settings::{Settings, TransportMode};
@@ -142,13 +143,17 @@ impl Acceptor {
                 }
                 Err(error) if would_block(&error) => return,
                 Err(error) if is_of_connection(&error) => {}
+                Err(error) if descriptors::is_shortage(&error) => {
+                    // The next tick tries again, and the kernel holds the connection until then.
+                    descriptors::report_shortage(&error, &*self.context.log);
+                    return;
+                }
                 Err(error) if self.notified.is_some() => {
                     // The next tick tries again: connections that exist need this process.
                     self.info(&format!("cannot accept: {error}"));
                     return;
                 }
                 Err(error) => {
-                    // Out of descriptors, for example. The peer times out too.
                     self.fail(ErrorKind::System, &format!("cannot accept: {error}"));
                     return;
                 }
@@ -450,7 +455,8 @@ impl AcceptorState {
         });
         let same_count = partial.flows.len() == usize::from(hello.flows);
         match partial.flows.get_mut(hello.flow as usize) {
-            Some(place) if same_count && place.is_none() => Ok(place),
+            // A peer that dials a flow again has lost the one before.
+            Some(place) if same_count => Ok(place),
             _ => Err(Refusal::Inconsistent),
         }
     }
@@ -499,20 +505,19 @@ fn is_of_connection(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| OF_CONNECTION.contains(&errno))
 }
 
-/// Adds a flow to a connection that is complete.
+/// Adds a flow to a connection that is complete, and answers its hello.
 fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
-    let outcome = match receiver {
-        None => Err(Refusal::Gone),
-        Some(_) if hello.flow < u32::from(hello.flows) => Err(Refusal::Inconsistent),
-        Some(_) => Ok(()),
+    let Some(receiver) = receiver else {
+        send_welcome(&socket, hello.connection, Err(Refusal::Gone));
+        return Err(Refusal::Gone);
     };
-    // The welcome is sent before anything else on the flow.
-    send_welcome(&socket, hello.connection, outcome);
-    outcome?;
-    receiver
-        .is_some_and(|receiver| receiver.add_flow(hello.flow, socket).is_ok())
-        .then_some(())
-        .ok_or(Refusal::Gone)
+    if hello.flow < u32::from(hello.flows) {
+        // The dialer has not got the welcome of this flow, and dials it again. Nothing was sent on the one before.
+        receiver.on_flow_dead(hello.flow);
+    }
+    receiver.join(hello.flow, socket, |socket, verdict| {
+        send_welcome(socket, hello.connection, verdict);
+    })
 }
 
 /// Registers the listening socket with a worker.

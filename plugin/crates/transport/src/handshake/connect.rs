@@ -1,6 +1,5 @@
 //! Opens the sending side of a connection.
 
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -12,11 +11,16 @@ use crate::context::Context;
 use crate::error::{ConnectError, Error, ErrorKind, Retry};
 use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
 use crate::rdma;
+use crate::runtime::descriptors;
 use crate::runtime::reactor::{Readiness, Registration, Runtime, Source};
 use crate::settings::TransportMode;
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::sender::TcpSender;
+
+/// Delay before a flow is dialed again. It grows with the time that the attempt has taken, up to the limit.
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// An attempt to connect to a listener. Dropping it cancels it.
 pub struct Connecting {
@@ -26,8 +30,10 @@ pub struct Connecting {
 struct Attempt {
     destination: Arc<Destination>,
     deadline: Instant,
-    /// Whether a failure is returned by the poll only, and not logged.
-    quiet: bool,
+    /// Whether the caller retries. Then a failure is returned by the poll at once, and is not logged.
+    caller_retries: bool,
+    /// Watched once a flow has failed, to dial it again.
+    retry_clock: Registration,
     /// For [`Connecting::cancel_when_abandoned`].
     clock: Registration,
     state: Mutex<AttemptState>,
@@ -36,6 +42,10 @@ struct Attempt {
 struct AttemptState {
     dials: Vec<Arc<Dial>>,
     accepted: Vec<Option<Socket>>,
+    /// Flows that failed, and when to dial them again.
+    retries: Vec<(u32, Instant)>,
+    /// Why a flow failed last.
+    cause: Option<String>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
     use_rdma: bool,
     /// The RDMA connection whose queue pairs are not agreed on yet.
@@ -57,28 +67,30 @@ impl Connecting {
         runtime: Arc<Runtime>,
         context: Context,
         handle: &Handle,
-        quiet: bool,
+        caller_retries: bool,
     ) -> Result<Self, Error> {
         let (_, peer) = context.device.path(0, handle);
         let what = format!("cannot connect to {peer} from {}", context.device.name());
-        let fail = |error| Error::system(&what, &error);
-        let connection = ConnectionId(sys::random().map_err(fail)?);
+        let connection = ConnectionId(sys::random().map_err(|error| Error::system(&what, &error))?);
         let flows = context.settings.flows;
         let use_rdma = context.settings.transport_mode != TransportMode::Tcp
             && context.device.rdma().is_some();
         let deadline = Instant::now() + context.settings.connect_timeout;
         let workers = Arc::clone(runtime.workers());
-        let clock = workers.registration();
+        let (clock, retry_clock) = (workers.registration(), workers.registration());
         let destination =
             Destination { context, workers, handle: handle.clone(), peer, connection };
         let attempt = Arc::new(Attempt {
             destination: Arc::new(destination),
             deadline,
-            quiet,
+            caller_retries,
+            retry_clock,
             clock,
             state: Mutex::new(AttemptState {
                 dials: Vec::new(),
                 accepted: (0..flows).map(|_| None).collect(),
+                retries: Vec::new(),
+                cause: None,
                 use_rdma,
                 agreeing: None,
                 outcome: None,
@@ -92,7 +104,9 @@ impl Connecting {
         {
             // The lock delays outcomes until all dials are noted.
             let mut state = lock(&connecting.attempt.state);
-            connecting.attempt.dial(&mut state).map_err(fail)?;
+            connecting.attempt.dial(&mut state).map_err(|error| {
+                Error::new(ErrorKind::System, format!("{what}: {}", error.what))
+            })?;
         }
         Ok(connecting)
     }
@@ -101,8 +115,8 @@ impl Connecting {
     /// returned a connection or an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when the listener cannot be reached, refuses ([`ConnectError::retry`]), or has not answered within
-    /// the connect timeout.
+    /// [`ErrorKind::Remote`] when nobody listens there, when the listener refuses ([`ConnectError::retry`]), or when not all
+    /// flows are accepted within the connect timeout.
     pub fn poll(&self) -> Result<Option<SendConnection>, ConnectError> {
         let (sender, runtime) = {
             let mut state = lock(&self.attempt.state);
@@ -153,25 +167,89 @@ impl Source for Attempt {
 
 impl Attempt {
     /// Starts to open the control connection, or all flows.
-    fn dial(self: &Arc<Self>, state: &mut AttemptState) -> io::Result<()> {
-        let Context { settings, .. } = &self.destination.context;
-        let handler = || Arc::<Self>::clone(self);
-        if state.use_rdma {
-            let dial = Dial::control_connection(
-                &self.destination,
-                handler(),
-                0,
+    fn dial(self: &Arc<Self>, state: &mut AttemptState) -> Result<(), DialError> {
+        let flows = if state.use_rdma { 1 } else { self.destination.context.settings.flows };
+        (0..flows.into()).try_for_each(|flow| self.dial_flow(state, flow))
+    }
+
+    /// Starts to open one flow, or the control connection.
+    fn dial_flow(self: &Arc<Self>, state: &mut AttemptState, flow: u32) -> Result<(), DialError> {
+        let Context { settings, log, .. } = &self.destination.context;
+        let (destination, handler) = (&self.destination, Arc::<Self>::clone(self));
+        let dial = match state.use_rdma {
+            true => Dial::control_connection(
+                destination,
+                handler,
+                flow,
                 settings.queue_pairs,
                 self.deadline,
-            )?;
-            state.dials.push(dial);
-            return Ok(());
+            ),
+            false => Dial::start(destination, handler, flow, self.deadline),
+        };
+        match dial {
+            Ok(dial) => {
+                state.dials.push(dial);
+                Ok(())
+            }
+            Err(error) => {
+                descriptors::report_shortage(&error, &**log);
+                self.retry_later(state, flow, error.into())
+            }
         }
-        for flow in 0..settings.flows.into() {
-            let dial = Dial::start(&self.destination, handler(), flow, self.deadline)?;
-            state.dials.push(dial);
+    }
+
+    /// Dials a flow again later, unless that is useless or the caller does it.
+    fn retry_later(
+        self: &Arc<Self>,
+        state: &mut AttemptState,
+        flow: u32,
+        error: DialError,
+    ) -> Result<(), DialError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if error.is_final || self.caller_retries || left.is_zero() {
+            return Err(error);
         }
+        if state.cause.replace(error.what).is_none() {
+            self.retry_clock.watch_ticks(Arc::new(RetryClock(Arc::clone(self))));
+        }
+        let taken = self.destination.context.settings.connect_timeout.saturating_sub(left);
+        let delay = (taken / 2).clamp(MIN_RETRY_DELAY, MAX_RETRY_DELAY);
+        state.dials.retain(|dial| dial.flow() != flow);
+        state.retries.push((flow, Instant::now() + delay));
         Ok(())
+    }
+
+    /// Dials the flows again whose time has come.
+    fn retry_due(self: &Arc<Self>, now: Instant) {
+        let error = {
+            let mut state = lock(&self.state);
+            if state.over || state.retries.is_empty() {
+                return;
+            }
+            if now >= self.deadline {
+                self.too_late(&state)
+            } else {
+                let (due, later) = state.retries.iter().partition(|(_, at)| *at <= now);
+                state.retries = later;
+                let due: Vec<(u32, Instant)> = due;
+                let dialed =
+                    due.into_iter().try_for_each(|(flow, _)| self.dial_flow(&mut state, flow));
+                match dialed {
+                    Ok(()) => return,
+                    Err(error) => error.what,
+                }
+            }
+        };
+        self.fail(error, Retry::Unknown);
+    }
+
+    /// What is missing at the deadline.
+    fn too_late(&self, state: &AttemptState) -> String {
+        let settings = &self.destination.context.settings;
+        let (accepted, limit) =
+            (state.accepted.iter().flatten().count(), settings.connect_timeout.as_secs());
+        let cause = state.cause.as_ref().map_or_else(String::new, |cause| format!(" ({cause})"));
+        format!("{accepted} of {} flows answered within {limit} s{cause}", settings.flows)
     }
 
     /// The listener has accepted the control connection: agrees on queue pairs.
@@ -232,9 +310,10 @@ impl Attempt {
     fn use_tcp(self: &Arc<Self>, mut state: MutexGuard<'_, AttemptState>) {
         state.use_rdma = false;
         state.dials.clear();
+        state.retries.clear();
         if let Err(error) = self.dial(&mut state) {
             drop(state);
-            self.fail(error.to_string(), Retry::Unknown);
+            self.fail(error.what, Retry::Unknown);
         }
     }
 
@@ -247,7 +326,7 @@ impl Attempt {
         let Context { log, device, label, .. } = context;
         let message = format!("connect to {peer} from {} failed: {what} {label}", device.name());
         let mut error = Error::new(ErrorKind::Remote, message);
-        if !self.quiet {
+        if !self.caller_retries {
             log.warn(&format!("evenkeel: {error}"));
             error = error.mark_logged();
         }
@@ -297,6 +376,7 @@ impl Attempt {
             (std::mem::take(&mut state.dials), accepted, state.agreeing.take(), unclaimed)
         };
         drop(accepted);
+        self.retry_clock.end_ticks();
         for dial in dials {
             dial.take_socket();
         }
@@ -338,10 +418,10 @@ impl DialHandler for Attempt {
         }
     }
 
-    fn on_dial_error(self: Arc<Self>, _flow: u32, error: DialError) {
+    fn on_dial_error(self: Arc<Self>, flow: u32, error: DialError) {
         let settings = &self.destination.context.settings;
-        let accepted = {
-            let state = lock(&self.state);
+        let (what, retry) = {
+            let mut state = lock(&self.state);
             if state.over {
                 return;
             }
@@ -349,15 +429,28 @@ impl DialHandler for Attempt {
                 // The two sides have no RDMA in common.
                 return self.use_tcp(state);
             }
-            state.accepted.iter().flatten().count()
-        };
-        let retry = error.retry;
-        let what = if Instant::now() >= self.deadline {
-            let limit = settings.connect_timeout.as_secs();
-            format!("{accepted} of {} flows answered within {limit} s", settings.flows)
-        } else {
-            error.what
+            let retry = error.retry;
+            match self.retry_later(&mut state, flow, error) {
+                Ok(()) => return,
+                Err(_) if Instant::now() >= self.deadline => (self.too_late(&state), retry),
+                Err(error) => (error.what, retry),
+            }
         };
         self.fail(what, retry);
+    }
+}
+
+/// Registers an attempt with a worker, for retries.
+struct RetryClock(Arc<Attempt>);
+
+impl Source for RetryClock {
+    fn ready(&self, _readiness: Readiness) {}
+
+    fn tick(&self, now: Instant) {
+        self.0.retry_due(now);
+    }
+
+    fn abandoned(&self, why: &str) {
+        self.0.fail(why.to_owned(), Retry::Unknown);
     }
 }

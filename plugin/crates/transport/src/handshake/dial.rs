@@ -75,7 +75,9 @@ struct DialState {
 
 impl From<io::Error> for DialError {
     fn from(error: io::Error) -> Self {
-        let is_final = error.kind() == io::ErrorKind::ConnectionRefused;
+        // Nobody listens there, or the address can never be reached from here.
+        let is_final = error.kind() == io::ErrorKind::ConnectionRefused
+            || [libc::EINVAL, libc::EAFNOSUPPORT].map(Some).contains(&error.raw_os_error());
         let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
         let retry = if dropped.contains(&error.kind()) { Retry::Later } else { Retry::Unknown };
         Self { is_final, retry, no_rdma: false, is_gone: false, what: error.to_string() }
@@ -135,8 +137,9 @@ impl Dial {
         let socket = Socket::new(Domain::for_address(peer), kind, None)?;
         configure_socket(&socket, context)?;
         if local.is_ipv4() == peer.is_ipv4() {
+            // Without the option there are fewer ports, and no other difference.
+            let _ = sys::set_port_at_connect(&socket);
             // Packets must leave through the device that was asked for.
-            sys::set_port_at_connect(&socket)?;
             socket.bind(&local.into())?;
         }
         match socket.connect(&peer.into()) {

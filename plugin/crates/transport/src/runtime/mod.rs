@@ -1,6 +1,7 @@
 //! The worker threads that all connections of a process share, and the ways in which threads wait for each other.
 
 pub(crate) mod caller_polling;
+pub(crate) mod descriptors;
 pub(crate) mod flow_count;
 pub(crate) mod notify;
 pub(crate) mod reactor;

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{ChunkAction, ChunkHeader, FRAME_BYTES, Reassembly, ReassemblyError};
+use evenkeel_protocol::{
+    ChunkAction, ChunkHeader, FRAME_BYTES, Reassembly, ReassemblyError, Refusal,
+};
 use socket2::Socket;
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind};
@@ -24,12 +26,13 @@ use crate::sync::lock;
 use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::chunk_checksum::ChunkChecksum;
-use crate::tcp::recv_flow::{ReadStage, ReadState, RecvFlow};
+use crate::tcp::recv_flow::{FlowEnd, ReadStage, ReadState, RecvFlow, ReplyState};
 use crate::tcp::recv_queue::{FlowEntry, RecvQueue};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
-/// How long a receiver without flows waits for a new one. A live sender opens one as soon as it detects the loss.
+/// How long a receiver whose flows were closed or reset waits for a new one. A live sender has noticed it too, and opens one
+/// at once.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum number of bytes that a caller with small messages reads at a time.
@@ -101,6 +104,7 @@ impl TcpReceiver {
                 tags: TagMatcher::default(),
                 flows: Vec::new(),
                 stuck_since: None,
+                unreachable: false,
                 cause: String::new(),
                 peer_closed: false,
                 closed: false,
@@ -112,11 +116,17 @@ impl TcpReceiver {
         receiver.clock.watch_ticks(Arc::new(Clock(Arc::clone(&receiver))));
         let observed: Weak<Self> = Arc::downgrade(&receiver);
         receiver.base.context.metrics.watch(observed);
-        for (number, socket) in sockets.into_iter().enumerate() {
-            if let Err(error) = receiver.add_flow(number as u32, socket) {
-                receiver.close();
-                return Err(error);
-            }
+        // All are there before any is read: the sender may report one as dead on another.
+        let flows = sockets.into_iter().enumerate().map(|(number, socket)| {
+            let flow = receiver.insert_flow(number as u32, socket, true);
+            flow.map_err(|(refusal, _)| io::Error::other(refusal.to_string()))
+        });
+        let watched = flows
+            .collect::<io::Result<Vec<_>>>()
+            .and_then(|flows| flows.iter().try_for_each(|flow| receiver.watch_flow(flow)));
+        if let Err(error) = watched {
+            receiver.close();
+            return Err(error);
         }
         Ok(receiver)
     }
@@ -126,34 +136,59 @@ impl TcpReceiver {
         !self.base.failed() && !lock(&self.queue).closed
     }
 
-    /// Adds a flow that was accepted.
-    ///
-    /// # Errors
-    /// When the connection is over, has the flow already or cannot watch it.
-    pub(crate) fn add_flow(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<()> {
-        let flow = self.insert_flow(number, socket)?;
+    /// Adds a flow, and answers its dialer by `answer`. The flow is there before the dialer knows that it is accepted. The
+    /// sender may use it and lose it at once, and the report must find it: its chunks are sent again on another flow.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        number: u32,
+        socket: Socket,
+        answer: impl FnOnce(&Socket, Result<(), Refusal>),
+    ) -> Result<(), Refusal> {
+        let flow = match self.insert_flow(number, socket, false) {
+            Ok(flow) => flow,
+            Err((refusal, socket)) => {
+                answer(&socket, Err(refusal));
+                return Err(refusal);
+            }
+        };
+        answer(&flow.socket, Ok(()));
+        flow.reply(|replies| replies.is_answered = true);
         self.resend_tags(Some(&flow));
-        flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(&flow))?;
-        if lock(&self.queue).closed {
-            // The connection may have been closed before the watch began.
+        self.watch_flow(&flow).map_err(|error| {
+            self.flow_ended(&flow, FlowEnd::Lost(error.to_string()));
+            Refusal::Busy
+        })
+    }
+
+    /// Registers a flow with its worker.
+    fn watch_flow(&self, flow: &Arc<RecvFlow>) -> io::Result<()> {
+        flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(flow))?;
+        if flow.reading.lock().closed {
+            // The flow may have been closed before the watch began.
             flow.registration.end(&flow.socket);
         }
         Ok(())
     }
 
-    /// Assigns a slot to a flow.
-    fn insert_flow(self: &Arc<Self>, number: u32, socket: Socket) -> io::Result<Arc<RecvFlow>> {
+    /// Assigns a slot to a flow, unless the connection is over, has too many flows, or has this one already. Nothing is
+    /// written to the flow before its dialer is answered.
+    fn insert_flow(
+        self: &Arc<Self>,
+        number: u32,
+        socket: Socket,
+        is_answered: bool,
+    ) -> Result<Arc<RecvFlow>, (Refusal, Socket)> {
         let mut queue = lock(&self.queue);
         if queue.closed || self.base.failed() {
-            return Err(io::Error::other("the connection is over"));
+            return Err((Refusal::Gone, socket));
         }
         if queue.flows.iter().flatten().any(|entry| entry.flow.number == number) {
-            return Err(io::Error::other("the flow is there already"));
+            return Err((Refusal::Inconsistent, socket));
         }
         let slot = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
         // Twice as many as a sender has: this side may not know yet that some are dead.
         if slot >= 2 * MAX_FLOW_SLOTS {
-            return Err(io::Error::other("too many flows"));
+            return Err((Refusal::Busy, socket));
         }
         let flow = Arc::new(RecvFlow {
             receiver: Arc::clone(self),
@@ -169,13 +204,14 @@ impl TcpReceiver {
                 checksum: self.base.context.settings.checksum.then(ChunkChecksum::default),
                 poll_owner: PollOwner::new(slot),
             }),
-            replies: Mutex::default(),
+            replies: Mutex::new(ReplyState { is_answered, ..ReplyState::default() }),
         });
         if slot == queue.flows.len() {
             queue.flows.push(None);
         }
         let entry = FlowEntry { flow: Arc::clone(&flow), waits_for: None, ended: false };
         queue.flows[slot] = Some(entry);
+        queue.unreachable = false;
         if queue.stuck_since.take().is_some() {
             self.base.counters.recovered.add(1);
         }
@@ -339,7 +375,7 @@ impl TcpReceiver {
     }
 
     /// A flow has ended. The sender sends its chunks again on others.
-    pub(super) fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, why: Option<&str>) {
+    pub(super) fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, end: FlowEnd) {
         if !flow.quiesce() {
             return;
         }
@@ -350,15 +386,16 @@ impl TcpReceiver {
             if let Some(slot) = queue.flows.get_mut(flow.slot) {
                 *slot = None;
             }
-            match why {
-                None => Vec::new(),
-                Some(why) => {
+            queue.unreachable |= matches!(end, FlowEnd::Unreachable(_));
+            match &end {
+                FlowEnd::Expected => Vec::new(),
+                FlowEnd::Lost(why) | FlowEnd::Unreachable(why) => {
                     why.clone_into(&mut queue.cause);
                     queue.flows.iter().flatten().map(|entry| Arc::clone(&entry.flow)).collect()
                 }
             }
         };
-        if why.is_some() {
+        if !matches!(end, FlowEnd::Expected) {
             self.base.counters.lost.add(1);
         }
         // The sender may not notice by itself if it has nothing to write. One frame is enough, but this side does not know
@@ -371,7 +408,7 @@ impl TcpReceiver {
     }
 
     /// The peer reports a dead flow. It will send again what the flow had not delivered.
-    pub(super) fn on_flow_dead(self: &Arc<Self>, number: u32) {
+    pub(crate) fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow
             && flow.quiesce()
@@ -400,9 +437,12 @@ impl TcpReceiver {
                 return;
             }
             let since = *queue.stuck_since.get_or_insert(now);
+            let recovery_timeout = self.base.context.settings.recovery_timeout;
             let timeout = match (waiting, queue.peer_closed) {
-                (true, _) => self.base.context.settings.recovery_timeout,
+                (true, _) => recovery_timeout,
                 (false, true) => Duration::ZERO,
+                // The sender may not get through either, and tries as long.
+                (false, false) if queue.unreachable => recovery_timeout,
                 (false, false) => REPLACEMENT_TIMEOUT,
             };
             if !outstanding || now.saturating_duration_since(since) < timeout {
@@ -627,9 +667,12 @@ impl Source for Clock {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     use std::sync::Barrier;
     use std::thread;
+
+    use evenkeel_protocol::Frame;
 
     use super::*;
     use crate::test_support;
@@ -650,7 +693,7 @@ mod tests {
                     begin.wait();
                     let sockets = sockets.into_iter().enumerate();
                     let insert_flow = |(number, socket): (usize, UnixStream)| {
-                        receiver.insert_flow(number as u32, socket.into()).ok()
+                        receiver.insert_flow(number as u32, socket.into(), true).ok()
                     };
                     sockets.map_while(insert_flow).collect::<Vec<_>>()
                 });
@@ -664,5 +707,48 @@ mod tests {
             });
             assert!(entered.iter().all(|flow| flow.reading.lock().closed));
         }
+    }
+
+    /// A chunk of message 0, without its bytes.
+    fn chunk(length: u32) -> [u8; FRAME_BYTES] {
+        let total = length.into();
+        Frame::Chunk(ChunkHeader { message: 0, offset: 0, length, total, ack_wanted: true })
+            .encode()
+    }
+
+    /// Reads frames until there is an acknowledgement.
+    fn wait_for_ack(mut flow: &UnixStream) {
+        let mut frame = [0; FRAME_BYTES];
+        while !matches!(Frame::decode(&frame), Ok(Frame::Ack(_))) {
+            flow.read_exact(&mut frame).unwrap();
+        }
+    }
+
+    /// A sender that is told of a new flow may lose it, report that on another one, and send the bytes again there, all
+    /// before the thread that has told it goes on. What the lost flow still holds must not count.
+    #[test]
+    fn flow_that_dies_while_it_joins_delivers_nothing() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let context = transport.context(0, "").unwrap();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let receiver =
+            TcpReceiver::open(context, runtime.workers(), peer, vec![near.into()]).unwrap();
+        let memory = Box::leak(vec![0; 2000].into_boxed_slice());
+        let request =
+            TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();
+        let (joining, mut lost) = UnixStream::pair().unwrap();
+        let _ = receiver.join(4, joining.into(), |_, verdict| {
+            assert_eq!(verdict, Ok(()));
+            lost.write_all(&chunk(2000)).unwrap();
+            lost.write_all(&[1; 1000]).unwrap();
+            far.write_all(&Frame::FlowDead(4).encode()).unwrap();
+            wait_for_ack(&far);
+        });
+        far.write_all(&chunk(2000)).unwrap();
+        far.write_all(&[2; 2000]).unwrap();
+        assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
+        receiver.close();
     }
 }

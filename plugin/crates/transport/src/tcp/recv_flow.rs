@@ -61,6 +61,16 @@ pub(super) enum ReadStage {
     Corrupt,
 }
 
+/// Why a flow has ended.
+pub(super) enum FlowEnd {
+    /// The peer has ended it and may, because it does not need it any more.
+    Expected,
+    /// It was closed or reset, or carried wrong bytes.
+    Lost(String),
+    /// The peer's host did not answer, or there is no route to it.
+    Unreachable(String),
+}
+
 /// What follows a stage.
 enum StageOutcome {
     /// The next stage, without reading.
@@ -73,8 +83,8 @@ enum StageOutcome {
     FlowDead(u32),
     /// No buffer is posted for the next bytes.
     NoBuffer,
-    /// The flow has ended, with the reason unless the peer may end it.
-    Ended(Option<String>),
+    /// The flow has ended.
+    Ended(FlowEnd),
     /// The connection fails.
     Failed(ErrorKind, String),
 }
@@ -94,6 +104,8 @@ impl ReadStage {
 #[derive(Default)]
 pub(super) struct ReplyState {
     pub(super) closed: bool,
+    /// Whether the dialer knows that the flow is accepted. No frame may be written before that.
+    pub(super) is_answered: bool,
     /// Encoded frames, and how much of them is written.
     pub(super) bytes: Vec<u8>,
     pub(super) written: usize,
@@ -168,7 +180,7 @@ impl RecvFlow {
             }
         };
         drop(guard);
-        receiver.flow_ended(self, ended.as_deref());
+        receiver.flow_ended(self, ended);
     }
 
     /// Does what the stage asks for: processes what is read, or reads from the socket.
@@ -185,7 +197,8 @@ impl RecvFlow {
             ReadStage::Discard { at, end, .. } => self.discard(reading, (end - at) as usize),
             ReadStage::Corrupt => {
                 self.receiver.base.counters.corrupt.add(1);
-                StageOutcome::Ended(Some("a chunk that does not match its checksum".to_owned()))
+                let why = "a chunk that does not match its checksum";
+                StageOutcome::Ended(FlowEnd::Lost(why.to_owned()))
             }
         }
     }
@@ -196,7 +209,7 @@ impl RecvFlow {
         let (frame, sum) = match receiver.base.decode(&reading.header) {
             Ok(decoded) => decoded,
             Err(error @ FrameError::Checksum) => {
-                return StageOutcome::Ended(Some(error.to_string()));
+                return StageOutcome::Ended(FlowEnd::Lost(error.to_string()));
             }
             Err(error) => {
                 return StageOutcome::Failed(ErrorKind::Remote, format!("protocol error: {error}"));
@@ -307,7 +320,10 @@ impl RecvFlow {
                 StageOutcome::Received(received)
             }
             Err(error) if would_block(&error) => StageOutcome::WouldBlock,
-            Err(error) => StageOutcome::Ended(Some(error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                StageOutcome::Ended(FlowEnd::Lost(error.to_string()))
+            }
+            Err(error) => StageOutcome::Ended(FlowEnd::Unreachable(error.to_string())),
         }
     }
 
@@ -321,10 +337,12 @@ impl RecvFlow {
         Ok(received)
     }
 
-    /// Why the flow ended; `None` if the peer may end it, because it does not need it any more.
-    fn end_of_stream(&self, reading: &ReadState) -> Option<String> {
-        let between = matches!(reading.stage, ReadStage::Header { have: 0 });
-        (!between).then(|| "the peer closed it in the middle of a message".to_owned())
+    /// Why the flow ended that the peer has closed.
+    fn end_of_stream(&self, reading: &ReadState) -> FlowEnd {
+        match reading.stage {
+            ReadStage::Header { have: 0 } => FlowEnd::Expected,
+            _ => FlowEnd::Lost("the peer closed it in the middle of a message".to_owned()),
+        }
     }
 
     /// Accounts for bytes that were read.
@@ -419,7 +437,7 @@ impl RecvFlow {
     }
 
     fn write(&self, replies: &mut ReplyState) {
-        while !replies.closed {
+        while replies.is_answered && !replies.closed {
             if replies.is_between() {
                 replies.bytes.clear();
                 replies.written = 0;
@@ -446,7 +464,8 @@ impl RecvFlow {
         let mut replies = lock(&self.replies);
         replies.ack = Some(below);
         self.write(&mut replies);
-        if !std::mem::replace(&mut replies.closed, true) && replies.is_between() {
+        let was_closed = std::mem::replace(&mut replies.closed, true);
+        if !was_closed && replies.is_answered && replies.is_between() {
             let nothing = SendBuffer::from_static(&[]);
             // If the buffer is full, the end of the stream informs the peer.
             let peer_closed = self.receiver.base.encode(Frame::Close);

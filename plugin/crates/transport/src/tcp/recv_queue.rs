@@ -18,6 +18,8 @@ pub(super) struct RecvQueue {
     pub(super) flows: Vec<Option<FlowEntry>>,
     /// Since when no flow can deliver what the posted buffers wait for.
     pub(super) stuck_since: Option<Instant>,
+    /// Whether a flow ended because nothing came through, since the last one was added.
+    pub(super) unreachable: bool,
     /// Why the last flow ended.
     pub(super) cause: String,
     /// The peer sends no more messages.

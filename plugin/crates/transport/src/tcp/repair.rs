@@ -9,6 +9,7 @@ use socket2::Socket;
 
 use crate::error::ErrorKind;
 use crate::handshake::dial::{Dial, DialError, DialHandler};
+use crate::runtime::descriptors;
 use crate::sync::lock;
 use crate::sys::{self, PathInfo};
 use crate::tcp::MAX_FLOW_SLOTS;
@@ -145,7 +146,10 @@ impl TcpSender {
             match Dial::start(&self.destination, handler, flow, now + timeout) {
                 Ok(dial) => repair.dials.push(dial),
                 // Out of descriptors or ports, or no route: that may pass.
-                Err(_) => repair.back_off(now),
+                Err(error) => {
+                    descriptors::report_shortage(&error, &*self.base.context.log);
+                    repair.back_off(now);
+                }
             }
         }
     }
