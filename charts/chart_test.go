@@ -130,6 +130,38 @@ func TestPodsFitTheRestrictedStandard(t *testing.T) {
 	}
 }
 
+func TestUserCanBeLeftToTheCluster(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		ids  bool
+	}{
+		{nil, true},
+		{[]string{"--set", "podSecurityContext.runAsNonRoot=false"}, true},
+		{[]string{"--set", "podSecurityContext=null"}, false},
+		{[]string{"--set", "podSecurityContext.runAsUser=null,podSecurityContext.runAsGroup=null,podSecurityContext.fsGroup=null"}, false},
+	} {
+		seen := 0
+		for key, object := range render(t, "evenkeel", test.args...) {
+			if object.GetKind() != "Deployment" && object.GetKind() != "Job" {
+				continue
+			}
+			seen++
+			context, _, _ := unstructured.NestedMap(object.Object, "spec", "template", "spec", "securityContext")
+			if context["runAsNonRoot"] != true || context["seccompProfile"] == nil {
+				t.Errorf("%s: %v does not fit the restricted standard", key, context)
+			}
+			for _, field := range []string{"runAsUser", "runAsGroup", "fsGroup"} {
+				if _, found := context[field]; found != test.ids {
+					t.Errorf("%v: %s has %v", test.args, key, context)
+				}
+			}
+		}
+		if seen != 3 {
+			t.Errorf("%d pod templates, want 3", seen)
+		}
+	}
+}
+
 // rules calls visit for every rule of every role, with the role's key.
 func rules(objects map[string]*unstructured.Unstructured, visit func(role string, cluster bool, rule map[string]any)) {
 	for key, object := range objects {

@@ -26,7 +26,6 @@ const (
 	drainSeconds, graceSeconds = 30, 45
 	// memoryOverhead is what a server needs besides its buffers.
 	memoryOverhead = 256 << 20
-	user           = 65532
 )
 
 // Objects returns the objects of a service except its key. Running is the number of servers that should run now.
@@ -136,7 +135,7 @@ func statefulSet(service *evenkeel.ReductionService, running int32) *appsv1.Stat
 // serverPod returns a pod without permissions in the cluster. It fits the restricted standard, unless the profile asks for a
 // capability.
 func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
-	yes, no, seconds, id := true, false, int64(graceSeconds), int64(user)
+	yes, no, seconds := true, false, int64(graceSeconds)
 	spec := service.Spec.Server.WithDefaults()
 	memory := *resource.NewQuantity(spec.Memory.Value()+memoryOverhead, resource.BinarySI)
 	threads := max(1, spec.CPU.Value())
@@ -152,7 +151,8 @@ func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 			AutomountServiceAccountToken: &no, EnableServiceLinks: &no, TerminationGracePeriodSeconds: &seconds,
 			PriorityClassName: service.Spec.PriorityClassName,
 			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
+				// The image names a user. One named here might be outside the range that the cluster allows the namespace.
+				RunAsNonRoot:   &yes,
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			NodeSelector: spec.NodeSelector, Tolerations: tolerations(spec.Tolerations),

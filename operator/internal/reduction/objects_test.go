@@ -53,6 +53,18 @@ func TestServerObjectsAreOwned(t *testing.T) {
 	}
 }
 
+func TestServerNamesNoUser(t *testing.T) {
+	s := object[*appsv1.StatefulSet](t, newService(nil), 4).Spec.Template.Spec
+	for _, of := range []any{s.SecurityContext.RunAsUser, s.SecurityContext.RunAsGroup, s.SecurityContext.FSGroup, s.Containers[0].SecurityContext.RunAsUser} {
+		if id, ok := of.(*int64); !ok || id != nil {
+			t.Errorf("an ID that the cluster may not allow: %+v", s.SecurityContext)
+		}
+	}
+	if !*s.SecurityContext.RunAsNonRoot {
+		t.Error("it may run as root")
+	}
+}
+
 func TestServerNamesMatchEndpoints(t *testing.T) {
 	service := newService(nil)
 	set, dns := object[*appsv1.StatefulSet](t, service, 4), object[*corev1.Service](t, service, 4)
