@@ -341,21 +341,52 @@ functions! {
     optional {
         reg_mr_iova2: fn(*mut c_void, *mut c_void, usize, u64, c_uint) -> *mut Mr;
         reg_dmabuf_mr: fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut Mr;
+        fork_init: fn() -> c_int;
     }
 }
 
-/// The library's functions, loaded once in a process.
-pub(crate) fn functions() -> Result<&'static Functions, Error> {
-    static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+/// The library, once it is loaded.
+struct Loaded {
+    functions: Functions,
+    /// What `ibv_fork_init` returned: 0 or an error number.
+    fork_init: c_int,
+}
+
+/// The library, loaded once in a process. Nothing else is called before `ibv_fork_init`, which has to be the first call.
+fn loaded() -> Result<&'static Loaded, Error> {
+    static LOADED: OnceLock<Result<Loaded, String>> = OnceLock::new();
     let load = || {
         // SAFETY: loading rdma-core's library only sets up its own data.
         let library = unsafe { Library::new("libibverbs.so.1") }.map_err(|e| e.to_string())?;
         let functions = Functions::find(&library).map_err(|error| error.to_string());
         // Its providers keep pointers into it, so it is never unloaded.
         std::mem::forget(library);
-        functions
+        let functions = functions?;
+        // SAFETY: it has no arguments, and may be called several times in a process.
+        let fork_init = functions.fork_init.map_or(libc::ENOSYS, |init| unsafe { init() });
+        Ok(Loaded { functions, fork_init })
     };
-    FUNCTIONS.get_or_init(load).as_ref().map_err(|why| Error::NoLibrary(why.clone()))
+    LOADED.get_or_init(load).as_ref().map_err(|why| Error::NoLibrary(why.clone()))
+}
+
+/// The library's functions.
+pub(crate) fn functions() -> Result<&'static Functions, Error> {
+    Ok(&loaded()?.functions)
+}
+
+/// Whether the process may fork while devices use its memory.
+///
+/// Before Linux 5.12, a fork makes all private pages copy-on-write. The parent's next write to such a page gets a new page,
+/// and the device goes on with the old one. `ibv_fork_init` makes rdma-core withhold the registered pages from children
+/// (`MADV_DONTFORK`); on newer kernels it does nothing.
+///
+/// # Errors
+/// When the library is missing, or memory was registered before by somebody else in this process (`EINVAL`).
+pub fn fork_protection() -> Result<(), Error> {
+    match loaded()?.fork_init {
+        0 => Ok(()),
+        code => Err(Error::code("ibv_fork_init", code)),
+    }
 }
 
 /// Layouts of rdma-core's header as compiled by C; a test below compares them where the header is installed. A size of 0
@@ -445,6 +476,26 @@ mod tests {
                 "dgid" | "flow_label" | "sgid_index" | "hop_limit" | "traffic_class",
             ) => format!("grh.{field}"),
             _ => field.to_owned(),
+        }
+    }
+
+    /// The library reports whether registered memory is protected; older ones do not.
+    #[test]
+    fn fork_protection_is_on_once_the_library_is_loaded() {
+        const DISABLED: c_int = 0;
+        if let Err(error) = crate::devices() {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        fork_protection().unwrap();
+        // SAFETY: it is loaded already, and the function has no arguments in any version.
+        unsafe {
+            let library = Library::new("libibverbs.so.1").unwrap();
+            if let Ok(status) =
+                library.get::<unsafe extern "C" fn() -> c_int>(b"ibv_is_fork_initialized\0")
+            {
+                assert_ne!(status(), DISABLED);
+            }
         }
     }
 

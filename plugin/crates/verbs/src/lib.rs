@@ -12,6 +12,7 @@ mod completion_queue;
 mod context;
 mod ffi;
 mod memory;
+mod pages;
 mod port;
 mod queue_pair;
 
@@ -19,6 +20,7 @@ use std::io;
 
 pub use completion_queue::{CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{AsyncEvent, Context, devices};
+pub use ffi::fork_protection;
 pub use memory::{Access, MemoryRange, MemoryRegion, StagingBuffer};
 pub use port::{Gid, GidKind, Port, gids};
 pub use queue_pair::{ConnectAttributes, QueuePair, WriteRequest, WriteSource};

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::ffi;
+use crate::pages::Pages;
 use crate::{Context, Error};
 
 /// The access that a memory region grants.
@@ -37,6 +38,21 @@ pub struct MemoryRange {
 }
 
 impl MemoryRange {
+    /// The address of its first byte.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Number of bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The access to them.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
     /// Whether it grants this access.
     pub fn allows(&self, access: Access) -> bool {
         self.access == Access::RemoteReadWrite || access == Access::LocalRead
@@ -162,6 +178,11 @@ impl MemoryRegion {
         Ok(Self { context: Arc::clone(context), raw, range })
     }
 
+    /// Whether it is registered with this open device.
+    pub fn is_of(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+
     /// Its bytes, and the access to them.
     pub fn range(&self) -> MemoryRange {
         self.range
@@ -196,14 +217,9 @@ impl Drop for MemoryRegion {
 pub struct StagingBuffer {
     /// Dropped before the memory is freed.
     region: Option<MemoryRegion>,
-    start: *mut u8,
+    pages: Pages,
     length: usize,
 }
-
-// SAFETY: the memory is owned; bytes are only copied in and out.
-unsafe impl Send for StagingBuffer {}
-// SAFETY: bytes that a peer or another thread writes while they are copied may come out torn, as plain bytes.
-unsafe impl Sync for StagingBuffer {}
 
 impl StagingBuffer {
     /// A buffer of `length` bytes, all zero.
@@ -211,13 +227,12 @@ impl StagingBuffer {
     /// # Errors
     /// As [`MemoryRegion::register`].
     pub fn new(context: &Arc<Context>, length: usize) -> Result<Self, Error> {
-        let memory = Box::into_raw(vec![0u8; length].into_boxed_slice());
-        let mut buffer = Self { region: None, start: memory.cast(), length };
-        // SAFETY: the buffer owns the memory, drops the region first and gives out no reference.
-        let region = unsafe {
-            MemoryRegion::register(context, buffer.start, length, Access::RemoteReadWrite)
-        }?;
-        buffer.region = Some(region);
+        let pages = Pages::new(length).map_err(|error| Error::Call {
+            what: format!("cannot allocate {length} bytes for {}", context.name()),
+            error,
+        })?;
+        let mut buffer = Self { region: None, pages, length };
+        buffer.reregister(context)?;
         Ok(buffer)
     }
 
@@ -226,9 +241,10 @@ impl StagingBuffer {
     /// # Errors
     /// As [`MemoryRegion::register`]; the previous registration then stays.
     pub fn reregister(&mut self, context: &Arc<Context>) -> Result<(), Error> {
-        // SAFETY: as in `new`.
+        let start = self.pages.start();
+        // SAFETY: the buffer owns the memory, drops the region first and gives out no reference.
         let region = unsafe {
-            MemoryRegion::register(context, self.start, self.length, Access::RemoteReadWrite)
+            MemoryRegion::register(context, start, self.length, Access::RemoteReadWrite)
         }?;
         self.region = Some(region);
         Ok(())
@@ -255,7 +271,9 @@ impl StagingBuffer {
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         assert!(offset <= self.length && into.len() <= self.length - offset);
         // SAFETY: the bytes are inside the owned memory, as asserted, and `into` is elsewhere.
-        unsafe { ptr::copy_nonoverlapping(self.start.add(offset), into.as_mut_ptr(), into.len()) };
+        unsafe {
+            ptr::copy_nonoverlapping(self.pages.start().add(offset), into.as_mut_ptr(), into.len())
+        };
     }
 
     /// Copies bytes in, to be sent. The caller first waits for the completion of what was sent from there before.
@@ -265,15 +283,15 @@ impl StagingBuffer {
     pub fn write(&self, offset: usize, from: &[u8]) {
         assert!(offset <= self.length && from.len() <= self.length - offset);
         // SAFETY: as for `read`.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.start.add(offset), from.len()) };
+        unsafe {
+            ptr::copy_nonoverlapping(from.as_ptr(), self.pages.start().add(offset), from.len())
+        };
     }
 }
 
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
+        // Before the memory is freed.
         self.region = None;
-        let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
-        // SAFETY: it came from a box of this length in `new` and is freed once.
-        drop(unsafe { Box::from_raw(memory) });
     }
 }

@@ -10,6 +10,7 @@ mod descriptors;
 mod exports;
 mod fairness;
 mod flow_failures;
+mod fork;
 mod gpu_memory;
 mod handshake;
 mod harness;

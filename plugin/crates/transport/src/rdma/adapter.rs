@@ -76,6 +76,11 @@ impl PortDiscovery<'_> {
         if names.is_empty() {
             return Err("this host has no RDMA device".to_owned());
         }
+        if let Err(error) = evenkeel_verbs::fork_protection() {
+            self.log.warn(&format!(
+                "evenkeel: {error}: before Linux 5.12, a fork may garble what RDMA carries; set RDMAV_FORK_SAFE=1"
+            ));
+        }
         // Where RDMA is required, the failing registration reports the cause.
         if self.settings.transport_mode == TransportMode::Auto {
             memlock::check()?;
