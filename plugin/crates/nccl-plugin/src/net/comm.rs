@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use evenkeel_transport::sync::lock;
 use evenkeel_transport::{
-    Listener, MrCache, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
+    Listener, MrCache, MrHandle, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
     TaggedBuffer,
 };
 
@@ -59,9 +59,10 @@ impl Comm<SendConnection> {
         &self,
         buffer: SendBuffer,
         tag: i32,
+        registration: Option<&MrHandle>,
     ) -> Result<Option<&PooledRequest<Request>>, PluginError> {
         // NCCL tests each request until it is done.
-        self.requests.start(|| Ok(self.connection.send_tagged(buffer, tag)?))
+        self.requests.start(|| Ok(self.connection.send_tagged(buffer, tag, registration)?))
     }
 }
 
@@ -69,7 +70,7 @@ impl Comm<RecvConnection> {
     /// Posts a group of buffers. `None` when no request is free.
     pub(super) fn recv(
         &self,
-        group: &[TaggedBuffer],
+        group: &[TaggedBuffer<'_>],
     ) -> Result<Option<&PooledRequest<Request>>, PluginError> {
         self.requests.start(|| Ok(self.connection.recv_group(group)?))
     }
@@ -78,9 +79,10 @@ impl Comm<RecvConnection> {
     pub(super) fn flush(
         &self,
         message: RecvBuffer,
+        registration: Option<&MrHandle>,
     ) -> Result<&PooledRequest<Request>, PluginError> {
         self.requests
-            .start(|| Ok(Some(self.connection.flush(message)?)))?
+            .start(|| Ok(Some(self.connection.flush(message, registration)?)))?
             .ok_or_else(|| PluginError::internal("no request is free for a flush"))
     }
 }

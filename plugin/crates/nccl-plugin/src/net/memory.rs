@@ -70,6 +70,15 @@ pub(super) unsafe extern "C" fn reg_mr_dma_buf(
     })
 }
 
+/// The registration of a message's memory; `None` where `reg_mr` returned none, as over TCP.
+///
+/// # Safety
+/// The handle is one that `reg_mr` or `reg_mr_dma_buf` has returned and that is not deregistered, or null.
+pub(super) unsafe fn registration<'a>(handle: *mut c_void) -> Option<&'a MrHandle> {
+    // SAFETY: not null, so it was boxed there, and the box lives until `dereg_mr`. It is only read.
+    unsafe { handle.cast_const().cast::<MrHandle>().as_ref() }
+}
+
 pub(crate) unsafe extern "C" fn dereg_mr(_comm: *mut c_void, handle: *mut c_void) -> NcclResult {
     guard("deregMr", || {
         if !handle.is_null() {

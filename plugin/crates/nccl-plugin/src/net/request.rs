@@ -5,10 +5,12 @@ use std::ptr;
 
 use evenkeel_nccl_abi::NcclResult;
 use evenkeel_transport::{
-    MAX_RECVS, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection, TaggedBuffer,
+    MAX_RECVS, MrHandle, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
+    TaggedBuffer,
 };
 
 use super::comm::Comm;
+use super::memory::registration;
 use crate::error::{PluginError, guard};
 use crate::ffi::{Size, handle_ref, out_param};
 use crate::request_pool::PooledRequest;
@@ -20,6 +22,7 @@ unsafe fn send_message<S: Size>(
     data: *mut c_void,
     size: S,
     tag: c_int,
+    handle: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("isend", || {
@@ -35,7 +38,9 @@ unsafe fn send_message<S: Size>(
         // SAFETY: NCCL leaves the memory alone until `test` has reported the request or the comm
         // is closed.
         let buffer = unsafe { SendBuffer::new(data.cast_const().cast(), length) };
-        if let Some(started) = comm.send(buffer, tag)? {
+        // SAFETY: NCCL passes the handle of the memory's registration, which lasts until the request is done.
+        let registration = unsafe { registration(handle) };
+        if let Some(started) = comm.send(buffer, tag, registration)? {
             *request = ptr::from_ref(started).cast_mut().cast();
         }
         Ok(())
@@ -47,11 +52,11 @@ pub(super) unsafe extern "C" fn isend_v6<S: Size>(
     data: *mut c_void,
     size: S,
     tag: c_int,
-    _handle: *mut c_void,
+    handle: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { send_message(comm, data, size, tag, request) }
+    unsafe { send_message(comm, data, size, tag, handle, request) }
 }
 
 /// Takes a profiler handle as well, which is not used.
@@ -60,12 +65,24 @@ pub(super) unsafe extern "C" fn isend_v10(
     data: *mut c_void,
     size: usize,
     tag: c_int,
-    _handle: *mut c_void,
+    handle: *mut c_void,
     _profile: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { send_message(comm, data, size, tag, request) }
+    unsafe { send_message(comm, data, size, tag, handle, request) }
+}
+
+/// The registration at this index of an array.
+///
+/// # Safety
+/// The array is null, or has a handle there as [`registration`] requires.
+unsafe fn registration_of<'a>(handles: *mut *mut c_void, index: usize) -> Option<&'a MrHandle> {
+    if handles.is_null() {
+        return None;
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { registration(*handles.add(index)) }
 }
 
 /// The number of buffers of a group.
@@ -86,11 +103,13 @@ unsafe fn post_buffers<S: Size>(
     data: *mut *mut c_void,
     sizes: *mut S,
     tags: *mut c_int,
+    handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("irecv", || {
         let count = group_size(count)?;
-        let empty = TaggedBuffer { buffer: RecvBuffer::from_static(&mut []), tag: 0 };
+        let buffer = RecvBuffer::from_static(&mut []);
+        let empty = TaggedBuffer { buffer, tag: 0, registration: None };
         let mut group = [empty; MAX_RECVS];
         for (index, tagged) in group[..count].iter_mut().enumerate() {
             // SAFETY: NCCL passes arrays of `count` elements; null is refused before anything is added to it.
@@ -106,7 +125,10 @@ unsafe fn post_buffers<S: Size>(
             }
             // SAFETY: NCCL gives the memory away until `test` has reported the request or the comm is
             // closed.
-            *tagged = TaggedBuffer { buffer: unsafe { RecvBuffer::new(data.cast(), length) }, tag };
+            let buffer = unsafe { RecvBuffer::new(data.cast(), length) };
+            // SAFETY: NCCL passes an array of as many handles of registrations, which last until the request is done.
+            let registration = unsafe { registration_of(handles, index) };
+            *tagged = TaggedBuffer { buffer, tag, registration };
         }
         // SAFETY: NCCL passes a comm that `accept` made and that is not closed.
         let comm = unsafe { handle_ref::<Comm<RecvConnection>>(comm, "recvComm") }?;
@@ -126,11 +148,11 @@ pub(super) unsafe extern "C" fn irecv_v6<S: Size>(
     data: *mut *mut c_void,
     sizes: *mut S,
     tags: *mut c_int,
-    _handles: *mut *mut c_void,
+    handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { post_buffers(comm, count, data, sizes, tags, request) }
+    unsafe { post_buffers(comm, count, data, sizes, tags, handles, request) }
 }
 
 /// Takes profiler handles as well, which are not used.
@@ -140,12 +162,12 @@ pub(super) unsafe extern "C" fn irecv_v10(
     data: *mut *mut c_void,
     sizes: *mut usize,
     tags: *mut c_int,
-    _handles: *mut *mut c_void,
+    handles: *mut *mut c_void,
     _profiles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { post_buffers(comm, count, data, sizes, tags, request) }
+    unsafe { post_buffers(comm, count, data, sizes, tags, handles, request) }
 }
 
 pub(super) unsafe extern "C" fn iflush(
@@ -153,7 +175,7 @@ pub(super) unsafe extern "C" fn iflush(
     count: c_int,
     data: *mut *mut c_void,
     sizes: *mut c_int,
-    _handles: *mut *mut c_void,
+    handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("iflush", || {
@@ -170,15 +192,17 @@ pub(super) unsafe extern "C" fn iflush(
                 (*data.add(index), *sizes.add(index))
             };
             if size != 0 {
-                last = Some((start, size.bytes()?));
+                last = Some((index, start, size.bytes()?));
             }
         }
-        let Some((start, length)) = last else { return Ok(()) };
+        let Some((index, start, length)) = last else { return Ok(()) };
         // SAFETY: NCCL passes a comm that `accept` made and that is not closed.
         let comm = unsafe { handle_ref::<Comm<RecvConnection>>(comm, "recvComm") }?;
         // SAFETY: NCCL keeps the memory until `test` has reported the request or the comm is closed; it is only read.
         let message = unsafe { RecvBuffer::new(start.cast(), length) };
-        *request = ptr::from_ref(comm.flush(message)?).cast_mut().cast();
+        // SAFETY: NCCL passes an array of `count` handles of registrations, which last until the request is done.
+        let registration = unsafe { registration_of(handles, index) };
+        *request = ptr::from_ref(comm.flush(message, registration)?).cast_mut().cast();
         Ok(())
     })
 }

@@ -2,9 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, mem, ptr, thread};
 
@@ -161,6 +162,14 @@ pub(crate) struct Net {
     config: Option<CommConfig>,
     /// The device that connections are opened from.
     pub(crate) from: c_int,
+    registrations: Mutex<Vec<Registered>>,
+}
+
+/// Registered memory.
+struct Registered {
+    comm: Opaque,
+    memory: Range<usize>,
+    mhandle: Opaque,
 }
 
 fn check(result: NcclResult) -> Result<(), NcclResult> {
@@ -202,7 +211,14 @@ impl Net {
         environment();
         // SAFETY: the library runs no code when it is loaded.
         let library = unsafe { Library::new(library_path()) }.expect("load the plugin");
-        let mut net = Self { version, library, context: Opaque::NULL, config, from: 0 };
+        let mut net = Self {
+            version,
+            library,
+            context: Opaque::NULL,
+            config,
+            from: 0,
+            registrations: Mutex::default(),
+        };
         let mut place = config;
         let config = place.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         let (mut context, logger) = (ptr::null_mut(), Some(logger()));
@@ -313,14 +329,15 @@ impl Net {
         tag: c_int,
     ) -> Polled {
         let (mut request, none) = (ptr::null_mut(), ptr::null_mut());
+        let mhandle = self.mhandle(comm, data, size);
         let (data, int) = (data.cast_mut().cast(), size as c_int);
         // SAFETY: passed on to the caller.
         check(unsafe {
             call!(self, isend:
-                [6 NetV6, 7 NetV7, 8 NetV8] (comm.0, data, int, tag, none, &mut request),
-                [9 NetV9] (comm.0, data, size, tag, none, &mut request),
+                [6 NetV6, 7 NetV7, 8 NetV8] (comm.0, data, int, tag, mhandle, &mut request),
+                [9 NetV9] (comm.0, data, size, tag, mhandle, &mut request),
                 [10 NetV10, 11 NetV11, 12 NetV12]
-                    (comm.0, data, size, tag, none, none, &mut request),
+                    (comm.0, data, size, tag, mhandle, none, &mut request),
             )
         })?;
         Ok(Opaque(request).some())
@@ -349,8 +366,9 @@ impl Net {
         let mut size: Vec<usize> = group.iter().map(|(_, size, _)| *size).collect();
         let mut int: Vec<c_int> = size.iter().map(|size| *size as c_int).collect();
         let mut tag: Vec<c_int> = group.iter().map(|(.., tag)| *tag).collect();
-        let mut mhandle = vec![ptr::null_mut(); group.len()];
-        let mut profile = mhandle.clone();
+        let mhandle = group.iter().map(|(data, size, _)| self.mhandle(comm, *data, *size));
+        let mut mhandle: Vec<*mut c_void> = mhandle.collect();
+        let mut profile = vec![ptr::null_mut(); group.len()];
         let (data, size, int, tag) =
             (data.as_mut_ptr(), size.as_mut_ptr(), int.as_mut_ptr(), tag.as_mut_ptr());
         let (mhandle, profile) = (mhandle.as_mut_ptr(), profile.as_mut_ptr());
@@ -379,6 +397,7 @@ impl Net {
         kind: c_int,
     ) -> Result<Opaque, NcclResult> {
         let mut mhandle = ptr::null_mut();
+        let memory = data.addr()..data.addr() + size;
         let (data, int) = (data.cast(), size as c_int);
         // SAFETY: passed on to the caller.
         check(unsafe {
@@ -388,10 +407,27 @@ impl Net {
                     (comm.0, data, size, kind, &mut mhandle),
             )
         })?;
-        Ok(Opaque(mhandle))
+        let mhandle = Opaque(mhandle);
+        self.registrations().push(Registered { comm, memory, mhandle });
+        Ok(mhandle)
+    }
+
+    fn registrations(&self) -> MutexGuard<'_, Vec<Registered>> {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The handle of registered memory, which NCCL passes with each message there; null for other memory.
+    fn mhandle(&self, comm: Opaque, data: *const u8, size: usize) -> *mut c_void {
+        let (start, end) = (data.addr(), data.addr() + size);
+        let registrations = self.registrations();
+        let found = registrations.iter().find(|known| {
+            known.comm == comm && known.memory.start <= start && end <= known.memory.end
+        });
+        found.map_or(ptr::null_mut(), |known| known.mhandle.0)
     }
 
     pub(crate) fn deregister(&self, comm: Opaque, mhandle: Opaque) {
+        self.registrations().retain(|known| known.mhandle != mhandle || known.comm != comm);
         // SAFETY: it was made with this comm, which is open.
         assert_eq!(unsafe { call_any!(self, dereg_mr(comm.0, mhandle.0)) }, SUCCESS);
     }
@@ -402,7 +438,8 @@ impl Net {
         let count = group.len() as c_int;
         let mut data: Vec<*mut c_void> = group.iter().map(|(data, _)| data.cast()).collect();
         let mut sizes: Vec<c_int> = group.iter().map(|(_, size)| *size as c_int).collect();
-        let mut mhandle = vec![ptr::null_mut(); group.len()];
+        let mhandle = group.iter().map(|(data, size)| self.mhandle(comm, *data, *size));
+        let mut mhandle: Vec<*mut c_void> = mhandle.collect();
         let (data, sizes) = (data.as_mut_ptr(), sizes.as_mut_ptr());
         let mhandle = mhandle.as_mut_ptr();
         // SAFETY: the comm is open and the arrays have as many elements; the memory is only read.

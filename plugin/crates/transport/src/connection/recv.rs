@@ -7,17 +7,19 @@ use crate::connection::base::Base;
 use crate::connection::request::{MAX_RECVS, Request};
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
-use crate::rdma::MrCache;
+use crate::rdma::{MrCache, MrHandle};
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::Runtime;
 
 /// A buffer for a message with a tag.
 #[derive(Clone, Copy, Debug)]
-pub struct TaggedBuffer {
+pub struct TaggedBuffer<'a> {
     /// Where the message is stored.
     pub buffer: RecvBuffer,
     /// Its tag.
     pub tag: i32,
+    /// The registration of the buffer's memory, if the caller has it. Without it, the region is searched for.
+    pub registration: Option<&'a MrHandle>,
 }
 
 /// Receives messages from one peer, in the order in which they are sent. With tags, the order holds per tag.
@@ -36,9 +38,13 @@ pub(crate) trait Inbound: Send + Sync {
     /// As [`RecvConnection::recv`].
     fn recv(self: Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error>;
     /// As [`RecvConnection::recv_group`], with a valid number of buffers.
-    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error>;
+    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error>;
     /// As [`RecvConnection::flush`].
-    fn flush(self: Arc<Self>, _memory: RecvBuffer) -> Result<Request, Error> {
+    fn flush(
+        self: Arc<Self>,
+        _memory: RecvBuffer,
+        _registration: Option<&MrHandle>,
+    ) -> Result<Request, Error> {
         Err(Error::argument("host memory needs no flush"))
     }
     /// As [`RecvConnection::flows`].
@@ -78,7 +84,7 @@ impl RecvConnection {
     ///
     /// # Errors
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for another number of buffers; else the connection's failure.
-    pub fn recv_group(&self, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
+    pub fn recv_group(&self, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error> {
         if !(1..=MAX_RECVS).contains(&group.len()) {
             let count = group.len();
             return Err(Error::argument(format!("a group of {count} buffers: 1 to {MAX_RECVS}")));
@@ -87,13 +93,18 @@ impl RecvConnection {
     }
 
     /// Starts to make received data visible to the GPU that owns the memory. It covers the last message, or all of a group
-    /// whose last message that is not empty is this one. The request has the length 0. Never blocks.
+    /// whose last message that is not empty is this one. The request has the length 0. Never blocks. With the `registration`
+    /// of the message's memory, there is no search for it.
     ///
     /// # Errors
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for host memory, which needs no flush, for an empty buffer, and
     /// when the maximum number of flushes is outstanding; else the connection's failure.
-    pub fn flush(&self, message: RecvBuffer) -> Result<Request, Error> {
-        Arc::clone(&self.receiver).flush(message)
+    pub fn flush(
+        &self,
+        message: RecvBuffer,
+        registration: Option<&MrHandle>,
+    ) -> Result<Request, Error> {
+        Arc::clone(&self.receiver).flush(message, registration)
     }
 
     /// From now on, notifies whenever a request is done and when the connection fails.

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evenkeel_verbs::MemoryRegion;
+
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::waiters;
@@ -65,6 +67,8 @@ impl Operation {
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) buffer: RecvBuffer,
+    /// The region in which the caller has registered the buffer, over RDMA.
+    pub(crate) registered: Option<Arc<MemoryRegion>>,
     operation: Arc<Operation>,
     index: usize,
 }
@@ -72,7 +76,7 @@ pub(crate) struct Target {
 impl Target {
     /// The buffer with this index in its request.
     pub(crate) fn new(buffer: RecvBuffer, operation: &Arc<Operation>, index: usize) -> Self {
-        Self { buffer, operation: Arc::clone(operation), index }
+        Self { buffer, registered: None, operation: Arc::clone(operation), index }
     }
 
     /// The message is received and has this length.

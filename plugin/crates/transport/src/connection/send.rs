@@ -10,7 +10,7 @@ use crate::connection::base::Base;
 use crate::connection::request::{Owner, Request};
 use crate::error::Error;
 use crate::memory::buffers::SendBuffer;
-use crate::rdma::MrCache;
+use crate::rdma::{MrCache, MrHandle};
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::Runtime;
 
@@ -36,6 +36,7 @@ pub(crate) trait Outbound: Owner {
         self: Arc<Self>,
         message: SendBuffer,
         tag: i32,
+        registration: Option<&MrHandle>,
     ) -> Result<Option<Request>, Error>;
     /// As [`SendConnection::send_ahead`].
     fn send_ahead(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
@@ -80,11 +81,18 @@ impl SendConnection {
     /// For callers that test all their requests repeatedly: small messages that start before the next test may be sent
     /// together. Either all messages of a connection have tags, or none has.
     ///
+    /// With the `registration` of the buffer's memory, there is no search for it.
+    ///
     /// # Errors
     /// As [`SendConnection::send`].
-    pub fn send_tagged(&self, buffer: SendBuffer, tag: i32) -> Result<Option<Request>, Error> {
+    pub fn send_tagged(
+        &self,
+        buffer: SendBuffer,
+        tag: i32,
+        registration: Option<&MrHandle>,
+    ) -> Result<Option<Request>, Error> {
         self.check(&buffer)?;
-        Arc::clone(&self.sender).send_tagged(buffer, tag)
+        Arc::clone(&self.sender).send_tagged(buffer, tag, registration)
     }
 
     /// As [`SendConnection::send`], for a message that may wait for the next one, as with `MSG_MORE`. The caller sends the

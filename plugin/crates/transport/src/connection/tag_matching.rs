@@ -182,6 +182,12 @@ impl TagMatcher {
         self.posted.push_back((tag, target));
     }
 
+    /// The buffers of unfinished requests that the transport does not have.
+    pub(crate) fn targets_mut(&mut self) -> impl Iterator<Item = &mut Target> {
+        let posted = self.posted.iter_mut().map(|(_, target)| target);
+        posted.chain(self.unexpected.iter_mut().filter_map(|message| message.target.as_mut()))
+    }
+
     /// Number of buffers of unfinished requests that the transport does not have.
     pub(crate) fn waiting(&self) -> usize {
         self.posted.len()

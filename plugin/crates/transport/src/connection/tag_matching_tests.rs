@@ -85,6 +85,7 @@ fn post<R: MessageMemory>(recv: &RecvConnection, slots: &[(i32, usize)]) -> Opti
     let tagged = blocks.iter_mut().zip(slots).map(|(block, (tag, room))| TaggedBuffer {
         buffer: block.give_mut(&recv.mr_cache(), *room),
         tag: *tag,
+        registration: None,
     });
     let tagged: Vec<_> = tagged.collect();
     let request = recv.recv_group(&tagged).unwrap()?;
@@ -117,7 +118,7 @@ type PendingSend<R = Block> = (Request, R);
 
 fn begin(send: &SendConnection, tag: i32, number: usize, length: usize) -> Option<PendingSend> {
     let (block, buffer) = prepare(send, tag, number, length);
-    Some((send.send_tagged(buffer, tag).unwrap()?, block))
+    Some((send.send_tagged(buffer, tag, None).unwrap()?, block))
 }
 
 fn prepare<R: MessageMemory>(
@@ -227,7 +228,7 @@ fn try_begin(
     length: usize,
 ) -> Result<Option<PendingSend>, crate::Error> {
     let (block, buffer) = prepare(send, tag, 0, length);
-    Ok(send.send_tagged(buffer, tag)?.map(|request| (request, block)))
+    Ok(send.send_tagged(buffer, tag, None)?.map(|request| (request, block)))
 }
 
 /// Random groups and messages with this number of tags. The n-th buffer with a tag must receive the n-th message with it.
@@ -296,7 +297,7 @@ pub(crate) fn check_random_groups<R: MessageMemory>(
             while let Some((number, length)) = queue.front() {
                 let make = || prepare(&send, tag, *number, *length);
                 let (block, buffer) = prepared.remove(&tag).unwrap_or_else(make);
-                let Some(request) = send.send_tagged(buffer, tag).unwrap() else {
+                let Some(request) = send.send_tagged(buffer, tag, None).unwrap() else {
                     prepared.insert(tag, (block, buffer));
                     break;
                 };
@@ -371,6 +372,6 @@ fn tagged_groups_respect_the_request_limit() {
     assert!(post::<Block>(&recv, &[(2, 8); 2]).is_none());
     assert!(recv.recv_group(&[]).is_err());
     let buffer = Block::new(1).lend_mut(0);
-    assert!(recv.recv_group(&[TaggedBuffer { buffer, tag: 0 }; 9]).is_err());
+    assert!(recv.recv_group(&[TaggedBuffer { buffer, tag: 0, registration: None }; 9]).is_err());
     drop(groups);
 }

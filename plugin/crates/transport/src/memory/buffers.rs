@@ -240,6 +240,14 @@ impl Drop for Memory {
 }
 
 #[cfg(test)]
+impl RecvBuffer {
+    /// The same memory, to send from.
+    pub(crate) fn as_send(&self) -> SendBuffer {
+        SendBuffer { start: self.start, length: self.length }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -32,6 +32,7 @@ mod memlock;
 mod memory_types;
 mod mr_cache;
 mod queue_pairs;
+mod range_map;
 mod receiver;
 mod region_cache;
 mod sender;

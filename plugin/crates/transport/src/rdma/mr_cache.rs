@@ -1,9 +1,10 @@
 //! Registration of message memory by its owner. Messages in such memory then need no registration of their own.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use evenkeel_verbs::{Access, MemoryRegion};
+use evenkeel_verbs::{Access, Context, MemoryRegion};
 
 use super::adapter::Adapter;
 use super::memory_types::MemoryTypes;
@@ -12,13 +13,37 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
 
-/// Memory that is registered with a device, until this is dropped. Connections that use the memory find its region in the
-/// device's cache.
+/// Memory that is registered with a device, until this is dropped. A message with the handle needs no search for its region;
+/// without one, it is found in the device's cache.
 pub struct MrHandle {
     /// With the device, and with those that its connections may fail over to.
-    _regions: Vec<Arc<MemoryRegion>>,
+    regions: Vec<Arc<MemoryRegion>>,
     /// For host memory, which is registered with other devices when they need it.
     _owned: Option<Arc<OwnedMemory>>,
+}
+
+impl fmt::Debug for MrHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranges = self.regions.iter().map(|region| region.range());
+        f.debug_tuple("MrHandle").field(&ranges.collect::<Vec<_>>()).finish()
+    }
+}
+
+impl MrHandle {
+    /// The region with this device, if it has these bytes and grants the access.
+    pub(super) fn region(
+        &self,
+        context: &Arc<Context>,
+        start: u64,
+        length: usize,
+        access: Access,
+    ) -> Option<Arc<MemoryRegion>> {
+        let fits = |region: &&Arc<MemoryRegion>| {
+            let range = region.range();
+            region.is_of(context) && range.covers(start, length) && range.allows(access)
+        };
+        self.regions.iter().find(fits).cloned()
+    }
 }
 
 /// Registers memory with a device, for all connections that use it.
@@ -52,7 +77,7 @@ impl MrCache {
         let Some(adapter) = &self.adapter else { return Ok(None) };
         let region = adapter.regions.buffer_region(memory)?;
         let owned = adapter.regions.add_owned(memory);
-        Ok(Some(MrHandle { _regions: vec![region], _owned: Some(owned) }))
+        Ok(Some(MrHandle { regions: vec![region], _owned: Some(owned) }))
     }
 
     /// Registers GPU memory by its address, which the GPU's driver resolves. The contract is that of [`RecvBuffer::new`].
@@ -98,7 +123,7 @@ impl MrCache {
         let mut regions = vec![register(adapter)?];
         // A port that refuses the memory only rules out failover to it.
         regions.extend(self.failover_adapters.iter().filter_map(|adapter| register(adapter).ok()));
-        Ok(MrHandle { _regions: regions, _owned: None })
+        Ok(MrHandle { regions, _owned: None })
     }
 
     fn not_supported(&self, what: &str) -> Error {

@@ -142,6 +142,11 @@ impl<W> QueuePairs<W> {
         self.slots.iter().all(|slot| slot.state == QueuePairState::Active)
     }
 
+    /// Whether a region is registered with the present port.
+    pub(super) fn is_registered_here(&self, region: &Arc<MemoryRegion>) -> bool {
+        region.is_of(&self.adapter.context)
+    }
+
     /// The memory region of a buffer that the peer writes to.
     pub(super) fn recv_region(&self, buffer: &RecvBuffer) -> Result<Arc<MemoryRegion>, Error> {
         let register = |context: &_| buffer.register(context);

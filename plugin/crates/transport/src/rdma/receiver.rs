@@ -9,7 +9,7 @@ use evenkeel_protocol::{
     ArrivalError, Arrivals, ControlMessage, MAX_MESSAGE_BYTES, MessagePart, QueuePairInfo,
     ReceivedMessage, WINDOW,
 };
-use evenkeel_verbs::{MemoryRegion, StagingBuffer, WriteSource};
+use evenkeel_verbs::{Access, MemoryRegion, StagingBuffer, WriteSource};
 use socket2::Socket;
 
 use super::adapter::Adapter;
@@ -19,6 +19,7 @@ use super::eager::{EAGER_BYTES, with_buffer};
 use super::endpoint::{Endpoint, EndpointCore, EndpointState, OnOpened};
 use super::error::{ConnectionError, system};
 use super::flush::Flush;
+use super::mr_cache::MrHandle;
 use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs};
 use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight};
@@ -140,22 +141,25 @@ impl Receiver {
     fn recv(this: &Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
         let operation = Operation::new();
         let accepted = Self::accept_buffers(this, 1, |state, base| {
-            let region = state.region(&buffer)?;
+            let region = state.region(&buffer, None)?;
             Ok(state.post_target(Target::new(buffer, &operation, 0), 0, region, base))
         })?;
         Ok(accepted.then(|| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
-    fn recv_group(this: &Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
+    fn recv_group(this: &Arc<Self>, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error> {
         let operation = Operation::of_group(group.len());
         let accepted = Self::accept_buffers(this, group.len(), |state, base| match group {
-            [TaggedBuffer { buffer, tag }] if state.tags.has_common_tag(*tag) => {
-                let region = state.region(buffer)?;
+            [TaggedBuffer { buffer, tag, registration }] if state.tags.has_common_tag(*tag) => {
+                let region = state.region(buffer, state.registered(buffer, *registration))?;
                 Ok(state.post_target(Target::new(*buffer, &operation, 0), *tag, region, base))
             }
             _ => {
-                for (index, TaggedBuffer { buffer, tag }) in group.iter().enumerate() {
-                    state.tags.post(*tag, Target::new(*buffer, &operation, index));
+                for (index, TaggedBuffer { buffer, tag, registration }) in group.iter().enumerate()
+                {
+                    let mut target = Target::new(*buffer, &operation, index);
+                    target.registered = state.registered(buffer, *registration);
+                    state.tags.post(*tag, target);
                 }
                 Ok(Ok(()))
             }
@@ -163,14 +167,19 @@ impl Receiver {
         Ok(accepted.then(|| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
-    fn flush(this: &Arc<Self>, memory: RecvBuffer) -> Result<Request, Error> {
+    fn flush(
+        this: &Arc<Self>,
+        memory: RecvBuffer,
+        registration: Option<&MrHandle>,
+    ) -> Result<Request, Error> {
         if let Some(error) = this.failure() {
             return Err(error);
         }
         let operation = Operation::new();
         let mut begun = Ok(());
         this.with_state(|_, state| {
-            begun = state.begin_flush(memory, &operation);
+            let registered = state.registered(&memory, registration);
+            begun = state.begin_flush(memory, registered, &operation);
             Ok(())
         });
         begun.map(|()| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>))
@@ -269,7 +278,7 @@ impl EndpointState for RecvState {
         if let Some(flush) = self.flush.take() {
             self.flush = Some(Flush::new(&self.core.queue_pairs.adapter)?);
             for (memory, operation) in flush.into_pending() {
-                self.begin_flush(memory, &operation)?;
+                self.begin_flush(memory, None, &operation)?;
             }
         }
         self.offers.fill(None);
@@ -331,6 +340,7 @@ impl EndpointState for RecvState {
     fn release_regions(&mut self) {
         self.flush = None;
         self.arrivals.clear();
+        self.tags.targets_mut().for_each(|target| target.registered = None);
     }
 }
 
@@ -385,18 +395,48 @@ impl RecvState {
         self.arrivals.outstanding() + self.tags.waiting()
     }
 
-    /// The memory region that a buffer needs.
-    fn region(&self, buffer: &RecvBuffer) -> Result<Option<Arc<MemoryRegion>>, Error> {
+    /// Whether devices access a buffer.
+    fn needs_region(&self, buffer: &RecvBuffer) -> bool {
         let is_eager = buffer.length() <= EAGER_BYTES && self.core.is_eager();
-        if is_eager || buffer.length() == 0 {
+        !is_eager && buffer.length() > 0
+    }
+
+    /// The region in which the caller has registered a buffer, if one is needed.
+    fn registered(
+        &self,
+        buffer: &RecvBuffer,
+        registration: Option<&MrHandle>,
+    ) -> Option<Arc<MemoryRegion>> {
+        let handle = registration.filter(|_| self.needs_region(buffer))?;
+        let context = &self.core.queue_pairs.adapter.context;
+        handle.region(context, buffer.address(), buffer.length(), Access::RemoteReadWrite)
+    }
+
+    /// The memory region that a buffer needs: the one in which it is `registered`, unless the connection has failed over
+    /// since.
+    fn region(
+        &self,
+        buffer: &RecvBuffer,
+        registered: Option<Arc<MemoryRegion>>,
+    ) -> Result<Option<Arc<MemoryRegion>>, Error> {
+        if !self.needs_region(buffer) {
             return Ok(None);
         }
-        self.core.queue_pairs.recv_region(buffer).map(Some)
+        let queue_pairs = &self.core.queue_pairs;
+        match registered.filter(|region| queue_pairs.is_registered_here(region)) {
+            Some(region) => Ok(Some(region)),
+            None => queue_pairs.recv_region(buffer).map(Some),
+        }
     }
 
     /// Starts to flush a received message.
-    fn begin_flush(&mut self, memory: RecvBuffer, operation: &Arc<Operation>) -> Result<(), Error> {
-        let region = self.region(&memory)?;
+    fn begin_flush(
+        &mut self,
+        memory: RecvBuffer,
+        registered: Option<Arc<MemoryRegion>>,
+        operation: &Arc<Operation>,
+    ) -> Result<(), Error> {
+        let region = self.region(&memory, registered)?;
         match (&mut self.flush, region) {
             (Some(flush), Some(region)) => flush.begin(region, memory, operation),
             (None, _) => Err(Error::argument("host memory needs no flush")),
@@ -433,8 +473,9 @@ impl RecvState {
             && let Some(step) = self.tags.next_step(self.arrivals.next())?
         {
             match step {
-                MatchStep::Post(tag, target, _) => {
-                    let region = self.region(&target.buffer)?;
+                MatchStep::Post(tag, mut target, _) => {
+                    let registered = target.registered.take();
+                    let region = self.region(&target.buffer, registered)?;
                     self.post_target(target, tag, region, base)?;
                 }
                 MatchStep::AskSender => {
@@ -467,7 +508,7 @@ impl RecvState {
             let length = lengths.get(at).map_or(0, |length| *length as usize);
             // A message in the eager ring has no length here, and may fill its slot.
             let buffer = self.tags.buffer_unexpected(number, length.max(EAGER_BYTES));
-            let region = self.region(&buffer)?;
+            let region = self.region(&buffer, None)?;
             self.post(PostedBuffer { buffer, tag: 0, target: None, region }, base)?;
         }
         self.check_credit_request()
@@ -646,12 +687,16 @@ impl Inbound for Receiver {
         Self::recv(&self, buffer)
     }
 
-    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
+    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error> {
         Self::recv_group(&self, group)
     }
 
-    fn flush(self: Arc<Self>, memory: RecvBuffer) -> Result<Request, Error> {
-        Self::flush(&self, memory)
+    fn flush(
+        self: Arc<Self>,
+        memory: RecvBuffer,
+        registration: Option<&MrHandle>,
+    ) -> Result<Request, Error> {
+        Self::flush(&self, memory, registration)
     }
 
     fn flows(&self) -> usize {

@@ -1,9 +1,10 @@
 //! The memory regions of one device. Memory that is registered already is not registered again.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
-use evenkeel_verbs::{Access, Context, MemoryRange, MemoryRegion};
+use evenkeel_verbs::{Access, Context, MemoryRegion};
 
+use super::range_map::RangeMap;
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
 use crate::sync::lock;
@@ -12,14 +13,38 @@ use crate::telemetry::counters::Counter;
 /// The memory regions of a device. Each user holds a reference to its region, which ends with the last of them.
 pub(crate) struct RegionCache {
     context: Arc<Context>,
-    /// Searched for each message. The range is kept beside the reference because comparing it is cheaper than upgrading.
-    regions: Mutex<Vec<(MemoryRange, Weak<MemoryRegion>)>>,
+    /// Searched for each message whose caller has not registered its memory itself.
+    regions: Mutex<Regions>,
     /// Host memory that its owner has registered here, and that other devices may need after a failover.
-    owned: Mutex<Vec<Weak<OwnedMemory>>>,
+    owned: Mutex<RangeMap<OwnedMemory>>,
     /// Number of registrations with the device.
     pub(crate) registered: Counter,
     /// Number of times that a region was found here.
     pub(crate) reused: Counter,
+}
+
+#[derive(Default)]
+struct Regions {
+    read_write: RangeMap<MemoryRegion>,
+    read_only: RangeMap<MemoryRegion>,
+}
+
+impl Regions {
+    fn find(&mut self, start: u64, length: usize, access: Access) -> Option<Arc<MemoryRegion>> {
+        self.read_write.find(start, length).or_else(|| match access {
+            Access::LocalRead => self.read_only.find(start, length),
+            Access::RemoteReadWrite => None,
+        })
+    }
+
+    fn insert(&mut self, region: &Arc<MemoryRegion>) {
+        let range = region.range();
+        let map = match range.access() {
+            Access::LocalRead => &mut self.read_only,
+            Access::RemoteReadWrite => &mut self.read_write,
+        };
+        map.insert(range.start(), range.length(), region);
+    }
 }
 
 /// Host memory that its owner has registered.
@@ -53,14 +78,12 @@ impl RegionCache {
         register: impl FnOnce(&Arc<Context>) -> Result<MemoryRegion, evenkeel_verbs::Error>,
     ) -> Result<Arc<MemoryRegion>, Error> {
         let mut regions = lock(&self.regions);
-        let fits = |range: &MemoryRange| range.covers(start, length) && range.allows(access);
-        let mut known = regions.iter().filter(|(range, _)| fits(range));
-        if let Some(region) = known.find_map(|(_, region)| region.upgrade()) {
+        if let Some(region) = regions.find(start, length, access) {
             self.reused.add(1);
             return Ok(region);
         }
         let mut others = previous.filter(|cache| !std::ptr::eq(*cache, self));
-        let owned = others.find_map(|cache| cache.owned(start, length));
+        let owned = others.find_map(|cache| lock(&cache.owned).find(start, length));
         // If the whole memory cannot be registered, the message's bytes may still be.
         let whole =
             owned.and_then(|owned| Some((owned.memory.register(&self.context).ok()?, owned)));
@@ -76,8 +99,7 @@ impl RegionCache {
             }
         };
         self.registered.add(1);
-        regions.retain(|(_, region)| region.strong_count() > 0);
-        regions.push((region.range(), Arc::downgrade(&region)));
+        regions.insert(&region);
         Ok(region)
     }
 
@@ -91,20 +113,7 @@ impl RegionCache {
     /// Notes that an owner has registered host memory here, for as long as the result is held.
     pub(super) fn add_owned(&self, memory: RecvBuffer) -> Arc<OwnedMemory> {
         let owned = Arc::new(OwnedMemory { memory, other_regions: Mutex::default() });
-        let mut all = lock(&self.owned);
-        all.retain(|owned| owned.strong_count() > 0);
-        all.push(Arc::downgrade(&owned));
+        lock(&self.owned).insert(memory.address(), memory.length(), &owned);
         owned
-    }
-
-    /// The memory that its owner has registered here and that covers these bytes.
-    fn owned(&self, start: u64, length: usize) -> Option<Arc<OwnedMemory>> {
-        let owned = lock(&self.owned);
-        let covers = |owned: &Arc<OwnedMemory>| {
-            let before = start.checked_sub(owned.memory.address());
-            let room = before.and_then(|before| (owned.memory.length() as u64).checked_sub(before));
-            room.is_some_and(|room| room >= length as u64)
-        };
-        owned.iter().filter_map(Weak::upgrade).find(covers)
     }
 }

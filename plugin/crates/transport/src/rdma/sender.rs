@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{ControlMessage, Immediate, MessagePart, PortInfo, QueuePairInfo, WINDOW};
-use evenkeel_verbs::{MemoryRegion, StagingBuffer, WriteSource};
+use evenkeel_verbs::{Access, MemoryRegion, StagingBuffer, WriteSource};
 use socket2::Socket;
 
 use super::adapter::Adapter;
@@ -16,6 +16,7 @@ use super::endpoint::{Endpoint, EndpointCore, EndpointState, OnOpened};
 use super::error::{ConnectionError, system};
 use super::failover::PathSearch;
 use super::failure_streak::FailureStreak;
+use super::mr_cache::MrHandle;
 use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs};
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
@@ -142,6 +143,7 @@ impl Sender {
         this: &Arc<Self>,
         buffer: SendBuffer,
         tag: Option<i32>,
+        registration: Option<&MrHandle>,
     ) -> Result<Option<Request>, Error> {
         let length = buffer.length() as u64;
         let operation = Operation::new();
@@ -167,13 +169,17 @@ impl Sender {
                     return Ok(());
                 }
             }
+            let region = registration.filter(|_| !state.is_eager(length)).and_then(|handle| {
+                let context = &state.core.queue_pairs.adapter.context;
+                handle.region(context, buffer.address(), buffer.length(), Access::LocalRead)
+            });
             state.messages.push_back(OutgoingMessage {
                 buffer,
                 length,
                 copied: false,
                 operation: Arc::clone(&operation),
                 credit: None,
-                region: None,
+                region,
                 parts_sent: 0,
                 parts_acked: 0,
                 done: false,
@@ -520,11 +526,10 @@ impl SendState {
 
     /// Whether it is known where a message goes: it has a credit, or room in the eager ring.
     fn has_destination(&mut self, number: u64) -> Result<bool, ConnectionError> {
-        let eager = self.core.is_eager();
         let at = number.checked_sub(self.first).map(|at| at as usize);
-        let Some(message) = at.and_then(|at| self.messages.get_mut(at)) else { return Ok(true) };
+        let Some(message) = at.and_then(|at| self.messages.get(at)) else { return Ok(true) };
         let length = message.length;
-        if message.copied || length <= EAGER_BYTES as u64 && eager {
+        if message.copied || self.is_eager(length) {
             return Ok(number < self.ring_end);
         }
         if message.credit.is_some() {
@@ -542,11 +547,17 @@ impl SendState {
             );
             return Err(ConnectionError::remote(what));
         }
-        if length > 0 {
+        let Some(message) = at.and_then(|at| self.messages.get_mut(at)) else { return Ok(true) };
+        if length > 0 && message.region.is_none() {
             message.region = Some(self.core.queue_pairs.send_region(&message.buffer)?);
         }
         message.credit = Some(credit);
         Ok(true)
+    }
+
+    /// Whether a message of this length is copied to the receiver's ring.
+    fn is_eager(&self, length: u64) -> bool {
+        length <= EAGER_BYTES as u64 && self.core.is_eager()
     }
 
     /// Number of the next message that the caller sends.
@@ -697,15 +708,16 @@ impl Outbound for Sender {
     }
 
     fn send(self: Arc<Self>, buffer: SendBuffer) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, None)
+        Self::send(&self, buffer, None, None)
     }
 
     fn send_tagged(
         self: Arc<Self>,
         buffer: SendBuffer,
         tag: i32,
+        registration: Option<&MrHandle>,
     ) -> Result<Option<Request>, Error> {
-        Self::send(&self, buffer, Some(tag))
+        Self::send(&self, buffer, Some(tag), registration)
     }
 
     fn owner_closed(self: Arc<Self>) {

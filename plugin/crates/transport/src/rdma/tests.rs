@@ -12,8 +12,8 @@ use crate::runtime::notify::NullNotify;
 use crate::sync::lock;
 use crate::test_support::{connected, meet, until};
 use crate::{
-    Device, ErrorKind, Handle, Listener, Log, MemoryTypes, Nonce, PendingRecv, PendingSend,
-    RecvConnection, SendConnection, Settings, TaggedBuffer, Transport,
+    Device, ErrorKind, Handle, Listener, Log, MemoryTypes, MrCache, MrHandle, Nonce, PendingRecv,
+    PendingSend, RecvBuffer, RecvConnection, SendConnection, Settings, TaggedBuffer, Transport,
 };
 
 /// GPU memory that is registered by its address.
@@ -196,6 +196,54 @@ fn mr_cache_registers_memory_once() {
     assert_eq!(memory.registered.get(), before + 1, "once for the life of the block");
     use_ten_times(Block::new(1 << 20));
     assert_eq!(memory.registered.get(), before + 2, "a region ends with its block");
+}
+
+/// Neither end searches for the memory, nor registers it, with other memory registered beside it.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn mr_handle_of_a_message_is_used_without_a_search() {
+    const COUNT: usize = 500;
+    const LENGTH: usize = 8192;
+    let transport = transport();
+    let (send, recv) = pair(&transport, &transport);
+    let (mut from, mut to) = (message(5, COUNT * LENGTH), Block::new(COUNT * LENGTH));
+    let (from, to) = (from.lend_mut(COUNT * LENGTH), to.lend_mut(COUNT * LENGTH));
+    let register = |cache: MrCache, memory: RecvBuffer| -> Vec<MrHandle> {
+        let part = |at| cache.register(memory.part(at * LENGTH, LENGTH)).unwrap().unwrap();
+        (0..COUNT).map(part).collect()
+    };
+    let (sent, received) = (register(send.mr_cache(), from), register(recv.mr_cache(), to));
+    let searches = || {
+        let ports = transport.devices().iter().map(|device| &device.rdma().unwrap().regions);
+        ports.map(|regions| (regions.reused.get(), regions.registered.get())).collect::<Vec<_>>()
+    };
+    let before = searches();
+    // Tags that differ, so that buffers wait for their turn. A message may be shorter than its memory.
+    for (at, tag) in [(0, 1), (1, 2), (COUNT / 2, 1), (COUNT - 1, 3)] {
+        let posted = [0, 1000].map(|shorter| TaggedBuffer {
+            buffer: to.part(at * LENGTH, LENGTH - shorter),
+            tag: tag + shorter as i32,
+            registration: Some(&received[at]),
+        });
+        for posted in posted {
+            let message = from.part(at * LENGTH, posted.buffer.length()).as_send();
+            let receiving = recv.recv_group(&[posted]).unwrap().unwrap();
+            let sending = until(|| send.send_tagged(message, posted.tag, Some(&sent[at])).unwrap());
+            assert_eq!(until(|| receiving.test().unwrap()), message.length() as u64);
+            until(|| sending.test().unwrap());
+            assert_eq!(posted.buffer.checksum(0), message.checksum(0), "message {at}");
+        }
+    }
+    assert_eq!(searches(), before);
+    // A handle of other memory is no help, and does no harm.
+    let buffer = to.part(0, LENGTH);
+    let posted = [TaggedBuffer { buffer, tag: 9, registration: Some(&received[1]) }];
+    let receiving = recv.recv_group(&posted).unwrap().unwrap();
+    let message = from.part(0, LENGTH).as_send();
+    let sending = until(|| send.send_tagged(message, 9, Some(&sent[1])).unwrap());
+    until(|| receiving.test().unwrap().zip(sending.test().unwrap()));
+    assert_eq!(buffer.checksum(0), message.checksum(0));
+    assert_ne!(searches(), before);
 }
 
 #[test]
@@ -421,14 +469,15 @@ pub(super) fn send_and_check<From: MessageMemory, To: MessageMemory>(
     let mut from = From::new(length);
     from.bytes_mut().copy_from_slice(message(length, length).bytes());
     let mut to = To::new(length + 100);
-    let posted = [TaggedBuffer { buffer: to.give_mut(&recv.mr_cache(), length + 100), tag: 3 }];
+    let buffer = to.give_mut(&recv.mr_cache(), length + 100);
+    let posted = [TaggedBuffer { buffer, tag: 3, registration: None }];
     let receiving = recv.recv_group(&posted).unwrap().unwrap();
     let given = from.give(&send.mr_cache(), length);
-    let sending = until(|| send.send_tagged(given, 3).unwrap());
+    let sending = until(|| send.send_tagged(given, 3, None).unwrap());
     assert_eq!(until(|| receiving.test().unwrap()), length as u64);
     until(|| sending.test().unwrap());
     if length > 0 {
-        match recv.flush(posted[0].buffer.part(0, length)) {
+        match recv.flush(posted[0].buffer.part(0, length), None) {
             Ok(flush) => assert_eq!(until(|| flush.test().unwrap()), 0),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Argument, "{error}"),
         }
@@ -489,14 +538,14 @@ fn flush_is_bounded_and_for_gpu_memory_only() {
     let lent = memory.give_mut(&recv.mr_cache(), 5000);
     let mut flushes = Vec::new();
     for length in (1..5000).step_by(500) {
-        flushes.push(recv.flush(lent.part(0, length)).unwrap());
+        flushes.push(recv.flush(lent.part(0, length), None).unwrap());
     }
     // The flushes before the last one are not polled.
     until(|| flushes.last().unwrap().test().unwrap());
     flushes.iter().for_each(|flush| assert_eq!(flush.test().unwrap(), Some(0)));
-    assert_eq!(recv.flush(lent.part(0, 0)).err().unwrap().kind(), ErrorKind::Argument);
+    assert_eq!(recv.flush(lent.part(0, 0), None).err().unwrap().kind(), ErrorKind::Argument);
     let (_send, recv) = pair_for(&transport, PEER_MEMORY, MemoryTypes::HOST);
-    let error = recv.flush(lent).err().unwrap().to_string();
+    let error = recv.flush(lent, None).err().unwrap().to_string();
     assert!(error.contains("host memory"), "{error}");
 }
 

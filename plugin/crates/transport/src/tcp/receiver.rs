@@ -47,7 +47,7 @@ impl Inbound for TcpReceiver {
         Self::recv(&self, buffer)
     }
 
-    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
+    fn recv_group(self: Arc<Self>, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error> {
         Self::recv_group(&self, group)
     }
 
@@ -236,7 +236,7 @@ impl TcpReceiver {
         Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
 
-    fn recv_group(this: &Arc<Self>, group: &[TaggedBuffer]) -> Result<Option<Request>, Error> {
+    fn recv_group(this: &Arc<Self>, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error> {
         if let Some(error) = this.failure() {
             return Err(error);
         }
@@ -246,11 +246,11 @@ impl TcpReceiver {
             return Ok(None);
         }
         match group {
-            [TaggedBuffer { buffer, tag }] if guard.tags.has_common_tag(*tag) => {
+            [TaggedBuffer { buffer, tag, .. }] if guard.tags.has_common_tag(*tag) => {
                 this.post(guard, Target::new(*buffer, &operation, 0), *tag);
             }
             _ => {
-                for (index, TaggedBuffer { buffer, tag }) in group.iter().enumerate() {
+                for (index, TaggedBuffer { buffer, tag, .. }) in group.iter().enumerate() {
                     guard.tags.post(*tag, Target::new(*buffer, &operation, index));
                 }
                 drop(guard);

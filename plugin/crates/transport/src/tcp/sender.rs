@@ -17,6 +17,7 @@ use crate::connection::tag_matching::{AdvertisedTags, TagGate};
 use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::Destination;
 use crate::memory::buffers::SendBuffer;
+use crate::rdma::MrHandle;
 use crate::runtime::caller_polling::HotFlow;
 use crate::runtime::flow_count::FlowCountController;
 use crate::runtime::reactor::{Readiness, Registration, Source};
@@ -50,6 +51,7 @@ impl Outbound for TcpSender {
         self: Arc<Self>,
         buffer: SendBuffer,
         tag: i32,
+        _registration: Option<&MrHandle>,
     ) -> Result<Option<Request>, Error> {
         Self::send(&self, buffer, Some(tag), WriteMode::Batched)
     }

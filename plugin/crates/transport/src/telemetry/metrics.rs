@@ -220,7 +220,7 @@ impl Table {
         all.register_with_unit("flow_queued", help, bytes(), self.queued);
         let help = "Number of times that memory was registered with an RDMA port";
         all.register("memory_registrations", help, self.registrations);
-        let help = "Number of times that memory was used that was already registered";
+        let help = "Number of times that a search for memory found it registered";
         all.register("memory_registrations_reused", help, self.reused);
         all
     }
