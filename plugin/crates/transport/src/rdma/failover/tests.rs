@@ -101,6 +101,27 @@ impl Drop for DropRule {
     }
 }
 
+/// A pair of ports that fails as [`DeadLink`] does, after a number of bytes. So whatever a test sends beyond them is in flight
+/// when it fails. Ends when dropped.
+struct FailingLink;
+
+impl FailingLink {
+    fn new(link: usize, bytes: usize) -> Self {
+        run("nft add table ip failing");
+        run("nft add chain ip failing in '{ type filter hook prerouting priority 0; }'");
+        run(&format!(
+            "nft add rule ip failing in ip daddr 10.77.{link}.0/24 quota over {bytes} bytes drop"
+        ));
+        Self
+    }
+}
+
+impl Drop for FailingLink {
+    fn drop(&mut self) {
+        run("nft delete table ip failing");
+    }
+}
+
 /// Slows a link down, so that messages of some MiB are in flight long enough for the link to fail meanwhile.
 fn slow(link: usize) {
     let port = 2 * link;
@@ -128,13 +149,8 @@ fn path_failure_under_load_loses_no_byte() {
         );
         connection.exchange(&lengths(), |_| {});
         assert_eq!(connection.failovers(), [0, 0]);
-        let mut dead_link = None;
-        slow(0);
-        connection.exchange(&lengths(), |number| {
-            if number == 2 {
-                dead_link = Some(DeadLink::new(0));
-            }
-        });
+        let failing_link = FailingLink::new(0, 8 << 20);
+        connection.exchange(&lengths(), |_| {});
         assert_eq!(connection.failovers(), [1, 1], "{:?}", lock(&connection.from_log.0));
         let counters = &connection.send.sender.base().counters;
         // Parts of the long messages; their number depends on timing.
@@ -148,14 +164,9 @@ fn path_failure_under_load_loses_no_byte() {
             assert!(logged.contains(&line), "{line}:\n{logged}");
         }
         // And back again.
-        drop(dead_link);
-        let mut dead_link = None;
-        slow(1);
-        connection.exchange(&lengths(), |number| {
-            if number == 3 {
-                dead_link = Some(DeadLink::new(1));
-            }
-        });
+        drop(failing_link);
+        let _failing_link = FailingLink::new(1, 12 << 20);
+        connection.exchange(&lengths(), |_| {});
         assert_eq!(connection.failovers(), [2, 2]);
     }
 }
@@ -397,7 +408,8 @@ fn error_without_any_path_names_both_gids() {
     let times = [("EVENKEEL_PEER_TIMEOUT", "2"), ("EVENKEEL_RECOVERY_TIMEOUT", "6")];
     let connection = TestConnection::new(&times);
     connection.exchange(&[1 << 20], |_| {});
-    let _dead_link = [DeadLink::new(0), DeadLink::new(1)];
+    // The one in use fails last: else the connection might leave it before.
+    let _dead_links = [DeadLink::new(1), DeadLink::new(0)];
     let mut receiving =
         connection.recv.recv_block(Block::new(4 << 20), 4 << 20).unwrap().ok().unwrap();
     let block = Arc::new(Block::new(4 << 20));
