@@ -135,6 +135,8 @@ impl Context {
             lid: attributes.lid,
             mtu: attributes.active_mtu as u8,
             speed,
+            pkeys: attributes.pkey_tbl_len,
+            grh_required: attributes.flags & ffi::PORT_GRH_REQUIRED != 0,
         })
     }
 

@@ -234,6 +234,7 @@ pub(crate) struct AsyncEvent {
 
 pub(crate) const PORT_ACTIVE: c_uint = 4;
 pub(crate) const LINK_ETHERNET: u8 = 2;
+pub(crate) const PORT_GRH_REQUIRED: u8 = 1;
 pub(crate) const QPT_RC: c_uint = 2;
 pub(crate) const QPS_INIT: c_uint = 1;
 pub(crate) const QPS_RTR: c_uint = 2;
@@ -413,10 +414,10 @@ layout! {
     Cq "ibv_cq" 0 { context 0 }
     Qp "ibv_qp" 0 { context 0, qp_num 52 }
     Mr "ibv_mr" 48 { lkey 36, rkey 40 }
-    PortAttr "ibv_port_attr" 52 { state 0, active_mtu 8, lid 34, active_width 43, active_speed 44, link_layer 46 }
+    PortAttr "ibv_port_attr" 52 { state 0, active_mtu 8, pkey_tbl_len 32, lid 34, active_width 43, active_speed 44, link_layer 46, flags 47 }
     QpInitAttr "ibv_qp_init_attr" 64 { cap 32, qp_type 52, sq_sig_all 56 }
     AhAttr "ibv_ah_attr" 32 { dgid 0, flow_label 16, sgid_index 20, hop_limit 21, traffic_class 22, dlid 24, sl 26, is_global 29, port_num 30 }
-    QpAttr "ibv_qp_attr" 144 { path_mtu 8, rq_psn 20, sq_psn 24, dest_qp_num 28, qp_access_flags 32, ah_attr 56, max_rd_atomic 126, max_dest_rd_atomic 127, min_rnr_timer 128, port_num 129, timeout 130, retry_cnt 131, rnr_retry 132 }
+    QpAttr "ibv_qp_attr" 144 { path_mtu 8, rq_psn 20, sq_psn 24, dest_qp_num 28, qp_access_flags 32, ah_attr 56, pkey_index 120, max_rd_atomic 126, max_dest_rd_atomic 127, min_rnr_timer 128, port_num 129, timeout 130, retry_cnt 131, rnr_retry 132 }
     Sge "ibv_sge" 16 { length 8, lkey 12 }
     SendWr "ibv_send_wr" 128 { sg_list 16, num_sge 24, opcode 28, send_flags 32, imm_data 36, remote_addr 40, rkey 48 }
     RecvWr "ibv_recv_wr" 32 { sg_list 16, num_sge 24 }
@@ -435,6 +436,7 @@ mod tests {
     const VALUES: &[(&str, u32)] = &[
         ("IBV_PORT_ACTIVE", PORT_ACTIVE),
         ("IBV_LINK_LAYER_ETHERNET", LINK_ETHERNET as u32),
+        ("IBV_QPF_GRH_REQUIRED", PORT_GRH_REQUIRED as u32),
         ("IBV_QPT_RC", QPT_RC),
         ("IBV_QPS_INIT", QPS_INIT),
         ("IBV_QPS_RTR", QPS_RTR),

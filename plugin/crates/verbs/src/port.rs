@@ -18,6 +18,10 @@ pub struct Port {
     pub mtu: u8,
     /// Mb/s; 0 if unknown.
     pub speed: u32,
+    /// Number of entries of its table of partition keys.
+    pub pkeys: u16,
+    /// Whether packets need a global route header even within the subnet.
+    pub grh_required: bool,
 }
 
 /// Mb/s of a port, from the codes of its link width and of the speed of each link lane (InfiniBand specification, PortInfo).

@@ -75,7 +75,8 @@ pub enum WriteSource<'a> {
 }
 
 impl QueuePair {
-    /// A queue pair that is not connected yet, with room for `depth` work requests in each direction.
+    /// A queue pair that is not connected yet, with room for `depth` work requests in each direction. The partition key is the
+    /// one at this index of the port's table.
     ///
     /// # Errors
     /// When the device has no room for another one.
@@ -84,6 +85,7 @@ impl QueuePair {
         depth: u32,
         max_inline: u32,
         port: u8,
+        pkey_index: u16,
     ) -> Result<Self, Error> {
         let context = &completions.context;
         let name = context.name();
@@ -112,6 +114,7 @@ impl QueuePair {
         let mut attributes = ffi::QpAttr {
             qp_state: ffi::QPS_INIT,
             port_num: port,
+            pkey_index,
             qp_access_flags: ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ,
             ..ffi::QpAttr::default()
         };

@@ -59,12 +59,19 @@ impl Drop for ProtectedMemory {
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn offered_where_the_driver_supports_it() {
+    run_with_peer_memory("gpu_memory::child", "rdma");
+    run_with_peer_memory("gpu_memory::child_auto", "auto");
+}
+
+/// Runs a test in a process that sees a driver's support for GPU memory.
+fn run_with_peer_memory(test: &str, transport: &str) {
     let script =
         "mount -t tmpfs none /sys/kernel/mm && mkdir -p /sys/kernel/mm/memory_peers/nv_mem &&
         echo 1.0 > /sys/kernel/mm/memory_peers/nv_mem/version && exec \"$0\" \"$@\"";
-    let alone = ["gpu_memory::child", "--exact", "--ignored", "--nocapture"];
+    let alone = [test, "--exact", "--ignored", "--nocapture"];
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script]).arg(env::current_exe().unwrap()).args(alone);
+    command.env("EVENKEEL_TRANSPORT", transport);
     assert!(command.status().unwrap().success());
 }
 
@@ -81,6 +88,13 @@ fn child() {
         net.close_recv(recv);
         net.finalize();
     }
+    assert_eq!(ptr_support(), PTR_HOST | PTR_CUDA);
+    assert!(!log_lines("rxe0:1: messages may be in GPU memory: peer memory").is_empty());
+    assert!(log_lines("EVENKEEL_TRANSPORT").is_empty(), "{:?}", log_lines("EVENKEEL_TRANSPORT"));
+}
+
+/// What the device of a new communicator accepts.
+fn ptr_support() -> c_int {
     let net = Net::init(12, 0x6b1).unwrap();
     let mut properties = MaybeUninit::uninit();
     // SAFETY: a place for the properties is passed, and they are used only if written.
@@ -89,8 +103,17 @@ fn child() {
         assert_eq!(get(0, properties.as_mut_ptr()), SUCCESS);
         properties.assume_init()
     };
-    assert_eq!(properties.ptr_support, PTR_HOST | PTR_CUDA);
-    assert!(!log_lines("rxe0:1: messages may be in GPU memory: peer memory").is_empty());
+    properties.ptr_support
+}
+
+/// TCP may carry a connection of `auto`, so there is no GPU memory, and a warning says what would change that.
+#[test]
+#[ignore = "part of another test"]
+fn child_auto() {
+    assert_eq!(ptr_support(), PTR_HOST);
+    let lines = log_lines("set EVENKEEL_TRANSPORT=rdma");
+    let [line] = &lines[..] else { panic!("{:?}", log_lines("")) };
+    assert!(line.level == 2 && line.text.contains("rxe0:1 (peer memory)"), "{line:?}");
 }
 
 /// Two messages of one request, tags out of order, with a flush: as NCCL receives into a GPU's memory.

@@ -13,7 +13,7 @@ use evenkeel_verbs::{
 
 use crate::rdma::events::DeviceEvents;
 use crate::rdma::memlock;
-use crate::rdma::memory_types::MemoryTypes;
+use crate::rdma::memory_types::{self, MemoryTypes};
 use crate::rdma::region_cache::RegionCache;
 use crate::settings::{Family, Settings, TransportMode};
 use crate::sys::InterfaceAddress;
@@ -35,8 +35,13 @@ pub(crate) struct Adapter {
     traffic_class: Option<u8>,
     /// From the settings.
     service_level: Option<u8>,
+    /// From the settings.
+    pkey_index: u16,
     /// Code of the acknowledgement timeout.
     timeout: u8,
+    /// What the device supports.
+    supported_memory: MemoryTypes,
+    /// What of it is offered.
     memory_types: MemoryTypes,
     /// Shared by all ports of the device.
     events: Arc<DeviceEvents>,
@@ -110,6 +115,7 @@ impl PortDiscovery<'_> {
         if found.is_empty() {
             return Err(format!("no usable RDMA port: {}", unused.join("; ")));
         }
+        self.log_memory_types(&found);
         Ok(found)
     }
 
@@ -123,17 +129,23 @@ impl PortDiscovery<'_> {
         if !port.active {
             return Err("is down".to_owned());
         }
+        // Not every device reports its table.
+        if settings.pkey_index > 0 && settings.pkey_index >= port.pkeys {
+            return Err(format!(
+                "has {} partition keys, and so none at {} (NCCL_IB_PKEY)",
+                port.pkeys, settings.pkey_index
+            ));
+        }
         let all = gids(context.name(), number);
         let (gid_index, gid, address) = if port.ethernet {
             choose_gid(&all, settings, self.addresses)?
         } else {
-            let index = settings.gid_index.unwrap_or(0);
-            let gid =
-                all.iter().find(|(at, ..)| *at == index).map_or(Gid([0; 16]), |(.., gid)| *gid);
+            let (index, gid) = infiniband_gid(&all, settings.gid_index);
             (index, gid, self.fallback.ok_or("needs a network interface with an IP address")?)
         };
         let name = format!("{}:{number}", context.name());
-        let memory_types = self.memory_types(&name, context);
+        let supported_memory = MemoryTypes::supported_by(context);
+        let offered = supported_memory.offered(settings.transport_mode, self.host_memory_only);
         let adapter = Adapter {
             context: Arc::clone(context),
             regions: RegionCache::new(context),
@@ -144,30 +156,34 @@ impl PortDiscovery<'_> {
             gid,
             traffic_class: settings.traffic_class,
             service_level: settings.service_level,
+            pkey_index: settings.pkey_index,
             timeout: ack_timeout_code(settings.peer_timeout),
-            memory_types,
+            supported_memory,
+            memory_types: offered.unwrap_or(MemoryTypes::HOST),
             events: Arc::clone(events),
         };
         Ok(DiscoveredPort { adapter: Arc::new(adapter), ip: address.ip, index: address.index })
     }
 
-    /// The memory that a port offers for messages. The log says whether it includes GPU memory.
-    fn memory_types(&self, name: &str, context: &Arc<Context>) -> MemoryTypes {
-        let supported = MemoryTypes::supported_by(context);
-        if supported.is_host_only() {
-            return supported;
+    /// Logs whether messages may be in GPU memory, where a device supports that.
+    fn log_memory_types(&self, ports: &[DiscoveredPort]) {
+        let adapters = || ports.iter().map(|port| &*port.adapter);
+        if self.settings.transport_mode == TransportMode::Auto && self.host_memory_only.is_none() {
+            let supported = adapters().map(|adapter| (adapter.name(), adapter.supported_memory));
+            if let Some(line) = memory_types::warn_of_auto(supported) {
+                self.log.warn(&line);
+            }
+            return;
         }
-        let names = supported.names();
-        match supported.offered(self.settings.transport_mode, self.host_memory_only) {
-            Ok(offered) => {
-                self.log.info(&format!("evenkeel: {name}: messages may be in GPU memory: {names}"));
-                offered
-            }
-            Err(why) => {
-                self.log
-                    .info(&format!("evenkeel: {name}: GPU memory ({names}) is not used: {why}"));
-                MemoryTypes::HOST
-            }
+        for adapter in adapters().filter(|adapter| !adapter.supported_memory.is_host_only()) {
+            let (name, supported) = (adapter.name(), adapter.supported_memory);
+            let names = supported.names();
+            let line = match supported.offered(self.settings.transport_mode, self.host_memory_only)
+            {
+                Ok(_) => format!("evenkeel: {name}: messages may be in GPU memory: {names}"),
+                Err(why) => format!("evenkeel: {name}: GPU memory ({names}) is not used: {why}"),
+            };
+            self.log.info(&line);
         }
     }
 }
@@ -208,6 +224,49 @@ fn choose_gid<'a>(
         })
 }
 
+/// The GID to use on InfiniBand: the one at the index that is set, else one that can be routed (see [`address_vector`]),
+/// which subnet managers put at index 1, else the first one.
+fn infiniband_gid(gids: &[(u8, GidKind, Gid)], set: Option<u8>) -> (u8, Gid) {
+    let at = |index| gids.iter().find(|(other, ..)| *other == index).map(|(.., gid)| *gid);
+    let routable = || at(1).filter(|gid| forwardable_lid(gid) != 0).map(|_| 1);
+    let index = set.or_else(routable).unwrap_or(0);
+    (index, at(index).unwrap_or(Gid([0; 16])))
+}
+
+/// The LID (FLID) under which routers between InfiniBand subnets know a port; 0 if it has none. It is a part of the GID's
+/// subnet prefix: 10 bits fixed, 22 bits 0, 16 bits FLID, 16 bits subnet.
+fn forwardable_lid(gid: &Gid) -> u16 {
+    u16::from_be_bytes([gid.0[4], gid.0[5]])
+}
+
+/// Where packets to a peer's port go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AddressVector {
+    /// Whether packets have a global route header (GRH) with GIDs, by which routers forward them.
+    is_global: bool,
+    /// LID of the destination, on InfiniBand.
+    dlid: u16,
+}
+
+/// The address of a peer's port: its LID within a subnet, and its GID in another one, as in NCCL's own RDMA transport.
+fn address_vector(own: &Port, own_gid: Gid, peer: &PortInfo) -> AddressVector {
+    let peer_gid = Gid(peer.gid);
+    let subnet = |gid: Gid| {
+        let [a, b, c, d, _, _, e, f, ..] = gid.0;
+        [a, b, c, d, e, f]
+    };
+    // Without a GID there are no routers.
+    let known = [own_gid, peer_gid].iter().all(|gid| gid.0 != [0; 16]);
+    let routed = !own.ethernet && known && subnet(own_gid) != subnet(peer_gid);
+    let dlid = match forwardable_lid(&peer_gid) {
+        // A subnet manager may also have given routers the peer's own LID.
+        0 => peer.lid,
+        flid if routed => flid,
+        _ => peer.lid,
+    };
+    AddressVector { is_global: own.ethernet || own.grh_required || routed, dlid }
+}
+
 /// The code of the acknowledgement timeout, after which a packet is sent again.
 ///
 /// A queue pair fails after seven timeouts. That should happen several times within the peer timeout: another queue pair
@@ -246,6 +305,11 @@ impl Adapter {
     /// The port's number, counted from 1.
     pub(crate) fn number(&self) -> u8 {
         self.number
+    }
+
+    /// Index of the partition key of its queue pairs.
+    pub(crate) fn pkey_index(&self) -> u16 {
+        self.pkey_index
     }
 
     /// Mb/s, if the device reports it.
@@ -302,14 +366,15 @@ impl Adapter {
         sq_psn: u32,
         marking: PacketMarking,
     ) -> ConnectAttributes {
+        let AddressVector { is_global, dlid } = address_vector(&self.port, self.gid, port);
         ConnectAttributes {
             dest_qp_number: pair.number,
             rq_psn: pair.sequence,
             dgid: Gid(port.gid),
-            dlid: port.lid,
+            dlid,
             sq_psn,
             port: self.number,
-            is_global: self.port.ethernet,
+            is_global,
             sgid_index: self.gid_index,
             path_mtu: self.port.mtu.min(port.mtu),
             traffic_class: marking.traffic_class,
@@ -409,6 +474,53 @@ mod tests {
         let error = index(&settings("NCCL_IB_GID_INDEX", "9")).unwrap_err();
         assert!(error.contains("NCCL_IB_GID_INDEX"), "{error}");
         assert!(choose_gid(&gids[5..], &settings("", ""), &addresses).is_err());
+    }
+
+    fn infiniband_port(grh_required: bool) -> Port {
+        let (active, ethernet) = (true, false);
+        Port { active, ethernet, lid: 7, mtu: 5, speed: 400_000, pkeys: 128, grh_required }
+    }
+
+    fn peer_at(gid_text: &str, lid: u16) -> PortInfo {
+        let marking = PacketMarking { traffic_class: 0, service_level: 0 };
+        let gid = gid(gid_text).0;
+        PortInfo { gid, lid, mtu: 5, eager: true, key: 0, address: 0, marking }
+    }
+
+    #[test]
+    fn infiniband_peer_in_another_subnet_has_a_global_address() {
+        let vector = |own: &Port, from: &str, to: &str| {
+            let AddressVector { is_global, dlid } = address_vector(own, gid(from), &peer_at(to, 9));
+            (is_global, dlid)
+        };
+        let port = infiniband_port(false);
+        assert_eq!(vector(&port, "fe80::1", "fe80::2"), (false, 9));
+        assert_eq!(vector(&port, "fec0:0:0:1::1", "fec0:0:0:1::2"), (false, 9));
+        assert_eq!(vector(&port, "fec0:0:0:1::1", "fec0:0:0:2::2"), (true, 9));
+        assert_eq!(vector(&port, "fe80::1", "fec0:0:0:2::2"), (true, 9));
+        // With a LID for routers, which is no part of the subnet's number.
+        assert_eq!(vector(&port, "fec0:0:c001:1::1", "fec0:0:c002:2::2"), (true, 0xc002));
+        assert_eq!(vector(&port, "fec0:0:c001:1::1", "fec0:0:c002:1::2"), (false, 9));
+        // A port without a GID, and one that needs the header in any case.
+        assert_eq!(vector(&port, "::", "fec0:0:0:2::2"), (false, 9));
+        assert_eq!(vector(&infiniband_port(true), "fe80::1", "fe80::2"), (true, 9));
+        // Ethernet has no LIDs.
+        let ethernet = Port { ethernet: true, lid: 0, ..port };
+        let peer = peer_at("2001:db8:1:2:3::4", 0);
+        let vector = address_vector(&ethernet, gid("10.0.0.5"), &peer);
+        assert_eq!(vector, AddressVector { is_global: true, dlid: 0 });
+    }
+
+    #[test]
+    fn infiniband_gid_that_routers_know_goes_first() {
+        let all =
+            |second| [(0, GidKind::Native, gid("fe80::1")), (1, GidKind::Native, gid(second))];
+        let (plain, routable) = (all("fec0:0:0:1::1"), all("fec0:0:c001:1::1"));
+        assert_eq!(infiniband_gid(&plain, None).0, 0);
+        assert_eq!(infiniband_gid(&routable, None), (1, gid("fec0:0:c001:1::1")));
+        assert_eq!(infiniband_gid(&routable, Some(0)), (0, gid("fe80::1")));
+        assert_eq!(infiniband_gid(&plain, Some(7)), (7, Gid([0; 16])));
+        assert_eq!(infiniband_gid(&[], None), (0, Gid([0; 16])));
     }
 
     #[test]

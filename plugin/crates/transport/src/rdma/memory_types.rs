@@ -48,12 +48,12 @@ impl MemoryTypes {
         mode: TransportMode,
         host_memory_only: Option<&str>,
     ) -> Result<Self, &str> {
-        match (mode, host_memory_only) {
-            (TransportMode::Auto | TransportMode::Tcp, _) => {
+        match (host_memory_only, mode) {
+            (Some(reason), _) => Err(reason),
+            (None, TransportMode::Auto | TransportMode::Tcp) => {
                 Err("TCP may carry messages, unless EVENKEEL_TRANSPORT=rdma")
             }
-            (TransportMode::Rdma, Some(reason)) => Err(reason),
-            (TransportMode::Rdma, None) => Ok(self),
+            (None, TransportMode::Rdma) => Ok(self),
         }
     }
 
@@ -68,6 +68,22 @@ impl MemoryTypes {
         let names: Vec<_> = all.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect();
         names.join(" and ")
     }
+}
+
+/// The warning that `auto` does without the GPU memory that these ports support; `None` if none supports any.
+pub(super) fn warn_of_auto<'a>(
+    ports: impl Iterator<Item = (&'a str, MemoryTypes)>,
+) -> Option<String> {
+    let able: Vec<String> = ports
+        .filter(|(_, supported)| !supported.is_host_only())
+        .map(|(name, supported)| format!("{name} ({})", supported.names()))
+        .collect();
+    (!able.is_empty()).then(|| {
+        format!(
+            "evenkeel: EVENKEEL_TRANSPORT=auto does without GPUDirect RDMA, which {} could do: messages are copied through host memory, because TCP may carry some; if all ranks have RDMA, set EVENKEEL_TRANSPORT=rdma",
+            able.join(", ")
+        )
+    })
 }
 
 fn has_peer_memory(sys: &Path) -> bool {
@@ -96,6 +112,20 @@ mod tests {
     }
 
     #[test]
+    fn warning_of_auto_names_the_ports_and_the_setting() {
+        let dma_buffers = MemoryTypes { peer_memory: false, dma_buffers: true };
+        let both = MemoryTypes { peer_memory: true, dma_buffers: true };
+        let host = MemoryTypes::HOST;
+        let warning = |ports: &[_]| warn_of_auto(ports.iter().copied());
+        assert_eq!(warning(&[("rxe0:1", host)]), None);
+        let line = warning(&[("mlx5_0:1", both), ("rxe0:1", host), ("mlx5_1:1", dma_buffers)]);
+        let line = line.unwrap();
+        assert!(line.contains("mlx5_0:1 (peer memory and DMA-BUF), mlx5_1:1 (DMA-BUF)"), "{line}");
+        assert!(line.ends_with("set EVENKEEL_TRANSPORT=rdma") && !line.contains('\n'), "{line}");
+        assert!(!line.contains("rxe0"), "{line}");
+    }
+
+    #[test]
     fn host_memory_only_with_tcp_or_a_reason() {
         for peer_memory in [false, true] {
             for dma_buffers in [false, true] {
@@ -104,6 +134,7 @@ mod tests {
                 assert_eq!(types.offered(TransportMode::Rdma, Some("a reason")), Err("a reason"));
                 for mode in [TransportMode::Auto, TransportMode::Tcp] {
                     assert!(types.offered(mode, None).unwrap_err().contains("TCP"));
+                    assert_eq!(types.offered(mode, Some("a reason")), Err("a reason"));
                 }
                 assert_eq!(types.is_host_only(), !peer_memory && !dma_buffers);
                 assert_eq!(types.names().contains("peer memory"), peer_memory);

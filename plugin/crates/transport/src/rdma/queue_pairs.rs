@@ -198,13 +198,13 @@ impl<W> QueuePairs<W> {
 
     /// Puts a new queue pair into a slot.
     pub(super) fn replace(&mut self, index: usize) -> Result<QueuePairInfo, Error> {
-        let number = self.adapter.number();
+        let (number, pkey) = (self.adapter.number(), self.adapter.pkey_index());
         let slot = &mut self.slots[index];
         // The old one ends first: the device may have room for one only.
         slot.end();
         // A device that supports fewer inline bytes returns an error.
-        let pair = QueuePair::new(&self.completions, DEPTH, MAX_INLINE, number)
-            .or_else(|_| QueuePair::new(&self.completions, DEPTH, 0, number))
+        let pair = QueuePair::new(&self.completions, DEPTH, MAX_INLINE, number, pkey)
+            .or_else(|_| QueuePair::new(&self.completions, DEPTH, 0, number, pkey))
             .map_err(system)?;
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
         slot.sequence = u32::from_le_bytes(random) & 0xff_ffff;

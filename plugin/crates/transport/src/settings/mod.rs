@@ -48,6 +48,7 @@ pub struct Settings {
     pub(crate) gid_index: Option<u8>,
     pub(crate) traffic_class: Option<u8>,
     pub(crate) service_level: Option<u8>,
+    pub(crate) pkey_index: u16,
     pub(crate) flows: u16,
     pub(crate) chunk_bytes: u64,
     pub(crate) inline_bytes: u64,
@@ -130,7 +131,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_GID_INDEX",
-            meaning: "index of the GID of an RDMA port; by default the RoCE v2 GID of an address of this host",
+            meaning: "index of the GID of an RDMA port; by default the RoCE v2 GID of an address of this host; over InfiniBand the one with a FLID, if there is one",
             accepts: "a whole number from 0 to 255, or -1",
             default: "",
         },
@@ -160,6 +161,18 @@ pub const SETTINGS: &[Setting<Settings>] = &[
         },
         apply: |settings, value| {
             settings.service_level = ranged_or_none(value, PacketMarking::MAX_SERVICE_LEVEL)?;
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
+            name: "NCCL_IB_PKEY",
+            meaning: "index of the partition key in the table of an RDMA port",
+            accepts: "a whole number from 0 to 65535",
+            default: "0",
+        },
+        apply: |settings, value| {
+            settings.pkey_index = ranged(value, 0, u16::MAX.into())? as u16;
             Some(())
         },
     },
@@ -491,6 +504,7 @@ impl Settings {
             gid_index: None,
             traffic_class: None,
             service_level: None,
+            pkey_index: 0,
             flows: 0,
             chunk_bytes: 0,
             inline_bytes: 0,
@@ -671,6 +685,8 @@ mod tests {
             ("EVENKEEL_QUEUE_PAIRS", "9"),
             ("NCCL_IB_GID_INDEX", "256"),
             ("NCCL_IB_SL", "16"),
+            ("NCCL_IB_PKEY", "-1"),
+            ("NCCL_IB_PKEY", "65536"),
             ("EVENKEEL_RAILS", "eth0"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
