@@ -258,7 +258,9 @@ fn child_versions() {
             for (rank, (listener, _)) in listeners.iter().enumerate() {
                 let (coll, handles, listener) = (&coll, &handles, *listener);
                 scope.spawn(move || {
-                    let comm = coll.connect(handles, rank, listener).unwrap();
+                    let comm = coll.connect(handles, rank, listener).unwrap_or_else(|code| {
+                        panic!("connect gave {code}; the log: {:?}", log_lines(""))
+                    });
                     for count in [1, 1000, 300_000] {
                         let of = |rank: usize, i: usize| (i % 1000 * (rank + 1)) as f32;
                         let from: Vec<f32> = (0..count).map(|i| of(rank, i)).collect();
