@@ -70,9 +70,10 @@ impl CompletionQueue {
         set_nonblocking(unsafe { (*channel).fd })
             .map_err(|error| Error::Call { what: format!("{name}: completion channel"), error })?;
         let depth = c_int::try_from(depth).unwrap_or(c_int::MAX);
+        let vector = context.next_completion_vector();
         // SAFETY: the context is open and the channel was made on it.
         queue.raw =
-            unsafe { (functions.create_cq)(context.raw, depth, ptr::null_mut(), channel, 0) };
+            unsafe { (functions.create_cq)(context.raw, depth, ptr::null_mut(), channel, vector) };
         if queue.raw.is_null() {
             return Err(Error::last(format!("{name}: no completion queue of {depth} entries")));
         }

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int, c_uint};
 use std::io;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Error;
 use crate::ffi::{self, Functions, functions};
@@ -16,6 +17,8 @@ pub struct Context {
     /// The protection domain.
     pub(crate) domain: *mut std::ffi::c_void,
     name: String,
+    /// Number of completion queues so far.
+    completion_queues: AtomicU32,
 }
 
 // SAFETY: the library may be called from any thread; the pointers are only handed to it.
@@ -96,7 +99,13 @@ impl Context {
             return Err(Error::last(format!("cannot open RDMA device {name}")));
         }
         // From here on, dropping the context closes the device.
-        let mut context = Self { functions, raw, domain: ptr::null_mut(), name: name.to_owned() };
+        let mut context = Self {
+            functions,
+            raw,
+            domain: ptr::null_mut(),
+            name: name.to_owned(),
+            completion_queues: AtomicU32::new(0),
+        };
         // SAFETY: the context is open.
         set_nonblocking(unsafe { (*raw).async_fd })
             .map_err(|error| Error::Call { what: format!("RDMA device {name}"), error })?;
@@ -106,6 +115,14 @@ impl Context {
             return Err(Error::last(format!("RDMA device {name}: no protection domain")));
         }
         Ok(Arc::new(context))
+    }
+
+    /// The completion vector for another completion queue. Queues take turns: all interrupts of one vector go to one
+    /// processor.
+    pub(crate) fn next_completion_vector(&self) -> c_int {
+        let earlier = self.completion_queues.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the context is open.
+        completion_vector(earlier, unsafe { (*self.raw).num_comp_vectors })
     }
 
     /// The device's name.
@@ -172,6 +189,12 @@ impl Context {
     }
 }
 
+/// The vector of a completion queue, after this number of earlier ones, of so many that the device has.
+fn completion_vector(earlier: u32, vectors: c_int) -> c_int {
+    let vectors = u32::try_from(vectors).unwrap_or(0).max(1);
+    (earlier % vectors) as c_int
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: all objects of the domain and the device hold a reference to this, so they are gone; each is closed once.
@@ -197,6 +220,16 @@ pub(crate) fn set_nonblocking(fd: c_int) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn completion_vectors_take_turns() {
+        let of = |vectors| (0..6).map(move |earlier| completion_vector(earlier, vectors));
+        assert_eq!(of(4).collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1]);
+        for unknown in [1, 0, -1] {
+            assert!(of(unknown).all(|vector| vector == 0));
+        }
+        assert_eq!(completion_vector(u32::MAX, 2), 1);
+    }
 
     /// Passes with RDMA and without, with the library and without.
     #[test]

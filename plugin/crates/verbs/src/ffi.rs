@@ -16,6 +16,7 @@ pub(crate) struct Context {
     pub(crate) ops: ContextOps,
     cmd_fd: c_int,
     pub(crate) async_fd: c_int,
+    pub(crate) num_comp_vectors: c_int,
 }
 
 /// `struct ibv_context_ops`: the entries that are used, and padding for the others.
@@ -408,7 +409,7 @@ macro_rules! layout {
 
 #[cfg(target_pointer_width = "64")]
 layout! {
-    Context "ibv_context" 0 { ops 8, cmd_fd 264, async_fd 268 }
+    Context "ibv_context" 0 { ops 8, cmd_fd 264, async_fd 268, num_comp_vectors 272 }
     ContextOps "ibv_context_ops" 256 { poll_cq 88, req_notify_cq 96, post_send 200, post_recv 208 }
     Channel "ibv_comp_channel" 16 { fd 8 }
     Cq "ibv_cq" 0 { context 0 }

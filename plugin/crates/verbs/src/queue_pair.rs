@@ -75,14 +75,14 @@ pub enum WriteSource<'a> {
 }
 
 impl QueuePair {
-    /// A queue pair that is not connected yet, with room for `depth` work requests in each direction. The partition key is the
-    /// one at this index of the port's table.
+    /// A queue pair that is not connected yet, with room for this many sends (of any kind) and receives at a time. The
+    /// partition key is the one at this index of the port's table.
     ///
     /// # Errors
     /// When the device has no room for another one.
     pub fn new(
         completions: &Arc<CompletionQueue>,
-        depth: u32,
+        (sends, receives): (u32, u32),
         max_inline: u32,
         port: u8,
         pkey_index: u16,
@@ -95,8 +95,8 @@ impl QueuePair {
             recv_cq: completions.raw,
             srq: ptr::null_mut(),
             cap: ffi::QpCap {
-                max_send_wr: depth,
-                max_recv_wr: depth,
+                max_send_wr: sends,
+                max_recv_wr: receives,
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 max_inline_data: max_inline,
@@ -107,7 +107,9 @@ impl QueuePair {
         // SAFETY: the domain and the queue are of the same open device; the attributes may be read and written.
         let raw = unsafe { (context.functions.create_qp)(context.domain, &mut attributes) };
         if raw.is_null() {
-            return Err(Error::last(format!("{name}: no queue pair of {depth} entries")));
+            return Err(Error::last(format!(
+                "{name}: no queue pair of {sends} and {receives} entries"
+            )));
         }
         let max_inline = attributes.cap.max_inline_data as usize;
         let pair = Self { completions: Arc::clone(completions), raw, max_inline };

@@ -49,8 +49,9 @@ struct PendingFlush {
 impl Flush {
     pub(super) fn new(adapter: &Adapter) -> Result<Self, Error> {
         let completions = Arc::new(CompletionQueue::new(&adapter.context, DEPTH).map_err(system)?);
-        let pair = QueuePair::new(&completions, DEPTH, 0, adapter.number(), adapter.pkey_index())
-            .map_err(system)?;
+        let pair =
+            QueuePair::new(&completions, (DEPTH, 1), 0, adapter.number(), adapter.pkey_index())
+                .map_err(system)?;
         let sink = StagingBuffer::new(&adapter.context, 1).map_err(system)?;
         let itself = QueuePairInfo { number: pair.number(), sequence: 0 };
         let marking = adapter.marking(None);

@@ -20,8 +20,10 @@ use crate::telemetry::metrics::FlowObservation;
 
 /// Number of receives that are posted to a queue pair. Without any left, its device asks the peer's to wait.
 const POSTED_RECEIVES: usize = 256;
-/// Room of a queue pair for work in each direction.
-const DEPTH: u32 = POSTED_RECEIVES as u32;
+/// Room of a queue pair for receives.
+const MAX_RECEIVES: u32 = POSTED_RECEIVES as u32;
+/// Room of a queue pair for sends: writes and a probe.
+const MAX_SENDS: u32 = MAX_PARTS_IN_FLIGHT as u32 + 1;
 /// Maximum number of bytes of an inline write, if the device supports that.
 const MAX_INLINE: u32 = 256;
 /// How long a failed queue pair may take to complete all its work.
@@ -198,13 +200,14 @@ impl<W> QueuePairs<W> {
 
     /// Puts a new queue pair into a slot.
     pub(super) fn replace(&mut self, index: usize) -> Result<QueuePairInfo, Error> {
+        let depth = (MAX_SENDS, MAX_RECEIVES);
         let (number, pkey) = (self.adapter.number(), self.adapter.pkey_index());
         let slot = &mut self.slots[index];
         // The old one ends first: the device may have room for one only.
         slot.end();
         // A device that supports fewer inline bytes returns an error.
-        let pair = QueuePair::new(&self.completions, DEPTH, MAX_INLINE, number, pkey)
-            .or_else(|_| QueuePair::new(&self.completions, DEPTH, 0, number, pkey))
+        let pair = QueuePair::new(&self.completions, depth, MAX_INLINE, number, pkey)
+            .or_else(|_| QueuePair::new(&self.completions, depth, 0, number, pkey))
             .map_err(system)?;
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
         slot.sequence = u32::from_le_bytes(random) & 0xff_ffff;
@@ -498,9 +501,9 @@ impl<W> QueuePairSlot<W> {
     }
 }
 
-/// A completion queue for this number of queue pairs: both directions of each, and what is left of its predecessor.
+/// A completion queue for this number of queue pairs: the work of each, and what is left of its predecessor.
 fn new_completion_queue(adapter: &Adapter, count: usize) -> Result<Arc<CompletionQueue>, Error> {
-    let depth = 4 * DEPTH * count as u32;
+    let depth = 2 * (MAX_SENDS + MAX_RECEIVES) * count as u32;
     let queue = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
     // Clears the failure of an earlier queue at the same address.
     adapter.completion_queue_failed(&queue);
