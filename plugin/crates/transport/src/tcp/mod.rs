@@ -5,6 +5,7 @@ pub(crate) mod receiver;
 mod recv_flow;
 mod recv_queue;
 pub(crate) mod repair;
+mod repair_state;
 pub(crate) mod retransmit_buffer;
 mod send_flow;
 mod send_queue;

@@ -26,8 +26,8 @@ use crate::sync::lock;
 use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::chunk_checksum::ChunkChecksum;
-use crate::tcp::recv_flow::{FlowEnd, ReadStage, ReadState, RecvFlow, ReplyState};
-use crate::tcp::recv_queue::{FlowEntry, RecvQueue};
+use crate::tcp::recv_flow::{self, FlowEnd, ReadStage, ReadState, RecvFlowOwner, ReplyState};
+use crate::tcp::recv_queue::{self, FlowEntry};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
@@ -65,16 +65,19 @@ impl Inbound for TcpReceiver {
     }
 }
 
+type RecvFlow = recv_flow::RecvFlow<TcpReceiver>;
+type RecvQueue = recv_queue::RecvQueue<RecvFlow>;
+
 /// Lock order: a flow's `reading`, then `queue`, then a flow's `replies`.
 pub(crate) struct TcpReceiver {
-    pub(super) base: Base,
+    base: Base,
     workers: Arc<Workers>,
-    pub(super) queue: Mutex<RecvQueue>,
+    queue: Mutex<RecvQueue>,
     /// For timeouts of the connection. Flows have none.
     clock: Registration,
     /// The slot that received the last bytes, which callers poll first.
     last_active: AtomicUsize,
-    pub(super) hot_flow: HotFlow,
+    hot_flow: HotFlow,
 }
 
 /// What to do without locks after buffers with tags have changed.
@@ -282,26 +285,6 @@ impl TcpReceiver {
         }
     }
 
-    /// Changes the tag matcher and runs its next steps. `change` returns whether the change is valid.
-    pub(super) fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool) {
-        let mut actions = TagActions::default();
-        let outcome = {
-            let mut queue = lock(&self.queue);
-            if change(&mut queue.tags) {
-                self.match_tags(&mut queue, &mut actions).map_err(|too_long| {
-                    (ErrorKind::Truncated, ReassemblyError::from(too_long).to_string())
-                })
-            } else {
-                let what = "protocol error: the peer sent SameTagBelow without being asked";
-                Err((ErrorKind::Remote, what.to_owned()))
-            }
-        };
-        self.run_actions(actions);
-        if let Err((kind, what)) = outcome {
-            self.fail(kind, &what);
-        }
-    }
-
     /// Posts the buffers with tags that are next.
     fn match_tags(&self, queue: &mut RecvQueue, actions: &mut TagActions) -> Result<(), TooLong> {
         while let Some(step) = queue.tags.next_step(queue.reassembly.next())? {
@@ -346,7 +329,7 @@ impl TcpReceiver {
 
     /// A flow for frames to the sender: the one that received the last bytes, if it is there.
     fn reply_flow(&self, queue: &RecvQueue) -> Option<Arc<RecvFlow>> {
-        let fits = |entry: &&FlowEntry| !entry.ended;
+        let fits = |entry: &&FlowEntry<RecvFlow>| !entry.ended;
         let last_active =
             queue.flows.get(self.last_active.load(Ordering::Relaxed)).and_then(Option::as_ref);
         let entry = last_active.filter(fits).or_else(|| queue.flows.iter().flatten().find(fits));
@@ -373,9 +356,114 @@ impl TcpReceiver {
         };
         flow.reply(|_| {});
     }
+}
 
-    /// A flow has ended. The sender sends its chunks again on others.
-    pub(super) fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, end: FlowEnd) {
+impl RecvFlowOwner for TcpReceiver {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn hot_flow(&self) -> &HotFlow {
+        &self.hot_flow
+    }
+
+    fn queue(&self) -> &Mutex<RecvQueue> {
+        &self.queue
+    }
+
+    fn reserve(
+        &self,
+        slot: usize,
+        chunk: &ChunkHeader,
+        at: u64,
+    ) -> Result<Option<ReadStage>, ReassemblyError> {
+        let chunk = *chunk;
+        let mut queue = lock(&self.queue);
+        Ok(loop {
+            break match queue.reassembly.reserve(&chunk, at)? {
+                ChunkAction::Deliver { payload, end } => {
+                    Some(ReadStage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
+                }
+                ChunkAction::Discard { end } => {
+                    self.base.counters.repeated.add(end - at);
+                    Some(ReadStage::Discard { chunk, at, end })
+                }
+                ChunkAction::NotPosted => {
+                    // A flow on which no tag was sent: the tag is 0.
+                    queue.tags.set_common_tag(0);
+                    if queue.tags.is_idle() {
+                        queue.wait(slot, chunk.message);
+                        break None;
+                    }
+                    queue.post_unexpected(&chunk);
+                    let mut actions = TagActions::default();
+                    self.match_tags(&mut queue, &mut actions)?;
+                    let has_buffer = queue.reassembly.next() > chunk.message;
+                    if !has_buffer {
+                        queue.wait(slot, chunk.message);
+                    }
+                    drop(queue);
+                    self.run_actions(actions);
+                    if !has_buffer {
+                        return Ok(None);
+                    }
+                    queue = lock(&self.queue);
+                    continue;
+                }
+            };
+        })
+    }
+
+    fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
+        self.last_active.store(flow.slot, Ordering::Relaxed);
+        let (ack, failure) = {
+            let mut queue = lock(&self.queue);
+            let Some(completed) = queue.reassembly.received(message, bytes) else { return };
+            self.base.counters.message(completed.total);
+            let failure = match completed.payload.target {
+                Some(target) => {
+                    target.complete(completed.total);
+                    None
+                }
+                None => queue.tags.unexpected_received(message, completed.total).err(),
+            };
+            self.base.notify();
+            // A peer that has closed may wait for all remaining acknowledgements.
+            let ack = if queue.peer_closed {
+                Some(queue.reassembly.ack())
+            } else {
+                queue.reassembly.ack_due()
+            };
+            (ack, failure)
+        };
+        if let Some(below) = ack {
+            flow.reply(|replies| replies.ack = Some(below));
+        }
+        if let Some(too_long) = failure {
+            self.fail(ErrorKind::Truncated, &ReassemblyError::from(too_long).to_string());
+        }
+    }
+
+    fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool) {
+        let mut actions = TagActions::default();
+        let outcome = {
+            let mut queue = lock(&self.queue);
+            if change(&mut queue.tags) {
+                self.match_tags(&mut queue, &mut actions).map_err(|too_long| {
+                    (ErrorKind::Truncated, ReassemblyError::from(too_long).to_string())
+                })
+            } else {
+                let what = "protocol error: the peer sent SameTagBelow without being asked";
+                Err((ErrorKind::Remote, what.to_owned()))
+            }
+        };
+        self.run_actions(actions);
+        if let Err((kind, what)) = outcome {
+            self.fail(kind, &what);
+        }
+    }
+
+    fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, end: FlowEnd) {
         if !flow.quiesce() {
             return;
         }
@@ -407,23 +495,11 @@ impl TcpReceiver {
         self.check_unrecoverable(Instant::now());
     }
 
-    /// The peer reports a dead flow. It will send again what the flow had not delivered.
-    pub(crate) fn on_flow_dead(self: &Arc<Self>, number: u32) {
-        let flow = self.flows().into_iter().find(|flow| flow.number == number);
-        if let Some(flow) = flow
-            && flow.quiesce()
-        {
-            flow.close();
-            self.base.counters.lost.add(1);
-            if let Some(slot) = lock(&self.queue).flows.get_mut(flow.slot) {
-                *slot = None;
-            }
-            self.resend_tags(None);
-        }
+    fn on_flow_dead(self: &Arc<Self>, number: u32) {
+        Self::on_flow_dead(self, number);
     }
 
-    /// Fails the connection if its posted buffers can never be filled.
-    pub(super) fn check_unrecoverable(&self, now: Instant) {
+    fn check_unrecoverable(&self, now: Instant) {
         let (what, kind) = {
             let mut queue = lock(&self.queue);
             let queue = &mut *queue;
@@ -457,6 +533,31 @@ impl TcpReceiver {
         self.fail(kind, &what);
     }
 
+    fn fail(&self, kind: ErrorKind, what: &str) {
+        if self.base.fail(kind, what, &self.in_flight()) {
+            // The peer must be informed now, not when this side closes.
+            let below = lock(&self.queue).reassembly.ack();
+            self.flows().iter().for_each(|flow| flow.send_close(below));
+        }
+    }
+}
+
+impl TcpReceiver {
+    /// The peer reports a dead flow. It will send again what the flow had not delivered.
+    pub(crate) fn on_flow_dead(self: &Arc<Self>, number: u32) {
+        let flow = self.flows().into_iter().find(|flow| flow.number == number);
+        if let Some(flow) = flow
+            && flow.quiesce()
+        {
+            flow.close();
+            self.base.counters.lost.add(1);
+            if let Some(slot) = lock(&self.queue).flows.get_mut(flow.slot) {
+                *slot = None;
+            }
+            self.resend_tags(None);
+        }
+    }
+
     /// Acknowledges messages if no acknowledgement is under way and nothing followed them.
     fn ack_if_idle(&self) {
         let last_active = self.last_active.load(Ordering::Relaxed);
@@ -469,14 +570,6 @@ impl TcpReceiver {
         };
         if let Some(flow) = flow {
             flow.reply(|replies| replies.ack = Some(below));
-        }
-    }
-
-    pub(super) fn fail(&self, kind: ErrorKind, what: &str) {
-        if self.base.fail(kind, what, &self.in_flight()) {
-            // The peer must be informed now, not when this side closes.
-            let below = lock(&self.queue).reassembly.ack();
-            self.flows().iter().for_each(|flow| flow.send_close(below));
         }
     }
 
@@ -562,82 +655,6 @@ impl TcpReceiver {
             let caller_owns = reading.poll_owner.is_caller();
             flow.read_with(reading, if caller_owns { CALLER_BYTES.max(max) } else { max });
         });
-    }
-}
-
-impl TcpReceiver {
-    /// What to do with the next bytes of a chunk. `None`, and the flow waits, when no buffer is posted for it yet.
-    pub(super) fn reserve(
-        &self,
-        slot: usize,
-        chunk: &ChunkHeader,
-        at: u64,
-    ) -> Result<Option<ReadStage>, ReassemblyError> {
-        let chunk = *chunk;
-        let mut queue = lock(&self.queue);
-        Ok(loop {
-            break match queue.reassembly.reserve(&chunk, at)? {
-                ChunkAction::Deliver { payload, end } => {
-                    Some(ReadStage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
-                }
-                ChunkAction::Discard { end } => {
-                    self.base.counters.repeated.add(end - at);
-                    Some(ReadStage::Discard { chunk, at, end })
-                }
-                ChunkAction::NotPosted => {
-                    // A flow on which no tag was sent: the tag is 0.
-                    queue.tags.set_common_tag(0);
-                    if queue.tags.is_idle() {
-                        queue.wait(slot, chunk.message);
-                        break None;
-                    }
-                    queue.post_unexpected(&chunk);
-                    let mut actions = TagActions::default();
-                    self.match_tags(&mut queue, &mut actions)?;
-                    let has_buffer = queue.reassembly.next() > chunk.message;
-                    if !has_buffer {
-                        queue.wait(slot, chunk.message);
-                    }
-                    drop(queue);
-                    self.run_actions(actions);
-                    if !has_buffer {
-                        return Ok(None);
-                    }
-                    queue = lock(&self.queue);
-                    continue;
-                }
-            };
-        })
-    }
-
-    pub(super) fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
-        self.last_active.store(flow.slot, Ordering::Relaxed);
-        let (ack, failure) = {
-            let mut queue = lock(&self.queue);
-            let Some(completed) = queue.reassembly.received(message, bytes) else { return };
-            self.base.counters.message(completed.total);
-            let failure = match completed.payload.target {
-                Some(target) => {
-                    target.complete(completed.total);
-                    None
-                }
-                None => queue.tags.unexpected_received(message, completed.total).err(),
-            };
-            self.base.notify();
-            // A peer that has closed may wait for all remaining acknowledgements.
-            let ack = if queue.peer_closed {
-                Some(queue.reassembly.ack())
-            } else {
-                queue.reassembly.ack_due()
-            };
-            (ack, failure)
-        };
-        if let Some(below) = ack {
-            flow.reply(|replies| replies.ack = Some(below));
-        }
-        if let Some(too_long) = failure {
-            self.fail(ErrorKind::Truncated, &ReassemblyError::from(too_long).to_string());
-        }
     }
 }
 

@@ -9,21 +9,47 @@ use std::time::Instant;
 use evenkeel_protocol::{ChunkHeader, FRAME_BYTES, Frame, FrameError, ReassemblyError};
 use socket2::Socket;
 
-use crate::connection::base::{WORKER_QUANTUM, would_block};
+use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
+use crate::connection::tag_matching::TagMatcher;
 use crate::error::ErrorKind;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
-use crate::runtime::caller_polling::PollOwner;
+use crate::runtime::caller_polling::{HotFlow, PollOwner};
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::chunk_checksum::ChunkChecksum;
-use crate::tcp::receiver::TcpReceiver;
+use crate::tcp::recv_queue::RecvQueue;
 use crate::telemetry::counters::FlowCounters;
 
+/// What a flow needs of its connection.
+pub(super) trait RecvFlowOwner: Sized + Send + Sync {
+    fn base(&self) -> &Base;
+    fn hot_flow(&self) -> &HotFlow;
+    fn queue(&self) -> &Mutex<RecvQueue<RecvFlow<Self>>>;
+    /// What to do with the next bytes of a chunk. `None`, and the flow waits, when no buffer is posted for it yet.
+    fn reserve(
+        &self,
+        slot: usize,
+        chunk: &ChunkHeader,
+        at: u64,
+    ) -> Result<Option<ReadStage>, ReassemblyError>;
+    /// A part of a message is in its buffer.
+    fn on_received(&self, flow: &RecvFlow<Self>, message: u64, bytes: u64);
+    /// Changes the tag matcher and runs its next steps. `change` returns whether the change is valid.
+    fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool);
+    /// A flow has ended. The sender sends its chunks again on others.
+    fn flow_ended(self: &Arc<Self>, flow: &RecvFlow<Self>, end: FlowEnd);
+    /// The peer reports a dead flow. It will send again what the flow had not delivered.
+    fn on_flow_dead(self: &Arc<Self>, number: u32);
+    /// Fails the connection if its posted buffers can never be filled.
+    fn check_unrecoverable(&self, now: Instant);
+    fn fail(&self, kind: ErrorKind, what: &str);
+}
+
 /// One TCP connection (flow).
-pub(super) struct RecvFlow {
-    pub(super) receiver: Arc<TcpReceiver>,
+pub(super) struct RecvFlow<O: RecvFlowOwner> {
+    pub(super) receiver: Arc<O>,
     pub(super) number: u32,
     pub(super) slot: usize,
     pub(super) socket: Socket,
@@ -135,7 +161,7 @@ impl ReplyState {
     }
 }
 
-impl RecvFlow {
+impl<O: RecvFlowOwner> RecvFlow<O> {
     pub(super) fn read(&self, limit: u64) {
         self.reading.run(|reading| self.read_with(reading, limit));
     }
@@ -148,7 +174,7 @@ impl RecvFlow {
         let mut moved = 0;
         let ended = loop {
             let reading = &mut *guard;
-            if reading.closed || receiver.base.failed() {
+            if reading.closed || receiver.base().failed() {
                 return;
             }
             // The worker gets no event for bytes that are read already.
@@ -196,7 +222,7 @@ impl RecvFlow {
             }
             ReadStage::Discard { at, end, .. } => self.discard(reading, (end - at) as usize),
             ReadStage::Corrupt => {
-                self.receiver.base.counters.corrupt.add(1);
+                self.receiver.base().counters.corrupt.add(1);
                 let why = "a chunk that does not match its checksum";
                 StageOutcome::Ended(FlowEnd::Lost(why.to_owned()))
             }
@@ -206,7 +232,7 @@ impl RecvFlow {
     /// Acts on a frame header that is complete.
     fn handle_frame(&self, reading: &mut ReadState) -> StageOutcome {
         let receiver = &self.receiver;
-        let (frame, sum) = match receiver.base.decode(&reading.header) {
+        let (frame, sum) = match receiver.base().decode(&reading.header) {
             Ok(decoded) => decoded,
             Err(error @ FrameError::Checksum) => {
                 return StageOutcome::Ended(FlowEnd::Lost(error.to_string()));
@@ -221,13 +247,13 @@ impl RecvFlow {
                     checksum.begin(chunk.message, sum);
                 }
                 reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
-                receiver.hot_flow.on_chunk(self.slot);
+                receiver.hot_flow().on_chunk(self.slot);
             }
             Frame::FlowDead(number) => reading.stage = ReadStage::FlowDead { number },
             Frame::Close => {
                 reading.stage = ReadStage::Header { have: 0 };
                 let below = {
-                    let mut queue = lock(&receiver.queue);
+                    let mut queue = lock(receiver.queue());
                     queue.peer_closed = true;
                     queue.reassembly.ack()
                 };
@@ -255,7 +281,7 @@ impl RecvFlow {
     /// Ends a flow that the peer reported as dead, and acknowledges that. Called without the lock, which it takes again.
     fn handle_flow_dead(&self, number: u32) -> MutexGuard<'_, ReadState> {
         self.receiver.on_flow_dead(number);
-        let below = lock(&self.receiver.queue).reassembly.ack();
+        let below = lock(self.receiver.queue()).reassembly.ack();
         self.reply(|replies| replies.ack = Some(below));
         let mut reading = self.reading.lock();
         // Another thread may have handled it in between.
@@ -394,7 +420,7 @@ impl RecvFlow {
                     .iter()
                     .for_each(|(from, to)| self.receiver.on_received(self, message, to - from));
             }
-            self.counters.chunk(&self.receiver.base.counters, chunk.length.into());
+            self.counters.chunk(&self.receiver.base().counters, chunk.length.into());
             ReadStage::Header { have: 0 }
         } else {
             ReadStage::Reserve { chunk, at }
@@ -407,12 +433,12 @@ impl RecvFlow {
         if std::mem::replace(&mut reading.closed, true) {
             return false;
         }
-        reading.poll_owner.release(&self.receiver.hot_flow, &self.registration, &self.socket);
+        reading.poll_owner.release(self.receiver.hot_flow(), &self.registration, &self.socket);
         let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
         let unchecked = reading.checksum.as_mut().map(ChunkChecksum::take_parts);
         let is_checked = unchecked.is_some();
         if let Some((message, parts)) = unchecked {
-            let mut queue = lock(&self.receiver.queue);
+            let mut queue = lock(self.receiver.queue());
             let give_back = |(from, to)| queue.reassembly.release(message, from, to);
             parts.into_iter().for_each(give_back);
         }
@@ -421,7 +447,7 @@ impl RecvFlow {
                 // They are not verified.
                 at = start;
             }
-            let mut queue = lock(&self.receiver.queue);
+            let mut queue = lock(self.receiver.queue());
             // This does not complete the message: more is missing.
             queue.reassembly.received(chunk.message, at - start);
             queue.reassembly.release(chunk.message, at, end);
@@ -442,7 +468,7 @@ impl RecvFlow {
                 replies.bytes.clear();
                 replies.written = 0;
                 while let Some(frame) = replies.next() {
-                    replies.bytes.extend(self.receiver.base.encode(frame));
+                    replies.bytes.extend(self.receiver.base().encode(frame));
                 }
                 if replies.bytes.is_empty() {
                     return;
@@ -468,7 +494,7 @@ impl RecvFlow {
         if !was_closed && replies.is_answered && replies.is_between() {
             let nothing = SendBuffer::from_static(&[]);
             // If the buffer is full, the end of the stream informs the peer.
-            let peer_closed = self.receiver.base.encode(Frame::Close);
+            let peer_closed = self.receiver.base().encode(Frame::Close);
             let _ = sys::send_with_header(&self.socket, &peer_closed, nothing);
         }
         self.shutdown();
@@ -480,17 +506,17 @@ impl RecvFlow {
     }
 
     pub(super) fn close(&self) {
-        self.receiver.base.ended(self.counters.bytes());
+        self.receiver.base().ended(self.counters.bytes());
         self.registration.end(&self.socket);
         self.shutdown();
     }
 }
 
-impl Source for RecvFlow {
+impl<O: RecvFlowOwner> Source for RecvFlow<O> {
     fn ready(&self, readiness: Readiness) {
         if readiness.ended {
             // A flow that waits for a buffer is not read, so its end would not be noticed there.
-            let mut queue = lock(&self.receiver.queue);
+            let mut queue = lock(self.receiver.queue());
             if let Some(entry) = queue.flows.get_mut(self.slot).and_then(Option::as_mut)
                 && entry.flow.number == self.number
             {
@@ -499,7 +525,7 @@ impl Source for RecvFlow {
         }
         self.reading.run(|mut reading| {
             let (receiver, registration) = (&self.receiver, &self.registration);
-            reading.poll_owner.on_worker(&receiver.hot_flow, registration, &self.socket);
+            reading.poll_owner.on_worker(receiver.hot_flow(), registration, &self.socket);
             if reading.poll_owner.is_caller() {
                 return;
             }

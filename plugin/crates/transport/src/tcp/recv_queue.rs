@@ -8,14 +8,13 @@ use evenkeel_protocol::{ChunkHeader, MAX_MESSAGE_BYTES, Reassembly};
 use crate::connection::request::Target;
 use crate::connection::tag_matching::TagMatcher;
 use crate::memory::buffers::RecvBuffer;
-use crate::tcp::recv_flow::RecvFlow;
 
-/// Guarded by the lock of its connection.
-pub(super) struct RecvQueue {
+/// Guarded by the lock of its connection, whose flows are of type `F`.
+pub(super) struct RecvQueue<F> {
     pub(super) reassembly: Reassembly<Posted>,
     pub(super) tags: TagMatcher,
     /// By slot.
-    pub(super) flows: Vec<Option<FlowEntry>>,
+    pub(super) flows: Vec<Option<FlowEntry<F>>>,
     /// Since when no flow can deliver what the posted buffers wait for.
     pub(super) stuck_since: Option<Instant>,
     /// Whether a flow ended because nothing came through, since the last one was added.
@@ -29,8 +28,8 @@ pub(super) struct RecvQueue {
 }
 
 /// A flow and what it waits for.
-pub(super) struct FlowEntry {
-    pub(super) flow: Arc<RecvFlow>,
+pub(super) struct FlowEntry<F> {
+    pub(super) flow: Arc<F>,
     /// The message whose buffer is not posted yet. The flow delivers nothing before that.
     pub(super) waits_for: Option<u64>,
     /// The peer has ended it. What it still holds can be read.
@@ -46,7 +45,7 @@ pub(super) struct Posted {
     pub(super) target: Option<Target>,
 }
 
-impl RecvQueue {
+impl<F> RecvQueue<F> {
     /// Number of buffers that wait for their messages.
     pub(super) fn outstanding(&self) -> usize {
         self.reassembly.outstanding() + self.tags.waiting()
@@ -81,7 +80,7 @@ impl RecvQueue {
     }
 
     /// Removes a flow from those that wait for this message's buffer.
-    pub(super) fn take_waiting(&mut self, message: u64) -> Option<Arc<RecvFlow>> {
+    pub(super) fn take_waiting(&mut self, message: u64) -> Option<Arc<F>> {
         let entry =
             self.flows.iter_mut().flatten().find(|entry| entry.waits_for == Some(message))?;
         entry.waits_for = None;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{Pacer, Repath, RepathAction};
+use evenkeel_protocol::{Pacer, RepathAction};
 use socket2::Socket;
 
 use crate::error::ErrorKind;
@@ -13,15 +13,14 @@ use crate::runtime::descriptors;
 use crate::sync::lock;
 use crate::sys::{self, PathInfo};
 use crate::tcp::MAX_FLOW_SLOTS;
+use crate::tcp::repair_state::RepairState;
+use crate::tcp::send_flow::SendFlowOwner;
 use crate::tcp::sender::TcpSender;
 
 /// How long a dial waits for the listener's answer before another path is tried. The n-th time in a row it is n times as
 /// long, up to the limit.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(400);
 const MAX_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Delay after a first failed dial. Doubled for each further one, up to the limit.
-const FIRST_DELAY: Duration = Duration::from_millis(20);
-const MAX_DELAY: Duration = Duration::from_secs(2);
 /// Number of parallel dials while chunks wait for a new flow: some may get dead paths, too.
 const URGENT_DIALS: usize = 6;
 /// Number of unanswered probes after which a path is dead, if another flow is answered. The kernel sends the first after
@@ -29,42 +28,6 @@ const URGENT_DIALS: usize = 6;
 const MAX_UNANSWERED: u8 = 3;
 /// A path is also dead after this time, and twice the usual round trip, without an answer to the first probe.
 const MIN_STALL_TIME: Duration = Duration::from_millis(100);
-
-/// The state of dials and replacements.
-pub(crate) struct RepairState {
-    dials: Vec<Arc<Dial>>,
-    /// Number of the next flow.
-    next_number: u32,
-    /// Number of times in a row that all dials failed.
-    failures: u32,
-    not_before: Option<Instant>,
-    /// Since when there is no flow.
-    no_flow_since: Option<Instant>,
-    /// Why the last flow failed.
-    cause: String,
-    /// Whether there was something to retransmit at the last tick.
-    had_retransmits: bool,
-    /// Whether there was nothing to send at the last tick.
-    was_idle: bool,
-    repath: Repath,
-}
-
-impl RepairState {
-    /// For a connection that starts with this number of flows.
-    pub(crate) fn new(flows: u32) -> Self {
-        Self {
-            dials: Vec::new(),
-            next_number: flows,
-            failures: 0,
-            not_before: None,
-            no_flow_since: None,
-            cause: String::new(),
-            had_retransmits: false,
-            was_idle: false,
-            repath: Repath::new(flows as usize),
-        }
-    }
-}
 
 impl TcpSender {
     /// A flow has failed and is removed.
@@ -241,14 +204,6 @@ impl TcpSender {
 fn is_stalled(info: &PathInfo) -> bool {
     let timeout = MIN_STALL_TIME.max(2 * info.usual_round_trip);
     info.unanswered >= MAX_UNANSWERED || info.unanswered > 0 && info.asked >= timeout
-}
-
-impl RepairState {
-    fn back_off(&mut self, now: Instant) {
-        let delay = FIRST_DELAY * (1 << self.failures.min(10));
-        self.failures += 1;
-        self.not_before = Some(now + delay.min(MAX_DELAY));
-    }
 }
 
 impl DialHandler for TcpSender {

@@ -4,25 +4,24 @@ use std::collections::VecDeque;
 use std::io::Read;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
     ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, NextFrame, Pacer, Progress,
 };
 use socket2::Socket;
 
-use crate::connection::base::{WORKER_QUANTUM, would_block};
+use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
 use crate::connection::tag_matching::TagGate;
 use crate::error::ErrorKind;
 use crate::memory::buffers::SendBuffer;
-use crate::runtime::caller_polling::PollOwner;
+use crate::runtime::caller_polling::{HotFlow, PollOwner};
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
 use crate::sys::{self, MAX_FRAMES};
-use crate::tcp::send_queue::SendQueue;
-use crate::tcp::sender::TcpSender;
+use crate::tcp::send_queue::{QueuedFlow, SendQueue};
 use crate::telemetry::counters::FlowCounters;
 
 /// Maximum number of bytes that a caller writes at a time.
@@ -34,9 +33,37 @@ const BATCH_BYTES: u64 = 64 << 10;
 /// Number of small messages that are written immediately after a deferred message was alone.
 const IMMEDIATE_WRITES: u32 = 64;
 
+/// What a flow needs of its connection.
+pub(crate) trait SendFlowOwner: Sized + Send + Sync {
+    fn base(&self) -> &Base;
+    fn hot_flow(&self) -> &HotFlow;
+    fn queue(&self) -> &Mutex<SendQueue<SendFlow<Self>>>;
+    /// The time from which the connection's times count.
+    fn epoch(&self) -> Instant;
+    /// A flow has written a chunk with this many bytes.
+    fn on_chunk_written(&self, bytes: u64);
+    /// A caller has written for this time.
+    fn add_caller_work(&self, time: Duration);
+    /// Adapts the number of flows in use. The leader does it for all flows.
+    fn adapt(&self, flow: &SendFlow<Self>);
+    /// A flow has failed. What it may not have delivered is sent on others.
+    fn flow_failed(self: &Arc<Self>, flow: &SendFlow<Self>, why: &str);
+    /// Completes what the peer has. True if that was the last message of a closed connection.
+    fn complete_acked(&self, queue: &mut SendQueue<SendFlow<Self>>) -> bool;
+    /// The peer has all messages below this number.
+    fn on_ack(&self, below: u64) -> Result<(), String>;
+    /// The peer has buffers with different tags, from this number on.
+    fn on_tags_differ(&self, from: u64);
+    /// The peer has posted this buffer with this tag.
+    fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String>;
+    /// The peer reports a dead flow.
+    fn on_flow_dead(self: &Arc<Self>, number: u32);
+    fn fail(&self, kind: ErrorKind, what: &str);
+}
+
 /// One TCP connection (flow).
-pub(crate) struct SendFlow {
-    pub(super) sender: Arc<TcpSender>,
+pub(crate) struct SendFlow<O: SendFlowOwner> {
+    pub(super) sender: Arc<O>,
     pub(crate) number: u32,
     pub(crate) slot: usize,
     pub(crate) socket: Socket,
@@ -151,7 +178,25 @@ impl WriteState {
     }
 }
 
-impl SendFlow {
+impl<O: SendFlowOwner> QueuedFlow for SendFlow<O> {
+    fn slot(&self) -> usize {
+        self.slot
+    }
+
+    fn bytes(&self) -> u64 {
+        self.counters.bytes()
+    }
+
+    fn is_retiring(&self) -> bool {
+        self.retiring.load(Ordering::Relaxed)
+    }
+
+    fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+}
+
+impl<O: SendFlowOwner> SendFlow<O> {
     /// Makes the worker call the flow.
     pub(super) fn wake_worker(&self) {
         self.registration.wake(&self.socket);
@@ -165,7 +210,7 @@ impl SendFlow {
 
     /// The worker owns the polling from now on.
     pub(super) fn release_caller(&self, writer: &mut WriteState) {
-        writer.poll_owner.release(&self.sender.hot_flow, &self.registration, &self.socket);
+        writer.poll_owner.release(self.sender.hot_flow(), &self.registration, &self.socket);
     }
 
     pub(super) fn shutdown(&self) {
@@ -174,7 +219,7 @@ impl SendFlow {
     }
 
     pub(super) fn end(&self) {
-        self.sender.base.ended(self.counters.bytes());
+        self.sender.base().ended(self.counters.bytes());
         self.registration.end(&self.socket);
         self.shutdown();
     }
@@ -183,7 +228,7 @@ impl SendFlow {
     pub(super) fn on_caller_poll(&self) {
         self.writer.try_run(|mut writer, asked| {
             if !writer.closed {
-                let hot_flow = &self.sender.hot_flow;
+                let hot_flow = self.sender.hot_flow();
                 writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
             }
             if asked || writer.poll_owner.is_caller() {
@@ -206,7 +251,7 @@ impl SendFlow {
     fn write_as_caller(&self, writer: MutexGuard<'_, WriteState>) {
         let begin = Instant::now();
         if self.write_with(writer, CALLER_BYTES) > 0 {
-            self.sender.destination.workers.add_caller_work(begin.elapsed());
+            self.sender.add_caller_work(begin.elapsed());
         }
     }
 
@@ -215,7 +260,7 @@ impl SendFlow {
     pub(super) fn write_small(&self, limit: u64, batched: bool) {
         self.writer.run(|mut writer| {
             if batched && !writer.closed {
-                let hot_flow = &self.sender.hot_flow;
+                let hot_flow = self.sender.hot_flow();
                 writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
                 if writer.poll_owner.is_caller() {
                     if writer.at_once <= 1 {
@@ -236,7 +281,7 @@ impl SendFlow {
         let mut moved = 0;
         let error = loop {
             let writer = &mut *guard;
-            if writer.closed || self.sender.base.failed() {
+            if writer.closed || self.sender.base().failed() {
                 return moved;
             }
             if writer.frames.is_empty() {
@@ -287,8 +332,8 @@ impl SendFlow {
                 return;
             }
             if let Frame::Chunk(ChunkHeader { length, .. }) = frame.frame {
-                self.counters.chunk(&self.sender.base.counters, length.into());
-                self.sender.flow_count.carried(length.into());
+                self.counters.chunk(&self.sender.base().counters, length.into());
+                self.sender.on_chunk_written(length.into());
                 writer.chunks_written += 1;
             }
             writer.frames.pop_front();
@@ -299,13 +344,13 @@ impl SendFlow {
     /// cases the flow is called again later.
     fn take_frames(&self, writer: &mut WriteState) {
         let Some(first) = self.next_frame(writer) else { return };
-        let settings = &self.sender.base.context.settings;
+        let settings = &self.sender.base().context.settings;
         let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
         let mut bytes = first.1.length() as u64;
         writer.frames.push_back(PartlyWritten::new(first));
         if bytes <= small {
             // Small messages that wait already are added: a system call costs as much as a small message.
-            let mut queue = lock(&self.sender.queue);
+            let mut queue = lock(self.sender.queue());
             while writer.frames.len() < MAX_FRAMES
                 && bytes < BATCH_BYTES
                 && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
@@ -320,14 +365,14 @@ impl SendFlow {
         }
         // A checksum takes time, and the queue is not locked here. The messages stay in place while a flow writes them.
         for frame in &mut writer.frames {
-            frame.encoded = self.sender.base.encode_with(frame.frame, frame.payload);
+            frame.encoded = self.sender.base().encode_with(frame.frame, frame.payload);
         }
     }
 
     /// The next frame to write, if there is one and it may be sent.
     fn next_frame(&self, writer: &mut WriteState) -> Option<(Frame, SendBuffer)> {
         let sender = &self.sender;
-        let now = sender.epoch.elapsed();
+        let now = sender.epoch().elapsed();
         let sampled = writer.pace.sample_due(now);
         if sampled && let Ok(info) = sys::path_info(&self.socket) {
             let sys::PathInfo { acked, busy, round_trip, .. } = info;
@@ -337,11 +382,11 @@ impl SendFlow {
         if writer.outstanding > most {
             writer.outstanding = sys::unacknowledged(&self.socket);
         }
-        let limit = writer.pace.chunk(sender.base.context.settings.chunk_bytes);
+        let limit = writer.pace.chunk(sender.base().context.settings.chunk_bytes);
         if sampled {
             sender.adapt(self);
         }
-        let mut guard = lock(&sender.queue);
+        let mut guard = lock(sender.queue());
         let queue = &mut *guard;
         let mut over = false;
         let written = std::mem::take(&mut writer.chunks_written);
@@ -349,7 +394,7 @@ impl SendFlow {
             let before = queue.requests;
             (0..written).for_each(|_| queue.written(self.slot));
             if queue.requests < before {
-                self.sender.base.notify();
+                self.sender.base().notify();
             }
             over = sender.complete_acked(queue);
         }
@@ -394,10 +439,10 @@ impl SendFlow {
     }
 
     /// The next frame of the scheduler for this flow, in chunks of at most `limit` bytes.
-    fn cut(&self, queue: &mut SendQueue, limit: u64) -> Option<(Frame, SendBuffer)> {
+    fn cut(&self, queue: &mut SendQueue<Self>, limit: u64) -> Option<(Frame, SendBuffer)> {
         match queue.scheduler.next(self.slot, limit)? {
             NextFrame::Chunk(header, outgoing) => {
-                self.sender.hot_flow.on_chunk(self.slot);
+                self.sender.hot_flow().on_chunk(self.slot);
                 let ChunkHeader { offset, length, .. } = header;
                 let payload = outgoing.buffer.part(offset as usize, length as usize);
                 Some((Frame::Chunk(header), payload))
@@ -452,7 +497,7 @@ impl SendFlow {
         for bytes in frames[..whole].chunks_exact(FRAME_BYTES) {
             let mut frame = [0; FRAME_BYTES];
             frame.copy_from_slice(bytes);
-            let (frame, _) = self.sender.base.decode(&frame).map_err(|error| match error {
+            let (frame, _) = self.sender.base().decode(&frame).map_err(|error| match error {
                 FrameError::Checksum => FrameFailure::Corrupt(error.to_string()),
                 error => FrameFailure::Fatal(format!("protocol error: {error}")),
             })?;
@@ -478,14 +523,14 @@ impl SendFlow {
     }
 }
 
-impl Source for SendFlow {
+impl<O: SendFlowOwner> Source for SendFlow<O> {
     fn ready(&self, readiness: Readiness) {
         if readiness.readable || readiness.ended {
             self.read_frames();
         }
         if readiness.writable {
             self.writer.run(|mut writer| {
-                let hot_flow = &self.sender.hot_flow;
+                let hot_flow = self.sender.hot_flow();
                 writer.poll_owner.on_worker(hot_flow, &self.registration, &self.socket);
                 if !writer.poll_owner.is_caller() {
                     self.write_with(writer, WORKER_QUANTUM);

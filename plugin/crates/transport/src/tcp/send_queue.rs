@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use evenkeel_protocol::Scheduler;
@@ -13,16 +12,26 @@ use crate::connection::tag_matching::{AdvertisedTags, TagGate};
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::Linger;
 use crate::tcp::retransmit_buffer::{CopyId, RetransmitBuffer};
-use crate::tcp::send_flow::SendFlow;
 
-/// Guarded by the lock of its connection.
-pub(crate) struct SendQueue {
+/// What the queue needs of a flow.
+pub(crate) trait QueuedFlow {
+    fn slot(&self) -> usize;
+    /// Bytes that it has carried.
+    fn bytes(&self) -> u64;
+    /// Whether it takes no more chunks.
+    fn is_retiring(&self) -> bool;
+    /// Whether its socket did not take everything.
+    fn is_full(&self) -> bool;
+}
+
+/// Guarded by the lock of its connection, whose flows are of type `F`.
+pub(crate) struct SendQueue<F> {
     pub(crate) scheduler: Scheduler<Outgoing>,
     pub(super) gate: TagGate,
     /// Buffers that the peer has advertised.
     pub(super) advertised_tags: AdvertisedTags,
     /// By slot.
-    pub(crate) flows: Vec<Option<Arc<SendFlow>>>,
+    pub(crate) flows: Vec<Option<Arc<F>>>,
     /// Flows (as bits) that can take bytes and found nothing to send. A thread that queues a message removes bits and wakes
     /// those flows.
     pub(super) idle: u128,
@@ -60,9 +69,9 @@ pub(super) enum SendCompletion {
     Copied(CopyId),
 }
 
-impl SendQueue {
+impl<F: QueuedFlow> SendQueue<F> {
     /// Takes out an idle flow that may have work.
-    pub(super) fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
+    pub(super) fn take_idle(&mut self) -> Option<Arc<F>> {
         let idle = self.idle & self.wanted();
         let slot = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
         self.idle &= !(1 << slot);
@@ -70,10 +79,10 @@ impl SendQueue {
     }
 
     /// The flow in this slot, if it takes messages and its socket is not full; and whether it is idle.
-    pub(super) fn free(&self, slot: usize) -> Option<(Arc<SendFlow>, bool)> {
+    pub(super) fn free(&self, slot: usize) -> Option<(Arc<F>, bool)> {
         let bit = 1 << slot;
         let flow = self.flows.get(slot)?.as_ref()?;
-        let free = self.used & bit != 0 && !flow.is_full.load(Ordering::Relaxed);
+        let free = self.used & bit != 0 && !flow.is_full();
         free.then(|| (Arc::clone(flow), self.idle & bit != 0))
     }
 
@@ -85,21 +94,21 @@ impl SendQueue {
 
     /// Chooses the flows to use: all, or those that have carried most. Returns those to wake for waiting work.
     #[must_use]
-    pub(super) fn choose_flows(&mut self) -> Vec<Arc<SendFlow>> {
+    pub(super) fn choose_flows(&mut self) -> Vec<Arc<F>> {
         let live = self.flows.iter().flatten();
-        let mut live: Vec<_> = live.filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
+        let mut live: Vec<_> = live.filter(|flow| !flow.is_retiring()).collect();
         if self.flow_count < self.max_flows {
-            live.sort_by_key(|flow| Reverse(flow.counters.bytes()));
+            live.sort_by_key(|flow| Reverse(flow.bytes()));
             live.truncate(self.flow_count);
         }
-        self.used = live.iter().fold(0, |used, flow| used | 1 << flow.slot);
+        self.used = live.iter().fold(0, |used, flow| used | 1 << flow.slot());
         let work = self.scheduler.has_work();
         std::iter::from_fn(|| if work { self.take_idle() } else { None }).collect()
     }
 
     /// Uses this number of flows from now on. Returns those to wake for waiting work.
     #[must_use]
-    pub(super) fn set_flow_count(&mut self, flow_count: usize) -> Vec<Arc<SendFlow>> {
+    pub(super) fn set_flow_count(&mut self, flow_count: usize) -> Vec<Arc<F>> {
         if std::mem::replace(&mut self.flow_count, flow_count) == flow_count {
             return Vec::new();
         }
@@ -135,12 +144,12 @@ impl SendQueue {
 
     /// Removes a flow. Returns those to wake for waiting work.
     #[must_use]
-    pub(super) fn remove(&mut self, flow: &SendFlow) -> Vec<Arc<SendFlow>> {
+    pub(super) fn remove(&mut self, flow: &F) -> Vec<Arc<F>> {
         // Not there if the connection was closed in between.
-        if let Some(slot) = self.flows.get_mut(flow.slot) {
+        if let Some(slot) = self.flows.get_mut(flow.slot()) {
             *slot = None;
         }
-        self.idle &= !(1 << flow.slot);
+        self.idle &= !(1 << flow.slot());
         self.choose_flows()
     }
 }

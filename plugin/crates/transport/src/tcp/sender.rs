@@ -25,10 +25,10 @@ use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
 use crate::sys::{self};
 use crate::tcp::MAX_FLOW_SLOTS;
-use crate::tcp::repair::RepairState;
+use crate::tcp::repair_state::RepairState;
 use crate::tcp::retransmit_buffer::RetransmitBuffer;
-use crate::tcp::send_flow::{FrameReader, SendFlow, WriteState};
-use crate::tcp::send_queue::{Outgoing, SendCompletion, SendQueue};
+use crate::tcp::send_flow::{self, FrameReader, SendFlowOwner, WriteState};
+use crate::tcp::send_queue::{self, Outgoing, SendCompletion};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
@@ -87,6 +87,9 @@ impl Outbound for TcpSender {
     }
 }
 
+type SendFlow = send_flow::SendFlow<TcpSender>;
+type SendQueue = send_queue::SendQueue<SendFlow>;
+
 /// Lock order: a flow's `frame_reader`, then `repair`, then a flow's `writer`, then `queue`.
 pub(crate) struct TcpSender {
     pub(crate) base: Base,
@@ -96,10 +99,10 @@ pub(crate) struct TcpSender {
     /// For timeouts of the connection. Flows have none.
     clock: Registration,
     /// When the connection was opened. Pacing times count from here.
-    pub(super) epoch: Instant,
+    epoch: Instant,
     /// The next slot that callers poll.
     next_polled: AtomicUsize,
-    pub(super) hot_flow: HotFlow,
+    hot_flow: HotFlow,
     pub(crate) flow_count: Arc<FlowCountController>,
 }
 
@@ -288,9 +291,56 @@ impl TcpSender {
             flow.start();
         }
     }
+}
 
-    /// A flow has failed. What it may not have delivered is sent on others.
-    pub(crate) fn flow_failed(self: &Arc<Self>, flow: &SendFlow, why: &str) {
+impl SendFlowOwner for TcpSender {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn hot_flow(&self) -> &HotFlow {
+        &self.hot_flow
+    }
+
+    fn queue(&self) -> &Mutex<SendQueue> {
+        &self.queue
+    }
+
+    fn epoch(&self) -> Instant {
+        self.epoch
+    }
+
+    fn on_chunk_written(&self, bytes: u64) {
+        self.flow_count.carried(bytes);
+    }
+
+    fn add_caller_work(&self, time: Duration) {
+        self.destination.workers.add_caller_work(time);
+    }
+
+    fn adapt(&self, flow: &SendFlow) {
+        if self.base.context.settings.is_static() {
+            return;
+        }
+        let waiting = {
+            let mut queue = lock(&self.queue);
+            if !queue.is_leader(flow.slot) {
+                return;
+            }
+            // While other paths are tried, there are more.
+            let all = queue.flows.iter().flatten().count();
+            if all == queue.max_flows {
+                self.flow_count.tick(self.destination.workers.worked());
+            }
+            if queue.all_flows_until.is_some() {
+                return;
+            }
+            queue.set_flow_count(self.flow_count.flows())
+        };
+        waiting.iter().for_each(|flow| flow.wake_worker());
+    }
+
+    fn flow_failed(self: &Arc<Self>, flow: &SendFlow, why: &str) {
         {
             let mut writer = flow.writer.lock();
             if std::mem::replace(&mut writer.closed, true) {
@@ -319,31 +369,7 @@ impl TcpSender {
         }
     }
 
-    /// Removes a flow that has nothing to deliver any more.
-    pub(crate) fn retire(&self, flow: &SendFlow) {
-        let waiting = {
-            let mut writer = flow.writer.lock();
-            if !writer.closed {
-                flow.release_caller(&mut writer);
-            }
-            let mut queue = lock(&self.queue);
-            if writer.closed || !writer.frames.is_empty() || !queue.scheduler.is_drained(flow.slot)
-            {
-                // Another thread may have wanted to write meanwhile. The worker does that, since no caller owns the
-                // polling.
-                flow.wake_worker();
-                return;
-            }
-            writer.closed = true;
-            queue.scheduler.flow_closed(flow.slot);
-            queue.remove(flow)
-        };
-        waiting.iter().for_each(|flow| flow.wake_worker());
-        flow.end();
-    }
-
-    /// Completes what the peer has. True if that was the last message of a closed connection.
-    pub(super) fn complete_acked(&self, queue: &mut SendQueue) -> bool {
+    fn complete_acked(&self, queue: &mut SendQueue) -> bool {
         let before = queue.requests;
         while let Some(sent) = queue.scheduler.pop_sent() {
             self.base.counters.message(sent.total);
@@ -367,7 +393,7 @@ impl TcpSender {
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }
 
-    pub(super) fn on_ack(&self, below: u64) -> Result<(), String> {
+    fn on_ack(&self, below: u64) -> Result<(), String> {
         let (over, waiting) = {
             let mut queue = lock(&self.queue);
             queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
@@ -384,8 +410,7 @@ impl TcpSender {
         Ok(())
     }
 
-    /// The peer has buffers with different tags, from this number on.
-    pub(super) fn on_tags_differ(&self, from: u64) {
+    fn on_tags_differ(&self, from: u64) {
         let mut queue = lock(&self.queue);
         let next = queue.scheduler.next_message();
         queue.gate.tags_differ_from(from, next);
@@ -396,8 +421,7 @@ impl TcpSender {
         flows.iter().for_each(|flow| flow.wake_worker());
     }
 
-    /// The peer has posted this buffer with this tag.
-    pub(super) fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
+    fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
         let mut guard = lock(&self.queue);
         let queue = &mut *guard;
         let next = queue.scheduler.next_message();
@@ -407,21 +431,22 @@ impl TcpSender {
         Err(format!("protocol error: the peer has posted buffer {number}, and {next} are sent"))
     }
 
-    /// The peer reports a dead flow.
-    pub(super) fn on_flow_dead(self: &Arc<Self>, number: u32) {
+    fn on_flow_dead(self: &Arc<Self>, number: u32) {
         let flow = self.flows().into_iter().find(|flow| flow.number == number);
         if let Some(flow) = flow {
             self.flow_failed(&flow, "the peer reported it as dead");
         }
     }
 
-    pub(crate) fn fail(&self, kind: ErrorKind, what: &str) {
+    fn fail(&self, kind: ErrorKind, what: &str) {
         if self.base.fail(kind, what, &self.in_flight()) {
             // The peer must be informed now, not when this side closes.
             self.quiesce();
         }
     }
+}
 
+impl TcpSender {
     fn in_flight(&self) -> InFlight {
         let queue = lock(&self.queue);
         let bytes = queue
@@ -501,11 +526,6 @@ impl TcpSender {
         drop(lingering);
     }
 
-    /// The time from which the connection's times count.
-    pub(crate) fn epoch(&self) -> Instant {
-        self.epoch
-    }
-
     /// A flow takes no more chunks.
     pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
         flow.retiring.store(true, Ordering::Relaxed);
@@ -513,32 +533,32 @@ impl TcpSender {
         waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
+    /// Removes a flow that has nothing to deliver any more.
+    pub(crate) fn retire(&self, flow: &SendFlow) {
+        let waiting = {
+            let mut writer = flow.writer.lock();
+            if !writer.closed {
+                flow.release_caller(&mut writer);
+            }
+            let mut queue = lock(&self.queue);
+            if writer.closed || !writer.frames.is_empty() || !queue.scheduler.is_drained(flow.slot)
+            {
+                // Another thread may have wanted to write meanwhile. The worker does that, since no caller owns the
+                // polling.
+                flow.wake_worker();
+                return;
+            }
+            writer.closed = true;
+            queue.scheduler.flow_closed(flow.slot);
+            queue.remove(flow)
+        };
+        waiting.iter().for_each(|flow| flow.wake_worker());
+        flow.end();
+    }
+
     /// Whether the connection is over and needs no flows.
     pub(crate) fn is_over(&self) -> bool {
         self.base.failed() || lock(&self.queue).closed
-    }
-
-    /// Adapts the number of flows in use. The leader does it for all flows.
-    pub(super) fn adapt(&self, flow: &SendFlow) {
-        if self.base.context.settings.is_static() {
-            return;
-        }
-        let waiting = {
-            let mut queue = lock(&self.queue);
-            if !queue.is_leader(flow.slot) {
-                return;
-            }
-            // While other paths are tried, there are more.
-            let all = queue.flows.iter().flatten().count();
-            if all == queue.max_flows {
-                self.flow_count.tick(self.destination.workers.worked());
-            }
-            if queue.all_flows_until.is_some() {
-                return;
-            }
-            queue.set_flow_count(self.flow_count.flows())
-        };
-        waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
     fn tick(self: &Arc<Self>, now: Instant) {

@@ -1,0 +1,55 @@
+//! What a sender keeps about the repair of its flows.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use evenkeel_protocol::Repath;
+
+use crate::handshake::dial::Dial;
+
+/// Delay after a first failed dial. Doubled for each further one, up to the limit.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const MAX_DELAY: Duration = Duration::from_secs(2);
+
+/// The state of dials and replacements.
+pub(crate) struct RepairState {
+    pub(super) dials: Vec<Arc<Dial>>,
+    /// Number of the next flow.
+    pub(super) next_number: u32,
+    /// Number of times in a row that all dials failed.
+    pub(super) failures: u32,
+    pub(super) not_before: Option<Instant>,
+    /// Since when there is no flow.
+    pub(super) no_flow_since: Option<Instant>,
+    /// Why the last flow failed.
+    pub(super) cause: String,
+    /// Whether there was something to retransmit at the last tick.
+    pub(super) had_retransmits: bool,
+    /// Whether there was nothing to send at the last tick.
+    pub(super) was_idle: bool,
+    pub(super) repath: Repath,
+}
+
+impl RepairState {
+    /// For a connection that starts with this number of flows.
+    pub(crate) fn new(flows: u32) -> Self {
+        Self {
+            dials: Vec::new(),
+            next_number: flows,
+            failures: 0,
+            not_before: None,
+            no_flow_since: None,
+            cause: String::new(),
+            had_retransmits: false,
+            was_idle: false,
+            repath: Repath::new(flows as usize),
+        }
+    }
+
+    /// Delays the next dial, after a failed one.
+    pub(super) fn back_off(&mut self, now: Instant) {
+        let delay = FIRST_DELAY * (1 << self.failures.min(10));
+        self.failures += 1;
+        self.not_before = Some(now + delay.min(MAX_DELAY));
+    }
+}
