@@ -92,13 +92,20 @@ func TestOddReleaseNames(t *testing.T) {
 
 func TestWebhooksFailClosedForLabelledPodsOnly(t *testing.T) {
 	webhooks, _, _ := unstructured.NestedSlice(render(t, "evenkeel")["MutatingWebhookConfiguration/evenkeel"].Object, "webhooks")
-	if len(webhooks) != 2 {
-		t.Fatalf("%d webhooks, want 2", len(webhooks))
+	if len(webhooks) != 3 {
+		t.Fatalf("%d webhooks, want 3", len(webhooks))
 	}
 	for _, item := range webhooks {
 		w := item.(map[string]any)
-		if w["failurePolicy"] != "Fail" {
-			t.Errorf("%v: failurePolicy %v", w["name"], w["failurePolicy"])
+		rules, _, _ := unstructured.NestedSlice(w, "rules")
+		for _, rule := range rules {
+			operations, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "operations")
+			switch policy := w["failurePolicy"]; {
+			case policy == "Fail" && slices.Equal(operations, []string{"CREATE"}):
+			case policy == "Ignore" && slices.Equal(operations, []string{"UPDATE"}):
+			default: // while no webhook answers, what exists must stay free to be changed and deleted
+				t.Errorf("%v: failurePolicy %v for %v", w["name"], policy, operations)
+			}
 		}
 		if bundle, found, _ := unstructured.NestedString(w, "clientConfig", "caBundle"); found {
 			t.Errorf("%v: the chart writes caBundle %q, which the operator owns", w["name"], bundle)

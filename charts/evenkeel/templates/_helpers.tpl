@@ -69,3 +69,13 @@ spec:
   {{- toYaml $spec | nindent 2 }}
 {{- end -}}
 {{- end -}}
+
+{{- /* The kinds of jobs that the webhooks know, for one operation. */ -}}
+{{- define "evenkeel.jobRules" -}}
+- {apiGroups: [kubeflow.org], apiVersions: [v1], resources: [pytorchjobs], operations: [{{ . }}], scope: Namespaced}
+- {apiGroups: [kubeflow.org], apiVersions: [v2beta1], resources: [mpijobs], operations: [{{ . }}], scope: Namespaced}
+- {apiGroups: [jobset.x-k8s.io], apiVersions: [v1alpha2], resources: [jobsets], operations: [{{ . }}], scope: Namespaced}
+- {apiGroups: [batch.volcano.sh], apiVersions: [v1alpha1], resources: [jobs], operations: [{{ . }}], scope: Namespaced}
+- {apiGroups: [leaderworkerset.x-k8s.io], apiVersions: [v1], resources: [leaderworkersets], operations: [{{ . }}], scope: Namespaced}
+- {apiGroups: [batch], apiVersions: [v1], resources: [jobs], operations: [{{ . }}], scope: Namespaced}
+{{- end -}}

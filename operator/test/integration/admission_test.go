@@ -275,12 +275,20 @@ func TestInjectKeepsUserValues(t *testing.T) {
 
 func TestInjectUpdateKeepsProfile(t *testing.T) {
 	ns := newNamespace(t, nil)
-	job, templates := newJob("PyTorchJob", ns, "default")
+	job, templates := newJob("PyTorchJob", ns, newProfile(t, "updated", evenkeel.NetworkProfileSpec{}).Name)
 	createJob(t, job)
 	before := podOf(t, job, templates[0])
+	user, warnings := newUser(t)
+	job.SetLabels(map[string]string{"mine": "yes"})
+	if err := user.Update(t.Context(), job); err != nil || len(warnings.take()) > 0 {
+		t.Fatalf("an update of something else: error %v, warnings %v", err, warnings.take())
+	}
 	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "another"})
-	if err := admin.Update(t.Context(), job); err != nil {
+	if err := user.Update(t.Context(), job); err != nil {
 		t.Fatalf("an update is no reason to refuse: %v", err)
+	}
+	if all := warnings.take(); len(all) != 1 || !strings.Contains(all[0], "another has no effect on an existing job") {
+		t.Errorf("the warnings are %q", all)
 	}
 	if after := podOf(t, job, templates[0]); !equality.Semantic.DeepEqual(before.Annotations, after.Annotations) || !equality.Semantic.DeepEqual(before.Labels, after.Labels) {
 		t.Errorf("the templates changed:\n%v\n%v", before.ObjectMeta, after.ObjectMeta)

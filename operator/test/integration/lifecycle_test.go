@@ -15,8 +15,10 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -54,6 +56,51 @@ func TestWebhookOutageRefusesLabelledPodsOnly(t *testing.T) {
 	})
 	if pod := createPod(t, labelledPod(ns)); pod.Annotations[evenkeel.InjectedKey] == "" {
 		t.Error("the webhook is back, and the pod was not injected")
+	}
+}
+
+// TestWebhookOutageLeavesExistingJobsAlone does what people and controllers do with a job that exists, while no webhook answers.
+func TestWebhookOutageLeavesExistingJobsAlone(t *testing.T) {
+	ns, name, profile := &corev1.Namespace{}, newNamespace(t, nil), newProfile(t, "outlasted", evenkeel.NetworkProfileSpec{})
+	var jobs []*unstructured.Unstructured
+	for _, kind := range []string{"PyTorchJob", "Job"} {
+		job, _ := newJob(kind, name, profile.Name)
+		createJob(t, job)
+		jobs = append(jobs, job)
+	}
+	stopWebhook(t)
+	for _, job := range jobs {
+		patch := func(what, text string) {
+			t.Helper()
+			if err := admin.Patch(t.Context(), job, client.RawPatch(types.MergePatchType, []byte(text))); err != nil {
+				t.Errorf("%s of a %s: %v", what, job.GetKind(), err)
+			}
+		}
+		patch("a label", `{"metadata": {"labels": {"mine": "yes"}}}`)
+		patch("the annotation", `{"metadata": {"annotations": {"evenkeel.dev/profile": "another"}}}`)
+		if err := admin.Delete(t.Context(), job, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
+			t.Errorf("delete a %s: %v", job.GetKind(), err)
+		}
+		// The garbage collector does this when the job's pods are gone.
+		patch("the finalizers", `{"metadata": {"finalizers": null}}`)
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(job), job); !apierrors.IsNotFound(err) {
+			t.Errorf("the %s is still there: %v", job.GetKind(), err)
+		}
+	}
+	ns.Name = name
+	if err := admin.Delete(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	// The controller of namespaces does this when they are empty.
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(ns), ns); err != nil {
+		t.Fatal(err)
+	}
+	ns.Spec.Finalizers = nil
+	if err := admin.SubResource("finalize").Update(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(ns), ns); !apierrors.IsNotFound(err) {
+		t.Errorf("the namespace is still there: %v", err)
 	}
 }
 

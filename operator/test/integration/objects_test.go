@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -187,4 +189,38 @@ func refused(t *testing.T, err error, parts ...string) {
 			t.Errorf("the refusal lacks %q: %v", part, err)
 		}
 	}
+}
+
+// warnings are what the API server told a user.
+type warnings struct {
+	mu   sync.Mutex
+	text []string
+}
+
+// HandleWarningHeader is called by the client for each warning of an answer.
+func (w *warnings) HandleWarningHeader(_ int, _, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text = append(w.text, text)
+}
+
+// take returns the warnings since the last call.
+func (w *warnings) take() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text := w.text
+	w.text = nil
+	return text
+}
+
+// newUser is the administrator with an ear for warnings.
+func newUser(t *testing.T) (client.Client, *warnings) {
+	t.Helper()
+	told, heard := rest.CopyConfig(config), &warnings{}
+	told.WarningHandler = heard
+	user, err := client.New(told, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return user, heard
 }
