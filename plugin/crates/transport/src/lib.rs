@@ -27,6 +27,7 @@ mod tcp;
 mod telemetry;
 #[cfg(test)]
 mod test_support;
+pub mod weak;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use evenkeel_nccl_abi::HANDLE_SIZE;
 use evenkeel_transport::sync::lock;
+use evenkeel_transport::weak::WeakList;
 use evenkeel_transport::{
     Connecting, Device, Error, HANDLE_BYTES, Handle, MemoryTypes, SendConnection, Transport,
 };
@@ -27,7 +28,7 @@ pub(crate) struct Context {
     /// Traffic class of the communicator's packets.
     traffic_class: Option<u8>,
     attempts: Mutex<HashMap<u64, Connecting>>,
-    listeners: Mutex<Vec<Weak<ListenComm>>>,
+    listeners: Mutex<WeakList<ListenComm>>,
     next_ticket: AtomicU64,
 }
 
@@ -58,9 +59,7 @@ impl Context {
         handle.fill(0);
         handle[..HANDLE_BYTES].copy_from_slice(&listener.handle().encode());
         let comm = Arc::new(ListenComm::new(listener));
-        let mut listeners = lock(&self.listeners);
-        listeners.retain(|other| other.strong_count() > 0);
-        listeners.push(Arc::downgrade(&comm));
+        lock(&self.listeners).push(Arc::downgrade(&comm));
         Ok(comm)
     }
 
@@ -118,10 +117,7 @@ impl Context {
     pub(crate) fn release(&self) {
         let attempts = std::mem::take(&mut *lock(&self.attempts));
         drop(attempts);
-        for listener in std::mem::take(&mut *lock(&self.listeners)) {
-            if let Some(listener) = listener.upgrade() {
-                listener.close();
-            }
-        }
+        let listeners = std::mem::take(&mut *lock(&self.listeners));
+        listeners.live().for_each(|listener| listener.close());
     }
 }

@@ -89,7 +89,7 @@ fn flood_of_silent_connections_does_not_block_the_peer() {
     net.close_listen(listener);
 }
 
-/// A listener drops connections when many strangers arrive, and a middlebox may reset one.
+/// A listener drops connections when too many unauthenticated ones arrive, and a middlebox may reset one.
 #[test]
 fn handshake_of_a_flow_is_retried_when_it_is_dropped() {
     let net = Net::init(12, 0x205).unwrap();

@@ -25,6 +25,7 @@ use crate::settings::{Settings, TransportMode};
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::receiver::TcpReceiver;
+use crate::weak::WeakMap;
 
 /// Maximum number of unauthenticated TCP connections. When more arrive, the oldest is dropped after its minimum time. Until
 /// then the kernel holds the new ones.
@@ -66,9 +67,9 @@ pub(super) struct AcceptorState {
     /// RDMA connections whose queue pairs are not agreed on yet.
     pub(super) agreeing: HashMap<ConnectionId, Arc<rdma::Receiver>>,
     /// TCP connections that flows may join, ready or accepted.
-    pub(super) complete: HashMap<ConnectionId, Weak<TcpReceiver>>,
+    pub(super) complete: WeakMap<ConnectionId, TcpReceiver>,
     /// RDMA connections whose control connections may be replaced.
-    pub(super) agreed: HashMap<ConnectionId, Weak<rdma::Receiver>>,
+    pub(super) agreed: WeakMap<ConnectionId, rdma::Receiver>,
     /// Replacements that the peer has not chosen yet.
     pub(super) candidates: Vec<Weak<rdma::FailoverCandidate>>,
     /// Number of guards that keep the socket open.
@@ -213,8 +214,9 @@ impl Acceptor {
             return Err(Refusal::RdmaOnly);
         }
         let mut state = lock(&self.state);
-        if let Some(receiver) = state.complete.get(&hello.connection) {
-            let receiver = receiver.upgrade().filter(|receiver| receiver.is_open());
+        if state.complete.is_known(&hello.connection) {
+            let receiver = state.complete.live(&hello.connection);
+            let receiver = receiver.filter(|receiver| receiver.is_open());
             drop(state);
             return join(receiver.as_ref(), hello, socket);
         }
@@ -229,8 +231,7 @@ impl Acceptor {
         let context = self.context_of(sockets.first());
         match TcpReceiver::open(context, &self.workers, peer, sockets) {
             Ok(receiver) => {
-                state.complete.retain(|_, receiver| receiver.strong_count() > 0);
-                state.complete.insert(hello.connection, Arc::downgrade(&receiver));
+                state.complete.insert(hello.connection, &receiver);
                 state.ready.push_back(receiver);
                 if let Some(notified) = &self.notified {
                     notified.notify();
@@ -319,7 +320,7 @@ impl Acceptor {
     /// Accepts a candidate for the control connection of an RDMA connection. The peer may choose it for failover.
     fn failover(&self, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
         let mut state = lock(&self.state);
-        let receiver = state.agreed.get(&hello.connection).and_then(Weak::upgrade);
+        let receiver = state.agreed.live(&hello.connection);
         let receiver = receiver.filter(|receiver| receiver.is_open());
         let device = self.context_of(Some(&socket)).device;
         state.candidates.retain(|candidate| candidate.strong_count() > 0);
@@ -349,8 +350,7 @@ impl Acceptor {
         let Some(receiver) = state.agreeing.remove(&id) else { return };
         match opened {
             Ok(()) => {
-                state.agreed.retain(|_, receiver| receiver.strong_count() > 0);
-                state.agreed.insert(id, Arc::downgrade(&receiver));
+                state.agreed.insert(id, &receiver);
                 state.ready.push_back(receiver);
                 if let Some(notified) = &self.notified {
                     notified.notify();

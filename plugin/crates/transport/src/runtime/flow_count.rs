@@ -1,14 +1,14 @@
 //! The number of flows that the connections to one peer use.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::FlowCount;
 
 use crate::sync::lock;
+use crate::weak::WeakMap;
 
 /// Measures the connections to one peer together. They share hosts and paths, and one alone could not tell its own gain
 /// from what it takes from the others.
@@ -66,17 +66,15 @@ impl FlowCountController {
 
 /// The controller of each peer.
 #[derive(Debug, Default)]
-pub(crate) struct FlowCountControllers(Mutex<HashMap<IpAddr, Weak<FlowCountController>>>);
+pub(crate) struct FlowCountControllers(Mutex<WeakMap<IpAddr, FlowCountController>>);
 
 impl FlowCountControllers {
     /// The controller for a connection with this number of flows to this peer.
     pub(crate) fn of(&self, peer: IpAddr, flows: usize) -> Arc<FlowCountController> {
         let mut all = lock(&self.0);
-        all.retain(|_, controller| controller.strong_count() > 0);
-        let known = all.get(&peer).and_then(Weak::upgrade);
-        known.unwrap_or_else(|| {
+        all.live(&peer).unwrap_or_else(|| {
             let controller = Arc::new(FlowCountController::new(flows));
-            all.insert(peer, Arc::downgrade(&controller));
+            all.insert(peer, &controller);
             controller
         })
     }

@@ -763,6 +763,7 @@ mod tests {
             far.write_all(&Frame::FlowDead(4).encode()).unwrap();
             wait_for_ack(&far);
         });
+        receiver.flows().iter().for_each(|flow| flow.read(1 << 20));
         far.write_all(&chunk(2000)).unwrap();
         far.write_all(&[2; 2000]).unwrap();
         assert_eq!(test_support::until(|| request.test().unwrap()), 2000);

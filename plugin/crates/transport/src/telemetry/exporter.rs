@@ -1,6 +1,7 @@
 //! Serves metrics over HTTP on a thread of its own. It implements only what a scrape needs: a library would add a pool of
 //! threads to the training process.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -8,12 +9,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::sys;
 
-/// Time limit of one scrape: the next one waits.
+/// Time limit of one scrape.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of scrapes at a time. When more arrive, the oldest is dropped after its minimum time.
+const MAX_SCRAPES: usize = 16;
+const MIN_SCRAPE_TIME: Duration = Duration::from_millis(200);
 /// Maximum length of a request.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
 
@@ -85,37 +89,101 @@ impl Drop for Exporter {
 }
 
 fn serve(listener: &TcpListener, stop: &OwnedFd, pages: &dyn Pages) {
+    let mut scrapes: VecDeque<Scrape> = VecDeque::new();
     loop {
-        let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        match poll(&mut waited, None) {
+        let now = Instant::now();
+        scrapes.retain(|scrape| now < scrape.deadline);
+        let oldest = scrapes.front().map(|scrape| scrape.since + MIN_SCRAPE_TIME);
+        let has_room = scrapes.len() < MAX_SCRAPES || oldest.is_some_and(|at| now >= at);
+        let next = scrapes.iter().map(|scrape| scrape.deadline).min();
+        let next = if has_room { next } else { oldest.min(next) };
+        let timeout = next.map(|at| {
+            // Not before, so that it is over when the wait ends.
+            let left = at.saturating_duration_since(now) + Duration::from_millis(1);
+            Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() }
+        });
+        let accepting = if has_room { PollFlags::IN } else { PollFlags::empty() };
+        let mut waited = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(listener, accepting)];
+        waited.extend(scrapes.iter().map(|scrape| PollFd::new(&scrape.stream, scrape.awaited())));
+        match poll(&mut waited, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
-        if !waited[1].revents().is_empty() {
+        let ready: Vec<bool> = waited.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(waited);
+        if ready[0] {
             return;
         }
-        if let Ok((stream, _)) = listener.accept() {
-            // The client notices failures.
-            let _ = answer(stream, pages, Instant::now() + SCRAPE_TIMEOUT);
+        let mut moved = ready[2..].iter();
+        // The client notices failures.
+        scrapes.retain_mut(|scrape| match moved.next() {
+            Some(true) => scrape.step(pages).is_ok_and(|done| !done),
+            _ => true,
+        });
+        if ready[1]
+            && let Ok((stream, _)) = listener.accept()
+            && stream.set_nonblocking(true).is_ok()
+        {
+            if scrapes.len() >= MAX_SCRAPES {
+                scrapes.pop_front();
+            }
+            scrapes.push_back(Scrape::new(stream, Instant::now()));
         }
     }
 }
 
-/// Reads a request and answers it, within the deadline.
-fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Result<()> {
-    let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    stream.set_nonblocking(false)?;
-    let mut request = Vec::new();
-    let mut buffer = [0; 1024];
-    while !request.windows(4).any(|window| window == b"\r\n\r\n") {
-        stream.set_read_timeout(Some(left()))?;
-        let received = stream.read(&mut buffer)?;
-        request.extend_from_slice(&buffer[..received]);
-        if received == 0 || request.len() > MAX_REQUEST_BYTES || Instant::now() >= deadline {
-            return Ok(());
+/// A connection: its request is being read, or its answer written.
+struct Scrape {
+    stream: TcpStream,
+    since: Instant,
+    deadline: Instant,
+    request: Vec<u8>,
+    /// Once the request is complete, and how much of it is written.
+    answer: Option<(Vec<u8>, usize)>,
+}
+
+impl Scrape {
+    fn new(stream: TcpStream, now: Instant) -> Self {
+        let deadline = now + SCRAPE_TIMEOUT;
+        Self { stream, since: now, deadline, request: Vec::new(), answer: None }
+    }
+
+    fn awaited(&self) -> PollFlags {
+        if self.answer.is_some() { PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    /// Continues as far as the socket allows. True when the connection is to be closed.
+    fn step(&mut self, pages: &dyn Pages) -> io::Result<bool> {
+        let mut buffer = [0; 1024];
+        loop {
+            let moved = match &mut self.answer {
+                None => self.stream.read(&mut buffer),
+                Some((text, written)) => self.stream.write(&text[*written..]),
+            };
+            let moved = match moved {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                moved => moved?,
+            };
+            if let Some((text, written)) = &mut self.answer {
+                *written += moved;
+                if moved == 0 || *written == text.len() {
+                    return Ok(true);
+                }
+                continue;
+            }
+            self.request.extend_from_slice(&buffer[..moved]);
+            if self.request.windows(4).any(|window| window == b"\r\n\r\n") {
+                self.answer = Some((answer(&self.request, pages), 0));
+            } else if moved == 0 || self.request.len() > MAX_REQUEST_BYTES {
+                return Ok(true);
+            }
         }
     }
-    let page = path_of(&request).and_then(|path| pages.page(path)).unwrap_or_else(|| Page {
+}
+
+/// The answer to a complete request.
+fn answer(request: &[u8], pages: &dyn Pages) -> Vec<u8> {
+    let page = path_of(request).and_then(|path| pages.page(path)).unwrap_or_else(|| Page {
         status: "404 Not Found",
         kind: "text/plain",
         body: "the metrics are at /metrics\n".to_owned(),
@@ -125,15 +193,7 @@ fn answer(mut stream: TcpStream, pages: &dyn Pages, deadline: Instant) -> io::Re
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
-    let text = head + &body;
-    let mut rest = text.as_bytes();
-    // A client that reads slowly must not block the others, or the end of the process.
-    while !rest.is_empty() && Instant::now() < deadline {
-        stream.set_write_timeout(Some(left()))?;
-        let written = stream.write(rest)?;
-        rest = &rest[written..];
-    }
-    Ok(())
+    (head + &body).into_bytes()
 }
 
 /// The path that a GET asks for.
@@ -222,21 +282,36 @@ mod tests {
 
     #[test]
     fn exporter_cuts_off_slow_readers() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let exporter = Exporter::start(&any, Arc::new(Large)).unwrap();
+        let mut slow = TcpStream::connect(exporter.address()).unwrap();
         slow.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        let (stream, _) = listener.accept().unwrap();
-        let reader = std::thread::spawn(move || {
-            let (mut buffer, mut all) = (vec![0; 64 << 10], 0);
-            // It reads all the time, and never blocks for long.
-            while let Ok(count @ 1..) = slow.read(&mut buffer) {
-                all += count;
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            all
-        });
-        let _ = answer(stream, &Large, Instant::now() + Duration::from_millis(200));
-        assert!(reader.join().unwrap() < 64 << 20, "it was waited for until it had all");
+        let (mut buffer, mut all) = (vec![0; 64 << 10], 0);
+        // It reads all the time, and never blocks for long.
+        while let Ok(count @ 1..) = slow.read(&mut buffer) {
+            all += count;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(all < 64 << 20, "it was waited for until it had all");
+    }
+
+    /// More clients say nothing than are served at a time.
+    #[test]
+    fn exporter_answers_while_other_clients_are_silent() {
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let (_exporter, address) = start(&any).unwrap();
+        let silent = || TcpStream::connect(address).unwrap();
+        let few: Vec<TcpStream> = (0..MAX_SCRAPES - 1).map(|_| silent()).collect();
+        let answered = ask(address, "GET /metrics HTTP/1.1\r\n\r\n");
+        assert!(answered.starts_with("HTTP/1.1 200 OK\r\n"), "{answered}");
+        for client in &few {
+            client.set_nonblocking(true).unwrap();
+            let state = (&*client).read(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(state, Err(io::ErrorKind::WouldBlock), "it was waited for");
+        }
+        let _more: Vec<TcpStream> = (0..3 * MAX_SCRAPES).map(|_| silent()).collect();
+        let answered = ask(address, "GET /metrics HTTP/1.1\r\n\r\n");
+        assert!(answered.starts_with("HTTP/1.1 200 OK\r\n"), "{answered}");
     }
 
     #[test]

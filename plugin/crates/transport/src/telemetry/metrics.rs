@@ -15,6 +15,7 @@ use crate::sync::lock;
 use crate::sys::PathFigures;
 use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::{Page, Pages};
+use crate::weak::WeakList;
 
 /// A connection with metrics.
 pub(crate) trait Observed: Send + Sync {
@@ -52,7 +53,7 @@ pub(crate) struct FlowObservation {
 /// The connections of a process, and the RDMA ports that they may use.
 #[derive(Default)]
 pub(crate) struct Metrics {
-    connections: Mutex<Vec<Weak<dyn Observed>>>,
+    connections: Mutex<WeakList<dyn Observed>>,
     adapters: Vec<Arc<Adapter>>,
 }
 
@@ -112,17 +113,12 @@ impl Metrics {
 
     /// Includes a connection from now on, as long as it lives.
     pub(crate) fn watch(&self, connection: Weak<dyn Observed>) {
-        let mut connections = lock(&self.connections);
-        connections.retain(|connection| connection.strong_count() > 0);
-        connections.push(connection);
+        lock(&self.connections).push(connection);
     }
 
     /// The text that a scrape gets.
     fn render(&self) -> String {
-        let connections: Vec<Arc<dyn Observed>> = {
-            let connections = lock(&self.connections);
-            connections.iter().filter_map(Weak::upgrade).collect()
-        };
+        let connections: Vec<Arc<dyn Observed>> = lock(&self.connections).live().collect();
         let table = Table::default();
         for connection in &connections {
             table.add(&**connection);
