@@ -88,6 +88,35 @@ func asks(annotations ...string) map[string]string {
 
 var masterAndWorker = map[string][]string{"Master": {"pytorch", "logger"}, "Worker": {"pytorch"}}
 
+// TestWorkloadWebhookWarnsOfSkippedJobs has jobs that controllers made, such as those of a CronJob.
+func TestWorkloadWebhookWarnsOfSkippedJobs(t *testing.T) {
+	reader, controller := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build(), true
+	owners := `"ownerReferences":[{"apiVersion":"batch/v1","kind":"CronJob","name":"nightly","uid":"u","controller":true}]`
+	made := func(template string) job {
+		return job{raw: `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"nightly-1","annotations":{"evenkeel.dev/profile":"default"},` + owners +
+			`},"spec":{"template":{` + template + `"spec":{"containers":[{"name":"c"}]}}}}`}
+	}
+	pinned := `"metadata":{"labels":{"evenkeel.dev/profile":"default"},"annotations":{"evenkeel.dev/delivery":"ImageVolume"}},`
+	for name, test := range map[string]struct {
+		job       job
+		operation admissionv1.Operation
+		warned    bool
+	}{
+		"not pinned":          {made(""), admissionv1.Create, true},
+		"only the label":      {made(`"metadata":{"labels":{"evenkeel.dev/profile":"default"}},`), admissionv1.Create, true},
+		"pinned by its owner": {made(pinned), admissionv1.Create, false},
+		"updated":             {made(""), admissionv1.Update, false},
+		"some templates":      {job{annotations: asks(), templates: masterAndWorker, owners: []metav1.OwnerReference{{Kind: "TrainJob", Name: "t", Controller: &controller}}}, admissionv1.Create, true},
+	} {
+		response := Workloads(reader, reader, true).Handler.Handle(t.Context(), test.job.request(t, test.operation))
+		if !response.Allowed || len(response.Patches) > 0 || (len(response.Warnings) == 1) != test.warned {
+			t.Errorf("%s: allowed %t, %v, warnings %q", name, response.Allowed, response.Patches, response.Warnings)
+		} else if test.warned && !strings.Contains(response.Warnings[0], "its pods run without the plugin") {
+			t.Errorf("%s: %q", name, response.Warnings[0])
+		}
+	}
+}
+
 func TestWorkloadWebhook(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{"team": "vision"}}},

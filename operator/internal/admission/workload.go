@@ -51,8 +51,11 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the %s: %w", req.Kind.Kind, err))
 	}
 	name, asked := job.GetAnnotations()[evenkeel.ProfileKey], job.GetAnnotations()[evenkeel.ReductionKey]
-	if name == "" && asked == "" || !workload.Known(job.GroupVersionKind().GroupKind()) || workload.Controlled(job) {
+	if name == "" && asked == "" || !workload.Known(job.GroupVersionKind().GroupKind()) {
 		return admission.Allowed("")
+	}
+	if owner := workload.Owner(job); owner != nil {
+		return handleOwned(job, owner, req.Operation)
 	}
 	if req.Operation == admissionv1.Update {
 		return handleUpdate(job, name, req.OldObject.Raw)
@@ -78,6 +81,29 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	}
 	metrics.Job(metrics.Injected)
 	return admission.PatchResponseFromRaw(req.Object.Raw, mutated).WithWarnings(warnings...)
+}
+
+// handleOwned answers for a job that a controller made. It stays as it is, since its owner is the one to annotate. Where the
+// owner is of a kind that Evenkeel does not know, nothing was pinned: a warning says so, and a metric counts it.
+func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference, operation admissionv1.Operation) admission.Response {
+	templates, err := workload.Templates(job)
+	if operation != admissionv1.Create || err != nil { // the API server's own validation reports an invalid template better
+		return admission.Allowed("")
+	}
+	pinned := func(t workload.Template) bool {
+		return t.Label(evenkeel.ProfileKey) != "" && t.Annotations()[evenkeel.DeliveryKey] != ""
+	}
+	if len(templates) > 0 && !slices.ContainsFunc(templates, func(t workload.Template) bool { return !pinned(t) }) {
+		return admission.Allowed("")
+	}
+	metrics.Job(metrics.Skipped)
+	var kinds []string
+	for _, k := range workload.Kinds() {
+		kinds = append(kinds, k.String())
+	}
+	return admission.Allowed("").WithWarnings(fmt.Sprintf(
+		"annotation %s has no effect on a %s that %s %s made: its pods run without the plugin. Only objects without an owner are injected, of the kinds %s",
+		evenkeel.ProfileKey, job.GetKind(), owner.Kind, owner.Name, strings.Join(kinds, ", ")))
 }
 
 // handleUpdate answers an update. A job keeps what it was created with; a warning says so if the update asks for something else.

@@ -37,7 +37,7 @@ var (
 		Name: "evenkeel_pods_total", Help: "Pods of annotated jobs: injected; skipped, if something of the user's was left unchanged; refused; not_injected, if the webhook did not see them.",
 	}, []string{"result"})
 	jobs = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; avoided_nodes, if their pods avoid nodes that failed a check.",
+		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; skipped, if a controller made them and nothing was pinned; avoided_nodes, if their pods avoid nodes that failed a check.",
 	}, []string{"result"})
 )
 
@@ -55,7 +55,7 @@ func init() {
 	for _, result := range []string{Injected, Skipped, Refused, NotInjected} {
 		pods.WithLabelValues(result)
 	}
-	for _, result := range []string{Injected, Refused, AvoidedNodes} {
+	for _, result := range []string{Injected, Refused, Skipped, AvoidedNodes} {
 		jobs.WithLabelValues(result)
 	}
 }
@@ -76,5 +76,5 @@ func RunEnded(stage evenkeel.Stage, outcome pairing.Outcome) {
 // Pod counts a pod: Injected, Skipped, Refused or NotInjected.
 func Pod(result string) { pods.WithLabelValues(result).Inc() }
 
-// Job counts a job: Injected, Refused or AvoidedNodes.
+// Job counts a job: Injected, Refused, Skipped or AvoidedNodes.
 func Job(result string) { jobs.WithLabelValues(result).Inc() }

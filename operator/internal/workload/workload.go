@@ -321,8 +321,8 @@ func (t Template) Add(labels, annotations map[string]string) error {
 	return nil
 }
 
-// Controlled reports whether the job belongs to another object. Then that object is the one to annotate.
-func Controlled(job *unstructured.Unstructured) bool { return metav1.GetControllerOf(job) != nil }
+// Owner returns the object whose controller made the job; nil: a user made it. The owner is the one to annotate.
+func Owner(job *unstructured.Unstructured) *metav1.OwnerReference { return metav1.GetControllerOf(job) }
 
 // queueKey is the label of jobs that Kueue suspends and resumes.
 const queueKey = "kueue.x-k8s.io/queue-name"
