@@ -419,7 +419,8 @@ fn element_counts(given: &[i64]) -> Vec<usize> {
     if given.is_empty() {
         return SWEEP.to_vec();
     }
-    let counts = |given: &i64| usize::try_from(*given).map_or(SWEEP.to_vec(), |count| vec![count]);
+    let counts =
+        |given: &i64| usize::try_from(*given).map_or_else(|_| SWEEP.to_vec(), |count| vec![count]);
     given.iter().flat_map(counts).collect()
 }
 
