@@ -201,6 +201,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"pods":                          {""},
 		"pytorchjobs":                   {""},
 		"jobsets":                       {""},
+		"leaderworkersets":              {""},
 		"workloads/status":              {""},
 		"admissionchecks/status":        {""},
 		"events":                        {""},
@@ -214,7 +215,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 	}
 	// With reduction servers these in every namespace too, under the eyes of an admission policy, and nothing else with them.
 	everywhere := map[string][]string{
-		"leaderworkersets": {"list", "watch"}, "secrets": {"create"}, "services": {"create", "patch"},
+		"secrets": {"create"}, "services": {"create", "patch"},
 		"statefulsets": {"create", "patch"}, "poddisruptionbudgets": {"create", "patch"}, "networkpolicies": {"create", "patch"},
 		"reductionservices": {"get", "list", "watch", "create"}, "reductionservices/status": {"patch"},
 	}
@@ -250,7 +251,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 						t.Errorf("%s: may %v %s in every namespace", role, rule["verbs"], resource)
 					}
 					// Gates may be opened in any namespace, and nothing else may be done to jobs and pods.
-					if held := []string{"jobs", "mpijobs", "pytorchjobs", "jobsets", "pods"}; cluster && slices.Contains(held, resource) && slices.ContainsFunc(verbs, func(v string) bool { return v != "patch" }) {
+					if held := []string{"jobs", "mpijobs", "pytorchjobs", "jobsets", "leaderworkersets", "pods"}; cluster && slices.Contains(held, resource) && slices.ContainsFunc(verbs, func(v string) bool { return v != "patch" }) {
 						t.Errorf("%s: may %v %s in every namespace", role, verbs, resource)
 					}
 					if len(verbs) > 0 && !slices.Equal(writes[resource], names) {

@@ -24,6 +24,11 @@ const (
 	GatedValue = "true"
 	// SchedulingGate is the name of the scheduling gate on pods.
 	SchedulingGate = "evenkeel.dev/preflight"
+	// TemplateKey is the annotation on such a pod template, and so on its pods, with the template's path in the job.
+	TemplateKey = "evenkeel.dev/template"
+	// OpenedTemplatesKey is the annotation on such a job that lists the templates whose gate has been opened, comma-separated.
+	// Pods that are made from them later do not wait.
+	OpenedTemplatesKey = "evenkeel.dev/opened-templates"
 )
 
 // Annotations that the workload webhook puts on pod templates: the profile as it was when the job was created.

@@ -270,6 +270,8 @@ func getProfile(ctx context.Context, reader client.Reader, name, namespace strin
 // gateJob gates a job that has to wait until its nodes are proven. Jobs of Kueue wait for an AdmissionCheck instead. A job
 // that its user suspended stays the user's to start.
 func (w workloadPinner) gateJob(ctx context.Context, job *unstructured.Unstructured, profile string) error {
+	// A job that was copied from another one has a gate of its own.
+	unstructured.RemoveNestedField(job.Object, "metadata", "annotations", evenkeel.OpenedTemplatesKey)
 	switch mode := job.GetAnnotations()[evenkeel.GateKey]; mode {
 	case "", evenkeel.GateEnabled:
 	case evenkeel.GateDisabled:
@@ -306,7 +308,7 @@ func (w workloadPinner) gateJob(ctx context.Context, job *unstructured.Unstructu
 		return refusal{err}
 	}
 	for _, t := range templates {
-		if err := t.Add(gated, nil); err != nil {
+		if err := t.Add(gated, map[string]string{evenkeel.TemplateKey: t.Path}); err != nil {
 			return refusal{err}
 		}
 	}

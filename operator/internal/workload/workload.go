@@ -29,6 +29,8 @@ type kind struct {
 	// size is the path of the number of pods in a group. The first pod is made from the first template, if there are two, and
 	// the others from the last. It is nil if templates have their own numbers of replicas.
 	size []string
+	// podLabel is the label of the job's pods that has its name; empty: the job itself is the controller of its pods.
+	podLabel string
 }
 
 var kinds = map[schema.GroupKind]kind{
@@ -49,7 +51,7 @@ var kinds = map[schema.GroupKind]kind{
 	},
 	{Group: "leaderworkerset.x-k8s.io", Kind: "LeaderWorkerSet"}: {
 		version: "v1", templates: [][]string{{"spec", "leaderWorkerTemplate", "leaderTemplate", "?"}, {"spec", "leaderWorkerTemplate", "workerTemplate"}},
-		size: []string{"spec", "leaderWorkerTemplate", "size"},
+		size: []string{"spec", "leaderWorkerTemplate", "size"}, podLabel: "leaderworkerset.sigs.k8s.io/name",
 	},
 }
 
@@ -78,6 +80,22 @@ func Suspendable() []schema.GroupVersionKind {
 	}
 	slices.SortFunc(list, func(a, b schema.GroupVersionKind) int { return cmp.Compare(a.String(), b.String()) })
 	return list
+}
+
+// OfPod returns kind and name of the job that made the pod, if it is of a kind that cannot be suspended.
+func OfPod(pod metav1.Object) (job schema.GroupVersionKind, name string, ok bool) {
+	if o := metav1.GetControllerOfNoCopy(pod); o != nil {
+		gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
+		if k, known := kinds[gk]; known && k.suspend == nil {
+			return gk.WithVersion(k.version), o.Name, true
+		}
+	}
+	for gk, k := range kinds {
+		if name := pod.GetLabels()[k.podLabel]; k.podLabel != "" && name != "" {
+			return gk.WithVersion(k.version), name, true
+		}
+	}
+	return schema.GroupVersionKind{}, "", false
 }
 
 // Kinds returns the supported kinds, sorted.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
@@ -172,5 +173,31 @@ func TestTemplateRemove(t *testing.T) {
 	templates[0].Remove("k")
 	if templates[0].Label("k") != "" || templates[0].Annotations()["k"] != "" || templates[0].Label("l") != "2" {
 		t.Errorf("%v", job.Object)
+	}
+}
+
+func TestJobOfPod(t *testing.T) {
+	yes := true
+	owned := func(version, kind string, labels map[string]string) *metav1.ObjectMeta {
+		return &metav1.ObjectMeta{Labels: labels, OwnerReferences: []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: "llama", Controller: &yes}}}
+	}
+	group := map[string]string{"leaderworkerset.sigs.k8s.io/name": "serve"}
+	for name, test := range map[string]struct {
+		pod  *metav1.ObjectMeta
+		want string
+	}{
+		"a Volcano job's":                 {owned("batch.volcano.sh/v1alpha1", "Job", nil), "batch.volcano.sh/v1alpha1 Job llama"},
+		"a group's, by its StatefulSet":   {owned("apps/v1", "StatefulSet", group), "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet serve"},
+		"a StatefulSet's":                 {owned("apps/v1", "StatefulSet", nil), ""},
+		"a batch job's, gated as a whole": {owned("batch/v1", "Job", nil), ""},
+		"nobody's":                        {&metav1.ObjectMeta{}, ""},
+	} {
+		got := ""
+		if kind, job, ok := OfPod(test.pod); ok {
+			got = kind.GroupVersion().String() + " " + kind.Kind + " " + job
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // newReadyNode makes a node that pods may run on.
@@ -57,6 +59,57 @@ func said(t *testing.T, about client.Object, reason string) string {
 		}
 	}
 	return ""
+}
+
+// isOpenForLaterPods has the pods of a job replaced, while the policy lets no job start that is not proven.
+func isOpenForLaterPods(t *testing.T, job *unstructured.Unstructured, policy *evenkeel.NetworkCheckPolicy, pods []*corev1.Pod) {
+	t.Helper()
+	onTimeout := func(action evenkeel.GateTimeout) {
+		patch := fmt.Sprintf(`{"spec": {"gate": {"onTimeout": %q}}}`, action)
+		p := policy.DeepCopy()
+		if err := admin.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the controller has seen the policy", func(ctx context.Context) (bool, error) {
+			err := admin.Get(ctx, client.ObjectKeyFromObject(p), p)
+			return p.Status.ObservedGeneration == p.Generation, err
+		})
+	}
+	onTimeout(evenkeel.GateWait)
+	defer onTimeout(evenkeel.GateStart)
+	another := func(pod *corev1.Pod, change func(*corev1.Pod)) *corev1.Pod {
+		later := pod.DeepCopy()
+		later.ObjectMeta = metav1.ObjectMeta{
+			Namespace: pod.Namespace, GenerateName: "later-", OwnerReferences: pod.OwnerReferences, Annotations: maps.Clone(pod.Annotations),
+			Labels: map[string]string{evenkeel.ProfileKey: pod.Labels[evenkeel.ProfileKey], evenkeel.GatedKey: evenkeel.GatedValue},
+		}
+		if change != nil {
+			change(later)
+		}
+		if createPod(t, later); len(later.Spec.SchedulingGates) != 1 {
+			t.Fatalf("the pod is not gated: %+v", later)
+		}
+		return later
+	}
+	other := another(pods[0], func(p *corev1.Pod) { p.Annotations[evenkeel.TemplateKey] = "spec.another.template" })
+	for _, pod := range pods {
+		later := another(pod, nil)
+		eventually(t, "a later pod of "+pod.Annotations[evenkeel.TemplateKey]+" may be scheduled", func(ctx context.Context) (bool, error) {
+			err := admin.Get(ctx, client.ObjectKeyFromObject(later), later)
+			return len(later.Spec.SchedulingGates) == 0, err
+		})
+	}
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(other), other); err != nil || len(other.Spec.SchedulingGates) != 1 {
+		t.Errorf("a pod of a template that was never opened: %v, gates %v", err, other.Spec.SchedulingGates)
+	}
+	controller, err := client.New(apiserver.As(config, systemNamespace, "evenkeel-controller"), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, patch := range []string{`{"metadata": {"annotations": {"evenkeel.dev/profile": "other"}}}`, `{"metadata": {"labels": {"a": "b"}}}`, `{"metadata": {"finalizers": ["example.com/a"]}}`, `{"spec": {"minAvailable": 1, "replicas": 7}}`} {
+		err := controller.Patch(t.Context(), job.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch)))
+		refused(t, err, "may change the annotation evenkeel.dev/opened-templates only")
+	}
 }
 
 // The webhook gates a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
@@ -139,6 +192,7 @@ func TestGateOfInstallation(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			var pods []*corev1.Pod
 			for _, template := range templates {
 				spec, err := template.PodSpec()
 				if err != nil {
@@ -153,6 +207,7 @@ func TestGateOfInstallation(t *testing.T) {
 				if len(pod.Spec.SchedulingGates) != 1 || pod.Spec.SchedulingGates[0].Name != evenkeel.SchedulingGate || pod.Annotations[evenkeel.InjectedKey] == "" {
 					t.Errorf("%s: its pod is %+v", template.Path, pod)
 				}
+				pods = append(pods, pod)
 				eventually(t, "the pod of "+template.Path+" may be scheduled", func(ctx context.Context) (bool, error) {
 					err := admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)
 					return len(pod.Spec.SchedulingGates) == 0 && pod.Labels[evenkeel.GatedKey] == "", err
@@ -161,6 +216,7 @@ func TestGateOfInstallation(t *testing.T) {
 			if said := said(t, job, gate.ReasonNotProven); !strings.Contains(said, "could not be run: spec.runner.image is not set") {
 				t.Errorf("the Events of the job are %q", said)
 			}
+			isOpenForLaterPods(t, job, policy, pods)
 		})
 	}
 	bad := heldJob(t, "Job", ns, pool)

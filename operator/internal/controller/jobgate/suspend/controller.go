@@ -32,7 +32,12 @@ import (
 const ReasonOpenedManually = "EvenkeelGateOpenedManually"
 
 // Reconciler opens the gates of jobs and pods.
-type Reconciler struct{ jobgate.Evaluator }
+type Reconciler struct {
+	jobgate.Evaluator
+	live client.Reader
+	// opened has, for each controller of gated pods, what its job's annotation lists. It saves requests to the API server.
+	opened map[types.UID][]string
+}
 
 // GatedSelector selects gated jobs and pods.
 func GatedSelector() labels.Selector {
@@ -45,6 +50,7 @@ func GatedSelector() labels.Selector {
 
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
+	c.live, c.opened = mgr.GetAPIReader(), map[types.UID][]string{}
 	watcher, err := c.NewController(mgr, "jobgate-suspend", workload.Suspendable(), GatedSelector(), c.reconcileAll)
 	if err != nil {
 		return err
@@ -143,7 +149,8 @@ func (c *Reconciler) leaveToOthers(ctx context.Context, h gatedJob, job *unstruc
 	return removeGateLabel(ctx, c.Client, job, func(*unstructured.Unstructured) error { return nil })
 }
 
-// listGatedPods returns the pods with the scheduling gate, grouped by the job that created them.
+// listGatedPods returns the pods with the scheduling gate that wait, grouped by the job that created them. Pods that a job
+// makes later, such as the replacement of one that was evicted, do not wait: the rest of the job runs already.
 func (c *Reconciler) listGatedPods(ctx context.Context) ([]gatedJob, error) {
 	var list corev1.PodList
 	if err := c.WaitingCache.List(ctx, &list); err != nil {
@@ -163,11 +170,17 @@ func (c *Reconciler) listGatedPods(ctx context.Context) ([]gatedJob, error) {
 		abouts[about.UID] = about
 		groups[about.UID] = append(groups[about.UID], pod)
 	}
+	maps.DeleteFunc(c.opened, func(uid types.UID, _ []string) bool { return groups[uid] == nil })
 	var found []gatedJob
+	var all []error
 	for _, uid := range slices.Sorted(maps.Keys(groups)) {
-		about, pods := abouts[uid], groups[uid]
+		about := abouts[uid]
+		pods, err := c.openLatePods(ctx, uid, groups[uid])
+		if all = append(all, err); len(pods) == 0 {
+			continue
+		}
 		open := func(ctx context.Context) error {
-			var all []error
+			all := []error{c.recordOpened(ctx, uid, pods)}
 			for _, pod := range pods {
 				all = append(all, openPod(ctx, c.Client, pod))
 			}
@@ -175,5 +188,5 @@ func (c *Reconciler) listGatedPods(ctx context.Context) ([]gatedJob, error) {
 		}
 		found = append(found, gatedJob{key: fmt.Sprintf("pods of %s %s/%s", about.Kind, about.Namespace, about.Name), about: about, job: jobgate.FromPods(pods), open: open})
 	}
-	return found, nil
+	return found, errors.Join(all...)
 }
