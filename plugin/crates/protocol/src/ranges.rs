@@ -9,6 +9,11 @@ impl Ranges {
         self.0.clear();
     }
 
+    /// Number of ranges.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether `at` is in the set, and up to where that holds, at most `end`.
     pub(crate) fn run(&self, at: u64, end: u64) -> (bool, u64) {
         let next = self.0.partition_point(|(_, stop)| *stop <= at);

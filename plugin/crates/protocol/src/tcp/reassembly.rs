@@ -10,6 +10,10 @@ const LAZY_ACK_BYTES: u64 = 256 << 10;
 /// ...or this many messages are complete.
 const LAZY_ACK_MESSAGES: u64 = 64;
 
+/// Maximum number of separate ranges of a message. A sender whose flows fail now and then leaves few. The time to add one
+/// grows with their number.
+const MAX_FRAGMENTS: usize = 1 << 16;
+
 /// Why a chunk is refused. In each case the two sides disagree, so the connection cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReassemblyError {
@@ -34,6 +38,12 @@ pub enum ReassemblyError {
         total: u64,
         /// Length according to an earlier chunk.
         earlier: u64,
+    },
+    /// The chunks of a message leave too many gaps.
+    #[error("message {message}: its chunks leave more than {MAX_FRAGMENTS} gaps")]
+    TooFragmented {
+        /// Number of the message.
+        message: u64,
     },
 }
 
@@ -173,6 +183,9 @@ impl<T: Clone> Reassembly<T> {
         if known {
             return Ok(ChunkAction::Discard { end });
         }
+        if incoming.reserved.count() >= MAX_FRAGMENTS {
+            return Err(ReassemblyError::TooFragmented { message });
+        }
         incoming.reserved.add(at, end);
         Ok(ChunkAction::Deliver { payload: incoming.payload.clone(), end })
     }
@@ -294,6 +307,21 @@ mod tests {
         reassembly.reserve(&chunk(0, 256, 256, 1024), 256).unwrap();
         let refused = reassembly.reserve(&chunk(0, 0, 128, 512), 0);
         assert!(matches!(refused, Err(ReassemblyError::TotalChanged { .. })));
+    }
+
+    #[test]
+    fn reassembly_refuses_too_many_fragments() {
+        let mut reassembly = Reassembly::default();
+        reassembly.post(1 << 30, ());
+        let mut alternate = (0..).map(|index| chunk(0, 256 * index, 128, 1 << 30));
+        for header in alternate.by_ref().take(MAX_FRAGMENTS) {
+            reassembly.reserve(&header, header.offset).unwrap();
+        }
+        let header = alternate.next().unwrap();
+        assert_eq!(
+            reassembly.reserve(&header, header.offset),
+            Err(ReassemblyError::TooFragmented { message: 0 })
+        );
     }
 
     #[test]

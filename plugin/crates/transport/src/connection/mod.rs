@@ -8,3 +8,4 @@ pub(crate) mod send;
 pub(crate) mod tag_matching;
 #[cfg(test)]
 pub(crate) mod tag_matching_tests;
+pub(crate) mod unexpected;

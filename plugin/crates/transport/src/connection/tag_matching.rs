@@ -15,8 +15,8 @@
 use std::collections::VecDeque;
 
 use crate::connection::request::Target;
+use crate::connection::unexpected::{MAX_CONNECTION_BYTES, UnexpectedMemory};
 use crate::error::TooLong;
-use crate::memory::block::Block;
 use crate::memory::buffers::RecvBuffer;
 
 /// Maximum distance between the sender's next message and an advertised buffer. Receivers post fewer.
@@ -129,8 +129,7 @@ enum TagMode {
 
 struct Unexpected {
     number: u64,
-    /// Memory of the message.
-    block: Block,
+    memory: UnexpectedMemory,
     /// Length in bytes, once it is complete.
     length: Option<usize>,
     /// Its buffer, once that is posted.
@@ -210,6 +209,17 @@ impl TagMatcher {
     pub(crate) fn next_step(&mut self, next: u64) -> Result<Option<MatchStep>, TooLong> {
         while let (Some((tag, _)), Some(common_tag)) = (self.posted.front(), self.common_tag) {
             let is_common = *tag == common_tag;
+            // Buffers with the common tag take unexpected messages ahead of buffers with other tags. What those wait for may
+            // need the memory.
+            if let Some(at) = self.unexpected.iter().position(|message| message.target.is_none())
+                && let Some(buffer) = self.posted.iter().position(|(tag, _)| *tag == common_tag)
+            {
+                self.unexpected[at].target = self.posted.remove(buffer).map(|(_, target)| target);
+                if self.deliver_unexpected(at)? {
+                    return Ok(Some(MatchStep::Delivered));
+                }
+                continue;
+            }
             match self.mode {
                 TagMode::Same if is_common => {}
                 TagMode::Same => {
@@ -217,22 +227,9 @@ impl TagMatcher {
                     return Ok(Some(MatchStep::AskSender));
                 }
                 TagMode::Asked(_) => break,
-                TagMode::Different(below) => {
-                    let unclaimed =
-                        self.unexpected.iter().position(|unexpected| unexpected.target.is_none());
-                    if let Some(at) = unclaimed.filter(|_| is_common) {
-                        self.unexpected[at].target =
-                            self.posted.pop_front().map(|(_, target)| target);
-                        if self.deliver_unexpected(at)? {
-                            return Ok(Some(MatchStep::Delivered));
-                        }
-                        continue;
-                    }
-                    // Messages with the common tag are in flight that this buffer must not overtake.
-                    if next < below {
-                        break;
-                    }
-                }
+                // Messages with the common tag are in flight that this buffer must not overtake.
+                TagMode::Different(below) if next < below => break,
+                TagMode::Different(_) => {}
             }
             let is_advertised = self.advertises();
             return Ok(self
@@ -253,11 +250,20 @@ impl TagMatcher {
         is_common && self.unexpected.len() < MAX_UNEXPECTED
     }
 
-    /// Memory for an unexpected message, which is the transport's next one.
-    pub(crate) fn buffer_unexpected(&mut self, number: u64, bytes: usize) -> RecvBuffer {
-        let mut block = Block::new(bytes);
-        let buffer = block.lend_mut(bytes);
-        self.unexpected.push_back(Unexpected { number, block, length: None, target: None });
+    /// Whether the memory of unexpected messages may grow by this many bytes. One message may always be there.
+    pub(crate) fn has_unexpected_room(&self, bytes: u64) -> bool {
+        let used: usize = self.unexpected.iter().map(|unexpected| unexpected.memory.length()).sum();
+        used == 0 || used as u64 + bytes <= MAX_CONNECTION_BYTES as u64
+    }
+
+    /// The buffer of an unexpected message, which is the transport's next one, in this memory.
+    pub(crate) fn buffer_unexpected(
+        &mut self,
+        number: u64,
+        mut memory: UnexpectedMemory,
+    ) -> RecvBuffer {
+        let buffer = memory.lend_mut();
+        self.unexpected.push_back(Unexpected { number, memory, length: None, target: None });
         buffer
     }
 
@@ -277,7 +283,7 @@ impl TagMatcher {
 
     /// Copies an unexpected message into its buffer, if both are there.
     fn deliver_unexpected(&mut self, at: usize) -> Result<bool, TooLong> {
-        let Unexpected { number, block, length: Some(length), target: Some(target) } =
+        let Unexpected { number, memory, length: Some(length), target: Some(target) } =
             &self.unexpected[at]
         else {
             return Ok(false);
@@ -287,7 +293,7 @@ impl TagMatcher {
             let (length, capacity) = (length as u64, capacity as u64);
             return Err(TooLong { message: *number, length, capacity });
         }
-        target.buffer.part(0, length).copy_from(&block.bytes()[..length]);
+        target.buffer.part(0, length).copy_from(&memory.bytes()[..length]);
         target.complete(length as u64);
         self.unexpected.remove(at);
         Ok(true)
@@ -381,7 +387,7 @@ mod tests {
         let mut number = 0;
         while matcher.accepts_unexpected(number) {
             assert!(number < 10_000, "{number} messages are unexpected");
-            matcher.buffer_unexpected(number, 8);
+            matcher.buffer_unexpected(number, UnexpectedMemory::new(8).unwrap());
             number += 1;
         }
         assert_eq!(number, MAX_UNEXPECTED as u64);
@@ -439,7 +445,8 @@ mod tests {
                                 taken += 1;
                             } else if matcher.accepts_unexpected(number) {
                                 assert_eq!(*tag, sent[0]);
-                                matcher.buffer_unexpected(number, 1);
+                                matcher
+                                    .buffer_unexpected(number, UnexpectedMemory::new(1).unwrap());
                                 assert_eq!(matcher.unexpected_received(number, 0), Ok(false));
                                 (next, taken) = (next + 1, taken + 1);
                             }

@@ -26,6 +26,7 @@ use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
 use crate::connection::tag_matching::{MatchStep, TagMatcher};
+use crate::connection::unexpected::UnexpectedMemory;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
@@ -507,7 +508,10 @@ impl RecvState {
         for (at, number) in (next..below).enumerate() {
             let length = lengths.get(at).map_or(0, |length| *length as usize);
             // A message in the eager ring has no length here, and may fill its slot.
-            let buffer = self.tags.buffer_unexpected(number, length.max(EAGER_BYTES));
+            let memory = UnexpectedMemory::new(length.max(EAGER_BYTES)).ok_or_else(|| {
+                ConnectionError::remote("too many bytes of unexpected messages in this process")
+            })?;
+            let buffer = self.tags.buffer_unexpected(number, memory);
             let region = self.region(&buffer, None)?;
             self.post(PostedBuffer { buffer, tag: 0, target: None, region }, base)?;
         }

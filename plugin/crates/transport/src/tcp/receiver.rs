@@ -16,6 +16,7 @@ use crate::connection::base::{Base, Direction, InFlight, TransportKind};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
 use crate::connection::tag_matching::{MatchStep, TagMatcher};
+use crate::connection::unexpected::UnexpectedMemory;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, TooLong};
 use crate::memory::buffers::RecvBuffer;
@@ -108,6 +109,7 @@ impl TcpReceiver {
                 flows: Vec::new(),
                 stuck_since: None,
                 unreachable: false,
+                is_starved: false,
                 cause: String::new(),
                 peer_closed: false,
                 closed: false,
@@ -307,10 +309,15 @@ impl TcpReceiver {
                 MatchStep::Delivered => actions.notify_owner = true,
             }
         }
-        let (next, tags) = (queue.reassembly.next(), &queue.tags);
+        if actions.notify_owner {
+            queue.is_starved = false;
+        }
+        let (next, tags, is_starved) = (queue.reassembly.next(), &queue.tags, queue.is_starved);
         for entry in queue.flows.iter_mut().flatten() {
-            let has_buffer =
-                |message| message < next || message == next && tags.accepts_unexpected(next);
+            let has_buffer = |message| {
+                let may_be_unexpected = !is_starved && tags.accepts_unexpected(next);
+                message < next || message == next && may_be_unexpected
+            };
             if entry.waits_for.is_some_and(has_buffer) {
                 entry.waits_for = None;
                 actions.to_wake.push(Arc::clone(&entry.flow));
@@ -378,6 +385,7 @@ impl RecvFlowOwner for TcpReceiver {
         at: u64,
     ) -> Result<Option<ReadStage>, ReassemblyError> {
         let chunk = *chunk;
+        let mut memory = None;
         let mut queue = lock(&self.queue);
         Ok(loop {
             break match queue.reassembly.reserve(&chunk, at)? {
@@ -395,9 +403,26 @@ impl RecvFlowOwner for TcpReceiver {
                         queue.wait(slot, chunk.message);
                         break None;
                     }
-                    queue.post_unexpected(&chunk);
                     let mut actions = TagActions::default();
                     self.match_tags(&mut queue, &mut actions)?;
+                    if queue.wants_unexpected(&chunk) {
+                        if let Some(memory) = memory.take() {
+                            queue.post_unexpected(&chunk, memory);
+                            self.match_tags(&mut queue, &mut actions)?;
+                        } else {
+                            // Without the lock: it may be large.
+                            drop(queue);
+                            self.run_actions(actions);
+                            memory = UnexpectedMemory::new(chunk.total as usize);
+                            queue = lock(&self.queue);
+                            if memory.is_none() && queue.reassembly.next() <= chunk.message {
+                                queue.is_starved = true;
+                                queue.wait(slot, chunk.message);
+                                break None;
+                            }
+                            continue;
+                        }
+                    }
                     let has_buffer = queue.reassembly.next() > chunk.message;
                     if !has_buffer {
                         queue.wait(slot, chunk.message);
@@ -558,6 +583,13 @@ impl TcpReceiver {
         }
     }
 
+    /// Reads flows again that wait for memory of unexpected messages. Other connections may have given theirs back.
+    fn retry_unexpected(&self) {
+        if std::mem::take(&mut lock(&self.queue).is_starved) {
+            self.update_tags(|_| true);
+        }
+    }
+
     /// Acknowledges messages if no acknowledgement is under way and nothing followed them.
     fn ack_if_idle(&self) {
         let last_active = self.last_active.load(Ordering::Relaxed);
@@ -674,6 +706,7 @@ impl Source for Clock {
         if !self.0.base.failed() {
             self.0.check_unrecoverable(now);
             self.0.ack_if_idle();
+            self.0.retry_unexpected();
         }
     }
 
@@ -692,6 +725,7 @@ mod tests {
     use evenkeel_protocol::Frame;
 
     use super::*;
+    use crate::connection::unexpected::MAX_CONNECTION_BYTES;
     use crate::test_support;
 
     /// After a close nothing is written to the buffers, whatever flows are added meanwhile.
@@ -767,6 +801,50 @@ mod tests {
         far.write_all(&chunk(2000)).unwrap();
         far.write_all(&[2; 2000]).unwrap();
         assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
+        receiver.close();
+    }
+
+    /// The sender's next message has no memory, and waits with its flow until the one before has a buffer.
+    #[test]
+    fn unexpected_messages_beyond_the_limit_wait() {
+        const LONG: usize = MAX_CONNECTION_BYTES;
+        const PART: usize = 1 << 20;
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let context = transport.context(0, "").unwrap();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let ((near, mut far), (other_near, mut other)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let sockets = vec![near.into(), other_near.into()];
+        let receiver = TcpReceiver::open(context, runtime.workers(), peer, sockets).unwrap();
+        let post = |length: usize, tag| {
+            let buffer = RecvBuffer::from_static(Box::leak(vec![0; length].into_boxed_slice()));
+            TcpReceiver::recv_group(&receiver, &[TaggedBuffer { buffer, tag, registration: None }])
+                .unwrap()
+                .unwrap()
+        };
+        let _another_tag = post(8, 5);
+        let header = |message, offset: usize, length: usize, total: usize| {
+            let (offset, length, total) = (offset as u64, length as u32, total as u64);
+            Frame::Chunk(ChunkHeader { message, offset, length, total, ack_wanted: true }).encode()
+        };
+        far.write_all(&header(0, 0, PART, LONG)).unwrap();
+        test_support::until(|| lock(&receiver.queue).tags.asked_from());
+        other.write_all(&Frame::SameTagBelow(2).encode()).unwrap();
+        other.write_all(&header(1, 0, 1000, 1000)).unwrap();
+        other.write_all(&[2; 1000]).unwrap();
+        // It is retried from time to time, and waits again.
+        test_support::until(|| lock(&receiver.queue).is_starved.then_some(()));
+        assert_eq!(lock(&receiver.queue).reassembly.next(), 1, "messages with memory");
+        let (first, second) = (post(LONG, 0), post(1000, 0));
+        for at in (0..LONG).step_by(PART) {
+            if at > 0 {
+                far.write_all(&header(0, at, PART, LONG)).unwrap();
+            }
+            far.write_all(&vec![1; PART]).unwrap();
+        }
+        assert_eq!(test_support::until(|| first.test().unwrap()), LONG as u64);
+        assert_eq!(test_support::until(|| second.test().unwrap()), 1000);
         receiver.close();
     }
 }

@@ -309,7 +309,8 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             Err(error) => {
                 let kind = match error {
                     ReassemblyError::TooLong { .. } => ErrorKind::Truncated,
-                    ReassemblyError::TotalChanged { .. } => ErrorKind::Remote,
+                    ReassemblyError::TotalChanged { .. }
+                    | ReassemblyError::TooFragmented { .. } => ErrorKind::Remote,
                 };
                 StageOutcome::Failed(kind, error.to_string())
             }

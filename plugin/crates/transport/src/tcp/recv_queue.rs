@@ -7,6 +7,7 @@ use evenkeel_protocol::{ChunkHeader, MAX_MESSAGE_BYTES, Reassembly};
 
 use crate::connection::request::Target;
 use crate::connection::tag_matching::TagMatcher;
+use crate::connection::unexpected::UnexpectedMemory;
 use crate::memory::buffers::RecvBuffer;
 
 /// Guarded by the lock of its connection, whose flows are of type `F`.
@@ -19,6 +20,8 @@ pub(super) struct RecvQueue<F> {
     pub(super) stuck_since: Option<Instant>,
     /// Whether a flow ended because nothing came through, since the last one was added.
     pub(super) unreachable: bool,
+    /// Whether a flow waits for memory of an unexpected message.
+    pub(super) is_starved: bool,
     /// Why the last flow ended.
     pub(super) cause: String,
     /// The peer sends no more messages.
@@ -58,13 +61,19 @@ impl<F> RecvQueue<F> {
         self.reassembly.post(capacity, Posted { buffer, tag, target: Some(target) })
     }
 
-    /// Posts memory for this message if it is the next one and unexpected.
-    pub(super) fn post_unexpected(&mut self, chunk: &ChunkHeader) {
+    /// Whether this chunk's message is the next one, is unexpected, and may have memory.
+    pub(super) fn wants_unexpected(&mut self, chunk: &ChunkHeader) -> bool {
         let message = chunk.message;
-        if self.tags.accepts_unexpected(message) && message == self.reassembly.next() {
-            let buffer = self.tags.buffer_unexpected(message, chunk.total as usize);
-            self.reassembly.post(chunk.total, Posted { buffer, tag: 0, target: None });
-        }
+        let wanted = self.tags.accepts_unexpected(message) && message == self.reassembly.next();
+        let has_room = self.tags.has_unexpected_room(chunk.total);
+        self.is_starved |= wanted && !has_room;
+        wanted && has_room
+    }
+
+    /// Posts memory for the next message, which is unexpected.
+    pub(super) fn post_unexpected(&mut self, chunk: &ChunkHeader, memory: UnexpectedMemory) {
+        let buffer = self.tags.buffer_unexpected(chunk.message, memory);
+        self.reassembly.post(chunk.total, Posted { buffer, tag: 0, target: None });
     }
 
     /// The flow in this slot waits for this message's buffer.
