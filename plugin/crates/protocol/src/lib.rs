@@ -29,7 +29,9 @@ pub use handshake::hello::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce,
     PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,
 };
-pub use limits::{CHUNK_ALIGN, MAX_ADDRESSES, MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_QUEUE_PAIRS};
+pub use limits::{
+    CHUNK_ALIGN, MAX_ADDRESSES, MAX_CHUNK_BYTES, MAX_FLOWS, MAX_MESSAGE_BYTES, MAX_QUEUE_PAIRS,
+};
 pub use rdma::arrivals::{ArrivalError, Arrivals, Immediate, MAX_PARTS, ReceivedMessage, WINDOW};
 pub use rdma::control::{
     ControlMessage, ControlMessageError, MAX_PARTS_IN_FLIGHT, MessagePart, PacketMarking, PortInfo,

@@ -18,10 +18,10 @@ use crate::proxy::{Direction, Proxy, Tap};
 const MAX_FLIPPED: usize = 12;
 
 /// Numbers of flipped bits: those on the way to the listener, and those from it.
-type Flipped = Arc<[AtomicUsize; 2]>;
+pub(crate) type Flipped = Arc<[AtomicUsize; 2]>;
 
 /// Connects through a proxy that flips a bit behind the handshake of some connections.
-fn corrupting_pair(net: &Net) -> ((Opaque, Opaque), Proxy, Flipped) {
+pub(crate) fn corrupting_pair(net: &Net) -> ((Opaque, Opaque), Proxy, Flipped) {
     let flipped = Flipped::default();
     let (of_proxy, rng) = (Arc::clone(&flipped), Mutex::new(TestRng::new(7)));
     let (pair, proxy) = Proxy::pair(net, move |connection, direction| -> Tap {

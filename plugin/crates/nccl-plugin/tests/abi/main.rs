@@ -19,6 +19,7 @@ mod lifecycle;
 mod messages;
 mod outage;
 mod peer_death;
+mod polled_lines;
 mod proxy;
 mod raw_peer;
 mod receive_polling;

@@ -184,6 +184,7 @@ impl RecvBuffer {
     }
 
     /// The checksum of its bytes, continued from `before`.
+    #[cfg(test)]
     pub(crate) fn checksum(&self, before: u32) -> u32 {
         checksum_of(self.start, self.length, before)
     }

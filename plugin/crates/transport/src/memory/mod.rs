@@ -3,5 +3,6 @@
 pub(crate) mod block;
 pub(crate) mod buffers;
 mod polled_copy;
+pub(crate) mod staging;
 #[cfg(test)]
 pub(crate) mod test_memory;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::error::Error;
+use crate::memory::staging::StagingPool;
 use crate::runtime::flow_count::FlowCountControllers;
 use crate::sync::lock;
 use crate::sys;
@@ -86,6 +87,7 @@ pub(crate) struct Workers {
     /// Nanoseconds in which callers did work of workers.
     caller_work: AtomicU64,
     pub(crate) flow_counts: FlowCountControllers,
+    pub(crate) staging: Arc<StagingPool>,
 }
 
 struct Worker {
@@ -116,6 +118,7 @@ impl Runtime {
             lingering,
             caller_work: AtomicU64::new(0),
             flow_counts: FlowCountControllers::default(),
+            staging: Arc::default(),
         });
         // From here on, dropping the runtime stops the threads that have started.
         let mut runtime = Self { workers, threads: Vec::new(), _exporter: exporter };

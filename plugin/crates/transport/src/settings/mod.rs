@@ -10,7 +10,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use evenkeel_protocol::{CHUNK_ALIGN, JobKey, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketMarking, Schedule};
+use evenkeel_protocol::{
+    CHUNK_ALIGN, JobKey, MAX_CHUNK_BYTES, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketMarking, Schedule,
+};
 
 use name_filter::NameFilter;
 use parse::{addresses, key_in, ports, ranged_or_none};
@@ -196,7 +198,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             default: "524288",
         },
         apply: |settings, value| {
-            settings.chunk_bytes = ranged(value, 4096, 16 << 20)?;
+            settings.chunk_bytes = ranged(value, 4096, MAX_CHUNK_BYTES)?;
             settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN).then_some(())
         },
     },
@@ -640,7 +642,7 @@ mod tests {
                     taken += 1;
                     assert!((1..=MAX_FLOWS as u16).contains(&settings.flows));
                     assert!(settings.chunk_bytes.is_multiple_of(CHUNK_ALIGN));
-                    assert!((4096..=16 << 20).contains(&settings.chunk_bytes));
+                    assert!((4096..=MAX_CHUNK_BYTES).contains(&settings.chunk_bytes));
                     assert!((1..=16).contains(&settings.workers));
                     assert!(settings.ports.is_none_or(|ports| *ports.start() > 0));
                     assert!(settings.metrics.len() <= u16::MAX.into());

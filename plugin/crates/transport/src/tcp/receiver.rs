@@ -175,6 +175,12 @@ impl TcpReceiver {
         Ok(())
     }
 
+    /// What a flow checks chunks with, if the peers have agreed on checksums.
+    fn new_checksum(&self) -> Option<ChunkChecksum> {
+        let pool = &self.workers.staging;
+        self.base.context.settings.checksum.then(|| ChunkChecksum::new(pool))
+    }
+
     /// Assigns a slot to a flow, unless the connection is over, has too many flows, or has this one already. Nothing is
     /// written to the flow before its dialer is answered.
     fn insert_flow(
@@ -206,7 +212,7 @@ impl TcpReceiver {
                 closed: false,
                 stage: ReadStage::Header { have: 0 },
                 header: [0; FRAME_BYTES],
-                checksum: self.base.context.settings.checksum.then(ChunkChecksum::default),
+                checksum: self.new_checksum(),
                 poll_owner: PollOwner::new(slot),
             }),
             replies: Mutex::new(ReplyState { is_answered, ..ReplyState::default() }),

@@ -6,7 +6,9 @@ use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use evenkeel_protocol::{ChunkHeader, FRAME_BYTES, Frame, FrameError, ReassemblyError};
+use evenkeel_protocol::{
+    ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_CHUNK_BYTES, ReassemblyError,
+};
 use socket2::Socket;
 
 use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
@@ -217,7 +219,10 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             ReadStage::FlowDead { number } => StageOutcome::FlowDead(number),
             ReadStage::Reserve { chunk, at } => self.reserve(reading, &chunk, at),
             ReadStage::Deliver { chunk, buffer, at, end, .. } => {
-                let rest = buffer.part(at as usize, (end - at) as usize);
+                let rest = match &mut reading.checksum {
+                    None => buffer.part(at as usize, (end - at) as usize),
+                    Some(checksum) => checksum.place(at, end),
+                };
                 self.read_payload(reading, rest, end == chunk.end())
             }
             ReadStage::Discard { at, end, .. } => self.discard(reading, (end - at) as usize),
@@ -244,7 +249,14 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         match frame {
             Frame::Chunk(chunk) => {
                 if let Some(checksum) = &mut reading.checksum {
-                    checksum.begin(chunk.message, sum);
+                    let length = chunk.length;
+                    if u64::from(length) > MAX_CHUNK_BYTES {
+                        let what = format!(
+                            "protocol error: a chunk of {length} bytes, but the limit is {MAX_CHUNK_BYTES}"
+                        );
+                        return StageOutcome::Failed(ErrorKind::Remote, what);
+                    }
+                    checksum.begin(&chunk, sum);
                 }
                 reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
                 receiver.hot_flow().on_chunk(self.slot);
@@ -374,11 +386,11 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
 
     /// Accounts for bytes that were read.
     fn advance(&self, reading: &mut ReadState, received: usize) {
-        if let (Some(checksum), ReadStage::Deliver { buffer, at, end, .. }) =
+        if let (Some(checksum), ReadStage::Deliver { at, end, .. }) =
             (&mut reading.checksum, &reading.stage)
         {
             let taken = (received as u64).min(end - at);
-            checksum.received(buffer.part(*at as usize, taken as usize));
+            checksum.received(*at, taken);
         }
         match &mut reading.stage {
             ReadStage::Header { have } => *have += received,
@@ -400,10 +412,10 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
     /// Continues when the current part of a chunk is complete.
     fn finish_part(&self, reading: &mut ReadState) {
         let (chunk, at) = match reading.stage {
-            ReadStage::Deliver { chunk, start, at, end, .. } if at == end => {
+            ReadStage::Deliver { chunk, buffer, start, at, end } if at == end => {
                 match &mut reading.checksum {
                     None => self.receiver.on_received(self, chunk.message, end - start),
-                    Some(checksum) => checksum.written(start, end),
+                    Some(checksum) => checksum.part_received(buffer, start, end),
                 }
                 (chunk, end)
             }
@@ -416,10 +428,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
                     reading.stage = ReadStage::Corrupt;
                     return;
                 }
-                let (message, parts) = checksum.take_parts();
-                parts
-                    .iter()
-                    .for_each(|(from, to)| self.receiver.on_received(self, message, to - from));
+                checksum.deliver(|message, bytes| self.receiver.on_received(self, message, bytes));
             }
             self.counters.chunk(&self.receiver.base().counters, chunk.length.into());
             ReadStage::Header { have: 0 }
@@ -436,12 +445,10 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         }
         reading.poll_owner.release(self.receiver.hot_flow(), &self.registration, &self.socket);
         let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
-        let unchecked = reading.checksum.as_mut().map(ChunkChecksum::take_parts);
-        let is_checked = unchecked.is_some();
-        if let Some((message, parts)) = unchecked {
+        let is_checked = reading.checksum.is_some();
+        if let Some(checksum) = &mut reading.checksum {
             let mut queue = lock(self.receiver.queue());
-            let give_back = |(from, to)| queue.reassembly.release(message, from, to);
-            parts.into_iter().for_each(give_back);
+            checksum.drop_parts(|message, from, to| queue.reassembly.release(message, from, to));
         }
         if let ReadStage::Deliver { chunk, start, mut at, end, .. } = stage {
             if is_checked {
