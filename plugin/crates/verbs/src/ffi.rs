@@ -233,6 +233,7 @@ pub(crate) struct AsyncEvent {
     pub(crate) event_type: c_uint,
 }
 
+pub(crate) const FORK_UNNEEDED: c_int = 2;
 pub(crate) const PORT_ACTIVE: c_uint = 4;
 pub(crate) const LINK_ETHERNET: u8 = 2;
 pub(crate) const PORT_GRH_REQUIRED: u8 = 1;
@@ -344,13 +345,14 @@ functions! {
         reg_mr_iova2: fn(*mut c_void, *mut c_void, usize, u64, c_uint) -> *mut Mr;
         reg_dmabuf_mr: fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut Mr;
         fork_init: fn() -> c_int;
+        is_fork_initialized: fn() -> c_int;
     }
 }
 
 /// The library, once it is loaded.
 struct Loaded {
     functions: Functions,
-    /// What `ibv_fork_init` returned: 0 or an error number.
+    /// What `ibv_fork_init` returned: 0 or an error number. 0 also where it is not needed.
     fork_init: c_int,
 }
 
@@ -364,8 +366,15 @@ fn loaded() -> Result<&'static Loaded, Error> {
         // Its providers keep pointers into it, so it is never unloaded.
         std::mem::forget(library);
         let functions = functions?;
-        // SAFETY: it has no arguments, and may be called several times in a process.
-        let fork_init = functions.fork_init.map_or(libc::ENOSYS, |init| unsafe { init() });
+        // SAFETY: it has no arguments, and only asks the kernel.
+        let status = functions.is_fork_initialized.map(|status| unsafe { status() });
+        let fork_init = match (status, functions.fork_init) {
+            // To call it would still withhold pages from children.
+            (Some(FORK_UNNEEDED), _) => 0,
+            // SAFETY: it has no arguments, and may be called several times in a process.
+            (_, Some(init)) => unsafe { init() },
+            (_, None) => libc::ENOSYS,
+        };
         Ok(Loaded { functions, fork_init })
     };
     LOADED.get_or_init(load).as_ref().map_err(|why| Error::NoLibrary(why.clone()))
@@ -380,7 +389,7 @@ pub(crate) fn functions() -> Result<&'static Functions, Error> {
 ///
 /// Before Linux 5.12, a fork makes all private pages copy-on-write. The parent's next write to such a page gets a new page,
 /// and the device goes on with the old one. `ibv_fork_init` makes rdma-core withhold the registered pages from children
-/// (`MADV_DONTFORK`); on newer kernels it does nothing.
+/// (`MADV_DONTFORK`). Newer kernels copy the pages for the children instead, so there it is not called.
 ///
 /// # Errors
 /// When the library is missing, or memory was registered before by somebody else in this process (`EINVAL`).
@@ -435,6 +444,7 @@ mod tests {
     use super::*;
 
     const VALUES: &[(&str, u32)] = &[
+        ("IBV_FORK_UNNEEDED", FORK_UNNEEDED as u32),
         ("IBV_PORT_ACTIVE", PORT_ACTIVE),
         ("IBV_LINK_LAYER_ETHERNET", LINK_ETHERNET as u32),
         ("IBV_QPF_GRH_REQUIRED", PORT_GRH_REQUIRED as u32),
@@ -491,14 +501,9 @@ mod tests {
             return;
         }
         fork_protection().unwrap();
-        // SAFETY: it is loaded already, and the function has no arguments in any version.
-        unsafe {
-            let library = Library::new("libibverbs.so.1").unwrap();
-            if let Ok(status) =
-                library.get::<unsafe extern "C" fn() -> c_int>(b"ibv_is_fork_initialized\0")
-            {
-                assert_ne!(status(), DISABLED);
-            }
+        if let Some(status) = functions().unwrap().is_fork_initialized {
+            // SAFETY: it has no arguments.
+            assert_ne!(unsafe { status() }, DISABLED);
         }
     }
 

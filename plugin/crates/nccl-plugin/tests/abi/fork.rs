@@ -2,9 +2,12 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::ptr;
+use std::{env, fs, ptr};
 
-use crate::harness::{Net, pattern, run_in_child_process};
+use evenkeel_nccl_abi::PTR_HOST;
+
+use crate::gpu_memory::ProtectedMemory;
+use crate::harness::{Net, Opaque, pattern, run_in_child_process};
 
 /// Short enough for every way in which a message may go: inline, by a copy, from the memory itself.
 const SIZES: [usize; 5] = [8, 300, 4096, 5000, 300_000];
@@ -17,8 +20,8 @@ fn fork_amid_messages_garbles_nothing() {
 }
 
 /// Objects between which the allocator may put others.
-fn heap_objects() -> Vec<Box<[u8; 1000]>> {
-    (0..500).map(|at| Box::new([at as u8; 1000])).collect()
+fn heap_objects() -> Vec<Vec<u8>> {
+    (0..500).map(|at| vec![at as u8; 1000]).collect()
 }
 
 #[test]
@@ -29,35 +32,66 @@ fn child() {
     let (send, recv) = net.pair();
     heap.extend(heap_objects());
     let mut children = Vec::new();
-    let mut buffers: Vec<Vec<u8>> = SIZES.iter().map(|size| vec![0; *size]).collect();
+    // As NCCL's, the memory of messages shares no page with other objects, and is registered.
+    let memory = || SIZES.map(ProtectedMemory::new);
+    let (from, to) = (memory(), memory());
+    let all = from.iter().map(|memory| (send, memory)).chain(to.iter().map(|to| (recv, to)));
+    // SAFETY: the memory stays until it is deregistered.
+    let register = |(comm, memory): (Opaque, &ProtectedMemory)| unsafe {
+        (comm, net.register(comm, memory.start, memory.bytes, PTR_HOST).unwrap())
+    };
+    let registered: Vec<_> = all.map(register).collect();
     for round in 0..ROUNDS {
-        let sent = SIZES.map(|size| pattern(round * 7 + size, size));
-        // SAFETY: the buffers live until the requests are finished.
-        let post = |buffer: &mut Vec<u8>| unsafe {
-            net.irecv(recv, buffer.as_mut_ptr(), buffer.len()).unwrap().unwrap()
+        let messages = SIZES.map(|size| pattern(round * 7 + size, size));
+        from.iter().zip(&messages).for_each(|(memory, message)| memory.fill(message));
+        // SAFETY: the memory stays until the requests are finished, and is not used meanwhile.
+        let post = |memory: &ProtectedMemory| unsafe {
+            net.irecv(recv, memory.start, memory.bytes).unwrap().unwrap()
         };
-        let receiving: Vec<_> = buffers.iter_mut().map(post).collect();
+        let receiving: Vec<_> = to.iter().map(post).collect();
         // SAFETY: as above.
-        let start = |data: &Vec<u8>| unsafe {
-            net.isend(send, data.as_ptr(), data.len()).unwrap().unwrap()
+        let start = |memory: &ProtectedMemory| unsafe {
+            net.isend(send, memory.start, memory.bytes).unwrap().unwrap()
         };
-        let mut sending: Vec<_> = sent[..3].iter().map(start).collect();
+        let mut sending: Vec<_> = from[..3].iter().map(start).collect();
+        if env::var_os("RDMAV_FORK_SAFE").is_none() {
+            children_have_all_pages();
+        }
         match round {
             2 | 7 => children.push(Child::fork(&mut heap)),
             4 => exec_a_program(),
             _ => {}
         }
-        sending.extend(sent[3..].iter().map(start));
-        for (request, data) in receiving.into_iter().zip(&sent) {
-            assert_eq!(net.finish(request), Ok(data.len()));
+        sending.extend(from[3..].iter().map(start));
+        for (request, size) in receiving.into_iter().zip(SIZES) {
+            assert_eq!(net.finish(request), Ok(size));
         }
         sending.into_iter().for_each(|request| assert!(net.finish(request).is_ok()));
-        assert!(buffers == sent, "round {round}");
+        assert!(to.iter().map(ProtectedMemory::read).eq(messages), "round {round}");
     }
+    registered.into_iter().for_each(|(comm, mhandle)| net.deregister(comm, mhandle));
     Child::end_all(&children);
     net.close_send(send);
     net.close_recv(recv);
     net.finalize();
+}
+
+/// The kernel, which is new, copies for children what devices use: no page has to be withheld from them (`dc`).
+fn children_have_all_pages() {
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut mapping = "";
+    for line in maps.lines() {
+        match line.strip_prefix("VmFlags:") {
+            Some(flags) if mapping.contains(" rw-p 00000000 00:00 0 ") => {
+                assert!(!flags.split(' ').any(|flag| flag == "dc"), "{mapping}:{flags}");
+            }
+            Some(_) => {}
+            None if line.split(' ').next().is_some_and(|word| !word.ends_with(':')) => {
+                mapping = line
+            }
+            None => {}
+        }
+    }
 }
 
 /// A process that has this one's memory until its pipe is closed, and then uses its heap.
@@ -67,7 +101,7 @@ struct Child {
 }
 
 impl Child {
-    fn fork(heap: &mut [Box<[u8; 1000]>]) -> Self {
+    fn fork(heap: &mut [Vec<u8>]) -> Self {
         let mut ends = [0; 2];
         // SAFETY: there is room for both ends. The child only makes system calls and accesses memory that it has: other
         // threads may have held locks when it was made.

@@ -13,14 +13,14 @@ use evenkeel_nccl_abi::{NetV12, PTR_CUDA, PTR_HOST, SUCCESS};
 
 use crate::harness::{Net, Opaque, VERSIONS, log_lines, pattern, until};
 
-/// Host memory that can be protected from the processor.
-struct ProtectedMemory {
-    start: *mut u8,
-    bytes: usize,
+/// Host memory on pages of its own, which can be protected from the processor.
+pub(crate) struct ProtectedMemory {
+    pub(crate) start: *mut u8,
+    pub(crate) bytes: usize,
 }
 
 impl ProtectedMemory {
-    fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize) -> Self {
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping touches no other memory.
@@ -35,13 +35,13 @@ impl ProtectedMemory {
         assert_eq!(unsafe { libc::mprotect(self.start.cast(), self.bytes, access) }, 0);
     }
 
-    fn fill(&self, bytes: &[u8]) {
+    pub(crate) fn fill(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes);
         // SAFETY: they fit; the memory is open when this is called.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.start, bytes.len()) };
     }
 
-    fn read(&self) -> Vec<u8> {
+    pub(crate) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes];
         // SAFETY: as above.
         unsafe { ptr::copy_nonoverlapping(self.start, bytes.as_mut_ptr(), self.bytes) };
