@@ -23,5 +23,6 @@ mod polled_lines;
 mod proxy;
 mod raw_peer;
 mod receive_polling;
+mod registrations;
 mod tables;
 mod traffic_class;
