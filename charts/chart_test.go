@@ -369,6 +369,9 @@ func TestBenchImage(t *testing.T) {
 	if strings.Contains(args(), "--bench-image") || !strings.Contains(args("--set", "preflight.benchImage=bench:1"), "--bench-image=bench:1") {
 		t.Error("--bench-image does not follow preflight.benchImage")
 	}
+	if !strings.Contains(args("--set", "imagePullSecrets[0].name=a,imagePullSecrets[1].name=b"), "--image-pull-secrets=a --image-pull-secrets=b") {
+		t.Error("checks do not get the imagePullSecrets")
+	}
 }
 
 func TestMetricsServiceAndDashboard(t *testing.T) {

@@ -38,6 +38,8 @@ const (
 	PluginPathKey     = "evenkeel.dev/plugin-path"
 	ConflictPolicyKey = "evenkeel.dev/conflict-policy"
 	EnvironmentKey    = "evenkeel.dev/environment"
+	// ImagePullSecretsKey has the names of the Secrets that pods get to pull the plugin image with, comma-separated.
+	ImagePullSecretsKey = "evenkeel.dev/image-pull-secrets"
 	// ReductionServersKey has the addresses of the job's reduction servers.
 	ReductionServersKey = "evenkeel.dev/reduction-servers"
 	// RDMAResourceKey has the RDMA device that containers get, and how many of it: rdma/hca_shared_devices_a=1.

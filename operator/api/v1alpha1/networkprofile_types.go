@@ -83,6 +83,14 @@ type NetworkProfileSpec struct {
 	// +required
 	Plugin PluginSpec `json:"plugin,omitzero"`
 
+	// imagePullSecrets name Secrets in the job's namespace with credentials for the plugin image and that of the reduction servers.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=253
+	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
+
 	// transport has the plugin's settings.
 	// +optional
 	Transport TransportSpec `json:"transport,omitzero"`

@@ -99,6 +99,14 @@ type ReductionServiceSpec struct {
 	// +kubebuilder:validation:MaxLength=512
 	Image string `json:"image,omitempty"`
 
+	// imagePullSecrets are those of the profile.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=253
+	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
+
 	// priorityClassName is the job's.
 	// +optional
 	// +kubebuilder:validation:MinLength=1

@@ -573,6 +573,11 @@ func (in *NetworkProfileSpec) DeepCopyInto(out *NetworkProfileSpec) {
 		(*in).DeepCopyInto(*out)
 	}
 	out.Plugin = in.Plugin
+	if in.ImagePullSecrets != nil {
+		in, out := &in.ImagePullSecrets, &out.ImagePullSecrets
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	in.Transport.DeepCopyInto(&out.Transport)
 	if in.Environment != nil {
 		in, out := &in.Environment, &out.Environment
@@ -971,6 +976,11 @@ func (in *ReductionServiceSpec) DeepCopyInto(out *ReductionServiceSpec) {
 		in, out := &in.Replicas, &out.Replicas
 		*out = new(int32)
 		**out = **in
+	}
+	if in.ImagePullSecrets != nil {
+		in, out := &in.ImagePullSecrets, &out.ImagePullSecrets
+		*out = make([]string, len(*in))
+		copy(*out, *in)
 	}
 	in.Server.DeepCopyInto(&out.Server)
 	in.Transport.DeepCopyInto(&out.Transport)

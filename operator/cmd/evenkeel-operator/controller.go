@@ -38,6 +38,7 @@ type controllerRole struct {
 	process
 	elect                                                  bool
 	electionID, defaultProfile, benchImage, reductionImage string
+	imagePullSecrets                                       []string
 }
 
 func controllerCommand() *cobra.Command {
@@ -60,6 +61,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease of the leader election")
 	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
 	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
+	cmd.Flags().StringSliceVar(&c.imagePullSecrets, "image-pull-secrets", nil, "names of Secrets of this namespace to pull the images of NetworkChecks with")
 	cmd.Flags().StringVar(&c.reductionImage, "reduction-image", "", "image of the reduction servers; without one, no job gets any")
 	return cmd
 }
@@ -111,7 +113,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
+	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
 	requests := networkcheckpolicy.NewCheckRequests()
 	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}, Poll: kindPoll}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{

@@ -59,6 +59,11 @@ func addVolume(pod *corev1.Pod, r Resolved) error {
 		pod.Spec.InitContainers = slices.Insert(pod.Spec.InitContainers, 0, installContainer(pod, r))
 	}
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volumeName, VolumeSource: source})
+	for _, name := range r.ImagePullSecrets {
+		if secret := (corev1.LocalObjectReference{Name: name}); !slices.Contains(pod.Spec.ImagePullSecrets, secret) {
+			pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, secret)
+		}
+	}
 	return nil
 }
 

@@ -188,6 +188,28 @@ func TestInjectInitContainerUser(t *testing.T) {
 	}
 }
 
+func TestInjectImagePullSecrets(t *testing.T) {
+	for _, delivery := range []evenkeel.Delivery{evenkeel.DeliveryImageVolume, evenkeel.DeliveryInitContainer} {
+		p := pod(corev1.Container{Name: "main"})
+		p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "mine"}, {Name: "b"}}
+		want := resolved(func(r *Resolved) { r.Delivery, r.ImagePullSecrets = delivery, []string{"a", "b"} })
+		r, err := FromPod(want.Labels(), want.Annotations())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			apply(t, p, r)
+			if diff := cmp.Diff([]corev1.LocalObjectReference{{Name: "mine"}, {Name: "b"}, {Name: "a"}}, p.Spec.ImagePullSecrets); diff != "" {
+				t.Errorf("%s: %s", delivery, diff)
+			}
+		}
+	}
+	forged := resolved(func(r *Resolved) { r.ImagePullSecrets = []string{"../a"} })
+	if _, err := FromPod(forged.Labels(), forged.Annotations()); err == nil || !strings.Contains(err.Error(), evenkeel.ImagePullSecretsKey) {
+		t.Errorf("a name that is none: %v", err)
+	}
+}
+
 func TestInjectPreinstalled(t *testing.T) {
 	p := apply(t, pod(corev1.Container{Name: "main"}), resolved(func(r *Resolved) { r.Delivery, r.Image, r.Path = evenkeel.DeliveryPreinstalled, "", "/usr/lib/nccl" }))
 	if len(p.Spec.Volumes) != 0 || len(p.Spec.Containers[0].VolumeMounts) != 0 || env(p.Spec.Containers[0])["NCCL_NET_PLUGIN"] != "/usr/lib/nccl/libnccl-net-evenkeel.so" {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
@@ -18,6 +20,8 @@ type Resolved struct {
 	Profile string
 	// Image is the plugin image with its digest; empty for Preinstalled.
 	Image string
+	// ImagePullSecrets are the names of the Secrets to pull it with.
+	ImagePullSecrets []string `json:",omitempty"`
 	// Delivery is resolved: never Auto.
 	Delivery evenkeel.Delivery
 	// Path is the folder of the libraries in the image, or in the container for Preinstalled.
@@ -55,6 +59,8 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 	}
 	if r.Delivery == evenkeel.DeliveryPreinstalled {
 		r.Image = ""
+	} else {
+		r.ImagePullSecrets = profile.Spec.ImagePullSecrets
 	}
 	if r.Conflict == "" {
 		r.Conflict = evenkeel.ConflictKeep
@@ -82,6 +88,9 @@ func (r Resolved) Annotations() map[string]string {
 	if r.Image != "" {
 		a[evenkeel.PluginImageKey] = r.Image
 	}
+	if len(r.ImagePullSecrets) > 0 {
+		a[evenkeel.ImagePullSecretsKey] = strings.Join(r.ImagePullSecrets, ",")
+	}
 	if len(r.Environment) > 0 {
 		text, _ := json.Marshal(r.Environment) // a map of strings always marshals, its keys sorted
 		a[evenkeel.EnvironmentKey] = string(text)
@@ -101,7 +110,7 @@ func (r Resolved) Annotations() map[string]string {
 // Keys are the labels and annotations that not every Resolved has.
 func Keys() []string {
 	return append([]string{
-		evenkeel.PluginImageKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
+		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
 		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey,
 	}, rdmaKeys...)
 }
@@ -125,6 +134,8 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 		Conflict:    evenkeel.ConflictPolicy(annotations[evenkeel.ConflictPolicyKey]),
 		Environment: map[string]string{},
 		Containers:  splitNames(annotations[evenkeel.ContainersKey]),
+
+		ImagePullSecrets: splitNames(annotations[evenkeel.ImagePullSecretsKey]),
 	}
 	if r.Delivery == "" {
 		return r, fmt.Errorf("label %[1]s=%[2]s without the annotations that go with it: put the annotation %[1]s: %[2]s on the job (PyTorchJob or Job) instead of the label on the pod",
@@ -138,6 +149,11 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 	case evenkeel.DeliveryPreinstalled:
 	default:
 		return r, fmt.Errorf("annotation %s is %q: ImageVolume, InitContainer or Preinstalled", evenkeel.DeliveryKey, r.Delivery)
+	}
+	for _, name := range r.ImagePullSecrets {
+		if len(validation.IsDNS1123Subdomain(name)) > 0 {
+			return r, fmt.Errorf("annotation %s names %q: names of Secrets, comma-separated", evenkeel.ImagePullSecretsKey, name)
+		}
 	}
 	if !strings.HasPrefix(r.Path, "/") || strings.Contains(r.Path, "..") {
 		return r, fmt.Errorf("annotation %s is %q: an absolute path such as %s", evenkeel.PluginPathKey, r.Path, evenkeel.DefaultPath)

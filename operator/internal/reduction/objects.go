@@ -193,6 +193,9 @@ func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 	for _, e := range service.Spec.Environment {
 		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: e.Name, Value: e.Value})
 	}
+	for _, name := range service.Spec.ImagePullSecrets {
+		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
+	}
 	addDevice(pod, service)
 	inject.AvoidUnhealthyNodes(pod)
 	return pod

@@ -53,6 +53,14 @@ func TestServerObjectsAreOwned(t *testing.T) {
 	}
 }
 
+func TestServerImagePullSecrets(t *testing.T) {
+	service := newService(func(s *evenkeel.ReductionServiceSpec) { s.ImagePullSecrets = []string{"a", "b"} })
+	set := object[*appsv1.StatefulSet](t, service, 4)
+	if diff := cmp.Diff([]corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}}, set.Spec.Template.Spec.ImagePullSecrets); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestServerNamesNoUser(t *testing.T) {
 	s := object[*appsv1.StatefulSet](t, newService(nil), 4).Spec.Template.Spec
 	for _, of := range []any{s.SecurityContext.RunAsUser, s.SecurityContext.RunAsGroup, s.SecurityContext.FSGroup, s.Containers[0].SecurityContext.RunAsUser} {

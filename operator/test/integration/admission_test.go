@@ -34,6 +34,8 @@ func TestInjectPinsProfileOnce(t *testing.T) {
 			profile := newProfile(t, "pinned", evenkeel.NetworkProfileSpec{
 				Plugin:    evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume},
 				Transport: evenkeel.TransportSpec{TCP: evenkeel.TCPSpec{FlowsPerPeer: &flows}},
+
+				ImagePullSecrets: []string{"registry"},
 			})
 			job, templates := newJob(kind, ns, profile.Name)
 			createJob(t, job)
@@ -59,6 +61,9 @@ func TestInjectPinsProfileOnce(t *testing.T) {
 				c := &pod.Spec.Containers[0]
 				if len(pod.Spec.Volumes) != 1 || pod.Spec.Volumes[0].Image == nil || pod.Spec.Volumes[0].Image.Reference != image {
 					t.Errorf("%v: volumes %+v, want the image the job was created with", path, pod.Spec.Volumes)
+				}
+				if s := pod.Spec.ImagePullSecrets; len(s) != 1 || s[0].Name != "registry" {
+					t.Errorf("%v: it pulls with %v", path, s)
 				}
 				if variable(c, "NCCL_NET_PLUGIN") != library || variable(c, "EVENKEEL_FLOWS") != "7" || variable(c, "MINE") != "kept" {
 					t.Errorf("%v: environment %v", path, c.Env)

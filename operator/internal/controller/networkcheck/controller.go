@@ -65,6 +65,8 @@ type Reconciler struct {
 	Namespace string
 	// BenchImage is the image of the runner Bench for checks that name none.
 	BenchImage string
+	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
+	ImagePullSecrets []string
 	// Logs reads the logs with the results.
 	Logs LogReader
 	// Clock is replaced in tests. Poll is the interval at which the pods of running checks are read.
@@ -120,7 +122,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if object.Namespace != c.Namespace {
 		return reconcile.Result{}, c.setNotRunnable(ctx, object, "WrongNamespace", fmt.Sprintf("checks run in namespace %s: create this one there", c.Namespace))
 	}
-	check := jobs.Check{Object: object, Options: object.Spec.WithDefaults()}
+	check := jobs.Check{Object: object, Options: object.Spec.WithDefaults(), ImagePullSecrets: c.ImagePullSecrets}
 	if check.Options.Runner.Image == "" {
 		check.Options.Runner.Image = c.BenchImage
 	}

@@ -274,7 +274,7 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 		},
 		Spec: evenkeel.ReductionServiceSpec{
 			WorkloadRef: evenkeel.WorkloadReference{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName()},
-			Replicas:    &replicas, Image: c.Image, PriorityClassName: first.PriorityClass(),
+			Replicas:    &replicas, Image: c.Image, ImagePullSecrets: profile.Spec.ImagePullSecrets, PriorityClassName: first.PriorityClass(),
 			Server: profile.Spec.Reduction.Server,
 		},
 	}

@@ -51,6 +51,8 @@ type Check struct {
 	// Options include defaults and the runner's image.
 	Options evenkeel.CheckOptions
 	Plugin  inject.Resolved
+	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
+	ImagePullSecrets []string
 }
 
 // id distinguishes successive checks of the same name.
@@ -281,6 +283,9 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 			TopologyKey:   corev1.LabelHostname,
 			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{evenkeel.RunKey: run, evenkeel.RoleKey: role}},
 		}}}
+	}
+	for _, name := range c.ImagePullSecrets {
+		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
 	plugin := c.Plugin
 	if plugin.RDMA != nil && role != evenkeel.RoleRank {

@@ -51,6 +51,18 @@ func TestJobNamesFitHosts(t *testing.T) {
 	}
 }
 
+func TestJobImagePullSecrets(t *testing.T) {
+	c := check(nil)
+	c.ImagePullSecrets, c.Plugin.ImagePullSecrets = []string{"bench"}, []string{"bench", "plugin"}
+	job, err := c.Job(pair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := job.Spec.Template.Spec.ImagePullSecrets; !slices.Equal(got, []corev1.LocalObjectReference{{Name: "bench"}, {Name: "plugin"}}) {
+		t.Errorf("it pulls with %v", got)
+	}
+}
+
 func TestJobHasOneRankPerNode(t *testing.T) {
 	job, err := check(nil).Job(pair)
 	if err != nil {
