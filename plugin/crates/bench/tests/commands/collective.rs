@@ -132,7 +132,7 @@ fn collective_flag_errors_are_one_line() {
         ),
         (&["--spawn", "2", "--inputs", "2", "broadcast"], "--inputs 2"),
         (&["--in-process"], "--spawn"),
-        (&["--size", "1", "--rank", "0", "--store", "http://h"], "no store"),
+        (&["--size", "1", "--rank", "0", "--store", "http://h"], "is not a store"),
         (&["--size", "1", "--rank", "0", "--redis-host", "127.0.0.1", "-p", "1"], "127.0.0.1:1"),
     ] {
         let ended = collective(arguments);
