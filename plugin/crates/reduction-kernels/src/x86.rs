@@ -227,7 +227,7 @@ impl Avx2 {
         halves
     }
 
-    /// The upper half of each lane becomes the rounded number; the lower half is unspecified.
+    /// The upper half of each 32-bit element becomes the rounded number; the lower half is unspecified.
     #[inline(always)]
     fn round_upper_half(self, vector: __m256) -> __m256i {
         // SAFETY: `self` proves AVX2.
@@ -310,7 +310,7 @@ impl Avx512 {
         halves
     }
 
-    /// The upper half of each lane becomes the rounded number; the lower half is unspecified.
+    /// The upper half of each 32-bit element becomes the rounded number; the lower half is unspecified.
     #[inline(always)]
     fn round_upper_half(self, vector: __m512) -> __m512i {
         // SAFETY: `self` proves AVX-512 F.

@@ -24,7 +24,7 @@ pub struct Port {
     pub grh_required: bool,
 }
 
-/// Mb/s of a port, from the codes of its link width and of the speed of each link lane (InfiniBand specification, PortInfo).
+/// Mb/s of a port, from the codes of its link width and link speed (InfiniBand specification, PortInfo).
 pub(crate) fn speed(width: u8, speed: u8) -> u32 {
     let width = match width {
         1 => 1,
