@@ -29,11 +29,14 @@ func (c *counts) add(o counts) {
 	c.passed, c.failed, c.skipped = c.passed+o.passed, c.failed+o.failed, c.skipped+o.skipped
 }
 
+// redis are the programs of the real Redis server that tests start and end.
+var redis = []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}
+
 // stages are the default stages.
 var stages = []stage{
 	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
 		// The Redis store is tested with a real server.
-		if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}); err != nil {
+		if err := toolbox.EnsurePrograms(ctx, os.Stderr, redis); err != nil {
 			return counts{}, err
 		}
 		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c")
@@ -49,6 +52,9 @@ var stages = []stage{
 		return rust, err
 	}},
 	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
+		if err := toolbox.EnsurePrograms(ctx, os.Stderr, redis); err != nil {
+			return counts{}, err
+		}
 		// The benchmark's tests load the library, so it is built first.
 		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
 			return counts{}, err

@@ -117,6 +117,32 @@ fn collective_rendezvous_by_folder_or_rank_0() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// With a real Redis server, which ends with this test.
+#[test]
+fn collective_rendezvous_by_redis() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let mut server = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "redis-server", "--bind", "127.0.0.1", "--save", ""])
+        .args(["--port", &port.to_string()])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("setpriv and redis-server are needed: apt-get install util-linux redis-server");
+    let deadline = Instant::now() + std::time::Duration::from_secs(30);
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(server.try_wait().unwrap().is_none() && Instant::now() < deadline, "redis-server");
+        std::thread::yield_now();
+    }
+    let port = port.to_string();
+    let arguments = ["collective", "--elements", "10", "--iteration-count", "3"];
+    let store = ["--redis-host", "127.0.0.1", "--redis-port", &port, "--prefix", "run"];
+    let ended = run(&[&arguments[..], &store, &["--spawn", "3"]].concat());
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert_eq!(rows(&ended), 1, "{ended:?}");
+}
+
 #[test]
 fn collective_flag_errors_are_one_line() {
     for (arguments, says) in [

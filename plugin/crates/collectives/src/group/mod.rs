@@ -256,11 +256,13 @@ mod tests {
             if group.rank() == 2 {
                 late.wait();
             } else {
-                let error = group.allreduce_of(&mut [1i64], Op::Sum, &call).unwrap_err();
+                let outcome = group.allreduce_of(&mut [1i64], Op::Sum, &call);
+                // Before the assertions, so that one that fails leaves no rank at the barrier.
+                late.wait();
+                let error = outcome.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Timeout);
                 assert!(error.is_group_usable() && group.failure().is_none(), "{error}");
                 assert!(error.to_string().contains("rank 2"), "{error}");
-                late.wait();
             }
             // The late rank calls the same operations as the others.
             let call = Call::default().timeout(Duration::from_secs(20));
