@@ -1,5 +1,6 @@
 //! Discovers the devices of this host, as NCCL sees them.
 
+use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -10,11 +11,13 @@ use crate::error::{Error, ErrorKind};
 use crate::rdma::{Adapter, DiscoveredPort, MemoryTypes, PortDiscovery};
 use crate::settings::name_filter::NameFilter;
 use crate::settings::{Family, Settings, TransportMode};
-use crate::sys::{self, InterfaceAddress};
+use crate::sys::{self, InterfaceAddress, InterfaceInfo, Interfaces, LinkState};
 use crate::telemetry::log::Log;
 
 /// Assumed speed in Mb/s if neither the system nor the user gives one. NCCL assumes the same for its sockets.
 const DEFAULT_SPEED: u32 = 10_000;
+/// Maximum number of interfaces that a log line names. A node may have hundreds, one for each of its pods.
+const MAX_NAMED: usize = 16;
 
 /// A network device for NCCL: an interface, or several whose flows share the messages.
 #[derive(Clone, Debug)]
@@ -138,30 +141,98 @@ pub(crate) fn discover(
     host_memory_only: Option<&str>,
     log: &Arc<dyn Log>,
 ) -> Result<Vec<Device>, Error> {
-    let addresses = sys::interface_addresses()
+    let interfaces = sys::interfaces()
         .map_err(|error| Error::system("cannot list network interfaces", &error))?;
-    let chosen = choose(&addresses, &settings.interfaces, settings.family);
-    let (addresses, fallback) = (&addresses[..], chosen.first().copied());
+    let chosen = choose(&interfaces.addresses, &settings.interfaces, settings.family);
+    let (addresses, fallback) = (&interfaces.addresses[..], chosen.first().copied());
     let discovery = PortDiscovery { settings, addresses, fallback, host_memory_only, log };
     if let Some(ports) = rdma_ports(&discovery)? {
         return Ok(ports);
     }
+    let left_out = left_out(&interfaces, settings);
     if chosen.is_empty() {
-        let mut names: Vec<&str> = addresses.iter().map(|address| address.name.as_str()).collect();
-        names.dedup();
         return Err(Error::new(
             ErrorKind::Config,
-            format!(
-                "no usable network interface: NCCL_SOCKET_IFNAME={:?}, family {:?}, interfaces with an address: {}",
-                settings.interfaces,
-                settings.family,
-                names.join(", "),
-            ),
+            format!("no usable network interface: {}", list(&left_out, MAX_NAMED)),
         ));
+    }
+    // What the user has excluded, and what has no address, is as it should be.
+    let dead: Vec<_> = left_out.iter().filter(|(_, why)| why.is_failure()).cloned().collect();
+    if !dead.is_empty() {
+        log.info(&format!("evenkeel: network interfaces left out: {}", list(&dead, MAX_NAMED)));
     }
     let describe = |address| describe(address, settings.link_speed, &**log);
     let devices: Vec<Device> = chosen.into_iter().map(describe).collect();
     if settings.joined { join(devices).map(|device| vec![device]) } else { Ok(devices) }
+}
+
+/// Why an interface is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeftOut {
+    Filter,
+    Loopback,
+    Down,
+    NoCarrier,
+    NoAddress,
+    Family(Family),
+}
+
+impl LeftOut {
+    /// Whether the interface would be used if its link worked.
+    fn is_failure(self) -> bool {
+        matches!(self, Self::Down | Self::NoCarrier)
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Filter => "excluded by NCCL_SOCKET_IFNAME",
+            Self::Loopback => "loopback",
+            Self::Down => "down",
+            Self::NoCarrier => "no carrier",
+            Self::NoAddress | Self::Family(Family::Any) => "no IP address",
+            Self::Family(Family::V4) => "no IPv4 address",
+            Self::Family(Family::V6) => "no IPv6 address",
+        })
+    }
+}
+
+/// The interfaces that the settings or their own state keep from being used, and why.
+fn left_out<'a>(interfaces: &'a Interfaces, settings: &Settings) -> Vec<(&'a str, LeftOut)> {
+    let filter = NameFilter::parse(&settings.interfaces);
+    let why = |interface: &InterfaceInfo| {
+        let own = || interfaces.addresses.iter().filter(|address| address.name == interface.name);
+        if !settings.interfaces.is_empty() && !filter.matches(&interface.name) {
+            return Some(LeftOut::Filter);
+        }
+        if !settings.interfaces.is_empty() && filter.exclude && interface.loopback {
+            return Some(LeftOut::Loopback);
+        }
+        match interface.link {
+            LinkState::Down => Some(LeftOut::Down),
+            LinkState::NoCarrier => Some(LeftOut::NoCarrier),
+            LinkState::Running if own().next().is_none() => Some(LeftOut::NoAddress),
+            LinkState::Running => {
+                let fits = own().any(|address| has_family(address, settings.family));
+                (!fits).then_some(LeftOut::Family(settings.family))
+            }
+        }
+    };
+    let all = interfaces.all.iter();
+    all.filter_map(|interface| Some((interface.name.as_str(), why(interface)?))).collect()
+}
+
+/// The interfaces and why they are left out, at most this number of them.
+fn list(left_out: &[(&str, LeftOut)], most: usize) -> String {
+    let mut named: Vec<String> =
+        left_out.iter().take(most).map(|(name, why)| format!("{name} ({why})")).collect();
+    match left_out.len().saturating_sub(most) {
+        0 if named.is_empty() => named.push("this host has none".to_owned()),
+        0 => {}
+        more => named.push(format!("and {more} more")),
+    }
+    named.join(", ")
 }
 
 /// The RDMA ports of this host, each a device; none if TCP carries all messages.
@@ -260,7 +331,8 @@ fn choose<'a>(
     let pick = |keep: &dyn Fn(&InterfaceAddress) -> bool| {
         let mut picked: Vec<&InterfaceAddress> = Vec::new();
         for address in addresses {
-            if !address.running || !has_family(address, family) || !keep(address) {
+            if address.link != LinkState::Running || !has_family(address, family) || !keep(address)
+            {
                 continue;
             }
             match picked.iter_mut().find(|other| other.name == address.name) {
@@ -318,7 +390,7 @@ mod tests {
             name: name.to_owned(),
             ip: ip.parse().unwrap(),
             index: 3,
-            running: true,
+            link: LinkState::Running,
             loopback: name == "lo",
         }
     }
@@ -330,7 +402,7 @@ mod tests {
             address("eth1", "10.0.1.5"),
             address("eth10", "10.0.10.5"),
             address("docker0", "172.17.0.1"),
-            InterfaceAddress { running: false, ..address("eth2", "10.0.2.5") },
+            InterfaceAddress { link: LinkState::Down, ..address("eth2", "10.0.2.5") },
             address("lo", "::1"),
             address("eth0", "fe80::5"),
             address("eth0", "2001:db8::5"),
@@ -366,6 +438,64 @@ mod tests {
         assert_eq!(names("^eth1", Family::V4), ["eth0 10.0.0.5", "docker0 172.17.0.1"]);
         assert_eq!(names("^=eth1,docker0", Family::V4), ["eth0 10.0.0.5", "eth10 10.0.10.5"]);
         assert_eq!(names("ib", Family::Any), [""; 0]);
+    }
+
+    /// What is said of a host's interfaces that are left out.
+    fn interfaces_left_out(settings: &[(&str, &str)]) -> String {
+        let settings = Settings::from_lookup(|name| {
+            let found = settings.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        });
+        let info = |name: &str, link| InterfaceInfo {
+            name: name.to_owned(),
+            link,
+            loopback: name == "lo",
+        };
+        let interfaces = Interfaces {
+            all: vec![
+                info("lo", LinkState::Running),
+                info("eth0", LinkState::Running),
+                info("eth1", LinkState::NoCarrier),
+                info("eth2", LinkState::Down),
+                info("eth3", LinkState::Running),
+            ],
+            addresses: vec![
+                address("lo", "127.0.0.1"),
+                address("eth0", "10.0.0.5"),
+                InterfaceAddress { link: LinkState::NoCarrier, ..address("eth1", "10.0.1.5") },
+            ],
+        };
+        list(&left_out(&interfaces, &settings.unwrap()), MAX_NAMED)
+    }
+
+    #[test]
+    fn interfaces_left_out_are_named_with_the_reason() {
+        assert_eq!(
+            interfaces_left_out(&[("NCCL_SOCKET_IFNAME", "")]),
+            "eth1 (no carrier), eth2 (down), eth3 (no IP address)"
+        );
+        assert_eq!(
+            interfaces_left_out(&[("NCCL_SOCKET_IFNAME", "=eth1,eth2")]),
+            "lo (excluded by NCCL_SOCKET_IFNAME), eth0 (excluded by NCCL_SOCKET_IFNAME), \
+             eth1 (no carrier), eth2 (down), eth3 (excluded by NCCL_SOCKET_IFNAME)"
+        );
+        assert_eq!(
+            interfaces_left_out(&[
+                ("NCCL_SOCKET_IFNAME", "^eth1"),
+                ("NCCL_SOCKET_FAMILY", "AF_INET6")
+            ]),
+            "lo (loopback), eth0 (no IPv6 address), eth1 (excluded by NCCL_SOCKET_IFNAME), \
+             eth2 (down), eth3 (no IP address)"
+        );
+    }
+
+    #[test]
+    fn interfaces_left_out_are_a_bounded_list() {
+        let many: Vec<String> = (0..40).map(|number| format!("veth{number}")).collect();
+        let many: Vec<_> = many.iter().map(|name| (name.as_str(), LeftOut::Down)).collect();
+        let text = list(&many, MAX_NAMED);
+        assert!(text.contains("veth15 (down)") && text.ends_with(", and 24 more"), "{text}");
+        assert_eq!(list(&[], MAX_NAMED), "this host has none");
     }
 
     #[test]

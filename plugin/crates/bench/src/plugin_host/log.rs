@@ -1,6 +1,7 @@
 //! The plugin's log: warnings always, the rest for those who ask with `NCCL_DEBUG`; and what it says of connections.
 
 use std::collections::BTreeSet;
+use std::io::{self, Write};
 use std::sync::Mutex;
 
 use evenkeel_nccl_abi::{LOG_INFO, LOG_TRACE, LOG_WARN};
@@ -33,7 +34,8 @@ pub(crate) fn line(level: i32, text: &str) {
             LOG_INFO => "INFO",
             _ => "TRACE",
         };
-        eprintln!("plugin {name}: {text}");
+        // One write: ranks share the terminal. Nobody may be listening.
+        let _ = io::stderr().write_all(format!("plugin {name}: {text}\n").as_bytes());
     }
 }
 

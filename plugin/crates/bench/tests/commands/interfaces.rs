@@ -19,12 +19,26 @@ until [ $(ip -o link show up type veth | grep -c LOWER_UP) = 4 ]; do :; done
 exec \"$@\"
 ";
 
-/// Runs `evenkeel-bench` where there are two cards.
-fn with_cards(arguments: &[&str]) -> Running {
+/// The same, of which `e1` has a cable to nothing.
+const CARD_WITHOUT_CARRIER: &str = "
+set -e
+for i in 0 1; do
+  ip link add e$i type veth peer name p$i
+  ip addr add 10.9.$i.1/24 dev e$i
+  ip link set e$i up
+done
+ip link set p0 up
+ip link set lo up
+until ip -o link show e0 | grep -q LOWER_UP; do :; done
+exec \"$@\"
+";
+
+/// Runs `evenkeel-bench` where these commands have made cards.
+fn with_cards(cards: &str, interfaces: &str, arguments: &[&str]) -> Running {
     let inner = bench(arguments);
     let mut command = Command::new("unshare");
     command
-        .args(["--net", "sh", "-c", CARDS, "sh"])
+        .args(["--net", "sh", "-c", cards, "sh"])
         .arg(inner.get_program())
         .args(inner.get_args());
     for (name, value) in inner.get_envs() {
@@ -33,8 +47,9 @@ fn with_cards(arguments: &[&str]) -> Running {
             None => command.env_remove(name),
         };
     }
-    command.env_remove("NCCL_SOCKET_IFNAME");
+    command.env("NCCL_SOCKET_IFNAME", interfaces);
     command.env("EVENKEEL_DEVICES", "joined");
+    command.env("NCCL_DEBUG", "INFO");
     command.stdin(std::process::Stdio::null());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     Running::start(command)
@@ -42,8 +57,8 @@ fn with_cards(arguments: &[&str]) -> Running {
 
 #[test]
 fn rdma_failing_device_is_left_out() {
-    let mut running =
-        with_cards(&["allreduce", "--spawn", "2", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"]);
+    let endless = ["allreduce", "--spawn", "2", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"];
+    let mut running = with_cards(CARDS, "", &endless);
     let ranks = running.line(|line| line.contains("Rank  1"));
     assert!(ranks.contains("Evenkeel on e0+e1,"), "{ranks}");
     running.line(is_row);
@@ -57,4 +72,20 @@ fn rdma_failing_device_is_left_out() {
         let columns: Vec<_> = row.split_whitespace().collect();
         assert_eq!((columns[8], columns[12]), ("0", "0"), "{row}");
     }
+}
+
+#[test]
+fn interfaces_without_carrier_are_named() {
+    let once = ["allreduce", "--spawn", "2", "-b", "1M", "-e", "1M", "-n", "1"];
+    let ended = with_cards(CARD_WITHOUT_CARRIER, "", &once).end();
+    assert!(ended.status.success() && ended.out.contains("Evenkeel on e0,"), "{ended:?}");
+    let line = ended.err.lines().find(|line| line.contains("network interfaces left out: "));
+    let line = line.unwrap_or_else(|| panic!("not a word about e1: {ended:?}"));
+    assert!(line.contains("e1 (no carrier)"), "{line}");
+    let ended = with_cards(CARD_WITHOUT_CARRIER, "e1", &once).end();
+    assert!(!ended.status.success(), "{ended:?}");
+    let line = ended.err.lines().find(|line| line.contains("no usable network interface"));
+    let line = line.unwrap_or_else(|| panic!("{ended:?}"));
+    let reasons = ["e0 (excluded by NCCL_SOCKET_IFNAME)", "e1 (no carrier)"];
+    assert!(reasons.iter().all(|reason| line.contains(reason)), "{line}");
 }

@@ -408,7 +408,7 @@ mod tests {
             name: name.to_owned(),
             ip: ip.parse().unwrap(),
             index: 3,
-            running: true,
+            link: crate::sys::LinkState::Running,
             loopback: false,
         }
     }

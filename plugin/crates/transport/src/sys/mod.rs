@@ -7,7 +7,7 @@ mod socket;
 mod tcp_info;
 
 pub(crate) use fork::keep_from_children;
-pub(crate) use interfaces::{InterfaceAddress, interface_addresses};
+pub(crate) use interfaces::{InterfaceAddress, InterfaceInfo, Interfaces, LinkState, interfaces};
 pub use process::random;
 pub(crate) use process::{block_signals, uninterrupted};
 pub(crate) use socket::{
