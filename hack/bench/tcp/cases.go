@@ -56,6 +56,15 @@ func rates(config netns.Config) []netns.Rate {
 // limit is what the case's network can carry, in GB/s; zero where only the processor limits it.
 func (c benchCase) limit() float64 { return netns.PayloadLimit(rates(c.lab)...) }
 
+// driver is how evenkeel-bench asks for completions. Where the network is the limit, it sleeps between rounds in which nothing moves:
+// one that polls as NCCL does would use all processor time that is left, whatever the plugin uses.
+func (c benchCase) driver() string {
+	if c.limit() > 0 || c.idle {
+		return "sleep"
+	}
+	return "nccl"
+}
+
 func cases(quick bool) []benchCase {
 	shaped, unshaped, margin := 10*time.Second, 3*time.Second, 3*time.Second
 	if quick {

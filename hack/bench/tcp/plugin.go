@@ -113,6 +113,7 @@ func (p *plugin) start(ctx context.Context, lab *netns.Lab, host netns.Host, c b
 		"--master-addr", lab.ControlAddress(netns.H2).String(), "--master-port", strconv.Itoa(bootstrapPort),
 		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages),
 	}
+	command = append(command, "--driver", c.driver())
 	if c.fault != nil {
 		command = append(command, "--check-all") // retransmitted data must be right
 	}

@@ -7,6 +7,7 @@ mod element;
 mod error;
 mod net;
 mod output;
+mod plain_sockets;
 mod plugin_host;
 mod ranks;
 mod reduction;

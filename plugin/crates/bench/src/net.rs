@@ -3,19 +3,21 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use evenkeel_nccl_abi::HANDLE_SIZE;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::cli::options::{NetworkOptions, RankOptions};
 use crate::cli::size::{Size, sweep};
 use crate::error::Result;
 use crate::output::report::Network;
-use crate::plugin_host::log;
-use crate::plugin_host::{Connecting, Listener, Plugin, Receiver, Region, Request, Sender};
+use crate::plain_sockets::{PlainConnection, PlainOptions, PlainRequest};
+use crate::plugin_host::{self, Connecting, Listener, Plugin, Receiver, Region, Sender, log};
 use crate::ranks::bootstrap::World;
 use crate::ranks::spawn;
 use crate::ranks::wait::Wait;
@@ -28,11 +30,13 @@ Every byte of the first messages of each size is checked, then messages are time
   time       seconds of a size's messages over their number
   bandwidth  bytes of all connections per time, GB/s (10^9)
   p50, p99   from posting a message to its completion at the sender
+  CPU        seconds of all threads of both ranks, with their system calls, for each GB
 With --ping-pong rank 0 sends each message back before the next one comes; the times are those of whole round trips.
 
 Examples:
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so
-  evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 2 --depth 8 -b 1M -e 1M
+  evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 512 --depth 8 -b 64K -e 64K
+  evenkeel-bench net --plain-sockets 1 --connections 512 --depth 8 -b 64K -e 64K   # without a plugin
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --ping-pong -b 8 -e 8 -n 10000
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --transport rdma
   Between machines, with the same two flags on both:
@@ -55,11 +59,14 @@ pub(crate) struct Options {
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 8, value_name = "N")]
     warmup: u32,
     /// Connections
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), value_name = "N")]
     connections: u32,
     /// Requests in flight on each connection
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=8), value_name = "N")]
     depth: u32,
+    /// How each rank's one thread asks for completions
+    #[arg(long, value_enum, default_value_t = Driver::Nccl, value_name = "DRIVER")]
+    driver: Driver,
     /// Check every byte of the timed messages too, not only which message each is: that costs processor time
     #[arg(long)]
     check_all: bool,
@@ -73,6 +80,26 @@ pub(crate) struct Options {
     ranks: RankOptions,
     #[command(flatten)]
     network: NetworkOptions,
+    #[command(flatten)]
+    plain: PlainOptions,
+}
+
+/// How a thread asks for completions. It goes round all connections, and asks for the oldest request of each.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Driver {
+    /// As NCCL's proxy: it yields the processor after a round in which nothing moved
+    Nccl,
+    /// It sleeps after many such rounds, longer and longer, and leaves the processors to others
+    Sleep,
+}
+
+impl Driver {
+    fn wait(self) -> Wait {
+        match self {
+            Self::Nccl => Wait::yielding(),
+            Self::Sleep => Wait::new(),
+        }
+    }
 }
 
 /// Runs one of the two ranks, or starts both.
@@ -114,6 +141,9 @@ struct Row {
     bandwidth: f64,
     p50_us: f64,
     p99_us: f64,
+    /// Seconds of processor time for each GB.
+    send_cpu: f64,
+    receive_cpu: f64,
     /// Messages with wrong content.
     wrong: u64,
 }
@@ -132,14 +162,20 @@ const RECEIVES: usize = 0;
 const SENDS: usize = 1;
 
 fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
-    let (plugin, mut network) = options.network.open()?;
-    world.all_gather(&network.name)?;
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
-    let mut connections = connect(options, &plugin, world, most, RECEIVES)?;
-    if options.ping_pong {
-        connections.extend(connect(options, &plugin, world, most, SENDS)?);
-    }
-    network.transport = log::transport();
+    let (mut connections, network) = match options.plain.plain_sockets {
+        Some(_) => (connect_plain(options, world, most)?, options.plain.network()),
+        None => {
+            let (plugin, mut network) = options.network.open()?;
+            world.all_gather(&network.name)?;
+            let mut connections = connect(options, &plugin, world, most, RECEIVES)?;
+            if options.ping_pong {
+                connections.extend(connect(options, &plugin, world, most, SENDS)?);
+            }
+            network.transport = log::transport();
+            (connections, network)
+        }
+    };
     let output = |error: io::Error| format!("cannot write the results: {error}");
     let print = world.rank() == 0;
     if print && !options.json {
@@ -171,9 +207,13 @@ fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
 fn heading(options: &Options, network: &Network) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let Network { name, version, library, sha256, device, speed_mbps, transport } = network;
-    writeln!(out, "# Network: {name} (ncclNet v{version}), {library}, sha256 {sha256}")?;
-    let over = transport.as_deref().map_or_else(String::new, |name| format!(", over {name}"));
-    writeln!(out, "# Device: {device}, {} Gbit/s{over}", *speed_mbps as f64 / 1e3)?;
+    if options.plain.plain_sockets.is_some() {
+        writeln!(out, "# Network: {name}")?;
+    } else {
+        writeln!(out, "# Network: {name} (ncclNet v{version}), {library}, sha256 {sha256}")?;
+        let over = transport.as_deref().map_or_else(String::new, |name| format!(", over {name}"));
+        writeln!(out, "# Device: {device}, {} Gbit/s{over}", *speed_mbps as f64 / 1e3)?;
+    }
     if options.ping_pong {
         writeln!(out, "# One message at a time, there and back")?;
     } else {
@@ -182,19 +222,24 @@ fn heading(options: &Options, network: &Network) -> io::Result<()> {
     }
     writeln!(
         out,
-        "#{:>11} {:>11} {:>11} {:>11} {:>11} {:>7}",
-        "size", "time", "bandwidth", "p50", "p99", "#wrong"
+        "#{:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>7}",
+        "size", "time", "bandwidth", "p50", "p99", "CPU", "#wrong"
     )?;
-    writeln!(out, "#{:>11} {:>11} {:>11} {:>11} {:>11}", "(B)", "(us)", "(GB/s)", "(us)", "(us)")?;
+    writeln!(
+        out,
+        "#{:>11} {:>11} {:>11} {:>11} {:>11} {:>11}",
+        "(B)", "(us)", "(GB/s)", "(us)", "(us)", "(s/GB)"
+    )?;
     out.flush()
 }
 
 fn line(row: &Row) -> io::Result<()> {
-    let Row { size, time_us, bandwidth, p50_us, p99_us, wrong } = row;
+    let Row { size, time_us, bandwidth, p50_us, p99_us, send_cpu, receive_cpu, wrong } = row;
+    let cpu = send_cpu + receive_cpu;
     let mut out = io::stdout().lock();
     writeln!(
         out,
-        "{size:>12} {time_us:>11.2} {bandwidth:>11.3} {p50_us:>11.2} {p99_us:>11.2} {wrong:>7}"
+        "{size:>12} {time_us:>11.2} {bandwidth:>11.3} {p50_us:>11.2} {p99_us:>11.2} {cpu:>11.3} {wrong:>7}"
     )?;
     out.flush()
 }
@@ -202,12 +247,56 @@ fn line(row: &Row) -> io::Result<()> {
 enum End {
     Sender(Sender),
     Receiver(Receiver),
+    Plain(PlainConnection),
+}
+
+impl End {
+    fn receives(&self) -> bool {
+        match self {
+            Self::Sender(_) => false,
+            Self::Receiver(_) => true,
+            Self::Plain(plain) => !plain.sends(),
+        }
+    }
+}
+
+enum Request {
+    Plugin(plugin_host::Request),
+    Plain(PlainRequest),
 }
 
 /// One connection and the buffers of its requests in flight, one after the other.
 struct Connection {
     end: End,
     buffer: Region,
+}
+
+impl Connection {
+    /// Begins to move a message; nothing if there is no room for it now.
+    fn post(&mut self, part: Range<usize>) -> Result<Option<Request>> {
+        Ok(match &mut self.end {
+            End::Sender(sender) => sender.isend(&self.buffer, part)?.map(Request::Plugin),
+            End::Receiver(receiver) => receiver.irecv(&self.buffer, part)?.map(Request::Plugin),
+            End::Plain(plain) => plain.post(part).map(Request::Plain),
+        })
+    }
+
+    /// The length of the message, once it is moved.
+    fn test(&mut self, request: &mut Request) -> Result<Option<usize>> {
+        match (request, &mut self.end) {
+            (Request::Plugin(request), _) => request.test(),
+            (Request::Plain(request), End::Plain(plain)) => plain.test(request, &self.buffer),
+            (Request::Plain(_), _) => Err("a request of another connection".to_owned()),
+        }
+    }
+}
+
+fn connect_plain(options: &Options, world: &mut World, most: usize) -> Result<Vec<Connection>> {
+    let ends = options.plain.connect(world, options.connections as usize)?;
+    let size = most.checked_mul(options.depth as usize).ok_or("the buffers are too large")?;
+    ends.into_iter()
+        .map(|end| Ok(Connection { end: End::Plain(end), buffer: Region::new(size)? }))
+        .collect()
 }
 
 fn connect(
@@ -259,6 +348,7 @@ fn connect(
             match &end {
                 End::Sender(sender) => sender.register(&buffer)?,
                 End::Receiver(receiver) => receiver.register(&buffer)?,
+                End::Plain(_) => {}
             }
             Ok(Connection { end, buffer })
         })
@@ -295,15 +385,18 @@ impl Run<'_> {
         latencies.clear();
         latencies.reserve(self.options.iterations as usize * self.connections.len());
         self.world.barrier()?;
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), processor_time());
         wrong += self.stream(self.options.iterations, self.check(), &mut latencies)?;
         let seconds = start.elapsed().as_secs_f64();
+        let cpu = processor_time() - cpu;
         latencies.sort_by(f64::total_cmp);
-        let mine = (seconds, percentile(&latencies, 0.5), percentile(&latencies, 0.99), wrong);
+        let mine = (seconds, percentile(&latencies, 0.5), percentile(&latencies, 0.99), cpu, wrong);
         let all = self.world.all_gather(&mine)?;
         // The receiver knows when all has arrived and what was wrong, the sender how long each message took.
-        let ((seconds, .., wrong), (_, p50, p99, _)) = (all[RECEIVES], all[SENDS]);
+        let ((seconds, .., wrong), (_, p50, p99, ..)) = (all[RECEIVES], all[SENDS]);
         let messages = f64::from(self.options.iterations) * self.connections.len() as f64;
+        let [send_cpu, receive_cpu] =
+            [SENDS, RECEIVES].map(|rank| self.per_gigabyte(all[rank].3, messages));
         Ok(Row {
             size: self.size as u64,
             time_us: seconds / messages * 1e6,
@@ -314,8 +407,16 @@ impl Run<'_> {
             },
             p50_us: p50 * 1e6,
             p99_us: p99 * 1e6,
+            send_cpu,
+            receive_cpu,
             wrong,
         })
+    }
+
+    /// Seconds for each GB of these messages; 0 if they are empty.
+    fn per_gigabyte(&self, seconds: f64, messages: f64) -> f64 {
+        let bytes = self.size as f64 * messages;
+        if bytes > 0.0 { seconds / bytes * 1e9 } else { 0.0 }
     }
 
     /// One message at a time from rank 1 to rank 0 and back.
@@ -324,19 +425,25 @@ impl Run<'_> {
         wrong += self.bounce(self.options.warmup, self.check(), &mut vec![])?;
         let mut trips = Vec::with_capacity(self.options.iterations as usize);
         self.world.barrier()?;
+        let cpu = processor_time();
         wrong += self.bounce(self.options.iterations, self.check(), &mut trips)?;
+        let cpu = processor_time() - cpu;
         let total: f64 = trips.iter().sum();
         trips.sort_by(f64::total_cmp);
-        let mine = (total, percentile(&trips, 0.5), percentile(&trips, 0.99), wrong);
+        let mine = (total, percentile(&trips, 0.5), percentile(&trips, 0.99), cpu, wrong);
         let all = self.world.all_gather(&mine)?;
-        let (total, p50, p99, _) = all[SENDS];
+        let (total, p50, p99, ..) = all[SENDS];
         let count = f64::from(self.options.iterations);
+        let [send_cpu, receive_cpu] =
+            [SENDS, RECEIVES].map(|rank| self.per_gigabyte(all[rank].3, count));
         Ok(Row {
             size: self.size as u64,
             time_us: total / count * 1e6,
             bandwidth: if total > 0.0 { self.size as f64 * count / total / 1e9 } else { 0.0 },
             p50_us: p50 * 1e6,
             p99_us: p99 * 1e6,
+            send_cpu,
+            receive_cpu,
             wrong: all.iter().map(|(.., wrong)| wrong).sum(),
         })
     }
@@ -355,14 +462,14 @@ impl Run<'_> {
                 let back = self.post(1)?;
                 let start = Instant::now();
                 let there = self.post(0)?;
-                let size = self.complete(back)?;
+                let size = self.complete(1, back)?;
                 trips.push(start.elapsed().as_secs_f64());
-                self.complete(there)?;
+                self.complete(0, there)?;
                 let right = self.connections[1].buffer.read(part.clone(), right)?;
                 wrong += u64::from(size != self.size || !right);
             } else {
                 let there = self.post(0)?;
-                let size = self.complete(there)?;
+                let size = self.complete(0, there)?;
                 let [from, to] = &self.connections else {
                     return Err("two connections are needed".to_owned());
                 };
@@ -373,7 +480,7 @@ impl Run<'_> {
                 })??;
                 wrong += u64::from(size != self.size || !right);
                 let back = self.post(1)?;
-                self.complete(back)?;
+                self.complete(1, back)?;
             }
         }
         Ok(wrong)
@@ -383,12 +490,8 @@ impl Run<'_> {
     fn post(&mut self, connection: usize) -> Result<Request> {
         let mut wait = Wait::new();
         loop {
-            let Connection { end, buffer } = &self.connections[connection];
-            let posted = match end {
-                End::Sender(sender) => sender.isend(buffer, 0..self.size),
-                End::Receiver(receiver) => receiver.irecv(buffer, 0..self.size),
-            };
-            if let Some(request) = posted? {
+            let size = self.size;
+            if let Some(request) = self.connections[connection].post(0..size)? {
                 return Ok(request);
             }
             wait.idle(self.world, || "posting a message".to_owned())?;
@@ -396,10 +499,10 @@ impl Run<'_> {
     }
 
     /// Waits for a transfer and gives its length.
-    fn complete(&mut self, mut request: Request) -> Result<usize> {
-        let mut wait = Wait::new();
+    fn complete(&mut self, connection: usize, mut request: Request) -> Result<usize> {
+        let mut wait = self.options.driver.wait();
         loop {
-            if let Some(size) = request.test()? {
+            if let Some(size) = self.connections[connection].test(&mut request)? {
                 return Ok(size);
             }
             wait.idle(self.world, || format!("moving a message of {} bytes", self.size))?;
@@ -420,7 +523,7 @@ impl Run<'_> {
         let peer = self.world.describe(1 - self.world.rank());
         let explain = |error: String| format!("with {peer}: {error}");
         let mut wrong = 0;
-        let mut wait = Wait::new();
+        let mut wait = self.options.driver.wait();
         loop {
             let mut moved = false;
             let mut left = false;
@@ -433,25 +536,21 @@ impl Run<'_> {
                 while posted[at] < count && in_flight.len() < depth as usize {
                     let message = posted[at];
                     let part = range(message);
-                    let request = match &connection.end {
-                        End::Sender(sender) => {
-                            connection
-                                .buffer
-                                .write(part.clone(), |bytes| fill(bytes, at, message, check))?;
-                            sender.isend(&connection.buffer, part)
-                        }
-                        End::Receiver(receiver) => receiver.irecv(&connection.buffer, part),
-                    };
-                    let Some(request) = request.map_err(explain)? else { break };
+                    if !connection.end.receives() {
+                        let fill = |bytes: &mut [u8]| fill(bytes, at, message, check);
+                        connection.buffer.write(part.clone(), fill)?;
+                    }
+                    let request = connection.post(part).map_err(explain)?;
+                    let Some(request) = request else { break };
                     in_flight.push_back(InFlight { request, message, since: Instant::now() });
                     posted[at] += 1;
                     moved = true;
                 }
                 if let Some(InFlight { request, message, since }) = in_flight.front_mut()
-                    && let Some(size) = request.test().map_err(explain)?
+                    && let Some(size) = connection.test(request).map_err(explain)?
                 {
                     latencies.push(since.elapsed().as_secs_f64());
-                    if matches!(connection.end, End::Receiver(_)) {
+                    if connection.end.receives() {
                         let right = |bytes: &[u8]| is_filled(bytes, at, *message, check);
                         let right = connection.buffer.read(range(*message), right)?;
                         wrong += u64::from(size != self.size || !right);
@@ -473,6 +572,12 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// Seconds that the threads of this process have used, with their system calls.
+fn processor_time() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The value below which a share of the sorted ones lies; 0 if there is none.

@@ -1,6 +1,6 @@
 //! Waiting for a plugin as NCCL's progress thread does: polling, and yielding the processor in between. A wait has a
-//! timeout and checks the other ranks. After some time without progress it sleeps between polls, longer and longer: the
-//! plugin is to be measured and not the polling, and many ranks may share one machine's processors.
+//! timeout and checks the other ranks. After some time without progress it sleeps between polls, longer and longer: many
+//! ranks may share one machine's processors. [`Wait::yielding`] never sleeps, as NCCL's thread.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One wait for progress. Every success begins a new one.
 pub(crate) struct Wait {
+    sleeps: bool,
     idle: u32,
     since: Option<Instant>,
     checked: Option<Instant>,
@@ -31,12 +32,17 @@ pub(crate) struct Wait {
 impl Wait {
     /// A wait that begins at its first idle poll.
     pub(crate) fn new() -> Self {
-        Self { idle: 0, since: None, checked: None }
+        Self { sleeps: true, idle: 0, since: None, checked: None }
+    }
+
+    /// One that only yields the processor.
+    pub(crate) fn yielding() -> Self {
+        Self { sleeps: false, ..Self::new() }
     }
 
     /// There was progress.
     pub(crate) fn progress(&mut self) {
-        *self = Self::new();
+        *self = Self { sleeps: self.sleeps, ..Self::new() };
     }
 
     /// There was no progress: yields, and from time to time checks whether to go on.
@@ -57,7 +63,7 @@ impl Wait {
             }
         }
         match self.since {
-            Some(since) if self.idle >= POLLS_BEFORE_SLEEP => {
+            Some(since) if self.sleeps && self.idle >= POLLS_BEFORE_SLEEP => {
                 thread::sleep((since.elapsed() / SLEEP_FRACTION).clamp(MIN_SLEEP, MAX_SLEEP));
             }
             _ => thread::yield_now(),

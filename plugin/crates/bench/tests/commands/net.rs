@@ -72,3 +72,26 @@ fn net_ping_pong() {
     assert_eq!(report["rows"].as_array().unwrap().len(), 3);
     assert_eq!(report["rows"][2]["wrong"], 0);
 }
+
+#[test]
+fn net_plain_sockets_and_drivers() {
+    for arguments in [
+        &["--plain-sockets", "1", "--connections", "70"][..],
+        &["--plain-sockets", "16", "--driver", "sleep"],
+        &["--plain-sockets", "2", "--mptcp", "--connections", "2"],
+    ] {
+        let common = ["net", "-b", "1", "-e", "300001", "-f", "300001", "-n", "20", "--check-all"];
+        let mut all = common.to_vec();
+        all.extend(arguments);
+        all.push("--json");
+        let ended = run(&all);
+        assert!(ended.status.success(), "{ended:?}");
+        let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2, "{ended:?}");
+        assert!(rows.iter().all(|row| row["wrong"] == 0), "{ended:?}");
+        assert!(
+            rows[1]["send_cpu"].as_f64() > Some(0.0) && rows[1]["receive_cpu"].as_f64() > Some(0.0)
+        );
+    }
+}

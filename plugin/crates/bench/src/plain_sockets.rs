@@ -1,0 +1,333 @@
+//! Plain sockets in place of a plugin: one or several TCP connections for each connection, or MPTCP ones. They are moved
+//! by [`PlainConnection::test`] alone, without threads. This is the least that any plugin has to do.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::Range;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::error::Result;
+use crate::output::report::Network;
+use crate::plugin_host::Region;
+use crate::ranks::bootstrap::World;
+use crate::ranks::wait::Wait;
+
+/// Each socket sends the length of a message, and then its part of it.
+const LENGTH_BYTES: usize = 8;
+/// As many as NCCL has for a connection.
+const MAX_REQUESTS: usize = 32;
+
+/// Which sockets.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlainOptions {
+    /// In place of a plugin: this many plain sockets for each connection, which share each message equally
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "ping_pong", value_name = "N")]
+    pub(crate) plain_sockets: Option<u32>,
+    /// These are MPTCP sockets
+    #[arg(long, requires = "plain_sockets")]
+    pub(crate) mptcp: bool,
+    /// Where rank 0 listens with them
+    #[arg(long, default_value = "127.0.0.1", requires = "plain_sockets", value_name = "ADDRESS")]
+    pub(crate) listen: IpAddr,
+}
+
+impl PlainOptions {
+    /// What they are, for tables.
+    fn name(&self) -> String {
+        let kind = if self.mptcp { "MPTCP" } else { "TCP" };
+        format!("{} plain {kind} sockets for each connection", self.plain_sockets.unwrap_or(0))
+    }
+
+    /// In place of what a plugin says of itself.
+    pub(crate) fn network(&self) -> Network {
+        let none = String::new;
+        Network {
+            name: self.name(),
+            version: 0,
+            library: none(),
+            sha256: none(),
+            device: none(),
+            speed_mbps: 0,
+            transport: None,
+        }
+    }
+
+    fn socket(&self, address: IpAddr) -> io::Result<Socket> {
+        let domain = if address.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
+        let protocol = if self.mptcp { Protocol::MPTCP } else { Protocol::TCP };
+        Socket::new(domain, Type::STREAM, Some(protocol))
+    }
+
+    /// Opens `count` connections from rank 1 to rank 0.
+    ///
+    /// # Errors
+    /// Says which call failed.
+    pub(crate) fn connect(&self, world: &mut World, count: usize) -> Result<Vec<PlainConnection>> {
+        let each = self.plain_sockets.unwrap_or(1) as usize;
+        let limit = getrlimit(Resource::Nofile);
+        // As plugins do. Without it, or beyond the hard limit, the calls below say what is missing.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+        let failed = |what: &str, error: io::Error| format!("plain sockets: {what}: {error}");
+        if world.rank() == 0 {
+            let listener = self.listener().map_err(|error| failed("listen", error))?;
+            let local = listener.local_addr().map_err(|error| failed("listen", error))?;
+            world.all_gather(&local.as_socket())?;
+            let mut flows: Vec<Option<TcpStream>> = (0..count * each).map(|_| None).collect();
+            let mut wait = Wait::new();
+            for _ in 0..flows.len() {
+                let mut stream = loop {
+                    match listener.accept() {
+                        Ok((socket, _)) => break TcpStream::from(socket),
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                            wait.idle(world, || "accepting plain sockets".to_owned())?;
+                        }
+                        Err(error) => return Err(failed("accept", error)),
+                    }
+                };
+                let index = number(&mut stream, world.timeout())
+                    .map_err(|error| failed("the first bytes", error))?;
+                match flows.get_mut(index) {
+                    Some(place @ None) => *place = Some(stream),
+                    _ => return Err(format!("plain sockets: number {index} is unexpected")),
+                }
+            }
+            Self::group(flows.into_iter().flatten().collect(), each, false)
+                .map_err(|error| failed("configure", error))
+        } else {
+            let address = world.all_gather(&None::<SocketAddr>)?.swap_remove(0);
+            let address = address.ok_or("plain sockets: rank 0 has no address")?;
+            let mut flows = vec![];
+            for index in 0..count * each {
+                let stream = self.dial(address, index, world.timeout());
+                flows.push(stream.map_err(|error| failed("connect", error))?);
+            }
+            Self::group(flows, each, true).map_err(|error| failed("configure", error))
+        }
+    }
+
+    fn listener(&self) -> io::Result<Socket> {
+        let listener = self.socket(self.listen)?;
+        listener.bind(&SocketAddr::new(self.listen, 0).into())?;
+        listener.listen(4096)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    }
+
+    fn dial(&self, address: SocketAddr, index: usize, timeout: Duration) -> io::Result<TcpStream> {
+        let socket = self.socket(address.ip())?;
+        socket.connect_timeout(&address.into(), timeout)?;
+        let mut stream = TcpStream::from(socket);
+        stream.write_all(&(index as u64).to_le_bytes())?;
+        Ok(stream)
+    }
+
+    fn group(flows: Vec<TcpStream>, each: usize, sends: bool) -> io::Result<Vec<PlainConnection>> {
+        let mut all: Vec<PlainConnection> = vec![];
+        for (index, socket) in flows.into_iter().enumerate() {
+            socket.set_nonblocking(true)?;
+            socket.set_nodelay(true)?;
+            if index % each == 0 {
+                all.push(PlainConnection::new(sends));
+            }
+            if let Some(connection) = all.last_mut() {
+                connection.flows.push(Flow::new(socket));
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Which socket this is: the dialer says it first, as they may be accepted in another order.
+fn number(stream: &mut TcpStream, timeout: Duration) -> io::Result<usize> {
+    let mut bytes = [0; LENGTH_BYTES];
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes) as usize)
+}
+
+/// One direction of messages.
+pub(crate) struct PlainConnection {
+    sends: bool,
+    flows: Vec<Flow>,
+    /// Messages in flight; the front is the oldest.
+    messages: VecDeque<Message>,
+    /// Number of the front.
+    first: u64,
+}
+
+struct Message {
+    /// Its place in the region.
+    part: Range<usize>,
+    /// What is sent, or will be known to have been received.
+    length: usize,
+    /// Sockets that have not moved their share.
+    left: usize,
+}
+
+struct Flow {
+    socket: TcpStream,
+    /// Number of the message that it moves.
+    message: u64,
+    header: [u8; LENGTH_BYTES],
+    /// Bytes of header and share that are moved.
+    moved: usize,
+}
+
+/// A message in flight.
+pub(crate) struct PlainRequest(u64);
+
+impl PlainConnection {
+    fn new(sends: bool) -> Self {
+        Self { sends, flows: vec![], messages: VecDeque::new(), first: 0 }
+    }
+
+    /// Whether this is the side that sends.
+    pub(crate) fn sends(&self) -> bool {
+        self.sends
+    }
+
+    /// Begins to move a message from or to this part of the region; nothing if there are too many.
+    pub(crate) fn post(&mut self, part: Range<usize>) -> Option<PlainRequest> {
+        if self.messages.len() >= MAX_REQUESTS {
+            return None;
+        }
+        let length = if self.sends { part.len() } else { 0 };
+        self.messages.push_back(Message { part, length, left: self.flows.len() });
+        Some(PlainRequest(self.first + self.messages.len() as u64 - 1))
+    }
+
+    /// Moves what can be moved. The length of the oldest message, once it is done. Only that one can be tested.
+    ///
+    /// # Errors
+    /// Says which call failed.
+    pub(crate) fn test(
+        &mut self,
+        request: &PlainRequest,
+        region: &Region,
+    ) -> Result<Option<usize>> {
+        if request.0 != self.first {
+            return Err("plain sockets: only the oldest request can be tested".to_owned());
+        }
+        let count = self.flows.len();
+        for (index, flow) in self.flows.iter_mut().enumerate() {
+            while let Some(message) = self.messages.get_mut((flow.message - self.first) as usize) {
+                let moved = match self.sends {
+                    true => flow.send(message, (index, count), region),
+                    false => flow.receive(message, (index, count), region),
+                };
+                match moved? {
+                    Moved::Nothing => break,
+                    Moved::Something => {}
+                    Moved::All => {
+                        message.left -= 1;
+                        (flow.message, flow.moved) = (flow.message + 1, 0);
+                    }
+                }
+            }
+        }
+        let done = self.messages.front().filter(|message| message.left == 0);
+        let length = done.map(|message| message.length);
+        if length.is_some() {
+            self.messages.pop_front();
+            self.first += 1;
+        }
+        Ok(length)
+    }
+}
+
+enum Moved {
+    Nothing,
+    Something,
+    All,
+}
+
+impl Flow {
+    fn new(socket: TcpStream) -> Self {
+        Self { socket, message: 0, header: [0; LENGTH_BYTES], moved: 0 }
+    }
+
+    fn send(&mut self, message: &Message, of: (usize, usize), region: &Region) -> Result<Moved> {
+        let share = share(&message.part, message.length, of);
+        let all = LENGTH_BYTES + share.len();
+        let header = (message.length as u64).to_le_bytes();
+        let rest = share.start + self.moved.saturating_sub(LENGTH_BYTES)..share.end;
+        let header = &header[self.moved.min(LENGTH_BYTES)..];
+        let sent = region.read(rest, |bytes| {
+            self.socket.write_vectored(&[IoSlice::new(header), IoSlice::new(bytes)])
+        })?;
+        self.after(sent, all)
+    }
+
+    fn receive(
+        &mut self,
+        message: &mut Message,
+        of: (usize, usize),
+        region: &Region,
+    ) -> Result<Moved> {
+        if self.moved < LENGTH_BYTES {
+            let received = self.socket.read(&mut self.header[self.moved..]);
+            let moved = self.after(received, usize::MAX)?;
+            if self.moved < LENGTH_BYTES {
+                return Ok(moved);
+            }
+            message.length = u64::from_le_bytes(self.header) as usize;
+            if message.length > message.part.len() {
+                return Err(format!(
+                    "plain sockets: a message of {} bytes for a buffer of {}",
+                    message.length,
+                    message.part.len()
+                ));
+            }
+            if share(&message.part, message.length, of).is_empty() {
+                return Ok(Moved::All);
+            }
+        }
+        let share = share(&message.part, message.length, of);
+        let all = LENGTH_BYTES + share.len();
+        let rest = share.start + self.moved - LENGTH_BYTES..share.end;
+        let received =
+            region.write(rest, |bytes| self.socket.read_vectored(&mut [IoSliceMut::new(bytes)]))?;
+        self.after(received, all)
+    }
+
+    fn after(&mut self, moved: io::Result<usize>, all: usize) -> Result<Moved> {
+        match moved {
+            Ok(0) => Err("plain sockets: the peer closed its side".to_owned()),
+            Ok(bytes) => {
+                self.moved += bytes;
+                Ok(if self.moved == all { Moved::All } else { Moved::Something })
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Moved::Nothing),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Moved::Something),
+            Err(error) => Err(format!("plain sockets: {error}")),
+        }
+    }
+}
+
+/// The share of a message that one of several sockets moves.
+fn share(part: &Range<usize>, length: usize, (index, count): (usize, usize)) -> Range<usize> {
+    let each = length.div_ceil(count);
+    let at = |index: usize| part.start + (index * each).min(length);
+    at(index)..at(index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_sockets_share_a_message() {
+        for length in [0, 1, 15, 16, 17, 100] {
+            let shares: Vec<_> =
+                (0..16).map(|index| share(&(50..200), length, (index, 16))).collect();
+            assert_eq!((shares[0].start, shares[15].end), (50, 50 + length));
+            assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start), "{shares:?}");
+        }
+    }
+}
