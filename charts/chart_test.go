@@ -366,6 +366,9 @@ func TestBenchImage(t *testing.T) {
 		list, _, _ := unstructured.NestedStringSlice(containers[0].(map[string]any), "args")
 		return strings.Join(list, " ")
 	}
+	if !strings.Contains(args(), "--check-priority-class=evenkeel-check") || !strings.Contains(args("--set", "preflight.priorityClassName=low"), "--check-priority-class=low") {
+		t.Error("--check-priority-class does not follow preflight.priorityClassName")
+	}
 	if strings.Contains(args(), "--bench-image") || !strings.Contains(args("--set", "preflight.benchImage=bench:1"), "--bench-image=bench:1") {
 		t.Error("--bench-image does not follow preflight.benchImage")
 	}

@@ -51,6 +51,10 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{- define "evenkeel.checkPriorityClass" -}}
+{{- default (printf "%s-check" (include "evenkeel.fullname" .)) .Values.preflight.priorityClassName -}}
+{{- end -}}
+
 {{- define "evenkeel.cleanupHook" -}}
 helm.sh/hook: post-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded

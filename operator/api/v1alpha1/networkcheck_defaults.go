@@ -12,6 +12,7 @@ func (o CheckOptions) WithDefaults() CheckOptions {
 		out.Stages = []Stage{StageCapacity, StageLocal, StagePairs}
 	}
 	fill(&out.ProfileName, "default")
+	fill(&out.BusyNodes, BusyNodesSkip)
 	fill(&out.PoolLabel, DefaultPoolLabel)
 	fill(&out.Runner.Launcher, LauncherAuto)
 	fill(&out.Sweep.Collective, CollectiveAllReduce)

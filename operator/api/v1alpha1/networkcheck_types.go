@@ -110,6 +110,18 @@ const (
 	ConditionPassed = "Passed"
 )
 
+// BusyNodes says what happens to nodes whose accelerators somebody uses.
+//
+// +kubebuilder:validation:Enum=Skip;Test
+type BusyNodes string
+
+const (
+	// BusyNodesSkip leaves them alone. A run during which somebody begins to use them is inconclusive.
+	BusyNodesSkip BusyNodes = "Skip"
+	// BusyNodesTest tests them beside their users, who are disturbed, and whose traffic is measured too.
+	BusyNodesTest BusyNodes = "Test"
+)
+
 // NetworkCheckSpec says which nodes to check, and how. It is immutable.
 type NetworkCheckSpec struct {
 	// nodes says which nodes are checked.
@@ -155,6 +167,11 @@ type CheckOptions struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	ProfileName string `json:"profileName,omitempty"`
+
+	// busyNodes says what happens to nodes whose accelerators somebody uses: Skip (the default) leaves them alone, and the check's
+	// pods request all accelerators of their nodes, at a priority that gives way to any other pod. Test tests them all the same.
+	// +optional
+	BusyNodes BusyNodes `json:"busyNodes,omitempty"`
 
 	// runner is the benchmark.
 	// +required

@@ -25,6 +25,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/reductionservice"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 )
 
 const (
@@ -38,6 +39,7 @@ type controllerRole struct {
 	process
 	elect                                                  bool
 	electionID, defaultProfile, benchImage, reductionImage string
+	checkPriorityClass                                     string
 	imagePullSecrets                                       []string
 }
 
@@ -61,6 +63,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease of the leader election")
 	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
 	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
+	cmd.Flags().StringVar(&c.checkPriorityClass, "check-priority-class", "", "PriorityClass of the pods of NetworkChecks, which should give way to all others; none: the cluster's default")
 	cmd.Flags().StringSliceVar(&c.imagePullSecrets, "image-pull-secrets", nil, "names of Secrets of this namespace to pull the images of NetworkChecks with")
 	cmd.Flags().StringVar(&c.reductionImage, "reduction-image", "", "image of the reduction servers; without one, no job gets any")
 	return cmd
@@ -113,10 +116,12 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
+	use := nodeuse.New(c.namespace, clock.RealClock{})
+	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, PriorityClass: c.checkPriorityClass, Use: use, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
 	requests := networkcheckpolicy.NewCheckRequests()
 	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}, Poll: kindPoll}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{
+		"nodeuse":                   use,
 		"networkcheck":              checks,
 		"nodenetworkhealth-results": &nodenetworkhealth.ResultRecorder{},
 		"nodenetworkhealth-marker":  &nodenetworkhealth.NodeMarker{Clock: clock.RealClock{}},

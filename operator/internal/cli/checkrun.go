@@ -36,6 +36,7 @@ type checkFlags struct {
 	gpus, rails, iterations                          int32
 	maxBytes, minBandwidth                           string
 	timeout                                          time.Duration
+	busyNodes                                        string
 	wait                                             bool
 }
 
@@ -69,6 +70,7 @@ Interrupting the wait does not stop the check.`,
 	flags.StringSliceVar(&f.nodes, "nodes", nil, "names of the nodes, comma-separated (default: all nodes)")
 	flags.StringVarP(&f.selector, "selector", "l", "", "label selector of the nodes, such as pool=h100")
 	flags.StringSliceVar(&f.stages, "stage", nil, "stages to run: Capacity, Local, RDMA, Pairs, Rails, Gang (default: Capacity,Local,Pairs)")
+	flags.StringVar(&f.busyNodes, "busy-nodes", "", "nodes whose accelerators somebody uses: Skip them, or Test them and disturb their users (default: Skip)")
 	flags.StringVar(&f.profile, "profile", "", "NetworkProfile whose plugin is tested (default: default)")
 	flags.StringVar(&f.runner, "runner", string(evenkeel.RunnerBench), "Bench, over host memory, or NCCLTests, over GPUs")
 	flags.StringVar(&f.launcher, "launcher", "", "Auto, IndexedJob or MPIJob (default: Auto)")
@@ -116,6 +118,11 @@ func (f *checkFlags) check(namespace string) (*evenkeel.NetworkCheck, error) {
 	}
 	spec.Runner = evenkeel.RunnerSpec{Type: runner, Image: f.image}
 	spec.ProfileName = f.profile
+	if f.busyNodes != "" {
+		if spec.BusyNodes, err = oneOf("--busy-nodes", f.busyNodes, evenkeel.BusyNodesSkip, evenkeel.BusyNodesTest); err != nil {
+			return nil, err
+		}
+	}
 	if f.launcher != "" {
 		if spec.Runner.Launcher, err = oneOf("--launcher", f.launcher, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob); err != nil {
 			return nil, err

@@ -49,6 +49,7 @@ const (
 	ReasonNoRDMA      = "NoRDMADevice"
 	ReasonTransport   = "WrongTransport"
 	ReasonMemoryLock  = "MemoryLockTooLow"
+	ReasonInUse       = string(pairing.ReasonInUse)
 	reasonFault       = string(pairing.ReasonInfrastructure)
 	reasonFallback    = string(pairing.ReasonFallback)
 	reasonWrongData   = string(pairing.ReasonWrongData)
@@ -186,6 +187,8 @@ func (s *state) runProblem(run *Run) (reason, message string) {
 		detail = " (" + run.Detail + ")"
 	}
 	switch {
+	case len(run.InUse) > 0:
+		return ReasonInUse, "the run is inconclusive" + detail
 	case run.Outcome == pairing.Fault:
 		return reasonFault, "the run is inconclusive" + detail
 	case slices.ContainsFunc(networks, other):
@@ -242,7 +245,7 @@ func (s *state) runInsideNodes(stage evenkeel.Stage, indexes []int) {
 		}
 		switch reason {
 		case "":
-		case reasonFault:
+		case reasonFault, ReasonInUse:
 			s.setNode(at, stage, evenkeel.VerdictInconclusive, reason, message)
 		default:
 			bad++
@@ -278,7 +281,11 @@ func (s *state) stagePairs() {
 	s.eachRun(evenkeel.StagePairs, func(run *Run) {
 		nodes, _ := s.record.names(run)
 		networks := s.effectiveNetworks(run)
-		check.Runs = append(check.Runs, pairing.Run{Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
+		var inUse []string
+		for _, at := range run.InUse {
+			inUse = append(inUse, s.record.Nodes[at].Name)
+		}
+		check.Runs = append(check.Runs, pairing.Run{InUse: inUse, Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
 	})
 	s.pairing = pairing.Decide(check)
 	if next := s.pairing.Next; next != nil && s.record.Ended == "" {
@@ -388,7 +395,7 @@ func (s *state) slowRails(at int) string {
 	var known []float64
 	s.eachRun(evenkeel.StageRails, func(run *Run) {
 		device := run.Round - 1
-		if run.Nodes[0] != at || device >= s.Rails || run.Outcome == pairing.Fault {
+		if run.Nodes[0] != at || device >= s.Rails || run.Outcome == pairing.Fault || len(run.InUse) > 0 {
 			if run.Nodes[0] == at && device < s.Rails {
 				speeds[device] = -1
 			}
@@ -435,7 +442,7 @@ func (s *state) stageGang() {
 		f := FabricResult{Pools: []string{pool}, Verdict: evenkeel.VerdictPass, Reason: string(pairing.ReasonProven), MinBusBW: s.pairing.Limits[pool].MinBusBW}
 		f.Message = fmt.Sprintf("all %d nodes together reach %.4g GB/s", len(run.Nodes), run.BusBW)
 		switch reason, message := s.runProblem(run); {
-		case reason == reasonFault:
+		case reason == reasonFault, reason == ReasonInUse:
 			f.Verdict, f.Reason, f.Message = evenkeel.VerdictInconclusive, reason, "all nodes together: "+message
 		case reason != "":
 			f.Verdict, f.Reason, f.Message = evenkeel.VerdictFail, ReasonGang, fmt.Sprintf("all %d nodes together: %s; pairs of them pass", len(run.Nodes), message)

@@ -64,6 +64,8 @@ type Run struct {
 	Networks []int `json:"networks,omitempty"`
 	// LockedMemory is the limit of memory that its processes may lock, bytes; negative: no limit; nil: unknown.
 	LockedMemory *int64 `json:"lockedMemory,omitempty"`
+	// InUse are indexes into Record.Nodes: nodes of the run that somebody else used meanwhile.
+	InUse []int `json:"inUse,omitempty"`
 	// Detail is text for people.
 	Detail string `json:"detail,omitempty"`
 }
@@ -76,7 +78,9 @@ type Measurement struct {
 	Networks []ncclout.Network
 	// LockedMemory is as in [Run].
 	LockedMemory *int64
-	Detail       string
+	// InUse are the names of nodes of the run that somebody else used meanwhile.
+	InUse  []string
+	Detail string
 }
 
 // maxDetail keeps the record of thousands of failing runs within the size limit of a ConfigMap.
@@ -89,7 +93,11 @@ func (r *Record) Add(w PlannedRun, m Measurement) bool {
 	}
 	run := Run{Stage: w.Stage, Round: w.Round, Index: w.Index, Outcome: m.Outcome, BusBW: m.BusBW, Wrong: m.Wrong, LockedMemory: m.LockedMemory, Detail: text.Clip(m.Detail, maxDetail)}
 	for _, name := range w.Nodes {
-		run.Nodes = append(run.Nodes, slices.IndexFunc(r.Nodes, func(n Node) bool { return n.Name == name }))
+		at := slices.IndexFunc(r.Nodes, func(n Node) bool { return n.Name == name })
+		run.Nodes = append(run.Nodes, at)
+		if slices.Contains(m.InUse, name) {
+			run.InUse = append(run.InUse, at)
+		}
 	}
 	for _, network := range m.Networks {
 		at := slices.Index(r.Networks, network)
@@ -147,7 +155,7 @@ func Decode(text string) (*Record, error) {
 	for i := range r.Runs {
 		run := &r.Runs[i]
 		out := func(length int) func(int) bool { return func(at int) bool { return at < 0 || at >= length } }
-		if slices.ContainsFunc(run.Nodes, out(len(r.Nodes))) || slices.ContainsFunc(run.Networks, out(len(r.Networks))) || len(run.Nodes) == 0 {
+		if slices.ContainsFunc(run.Nodes, out(len(r.Nodes))) || slices.ContainsFunc(run.InUse, out(len(r.Nodes))) || slices.ContainsFunc(run.Networks, out(len(r.Networks))) || len(run.Nodes) == 0 {
 			return nil, fmt.Errorf("the record: run %d names a node or network that it does not have", i)
 		}
 	}

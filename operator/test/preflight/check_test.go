@@ -40,6 +40,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
@@ -74,9 +75,11 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 		t.Fatal(err)
 	}
 	requests := networkcheckpolicy.NewCheckRequests()
+	use := nodeuse.New(namespace, &clock{})
 	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Clock: calendar, Poll: 100 * time.Millisecond}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
-		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, Logs: f, Clock: c, Poll: 50 * time.Millisecond},
+		use,
+		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: use, Logs: f, Clock: c, Poll: 50 * time.Millisecond},
 		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: calendar}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Clock: calendar},
 		&suspend.Reconciler{Evaluator: evaluator}, &kueue.Reconciler{Evaluator: evaluator},
 	} {

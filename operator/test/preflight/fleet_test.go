@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,7 +45,12 @@ type fleet struct {
 	// end decides; it is called each time that a run is looked at, until the run has ended.
 	end func(nodes []string) ending
 
+	// hold leaves all runs running.
+	hold atomic.Bool
+
 	mu sync.Mutex
+	// taken are the names of pods that somebody deleted.
+	taken map[string]bool
 	// logs of pods that have ended, by name.
 	logs map[string]string
 	// runs has the nodes of every Job that was ever made, by UID.
@@ -183,7 +189,11 @@ func (f *fleet) job(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) err
 		}
 	}
 	e := f.end(nodes)
+	e.running = e.running || f.hold.Load()
 	for _, pod := range pods {
+		if f.isTaken(pod.Name) {
+			continue
+		}
 		if err := f.pod(ctx, pod, e, nodes); err != nil {
 			return err
 		}
@@ -264,6 +274,22 @@ func (f *fleet) mpiJobs(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// forget makes the fleet leave the pod alone, whose place another one takes.
+func (f *fleet) forget(pod *corev1.Pod) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.taken == nil {
+		f.taken = map[string]bool{}
+	}
+	f.taken[pod.Name] = true
+}
+
+func (f *fleet) isTaken(pod string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.taken[pod]
 }
 
 func (f *fleet) has(uid types.UID) bool {

@@ -34,7 +34,9 @@ const (
 	account    = "evenkeel-controller"
 	digest     = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
 	pluginName = "registry.example.com/evenkeel-plugin@" + digest
-	benchName  = "registry.example.com/evenkeel-bench:1"
+	// checkPriority is the chart's PriorityClass for the pods of checks.
+	checkPriority = "evenkeel-check"
+	benchName     = "registry.example.com/evenkeel-bench:1"
 )
 
 var (
@@ -124,7 +126,7 @@ func prepare(root string) error {
 		return err
 	}
 	for _, object := range objects {
-		if group := object.GroupVersionKind().Group; group == "rbac.authorization.k8s.io" || strings.HasPrefix(object.GetKind(), "ValidatingAdmissionPolicy") {
+		if group := object.GroupVersionKind().Group; group == "rbac.authorization.k8s.io" || strings.HasPrefix(object.GetKind(), "ValidatingAdmissionPolicy") || object.GetKind() == "PriorityClass" {
 			if err := admin.Create(ctx, object); err != nil {
 				return err
 			}

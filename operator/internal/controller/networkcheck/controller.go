@@ -36,6 +36,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
@@ -67,6 +68,10 @@ type Reconciler struct {
 	BenchImage string
 	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
 	ImagePullSecrets []string
+	// PriorityClass is that of the checks' pods; empty: the cluster's default.
+	PriorityClass string
+	// Use says which nodes are in use.
+	Use *nodeuse.Tracker
 	// Logs reads the logs with the results.
 	Logs LogReader
 	// Clock is replaced in tests. Poll is the interval at which the pods of running checks are read.
@@ -100,6 +105,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("networkcheck").
 		For(&evenkeel.NetworkCheck{}).
 		Watches(&batchv1.Job{}, debounce.Handler(debounceDelay, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
+		WatchesRawSource(c.Use.Source()). // no requests: the pods of runs are polled anyway
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrentChecks,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
@@ -122,7 +128,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if object.Namespace != c.Namespace {
 		return reconcile.Result{}, c.setNotRunnable(ctx, object, "WrongNamespace", fmt.Sprintf("checks run in namespace %s: create this one there", c.Namespace))
 	}
-	check := jobs.Check{Object: object, Options: object.Spec.WithDefaults(), ImagePullSecrets: c.ImagePullSecrets}
+	check := jobs.Check{Object: object, Options: object.Spec.WithDefaults(), ImagePullSecrets: c.ImagePullSecrets, PriorityClass: c.PriorityClass}
 	if check.Options.Runner.Image == "" {
 		check.Options.Runner.Image = c.BenchImage
 	}
@@ -297,6 +303,9 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 		if slices.Contains(check.Options.Stages, evenkeel.StageCapacity) {
 			n.Verdict, n.Reason, n.Message = preflight.Capacity(node, tolerations)
 		}
+		if user := c.Use.User(node.Name); user != "" && n.Verdict == "" && check.Options.BusyNodes == evenkeel.BusyNodesSkip {
+			n.Verdict, n.Reason, n.Message = evenkeel.VerdictInconclusive, preflight.ReasonInUse, inUseMessage(node.Name, user)
+		}
 		if device := check.Plugin.RDMA; device != nil {
 			offered := node.Status.Allocatable[corev1.ResourceName(device.Resource)]
 			n.RDMA = offered.Sign() > 0
@@ -312,6 +321,10 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 		return strings.Compare(a.Name, b.Name)
 	})
 	return nodes, nil
+}
+
+func inUseMessage(node, user string) string {
+	return fmt.Sprintf("pod %s uses accelerators of %s", user, node)
 }
 
 // OptionsOf converts the spec of a check for package preflight.
@@ -429,8 +442,9 @@ func (c *Reconciler) saveRecord(ctx context.Context, r *checkReport) error {
 	return nil
 }
 
-// startRuns starts as many of the pending runs as the limit allows, none on a node that is in use. It reports whether the API
-// server refused one permanently, such as by a policy of the cluster. Such runs are recorded as faults.
+// startRuns starts as many of the pending runs as the limit allows, none on a node of another run. It reports whether runs were
+// recorded as faults instead: those on nodes that somebody else uses, and those that the API server refused permanently, such as by
+// a policy of the cluster.
 func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkReport, works, running []preflight.PlannedRun) (refused bool, err error) {
 	busy, names := map[string]bool{}, map[string]bool{}
 	occupy := func(w preflight.PlannedRun) {
@@ -449,6 +463,13 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkRe
 		// A run that is larger than the limit, such as one of a whole pool, runs alone.
 		if len(busy) > 0 && len(busy)+len(w.Nodes) > int(*check.Options.MaxConcurrentNodes) {
 			break
+		}
+		if m := c.inUse(check, w, time.Time{}); m != nil {
+			if r.record.Add(w, *m) {
+				refused = true
+				metrics.RunEnded(w.Stage, m.Outcome)
+			}
+			continue
 		}
 		if len(names) == 0 {
 			if err := c.client.Create(ctx, check.Service()); err != nil && !apierrors.IsAlreadyExists(err) {

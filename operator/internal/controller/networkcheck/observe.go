@@ -151,6 +151,16 @@ func faultMeasurement(detail string) preflight.Measurement {
 	return preflight.Measurement{Outcome: pairing.Fault, Detail: detail}
 }
 
+// rankPods is the number of pods that run ranks.
+func rankPods(pods []corev1.Pod) (count int) {
+	for i := range pods {
+		if pods[i].Labels[evenkeel.RoleKey] == evenkeel.RoleRank {
+			count++
+		}
+	}
+	return count
+}
+
 // resultPod returns the pod whose log has the results: the launcher of an MPIJob, else rank 0.
 func resultPod(pods []corev1.Pod) *corev1.Pod {
 	for i := range pods {

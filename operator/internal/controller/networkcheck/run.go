@@ -15,8 +15,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
 // runJob is a run's Job or MPIJob.
@@ -97,12 +99,24 @@ func mpiJobEnded(j *unstructured.Unstructured) (ended bool, why string) {
 
 // createRun starts the run. If it exists already, the cache was behind.
 func (c *Reconciler) createRun(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher, w preflight.PlannedRun) error {
+	var accelerators corev1.ResourceList
+	if check.Options.BusyNodes == evenkeel.BusyNodesSkip {
+		nodes := make([]*corev1.Node, len(w.Nodes))
+		for i, name := range w.Nodes {
+			nodes[i] = &corev1.Node{}
+			// The result of a run on a deleted node says that it is.
+			if err := c.client.Get(ctx, client.ObjectKey{Name: name}, nodes[i]); client.IgnoreNotFound(err) != nil {
+				return fmt.Errorf("read node %s: %w", name, err)
+			}
+		}
+		accelerators = accelerator.Offered(nodes...)
+	}
 	var object client.Object
 	var err error
 	if launcher == evenkeel.LauncherMPIJob {
-		object, err = check.MPIJob(w)
+		object, err = check.MPIJob(w, accelerators)
 	} else {
-		object, err = check.Job(w)
+		object, err = check.Job(w, accelerators)
 	}
 	if err != nil {
 		return err
@@ -142,6 +156,29 @@ func (c *Reconciler) listPods(ctx context.Context, check jobs.Check) (map[string
 	return runs, nil
 }
 
+// inUse returns the measurement of a run of whose nodes some were used by others since then; nil if none was. Without a time, only
+// those that use them now count.
+func (c *Reconciler) inUse(check jobs.Check, w preflight.PlannedRun, since time.Time) *preflight.Measurement {
+	if check.Options.BusyNodes != evenkeel.BusyNodesSkip {
+		return nil
+	}
+	var m *preflight.Measurement
+	for _, name := range w.Nodes {
+		user := c.Use.User(name)
+		if !since.IsZero() {
+			user = c.Use.UserSince(name, since)
+		}
+		if user == "" {
+			continue
+		}
+		if m == nil {
+			m = &preflight.Measurement{Outcome: pairing.Fault, Detail: inUseMessage(name, user)}
+		}
+		m.InUse = append(m.InUse, name)
+	}
+	return m
+}
+
 // readResult returns the result of the run; nil if there is none yet.
 func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, w preflight.PlannedRun, j runJob, pods []corev1.Pod) (*preflight.Measurement, error) {
 	for _, name := range w.Nodes {
@@ -156,11 +193,15 @@ func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, w preflig
 	limit := time.Duration(*check.Options.RunTimeoutSeconds) * time.Second
 	late := !c.Clock.Now().Before(j.GetCreationTimestamp().Add(limit))
 	var m preflight.Measurement
+	if used := c.inUse(check, w, j.GetCreationTimestamp().Time); used != nil {
+		return used, nil
+	}
 	switch why, from := blockingReason(pods), resultPod(pods); {
 	case why != "":
 		m = faultMeasurement(why)
-	case j.ended && from == nil:
-		m = faultMeasurement("the pod with the results is gone; " + joinReason("the run ended", j.failure))
+	case j.ended && (from == nil || rankPods(pods) < len(w.Nodes)):
+		// Whoever took a node may have ended a rank, and the others' logs blame the network.
+		m = faultMeasurement("a pod of the run is gone; " + joinReason("the run ended", j.failure))
 	case j.ended:
 		log, err := c.Logs.Tail(ctx, from.Namespace, from.Name)
 		switch {

@@ -53,6 +53,8 @@ type Check struct {
 	Plugin  inject.Resolved
 	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
 	ImagePullSecrets []string
+	// PriorityClass is the pods' own; empty: the cluster's default.
+	PriorityClass string
 }
 
 // id distinguishes successive checks of the same name.
@@ -101,8 +103,8 @@ func (c Check) Service() *corev1.Service {
 	}
 }
 
-// Job returns an Indexed Job for the run, with a pod on each node.
-func (c Check) Job(w preflight.PlannedRun) (*batchv1.Job, error) {
+// Job returns an Indexed Job for the run, with a pod on each node that requests the accelerators.
+func (c Check) Job(w preflight.PlannedRun, accelerators corev1.ResourceList) (*batchv1.Job, error) {
 	name, size := c.RunName(w), int32(len(w.Nodes))
 	var environment []corev1.EnvVar
 	if !isSingleNode(w) {
@@ -112,7 +114,7 @@ func (c Check) Job(w preflight.PlannedRun) (*batchv1.Job, error) {
 			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
 		}
 	}
-	template, err := c.podTemplate(name, w, evenkeel.RoleRank, c.benchmarkCommand(w), environment)
+	template, err := c.podTemplate(name, w, evenkeel.RoleRank, c.benchmarkCommand(w), environment, accelerators)
 	if err != nil {
 		return nil, err
 	}
@@ -128,10 +130,10 @@ func (c Check) Job(w preflight.PlannedRun) (*batchv1.Job, error) {
 	}, nil
 }
 
-// MPIJob returns an MPIJob for the run: a worker on each node, and a launcher on one of them.
-func (c Check) MPIJob(w preflight.PlannedRun) (*unstructured.Unstructured, error) {
+// MPIJob returns an MPIJob for the run: a worker on each node that requests the accelerators, and a launcher on one of them.
+func (c Check) MPIJob(w preflight.PlannedRun, accelerators corev1.ResourceList) (*unstructured.Unstructured, error) {
 	name, slots := c.RunName(w), c.slots()
-	worker, err := c.podTemplate(name, w, evenkeel.RoleRank, []string{"/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"}, nil)
+	worker, err := c.podTemplate(name, w, evenkeel.RoleRank, []string{"/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"}, nil, accelerators)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +144,7 @@ func (c Check) MPIJob(w preflight.PlannedRun) (*unstructured.Unstructured, error
 			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
 		}
 	}
-	launcher, err := c.podTemplate(name, w, evenkeel.RoleLauncher, nil, environment)
+	launcher, err := c.podTemplate(name, w, evenkeel.RoleLauncher, nil, environment, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -231,7 +233,7 @@ var ncclTestsPrograms = map[evenkeel.Collective]string{
 }
 
 // podTemplate returns a pod that fits the restricted standard, for one of the nodes, with the plugin as training pods get it.
-func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, command []string, environment []corev1.EnvVar) (*corev1.PodTemplateSpec, error) {
+func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, command []string, environment []corev1.EnvVar, accelerators corev1.ResourceList) (*corev1.PodTemplateSpec, error) {
 	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
 	yes, no := true, false
 	runner := c.Options.Runner
@@ -262,15 +264,20 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 			resources.Limits[gpuName] = *resource.NewQuantity(int64(c.slots()), resource.DecimalSI)
 		}
 	}
+	for name, count := range accelerators {
+		if own := resources.Limits[name]; own.Cmp(count) < 0 {
+			resources.Limits[name] = count
+		}
+	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Labels: labels},
 		Spec: corev1.PodSpec{
 			RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
-			TerminationGracePeriodSeconds: new(int64),
-			SecurityContext:               &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Affinity:                      &corev1.Affinity{NodeAffinity: nodeAffinityTo(w.Nodes)},
-			Tolerations:                   Tolerations(runner.Tolerations),
-			Volumes:                       volumes,
+			TerminationGracePeriodSeconds: new(int64), PriorityClassName: c.PriorityClass,
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Affinity:        &corev1.Affinity{NodeAffinity: nodeAffinityTo(w.Nodes)},
+			Tolerations:     Tolerations(runner.Tolerations),
+			Volumes:         volumes,
 			Containers: []corev1.Container{{
 				Name: Container, Image: runner.Image, ImagePullPolicy: corev1.PullIfNotPresent, Command: command, Env: environment,
 				Resources: resources, VolumeMounts: mounts,

@@ -54,7 +54,7 @@ func TestJobNamesFitHosts(t *testing.T) {
 func TestJobImagePullSecrets(t *testing.T) {
 	c := check(nil)
 	c.ImagePullSecrets, c.Plugin.ImagePullSecrets = []string{"bench"}, []string{"bench", "plugin"}
-	job, err := c.Job(pair)
+	job, err := c.Job(pair, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestJobImagePullSecrets(t *testing.T) {
 }
 
 func TestJobHasOneRankPerNode(t *testing.T) {
-	job, err := check(nil).Job(pair)
+	job, err := check(nil).Job(pair, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestMPIJobPassesEnvironment(t *testing.T) {
 		n.Spec.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerNCCLTests, Image: "tests", GPUsPerNode: &gpus, Environment: []evenkeel.EnvironmentVariable{{Name: "EVENKEEL_FLOWS", Value: "2"}}}
 		n.Spec.Sweep.Collective = evenkeel.CollectiveReduceScatter
 	})
-	job, err := c.MPIJob(pair)
+	job, err := c.MPIJob(pair, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,11 +171,11 @@ func TestMPIJobPassesEnvironment(t *testing.T) {
 // A benchmark that starts its own ranks refuses MASTER_ADDR.
 func TestLocalStageHasNoMaster(t *testing.T) {
 	local := preflight.PlannedRun{Stage: evenkeel.StageLocal, Round: 1, Nodes: []string{"a"}, Device: -1}
-	job, err := check(nil).Job(local)
+	job, err := check(nil).Job(local, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mpiJob, err := check(nil).MPIJob(local)
+	mpiJob, err := check(nil).MPIJob(local, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +198,7 @@ func TestLocalStageOfNCCLTestsUsesPlugin(t *testing.T) {
 		evenkeel.StageLocal: {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0", "NCCL_NVLS_ENABLE": "0"},
 		evenkeel.StagePairs: {"NCCL_P2P_DISABLE": "", "NCCL_SHM_DISABLE": "0", "NCCL_NVLS_ENABLE": ""},
 	} {
-		job, err := c.MPIJob(preflight.PlannedRun{Stage: stage, Round: 1, Nodes: []string{"a"}, Device: -1})
+		job, err := c.MPIJob(preflight.PlannedRun{Stage: stage, Round: 1, Nodes: []string{"a"}, Device: -1}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +236,7 @@ func rdmaCheck(change func(*inject.RDMA)) Check {
 }
 
 func TestRDMAStageHasDevice(t *testing.T) {
-	job, err := rdmaCheck(nil).Job(verbs)
+	job, err := rdmaCheck(nil).Job(verbs, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func TestRDMAStageHasDevice(t *testing.T) {
 func TestRDMAStageRunsAsRootWithMemoryLockCapability(t *testing.T) {
 	c := rdmaCheck(func(r *inject.RDMA) { r.LockMemory = true })
 	for _, w := range []preflight.PlannedRun{verbs, pair} {
-		job, err := c.Job(w)
+		job, err := c.Job(w, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +274,7 @@ func TestRDMAStageRunsAsRootWithMemoryLockCapability(t *testing.T) {
 }
 
 func TestMPIJobLauncherGetsNoRDMADevice(t *testing.T) {
-	job, err := rdmaCheck(nil).MPIJob(pair)
+	job, err := rdmaCheck(nil).MPIJob(pair, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func (c class) reason() Reason {
 
 // classify returns the class of a run without regard to its speed. A slow run is classPass until it is compared.
 func (c *Check) classify(run *Run) class {
-	if run.Outcome != Measured && run.Outcome != Broken {
+	if len(run.InUse) > 0 || run.Outcome != Measured && run.Outcome != Broken {
 		return classFault
 	}
 	other := func(network string) bool { return !strings.EqualFold(network, c.Network) }

@@ -34,6 +34,8 @@ const (
 	ReasonFabricSuspect Reason = "FabricSuspect"
 	// ReasonInfrastructure: all runs of the node were inconclusive.
 	ReasonInfrastructure Reason = "InfrastructureFault"
+	// ReasonInUse: somebody else began to use the node.
+	ReasonInUse Reason = "NodeInUse"
 	// ReasonUnconfirmed: runs were bad, and no conclusive run confirmed it.
 	ReasonUnconfirmed Reason = "Unconfirmed"
 	// ReasonNoPartner: the pool has no other node.
@@ -78,6 +80,9 @@ type Run struct {
 	Wrong int64
 	// Networks carried a Measured or Broken run; none: unknown.
 	Networks []string
+	// InUse are those of its nodes that somebody else used meanwhile. The run says nothing about any node then, and these are
+	// tested no more.
+	InUse []string
 	// Detail is text for people: the fault, or the end of the log.
 	Detail string
 }
@@ -237,6 +242,8 @@ func (n *node) verdict(s *state) NodeResult {
 	case n.failed:
 		out.Verdict, out.Reason = evenkeel.VerdictFail, bad.reason()
 		out.Message = n.describeRuns(s, bad)
+	case n.inUse:
+		out.Reason, out.Message = ReasonInUse, n.describeRuns(s, classFault)
 	case !n.fabric.done:
 		out.Reason, out.Message = ReasonUnfinished, "rounds are still to come"
 	case bad != classNone:

@@ -29,8 +29,13 @@ type node struct {
 	proven, failed bool
 	// hadBadRun is set after a bad run of the node.
 	hadBadRun bool
-	faults    int
+	// inUse is set when somebody else began to use the node: it is tested no more.
+	inUse  bool
+	faults int
 }
+
+// testable reports whether an unproven node may be tested again.
+func (n *node) testable() bool { return !n.inUse && n.faults < maxFaults }
 
 // fabric is a set of nodes that are tested among themselves.
 type fabric struct {
@@ -213,6 +218,8 @@ func (s *state) countRun(i int, run *Run) {
 		}
 		n.runs = append(n.runs, i)
 		switch {
+		case len(run.InUse) > 0: // it says nothing against the other nodes
+			n.inUse = n.inUse || slices.Contains(run.InUse, name)
 		case s.class[i] == classFault:
 			n.faults++
 		case s.class[i] == classPass && !n.proven:
@@ -290,7 +297,7 @@ func (f *fabric) nextCircleRound() [][]*node {
 		}
 		f.circle++
 		pairs = slices.DeleteFunc(pairs, func(pair []*node) bool {
-			return pair[0].faults >= maxFaults || pair[1].faults >= maxFaults
+			return !pair[0].testable() || !pair[1].testable()
 		})
 		if len(pairs) > 0 {
 			return pairs
@@ -320,9 +327,10 @@ func (f *fabric) retryGroups(s *state, number int) [][]*node {
 	var open, free []*node
 	for _, n := range f.nodes {
 		switch {
+		case n.inUse:
 		case n.proven:
 			free = append(free, n)
-		case !n.failed && n.faults < maxFaults:
+		case !n.failed && n.testable():
 			open = append(open, n)
 		}
 	}

@@ -1,0 +1,63 @@
+// Package accelerator knows the names by which nodes offer accelerators and pods request them.
+package accelerator
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Labels that NVIDIA's GPU feature discovery puts on a node.
+const (
+	presentLabel = "nvidia.com/gpu.present"
+	countLabel   = "nvidia.com/gpu.count"
+)
+
+// resources are the extended resources of accelerators. Devices of other kinds have the same domains, such as nvidia.com/rail0, a
+// network card.
+var resources = []string{
+	"nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi",
+	"aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "aws.amazon.com/neurondevice", "google.com/tpu",
+	"volcano.sh/gpu-number", "volcano.sh/vgpu-number",
+}
+
+// migPrefix begins the resources of the parts of a GPU, such as nvidia.com/mig-1g.10gb.
+const migPrefix = "nvidia.com/mig-"
+
+// IsResource reports whether the extended resource is an accelerator or a part of one.
+func IsResource(name corev1.ResourceName) bool {
+	return slices.Contains(resources, string(name)) || strings.HasPrefix(string(name), migPrefix)
+}
+
+// Requests reports whether the container requests an accelerator. A ResourceClaim counts as one: what it claims is written
+// elsewhere, and pods claim little else.
+func Requests(c *corev1.Container) bool {
+	if len(c.Resources.Claims) > 0 {
+		return true
+	}
+	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+		for name := range list {
+			if IsResource(name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// RequestedBy reports whether a container of the pod requests an accelerator.
+func RequestedBy(spec *corev1.PodSpec) bool {
+	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return Requests(&c) })
+}
+
+// Has reports whether the node has accelerators. A device plugin that has ended leaves its resource at zero; one that has not
+// started yet, or DRA instead of one, leaves only labels.
+func Has(node *corev1.Node) bool {
+	for name := range node.Status.Allocatable {
+		if IsResource(name) {
+			return true
+		}
+	}
+	return node.Labels[presentLabel] == "true" || node.Labels[countLabel] != "" && node.Labels[countLabel] != "0"
+}

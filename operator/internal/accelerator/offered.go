@@ -1,0 +1,54 @@
+package accelerator
+
+import (
+	corev1 "k8s.io/api/core/v1"
+)
+
+// sharingLabel says how a GPU is offered several times. A pod can request only one of such GPUs.
+const sharingLabel = "nvidia.com/gpu.sharing-strategy"
+
+// sameDevices are other names of devices that the first name offers too. A pod cannot get one device by two names.
+var sameDevices = map[corev1.ResourceName][]corev1.ResourceName{
+	"aws.amazon.com/neuron": {"aws.amazon.com/neurondevice", "aws.amazon.com/neuroncore"},
+}
+
+// Offered returns the accelerators that a pod has to request to get a whole node, whichever of the nodes it is on: of each kind, as
+// many as every node offers. Shared ones are left out.
+func Offered(nodes ...*corev1.Node) corev1.ResourceList {
+	var offered corev1.ResourceList
+	for i, node := range nodes {
+		own := ofNode(node)
+		if i == 0 {
+			offered = own
+			continue
+		}
+		for name, count := range offered {
+			if other, ok := own[name]; !ok {
+				delete(offered, name)
+			} else if other.Cmp(count) < 0 {
+				offered[name] = other
+			}
+		}
+	}
+	return offered
+}
+
+func ofNode(node *corev1.Node) corev1.ResourceList {
+	offered := corev1.ResourceList{}
+	if s := node.Labels[sharingLabel]; s != "" && s != "none" {
+		return offered
+	}
+	for name, count := range node.Status.Allocatable {
+		if IsResource(name) && name != "nvidia.com/gpu.shared" && count.Sign() > 0 {
+			offered[name] = count.DeepCopy()
+		}
+	}
+	for name, others := range sameDevices {
+		if _, ok := offered[name]; ok {
+			for _, other := range others {
+				delete(offered, other)
+			}
+		}
+	}
+	return offered
+}

@@ -1,0 +1,304 @@
+// Package nodeuse knows which pods use the accelerators of which nodes. It watches all pods, and keeps a few words about each
+// that uses an accelerator, since a cluster may have a hundred thousand. Pods of checks do not count.
+package nodeuse
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/component-helpers/resource"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
+)
+
+// usingPods selects pods that have a node and have not ended.
+var usingPods = fields.ParseSelectorOrDie("spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed")
+
+// maxRemembered is the number of nodes from which on those that nobody uses are forgotten, such as deleted ones.
+const maxRemembered = 1 << 14
+
+// changeDelay is how long changes are collected before controllers hear of them.
+const changeDelay = 500 * time.Millisecond
+
+// Tracker knows the use of all nodes.
+type Tracker struct {
+	// Namespace is the one whose checks' pods do not count.
+	Namespace string
+	Clock     clock.PassiveClock
+
+	mu        sync.Mutex
+	nodes     map[string]*node
+	listeners []func()
+	synced    chan struct{}
+	syncOnce  sync.Once
+}
+
+// node is the use of one node.
+type node struct {
+	pods map[types.UID]*use
+	// left is when the last of its pods went, and last that pod's name.
+	left time.Time
+	last string
+}
+
+// use is what is kept of a pod.
+type use struct {
+	metav1.ObjectMeta // namespace, name and UID
+	node              string
+	accelerators      []count
+}
+
+type count struct {
+	name  corev1.ResourceName
+	count int64
+}
+
+// New returns a tracker. The namespace is the one whose checks' pods do not count.
+func New(namespace string, c clock.PassiveClock) *Tracker {
+	return &Tracker{Namespace: namespace, Clock: c, nodes: map[string]*node{}, synced: make(chan struct{})}
+}
+
+// SetupWithManager makes the tracker watch while the manager leads.
+func (t *Tracker) SetupWithManager(mgr manager.Manager) error {
+	clientset, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("client for pods: %w", err)
+	}
+	watch := cache.NewListWatchFromClient(clientset.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, usingPods)
+	return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		cache.NewReflectorWithOptions(watch, &corev1.Pod{}, t, cache.ReflectorOptions{Name: "nodeuse"}).RunWithContext(ctx)
+		return nil
+	}))
+}
+
+// User returns the name of a pod that uses accelerators of the node now; empty if there is none.
+func (t *Tracker) User(nodeName string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := t.nodes[nodeName]; n != nil {
+		return n.user()
+	}
+	return ""
+}
+
+func (n *node) user() string {
+	first := ""
+	for _, u := range n.pods {
+		if name := u.Namespace + "/" + u.Name; first == "" || name < first {
+			first = name
+		}
+	}
+	return first
+}
+
+// UserSince returns the name of a pod that used accelerators of the node at some time after since; empty if none is known to
+// have. Times of the API have whole seconds, so use that ended in the same second does not count.
+func (t *Tracker) UserSince(nodeName string, since time.Time) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.nodes[nodeName]
+	switch {
+	case n == nil:
+		return ""
+	case len(n.pods) > 0:
+		return n.user()
+	case n.left.Truncate(time.Second).After(since):
+		return n.last
+	}
+	return ""
+}
+
+// Left returns when the last pod that used accelerators of the node went. It is zero if none did since the controller started, or
+// if one uses them now.
+func (t *Tracker) Left(nodeName string) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := t.nodes[nodeName]; n != nil && len(n.pods) == 0 {
+		return n.left
+	}
+	return time.Time{}
+}
+
+// Used returns the accelerators of the node that pods have requested.
+func (t *Tracker) Used(nodeName string) map[corev1.ResourceName]int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	used := map[corev1.ResourceName]int64{}
+	if n := t.nodes[nodeName]; n != nil {
+		for _, u := range n.pods {
+			for _, a := range u.accelerators {
+				used[a.name] += a.count
+			}
+		}
+	}
+	return used
+}
+
+// Source returns a source of requests: all of them are made when the use of a node changes. A controller that watches it starts when
+// the use of all nodes is known.
+func (t *Tracker) Source(requests ...reconcile.Request) *Changes { return &Changes{t, requests} }
+
+// Changes is a source of requests for a controller.
+type Changes struct {
+	tracker  *Tracker
+	requests []reconcile.Request
+}
+
+// Start implements source.Source.
+func (c *Changes) Start(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	c.tracker.mu.Lock()
+	defer c.tracker.mu.Unlock()
+	c.tracker.listeners = append(c.tracker.listeners, func() {
+		for _, request := range c.requests {
+			queue.AddAfter(request, changeDelay)
+		}
+	})
+	return nil
+}
+
+// WaitForSync implements source.SyncingSource.
+func (c *Changes) WaitForSync(ctx context.Context) error {
+	select {
+	case <-c.tracker.synced:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the pods of the cluster could not be listed: %w", context.Cause(ctx))
+	}
+}
+
+// Transformer implements cache.TransformingStore, so that the first list is not kept as whole pods.
+func (t *Tracker) Transformer() cache.TransformFunc {
+	return func(object any) (any, error) {
+		if pod, ok := object.(*corev1.Pod); ok {
+			return t.useOf(pod), nil
+		}
+		return object, nil
+	}
+}
+
+// useOf returns what is kept of a pod. Without accelerators it is not in use of any.
+func (t *Tracker) useOf(pod *corev1.Pod) *use {
+	u := &use{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, node: pod.Spec.NodeName}
+	if pod.Namespace == t.Namespace && pod.Labels[evenkeel.CheckKey] != "" {
+		return u
+	}
+	if !accelerator.RequestedBy(&pod.Spec) {
+		return u
+	}
+	u.accelerators = []count{} // a claim is use, whatever it claims
+	for name, quantity := range resource.PodRequests(pod, resource.PodResourcesOptions{}) {
+		if accelerator.IsResource(name) {
+			u.accelerators = append(u.accelerators, count{name, quantity.Value()})
+		}
+	}
+	return u
+}
+
+func (t *Tracker) toUse(object any) *use {
+	switch o := object.(type) {
+	case *use:
+		return o
+	case *corev1.Pod:
+		return t.useOf(o)
+	}
+	return nil
+}
+
+// Add implements cache.ReflectorStore.
+func (t *Tracker) Add(object any) error {
+	u := t.toUse(object)
+	if u == nil || u.accelerators == nil || u.node == "" {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.nodes[u.node]
+	if n == nil {
+		if len(t.nodes) >= maxRemembered {
+			maps.DeleteFunc(t.nodes, func(_ string, n *node) bool { return len(n.pods) == 0 })
+		}
+		n = &node{pods: map[types.UID]*use{}}
+		t.nodes[u.node] = n
+	}
+	_, had := n.pods[u.UID]
+	n.pods[u.UID] = u
+	if !had {
+		t.notify()
+	}
+	return nil
+}
+
+// Update implements cache.ReflectorStore.
+func (t *Tracker) Update(object any) error { return t.Add(object) }
+
+// Delete implements cache.ReflectorStore.
+func (t *Tracker) Delete(object any) error {
+	u := t.toUse(object)
+	if u == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := t.nodes[u.node]; n != nil {
+		if _, had := n.pods[u.UID]; had {
+			t.remove(n, u.UID)
+			t.notify()
+		}
+	}
+	return nil
+}
+
+func (t *Tracker) remove(n *node, uid types.UID) {
+	n.last = n.pods[uid].Namespace + "/" + n.pods[uid].Name
+	n.left = t.Clock.Now()
+	delete(n.pods, uid)
+}
+
+// Replace implements cache.ReflectorStore.
+func (t *Tracker) Replace(objects []any, _ string) error {
+	present := map[types.UID]bool{}
+	for _, object := range objects {
+		if u := t.toUse(object); u != nil {
+			present[u.UID] = true
+			if err := t.Add(u); err != nil {
+				return err
+			}
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, n := range t.nodes {
+		for _, uid := range slices.Collect(maps.Keys(n.pods)) {
+			if !present[uid] {
+				t.remove(n, uid)
+			}
+		}
+	}
+	t.notify()
+	t.syncOnce.Do(func() { close(t.synced) })
+	return nil
+}
+
+// Resync implements cache.ReflectorStore.
+func (t *Tracker) Resync() error { return nil }
+
+func (t *Tracker) notify() {
+	for _, listener := range t.listeners {
+		listener()
+	}
+}
