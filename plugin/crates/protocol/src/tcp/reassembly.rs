@@ -239,6 +239,11 @@ impl<T: Clone> Reassembly<T> {
         (before == self.first && self.acked < self.first).then(|| self.ack())
     }
 
+    /// Whether complete messages are not acknowledged yet.
+    pub fn is_ack_left(&self) -> bool {
+        self.acked < self.first
+    }
+
     /// An acknowledgement to send: all messages below this number are complete.
     pub fn ack(&mut self) -> u64 {
         (self.acked, self.unacked_bytes, self.ack_wanted) = (self.first, 0, false);

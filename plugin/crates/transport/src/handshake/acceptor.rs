@@ -134,6 +134,7 @@ impl Acceptor {
             if !self.has_room() {
                 // The next one that is admitted or times out makes room.
                 self.is_full.store(true, Ordering::SeqCst);
+                self.registration.request_tick();
                 return;
             }
             match sys::uninterrupted(|| self.socket.accept()) {
@@ -147,11 +148,13 @@ impl Acceptor {
                 Err(error) if descriptors::is_shortage(&error) => {
                     // The next tick tries again, and the kernel holds the connection until then.
                     descriptors::report_shortage(&error, &*self.context.log);
+                    self.registration.request_tick();
                     return;
                 }
                 Err(error) if self.notified.is_some() => {
                     // The next tick tries again: connections that exist need this process.
                     self.info(&format!("cannot accept: {error}"));
+                    self.registration.request_tick();
                     return;
                 }
                 Err(error) => {
@@ -227,7 +230,10 @@ impl Acceptor {
             place.as_ref().map(|_| ()).map_err(|refusal| *refusal),
         );
         *place? = Some(socket);
-        let Some(sockets) = state.take_if_complete(&hello.connection) else { return Ok(()) };
+        let Some(sockets) = state.take_if_complete(&hello.connection) else {
+            self.registration.request_tick();
+            return Ok(());
+        };
         let context = self.context_of(sockets.first());
         match TcpReceiver::open(context, &self.workers, peer, sockets) {
             Ok(receiver) => {
@@ -366,24 +372,30 @@ impl Acceptor {
         }
     }
 
-    fn tick(self: &Arc<Self>, now: Instant) {
+    /// Accepts what was left to the kernel, and drops incomplete connections that are late. Returns whether some are left.
+    fn tick(self: &Arc<Self>, now: Instant) -> bool {
         self.accept_all();
         let timeout = self.context.settings.connect_timeout;
         let mut late = Vec::new();
-        lock(&self.state).partial.retain(|_, partial| {
-            let keep = now.saturating_duration_since(partial.since) < timeout;
-            if !keep {
-                let arrived = partial.flows.iter().flatten().count();
-                late.push((partial.peer, arrived, partial.flows.len()));
-            }
-            keep
-        });
+        let is_left = {
+            let partial = &mut lock(&self.state).partial;
+            partial.retain(|_, partial| {
+                let keep = now.saturating_duration_since(partial.since) < timeout;
+                if !keep {
+                    let arrived = partial.flows.iter().flatten().count();
+                    late.push((partial.peer, arrived, partial.flows.len()));
+                }
+                keep
+            });
+            !partial.is_empty()
+        };
         for (peer, arrived, flows) in late {
             self.context.log.warn(&format!(
                 "evenkeel: connection from {peer} dropped: {arrived} of {flows} flows arrived within {} s",
                 timeout.as_secs()
             ));
         }
+        is_left
     }
 
     /// Fails the listener. The next poll reports the error.
@@ -528,8 +540,8 @@ impl Source for AcceptorSource {
         self.0.accept_all();
     }
 
-    fn tick(&self, now: Instant) {
-        self.0.tick(now);
+    fn tick(&self, now: Instant) -> bool {
+        self.0.tick(now)
     }
 
     fn abandoned(&self, why: &str) {

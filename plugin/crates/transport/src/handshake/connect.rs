@@ -136,6 +136,7 @@ impl Connecting {
     /// sockets, and what only it keeps running, do not wait for the drop then.
     pub fn cancel_when_abandoned(&self) {
         self.attempt.clock.watch_ticks(Arc::<Attempt>::clone(&self.attempt));
+        self.attempt.clock.request_tick();
     }
 
     /// Whether it holds nothing any more: it has cancelled itself, or has returned its connection.
@@ -153,11 +154,13 @@ impl Drop for Connecting {
 impl Source for Attempt {
     fn ready(&self, _readiness: Readiness) {}
 
-    fn tick(&self, now: Instant) {
+    fn tick(&self, now: Instant) -> bool {
         let polled = lock(&self.state).polled;
-        if now.saturating_duration_since(polled) >= self.poll_timeout() {
+        let is_abandoned = now.saturating_duration_since(polled) >= self.poll_timeout();
+        if is_abandoned {
             self.cancel();
         }
+        !is_abandoned
     }
 
     fn abandoned(&self, _why: &str) {
@@ -211,6 +214,7 @@ impl Attempt {
         }
         if state.cause.replace(error.what).is_none() {
             self.retry_clock.watch_ticks(Arc::new(RetryClock(Arc::clone(self))));
+            self.retry_clock.request_tick();
         }
         let taken = self.destination.context.settings.connect_timeout.saturating_sub(left);
         let delay = (taken / 2).clamp(MIN_RETRY_DELAY, MAX_RETRY_DELAY);
@@ -446,8 +450,10 @@ struct RetryClock(Arc<Attempt>);
 impl Source for RetryClock {
     fn ready(&self, _readiness: Readiness) {}
 
-    fn tick(&self, now: Instant) {
+    fn tick(&self, now: Instant) -> bool {
         self.0.retry_due(now);
+        // Until the attempt is over.
+        true
     }
 
     fn abandoned(&self, why: &str) {

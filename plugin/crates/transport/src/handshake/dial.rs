@@ -165,6 +165,7 @@ impl Dial {
         // The lock keeps the worker from the socket until it is in place.
         let mut state = lock(&dial.state);
         dial.registration.watch(&socket, Arc::<Self>::clone(&dial))?;
+        dial.registration.request_tick();
         state.socket = Some(socket);
         drop(state);
         Ok(dial)
@@ -284,10 +285,12 @@ impl Source for Dial {
         }
     }
 
-    fn tick(&self, now: Instant) {
-        if now >= self.deadline {
+    fn tick(&self, now: Instant) -> bool {
+        let is_late = now >= self.deadline;
+        if is_late {
             self.give_up(temporary(Retry::Unknown, "no answer in time"));
         }
+        !is_late
     }
 
     fn abandoned(&self, why: &str) {

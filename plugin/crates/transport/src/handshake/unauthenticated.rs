@@ -188,6 +188,7 @@ impl Unauthenticated {
             return;
         }
         handshake.socket = Some(socket);
+        self.registration.request_tick();
     }
 
     /// How long it has been connected.
@@ -246,16 +247,17 @@ impl Source for Unauthenticated {
         }
     }
 
-    fn tick(&self, now: Instant) {
+    fn tick(&self, now: Instant) -> bool {
         let limit = self
             .admission
             .upgrade()
             .map_or(Duration::ZERO, |admission| admission.settings().handshake_timeout);
         if now.saturating_duration_since(self.since) < limit {
-            return;
+            return true;
         }
         let have = lock(&self.handshake).have;
         self.drop_connection(&format!("no hello within {} s ({have} bytes)", limit.as_secs()));
+        false
     }
 
     fn abandoned(&self, why: &str) {

@@ -300,7 +300,9 @@ impl<S: EndpointState> Endpoint<S> {
             .and_then(|()| {
                 self.cq_registration.watch(&*core.queue_pairs.completions, completions())
             })
-            .map_err(|error| Error::system("cannot watch a connection", &error).into())
+            .map_err(|error| Error::system("cannot watch a connection", &error))?;
+        self.control_registration.request_tick();
+        Ok(())
     }
 
     /// Works on the state, unless the connection has failed or is closed, and handles the result.
@@ -448,8 +450,9 @@ impl<S: EndpointState> Source for ControlSource<S> {
         self.0.with_state(|endpoint, state| state.receive_control(&endpoint.base));
     }
 
-    fn tick(&self, now: Instant) {
+    fn tick(&self, now: Instant) -> bool {
         self.0.with_state(|endpoint, state| state.tick(now, &endpoint.base));
+        true
     }
 
     fn abandoned(&self, why: &str) {
@@ -477,10 +480,6 @@ impl<S: EndpointState> Source for CompletionSource<S> {
             // Completions before arming cause no event.
             state.work(&endpoint.base)
         });
-    }
-
-    fn has_deadlines(&self) -> bool {
-        false
     }
 
     fn abandoned(&self, why: &str) {

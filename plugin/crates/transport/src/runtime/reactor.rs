@@ -21,7 +21,7 @@ use crate::sync::lock;
 use crate::sys;
 use crate::telemetry::exporter::Exporter;
 
-/// How often sources check their timeouts. Events are never delayed by it.
+/// How often sources check their timeouts while they have some. Events are never delayed by it.
 const TICK: Duration = Duration::from_millis(125);
 /// The token of the worker's own wake-up.
 const WAKE: u64 = 0;
@@ -60,11 +60,10 @@ pub(crate) trait Source: Send + Sync {
     /// The socket's state changed, or [`Registration::wake`] was called. Not called again until the next change, so it must
     /// use up everything or wake itself.
     fn ready(&self, readiness: Readiness);
-    /// Checks timeouts, from time to time.
-    fn tick(&self, _now: Instant) {}
-    /// Whether [`Source::tick`] does anything. Most sources are flows, whose connection checks their timeouts.
-    fn has_deadlines(&self) -> bool {
-        true
+    /// Checks timeouts, after [`Registration::request_tick`]. Returns whether some are left to check at the next tick. An
+    /// idle source has none, and costs nothing.
+    fn tick(&self, _now: Instant) -> bool {
+        false
     }
     /// The worker will not call the source again, or cannot tell whether it is intact.
     fn abandoned(&self, why: &str);
@@ -98,9 +97,19 @@ struct Worker {
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
     /// Timers of sources: when to call them without an event. Few at any time.
     timers: Mutex<Vec<(Instant, u64)>>,
+    ticks: Mutex<TickRequests>,
     next_token: AtomicU64,
     /// Nanoseconds in which it was not waiting.
     worked: AtomicU64,
+}
+
+/// The sources to call at the next tick.
+#[derive(Default)]
+struct TickRequests {
+    /// When that is. `None` while there are none, and none is being called.
+    due: Option<Instant>,
+    /// Tokens, and the flag of each that it is in the list.
+    sources: Vec<(u64, Arc<AtomicBool>)>,
 }
 
 impl Runtime {
@@ -162,7 +171,7 @@ impl Workers {
         let index = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
         let worker = Arc::clone(&self.all[index]);
         let token = worker.next_token.fetch_add(1, Ordering::Relaxed);
-        Registration { worker, token }
+        Registration { worker, token, tick_requested: Arc::default() }
     }
 
     /// The time that workers have not spent waiting, and that callers have spent on their work.
@@ -198,6 +207,8 @@ impl Drop for Linger {
 pub(crate) struct Registration {
     worker: Arc<Worker>,
     token: u64,
+    /// Whether it is in the list of the next tick.
+    tick_requested: Arc<AtomicBool>,
 }
 
 fn interest() -> epoll::EventFlags {
@@ -218,16 +229,16 @@ impl Registration {
         })
     }
 
-    /// Calls [`Source::tick`] of the source, without a socket.
+    /// Registers a source without a socket, for its ticks.
     pub(crate) fn watch_ticks(&self, source: Arc<dyn Source>) {
-        let first = {
-            let mut sources = lock(&self.worker.sources);
-            sources.insert(self.token, source);
-            sources.len() == 1
-        };
-        if first {
-            // The worker sleeps without a limit while it has no source.
-            self.worker.wake();
+        lock(&self.worker.sources).insert(self.token, source);
+    }
+
+    /// Makes the worker call [`Source::tick`] of the source once, at its next tick, and then for as long as that returns
+    /// true. It sees everything that was done before under a lock that it takes. Costs little if it is requested already.
+    pub(crate) fn request_tick(&self) {
+        if !self.tick_requested.load(Ordering::Relaxed) {
+            self.worker.request_tick(self.token, &self.tick_requested);
         }
     }
 
@@ -297,6 +308,7 @@ impl Worker {
             lingering: Arc::clone(lingering),
             sources: Mutex::new(HashMap::new()),
             timers: Mutex::default(),
+            ticks: Mutex::default(),
             next_token: AtomicU64::new(WAKE + 1),
             worked: AtomicU64::new(0),
         })
@@ -317,19 +329,16 @@ impl Worker {
         sys::block_signals();
         CURRENT.set(ptr::from_ref(self).addr());
         let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); 64];
-        let mut next_tick = Instant::now() + TICK;
         let mut woke = Instant::now();
         while !self.stop.load(Ordering::Acquire) || self.lingering.load(Ordering::Acquire) > 0 {
             let asleep = Instant::now();
             self.worked.fetch_add((asleep - woke).as_nanos() as u64, Ordering::Relaxed);
-            let timeout = if lock(&self.sources).is_empty() {
-                None
-            } else {
-                let timer = lock(&self.timers).iter().map(|(at, _)| *at).min();
-                let next = timer.map_or(next_tick, |at| at.min(next_tick));
+            // Without a timer or a tick it sleeps until there is an event.
+            let timer = lock(&self.timers).iter().map(|(at, _)| *at).min();
+            let timeout = timer.into_iter().chain(self.next_tick()).min().map(|next| {
                 let left = next.saturating_duration_since(asleep);
-                Some(Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ })
-            };
+                Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ }
+            });
             let events = match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
                 Ok((events, _)) => events,
                 Err(rustix::io::Errno::INTR) => {
@@ -358,17 +367,49 @@ impl Worker {
             }
             let now = Instant::now();
             self.fire_timers(now);
-            if now >= next_tick {
-                next_tick = now + TICK;
-                let mut sources = Vec::new();
-                let all = lock(&self.sources);
-                sources.extend(all.values().filter(|source| source.has_deadlines()).cloned());
-                drop(all);
-                for source in sources {
-                    Self::guard(&*source, |source| source.tick(now));
-                }
+            if self.next_tick().is_some_and(|due| now >= due) {
+                self.tick(now);
             }
         }
+    }
+
+    /// When the next tick is, if a source has requested one.
+    fn next_tick(&self) -> Option<Instant> {
+        lock(&self.ticks).due
+    }
+
+    fn request_tick(&self, token: u64, requested: &Arc<AtomicBool>) {
+        let is_first = {
+            let mut ticks = lock(&self.ticks);
+            if requested.swap(true, Ordering::Relaxed) {
+                return;
+            }
+            ticks.sources.push((token, Arc::clone(requested)));
+            let is_first = ticks.due.is_none();
+            ticks.due.get_or_insert_with(|| Instant::now() + TICK);
+            is_first
+        };
+        if is_first && !self.is_current() {
+            self.wake();
+        }
+    }
+
+    /// Calls the sources that have requested it.
+    fn tick(&self, now: Instant) {
+        let requests = std::mem::take(&mut lock(&self.ticks).sources);
+        for (token, requested) in requests {
+            // Before the call: what is requested meanwhile may be for something that the call does not see.
+            requested.store(false, Ordering::Relaxed);
+            let source = lock(&self.sources).get(&token).cloned();
+            let Some(source) = source else { continue };
+            let mut is_left = false;
+            Self::guard(&*source, |source| is_left = source.tick(now));
+            if is_left {
+                self.request_tick(token, &requested);
+            }
+        }
+        let mut ticks = lock(&self.ticks);
+        ticks.due = (!ticks.sources.is_empty()).then_some(now + TICK);
     }
 
     fn fire_timers(&self, now: Instant) {
@@ -387,13 +428,94 @@ impl Worker {
     }
 
     /// A defect in one source must not stop the worker of the others.
-    fn guard(source: &dyn Source, call: impl Fn(&dyn Source)) {
+    fn guard(source: &dyn Source, mut call: impl FnMut(&dyn Source)) {
         if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
             source.abandoned("defect: an I/O thread panicked");
         }
         while let Some(work) = DEFERRED.with_borrow_mut(VecDeque::pop_front) {
             // Its owner reports a defect where possible; others continue.
             let _ = catch_unwind(AssertUnwindSafe(work));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::request::Request;
+    use crate::memory::buffers::{RecvBuffer, SendBuffer};
+    use crate::test_support::{transport, until};
+    use crate::{MemoryTypes, test_support};
+
+    /// A source that asks for some ticks.
+    struct Asks {
+        registration: Registration,
+        left: AtomicUsize,
+    }
+
+    fn source(workers: &Workers, left: usize) -> Arc<Asks> {
+        let registration = workers.registration();
+        let source = Arc::new(Asks { registration, left: left.into() });
+        source.registration.watch_ticks(Arc::<Asks>::clone(&source));
+        source
+    }
+
+    impl Source for Asks {
+        fn ready(&self, _readiness: Readiness) {}
+
+        fn tick(&self, _now: Instant) -> bool {
+            self.left.fetch_sub(1, Ordering::Relaxed) > 1
+        }
+
+        fn abandoned(&self, why: &str) {
+            panic!("{why}");
+        }
+    }
+
+    /// Returns once no worker has a tick to make.
+    fn wait_for_idle_workers(workers: &Workers) {
+        until(|| workers.all.iter().all(|worker| worker.next_tick().is_none()).then_some(()));
+    }
+
+    #[test]
+    fn tick_is_called_only_while_it_is_requested() {
+        let runtime = Runtime::start(1, None).unwrap();
+        let (asks, silent) = (source(runtime.workers(), 3), source(runtime.workers(), 3));
+        let worker = &runtime.workers().all[0];
+        for round in 0..2 {
+            asks.left.store(3, Ordering::Relaxed);
+            (0..5).for_each(|_| asks.registration.request_tick());
+            assert!(worker.next_tick().is_some(), "round {round}");
+            wait_for_idle_workers(runtime.workers());
+            assert_eq!(asks.left.load(Ordering::Relaxed), 0);
+            // One that is watched again, as after a failover, may ask again.
+            asks.registration.end_ticks();
+            asks.registration.watch_ticks(Arc::<Asks>::clone(&asks));
+        }
+        assert_eq!(silent.left.load(Ordering::Relaxed), 3);
+        [asks, silent].iter().for_each(|source| source.registration.end_ticks());
+    }
+
+    #[test]
+    fn idle_connections_request_no_ticks() {
+        const PAIRS: usize = 20;
+        let transport = transport();
+        let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
+        let pairs: Vec<_> = (0..PAIRS)
+            .map(|_| test_support::connected(&transport, &listener, listener.handle()))
+            .collect();
+        let runtime = transport.runtime().unwrap();
+        wait_for_idle_workers(runtime.workers());
+        for length in [100, 1 << 20] {
+            for (send, recv) in &pairs {
+                let memory = || Box::leak(vec![1; length].into_boxed_slice());
+                let received = recv.recv(RecvBuffer::from_static(memory())).unwrap().unwrap();
+                let sent = send.send(SendBuffer::from_static(memory())).unwrap().unwrap();
+                let done = |request: &Request| request.test().unwrap();
+                assert_eq!(until(|| done(&received)), length as u64);
+                until(|| done(&sent));
+            }
+            wait_for_idle_workers(runtime.workers());
         }
     }
 }

@@ -433,6 +433,9 @@ impl RecvFlowOwner for TcpReceiver {
                     if !has_buffer {
                         queue.wait(slot, chunk.message);
                     }
+                    if queue.is_starved {
+                        self.clock.request_tick();
+                    }
                     drop(queue);
                     self.run_actions(actions);
                     if !has_buffer {
@@ -465,6 +468,9 @@ impl RecvFlowOwner for TcpReceiver {
             } else {
                 queue.reassembly.ack_due()
             };
+            if queue.reassembly.is_ack_left() {
+                self.clock.request_tick();
+            }
             (ack, failure)
         };
         if let Some(below) = ack {
@@ -552,7 +558,11 @@ impl RecvFlowOwner for TcpReceiver {
                 (false, false) if queue.unreachable => recovery_timeout,
                 (false, false) => REPLACEMENT_TIMEOUT,
             };
-            if !outstanding || now.saturating_duration_since(since) < timeout {
+            if !outstanding {
+                return;
+            }
+            if now.saturating_duration_since(since) < timeout {
+                self.clock.request_tick();
                 return;
             }
             if queue.peer_closed || queue.cause.is_empty() {
@@ -601,7 +611,12 @@ impl TcpReceiver {
         let last_active = self.last_active.load(Ordering::Relaxed);
         let (below, flow) = {
             let mut queue = lock(&self.queue);
-            let Some(below) = queue.reassembly.ack_if_idle() else { return };
+            let Some(below) = queue.reassembly.ack_if_idle() else {
+                if queue.reassembly.is_ack_left() {
+                    self.clock.request_tick();
+                }
+                return;
+            };
             let at = queue.flows.get(last_active).and_then(Option::as_ref);
             let entry = at.or_else(|| queue.flows.iter().flatten().next());
             (below, entry.map(|entry| Arc::clone(&entry.flow)))
@@ -708,12 +723,15 @@ struct Clock(Arc<TcpReceiver>);
 impl Source for Clock {
     fn ready(&self, _readiness: Readiness) {}
 
-    fn tick(&self, now: Instant) {
-        if !self.0.base.failed() {
-            self.0.check_unrecoverable(now);
-            self.0.ack_if_idle();
-            self.0.retry_unexpected();
+    fn tick(&self, now: Instant) -> bool {
+        if self.0.base.failed() {
+            return false;
         }
+        // Each requests the next tick itself if something is left.
+        self.0.check_unrecoverable(now);
+        self.0.ack_if_idle();
+        self.0.retry_unexpected();
+        false
     }
 
     fn abandoned(&self, why: &str) {

@@ -547,10 +547,6 @@ impl<O: RecvFlowOwner> Source for RecvFlow<O> {
         }
     }
 
-    fn has_deadlines(&self) -> bool {
-        false
-    }
-
     fn abandoned(&self, why: &str) {
         self.receiver.fail(ErrorKind::Internal, why);
     }

@@ -36,16 +36,17 @@ impl TcpSender {
         self.replace(Instant::now());
     }
 
-    /// Checks all flows, at each tick.
-    pub(crate) fn repair_flows(self: &Arc<Self>, now: Instant, busy: bool) {
+    /// Checks all flows, at each tick. Returns whether there is something to check at the next tick.
+    pub(crate) fn repair_flows(self: &Arc<Self>, now: Instant, busy: bool) -> bool {
         if self.is_over() || self.is_idle(busy) {
-            return;
+            return false;
         }
         self.replace(now);
         if busy {
             self.find_dead_paths();
         }
         self.find_better_paths(now, busy);
+        true
     }
 
     /// Whether there is nothing to send, now and at the last tick, and nothing to repair. Most connections are idle most of

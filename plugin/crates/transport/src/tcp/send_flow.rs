@@ -539,10 +539,6 @@ impl<O: SendFlowOwner> Source for SendFlow<O> {
         }
     }
 
-    fn has_deadlines(&self) -> bool {
-        false
-    }
-
     fn abandoned(&self, why: &str) {
         self.sender.fail(ErrorKind::Internal, why);
     }

@@ -42,8 +42,8 @@ pub(crate) struct SendQueue<F> {
     pub(super) max_flows: usize,
     /// A tick without progress: all flows are used until this time.
     pub(super) all_flows_until: Option<Instant>,
-    /// Bytes carried at the last tick.
-    pub(super) carried: u64,
+    /// Bytes carried at the last tick, if there was something to send.
+    pub(super) carried: Option<u64>,
     /// Messages whose requests are not done.
     pub(super) requests: usize,
     pub(super) retransmit_buffer: RetransmitBuffer,

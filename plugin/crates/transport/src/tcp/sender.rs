@@ -139,7 +139,7 @@ impl TcpSender {
                 flow_count: flow_count.flows(),
                 max_flows: sockets.len(),
                 all_flows_until: None,
-                carried: 0,
+                carried: None,
                 requests: 0,
                 retransmit_buffer,
                 uncopied: VecDeque::new(),
@@ -244,6 +244,7 @@ impl TcpSender {
         let ack_wanted = !inline || queue.retransmit_buffer.is_short(length);
         queue.scheduler.push(length, ack_wanted, Outgoing { buffer, request });
         queue.requests += 1;
+        this.clock.request_tick();
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
         if mode != WriteMode::Ahead {
             this.start_writing(guard, length, mode == WriteMode::Batched);
@@ -365,6 +366,7 @@ impl SendFlowOwner for TcpSender {
         if over {
             self.close();
         } else {
+            self.clock.request_tick();
             self.on_flow_lost(why);
         }
     }
@@ -493,6 +495,7 @@ impl TcpSender {
             if promised && !self.base.failed() {
                 let linger = self.destination.workers.linger();
                 queue.lingering = Some((linger, Instant::now() + LINGER));
+                self.clock.request_tick();
                 std::iter::from_fn(|| queue.take_idle()).collect()
             } else {
                 drop(queue);
@@ -561,12 +564,13 @@ impl TcpSender {
         self.base.failed() || lock(&self.queue).closed
     }
 
-    fn tick(self: &Arc<Self>, now: Instant) {
-        let (lingers_until, busy, waiting) = {
+    /// Checks timeouts and flows. Returns whether there is something to check at the next tick.
+    fn tick(self: &Arc<Self>, now: Instant) -> bool {
+        let (lingers_until, busy, uses_all, waiting) = {
             let mut queue = lock(&self.queue);
             let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
             let busy = !queue.scheduler.is_empty();
-            let carried = self.base.counters.carried();
+            let carried = busy.then(|| self.base.counters.carried());
             let stuck = busy && carried == std::mem::replace(&mut queue.carried, carried);
             if stuck {
                 queue.all_flows_until = Some(now + ALL_FLOWS_TIME);
@@ -580,7 +584,7 @@ impl TcpSender {
                 }
                 None => Vec::new(),
             };
-            (until, busy, waiting)
+            (until, busy, queue.all_flows_until.is_some(), waiting)
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
         if let Some(deadline) = lingers_until {
@@ -590,10 +594,10 @@ impl TcpSender {
             }
             if !busy || given_up {
                 self.close();
-                return;
+                return false;
             }
         }
-        self.repair_flows(now, busy);
+        self.repair_flows(now, busy) || uses_all || lingers_until.is_some()
     }
 }
 
@@ -646,8 +650,8 @@ struct Clock(Arc<TcpSender>);
 impl Source for Clock {
     fn ready(&self, _readiness: Readiness) {}
 
-    fn tick(&self, now: Instant) {
-        self.0.tick(now);
+    fn tick(&self, now: Instant) -> bool {
+        self.0.tick(now)
     }
 
     fn abandoned(&self, why: &str) {

@@ -48,6 +48,7 @@ impl FailoverCandidate {
         // If it cannot be watched it is closed, which the peer sees.
         if candidate.registration.watch(&socket, Arc::<Self>::clone(&candidate)).is_ok() {
             *place = Some(socket);
+            candidate.registration.request_tick();
         }
         drop(place);
         candidate
@@ -81,10 +82,12 @@ impl Source for FailoverCandidate {
         }
     }
 
-    fn tick(&self, now: Instant) {
-        if now >= self.deadline {
+    fn tick(&self, now: Instant) -> bool {
+        let is_late = now >= self.deadline;
+        if is_late {
             self.take_socket();
         }
+        !is_late
     }
 
     fn abandoned(&self, _why: &str) {
