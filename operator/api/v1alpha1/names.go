@@ -48,6 +48,8 @@ const (
 	MemoryLockKey = "evenkeel.dev/memory-lock"
 	// RDMANetworksKey has the additional networks of pods with an RDMA device.
 	RDMANetworksKey = "evenkeel.dev/rdma-networks"
+	// RDMAUnusedKey says why the job got no RDMA device although nodes offer one.
+	RDMAUnusedKey = "evenkeel.dev/rdma-unused"
 	// NetworksKey is the annotation of Multus for additional networks of a pod.
 	NetworksKey = "k8s.v1.cni.cncf.io/networks"
 )

@@ -492,6 +492,13 @@ func TestWorkloadWebhookRDMAWithoutDevice(t *testing.T) {
 		}
 		return p
 	}
+	one := int32(1)
+	some := func(mode evenkeel.TransportMode) *evenkeel.NetworkProfile {
+		p := profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Transport.Mode = mode })
+		p.Status.RDMANodes = &one
+		p.Status.Conditions = []metav1.Condition{{Type: evenkeel.ConditionRDMA, Status: metav1.ConditionFalse, Reason: "SomeNodes", Message: "1 of 5 nodes offer rdma/hca; jobs use TCP"}}
+		return p
+	}
 	for _, test := range []struct {
 		name            string
 		profile         *evenkeel.NetworkProfile
@@ -501,6 +508,8 @@ func TestWorkloadWebhookRDMAWithoutDevice(t *testing.T) {
 		{"nobody has looked", strict(func(p *evenkeel.NetworkProfile) { p.Generation = 1 }), "try again", ""},
 		{"named, and no node has it", strict(func(p *evenkeel.NetworkProfile) { p.Spec.Transport.RDMA.ResourceName = "rdma/hca" }), "", "no node offers rdma/hca now"},
 		{"Auto", profile("default", nil), "", ""},
+		{"Auto, and some nodes offer one", some(""), "", "1 of 5 nodes offer rdma/hca; jobs use TCP"},
+		{"TCP, and some nodes offer one", some(evenkeel.TransportTCP), "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(test.profile).Build()
@@ -510,6 +519,10 @@ func TestWorkloadWebhookRDMAWithoutDevice(t *testing.T) {
 			}
 			if got := strings.Join(response.Warnings, "\n"); (got != "") != (test.warned != "") || !strings.Contains(got, test.warned) {
 				t.Errorf("warned %q, want %q", got, test.warned)
+			}
+			patches, err := json.Marshal(response.Patches)
+			if told := strings.Contains(string(patches), evenkeel.RDMAUnusedKey); err != nil || told != strings.Contains(test.warned, "use TCP") {
+				t.Errorf("the controller is told %t: %s", told, patches)
 			}
 		})
 	}

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
@@ -153,6 +154,10 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 	if warnings, err = checkRDMA(profile, resolved.RDMA); err != nil {
 		return nil, refusal{err}
 	}
+	unused := rdmaUnused(profile, resolved.RDMA)
+	if unused != "" {
+		warnings = append(warnings, fmt.Sprintf("NetworkProfile %s: %s", profile.Name, unused))
+	}
 	onGPUs := slices.ContainsFunc(templates, wantsGPU)
 	for _, t := range templates {
 		// A job that was copied from another one must not keep the other's values.
@@ -174,7 +179,11 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 			return nil, refusal{fmt.Errorf("annotation %s: %s names no container of %s, which has %s",
 				evenkeel.ContainersKey, strings.Join(resolved.Containers, ","), t.Path, strings.Join(t.Containers(), ", "))}
 		}
-		if err := t.Add(here.Labels(), here.Annotations()); err != nil {
+		annotations := here.Annotations()
+		if unused != "" {
+			annotations[evenkeel.RDMAUnusedKey] = unused
+		}
+		if err := t.Add(here.Labels(), annotations); err != nil {
 			return nil, refusal{err}
 		}
 		if here.RDMA != nil {
@@ -212,10 +221,23 @@ func checkRDMA(profile *evenkeel.NetworkProfile, device *inject.RDMA) (warnings 
 	return warnings, nil
 }
 
+// rdmaUnused says why a job gets TCP although some nodes offer an RDMA device; empty: it does not. NCCL's own transport, which the
+// plugin replaces, might have used it.
+func rdmaUnused(profile *evenkeel.NetworkProfile, device *inject.RDMA) string {
+	status := &profile.Status
+	if profile.Spec.Transport.Mode == evenkeel.TransportTCP || device != nil || status.ObservedGeneration != profile.Generation || status.RDMANodes == nil || *status.RDMANodes == 0 {
+		return ""
+	}
+	if c := meta.FindStatusCondition(status.Conditions, evenkeel.ConditionRDMA); c != nil {
+		return c.Message
+	}
+	return ""
+}
+
 // wantsGPU reports whether the template's pods use GPUs. An invalid template is left to the API server's validation.
 func wantsGPU(t workload.Template) bool {
 	spec, err := t.PodSpec()
-	return err == nil && inject.WantsGPU(spec)
+	return err == nil && accelerator.RequestedBy(spec)
 }
 
 // assignServers decides which reduction servers the job gets. It labels the job with their name, by which the controller finds

@@ -313,6 +313,8 @@ func (f *nodeFacts) advice(reason string, partners []string) string {
 		return "Too many nodes have the same problem for this one to be the cause. Check what they have in common: a switch, the profile, the image. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
 	case preflight.ReasonMissingGPUs:
 		return "GPUs of the machine are not offered to pods. Check the device plugin on the node, and nvidia-smi." + then
+	case preflight.ReasonGPUsPending:
+		return "The node has GPUs and offers none to pods. Check whether its device plugin runs. When it does: " + again
 	case preflight.ReasonNotReady, preflight.ReasonCordoned, preflight.ReasonTainted:
 		return "Checks skip nodes that pods cannot run on. When it accepts pods again, check it: " + again
 	case string(pairing.ReasonInfrastructure):

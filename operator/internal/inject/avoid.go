@@ -21,18 +21,19 @@ func AvoidUnhealthyNodes(pod *corev1.Pod) {
 	if pod.Spec.Affinity.NodeAffinity == nil {
 		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
 	}
+	healthy := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpNotIn, Values: []string{evenkeel.UnhealthyValue}}
 	required := &pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	if *required == nil {
-		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{healthy}}}}
+		return
 	}
-	// Terms are alternatives, so each gets it.
+	// Terms are alternatives, so each gets it. One without expressions selects no node, which has to stay so.
 	for i := range (*required).NodeSelectorTerms {
 		term := &(*required).NodeSelectorTerms[i]
 		has := slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool { return r.Key == evenkeel.HealthKey })
-		if !has {
-			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
-				Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpNotIn, Values: []string{evenkeel.UnhealthyValue},
-			})
+		empty := len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0
+		if !has && !empty {
+			term.MatchExpressions = append(term.MatchExpressions, healthy)
 		}
 	}
 }

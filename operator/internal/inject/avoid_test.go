@@ -18,7 +18,8 @@ func TestInjectAvoidUnhealthyNodes(t *testing.T) {
 	}
 	for name, test := range map[string]struct{ has, want []corev1.NodeSelectorTerm }{
 		"nothing":            {nil, []corev1.NodeSelectorTerm{expressions(healthy)}},
-		"alternatives":       {[]corev1.NodeSelectorTerm{expressions(zone), {}}, []corev1.NodeSelectorTerm{expressions(zone, healthy), expressions(healthy)}},
+		"alternatives":       {[]corev1.NodeSelectorTerm{expressions(zone), {}}, []corev1.NodeSelectorTerm{expressions(zone, healthy), {}}},
+		"no node":            {[]corev1.NodeSelectorTerm{{}}, []corev1.NodeSelectorTerm{{}}},
 		"the user's own key": {[]corev1.NodeSelectorTerm{expressions(own)}, []corev1.NodeSelectorTerm{expressions(own)}},
 	} {
 		t.Run(name, func(t *testing.T) {

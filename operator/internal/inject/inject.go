@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 )
 
 // meshSidecars are containers that other injectors add. They run no training.
@@ -76,7 +77,7 @@ func (t *target) skip(format string, args ...any) {
 	t.skipped = append(t.skipped, fmt.Sprintf("container %s: ", t.Name)+fmt.Sprintf(format, args...))
 }
 
-// selectContainers returns the containers that run training: those the user named, else those that request GPUs, else all.
+// selectContainers returns the containers that run training: those the user named, else those that request accelerators, else all.
 func selectContainers(pod *corev1.Pod, r Resolved) ([]*corev1.Container, error) {
 	var all, gpu, named []*corev1.Container
 	var names []string
@@ -90,7 +91,7 @@ func selectContainers(pod *corev1.Pod, r Resolved) ([]*corev1.Container, error) 
 			continue
 		}
 		all = append(all, c)
-		if wantsGPU(c) {
+		if accelerator.Requests(c) {
 			gpu = append(gpu, c)
 		}
 	}
@@ -107,20 +108,4 @@ func selectContainers(pod *corev1.Pod, r Resolved) ([]*corev1.Container, error) 
 	default:
 		return all, nil
 	}
-}
-
-// WantsGPU reports whether any container requests a GPU.
-func WantsGPU(spec *corev1.PodSpec) bool {
-	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return wantsGPU(&c) })
-}
-
-func wantsGPU(c *corev1.Container) bool {
-	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
-		for name := range list {
-			if strings.HasPrefix(string(name), "nvidia.com/") || name == "amd.com/gpu" {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -48,7 +48,7 @@ func NewRDMA(spec evenkeel.RDMASpec) *RDMA {
 }
 
 // resolveRDMA returns the device that jobs of the profile get; nil: none. With mode Auto it is the device that the controller found
-// on every node.
+// on most nodes.
 func resolveRDMA(profile *evenkeel.NetworkProfile) *RDMA {
 	mode, spec := profile.Spec.Transport.Mode, profile.Spec.Transport.RDMA
 	if mode == evenkeel.TransportTCP {

@@ -111,7 +111,7 @@ func (r Resolved) Annotations() map[string]string {
 func Keys() []string {
 	return append([]string{
 		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
-		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey,
+		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey, evenkeel.RDMAUnusedKey,
 	}, rdmaKeys...)
 }
 

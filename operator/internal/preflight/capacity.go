@@ -3,11 +3,11 @@ package preflight
 import (
 	"fmt"
 	"slices"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 )
 
 // Reasons of stage Capacity.
@@ -17,17 +17,12 @@ const (
 	ReasonCordoned     = "NodeCordoned"
 	ReasonTainted      = "NodeTainted"
 	ReasonMissingGPUs  = "MissingGPUs"
-)
-
-const (
-	gpuResource = corev1.ResourceName("nvidia.com/gpu")
-	// gpuCountLabel is the number of GPUs in the machine, by the GPU feature discovery.
-	gpuCountLabel = "nvidia.com/gpu.count"
+	ReasonGPUsPending  = "GPUsPending"
 )
 
 // Capacity checks what the API says about a node: whether pods with these tolerations can run on it, and whether all of its
-// GPUs can be used. It needs no run, and saves one that would end in a timeout.
-func Capacity(node *corev1.Node, tolerations []corev1.Toleration) (v evenkeel.Verdict, reason, message string) {
+// GPUs can be used. It needs no run, and saves one that would end in a timeout. DRA are the GPUs that ResourceSlices offer there.
+func Capacity(node *corev1.Node, tolerations []corev1.Toleration, dra accelerator.DRA) (v evenkeel.Verdict, reason, message string) {
 	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
@@ -43,10 +38,26 @@ func Capacity(node *corev1.Node, tolerations []corev1.Toleration) (v evenkeel.Ve
 			return evenkeel.VerdictInconclusive, ReasonTainted, fmt.Sprintf("the node has the taint %s, which the check's runner.tolerations do not have", taint.ToString())
 		}
 	}
-	want, err := strconv.ParseInt(node.Labels[gpuCountLabel], 10, 64)
-	have := node.Status.Allocatable[gpuResource]
-	if err == nil && have.Value() < want {
-		return evenkeel.VerdictFail, ReasonMissingGPUs, fmt.Sprintf("%d of the node's %d GPUs can be used", have.Value(), want)
+	return devices(node, dra)
+}
+
+// devices fails a node that offers only some of its GPUs. One that offers none may have a device plugin that has not registered
+// yet, or is being replaced.
+func devices(node *corev1.Node, dra accelerator.DRA) (v evenkeel.Verdict, reason, message string) {
+	counts, settled := accelerator.Counts(node)
+	if !settled {
+		return evenkeel.VerdictInconclusive, ReasonGPUsPending, "the node's GPUs are being divided anew"
+	}
+	for _, c := range counts {
+		if c.Usable == 0 && dra.Listed > 0 {
+			c.Usable = dra.Usable
+		}
+		switch {
+		case c.Usable == 0 && dra.Listed == 0:
+			return evenkeel.VerdictInconclusive, ReasonGPUsPending, fmt.Sprintf("the node has %d of %s and offers none yet: its device plugin has not registered them", c.Installed, c.Resource)
+		case c.Usable < c.Installed:
+			return evenkeel.VerdictFail, ReasonMissingGPUs, fmt.Sprintf("%d of the node's %d GPUs (%s) can be used", c.Usable, c.Installed, c.Resource)
+		}
 	}
 	return "", "", ""
 }

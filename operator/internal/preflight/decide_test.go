@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/ncclout"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
@@ -247,9 +248,9 @@ func TestReportIsWellFormed(t *testing.T) {
 
 func TestCapacity(t *testing.T) {
 	node := func(change func(*corev1.Node)) *corev1.Node {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{gpuCountLabel: "8"}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"nvidia.com/gpu.count": "8"}}}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-		n.Status.Allocatable = corev1.ResourceList{gpuResource: resource.MustParse("8")}
+		n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
 		change(n)
 		return n
 	}
@@ -267,12 +268,55 @@ func TestCapacity(t *testing.T) {
 		"Inconclusive NodeTainted ": taint("yes", corev1.TaintEffectNoExecute),
 		"Inconclusive NodeNotReady": func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown },
 		"Inconclusive NodeCordoned": func(n *corev1.Node) { n.Spec.Unschedulable = true },
-		"Fail MissingGPUs":          func(n *corev1.Node) { n.Status.Allocatable[gpuResource] = resource.MustParse("7") },
+		"Fail MissingGPUs":          func(n *corev1.Node) { n.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("7") },
 		"   ":                       func(n *corev1.Node) { n.Labels = nil },
 	} {
-		v, reason, _ := Capacity(node(change), tolerations)
+		v, reason, _ := Capacity(node(change), tolerations, accelerator.DRA{})
 		if got := strings.TrimSpace(string(v) + " " + reason); got != strings.TrimSpace(want) {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestCapacityGPUs has the ways in which clusters offer GPUs. Labels are those of the GPU feature discovery.
+func TestCapacityGPUs(t *testing.T) {
+	for name, test := range map[string]struct {
+		labels  map[string]string // without the domain nvidia.com
+		offered map[string]string
+		dra     accelerator.DRA
+		want    string
+	}{
+		"all":                              {map[string]string{"gpu.count": "8", "gpu.replicas": "1"}, map[string]string{"gpu": "8"}, accelerator.DRA{}, ""},
+		"one is broken":                    {map[string]string{"gpu.count": "8"}, map[string]string{"gpu": "7"}, accelerator.DRA{}, "Fail MissingGPUs"},
+		"the device plugin is not up yet":  {map[string]string{"gpu.count": "8"}, nil, accelerator.DRA{}, "Inconclusive GPUsPending"},
+		"the device plugin is replaced":    {map[string]string{"gpu.count": "8"}, map[string]string{"gpu": "0"}, accelerator.DRA{}, "Inconclusive GPUsPending"},
+		"time-slicing":                     {map[string]string{"gpu.count": "2", "gpu.replicas": "4"}, map[string]string{"gpu": "8"}, accelerator.DRA{}, ""},
+		"time-slicing, one is broken":      {map[string]string{"gpu.count": "2", "gpu.replicas": "4"}, map[string]string{"gpu": "4"}, accelerator.DRA{}, "Fail MissingGPUs"},
+		"time-slicing by another name":     {map[string]string{"gpu.count": "2", "gpu.replicas": "4"}, map[string]string{"gpu.shared": "8"}, accelerator.DRA{}, ""},
+		"MIG single":                       {map[string]string{"gpu.count": "14", "gpu.replicas": "1", "mig.strategy": "single"}, map[string]string{"gpu": "14"}, accelerator.DRA{}, ""},
+		"MIG mixed":                        {map[string]string{"gpu.count": "2", "gpu.replicas": "0", "mig.strategy": "mixed", "mig-1g.10gb.count": "14", "mig-1g.10gb.replicas": "1"}, map[string]string{"mig-1g.10gb": "14"}, accelerator.DRA{}, ""},
+		"MIG mixed, a part is broken":      {map[string]string{"gpu.count": "2", "mig.strategy": "mixed", "mig-1g.10gb.count": "14"}, map[string]string{"mig-1g.10gb": "13"}, accelerator.DRA{}, "Fail MissingGPUs"},
+		"MIG is being changed":             {map[string]string{"gpu.count": "8", "mig.config.state": "pending"}, map[string]string{"gpu": "2"}, accelerator.DRA{}, "Inconclusive GPUsPending"},
+		"MIG was changed":                  {map[string]string{"gpu.count": "8", "mig.config.state": "success"}, map[string]string{"gpu": "8"}, accelerator.DRA{}, ""},
+		"invalid MIG":                      {map[string]string{"gpu.count": "0", "mig.strategy": "single"}, nil, accelerator.DRA{}, ""},
+		"DRA":                              {map[string]string{"gpu.count": "8"}, nil, accelerator.DRA{Listed: 8, Usable: 8}, ""},
+		"DRA, one is tainted":              {map[string]string{"gpu.count": "8"}, nil, accelerator.DRA{Listed: 8, Usable: 7}, "Fail MissingGPUs"},
+		"DRA, all are tainted":             {map[string]string{"gpu.count": "8"}, nil, accelerator.DRA{Listed: 8}, "Fail MissingGPUs"},
+		"DRA beside a device plugin":       {map[string]string{"gpu.count": "8"}, map[string]string{"gpu": "7"}, accelerator.DRA{Listed: 8, Usable: 8}, "Fail MissingGPUs"},
+		"another vendor's, without labels": {nil, map[string]string{"gpu": "3"}, accelerator.DRA{}, ""},
+	} {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		n.Status.Allocatable = corev1.ResourceList{}
+		for key, value := range test.labels {
+			n.Labels["nvidia.com/"+key] = value
+		}
+		for key, value := range test.offered {
+			n.Status.Allocatable[corev1.ResourceName("nvidia.com/"+key)] = resource.MustParse(value)
+		}
+		v, reason, message := Capacity(n, nil, test.dra)
+		if got := strings.TrimSpace(string(v) + " " + reason); got != test.want {
+			t.Errorf("%s: %q (%s), want %q", name, got, message, test.want)
 		}
 	}
 }

@@ -1,10 +1,14 @@
 package integration
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -102,5 +106,64 @@ func TestSampleChecksAndPolicies(t *testing.T) {
 		if err := admin.Create(t.Context(), object, client.DryRunAll, client.FieldValidation("Strict")); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestCapacityOfDRA has a node whose GPUs are offered by ResourceSlices only.
+func TestCapacityOfDRA(t *testing.T) {
+	newReadyNode(t, "dra", map[string]string{"nvidia.com/gpu.count": "2"})
+	verdict := func() (string, evenkeel.Verdict) {
+		t.Helper()
+		check := newCheck(func(s *evenkeel.NetworkCheckSpec) {
+			s.Nodes, s.Runner.Image = evenkeel.NodeSet{Names: []string{"dra"}}, "bench:1"
+			s.Stages = []evenkeel.Stage{"Capacity"}
+		})
+		check.Namespace = systemNamespace
+		if err := admin.Create(t.Context(), check); err != nil {
+			t.Fatal(err)
+		}
+		remove(t, check)
+		eventually(t, "the check is complete", func(ctx context.Context) (bool, error) {
+			err := admin.Get(ctx, client.ObjectKeyFromObject(check), check)
+			return meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete), err
+		})
+		health := &evenkeel.NodeNetworkHealth{}
+		eventually(t, "the node has the result", func(ctx context.Context) (bool, error) {
+			err := admin.Get(ctx, client.ObjectKey{Name: "dra"}, health)
+			return err == nil && slices.ContainsFunc(health.Status.History, func(r evenkeel.HealthResult) bool { return r.UID == string(check.UID) }), client.IgnoreNotFound(err)
+		})
+		for _, r := range health.Status.History {
+			if r.UID == string(check.UID) {
+				return r.Reason, r.Verdict
+			}
+		}
+		return "", ""
+	}
+	if reason, v := verdict(); v != evenkeel.VerdictInconclusive || reason != "GPUsPending" {
+		t.Errorf("%s %s: nothing offers the GPUs yet", v, reason)
+	}
+	name := "dra"
+	slice := func(generation int64, devices ...resourcev1.Device) {
+		t.Helper()
+		object := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "dra-"}, Spec: resourcev1.ResourceSliceSpec{
+			Driver: "gpu.nvidia.com", NodeName: &name, Devices: devices,
+			Pool: resourcev1.ResourcePool{Name: "dra", Generation: generation, ResourceSliceCount: 1},
+		}}
+		if err := admin.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+		remove(t, object)
+	}
+	gpu := "gpu"
+	whole := func(name string) resourcev1.Device {
+		return resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"type": {StringValue: &gpu}}}
+	}
+	slice(1, whole("gpu-0"))
+	if reason, v := verdict(); v != evenkeel.VerdictFail || reason != "MissingGPUs" {
+		t.Errorf("%s %s: one of two GPUs is offered", v, reason)
+	}
+	slice(2, whole("gpu-0"), whole("gpu-1")) // the driver deletes the older one later
+	if reason, v := verdict(); v == evenkeel.VerdictFail || reason == "GPUsPending" {
+		t.Errorf("%s %s: both are offered", v, reason)
 	}
 }

@@ -1,7 +1,9 @@
 package integration
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,7 +38,7 @@ func rdmaIs(reason, device string) func(*evenkeel.NetworkProfile) bool {
 func TestRDMADeviceOfEveryNode(t *testing.T) {
 	const hca = "rdma/hca_shared_devices_a"
 	pool := map[string]string{"pool": "rdma"}
-	newNode(t, "hca-0", "v1.36.3", "containerd://2.1.4", pool)
+	newReadyNode(t, "hca-0", pool)
 	profile := newProfile(t, "offered", evenkeel.NetworkProfileSpec{
 		NodeSelector: &metav1.LabelSelector{MatchLabels: pool},
 		Transport:    evenkeel.TransportSpec{Mode: evenkeel.TransportAuto, RDMA: evenkeel.RDMASpec{Networks: "rail0"}},
@@ -63,7 +65,25 @@ func TestRDMADeviceOfEveryNode(t *testing.T) {
 	}
 
 	newNode(t, "hca-1", "v1.36.3", "containerd://2.1.4", pool)
+	newReadyNode(t, "hca-2", pool)
 	waitProfile(t, profile.Name, rdmaIs("SomeNodes", ""))
+	user, warned := newUser(t)
+	job, _ := newJob("Job", ns, profile.Name)
+	job.SetName("by-tcp")
+	if err := user.Create(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(warned.take(), "\n"); !strings.Contains(text, "1 of 2 nodes offer "+hca+"; jobs use TCP") {
+		t.Errorf("the user is told %q", text)
+	}
+	createPod(t, podOf(t, job, []string{"spec", "template"}))
+	eventually(t, "an Event says so too", func(ctx context.Context) (bool, error) {
+		var events corev1.EventList
+		err := admin.List(ctx, &events, client.InNamespace(ns))
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "EvenkeelRDMAUnused" && e.InvolvedObject.Name == job.GetName() && strings.Contains(e.Message, "jobs use TCP")
+		}), err
+	})
 	offer(t, "hca-0", hca, 0)
 	waitProfile(t, profile.Name, rdmaIs("NoDevice", ""))
 }

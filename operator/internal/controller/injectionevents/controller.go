@@ -5,6 +5,7 @@ package injectionevents
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +32,7 @@ const (
 	ReasonSkipped      = "EvenkeelSkipped"
 	ReasonNotInjected  = "EvenkeelNotInjected"
 	ReasonNodesAvoided = "EvenkeelNodesAvoided"
+	ReasonRDMAUnused   = "EvenkeelRDMAUnused"
 )
 
 // maxPodAge is the age up to which pods are counted and avoided nodes are reported.
@@ -97,23 +99,26 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 
 // PodEvents returns the Events about the pod: on the pod itself, and on the job whose controller created it.
 func PodEvents(pod *metav1.PartialObjectMetadata, now time.Time) []*corev1.Event {
-	severity, reason, message := corev1.EventTypeNormal, ReasonSkipped, ""
-	switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
-	case pod.Annotations[evenkeel.InjectedKey] == "":
-		severity, reason = corev1.EventTypeWarning, ReasonNotInjected
-		message = fmt.Sprintf("the pod has the label %s=%s, but the webhook did not see it: it runs without the plugin", evenkeel.ProfileKey, pod.Labels[evenkeel.ProfileKey])
-	case skipped != "":
-		message = "left unchanged: " + skipped
-	default:
-		return nil
-	}
-	about := []corev1.ObjectReference{{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}
+	self := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	job := self
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-		about = append(about, ownerOf(pod, owner))
+		job = ownerOf(pod, owner)
 	}
 	var all []*corev1.Event
-	for _, object := range about {
-		all = append(all, events.New(object, severity, reason, message, now))
+	add := func(severity, reason, message string, about ...corev1.ObjectReference) {
+		for _, object := range slices.Compact(about) {
+			all = append(all, events.New(object, severity, reason, message, now))
+		}
+	}
+	switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
+	case pod.Annotations[evenkeel.InjectedKey] == "":
+		add(corev1.EventTypeWarning, ReasonNotInjected, fmt.Sprintf("the pod has the label %s=%s, but the webhook did not see it: it runs without the plugin", evenkeel.ProfileKey, pod.Labels[evenkeel.ProfileKey]), self, job)
+		return all
+	case skipped != "":
+		add(corev1.EventTypeNormal, ReasonSkipped, "left unchanged: "+skipped, self, job)
+	}
+	if why := pod.Annotations[evenkeel.RDMAUnusedKey]; why != "" {
+		add(corev1.EventTypeWarning, ReasonRDMAUnused, fmt.Sprintf("NetworkProfile %s: %s", pod.Labels[evenkeel.ProfileKey], why), job)
 	}
 	return all
 }

@@ -60,6 +60,22 @@ func TestInjectionEvents(t *testing.T) {
 	}
 }
 
+// TestInjectionEventsRDMAUnused has a job of two pods: it is told once.
+func TestInjectionEventsRDMAUnused(t *testing.T) {
+	names := map[string]bool{}
+	for _, name := range []string{"one", "two"} {
+		for _, e := range PodEvents(pod(name, map[string]string{evenkeel.InjectedKey: "abc", evenkeel.RDMAUnusedKey: "1 of 5 nodes offer rdma/a; jobs use TCP"}), time.Now()) {
+			if e.Reason != ReasonRDMAUnused || e.Type != corev1.EventTypeWarning || e.InvolvedObject.Name != "train" || !strings.Contains(e.Message, "default: 1 of 5") {
+				t.Errorf("%+v", e)
+			}
+			names[e.Name] = true
+		}
+	}
+	if len(names) != 1 {
+		t.Errorf("%d Events, want 1", len(names))
+	}
+}
+
 func TestInjectionEventsAreIdempotent(t *testing.T) {
 	skipped := map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets X itself"}
 	objects := fake.NewClientBuilder().WithObjects(pod("one", skipped), pod("two", skipped)).Build()

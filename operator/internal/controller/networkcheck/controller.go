@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
@@ -290,6 +291,10 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 	if err := c.live.List(ctx, &list, client.MatchingLabelsSelector{Selector: selector}); err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}
+	dra, err := c.listDRA(ctx, list.Items, check.Options.Stages)
+	if err != nil {
+		return nil, err
+	}
 	found := map[string]bool{}
 	var nodes []preflight.Node
 	tolerations := jobs.Tolerations(check.Options.Runner.Tolerations)
@@ -301,7 +306,7 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 		found[node.Name] = true
 		n := preflight.Node{Name: node.Name, Pool: node.Labels[check.Options.PoolLabel]}
 		if slices.Contains(check.Options.Stages, evenkeel.StageCapacity) {
-			n.Verdict, n.Reason, n.Message = preflight.Capacity(node, tolerations)
+			n.Verdict, n.Reason, n.Message = preflight.Capacity(node, tolerations, dra[node.Name])
 		}
 		if user := c.Use.User(node.Name); user != "" && n.Verdict == "" && check.Options.BusyNodes == evenkeel.BusyNodesSkip {
 			n.Verdict, n.Reason, n.Message = evenkeel.VerdictInconclusive, preflight.ReasonInUse, inUseMessage(node.Name, user)
@@ -325,6 +330,17 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 
 func inUseMessage(node, user string) string {
 	return fmt.Sprintf("pod %s uses accelerators of %s", user, node)
+}
+
+// listDRA returns the GPUs that ResourceSlices offer, if a node offers its GPUs in no other way.
+func (c *Reconciler) listDRA(ctx context.Context, nodes []corev1.Node, stages []evenkeel.Stage) (map[string]accelerator.DRA, error) {
+	if !slices.Contains(stages, evenkeel.StageCapacity) || !slices.ContainsFunc(nodes, func(n corev1.Node) bool {
+		counts, _ := accelerator.Counts(&n)
+		return slices.ContainsFunc(counts, func(c accelerator.Count) bool { return c.Usable == 0 })
+	}) {
+		return nil, nil
+	}
+	return accelerator.ListDRA(ctx, c.live)
 }
 
 // OptionsOf converts the spec of a check for package preflight.

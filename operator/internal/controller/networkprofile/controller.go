@@ -66,7 +66,7 @@ var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	return !equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
 		before.Status.NodeInfo.KubeletVersion != after.Status.NodeInfo.KubeletVersion ||
 		before.Status.NodeInfo.ContainerRuntimeVersion != after.Status.NodeInfo.ContainerRuntimeVersion ||
-		!slices.Equal(offeredResources(before), offeredResources(after))
+		isUsable(before) != isUsable(after) || !slices.Equal(offeredResources(before), offeredResources(after))
 }}
 
 func (c *Reconciler) allProfiles(ctx context.Context, _ client.Object) []reconcile.Request {

@@ -82,7 +82,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.Net
 	case matched == 0:
 		return ready(metav1.ConditionTrue, ReasonNoNodes, "no node matches nodeSelector; jobs get delivery %s", status.Delivery)
 	case status.Delivery == evenkeel.DeliveryImageVolume && capable < matched:
-		return ready(metav1.ConditionTrue, ReasonNodesTooOld,
+		return ready(metav1.ConditionFalse, ReasonNodesTooOld,
 			"%d of %d nodes, such as %s, cannot mount images (Kubernetes 1.35 with containerd 2.1 or CRI-O 1.31): pods there will not start; delivery Auto would use the init container",
 			matched-capable, matched, lacking)
 	default:

@@ -66,7 +66,7 @@ func TestObserveProfile(t *testing.T) {
 		{"one node cannot", evenkeel.NetworkProfileSpec{}, both, evenkeel.DeliveryInitContainer, 2, 1, "True", ReasonResolved, "InitContainer"},
 		{"the one that cannot is not selected", evenkeel.NetworkProfileSpec{NodeSelector: inPool("m")}, both, evenkeel.DeliveryImageVolume, 1, 1, "True", ReasonResolved, ""},
 		{"no node matches", evenkeel.NetworkProfileSpec{NodeSelector: inPool("x")}, both, evenkeel.DeliveryInitContainer, 0, 0, "True", ReasonNoNodes, "nodeSelector"},
-		{"the user insists", evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume}}, both, evenkeel.DeliveryImageVolume, 2, 1, "True", ReasonNodesTooOld, "old"},
+		{"the user insists", evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume}}, both, evenkeel.DeliveryImageVolume, 2, 1, "False", ReasonNodesTooOld, "old"},
 		{"preinstalled", evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryPreinstalled}}, both, evenkeel.DeliveryPreinstalled, 2, 1, "True", ReasonResolved, "Preinstalled"},
 		{"bad node selector", evenkeel.NetworkProfileSpec{NodeSelector: bad}, both, "", 0, 0, "False", ReasonInvalidSelector, "nodeSelector"},
 		{"bad namespace selector", evenkeel.NetworkProfileSpec{NamespaceSelector: bad}, both, "", 0, 0, "False", ReasonInvalidSelector, "namespaceSelector"},
@@ -82,7 +82,7 @@ func TestObserveProfile(t *testing.T) {
 			if status.Delivery != test.delivery || status.ObservedGeneration != 3 {
 				t.Errorf("delivery %q of generation %d, want %q of 3", status.Delivery, status.ObservedGeneration, test.delivery)
 			}
-			if test.ready == "True" && (*status.MatchedNodes != test.matched || *status.ImageVolumeNodes != test.capable) {
+			if test.reason != ReasonInvalidSelector && (*status.MatchedNodes != test.matched || *status.ImageVolumeNodes != test.capable) {
 				t.Errorf("%d nodes, %d capable, want %d and %d", *status.MatchedNodes, *status.ImageVolumeNodes, test.matched, test.capable)
 			}
 		})

@@ -14,12 +14,26 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// fleet is a node for each word; a word is what the node offers, separated by "+".
+// fleet is a node with GPUs for each word; a word is what the node offers, separated by "+". A colon ends what else there is to
+// say of the node: NotReady, cordoned, or cpu where it has no GPUs.
 func fleet(words ...string) []corev1.Node {
 	var nodes []corev1.Node
 	for i, word := range words {
 		n := node(fmt.Sprintf("n%d", i), "v1.37.2", "containerd://2.1.4")
-		n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8"), "nvidia.com/gpu": resource.MustParse("8")}
+		state, offers, found := strings.Cut(word, ":")
+		if found {
+			word = offers
+		}
+		ready := corev1.ConditionTrue
+		if state == "NotReady" {
+			ready = corev1.ConditionFalse
+		}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
+		n.Spec.Unschedulable = state == "cordoned"
+		n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")}
+		if state != "cpu" {
+			n.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("8")
+		}
 		for name := range strings.SplitSeq(word, "+") {
 			if name, gone := strings.CutPrefix(name, "-"); gone {
 				n.Status.Allocatable[corev1.ResourceName(name)] = resource.MustParse("0") // as a device plugin that ended leaves it
@@ -49,6 +63,13 @@ func TestObserveRDMADevice(t *testing.T) {
 		{"not said is auto", "", "", fleet("rdma/a"), "rdma/a", 1, "True", ReasonEveryNode, "rdma/a"},
 		{"some nodes", auto, "", fleet("rdma/a", "", "-rdma/a"), "", 1, "False", ReasonSomeNodes, "1 of 3 nodes offer rdma/a; jobs use TCP"},
 		{"some nodes, strict", rdma, "", fleet("rdma/a", ""), "rdma/a", 1, "True", ReasonSomeNodes, "1 of 2"},
+		{"a node is not ready", auto, "", fleet("rdma/a", "NotReady:"), "rdma/a", 1, "True", ReasonEveryNode, "which all 1 nodes"},
+		{"a node is cordoned", auto, "", fleet("rdma/a", "cordoned:"), "rdma/a", 1, "True", ReasonEveryNode, "which all 1 nodes"},
+		{"a node has no GPUs", auto, "", fleet("rdma/a", "cpu:"), "rdma/a", 1, "True", ReasonEveryNode, "which all 1 nodes"},
+		{"no node has GPUs", auto, "", fleet("cpu:rdma/a", "cpu:rdma/a"), "rdma/a", 2, "True", ReasonEveryNode, "all 2 nodes"},
+		{"most nodes", auto, "", fleet("rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", ""), "rdma/a", 9, "True", ReasonMostNodes, "9 of 10 nodes"},
+		{"many nodes", auto, "", fleet("rdma/a", "rdma/a", "rdma/a", "rdma/a", ""), "", 4, "False", ReasonSomeNodes, "4 of 5 nodes offer rdma/a; jobs use TCP"},
+		{"only nodes that are not ready, strict", rdma, "", fleet("NotReady:rdma/a"), "rdma/a", 1, "True", ReasonEveryNode, ""},
 		{"none", auto, "", fleet("", "vendor/a"), "", 0, "False", ReasonNoDevice, "none of 2 nodes"},
 		{"none, strict", rdma, "", fleet(""), "", 0, "False", ReasonNoDevice, "jobs are refused"},
 		{"no nodes", auto, "", nil, "", 0, "False", ReasonNoDevice, "none of 0 nodes"},
@@ -79,11 +100,43 @@ func TestObserveRDMADevice(t *testing.T) {
 	}
 }
 
+// TestObserveRDMADeviceIsKept has a device plugin that fails on some nodes: jobs of one hour do not get what those of the next do
+// not.
+func TestObserveRDMADeviceIsKept(t *testing.T) {
+	profile := &evenkeel.NetworkProfile{}
+	profile.Spec.Plugin.Image = image
+	for i, step := range []struct {
+		nodes []corev1.Node
+		want  string
+	}{
+		{fleet("rdma/a", "rdma/a", "rdma/a", ""), ""}, // too few to begin with
+		{fleet("rdma/a", "rdma/a", "rdma/a", "rdma/a"), "rdma/a"},
+		{fleet("rdma/a", "rdma/a", "rdma/a", ""), "rdma/a"},
+		{fleet("NotReady:rdma/a", "cordoned:"), "rdma/a"}, // nothing to judge by
+		{fleet("rdma/a", "rdma/a", "", ""), ""},
+		{fleet("rdma/a", "rdma/a", "rdma/a", ""), ""},
+		{fleet("rdma/a", "rdma/a"), "rdma/a"},
+	} {
+		profile.Status = Observe(profile, step.nodes)
+		if profile.Status.RDMAResourceName != step.want {
+			t.Errorf("step %d: %q, want %q: %+v", i, profile.Status.RDMAResourceName, step.want, profile.Status.Conditions)
+		}
+	}
+	profile.Generation++
+	profile.Spec.Transport.RDMA.ResourceName = "rdma/b"
+	if status := Observe(profile, fleet("rdma/a", "rdma/a")); status.RDMAResourceName != "" {
+		t.Errorf("%q, though the profile names another one", status.RDMAResourceName)
+	}
+}
+
 func TestObserveRDMADeviceChanges(t *testing.T) {
 	for _, test := range []struct {
 		before, after string
 		want          bool
-	}{{"", "rdma/a", true}, {"rdma/a", "-rdma/a", true}, {"rdma/a", "rdma/a", false}} {
+	}{
+		{"", "rdma/a", true}, {"rdma/a", "-rdma/a", true}, {"rdma/a", "rdma/a", false},
+		{"rdma/a", "NotReady:rdma/a", true}, {"rdma/a", "cordoned:rdma/a", true},
+	} {
 		before, after := fleet(test.before), fleet(test.after)
 		after[0].Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("7") // of no matter
 		if got := nodeChanged.Update(event.UpdateEvent{ObjectOld: &before[0], ObjectNew: &after[0]}); got != test.want {
