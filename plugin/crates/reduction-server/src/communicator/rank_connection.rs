@@ -170,7 +170,7 @@ impl RankConnection {
     /// Reports the communicator's failure to the rank.
     pub(super) fn report_failure(&self, why: &str) {
         // A rank that cannot be reached detects the failure by itself.
-        drop(Packet::Failed(why.to_owned()).send(&self.down));
+        drop(Packet::Failed(why.to_owned()).send_last(&self.down));
     }
 
     /// Whether the rank has left, or was lost, after the communicator has failed.

@@ -144,7 +144,7 @@ impl UpstreamLink {
     /// Reports the communicator's failure to the server.
     pub(super) fn report_failure(&self, why: &str) {
         // A server that cannot be reached detects the failure by itself.
-        drop(Packet::Failed(why.to_owned()).send(&self.up));
+        drop(Packet::Failed(why.to_owned()).send_last(&self.up));
     }
 
     /// Sends fragments as long as the window has room.
@@ -198,7 +198,7 @@ impl UpstreamLink {
 impl Drop for UpstreamLink {
     fn drop(&mut self) {
         if self.in_flight.is_empty() && self.queue.is_empty() {
-            drop(Packet::Leave.send(&self.up));
+            drop(Packet::Leave.send_last(&self.up));
         }
     }
 }

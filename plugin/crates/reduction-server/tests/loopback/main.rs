@@ -5,6 +5,7 @@
 mod faults;
 mod harness;
 mod hostile;
+mod leaving;
 mod program;
 mod sums;
 mod tree;

@@ -170,7 +170,7 @@ impl ServerLink {
     /// Reports this rank's failure to the server, after what was sent before.
     pub(super) fn report_failure(&mut self, why: &ClientError) {
         // A server that cannot be reached detects the failure by itself.
-        self.failure_report = Packet::Failed(why.to_string()).send(&self.up);
+        self.failure_report = Packet::Failed(why.to_string()).send_last(&self.up);
     }
 
     /// Whether the report is sent, or cannot be.
@@ -250,7 +250,7 @@ impl ServerLink {
 impl Drop for ServerLink {
     fn drop(&mut self) {
         if self.in_flight.is_empty() {
-            drop(Packet::Leave.send(&self.up));
+            drop(Packet::Leave.send_last(&self.up));
         }
         if let Some(timeline) = &self.timeline {
             timeline.flush();

@@ -153,6 +153,11 @@ impl Packet {
         connection.send_block(&Arc::new(block), length).ok().flatten()
     }
 
+    /// Sends a last message, unless the connection has failed: then nobody misses it, and a warning would mislead.
+    pub fn send_last(&self, connection: &SendConnection) -> Option<PendingSend> {
+        if connection.has_failed() { None } else { self.send(connection) }
+    }
+
     fn code(&self) -> u16 {
         match self {
             Self::Join(..) => 1,

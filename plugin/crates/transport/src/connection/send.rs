@@ -131,6 +131,11 @@ impl SendConnection {
         self.sender.base().moved()
     }
 
+    /// Whether it has failed. Unlike the error of a message, the answer is not logged.
+    pub fn has_failed(&self) -> bool {
+        self.sender.base().failed()
+    }
+
     /// Whether its flows, over TCP, keep their paths until they fail.
     pub fn keeps_paths(&self) -> bool {
         self.sender.base().context.settings.repath == Some(false)

@@ -441,10 +441,10 @@ impl SendFlowOwner for TcpSender {
     }
 
     fn fail(&self, kind: ErrorKind, what: &str) {
-        if self.base.fail(kind, what, &self.in_flight()) {
-            // The peer must be informed now, not when this side closes.
-            self.quiesce();
-        }
+        // First, as the thread that has written a message may not have accounted for that yet, and the peer has it. It also
+        // informs the peer now, not when this side closes.
+        self.quiesce();
+        self.base.fail(kind, what, &self.in_flight());
     }
 }
 
