@@ -111,10 +111,10 @@ func TestRDMADeviceOfEveryNodeIsRequested(t *testing.T) {
 			}
 		}
 		report := &corev1.ConfigMap{}
-		if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: env.Namespace, Name: c.Status.ReportName}, report); err != nil {
+		if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: env.Namespace, Name: c.Status.ReportName + "-1"}, report); err != nil {
 			t.Fatal(err)
 		}
-		if runs := report.Data["record.json"]; strings.Count(runs, "EVENKEEL_TRANSPORT=rdma: ") != 2 {
+		if runs := report.Data["record.jsonl"]; strings.Count(runs, "EVENKEEL_TRANSPORT=rdma: ") != 2 {
 			t.Errorf("the runs did not fail for want of a device: %s", runs)
 		}
 	})

@@ -10,14 +10,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
@@ -199,20 +198,20 @@ func reportCommand(c *connection) *cobra.Command {
 			if check.Status.ReportName == "" {
 				return fmt.Errorf("check %s has no report: %s", check.Name, firstOf(check.Status.Message, check.Status.Progress, "it has not started"))
 			}
-			report := &corev1.ConfigMap{}
-			if err := cluster.Get(cmd.Context(), client.ObjectKey{Namespace: check.Namespace, Name: check.Status.ReportName}, report); err != nil {
-				return fmt.Errorf("read the report: %w", err)
+			found, err := report.Read(cmd.Context(), cluster, check.Namespace, check.Status.ReportName)
+			if err != nil {
+				return err
 			}
-			if report.Data[networkcheck.ReportFile] == "" {
+			if found.Markdown == "" {
 				return fmt.Errorf("check %s has no report yet: %s", check.Name, check.Status.Progress)
 			}
 			if svg != "" {
-				if err := os.WriteFile(svg, []byte(report.Data[networkcheck.PairsFile]), 0o644); err != nil {
+				if err := os.WriteFile(svg, []byte(found.Pairs), 0o644); err != nil {
 					return fmt.Errorf("--svg: %w", err)
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "wrote the heat map to %s\n", svg)
 			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), report.Data[networkcheck.ReportFile])
+			_, err = fmt.Fprint(cmd.OutOrStdout(), found.Markdown)
 			return err
 		},
 	}

@@ -19,6 +19,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
@@ -80,19 +81,14 @@ func loadNodeFacts(ctx context.Context, cluster client.Client, system, name stri
 	if err != nil {
 		return nil, fmt.Errorf("read check %s: %w", deciding.Check, err)
 	}
-	report := &corev1.ConfigMap{}
-	err = cluster.Get(ctx, client.ObjectKey{Namespace: system, Name: check.Status.ReportName}, report)
+	found, err := report.Read(ctx, cluster, system, check.Status.ReportName)
 	if apierrors.IsNotFound(err) {
 		return f, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the report of check %s: %w", check.Name, err)
+		return nil, fmt.Errorf("check %s: %w", check.Name, err)
 	}
-	record, err := preflight.Decode(report.Data[networkcheck.RecordFile])
-	if err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: %w", report.Name, err)
-	}
-	f.check, f.record = check, record
+	f.check, f.record = check, found.Record
 	return f, nil
 }
 

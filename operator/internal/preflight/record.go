@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -26,11 +27,11 @@ type Record struct {
 	// Transport is the transport that every run has to use; empty: the plugin chooses.
 	Transport string `json:"transport,omitempty"`
 	// Nodes are the selected nodes. The list never changes: everything that is derived depends on it.
-	Nodes []Node `json:"nodes"`
+	Nodes []Node `json:"-"`
 	// Networks that carried runs, each once.
-	Networks []ncclout.Network `json:"networks,omitempty"`
+	Networks []ncclout.Network `json:"-"`
 	// Runs that have ended, in the order in which the controller saw it.
-	Runs []Run `json:"runs,omitempty"`
+	Runs []Run `json:"-"`
 	// Finished is when the verdicts were final; zero before.
 	Finished time.Time `json:"finished,omitzero"`
 	// Ended is set if the check ended early, and says why.
@@ -140,24 +141,84 @@ func (r *Record) transports(run *Run) []string {
 	return all
 }
 
-// Encode returns the record as JSON.
-func (r *Record) Encode() (string, error) {
-	text, err := json.Marshal(r)
+// head is what a record has once, as JSON. Its lists are lines.
+type head struct {
+	*Record
+	// Count is the number of nodes. A record with fewer is incomplete.
+	Count int `json:"nodes"`
+}
+
+// line is one item of a record's lists, as JSON. One of its fields is set.
+type line struct {
+	Node    *Node            `json:"node,omitempty"`
+	Network *ncclout.Network `json:"network,omitempty"`
+	Run     *Run             `json:"run,omitempty"`
+}
+
+// A Mark is a position in a record's lists, which only grow.
+type Mark struct{ nodes, networks, runs int }
+
+// EncodeHead returns what the record has besides its lists.
+func (r *Record) EncodeHead() (string, error) {
+	text, err := json.Marshal(head{Record: r, Count: len(r.Nodes)})
 	return string(text), err
 }
 
-// Decode reads the result of Encode. Others may have changed the text, so every index in it is checked.
-func Decode(text string) (*Record, error) {
+// EncodeLines returns a line for each item after the mark, and the mark after them.
+func (r *Record) EncodeLines(after Mark) ([]string, Mark, error) {
+	var items []line
+	for i := range r.Nodes[after.nodes:] {
+		items = append(items, line{Node: &r.Nodes[after.nodes+i]})
+	}
+	for i := range r.Networks[after.networks:] { // before the runs that they carried
+		items = append(items, line{Network: &r.Networks[after.networks+i]})
+	}
+	for i := range r.Runs[after.runs:] {
+		items = append(items, line{Run: &r.Runs[after.runs+i]})
+	}
+	lines := make([]string, len(items))
+	for i := range items {
+		text, err := json.Marshal(&items[i])
+		if err != nil {
+			return nil, after, fmt.Errorf("the record: %w", err)
+		}
+		lines[i] = string(text) + "\n"
+	}
+	return lines, Mark{len(r.Nodes), len(r.Networks), len(r.Runs)}, nil
+}
+
+// Decode reads what EncodeHead and EncodeLines wrote. Others may have changed the texts, so every index in them is checked.
+func Decode(headText string, lines ...string) (*Record, Mark, error) {
 	r := &Record{}
-	if err := json.Unmarshal([]byte(text), r); err != nil {
-		return nil, fmt.Errorf("the record: %w", err)
+	h := head{Record: r}
+	if err := json.Unmarshal([]byte(headText), &h); err != nil {
+		return nil, Mark{}, fmt.Errorf("the record: %w", err)
+	}
+	for _, text := range lines {
+		for one := range strings.Lines(text) {
+			var l line
+			if err := json.Unmarshal([]byte(one), &l); err != nil {
+				return nil, Mark{}, fmt.Errorf("the record: %w", err)
+			}
+			switch {
+			case l.Node != nil:
+				r.Nodes = append(r.Nodes, *l.Node)
+			case l.Network != nil:
+				r.Networks = append(r.Networks, *l.Network)
+			case l.Run != nil:
+				r.Runs = append(r.Runs, *l.Run)
+			}
+		}
+	}
+	if len(r.Nodes) != h.Count {
+		return nil, Mark{}, fmt.Errorf("the record: it has %d of its %d nodes", len(r.Nodes), h.Count)
 	}
 	for i := range r.Runs {
 		run := &r.Runs[i]
 		out := func(length int) func(int) bool { return func(at int) bool { return at < 0 || at >= length } }
 		if slices.ContainsFunc(run.Nodes, out(len(r.Nodes))) || slices.ContainsFunc(run.InUse, out(len(r.Nodes))) || slices.ContainsFunc(run.Networks, out(len(r.Networks))) || len(run.Nodes) == 0 {
-			return nil, fmt.Errorf("the record: run %d names a node or network that it does not have", i)
+			return nil, Mark{}, fmt.Errorf("the record: run %d names a node or network that it does not have", i)
 		}
 	}
-	return r, nil
+	return r, Mark{len(r.Nodes), len(r.Networks), len(r.Runs)}, nil
 }

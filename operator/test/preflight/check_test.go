@@ -41,8 +41,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
-	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
@@ -245,15 +245,12 @@ func TestCheckHealthyPoolPasses(t *testing.T) {
 	if f.most > 4 {
 		t.Errorf("%d nodes were tested at once", f.most)
 	}
-	report := &corev1.ConfigMap{}
-	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: s.ReportName}, report); err != nil {
+	written, err := report.Read(t.Context(), admin, namespace, s.ReportName)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(report.Data[networkcheck.ReportFile], "healthy-3") || !strings.Contains(report.Data[networkcheck.PairsFile], "<svg") {
-		t.Errorf("report: %v", report.Data)
-	}
-	if record, err := preflight.Decode(report.Data[networkcheck.RecordFile]); err != nil || len(record.Runs) != 8 {
-		t.Errorf("record: %v", err)
+	if !strings.Contains(written.Markdown, "healthy-3") || !strings.Contains(written.Pairs, "<svg") || len(written.Record.Runs) != 8 {
+		t.Errorf("report: %+v", written)
 	}
 }
 

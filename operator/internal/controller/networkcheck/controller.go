@@ -1,13 +1,15 @@
 // Package networkcheck runs NetworkChecks: it starts the runs that package preflight plans, records their results, and cleans
 // up.
 //
-// The state of a check is in the record of its report, a ConfigMap, and in its Jobs. Nothing is kept in memory. A result is
-// recorded before its Job is deleted. The record is read from the API server and written with a precondition. Names of Jobs
-// follow from the planned run. So no run happens twice, whenever the controller stops.
+// The state of a check is in the record of its report and in its Jobs. A result is recorded before its Job is deleted. The record is
+// written with a precondition, and read again when that fails. Names of Jobs follow from the planned run. So no run happens twice,
+// whenever the controller stops.
 package networkcheck
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -41,6 +43,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
 )
 
 const (
@@ -51,13 +54,12 @@ const (
 	concurrentChecks = 4
 	// debounceDelay is how long ended runs are collected, so that their results are recorded with one write.
 	debounceDelay = 300 * time.Millisecond
+	// writeGrace is how long after a check's timeout its report is tried to be written.
+	writeGrace = time.Minute
+	// overdueAfter is how long after its timeout a check is ended whose objects cannot be read or written.
+	overdueAfter = 5 * time.Minute
 	// A short maximum, so that checks continue soon after an outage of the API server.
 	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
-
-	// RecordFile, ReportFile and PairsFile are the keys of the report's ConfigMap.
-	RecordFile = "record.json"
-	ReportFile = "report.md"
-	PairsFile  = "pairs.svg"
 )
 
 // Reconciler runs the NetworkChecks of one namespace.
@@ -79,8 +81,9 @@ type Reconciler struct {
 	Clock clock.PassiveClock
 	Poll  time.Duration
 
-	client client.Client
-	live   client.Reader
+	client  client.Client
+	live    client.Reader
+	reports reportCache
 }
 
 // Cached restricts the cache to Jobs of checks, in the one namespace.
@@ -118,6 +121,8 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	object := &evenkeel.NetworkCheck{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
+		object.Namespace, object.Name = request.Namespace, request.Name
+		c.reports.drop(object)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if object.DeletionTimestamp != nil {
@@ -133,6 +138,17 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if check.Options.Runner.Image == "" {
 		check.Options.Runner.Image = c.BenchImage
 	}
+	result, err := c.advance(ctx, check)
+	overdue := object.CreationTimestamp.Add(time.Duration(*check.Options.TimeoutSeconds)*time.Second + overdueAfter)
+	if err != nil && !c.Clock.Now().Before(overdue) {
+		c.reports.drop(object)
+		return reconcile.Result{}, c.setNotRunnable(ctx, object, "CannotContinue", err.Error())
+	}
+	return result, err
+}
+
+// advance advances a check that runs.
+func (c *Reconciler) advance(ctx context.Context, check jobs.Check) (reconcile.Result, error) {
 	report, err := c.loadReport(ctx, &check)
 	if err != nil || report == nil {
 		return reconcile.Result{}, err
@@ -155,37 +171,39 @@ func (c *Reconciler) deleteExpired(ctx context.Context, object *evenkeel.Network
 	return reconcile.Result{}, nil
 }
 
-// A checkReport is a check's ConfigMap and the record in it.
-type checkReport struct {
-	*corev1.ConfigMap
-	record *preflight.Record
-}
-
-// loadReport reads the check's report, or creates it. It is nil if the check cannot be run; the status then says why.
-func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*checkReport, error) {
-	r := &checkReport{ConfigMap: &corev1.ConfigMap{}}
-	err := c.live.Get(ctx, client.ObjectKey{Namespace: check.Object.Namespace, Name: check.ReportName()}, r.ConfigMap)
-	if apierrors.IsNotFound(err) {
-		return c.createReport(ctx, check)
+// loadReport returns the check's report, which it creates if there is none. It is nil if the check cannot be run; the status then
+// says why. The reports of running checks are kept in memory until a write says that somebody else changed them.
+func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*report.Report, error) {
+	r := c.reports.get(check.Object)
+	if r == nil {
+		var err error
+		r, err = report.Read(ctx, c.live, check.Object.Namespace, check.ReportName())
+		var unreadable *report.UnreadableError
+		switch {
+		case apierrors.IsNotFound(err):
+			if r, err = c.createReport(ctx, check); err != nil || r == nil {
+				return nil, err
+			}
+		case errors.As(err, &unreadable):
+			return nil, c.setNotRunnable(ctx, check.Object, "RecordUnreadable", err.Error())
+		case err != nil:
+			return nil, fmt.Errorf("NetworkCheck %s: %w", check.Object.Name, err)
+		}
+		if owner := r.Owner(); owner == nil || owner.UID != check.Object.UID {
+			return nil, c.setNotRunnable(ctx, check.Object, "ReportNameTaken", fmt.Sprintf("the report needs the name of ConfigMap %s, which belongs to another object", r.Name()))
+		}
+		c.reports.put(check.Object, r)
 	}
+	var err error
+	check.Plugin, err = inject.FromPod(map[string]string{evenkeel.ProfileKey: check.Options.ProfileName}, r.Record.Plugin)
 	if err != nil {
-		return nil, fmt.Errorf("read the report of NetworkCheck %s: %w", check.Object.Name, err)
-	}
-	if owner := metav1.GetControllerOf(r.ConfigMap); owner == nil || owner.UID != check.Object.UID {
-		return nil, c.setNotRunnable(ctx, check.Object, "ReportNameTaken", fmt.Sprintf("the report needs the name of ConfigMap %s, which belongs to another object", r.Name))
-	}
-	if r.record, err = preflight.Decode(r.Data[RecordFile]); err != nil {
-		return nil, c.setNotRunnable(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
-	}
-	check.Plugin, err = inject.FromPod(map[string]string{evenkeel.ProfileKey: check.Options.ProfileName}, r.record.Plugin)
-	if err != nil {
-		return nil, c.setNotRunnable(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name, err))
+		return nil, c.setNotRunnable(ctx, check.Object, "RecordUnreadable", fmt.Sprintf("ConfigMap %s was changed: %v", r.Name(), err))
 	}
 	return r, nil
 }
 
 // createReport selects the nodes, pins the plugin and records both.
-func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*checkReport, error) {
+func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*report.Report, error) {
 	if check.Options.Runner.Image == "" {
 		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without preflight.benchImage")
 	}
@@ -223,13 +241,12 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*chec
 	if profile.Spec.Transport.Mode == evenkeel.TransportRDMA && check.Options.Runner.Type == evenkeel.RunnerBench {
 		record.Transport = preflight.TransportRDMA
 	}
-	text, err := record.Encode()
-	if err != nil {
-		return nil, err
+	r, err := report.Create(ctx, c.client, c.live, check.Meta(check.ReportName()), record)
+	if isPermanent(err) {
+		return nil, c.setNotRunnable(ctx, check.Object, reasonNotWritten, err.Error())
 	}
-	r := &checkReport{ConfigMap: &corev1.ConfigMap{ObjectMeta: check.Meta(check.ReportName()), Data: map[string]string{RecordFile: text}}, record: record}
-	if err := c.client.Create(ctx, r.ConfigMap); err != nil {
-		return nil, fmt.Errorf("create the report of NetworkCheck %s: %w", check.Object.Name, err)
+	if err != nil {
+		return nil, fmt.Errorf("NetworkCheck %s: %w", check.Object.Name, err)
 	}
 	c.recordEvent(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes selected; runs are started by %s and use the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
 	return r, nil
@@ -368,20 +385,17 @@ func OptionsOf(object *evenkeel.NetworkCheck) preflight.Options {
 }
 
 // reconcileRuns records the runs that have ended, starts the next ones, and finishes the check if there are none.
-func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *checkReport) (reconcile.Result, error) {
-	options := OptionsOf(check.Object)
-	deadline := r.record.Started.Add(time.Duration(*check.Options.TimeoutSeconds) * time.Second)
-	if r.record.Ended == "" && !c.Clock.Now().Before(deadline) {
-		r.record.Ended = fmt.Sprintf("the check's timeout of %d s expired", *check.Options.TimeoutSeconds)
-		if err := c.saveRecord(ctx, r); err != nil {
-			return reconcile.Result{}, err
-		}
+func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *report.Report) (reconcile.Result, error) {
+	options, record := OptionsOf(check.Object), r.Record
+	deadline := record.Started.Add(time.Duration(*check.Options.TimeoutSeconds) * time.Second)
+	if record.Ended == "" && !c.Clock.Now().Before(deadline) {
+		record.Ended = fmt.Sprintf("the check's timeout of %d s expired", *check.Options.TimeoutSeconds)
 	}
-	existing, err := c.listJobs(ctx, check, r.record.Launcher)
+	existing, err := c.listJobs(ctx, check, record.Launcher)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	decision := preflight.Decide(options, r.record)
+	decision := preflight.Decide(options, record)
 	running, done, err := c.collectResults(ctx, check, decision.Pending, existing, r)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -389,7 +403,7 @@ func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *che
 	if err := c.deleteObjects(ctx, done...); err != nil {
 		return reconcile.Result{}, err
 	}
-	decision = preflight.Decide(options, r.record)
+	decision = preflight.Decide(options, record)
 	if len(decision.Pending) == 0 {
 		return reconcile.Result{}, c.finish(ctx, check, r, decision)
 	}
@@ -398,23 +412,22 @@ func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *che
 		return reconcile.Result{}, err
 	}
 	if refused {
-		return reconcile.Result{RequeueAfter: time.Millisecond}, c.saveRecord(ctx, r)
+		return reconcile.Result{RequeueAfter: time.Millisecond}, c.saveReport(ctx, check, r)
 	}
-	if err := c.updateProgress(ctx, check, r.record, decision); err != nil {
+	if err := c.updateProgress(ctx, check, record, decision); err != nil {
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{RequeueAfter: min(c.Poll, max(time.Millisecond, deadline.Sub(c.Clock.Now())))}, nil
 }
 
 // collectResults records the results of ended runs. It returns the runs that are still running, and the Jobs to delete.
-func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works []preflight.PlannedRun, existing map[string]runJob, r *checkReport) (running []preflight.PlannedRun, done []client.Object, err error) {
+func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works []preflight.PlannedRun, existing map[string]runJob, r *report.Report) (running []preflight.PlannedRun, done []client.Object, err error) {
 	var pods map[string][]corev1.Pod
 	if len(existing) > 0 {
 		if pods, err = c.listPods(ctx, check); err != nil {
 			return nil, nil, err
 		}
 	}
-	recorded := false
 	for _, w := range works {
 		j, there := existing[check.RunName(w)]
 		if !there {
@@ -430,8 +443,7 @@ func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works
 			running = append(running, w)
 			continue
 		}
-		if r.record.Add(w, *m) {
-			recorded = true
+		if r.Record.Add(w, *m) {
 			metrics.RunEnded(w.Stage, m.Outcome)
 		}
 		done = append(done, j.Object)
@@ -439,29 +451,43 @@ func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works
 	for _, j := range existing {
 		done = append(done, j.Object)
 	}
-	if recorded {
-		err = c.saveRecord(ctx, r)
-	}
-	return running, done, err
+	return running, done, c.saveReport(ctx, check, r)
 }
 
-// saveRecord writes the record. It fails if the ConfigMap was changed meanwhile.
-func (c *Reconciler) saveRecord(ctx context.Context, r *checkReport) error {
-	text, err := r.record.Encode()
-	if err != nil {
-		return err
+// saveReport writes what was added to the record. A record that can never be written ends the check: it concludes with what it knows.
+// After another error the report is read again.
+func (c *Reconciler) saveReport(ctx context.Context, check jobs.Check, r *report.Report) error {
+	if c.reports.unwritable(check.Object) {
+		return nil
 	}
-	r.Data[RecordFile] = text
-	if err := c.client.Update(ctx, r.ConfigMap); err != nil {
-		return fmt.Errorf("write the report %s: %w", r.Name, err)
+	err := r.Save(ctx, c.client)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if c.gaveUp(check, r, err) {
+		c.reports.setUnwritable(check.Object)
+		r.Record.Ended = cmp.Or(r.Record.Ended, err.Error())
+		return nil
+	}
+	c.reports.drop(check.Object)
+	return fmt.Errorf("NetworkCheck %s: %w", check.Object.Name, err)
+}
+
+// gaveUp reports whether the report will not be written any more after this error: it would fail again, or the check's time is over.
+func (c *Reconciler) gaveUp(check jobs.Check, r *report.Report, err error) bool {
+	late := r.Record.Started.Add(time.Duration(*check.Options.TimeoutSeconds)*time.Second + writeGrace)
+	return isPermanent(err) || !c.Clock.Now().Before(late)
+}
+
+// isPermanent reports whether a write of the report would fail again, as it is too large, forbidden by a quota, or deleted.
+func isPermanent(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsNotFound(err)
 }
 
 // startRuns starts as many of the pending runs as the limit allows, none on a node of another run. It reports whether runs were
 // recorded as faults instead: those on nodes that somebody else uses, and those that the API server refused permanently, such as by
 // a policy of the cluster.
-func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkReport, works, running []preflight.PlannedRun) (refused bool, err error) {
+func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *report.Report, works, running []preflight.PlannedRun) (refused bool, err error) {
 	busy, names := map[string]bool{}, map[string]bool{}
 	occupy := func(w preflight.PlannedRun) {
 		names[w.Name()] = true
@@ -481,7 +507,7 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkRe
 			break
 		}
 		if m := c.inUse(check, w, time.Time{}); m != nil {
-			if r.record.Add(w, *m) {
+			if r.Record.Add(w, *m) {
 				refused = true
 				metrics.RunEnded(w.Stage, m.Outcome)
 			}
@@ -492,10 +518,10 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkRe
 				return false, fmt.Errorf("create the Service of NetworkCheck %s: %w", check.Object.Name, err)
 			}
 		}
-		err := c.createRun(ctx, check, r.record.Launcher, w)
+		err := c.createRun(ctx, check, r.Record.Launcher, w)
 		switch {
 		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-			if r.record.Add(w, faultMeasurement(err.Error())) {
+			if r.Record.Add(w, faultMeasurement(err.Error())) {
 				refused = true
 				metrics.RunEnded(w.Stage, pairing.Fault)
 			}
@@ -509,8 +535,8 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *checkRe
 }
 
 // finish writes the report, deletes the remaining objects, and sets the final status.
-func (c *Reconciler) finish(ctx context.Context, check jobs.Check, r *checkReport, decision preflight.Decision) error {
-	left, err := c.listJobs(ctx, check, r.record.Launcher)
+func (c *Reconciler) finish(ctx context.Context, check jobs.Check, r *report.Report, decision preflight.Decision) error {
+	left, err := c.listJobs(ctx, check, r.Record.Launcher)
 	if err != nil {
 		return err
 	}
@@ -521,15 +547,32 @@ func (c *Reconciler) finish(ctx context.Context, check jobs.Check, r *checkRepor
 	if err := c.deleteObjects(ctx, objects...); err != nil {
 		return err
 	}
+	record := r.Record
 	// Only once, so that a status that could not be written is the same at the next attempt.
-	if r.record.Finished.IsZero() {
-		files := preflight.Report(check.Object.Name, r.record, decision)
-		r.record.Finished, r.Data[ReportFile], r.Data[PairsFile] = c.Clock.Now().UTC().Truncate(time.Second), files.Markdown, files.SVG
-		if err := c.saveRecord(ctx, r); err != nil {
-			return err
+	if record.Finished.IsZero() {
+		files := preflight.Report(check.Object.Name, record, decision)
+		record.Finished, r.Markdown, r.Pairs = c.Clock.Now().UTC().Truncate(time.Second), files.Markdown, files.SVG
+		var err error
+		if !c.reports.unwritable(check.Object) {
+			err = r.Finish(ctx, c.client)
+		}
+		switch {
+		case err == nil:
+		case c.gaveUp(check, r, err):
+			c.reports.setUnwritable(check.Object)
+		default:
+			c.reports.drop(check.Object)
+			return fmt.Errorf("NetworkCheck %s: %w", check.Object.Name, err)
 		}
 	}
-	status := finalStatus(check.Object, r.record, decision)
-	status.ReportName = r.Name
-	return c.setFinalStatus(ctx, check.Object, status)
+	status := finalStatus(check.Object, record, decision)
+	status.ReportName = r.Name()
+	if c.reports.unwritable(check.Object) {
+		setCondition(status, check.Object, evenkeel.ConditionComplete, metav1.ConditionTrue, reasonNotWritten, status.Message, record.Finished)
+	}
+	if err := c.setFinalStatus(ctx, check.Object, status); err != nil {
+		return err
+	}
+	c.reports.drop(check.Object)
+	return nil
 }

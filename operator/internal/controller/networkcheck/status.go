@@ -34,7 +34,9 @@ const (
 	maxBadNodes   = 512
 	reasonEnded   = "Ended"
 	reasonRunning = "Running"
-	progressStep  = 10 // percent; limits the number of status writes
+	// reasonNotWritten: the report could not be written, such as for want of quota.
+	reasonNotWritten = "ReportNotWritten"
+	progressStep     = 10 // percent; limits the number of status writes
 )
 
 // Quantity converts a bandwidth: whole megabytes per second, in the largest unit without a loss.

@@ -24,6 +24,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
 )
 
 // Reasons of the Events on nodes.
@@ -65,17 +66,17 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 	if check.Status.CompletionTime == nil || check.Status.ReportName == "" {
 		return reconcile.Result{}, nil
 	}
-	report := &corev1.ConfigMap{}
-	if err := r.live.Get(ctx, client.ObjectKey{Namespace: check.Namespace, Name: check.Status.ReportName}, report); err != nil {
+	found, err := report.Read(ctx, r.live, check.Namespace, check.Status.ReportName)
+	var unreadable *report.UnreadableError
+	switch {
+	case errors.As(err, &unreadable):
+		return reconcile.Result{}, reconcile.TerminalError(err)
+	case err != nil:
 		return reconcile.Result{}, client.IgnoreNotFound(err) // somebody deleted it: there are no results
-	}
-	record, err := preflight.Decode(report.Data[networkcheck.RecordFile])
-	if err != nil {
-		return reconcile.Result{}, reconcile.TerminalError(fmt.Errorf("ConfigMap %s: %w", report.Name, err))
 	}
 	var all []error
 	again := reconcile.Result{}
-	for _, n := range preflight.Decide(networkcheck.OptionsOf(check), record).Nodes {
+	for _, n := range preflight.Decide(networkcheck.OptionsOf(check), found.Record).Nodes {
 		late, err := r.recordNode(ctx, check, &n)
 		all = append(all, err)
 		if late {
