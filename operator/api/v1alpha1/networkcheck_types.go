@@ -429,7 +429,8 @@ type NetworkCheckStatus struct {
 	// +kubebuilder:validation:MaxItems=8
 	Networks []LoadedNetwork `json:"networks,omitempty"`
 
-	// reportName is the ConfigMap with the report: report.md, pairs.svg, and every run in record.json.
+	// reportName is the ConfigMap with the report: report.md and pairs.svg. Every node and run is in record.jsonl of the ConfigMaps
+	// that are named so, with -1, -2 and so on added.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ReportName string `json:"reportName,omitempty"`

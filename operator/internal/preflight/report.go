@@ -66,7 +66,7 @@ func markdown(name string, r *Record, d Decision) string {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.4g | %s |\n", n.Name, n.Verdict, n.Stage, n.Reason, n.BusBW, escapeCell(n.Message))
 	}
 	if more := len(nodes) - maxListed; more > 0 {
-		fmt.Fprintf(&b, "\nand %d more, as good or better; record.json has all of them.\n", more)
+		fmt.Fprintf(&b, "\nand %d more, as good or better; record.jsonl has all of them.\n", more)
 	}
 	return b.String()
 }
