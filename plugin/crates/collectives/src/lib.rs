@@ -30,6 +30,7 @@
 //! * **Buffers** are bytes, of any alignment; [`Group::allreduce_of`] takes numbers. Reductions are NCCL's, of every type and
 //!   operation, or [custom](Reduction::custom). The result of an all-reduce is bitwise the same on all ranks.
 //! * **GPUs**: [`Cuda::staged`] copies a buffer of a GPU's memory to the host for an operation and back. Between GPUs NCCL is faster.
+//! * **Nonblocking operations**: [`Group::start`] returns a [`Request`] to test or await. The operation makes progress by itself.
 //! * **Concurrent operations**: operations with different [tags](Call::tag) do not wait for each other. Call them from different
 //!   threads. Operations with the same tag must be called in the same order on all ranks, one at a time.
 //! * **One-sided access** to the memory of other ranks goes through a [`Window`].
@@ -65,7 +66,7 @@ pub use cuda::Cuda;
 pub use error::{Error, ErrorKind, Result};
 pub use evenkeel_reduction_kernels::{DataType, Op};
 pub use group::call::timeout_from_seconds;
-pub use group::{Call, Group, Window};
+pub use group::{Call, Group, Request, Sequence, Window};
 pub use links::tcp::Tcp;
 pub use links::tls::Tls;
 pub use links::transport_kind::{Auto, TransportKind};

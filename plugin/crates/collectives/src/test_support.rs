@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -77,12 +78,29 @@ pub(crate) fn run_ranks_with(
     transport: impl Fn(usize) -> TransportKind + Sync,
     rank: impl Fn(&Group) + Sync,
 ) {
+    run_ranks_of(size, transport, |group| rank(&group));
+}
+
+/// As [`run_ranks`], for groups that start requests.
+pub(crate) fn run_ranks_shared(
+    size: usize,
+    transport: &TransportKind,
+    rank: impl Fn(&Arc<Group>) + Sync,
+) {
+    run_ranks_of(size, |_| transport.clone(), |group| rank(&Arc::new(group)));
+}
+
+fn run_ranks_of(
+    size: usize,
+    transport: impl Fn(usize) -> TransportKind + Sync,
+    rank: impl Fn(Group) + Sync,
+) {
     let store = MemoryStore::new();
     thread::scope(|scope| {
         for number in 0..size {
             let (store, rank, transport) = (&store, &rank, transport(number));
             scope.spawn(move || {
-                rank(&Group::join(store, number, size, &transport, TEST_TIMEOUT).unwrap())
+                rank(Group::join(store, number, size, &transport, TEST_TIMEOUT).unwrap())
             });
         }
     });

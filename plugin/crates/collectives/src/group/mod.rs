@@ -4,6 +4,7 @@ pub(crate) mod call;
 mod operations;
 mod point_to_point;
 pub(crate) mod receive;
+mod request;
 mod window;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use crate::links::transport_kind::TransportKind;
 use crate::liveness::{GroupFailure, report_failure};
 
 pub use call::Call;
+pub use request::{Request, Sequence};
 pub use window::Window;
 
 /// Maximum time to report that this rank aborts the group.
@@ -41,6 +43,8 @@ pub struct Group {
     sequences: Mutex<HashMap<u32, u32>>,
     /// Number of groups that have been made of the same members.
     made: Mutex<HashMap<Vec<usize>, u64>>,
+    /// The operations that were started, and those that wait for their turn.
+    queues: Mutex<HashMap<Sequence, Arc<request::Queue>>>,
     /// An operation has failed: messages for it may still arrive.
     unfinished: AtomicBool,
 }
@@ -76,6 +80,7 @@ impl Group {
             timeout,
             sequences: Mutex::default(),
             made: Mutex::default(),
+            queues: Mutex::default(),
             unfinished: AtomicBool::new(false),
         };
         // The rank that serves the store must not return, and perhaps exit, before all ranks have the list of members.
@@ -168,6 +173,7 @@ impl Group {
             timeout: self.timeout,
             sequences: Mutex::default(),
             made: Mutex::default(),
+            queues: Mutex::default(),
             unfinished: AtomicBool::new(false),
         }))
     }

@@ -1,0 +1,431 @@
+//! Nonblocking operations: a call starts one and returns a request, which is tested or awaited later.
+//!
+//! The operations of a [`Sequence`] run in the order in which they were started, on a thread of the group, or on the thread of a
+//! caller that waits for its turn. Sequences do not wait for each other. The threads are started when they are needed and end when
+//! they have been idle for [`MAX_IDLE_TIME`].
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use evenkeel_transport::sync::lock;
+
+use crate::error::{Error, ErrorKind, Result, format_duration};
+
+use super::Group;
+
+/// How long a thread waits for another operation of its sequence before it ends.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(1);
+
+/// Which operations of a group run one after another, in the order in which they were started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sequence {
+    /// The collective operations of a tag.
+    Collectives {
+        /// The tag of their calls.
+        tag: u32,
+    },
+    /// The messages of a tag to a rank.
+    Sends {
+        /// The receiver.
+        to: usize,
+        /// The tag of their calls.
+        tag: u32,
+    },
+    /// The messages of a tag from a rank.
+    Receives {
+        /// The sender; `None` for receives from any rank.
+        from: Option<usize>,
+        /// The tag of their calls.
+        tag: u32,
+    },
+}
+
+/// An operation that was started. Dropping it does not end the operation.
+#[derive(Debug)]
+pub struct Request<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Clone for Request<T> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    done: Condvar,
+}
+
+struct State<T> {
+    outcome: Option<Result<T>>,
+    on_done: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl<T> std::fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let is_done = lock(&self.state).outcome.is_some();
+        f.debug_struct("Request").field("is_done", &is_done).finish()
+    }
+}
+
+impl<T> Request<T> {
+    fn new() -> Self {
+        let state = Mutex::new(State { outcome: None, on_done: vec![] });
+        Self { shared: Arc::new(Shared { state, done: Condvar::new() }) }
+    }
+
+    /// A request that is done.
+    pub fn ready(outcome: Result<T>) -> Self {
+        let request = Self::new();
+        request.complete(outcome);
+        request
+    }
+
+    fn complete(&self, outcome: Result<T>) {
+        let on_done = {
+            let mut state = lock(&self.shared.state);
+            state.outcome = Some(outcome);
+            std::mem::take(&mut state.on_done)
+        };
+        self.shared.done.notify_all();
+        on_done.into_iter().for_each(|callback| callback());
+    }
+
+    /// Whether the operation is done. Does not block.
+    pub fn test(&self) -> bool {
+        lock(&self.shared.state).outcome.is_some()
+    }
+
+    /// Calls `callback` once the operation is done: at once if it is, otherwise on the thread that ran it.
+    pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
+        {
+            let mut state = lock(&self.shared.state);
+            if state.outcome.is_none() {
+                state.on_done.push(Box::new(callback));
+                return;
+            }
+        }
+        callback();
+    }
+}
+
+impl<T: Clone> Request<T> {
+    /// Waits until the operation is done, and returns its outcome. Without a limit, the operation's own timeout ends the wait.
+    ///
+    /// # Errors
+    /// The operation's; [`ErrorKind::Timeout`] when it is not done within `limit`. It is still in progress then.
+    pub fn wait(&self, limit: Option<Duration>) -> Result<T> {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let mut state = lock(&self.shared.state);
+        loop {
+            if let Some(outcome) = &state.outcome {
+                return outcome.clone();
+            }
+            state = match deadline {
+                None => self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        let limit = format_duration(limit.unwrap_or_default());
+                        let text = format!("the operation is still in progress after {limit}");
+                        return Err(Error::new(ErrorKind::Timeout, text));
+                    }
+                    let waited = self.shared.done.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The operations of a sequence. Each has a ticket, and the tickets are served in order.
+#[derive(Default)]
+pub(super) struct Queue {
+    state: Mutex<QueueState>,
+    /// For the thread: the operation that is next is one of its tasks.
+    has_task: Condvar,
+    /// For callers: the next ticket is served.
+    served: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    next_ticket: u64,
+    serving: u64,
+    /// Operations for the thread, with their tickets.
+    tasks: VecDeque<(u64, Task)>,
+    has_thread: bool,
+    thread_waits: bool,
+}
+
+impl QueueState {
+    fn take_ticket(&mut self) -> u64 {
+        self.next_ticket += 1;
+        self.next_ticket - 1
+    }
+
+    /// The thread's next task, if it is its turn.
+    fn take_task(&mut self) -> Option<Task> {
+        let (ticket, _) = self.tasks.front()?;
+        if *ticket != self.serving {
+            return None;
+        }
+        self.tasks.pop_front().map(|(_, task)| task)
+    }
+}
+
+impl Queue {
+    /// Runs an operation on the calling thread, after those that were started before.
+    fn run<T>(&self, operation: impl FnOnce() -> T) -> T {
+        let mut state = lock(&self.state);
+        let ticket = state.take_ticket();
+        while state.serving != ticket {
+            state = self.served.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        // Also after a panic, so that others do not wait for ever.
+        let _turn = Turn(self);
+        operation()
+    }
+
+    /// Adds a task for the thread.
+    fn push(self: &Arc<Self>, task: Task) -> std::io::Result<()> {
+        let mut state = lock(&self.state);
+        if !state.has_thread {
+            let queue = Arc::clone(self);
+            thread::Builder::new()
+                .name("evenkeel-op".to_owned())
+                .spawn(move || queue.run_tasks())?;
+            state.has_thread = true;
+        }
+        let ticket = state.take_ticket();
+        state.tasks.push_back((ticket, task));
+        self.wake_thread(&state);
+        Ok(())
+    }
+
+    fn wake_thread(&self, state: &QueueState) {
+        let is_next = state.tasks.front().is_some_and(|(ticket, _)| *ticket == state.serving);
+        if state.thread_waits && is_next {
+            self.has_task.notify_one();
+        }
+    }
+
+    /// The thread: runs tasks until there has been none for a while.
+    fn run_tasks(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(task) = state.take_task() {
+                drop(state);
+                let turn = Turn(self);
+                task();
+                drop(turn);
+                state = lock(&self.state);
+                continue;
+            }
+            let is_idle = state.tasks.is_empty();
+            state.thread_waits = true;
+            let waited: (MutexGuard<'_, QueueState>, _) = self
+                .has_task
+                .wait_timeout(state, MAX_IDLE_TIME)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = waited.0;
+            state.thread_waits = false;
+            if is_idle && state.tasks.is_empty() && waited.1.timed_out() {
+                state.has_thread = false;
+                return;
+            }
+        }
+    }
+}
+
+/// The turn of an operation. Dropping it lets the next one run.
+struct Turn<'a>(&'a Queue);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.serving += 1;
+        self.0.wake_thread(&state);
+        self.0.served.notify_all();
+    }
+}
+
+impl Group {
+    /// Starts an operation, such as `|group| group.allreduce(..)`, and returns at once. It runs on a thread of the group, after the
+    /// operations of the same sequence that were started before. Callers need not wait for it to make progress.
+    ///
+    /// A collective operation that is called directly, without [`Group::start`] or [`Group::in_order`], must not overlap with
+    /// requests of the same tag.
+    pub fn start<T: Send + 'static>(
+        self: &Arc<Self>,
+        sequence: Sequence,
+        operation: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Request<T> {
+        let request = Request::new();
+        let (group, started) = (Arc::clone(self), request.clone());
+        let task = move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| operation(&group)));
+            let defect = || Err(Error::new(ErrorKind::System, "defect: an operation panicked"));
+            let outcome = outcome.unwrap_or_else(|_| defect());
+            // Before the request is done: whoever waits for it may expect to hold the last reference.
+            drop(group);
+            started.complete(outcome);
+        };
+        if let Err(error) = self.queue(sequence).push(Box::new(task)) {
+            let error = Error::system("cannot start a thread for the operation", error);
+            request.complete(Err(error));
+        }
+        request
+    }
+
+    /// Runs an operation on the calling thread, after the operations of the same sequence that were started before.
+    ///
+    /// # Errors
+    /// The operation's.
+    pub fn in_order<T>(
+        &self,
+        sequence: Sequence,
+        operation: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<T> {
+        self.queue(sequence).run(|| operation(self))
+    }
+
+    fn queue(&self, sequence: Sequence) -> Arc<Queue> {
+        Arc::clone(lock(&self.queues).entry(sequence).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{TEST_TIMEOUT, run_ranks_shared, transports};
+    use crate::{Call, Op};
+    use std::sync::mpsc;
+
+    const FIRST: Sequence = Sequence::Collectives { tag: 0 };
+
+    fn allreduce(values: Vec<i64>, tag: u32) -> impl FnOnce(&Group) -> Result<Vec<i64>> + Send {
+        let mut values = values;
+        move |group| {
+            group.allreduce_of(&mut values, Op::Sum, &Call::default().tag(tag))?;
+            Ok(values)
+        }
+    }
+
+    #[test]
+    fn requests_of_a_sequence_run_in_order() {
+        for transport in transports() {
+            run_ranks_shared(3, &transport, |group| {
+                let requests: Vec<_> = (0..50)
+                    .map(|i| {
+                        let values = vec![i; 1 + i as usize * 200];
+                        group.start(FIRST, allreduce(values, 0))
+                    })
+                    .collect();
+                // A blocking call between them has its turn after them.
+                let mut after = [1i64];
+                group
+                    .in_order(FIRST, |group| {
+                        assert!(requests.iter().all(Request::test));
+                        group.allreduce_of(&mut after, Op::Sum, &Call::default())
+                    })
+                    .unwrap();
+                assert_eq!(after, [3]);
+                for (i, request) in requests.iter().enumerate() {
+                    let values = request.wait(Some(TEST_TIMEOUT)).unwrap();
+                    assert!(values.iter().all(|value| *value == 3 * i as i64));
+                }
+            });
+        }
+    }
+
+    /// The ranks start the operations of two tags in different orders, and each pair of messages crosses.
+    #[test]
+    fn requests_of_different_sequences_overlap() {
+        for transport in transports() {
+            run_ranks_shared(2, &transport, |group| {
+                let tags = if group.rank() == 0 { [1, 2] } else { [2, 1] };
+                let collectives = tags.map(|tag| {
+                    let sequence = Sequence::Collectives { tag };
+                    group.start(sequence, allreduce(vec![i64::from(tag); 100_000], tag))
+                });
+                let other = 1 - group.rank();
+                // Receives are started first on both ranks.
+                let received: Vec<_> = (0..3)
+                    .map(|tag| {
+                        group.start(Sequence::Receives { from: Some(other), tag }, move |group| {
+                            let mut buffer = vec![0; 1 << 20];
+                            let bytes =
+                                group.recv(other, &mut buffer, &Call::default().tag(tag))?;
+                            Ok((bytes, buffer[0]))
+                        })
+                    })
+                    .collect();
+                for tag in (0..3).rev() {
+                    group
+                        .in_order(Sequence::Sends { to: other, tag }, |group| {
+                            group.send(other, &vec![tag as u8; 1 << 20], &Call::default().tag(tag))
+                        })
+                        .unwrap();
+                }
+                for (tag, request) in received.iter().enumerate() {
+                    let outcome = request.wait(Some(TEST_TIMEOUT)).unwrap();
+                    assert_eq!(outcome, (1 << 20, tag as u8));
+                }
+                for (tag, request) in tags.iter().zip(&collectives) {
+                    let values = request.wait(Some(TEST_TIMEOUT)).unwrap();
+                    assert!(values.iter().all(|value| *value == 2 * i64::from(*tag)));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn request_reports_errors_panics_and_limits() {
+        run_ranks_shared(1, &transports()[0], |group| {
+            let (release, held) = mpsc::channel::<()>();
+            let slow = group.start(FIRST, move |_| {
+                let _ = held.recv();
+                Ok(7)
+            });
+            let (sender, notified) = mpsc::channel();
+            slow.on_done(move || sender.send(()).unwrap());
+            let error = slow.wait(Some(Duration::from_millis(1))).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            assert!(!slow.test() && notified.try_recv().is_err());
+            release.send(()).unwrap();
+            assert_eq!(slow.wait(Some(TEST_TIMEOUT)).unwrap(), 7);
+            notified.recv_timeout(TEST_TIMEOUT).unwrap();
+
+            let wrong = group.start(FIRST, |group| group.broadcast(&mut [0], 9, &Call::default()));
+            assert_eq!(wrong.wait(None).unwrap_err().kind(), ErrorKind::Argument);
+            let panicked = group.start(FIRST, |_| -> Result<()> { panic!("a defect on purpose") });
+            assert_eq!(panicked.wait(None).unwrap_err().kind(), ErrorKind::System);
+            // The sequence goes on.
+            assert_eq!(group.start(FIRST, |_| Ok(1)).wait(Some(TEST_TIMEOUT)).unwrap(), 1);
+        });
+    }
+
+    #[test]
+    fn abort_ends_requests_in_progress() {
+        run_ranks_shared(2, &transports()[0], |group| {
+            let other = 1 - group.rank();
+            let waiting = group
+                .start(Sequence::Receives { from: Some(other), tag: 5 }, move |group| {
+                    group.recv(other, &mut [0], &Call::default().tag(5))
+                });
+            if group.rank() == 0 {
+                group.abort("a test");
+            }
+            let error = waiting.wait(Some(TEST_TIMEOUT)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+        });
+    }
+}
