@@ -11,7 +11,7 @@ Start a program as several ranks with a launcher (``evenkeel-run -n 4 python tra
 ``evenkeel-run COMMAND`` enables the plugin for every program that uses NCCL.
 """
 
-from evenkeel._evenkeel import Group, MemoryStore, StoreServer, __version__, init
+from evenkeel._evenkeel import Group, MemoryStore, Request, StoreServer, __version__, init
 from evenkeel.errors import AbortedError, Error, LostError, MismatchError, StoreError, TimeoutError
 from evenkeel.run import plugin_path
 
@@ -22,6 +22,7 @@ __all__ = [
     "LostError",
     "MemoryStore",
     "MismatchError",
+    "Request",
     "StoreError",
     "StoreServer",
     "TimeoutError",

@@ -7,10 +7,13 @@ Reductions work on int8, uint8, int32, uint32, int64, uint64, float16, float32, 
 ml_dtypes. Operations that only move data take elements of any type. Counts are numbers of elements.
 
 ``tag``: operations with different tags may be in progress at the same time, from different threads. Operations with the same tag
-must be called in the same order on all ranks. ``timeout``: seconds for which the operation may make no progress.
+must be called in the same order on all ranks. ``timeout``: seconds for which the operation may make no progress. ``wait``: with
+False the call starts the operation and returns a ``Request`` at once. The operation makes progress by itself. Collective operations
+of a tag run in the order in which they were started, and so do messages of a tag to a rank, and from a rank. The arrays must not be
+used until it is done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, final
 
@@ -25,10 +28,17 @@ class _Buffer(Protocol):
 
 _Array: TypeAlias = _Dlpack | _Buffer
 
+class _TorchStore(Protocol):
+    def set(self, key: str, value: Any) -> Any: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def delete_key(self, key: str) -> Any: ...
+
 __version__: str
 
 def init(
-    store: str | MemoryStore | None = None,
+    store: str | MemoryStore | _TorchStore | None = None,
     rank: int | None = None,
     size: int | None = None,
     *,
@@ -41,7 +51,8 @@ def init(
     Without arguments, the environment of the launcher (evenkeel-run, torchrun, mpirun, srun) sets the rank, the number of ranks and
     the store: EVENKEEL_STORE, or MASTER_ADDR and MASTER_PORT, where rank 0 serves one.
 
-    store: ``"tcp://host:port"``, ``"file:/shared/folder"``, ``"redis://host:port"``, or a MemoryStore for ranks that are threads.
+    store: ``"tcp://host:port"``, ``"file:/shared/folder"``, ``"redis://host:port"``, a MemoryStore for ranks that are threads, or a
+        torch.distributed.Store.
     rank, size: this process's rank, from 0, and the number of ranks.
     name: groups that exist at the same time need different names.
     transport: ``"tcp"``, ``"tcp:eth0"`` (over this interface), ``"shm"`` (shared memory, for ranks of one host), or ``"auto"`` or
@@ -85,10 +96,11 @@ class Group:
         dtype: str | None = None,
         tag: int = 0,
         timeout: float | None = None,
-    ) -> None:
+        wait: bool = True,
+    ) -> Request | None:
         """Reduces the arrays of all ranks, in place. Afterwards all ranks have the same result, bitwise.
 
-        op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
+        op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``, or bit by bit ``"band"``, ``"bor"`` or ``"bxor"``, of any type.
         algorithm: ``"ring"``, ``"ring_chunked"``, ``"halving_doubling"``, ``"recursive_doubling"``, ``"bcube"`` or
         ``"hierarchical"``; by default it is selected by the number of ranks and bytes.
         """
@@ -102,7 +114,8 @@ class Group:
         dtype: str | None = None,
         tag: int = 0,
         timeout: float | None = None,
-    ) -> None:
+        wait: bool = True,
+    ) -> Request | None:
         """Reduces the arrays of all ranks to rank ``root``, in place. Afterwards the contents of the others' arrays are undefined."""
 
     def reduce_scatter(
@@ -114,18 +127,21 @@ class Group:
         dtype: str | None = None,
         tag: int = 0,
         timeout: float | None = None,
-    ) -> slice:
+        wait: bool = True,
+    ) -> Request | slice:
         """Reduces the arrays of all ranks and scatters the result: rank i gets part i, at its place in the array; the rest is undefined.
 
         counts: the numbers of elements of the parts; by default equal. Returns the slice of this rank's part: ``array.ravel()[part]``.
         """
 
-    def broadcast(self, array: _Array, *, root: int = 0, tag: int = 0, timeout: float | None = None) -> None:
+    def broadcast(
+        self, array: _Array, *, root: int = 0, tag: int = 0, timeout: float | None = None, wait: bool = True
+    ) -> Request | None:
         """Sends the array of rank ``root`` to all ranks."""
 
     def allgather(
-        self, array: _Array, *, counts: Sequence[int] | None = None, tag: int = 0, timeout: float | None = None
-    ) -> None:
+        self, array: _Array, *, counts: Sequence[int] | None = None, tag: int = 0, timeout: float | None = None, wait: bool = True
+    ) -> Request | None:
         """Each rank passes its part at its place in the array. Afterwards all ranks have all parts.
 
         counts: the numbers of elements of the parts; by default equal.
@@ -140,7 +156,8 @@ class Group:
         counts: Sequence[int] | None = None,
         tag: int = 0,
         timeout: float | None = None,
-    ) -> None:
+        wait: bool = True,
+    ) -> Request | None:
         """Gathers the inputs of all ranks at rank ``root``, in the order of the ranks. Only the root passes an output.
 
         counts: the numbers of elements of the inputs, the same list on all ranks; by default all are as long as this rank's.
@@ -155,7 +172,8 @@ class Group:
         counts: Sequence[int] | None = None,
         tag: int = 0,
         timeout: float | None = None,
-    ) -> None:
+        wait: bool = True,
+    ) -> Request | None:
         """Scatters the input of rank ``root``, a part for each rank. Only the root passes an input.
 
         counts: the numbers of elements of the outputs, the same list on all ranks; by default all are as long as this rank's.
@@ -170,21 +188,22 @@ class Group:
         received: Sequence[int] | None = None,
         tag: int = 0,
         timeout: float | None = None,
-    ) -> None:
+        wait: bool = True,
+    ) -> Request | None:
         """Sends part i of the input to rank i; part i of the output comes from rank i.
 
         sent, received: the numbers of elements of the parts; by default equal.
         """
 
-    def barrier(self, *, tag: int = 0, timeout: float | None = None) -> None:
+    def barrier(self, *, tag: int = 0, timeout: float | None = None, wait: bool = True) -> Request | None:
         """Returns when all ranks have called it."""
 
-    def send(self, array: _Array, to: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def send(self, array: _Array, to: int, *, tag: int = 0, timeout: float | None = None, wait: bool = True) -> Request | None:
         """Sends a message of up to 1 GiB to another rank. Messages of a tag arrive in order."""
 
     def recv(
-        self, array: _Array, source: int | None = None, *, tag: int = 0, timeout: float | None = None
-    ) -> tuple[int, int]:
+        self, array: _Array, source: int | None = None, *, tag: int = 0, timeout: float | None = None, wait: bool = True
+    ) -> Request | tuple[int, int]:
         """Receives a message, by default from any rank. Returns the rank and the number of elements."""
 
     def sub_group(self, ranks: Sequence[int]) -> Group | None:
@@ -206,6 +225,33 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+
+@final
+class RawMemory:
+    """Memory by its address, for ``evenkeel.torch``. ``bytes`` bytes must be there as long as ``owner`` lives."""
+
+    def __init__(self, address: int, bytes: int, item: int, owner: object, /) -> None: ...
+
+@final
+class Request:
+    """An operation that was started with ``wait=False``. Dropping the request does not end the operation."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits until the operation is done, and returns what the call would have returned.
+
+        timeout: seconds to wait at most. By default the operation's own timeout ends the wait.
+
+        Raises what the call would have raised. TimeoutError also when ``timeout`` is over; the operation goes on then.
+        """
+
+    def test(self) -> bool:
+        """Whether the operation is done, with success or not. Does not block."""
+
+    def cancel(self) -> bool:
+        """Ends the operation. Other ranks take part in it, so this aborts the group on all of them. False if it was done already."""
+
+    def add_done_callback(self, callback: Callable[[Request], object]) -> None:
+        """Calls ``callback`` with the request once it is done: at once if it is, otherwise on the thread that ran the operation."""
 
 @final
 class MemoryStore:

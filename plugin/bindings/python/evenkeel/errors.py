@@ -3,7 +3,7 @@
 import builtins
 
 
-class Error(Exception):
+class Error(RuntimeError):
     """An operation failed. This class itself is raised when a local system call failed."""
 
     ranks: tuple[int, ...] = ()

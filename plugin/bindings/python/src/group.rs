@@ -3,15 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use evenkeel_collectives::{
-    self as collectives, Call, Error, Launch, Op, PrefixStore, Reduction, TransportKind,
+    self as collectives, Call, Error, Launch, Op, PrefixStore, Reduction, Sequence, TransportKind,
     timeout_from_seconds,
 };
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PySlice;
 
 use crate::error::exception;
 use crate::memory::Memory;
+use crate::request::{Outcome, Request};
 use crate::store::StoreArgument;
 
 /// Joins a group.
@@ -39,7 +40,7 @@ pub(crate) fn init(
             other => std::env::var(other).ok(),
         })?;
         match store {
-            Some(StoreArgument::Memory(store)) => {
+            Some(StoreArgument::Store(store)) => {
                 let store = PrefixStore::new(store, name);
                 return collectives::Group::join(
                     &store,
@@ -117,7 +118,8 @@ impl Group {
     }
 
     fn sub_group(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Option<Self>> {
-        let made = self.run(py, |group| group.sub_group(&ranks))?;
+        let group = self.open()?;
+        let made = py.detach(|| group.sub_group(&ranks)).map_err(|error| exception(py, &error))?;
         Ok(made.map(Self::new))
     }
 
@@ -129,48 +131,54 @@ impl Group {
         tag: u32,
         timeout: Option<f64>,
     ) -> PyResult<Option<Self>> {
-        let call = call(py, tag, timeout)?;
-        let made = self.run(py, |group| group.split(color, &call))?;
+        let (group, call) = (self.open()?, call(py, tag, timeout)?);
+        let split =
+            || group.in_order(Sequence::Collectives { tag }, |group| group.split(color, &call));
+        let made = py.detach(split).map_err(|error| exception(py, &error))?;
         Ok(made.map(Self::new))
     }
 
-    #[pyo3(signature = (array, op="sum", *, algorithm=None, dtype=None, tag=0, timeout=None))]
-    fn allreduce(
+    #[pyo3(signature = (array, op="sum", *, algorithm=None, dtype=None, tag=0, timeout=None, wait=true))]
+    fn allreduce<'py>(
         &self,
-        array: &Bound<'_, PyAny>,
+        array: &Bound<'py, PyAny>,
         op: &str,
         algorithm: Option<&str>,
         dtype: Option<&str>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = array.py();
         let call =
             Call::from_parts(tag, timeout, algorithm).map_err(|error| exception(py, &error))?;
-        let mut memory = Memory::of("array", array, dtype)?;
+        let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
-        let data = memory.bytes_mut("array")?;
-        self.run(py, |group| group.allreduce(data, &reduction, &call))
+        self.collective(py, tag, wait, move |group| {
+            group.allreduce(memory.bytes_mut(), &reduction, &call).map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (array, op="sum", *, root=0, dtype=None, tag=0, timeout=None))]
-    fn reduce(
+    #[pyo3(signature = (array, op="sum", *, root=0, dtype=None, tag=0, timeout=None, wait=true))]
+    fn reduce<'py>(
         &self,
-        array: &Bound<'_, PyAny>,
+        array: &Bound<'py, PyAny>,
         op: &str,
         root: usize,
         dtype: Option<&str>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
-        let mut memory = Memory::of("array", array, dtype)?;
+        let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
-        let data = memory.bytes_mut("array")?;
-        self.run(array.py(), |group| group.reduce(data, root, &reduction, &call))
+        self.collective(array.py(), tag, wait, move |group| {
+            group.reduce(memory.bytes_mut(), root, &reduction, &call).map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (array, op="sum", *, counts=None, dtype=None, tag=0, timeout=None))]
+    #[pyo3(signature = (array, op="sum", *, counts=None, dtype=None, tag=0, timeout=None, wait=true))]
     fn reduce_scatter<'py>(
         &self,
         array: &Bound<'py, PyAny>,
@@ -179,148 +187,171 @@ impl Group {
         dtype: Option<&str>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PySlice>> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
-        let mut memory = Memory::of("array", array, dtype)?;
+        let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
         let (item, counts) = (memory.item(), self.counts(counts, memory.count())?);
-        let data = memory.bytes_mut("array")?;
-        let part =
-            self.run(array.py(), |group| group.reduce_scatter(data, &counts, &reduction, &call))?;
-        // Without a step: a slice with step 1 would not be equal to `slice(start, stop)`.
-        let slice = array.py().get_type::<PySlice>();
-        Ok(slice.call1((part.start / item, part.end / item))?.cast_into()?)
+        self.collective(array.py(), tag, wait, move |group| {
+            let part = group.reduce_scatter(memory.bytes_mut(), &counts, &reduction, &call)?;
+            Ok(Outcome::Part(part.start / item..part.end / item))
+        })
     }
 
-    #[pyo3(signature = (array, *, root=0, tag=0, timeout=None))]
-    fn broadcast(
+    #[pyo3(signature = (array, *, root=0, tag=0, timeout=None, wait=true))]
+    fn broadcast<'py>(
         &self,
-        array: &Bound<'_, PyAny>,
+        array: &Bound<'py, PyAny>,
         root: usize,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
-        let mut memory = Memory::of("array", array, None)?;
-        let data = memory.bytes_mut("array")?;
-        self.run(array.py(), |group| group.broadcast(data, root, &call))
+        let mut memory = Memory::writable("array", array, None)?;
+        self.collective(array.py(), tag, wait, move |group| {
+            group.broadcast(memory.bytes_mut(), root, &call).map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (array, *, counts=None, tag=0, timeout=None))]
-    fn allgather(
+    #[pyo3(signature = (array, *, counts=None, tag=0, timeout=None, wait=true))]
+    fn allgather<'py>(
         &self,
-        array: &Bound<'_, PyAny>,
+        array: &Bound<'py, PyAny>,
         counts: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
-        let mut memory = Memory::of("array", array, None)?;
+        let mut memory = Memory::writable("array", array, None)?;
         let counts = self.counts(counts, memory.count())?;
         let lengths = lengths(&counts, memory.item())?;
-        let data = memory.bytes_mut("array")?;
-        self.run(array.py(), |group| group.allgatherv(data, &lengths, &call))
+        self.collective(array.py(), tag, wait, move |group| {
+            group.allgatherv(memory.bytes_mut(), &lengths, &call).map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (input, output=None, *, root=0, counts=None, tag=0, timeout=None))]
-    fn gather(
+    #[pyo3(signature = (input, output=None, *, root=0, counts=None, tag=0, timeout=None, wait=true))]
+    fn gather<'py>(
         &self,
-        input: &Bound<'_, PyAny>,
-        output: Option<&Bound<'_, PyAny>>,
+        input: &Bound<'py, PyAny>,
+        output: Option<&Bound<'py, PyAny>>,
         root: usize,
         counts: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (py, call) = (input.py(), call(input.py(), tag, timeout)?);
         let from = Memory::of("input", input, None)?;
-        let mut into =
-            output.map_or_else(|| Memory::none(py), |output| Memory::of("output", output, None))?;
+        let mut into = output
+            .map_or_else(|| Memory::none(py), |output| Memory::writable("output", output, None))?;
         from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![from.count(); self.size]);
         let lengths = lengths(&counts, from.item())?;
-        let (from, into) = (from.bytes(), into.bytes_mut("output")?);
-        self.run(py, |group| group.gatherv(from, into, &lengths, root, &call))
+        self.collective(py, tag, wait, move |group| {
+            let done = group.gatherv(from.bytes(), into.bytes_mut(), &lengths, root, &call);
+            done.map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (output, input=None, *, root=0, counts=None, tag=0, timeout=None))]
-    fn scatter(
+    #[pyo3(signature = (output, input=None, *, root=0, counts=None, tag=0, timeout=None, wait=true))]
+    fn scatter<'py>(
         &self,
-        output: &Bound<'_, PyAny>,
-        input: Option<&Bound<'_, PyAny>>,
+        output: &Bound<'py, PyAny>,
+        input: Option<&Bound<'py, PyAny>>,
         root: usize,
         counts: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (py, call) = (output.py(), call(output.py(), tag, timeout)?);
-        let mut into = Memory::of("output", output, None)?;
+        let mut into = Memory::writable("output", output, None)?;
         let from =
             input.map_or_else(|| Memory::none(py), |input| Memory::of("input", input, None))?;
         from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![into.count(); self.size]);
         let lengths = lengths(&counts, into.item())?;
-        let (from, into) = (from.bytes(), into.bytes_mut("output")?);
-        self.run(py, |group| group.scatterv(from, into, &lengths, root, &call))
+        self.collective(py, tag, wait, move |group| {
+            let done = group.scatterv(from.bytes(), into.bytes_mut(), &lengths, root, &call);
+            done.map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (input, output, *, sent=None, received=None, tag=0, timeout=None))]
-    fn alltoall(
+    #[pyo3(signature = (input, output, *, sent=None, received=None, tag=0, timeout=None, wait=true))]
+    fn alltoall<'py>(
         &self,
-        input: &Bound<'_, PyAny>,
-        output: &Bound<'_, PyAny>,
+        input: &Bound<'py, PyAny>,
+        output: &Bound<'py, PyAny>,
         sent: Option<Vec<usize>>,
         received: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (py, call) = (input.py(), call(input.py(), tag, timeout)?);
         let from = Memory::of("input", input, None)?;
-        let mut into = Memory::of("output", output, None)?;
+        let mut into = Memory::writable("output", output, None)?;
         from.check_disjoint(&into)?;
         let sent = lengths(&self.counts(sent, from.count())?, from.item())?;
         let received = lengths(&self.counts(received, into.count())?, into.item())?;
-        let (from, into) = (from.bytes(), into.bytes_mut("output")?);
-        self.run(py, |group| group.alltoallv(from, &sent, into, &received, &call))
+        self.collective(py, tag, wait, move |group| {
+            let done = group.alltoallv(from.bytes(), &sent, into.bytes_mut(), &received, &call);
+            done.map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (*, tag=0, timeout=None))]
-    fn barrier(&self, py: Python<'_>, tag: u32, timeout: Option<f64>) -> PyResult<()> {
-        let call = call(py, tag, timeout)?;
-        self.run(py, |group| group.barrier(&call))
-    }
-
-    #[pyo3(signature = (array, to, *, tag=0, timeout=None))]
-    fn send(
+    #[pyo3(signature = (*, tag=0, timeout=None, wait=true))]
+    fn barrier<'py>(
         &self,
-        array: &Bound<'_, PyAny>,
+        py: Python<'py>,
+        tag: u32,
+        timeout: Option<f64>,
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let call = call(py, tag, timeout)?;
+        self.collective(py, tag, wait, move |group| group.barrier(&call).map(|()| Outcome::Nothing))
+    }
+
+    #[pyo3(signature = (array, to, *, tag=0, timeout=None, wait=true))]
+    fn send<'py>(
+        &self,
+        array: &Bound<'py, PyAny>,
         to: usize,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
         let memory = Memory::of("array", array, None)?;
-        let data = memory.bytes();
-        self.run(array.py(), |group| group.send(to, data, &call))
+        self.run(array.py(), Sequence::Sends { to, tag }, wait, move |group| {
+            group.send(to, memory.bytes(), &call).map(|()| Outcome::Nothing)
+        })
     }
 
-    #[pyo3(signature = (array, source=None, *, tag=0, timeout=None))]
-    fn recv(
+    #[pyo3(signature = (array, source=None, *, tag=0, timeout=None, wait=true))]
+    fn recv<'py>(
         &self,
-        array: &Bound<'_, PyAny>,
+        array: &Bound<'py, PyAny>,
         source: Option<usize>,
         tag: u32,
         timeout: Option<f64>,
-    ) -> PyResult<(usize, usize)> {
+        wait: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
-        let mut memory = Memory::of("array", array, None)?;
+        let mut memory = Memory::writable("array", array, None)?;
         let item = memory.item();
-        let data = memory.bytes_mut("array")?;
-        let (from, bytes) = self.run(array.py(), |group| match source {
-            Some(source) => group.recv(source, data, &call).map(|bytes| (source, bytes)),
-            None => group.recv_any(data, &call),
-        })?;
-        Ok((from, bytes / item))
+        self.run(array.py(), Sequence::Receives { from: source, tag }, wait, move |group| {
+            let data = memory.bytes_mut();
+            let (from, bytes) = match source {
+                Some(source) => (source, group.recv(source, data, &call)?),
+                None => group.recv_any(data, &call)?,
+            };
+            Ok(Outcome::Received(from, bytes / item))
+        })
     }
 }
 
@@ -335,15 +366,33 @@ impl Group {
         group.ok_or_else(|| PyValueError::new_err("the group is closed"))
     }
 
-    /// Runs an operation without the interpreter's lock, so that other threads can run meanwhile.
-    fn run<T: Send>(
+    /// Runs a collective operation, or starts it.
+    fn collective<'py>(
         &self,
-        py: Python<'_>,
-        body: impl FnOnce(&collectives::Group) -> Result<T, Error> + Send,
-    ) -> PyResult<T> {
+        py: Python<'py>,
+        tag: u32,
+        wait: bool,
+        operation: impl FnOnce(&collectives::Group) -> Result<Outcome, Error> + Send + 'static,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, Sequence::Collectives { tag }, wait, operation)
+    }
+
+    /// Runs an operation without the interpreter's lock, so that other threads can run meanwhile, or starts it.
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        sequence: Sequence,
+        wait: bool,
+        operation: impl FnOnce(&collectives::Group) -> Result<Outcome, Error> + Send + 'static,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let group = self.open()?;
+        if !wait {
+            let request = py.detach(|| group.start(sequence, operation));
+            return Request::new(&group, request).into_bound_py_any(py);
+        }
         // If another thread closes the group meanwhile, this call leaves it at its end.
-        py.detach(move || body(&group)).map_err(|error| exception(py, &error))
+        let outcome = py.detach(move || group.in_order(sequence, operation));
+        outcome.map_err(|error| exception(py, &error))?.into_object(py)
     }
 
     /// The numbers of elements of the parts: the given ones, or equal ones.
@@ -378,13 +427,29 @@ fn reduction(memory: &Memory, op: &str) -> PyResult<Reduction<'static>> {
         "prod" => Op::Prod,
         "max" => Op::Max,
         "min" => Op::Min,
+        // Bit by bit, so the type does not matter.
+        "band" => return Ok(Reduction::custom(1, &bitwise_and)),
+        "bor" => return Ok(Reduction::custom(1, &bitwise_or)),
+        "bxor" => return Ok(Reduction::custom(1, &bitwise_xor)),
         other => {
             return Err(PyValueError::new_err(format!(
-                "there is no op {other:?}: sum, prod, max or min"
+                "there is no op {other:?}: sum, prod, max, min, band, bor or bxor"
             )));
         }
     };
     Ok(Reduction::of(memory.kind("array")?, op))
+}
+
+fn bitwise_and(into: &mut [u8], other: &[u8]) {
+    into.iter_mut().zip(other).for_each(|(a, b)| *a &= b);
+}
+
+fn bitwise_or(into: &mut [u8], other: &[u8]) {
+    into.iter_mut().zip(other).for_each(|(a, b)| *a |= b);
+}
+
+fn bitwise_xor(into: &mut [u8], other: &[u8]) {
+    into.iter_mut().zip(other).for_each(|(a, b)| *a ^= b);
 }
 
 /// Numbers of elements, converted to bytes.

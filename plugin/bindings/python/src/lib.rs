@@ -6,6 +6,7 @@
 mod error;
 mod group;
 mod memory;
+mod request;
 mod store;
 
 use pyo3::prelude::*;
@@ -15,6 +16,8 @@ use pyo3::prelude::*;
 fn evenkeel_python(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<group::Group>()?;
+    module.add_class::<memory::RawMemory>()?;
+    module.add_class::<request::Request>()?;
     module.add_class::<store::MemoryStore>()?;
     module.add_class::<store::StoreServer>()?;
     module.add_function(wrap_pyfunction!(group::init, module)?)

@@ -42,26 +42,42 @@ pub(crate) struct Memory {
     _owner: Owner,
 }
 
+// SAFETY: the memory is valid on every thread, and the package requires of its users that nothing else uses it meanwhile. The owner
+// can be moved to and dropped on any thread.
+unsafe impl Send for Memory where Owner: Send {}
+
 #[expect(dead_code, reason = "the values are only held and dropped")]
 enum Owner {
     Buffer(PyUntypedBuffer),
     Capsule(Py<PyCapsule>),
+    Object(Py<PyAny>),
+}
+
+/// Memory by its address, for `evenkeel.torch`: a tensor's, which is faster than by DLPack. The caller guarantees that `bytes` bytes
+/// are there while the owner lives.
+#[pyclass(frozen, module = "evenkeel._evenkeel")]
+pub(crate) struct RawMemory {
+    address: usize,
+    bytes: usize,
+    item: usize,
+    #[expect(dead_code, reason = "it is only held")]
+    owner: Py<PyAny>,
+}
+
+#[pymethods]
+impl RawMemory {
+    #[new]
+    fn new(address: usize, bytes: usize, item: usize, owner: Py<PyAny>) -> Self {
+        Self { address, bytes, item, owner }
+    }
 }
 
 impl Memory {
     /// Borrows an object's memory. `name` is the argument's name, for errors. `dtype` overrides the element type.
     pub(crate) fn of(name: &str, object: &Bound<'_, PyAny>, dtype: Option<&str>) -> PyResult<Self> {
-        let mut memory = match PyUntypedBuffer::get(object) {
-            Ok(buffer) => Self::of_buffer(name, buffer)?,
-            Err(_) if object.hasattr(intern!(object.py(), "__dlpack__"))? => {
-                Self::of_capsule(name, capsule(name, object)?)?
-            }
-            Err(_) => {
-                return Err(PyTypeError::new_err(format!(
-                    "{name} is a {}: a numpy array, a tensor on the CPU, or anything with the buffer protocol or __dlpack__",
-                    object.get_type().name()?
-                )));
-            }
+        let mut memory = match object.cast::<RawMemory>() {
+            Ok(raw) => Self::of_raw(raw.get(), object),
+            Err(_) => Self::of_object(name, object)?,
         };
         if let Some(dtype) = dtype {
             let found = NAMES.iter().find(|(name, _)| *name == dtype);
@@ -77,6 +93,39 @@ impl Memory {
             (memory.kind, memory.item) = (Some(*kind), kind.bytes());
         }
         Ok(memory)
+    }
+
+    fn of_raw(raw: &RawMemory, object: &Bound<'_, PyAny>) -> Self {
+        let RawMemory { address, bytes, item, .. } = *raw;
+        let start = ptr::with_exposed_provenance_mut(address);
+        let owner = Owner::Object(object.clone().unbind());
+        Self { start, bytes, item: item.max(1), kind: None, writable: true, _owner: owner }
+    }
+
+    fn of_object(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match PyUntypedBuffer::get(object) {
+            Ok(buffer) => Self::of_buffer(name, buffer),
+            Err(_) if object.hasattr(intern!(object.py(), "__dlpack__"))? => {
+                Self::of_capsule(name, capsule(name, object)?)
+            }
+            Err(_) => Err(PyTypeError::new_err(format!(
+                "{name} is a {}: a numpy array, a tensor on the CPU, or anything with the buffer protocol or __dlpack__",
+                object.get_type().name()?
+            ))),
+        }
+    }
+
+    /// As [`Memory::of`], for memory that the operation writes.
+    pub(crate) fn writable(
+        name: &str,
+        object: &Bound<'_, PyAny>,
+        dtype: Option<&str>,
+    ) -> PyResult<Self> {
+        let memory = Self::of(name, object, dtype)?;
+        if memory.writable {
+            return Ok(memory);
+        }
+        Err(PyValueError::new_err(format!("{name} cannot be written")))
     }
 
     /// Empty memory, for an omitted argument.
@@ -116,16 +165,17 @@ impl Memory {
     }
 
     /// The bytes, writable.
-    pub(crate) fn bytes_mut(&mut self, name: &str) -> PyResult<&mut [u8]> {
-        if !self.writable {
-            return Err(PyValueError::new_err(format!("{name} cannot be written")));
-        }
+    ///
+    /// # Panics
+    /// When the memory cannot be written.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.writable, "checked when the memory was borrowed");
         if self.bytes == 0 {
-            return Ok(&mut []);
+            return &mut [];
         }
         // SAFETY: as `bytes`; the owner allows writing. `self` is borrowed as long as they are, and `check_disjoint` has checked that the
         // other memory of the call does not overlap.
-        Ok(unsafe { slice::from_raw_parts_mut(self.start, self.bytes) })
+        unsafe { slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
     /// Fails if two memories of a call have bytes in common.

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use evenkeel_collectives as collectives;
+use evenkeel_collectives::{self as collectives, Error};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::error::exception;
 
@@ -60,21 +61,65 @@ impl StoreServer {
     }
 }
 
-/// The `store` argument of `init`: an address, or a store of this process.
+/// The `store` argument of `init`: an address, or a store.
 pub(crate) enum StoreArgument {
     Address(String),
-    Memory(Arc<dyn collectives::Store>),
+    Store(Arc<dyn collectives::Store>),
 }
 
 impl StoreArgument {
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(store) = object.cast::<MemoryStore>() {
-            return Ok(Self::Memory(Arc::clone(&store.get().0)));
+            return Ok(Self::Store(Arc::clone(&store.get().0)));
         }
-        object.extract().map(Self::Address).map_err(|_| {
-            PyValueError::new_err(
-                "store must be an address such as 'tcp://host:port', 'file:/folder' or 'redis://host:port', or a MemoryStore",
-            )
+        if let Ok(address) = object.extract() {
+            return Ok(Self::Address(address));
+        }
+        for method in ["set", "get", "check", "add", "delete_key"] {
+            if !object.hasattr(method)? {
+                return Err(PyValueError::new_err(
+                    "store must be an address such as 'tcp://host:port', 'file:/folder' or 'redis://host:port', a MemoryStore, or \
+                     a torch.distributed.Store",
+                ));
+            }
+        }
+        Ok(Self::Store(Arc::new(TorchStore(object.clone().unbind()))))
+    }
+}
+
+/// An object with the methods of `torch.distributed.Store`.
+struct TorchStore(Py<PyAny>);
+
+impl TorchStore {
+    fn call<T>(&self, body: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T, Error> {
+        Python::attach(|py| body(self.0.bind(py)))
+            .map_err(|error| Error::of_store(format!("the store of torch.distributed: {error}")))
+    }
+}
+
+impl collectives::Store for TorchStore {
+    fn set(&self, name: &str, value: &[u8]) -> Result<(), Error> {
+        self.call(|store| {
+            let value = PyBytes::new(store.py(), value);
+            store.call_method1("set", (name, value)).map(drop)
         })
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        self.call(|store| {
+            // Its `get` waits for the value.
+            if !store.call_method1("check", (vec![name],))?.is_truthy()? {
+                return Ok(None);
+            }
+            store.call_method1("get", (name,))?.extract().map(Some)
+        })
+    }
+
+    fn add(&self, name: &str, amount: i64) -> Result<i64, Error> {
+        self.call(|store| store.call_method1("add", (name, amount))?.extract())
+    }
+
+    fn delete(&self, name: &str) -> Result<(), Error> {
+        self.call(|store| store.call_method1("delete_key", (name,)).map(drop))
     }
 }

@@ -35,6 +35,55 @@ class Operations(unittest.TestCase):
         for transport in TRANSPORTS:
             threads(3, work, transport)
 
+    def test_bitwise_reductions(self):
+        def work(group):
+            for op, wanted in [("band", 0b1000), ("bor", 0b1111), ("bxor", 0b1111)]:
+                x = np.full(5, 0b1000 | 1 << group.rank, np.int16)
+                group.allreduce(x, op)
+                assert (x == wanted).all(), (op, x)
+
+        threads(3, work)
+
+    def test_requests_overlap_and_keep_their_order(self):
+        def work(group):
+            me, size = group.rank, group.size
+            arrays = [np.full(1 + 1000 * i, me + i) for i in range(20)]
+            requests = [group.allreduce(x, wait=False) for x in arrays]
+            # Receives before sends, on all ranks.
+            got = np.zeros(300_000)
+            receive = group.recv(got, (me - 1) % size, wait=False)
+            send = group.send(np.full(300_000, float(me)), (me + 1) % size, wait=False)
+            done = threading.Event()
+            requests[-1].add_done_callback(lambda request: done.set())
+            # A call that waits has its turn after those that were started.
+            last = np.array([1])
+            group.allreduce(last)
+            assert last[0] == size and all(request.test() for request in requests)
+            for i, (x, request) in enumerate(zip(arrays, requests, strict=True)):
+                assert request.wait(20) is None
+                assert (x == sum(range(size)) + size * i).all()
+            assert receive.wait(20) == ((me - 1) % size, 300_000) and send.wait(20) is None
+            assert (got == (me - 1) % size).all()
+            assert done.wait(20)
+
+        for transport in TRANSPORTS:
+            threads(3, work, transport)
+
+    def test_request_reports_errors_and_is_cancelled(self):
+        def work(group):
+            never = np.zeros(1)
+            request = group.recv(never, 1 - group.rank, tag=7, wait=False)
+            with self.assertRaises(evenkeel.TimeoutError):
+                request.wait(0.01)
+            assert not request.test()
+            if group.rank == 0:
+                assert request.cancel()
+            with self.assertRaises(evenkeel.AbortedError):
+                request.wait(20)
+            assert request.test() and not request.cancel()
+
+        threads(2, work)
+
     def test_reductions_of_types_without_a_numpy_type(self):
         def work(group):
             # 1 + 2 + 4 in bfloat16 and in fp8 (E4M3).

@@ -50,6 +50,11 @@ impl Error {
         self.usable
     }
 
+    /// The error of a store that is implemented outside this crate.
+    pub fn of_store(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Store, message)
+    }
+
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), ranks: vec![], usable: true }
     }
@@ -60,10 +65,6 @@ impl Error {
 
     pub(crate) fn system(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
         Self::new(ErrorKind::System, format!("{what}: {error}"))
-    }
-
-    pub(crate) fn store(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Store, message)
     }
 
     /// The same error, caused by these ranks.

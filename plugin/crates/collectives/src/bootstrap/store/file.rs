@@ -65,7 +65,7 @@ impl FileStore {
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> Error {
-    Error::store(format!("store in {}: {error}", path.display()))
+    Error::of_store(format!("store in {}: {error}", path.display()))
 }
 
 impl Store for FileStore {
@@ -81,7 +81,7 @@ impl Store for FileStore {
             .and_then(|file| file.take(MAX_VALUE as u64 + 1).read_to_end(&mut value))
         {
             Ok(_) if value.len() > MAX_VALUE => {
-                Err(Error::store(format!("{} is larger than any value", path.display())))
+                Err(Error::of_store(format!("{} is larger than any value", path.display())))
             }
             Ok(_) => Ok(Some(value)),
             Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),

@@ -27,8 +27,9 @@ pub(super) fn add_to(value: Option<&[u8]>, name: &str, amount: i64) -> Result<i6
         None => 0,
         Some(value) => {
             let number = value.try_into().map(i64::from_le_bytes);
-            number
-                .map_err(|_| Error::store(format!("{name:?} is not a number written by `add`")))?
+            number.map_err(|_| {
+                Error::of_store(format!("{name:?} is not a number written by `add`"))
+            })?
         }
     };
     Ok(before.wrapping_add(amount))

@@ -23,7 +23,7 @@ impl RedisStore {
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the server cannot be reached in time.
     pub fn connect(address: &str, timeout: Duration) -> Result<Self> {
         let failed = |error: redis::RedisError| {
-            Error::store(format!(
+            Error::of_store(format!(
                 "no Redis at {address} within {}: {error}",
                 format_duration(timeout)
             ))
@@ -37,7 +37,7 @@ impl RedisStore {
 
     fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
         let result = command.query(&mut *lock(&self.connection));
-        result.map_err(|error| Error::store(format!("Redis at {}: {error}", self.address)))
+        result.map_err(|error| Error::of_store(format!("Redis at {}: {error}", self.address)))
     }
 }
 

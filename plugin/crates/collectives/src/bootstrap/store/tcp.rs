@@ -50,7 +50,7 @@ impl TcpStoreServer {
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the address cannot be listened on.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
         let listener = TcpListener::bind(address)
-            .map_err(|error| Error::store(format!("store server: {error}")))?;
+            .map_err(|error| Error::of_store(format!("store server: {error}")))?;
         Self::serve(listener)
     }
 
@@ -59,7 +59,7 @@ impl TcpStoreServer {
     /// # Errors
     /// As [`TcpStoreServer::bind`].
     pub fn serve(listener: TcpListener) -> Result<Self> {
-        let failed = |error: std::io::Error| Error::store(format!("store server: {error}"));
+        let failed = |error: std::io::Error| Error::of_store(format!("store server: {error}"));
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stopping = Arc::new(AtomicBool::new(false));
@@ -218,13 +218,13 @@ impl TcpStore {
             Some(connected) => connected,
             None => connect(&self.server, self.timeout)?,
         };
-        let failed = |error| Error::store(format!("store at {}: {error}", self.server));
+        let failed = |error| Error::of_store(format!("store at {}: {error}", self.server));
         let (status, value) = exchange(&mut connected, &request).map_err(failed)?;
         *stream = Some(connected);
         match status {
             NO_VALUE => Ok(None),
             VALUE => Ok(Some(value)),
-            _ => Err(Error::store(String::from_utf8_lossy(&value).into_owned())),
+            _ => Err(Error::of_store(String::from_utf8_lossy(&value).into_owned())),
         }
     }
 }
@@ -245,7 +245,7 @@ fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
         match tried {
             Ok(stream) => return Ok(stream),
             Err(error) if error.kind() == IoErrorKind::InvalidInput || !backoff.wait() => {
-                return Err(Error::store(format!(
+                return Err(Error::of_store(format!(
                     "no store at {server:?} within {}: {error}",
                     format_duration(timeout)
                 )));
@@ -280,7 +280,7 @@ impl Store for TcpStore {
     fn add(&self, name: &str, amount: i64) -> Result<i64> {
         let sum = self.request(ADD, name, &amount.to_le_bytes())?.unwrap_or_default();
         let sum =
-            sum.as_slice().try_into().map_err(|_| Error::store("the server is not a store"))?;
+            sum.as_slice().try_into().map_err(|_| Error::of_store("the server is not a store"))?;
         Ok(i64::from_le_bytes(sum))
     }
 

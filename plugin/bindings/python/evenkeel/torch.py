@@ -1,0 +1,626 @@
+"""The backend ``evenkeel`` of ``torch.distributed``, for tensors on the CPU.
+
+::
+
+    import evenkeel.torch  # not needed where torch finds backends by entry points
+    import torch.distributed
+
+    torch.distributed.init_process_group("evenkeel")  # or "cpu:evenkeel,cuda:nccl"
+
+``EVENKEEL_TORCH_TRANSPORT`` selects how the ranks reach each other, as the ``transport`` argument of ``evenkeel.init``; by default
+``auto``: shared memory within a host, TCP between hosts.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import Backend, ProcessGroup, ReduceOp, Work as C10dWork
+
+import evenkeel
+from evenkeel._evenkeel import RawMemory, Request
+
+NAME = "evenkeel"
+"""The backend's name."""
+
+_OPS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "sum",
+    ReduceOp.PREMUL_SUM: "sum",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.BAND: "band",
+    ReduceOp.BOR: "bor",
+    ReduceOp.BXOR: "bxor",
+}
+_REDUCED = (
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    *(getattr(torch, name) for name in ("uint32", "uint64", "float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)),
+)
+_DTYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in _REDUCED}
+_BITWISE = ("band", "bor", "bxor")
+_ON_BOOLS = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}
+
+
+def _memory(tensor: Tensor) -> RawMemory:
+    """The memory of a contiguous tensor."""
+    return RawMemory(tensor.data_ptr(), tensor.nbytes, tensor.element_size(), tensor)
+
+
+def _op(opts: Any) -> Any:
+    """The reduction that was asked for."""
+    return getattr(opts.reduceOp, "op", opts.reduceOp)
+
+
+def _seconds(opts: Any) -> float | None:
+    """The timeout of a call; `None` if it has none of its own."""
+    timeout = opts.timeout
+    return timeout.total_seconds() if timeout > timedelta(0) else None
+
+
+def _check(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"backend {NAME} works on tensors on the CPU, and this one is on {tensor.device}: "
+                f"use init_process_group('cpu:{NAME},{tensor.device.type}:nccl')"
+            )
+        if tensor.layout != torch.strided:
+            raise ValueError(f"this operation of backend {NAME} works on dense tensors, and this one is {tensor.layout}")
+
+
+def _single(tensors: Sequence[Tensor]) -> Tensor:
+    if isinstance(tensors, Tensor):
+        tensors = [tensors]
+    if len(tensors) != 1:
+        raise ValueError(f"backend {NAME} takes one tensor a call, not {len(tensors)}")
+    _check(tensors)
+    return tensors[0]
+
+
+class _Staged:
+    """A contiguous tensor in the place of one that may not be: the same if possible, otherwise a copy."""
+
+    def __init__(self, tensor: Tensor, *, fill: bool = True) -> None:
+        self.target = tensor
+        if tensor.is_contiguous():
+            self.tensor = tensor
+        else:
+            self.tensor = tensor.contiguous() if fill else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+    def write_back(self) -> None:
+        if self.tensor is not self.target:
+            self.target.copy_(self.tensor)
+
+
+class Work(C10dWork):
+    """An operation in progress: a torch.distributed work with a future."""
+
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        requests: Sequence[Request] = (),
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._requests = requests
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future | None = None
+        if not requests:
+            self._run_finish()
+
+    def _run_finish(self) -> None:
+        """What is left to do once the data are there, such as copies to the caller's tensors. Done once."""
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        limit = timeout.total_seconds() if timeout > timedelta(0) else None
+        for request in self._requests:
+            request.wait(limit)
+        self._run_finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(request.test() for request in self._requests)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        for request in self._requests:
+            if request.test():
+                try:
+                    request.wait()
+                except Exception as error:  # noqa: BLE001 - the caller asks for it
+                    return error
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        return self._source_rank()
+
+    def _source_rank(self) -> int:
+        return self._requests[0].wait()[0]
+
+    def get_future(self) -> torch.futures.Future:
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = torch.futures.Future()
+        left = len(self._requests)
+
+        def done(_request: Request) -> None:
+            nonlocal left
+            with self._lock:
+                left -= 1
+                if left > 0:
+                    return
+            self._complete(future)
+
+        if left == 0:
+            self._complete(future)
+        for request in self._requests:
+            request.add_done_callback(done)
+        return future
+
+    def _complete(self, future: torch.futures.Future) -> None:
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001 - the future reports it
+            future.set_exception(error)
+        else:
+            future.set_result(self._tensors)
+
+
+class _Operations:
+    """The operations of torch.distributed, by a group. `_rank` and `_size` are the group's."""
+
+    _group: evenkeel.Group
+    _rank: int
+    _size: int
+
+    def _work(
+        self,
+        opts: Any,
+        tensors: list[Tensor],
+        start: Callable[[bool, float | None], Any],
+        finish: Callable[[], None] | None = None,
+    ) -> Work:
+        """Runs or starts an operation: `start` gets whether to wait, and the timeout."""
+        timeout = _seconds(opts)
+        if getattr(opts, "asyncOp", True):
+            return Work(tensors, [start(False, timeout)], finish)
+        start(True, timeout)
+        return Work(tensors, (), finish)
+
+    # Reductions
+
+    def _reducible(self, tensor: Tensor, opts: Any) -> tuple[Tensor, str, str | None]:
+        """A tensor as one that can be reduced, in the same memory; the operation; the type."""
+        kind = _op(opts)
+        if kind not in _OPS:
+            raise ValueError(f"backend {NAME} has no reduction {kind}")
+        op = _OPS[kind]
+        if kind == ReduceOp.PREMUL_SUM:
+            tensor.mul_(opts.reduceOp.factor)
+        if tensor.dtype == torch.bool:
+            return tensor.view(torch.uint8), _ON_BOOLS.get(op, op), None
+        if op in _BITWISE:
+            if tensor.is_floating_point() or tensor.is_complex():
+                raise ValueError(f"{kind} needs integers, not {tensor.dtype}")
+            return tensor, op, None
+        if tensor.is_complex() and op == "sum":
+            tensor = torch.view_as_real(tensor)
+        dtype = _DTYPES.get(tensor.dtype)
+        if dtype is None:
+            raise TypeError(f"backend {NAME} cannot reduce tensors of {tensor.dtype} with {kind}")
+        return tensor, op, dtype
+
+    def _average(self, tensor: Tensor, opts: Any) -> None:
+        if _op(opts) == ReduceOp.AVG:
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.div_(self._size)
+            else:
+                tensor.copy_(torch.div(tensor, self._size, rounding_mode="trunc"))
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.AllreduceOptions)
+        if isinstance(tensors, Tensor):
+            tensors = [tensors]
+        if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
+            return self._allreduce_sparse(tensors[0], opts)
+        tensor = _single(tensors)
+        staged = _Staged(tensor)
+        data, op, dtype = self._reducible(staged.tensor, opts)
+        memory = _memory(data)
+
+        def finish() -> None:
+            self._average(staged.tensor, opts)
+            staged.write_back()
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.allreduce(memory, op, dtype=dtype, timeout=timeout, wait=wait)
+
+        return self._work(opts, tensors, start, finish)
+
+    def allreduce_sparse(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        return self.allreduce(tensors, opts)
+
+    def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> Work:
+        """Gathers the elements of all ranks, and adds those with the same index."""
+        if _op(opts) not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ValueError(f"sparse tensors can be summed, not reduced with {_op(opts)}")
+        own = tensor.coalesce()
+        group, size, timeout = self._group, self._size, _seconds(opts)
+        counts = torch.zeros(size, dtype=torch.int64)
+        counts[self._rank] = own._nnz()
+        group.allgather(_memory(counts), timeout=timeout)
+        total, first = int(counts.sum()), int(counts[: self._rank].sum())
+        mine = slice(first, first + own._nnz())
+        # One row for each element, so that a rank's elements are consecutive.
+        indices = torch.zeros((total, own.sparse_dim()), dtype=torch.int64)
+        indices[mine] = own.indices().t()
+        values = torch.zeros((total, *own.values().shape[1:]), dtype=own.dtype)
+        values[mine] = own.values()
+        for part in (indices, values):
+            row = part[0].numel() if total else 0
+            group.allgather(_memory(part), counts=[count * row for count in counts.tolist()], timeout=timeout)
+        summed = torch.sparse_coo_tensor(indices.t(), values, own.shape).coalesce()
+        if _op(opts) == ReduceOp.AVG:
+            summed = summed / size
+        tensor.copy_(summed)
+        return Work([tensor])
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.AllreduceCoalescedOptions)
+        return self._coalesced([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+
+    def _coalesced(self, works: list[Work], tensors: list[Tensor]) -> Work:
+        requests = [request for work in works for request in work._requests]
+
+        def finish() -> None:
+            for work in works:
+                work._run_finish()
+
+        return Work(tensors, requests, finish)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.ReduceOptions)
+        tensor, root = _single(tensors), opts.rootRank
+        is_root = root == self._rank
+        # The tensors of the other ranks stay what they are.
+        staged = _Staged(tensor) if is_root else _Staged(tensor.clone(memory_format=torch.contiguous_format))
+        data, op, dtype = self._reducible(staged.tensor, opts)
+        memory = _memory(data)
+
+        def finish() -> None:
+            if is_root:
+                self._average(staged.tensor, opts)
+                staged.write_back()
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.reduce(memory, op, root=root, dtype=dtype, timeout=timeout, wait=wait)
+
+        return self._work(opts, [tensor], start, finish)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002 - torch's name
+        opts = _options(opts, c10d.ReduceScatterOptions)
+        _check([output, input])
+        if output.numel() * self._size != input.numel():
+            raise ValueError(f"reduce-scatter of {input.numel()} elements to {output.numel()} on each of {self._size} ranks")
+        return self._reduce_scatter(output, input.clone(memory_format=torch.contiguous_format).view(-1), None, opts)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.ReduceScatterOptions)
+        output, parts = _single(outputs), inputs[0]
+        _check(parts)
+        counts = [part.numel() for part in parts]
+        if len(parts) != self._size or counts[self._rank] != output.numel():
+            raise ValueError(f"reduce-scatter of parts of {counts} elements to {output.numel()} on rank {self._rank}")
+        return self._reduce_scatter(output, torch.cat([part.reshape(-1) for part in parts]), counts, opts)
+
+    def _reduce_scatter(self, output: Tensor, flat: Tensor, counts: list[int] | None, opts: Any) -> Work:
+        """Reduces `flat`, which is overwritten, to this rank's part of it."""
+        first = sum(counts[: self._rank]) if counts else self._rank * output.numel()
+        data, op, dtype = self._reducible(flat, opts)
+        scale = data.numel() // flat.numel() if flat.numel() else 1
+        parts = [count * scale for count in counts] if counts else None
+        memory = _memory(data)
+
+        def finish() -> None:
+            part = flat[first : first + output.numel()]
+            self._average(part, opts)
+            output.copy_(part.view(output.shape))
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.reduce_scatter(memory, op, counts=parts, dtype=dtype, timeout=timeout, wait=wait)
+
+        return self._work(opts, [output], start, finish)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        works = [self.reduce_scatter_single(output, part, opts) for output, part in zip(outputs, inputs, strict=True)]
+        return self._coalesced(works, outputs)
+
+    # Operations that move data
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.BroadcastOptions)
+        tensor, root = _single(tensors), opts.rootRank
+        staged = _Staged(tensor)
+        memory = _memory(staged.tensor)
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.broadcast(memory, root=root, timeout=timeout, wait=wait)
+
+        return self._work(opts, [tensor], start, staged.write_back)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002 - torch's name
+        opts = _options(opts, c10d.AllgatherOptions)
+        _check([output, input])
+        if output.numel() != input.numel() * self._size or output.dtype != input.dtype:
+            raise ValueError(
+                f"all-gather of {input.numel()} elements of {input.dtype} on each of {self._size} ranks to "
+                f"{output.numel()} of {output.dtype}"
+            )
+        staged = _Staged(output, fill=False)
+        own = staged.tensor.view(-1)[self._rank * input.numel() :][: input.numel()]
+        if own.data_ptr() != input.data_ptr() or not input.is_contiguous():
+            own.copy_(input.reshape(-1))
+        memory = _memory(staged.tensor)
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.allgather(memory, timeout=timeout, wait=wait)
+
+        return self._work(opts, [output], start, staged.write_back)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        works = [self.all_gather_single(output, part, opts) for output, part in zip(outputs, inputs, strict=True)]
+        return self._coalesced(works, outputs)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.AllgatherOptions)
+        own, parts = _single(inputs), outputs[0]
+        _check(parts)
+        counts = [part.numel() for part in parts]
+        if len(parts) != self._size or counts[self._rank] != own.numel():
+            raise ValueError(f"all-gather of {own.numel()} elements on rank {self._rank} to parts of {counts}")
+        flat = torch.empty(sum(counts), dtype=own.dtype)
+        ends = flat.split(counts)
+        ends[self._rank].copy_(own.reshape(-1))
+        memory = _memory(flat)
+
+        def finish() -> None:
+            for part, data in zip(parts, ends, strict=True):
+                part.copy_(data.view(part.shape))
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.allgather(memory, counts=counts, timeout=timeout, wait=wait)
+
+        return self._work(opts, parts, start, finish)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        # The outputs of each rank come together here, and those of each input in an all-gather.
+        works = [
+            self.allgather([[parts[number] for parts in outputs]], [own], opts) for number, own in enumerate(inputs)
+        ]
+        return self._coalesced(works, [part for parts in outputs for part in parts])
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.GatherOptions)
+        own, root = _single(inputs), opts.rootRank
+        data = own.contiguous()
+        parts = outputs[0] if root == self._rank else []
+        _check(parts)
+        if parts and any(part.numel() != own.numel() for part in parts):
+            raise ValueError("gather needs tensors of the same size on all ranks")
+        flat = torch.empty((len(parts), own.numel()), dtype=own.dtype)
+        memory = _memory(flat) if root == self._rank else None
+
+        def finish() -> None:
+            for part, row in zip(parts, flat, strict=True):
+                part.copy_(row.view(part.shape))
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.gather(_memory(data), memory, root=root, timeout=timeout, wait=wait)
+
+        return self._work(opts, parts, start, finish)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.ScatterOptions)
+        own, root = _single(outputs), opts.rootRank
+        staged = _Staged(own, fill=False)
+        flat = None
+        if root == self._rank:
+            _check(inputs[0])
+            if len(inputs[0]) != self._size or any(part.numel() != own.numel() for part in inputs[0]):
+                raise ValueError("scatter needs one tensor of the same size for each rank")
+            flat = torch.cat([part.reshape(-1) for part in inputs[0]])
+        source = _memory(flat) if flat is not None else None
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.scatter(_memory(staged.tensor), source, root=root, timeout=timeout, wait=wait)
+
+        return self._work(opts, [own], start, staged.write_back)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002 - torch's name
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
+    ) -> Work:
+        opts = _options(opts, c10d.AllToAllOptions)
+        _check([output, input])
+        staged, data = _Staged(output, fill=False), input.contiguous()
+
+        def counts(tensor: Tensor, splits: list[int]) -> list[int]:
+            rows = tensor.shape[0] if tensor.dim() else 1
+            row = tensor.numel() // rows if rows else 0
+            if splits:
+                if len(splits) != self._size or sum(splits) != rows:
+                    raise ValueError(f"split sizes {splits} for {rows} rows and {self._size} ranks")
+                return [split * row for split in splits]
+            if rows % self._size:
+                raise ValueError(f"{rows} rows are not divisible by {self._size} ranks")
+            return [rows // self._size * row] * self._size
+
+        sent, received = counts(data, input_split_sizes), counts(output, output_split_sizes)
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            source, target = _memory(data), _memory(staged.tensor)
+            return self._group.alltoall(source, target, sent=sent, received=received, timeout=timeout, wait=wait)
+
+        return self._work(opts, [output], start, staged.write_back)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.AllToAllOptions)
+        _check([*outputs, *inputs])
+        sent, received = [part.numel() for part in inputs], [part.numel() for part in outputs]
+        source = torch.cat([part.reshape(-1) for part in inputs])
+        target = torch.empty(sum(received), dtype=source.dtype)
+
+        def finish() -> None:
+            for part, data in zip(outputs, target.split(received), strict=True):
+                part.copy_(data.view(part.shape))
+
+        def start(wait: bool, timeout: float | None) -> Any:
+            group, ends = self._group, (_memory(source), _memory(target))
+            return group.alltoall(*ends, sent=sent, received=received, timeout=timeout, wait=wait)
+
+        return self._work(opts, outputs, start, finish)
+
+    # Messages
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Work:
+        tensor = _single(tensors)
+        return Work([tensor], [self._group.send(_memory(tensor.contiguous()), dst, tag=tag, wait=False)])
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> Work:
+        return self._recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        return self._recv(tensors, None, tag)
+
+    def _recv(self, tensors: list[Tensor], src: int | None, tag: int) -> Work:
+        tensor = _single(tensors)
+        staged = _Staged(tensor, fill=False)
+        request = self._group.recv(_memory(staged.tensor), src, tag=tag, wait=False)
+        return Work([tensor], [request], staged.write_back)
+
+    # Barriers, and the group itself
+
+    def barrier(self, opts: Any = None) -> Work:
+        def start(wait: bool, timeout: float | None) -> Any:
+            return self._group.barrier(timeout=timeout, wait=wait)
+
+        return self._work(_options(opts, c10d.BarrierOptions), [], start)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names the ranks that have not come."""
+        timeout = getattr(timeout, "timeout", timeout)
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > timedelta(0) else None
+        self._group.barrier(timeout=seconds)
+
+    def abort(self) -> None:
+        self._group.abort("torch.distributed aborted the process group")
+
+    def shutdown(self) -> None:
+        self._group.close()
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return NAME
+
+    # Names of other versions of torch.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _options(opts: Any, kind: type) -> Any:
+    if opts is None:
+        return kind()
+    if isinstance(opts, ReduceOp | ReduceOp.RedOpType):
+        made = kind()
+        made.reduceOp = opts
+        return made
+    return opts
+
+
+class EvenkeelBackend(_Operations, Backend):
+    """The backend, for one of the devices of a process group."""
+
+    # Said here, because torch asks the class itself for each of them.
+    supports_abort_hooks = False
+    supports_coalescing = False
+    supports_completion_hooks = False
+    supports_reconfigure = False
+    supports_shrinking = False
+    supports_splitting = False
+    supports_window = False
+    _supports_time_estimate = False
+
+    def __init__(self, group: evenkeel.Group) -> None:
+        Backend.__init__(self, group.rank, group.size)
+        self._group, self._rank, self._size = group, group.rank, group.size
+
+
+class EvenkeelProcessGroup(_Operations, ProcessGroup):
+    """The process group, where the backend is the only one. Callers in Python get its works without a detour."""
+
+    def __init__(self, backend: EvenkeelBackend) -> None:
+        ProcessGroup.__init__(self, backend._rank, backend._size)
+        self._group, self._rank, self._size = backend._group, backend._rank, backend._size
+        kind = ProcessGroup.BackendType.CUSTOM
+        self._register_backend(torch.device("cpu"), kind, backend)
+        self._set_default_backend(kind)
+
+
+def _create(opts: Any, _backend_options: Any) -> Backend | ProcessGroup:
+    """Makes the backend of a process group. All of its ranks call this."""
+    group = evenkeel.init(
+        opts.store,
+        opts.group_rank,
+        opts.group_size,
+        transport=os.environ.get("EVENKEEL_TORCH_TRANSPORT", "auto"),
+        timeout=opts.timeout.total_seconds(),
+    )
+    backend = EvenkeelBackend(group)
+    # torch sets the type of the backend before when it is the only one.
+    return EvenkeelProcessGroup(backend) if opts.process_group.name() == "custom" else backend
+
+
+def register() -> None:
+    """Makes the backend known to torch.distributed. Done when this module is imported."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+register()
