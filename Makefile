@@ -12,21 +12,22 @@ demo: ## An annotated PyTorchJob over Evenkeel on a real cluster (CLUSTER=existi
 	@$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: test
-test: ## All tests: unit, plugin, rdma, python, operator, chart, e2e
+test: ## All tests: unit, plugin, rdma, rccl, python, operator, chart, e2e
 	@echo "compiling the test runner (a minute or two the first time)"
 	@$(GO) run ./hack/ci/check
 
-.PHONY: test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e test-aarch64 test-kueue
+.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue
 test-unit: ## Pure code, Rust and Go
 test-plugin: ## The plugin through its C ABI, and the benchmark over it
 test-rdma: ## Verbs on soft-RoCE in a virtual machine (installs QEMU and the RDMA tools)
+test-rccl: ## RCCL, the collective library for AMD's GPUs, over the plugin without a GPU (root)
 test-python: ## The Python package, as it is installed
 test-operator: ## The operator on a real API server
 test-chart: ## The chart's templates and schema
 test-e2e: ## Everything on a real cluster (root)
 test-aarch64: ## Reductions and protocol on an emulated aarch64; not part of `test`, as Rust's library for it comes from rustup
 test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
-test-unit test-plugin test-rdma test-python test-operator test-chart test-e2e test-aarch64 test-kueue: test-%:
+test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue: test-%:
 	$(GO) run ./hack/ci/check $*
 
 .PHONY: bench

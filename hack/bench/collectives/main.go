@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"evenkeel.dev/evenkeel/hack/bench/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 

@@ -20,10 +20,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"evenkeel.dev/evenkeel/hack/bench/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
 
 // missing is the error of a run that needs something this machine lacks; the exit status is 2.

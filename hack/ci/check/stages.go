@@ -62,6 +62,7 @@ var stages = []stage{
 		return cargoTest(ctx, root, nil, "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
 	}},
 	{"rdma", "verbs on soft-RoCE in a virtual machine", rdma},
+	{"rccl", "a real collective library, RCCL, over the plugin", rccl},
 	{"python", "the wheel, as it is installed, and its example", func(ctx context.Context, root string) (counts, error) {
 		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"evenkeel.dev/evenkeel/hack/bench/internal/cargo"
+	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
 
 // MaxRounds bounds --rounds.

@@ -21,10 +21,7 @@ import (
 // namespaces.
 var suites = []string{"trixie-backports", "bookworm-backports"}
 
-const (
-	keyring         = "/usr/share/keyrings/debian-archive-keyring.gpg"
-	downloadTimeout = 15 * time.Minute
-)
+const downloadTimeout = 15 * time.Minute
 
 // bootModules are what the initramfs needs to reach the root.
 var bootModules = []string{"virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console"}
@@ -101,37 +98,13 @@ func openKernel(dir string) (kernel, error) {
 }
 
 // fetchKernel downloads the newest kernel of a suite and unpacks it into dir.
-// apt gets a state folder of its own, so that the machine's sources are not changed.
-func fetchKernel(ctx context.Context, suite, dir string) error {
-	mirror, err := debianMirror(ctx)
+func fetchKernel(ctx context.Context, name, dir string) error {
+	state := filepath.Join(dir, "apt")
+	suite, err := toolbox.OpenSuite(ctx, name, state)
 	if err != nil {
 		return err
 	}
-	state := filepath.Join(dir, "apt")
-	for _, d := range []string{"lists/partial", "archives/partial", "debs"} {
-		if err := os.MkdirAll(filepath.Join(state, d), 0o755); err != nil {
-			return err
-		}
-	}
-	source := fmt.Sprintf("deb [signed-by=%s arch=amd64] %s %s main\n", keyring, mirror, suite)
-	if err := os.WriteFile(filepath.Join(state, "sources.list"), []byte(source), 0o644); err != nil {
-		return err
-	}
-	options := []string{"-q"}
-	for _, o := range []string{
-		"Dir::Etc::sourcelist=" + filepath.Join(state, "sources.list"), "Dir::Etc::sourceparts=/dev/null",
-		"Dir::State::lists=" + filepath.Join(state, "lists"), "Dir::State::status=/dev/null", "Dir::Cache=" + state,
-		"APT::Sandbox::User=root", "Acquire::Languages=none",
-	} {
-		options = append(options, "-o", o)
-	}
-	apt := func(program string, args ...string) (string, error) {
-		return output(ctx, filepath.Join(state, "debs"), program, slices.Concat(options, args)...)
-	}
-	if _, err := apt("apt-get", "update", "--error-on=any"); err != nil {
-		return err
-	}
-	depends, err := apt("apt-cache", "depends", "linux-image-amd64")
+	depends, err := suite.Depends(ctx, "linux-image-amd64")
 	if err != nil {
 		return err
 	}
@@ -140,7 +113,7 @@ func fetchKernel(ctx context.Context, suite, dir string) error {
 		return fmt.Errorf("linux-image-amd64 depends on no kernel: %q", depends)
 	}
 	// From Linux 7 on, Debian has the image in several packages.
-	if depends, err = apt("apt-cache", "depends", image[1]); err != nil {
+	if depends, err = suite.Depends(ctx, image[1]); err != nil {
 		return err
 	}
 	packages := []string{image[1]}
@@ -150,17 +123,8 @@ func fetchKernel(ctx context.Context, suite, dir string) error {
 			packages = append(packages, p[1])
 		}
 	}
-	if _, err := apt("apt-get", append([]string{"download"}, packages...)...); err != nil {
+	if err := suite.Unpack(ctx, dir, packages...); err != nil {
 		return err
-	}
-	debs, err := filepath.Glob(filepath.Join(state, "debs", "*.deb"))
-	if err != nil {
-		return err
-	}
-	for _, deb := range debs {
-		if _, err := output(ctx, dir, "dpkg-deb", "-x", deb, dir); err != nil {
-			return err
-		}
 	}
 	if err := os.RemoveAll(state); err != nil {
 		return err
@@ -229,20 +193,6 @@ func readModule(ctx context.Context, file string) ([]byte, error) {
 	}
 	text, err := output(ctx, "/", "xz", "-dc", file)
 	return []byte(text), err
-}
-
-// debianMirror is this machine's mirror of Debian.
-func debianMirror(ctx context.Context) (string, error) {
-	list, err := output(ctx, "/", "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
-	if err != nil {
-		return "", err
-	}
-	for uri := range strings.FieldsSeq(list) {
-		if strings.HasSuffix(strings.TrimRight(uri, "/"), "/debian") {
-			return uri, nil
-		}
-	}
-	return "", errors.New("none of apt's sources on this machine is a mirror of Debian")
 }
 
 // output runs a program and returns its standard output; the error has the end of its standard error.

@@ -1,4 +1,4 @@
-// Package cargo builds the programs and libraries that a benchmark measures.
+// Package cargo builds the programs and libraries that benchmarks measure and labs run.
 package cargo
 
 import (
