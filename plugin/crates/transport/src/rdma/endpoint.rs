@@ -283,7 +283,10 @@ impl<S: EndpointState> Endpoint<S> {
         this.base.move_to(device);
         this.base.counters.recovered.add(1);
         let (from, to) = (before.gid(), adapter.gid());
-        this.base.warn(&format!("failed over to GID {to} from {from}: {why}"));
+        this.base.warn(&match from == to {
+            true => format!("connected again at GID {to}: {why}"),
+            false => format!("failed over to GID {to} from {from}: {why}"),
+        });
         state.on_failover(&this.base)?;
         this.watch(state)?;
         Ok(true)

@@ -64,7 +64,7 @@ pub(crate) struct RecvState {
     /// Since when there is no control connection, and why.
     control_lost: Option<(Instant, String)>,
     /// Whether the sender has other paths.
-    can_fail_over: bool,
+    has_alternates: bool,
     /// Number of the control connection.
     control_number: u32,
     /// Where messages may be in GPU memory.
@@ -110,7 +110,7 @@ impl Receiver {
             credit_request: None,
             closed_after: None,
             control_lost: None,
-            can_fail_over: !alternates.is_empty(),
+            has_alternates: !alternates.is_empty(),
             control_number: 0,
             flush: if is_host_only { None } else { Some(Flush::new(adapter)?) },
         };
@@ -255,7 +255,7 @@ impl EndpointState for RecvState {
         if let Some(flush) = &mut self.flush {
             self.core.owner_to_notify |= flush.poll()?;
             if let Some((_, why)) = flush.failure()
-                && !self.can_fail_over
+                && !self.has_alternates
             {
                 return Err(ConnectionError(ErrorKind::System, why.clone()));
             }
@@ -358,7 +358,7 @@ impl RecvState {
                     self.tags = TagMatcher::advertise_all();
                 }
             }
-            ControlMessage::AlternateAddresses(_) => self.can_fail_over = true,
+            ControlMessage::AlternateAddresses(_) => self.has_alternates = true,
             ControlMessage::Offer(index, pair, parts) => {
                 let index = self.core.check_index(index)?;
                 if self.core.queue_pairs.stop(index, "the peer's has failed") {
@@ -619,7 +619,7 @@ impl RecvState {
             for (at, part) in parts.iter().enumerate() {
                 received |= u64::from(self.arrivals.has(part.message, part.index)) << at;
             }
-            let may_wait = self.can_fail_over && !self.core.is_opening();
+            let may_wait = !self.core.is_opening();
             let own = match self.core.queue_pairs.replace(index) {
                 Ok(own) => own,
                 // The device may have room for a queue pair later, or the sender fails over.
@@ -655,8 +655,7 @@ impl RecvState {
 
     /// How long the sender may take to fail over, if it can.
     fn failover_timeout(&self, base: &Base) -> Option<Duration> {
-        let failure = self.core.control.path_failure().filter(|_| self.can_fail_over)?;
-        Some(match failure {
+        Some(match self.core.control.path_failure()? {
             PathFailure::Unreachable => base.context.settings.recovery_timeout,
             PathFailure::Reset => RESET_FAILOVER_TIMEOUT,
         })
@@ -673,7 +672,7 @@ impl RecvState {
         let Some((since, why)) = &self.control_lost else { return Ok(()) };
         let what = match self.failover_timeout(base) {
             Some(timeout) if since.elapsed() >= timeout => {
-                format!("{why}, and no other path for {} s", timeout.as_secs())
+                format!("{why}, and no path for {} s", timeout.as_secs())
             }
             None if since.elapsed() >= LATE_COMPLETIONS => why.clone(),
             _ => return Ok(()),

@@ -332,7 +332,7 @@ impl EndpointState for SendState {
         if let Some((since, why)) = &self.control_lost
             && now.saturating_duration_since(*since) >= timeout
         {
-            let what = format!("{why}, and no other path for {} s", timeout.as_secs());
+            let what = format!("{why}, and no path for {} s", timeout.as_secs());
             return Err(ConnectionError::remote(what));
         }
         let may_use_tcp = base.context.settings.may_use_tcp();
@@ -497,6 +497,7 @@ impl SendState {
         let is_late = |since: Instant| match since <= self.path_since {
             true => now.saturating_duration_since(self.path_since) >= FAILOVER_ANSWER_TIMEOUT,
             false => now.saturating_duration_since(since) >= ANSWER_TIMEOUT,
+    /// Whether the connection outlives a path: where there is no other one, the same may work again.
         };
         let down = self.core.queue_pairs.longest_down().map(|(since, _)| since);
         let is_dead = self.failures.repeated

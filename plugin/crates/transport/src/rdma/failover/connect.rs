@@ -1,8 +1,8 @@
 //! The sender's half of failover: it looks for another path to the receiver.
 //!
-//! When nothing gets through on the present path, the sender connects over others, all at once. Paths that are likely to
-//! stay on one rail go first. The first path on which the listener answers is taken: queue pairs use the ports at whose
-//! addresses the control connection ends.
+//! When nothing gets through on the present path, the sender connects over others, all at once, and over the present one
+//! again if all have failed. Paths that are likely to stay on one rail go first. The first path on which the listener answers
+//! is taken: queue pairs use the ports at whose addresses the control connection ends.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -90,11 +90,6 @@ impl PathSearch {
         let new: Vec<_> = new.copied().collect();
         self.addresses.extend(new);
         self.addresses.truncate(1 + MAX_ADDRESSES);
-    }
-
-    /// Whether there is more than one path.
-    pub(in crate::rdma) fn has_alternatives(&self) -> bool {
-        self.devices.len() * self.addresses.len() > 1
     }
 
     /// Notes that the present path has failed, until [`PathSearch::mark_working`].

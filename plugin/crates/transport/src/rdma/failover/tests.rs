@@ -34,11 +34,20 @@ impl TestConnection {
     }
 
     fn with_memory_types(memory_types: MemoryTypes, settings: &[(&str, &str)]) -> Self {
+        Self::between(("=rxe0,rxe2", "=rxe1,rxe3"), memory_types, settings)
+    }
+
+    /// From the first of these ports to the first of those.
+    fn between(
+        (from, to): (&str, &str),
+        memory_types: MemoryTypes,
+        settings: &[(&str, &str)],
+    ) -> Self {
         let with = |ports| {
             let own = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", ports)];
             transport_with(&[&own, settings].concat())
         };
-        let ((from, from_log), (to, to_log)) = (with("=rxe0,rxe2"), with("=rxe1,rxe3"));
+        let ((from, from_log), (to, to_log)) = (with(from), with(to));
         let listener = to.listen(0, "", memory_types).unwrap();
         let call = from.connect(0, listener.handle(), "", memory_types).unwrap();
         let (send, recv) = meet(&call, &listener);
@@ -254,6 +263,44 @@ fn recovered_path_is_used_again() {
     until(|| sending.poll(true).unwrap().then_some(()));
     assert!(length == 4 << 20 && block.bytes() == sent.bytes());
     assert!(begin.elapsed() > Duration::from_secs(8));
+}
+
+/// Both ends give up the path's TCP connection meanwhile, and have no other port.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn outage_of_the_only_path_is_outlived() {
+    let connection = TestConnection::between(("=rxe0", "=rxe1"), MemoryTypes::HOST, &TIMEOUTS);
+    let outage = |mut work: Box<dyn FnMut() -> bool + '_>| {
+        let (mut dead_link, begin) = (Some(DeadLink::new(0)), Instant::now());
+        until(|| {
+            // Three times the peer timeout, and shorter than the recovery timeout.
+            if begin.elapsed() > Duration::from_secs(12) {
+                dead_link = None;
+            }
+            (work() && dead_link.is_none()).then_some(())
+        });
+    };
+    connection.exchange(&[1 << 20], |_| {});
+    let room = Block::new(4 << 20);
+    let mut receiving = connection.recv.recv_block(room, 4 << 20).unwrap().ok().unwrap();
+    let sent = Arc::new(message(5, 4 << 20));
+    let mut sending = connection.send.send_block(&sent, 4 << 20).unwrap();
+    let mut received = None;
+    outage(Box::new(|| {
+        received = received.take().or_else(|| receiving.poll(true).unwrap());
+        if sending.as_mut().is_some_and(|sending| sending.poll(true).unwrap()) {
+            sending = None;
+        }
+        received.is_some() && sending.is_none()
+    }));
+    let (block, length) = received.unwrap();
+    assert!(length == 4 << 20 && block.bytes() == sent.bytes());
+    connection.exchange(&lengths(), |_| {});
+    // Without anything to send.
+    outage(Box::new(|| true));
+    connection.exchange(&lengths(), |_| {});
+    let [from, to] = connection.failovers();
+    assert!(from >= 1 && to >= 1, "{from} {to}: {:?}", lock(&connection.from_log.0));
 }
 
 #[test]
