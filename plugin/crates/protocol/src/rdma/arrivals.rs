@@ -15,13 +15,13 @@ pub const MAX_PARTS: u32 = 1 << 23;
 
 /// The immediate data of a part.
 ///
-/// Layout: the highest bit marks the last part, the next one a whole small message in the receiver's eager buffers. Then
-/// follow seven bits of the message's number, and 23 of the part's.
+/// Layout: the highest bit marks the last part, the next one a whole small message in the receiver's eager ring. Then follow
+/// seven bits of the message's number, and 23 of the part's, or of the place in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
     /// The message's number modulo [`NUMBER_MODULUS`].
     message: u32,
-    /// The part's number.
+    /// The part's number; the place of an eager message.
     index: u32,
     last: bool,
     eager: bool,
@@ -33,9 +33,14 @@ impl Immediate {
         Self { message: (message % NUMBER_MODULUS) as u32, index, last, eager: false }
     }
 
-    /// A whole message, written to an eager buffer.
-    pub fn eager(message: u64) -> Self {
-        Self { message: (message % NUMBER_MODULUS) as u32, index: 0, last: true, eager: true }
+    /// A whole message, written to this place of the eager ring. The receiver does not know places: it reports which messages
+    /// have left the ring.
+    ///
+    /// # Panics
+    /// When the place is not below [`MAX_PARTS`].
+    pub fn eager(message: u64, place: u32) -> Self {
+        assert!(place < MAX_PARTS);
+        Self { message: (message % NUMBER_MODULUS) as u32, index: place, last: true, eager: true }
     }
 
     /// The number.
@@ -83,8 +88,8 @@ pub struct ReceivedMessage<T> {
     pub message: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Whether it is in an eager buffer; else it is in its posted buffer.
-    pub is_eager: bool,
+    /// Its place in the eager ring, if it is there; else it is in its posted buffer.
+    pub eager_place: Option<u32>,
 }
 
 /// The messages of one connection.
@@ -102,8 +107,8 @@ pub struct Arrivals<T> {
 struct Message<T> {
     /// Bytes of the posted buffer and its value; none before it is posted, and none once the message is complete.
     posted: Option<(u64, T)>,
-    /// Its length, if it is in an eager buffer.
-    eager: Option<u64>,
+    /// Its length and its place, if it is in the eager ring.
+    eager: Option<(u64, u32)>,
     parts: Parts,
     /// Bytes received.
     bytes: u64,
@@ -166,7 +171,7 @@ impl<T> Default for Message<T> {
 }
 
 impl<T> Arrivals<T> {
-    /// Number of the oldest incomplete message. Eager buffers of those before it are free.
+    /// Number of the oldest incomplete message. Those before it have left the eager ring.
     pub fn first(&self) -> u64 {
         self.first
     }
@@ -230,7 +235,7 @@ impl<T> Arrivals<T> {
         let message = self.message(number);
         message.posted = Some((capacity, posted));
         let arrived = match message.eager {
-            Some(length) => Some(self.complete(number, length, true)?),
+            Some((length, place)) => Some(self.complete(number, length, Some(place))?),
             None => None,
         };
         Ok((number, arrived))
@@ -258,11 +263,11 @@ impl<T> Arrivals<T> {
             return Ok(None);
         }
         if part.eager {
-            message.eager = Some(bytes.into());
+            message.eager = Some((bytes.into(), part.index));
             if number >= next {
                 return Ok(None);
             }
-            return self.complete(number, bytes.into(), true).map(Some);
+            return self.complete(number, bytes.into(), Some(part.index)).map(Some);
         }
         let Some((capacity, _)) = message.posted else { return Err(ArrivalError::NotPosted) };
         if part.last {
@@ -282,7 +287,7 @@ impl<T> Arrivals<T> {
         if message.count != Some(message.parts.count) {
             return Ok(None);
         }
-        self.complete(number, length, false).map(Some)
+        self.complete(number, length, None).map(Some)
     }
 
     /// Whether a part has been received.
@@ -308,7 +313,7 @@ impl<T> Arrivals<T> {
         &mut self,
         number: u64,
         length: u64,
-        is_eager: bool,
+        eager_place: Option<u32>,
     ) -> Result<ReceivedMessage<T>, ArrivalError> {
         let message = self.message(number);
         let Some((capacity, posted)) = message.posted.take() else {
@@ -323,7 +328,7 @@ impl<T> Arrivals<T> {
             self.messages.pop_front();
             self.first += 1;
         }
-        Ok(ReceivedMessage { posted, message: number, length, is_eager })
+        Ok(ReceivedMessage { posted, message: number, length, eager_place })
     }
 }
 
@@ -344,7 +349,7 @@ mod tests {
         assert_eq!(arrivals.part_received(400, part(0, 0, false)), Ok(None));
         assert_eq!(arrivals.part_received(400, part(0, 0, false)), Ok(None), "the same once more");
         assert!(arrivals.has(0, 0) && !arrivals.has(0, 1) && arrivals.has(0, 2));
-        let all = ReceivedMessage { posted: 'a', message: 0, length: 900, is_eager: false };
+        let all = ReceivedMessage { posted: 'a', message: 0, length: 900, eager_place: None };
         assert_eq!(arrivals.part_received(400, part(0, 1, false)), Ok(Some(all)));
         assert!(arrivals.has(0, 1), "of a message that is complete");
         assert_eq!(arrivals.part_received(400, part(0, 1, false)), Ok(None), "long ago");
@@ -354,13 +359,13 @@ mod tests {
     #[test]
     fn arrivals_keep_eager_messages_until_a_buffer_is_posted() {
         let mut arrivals = Arrivals::default();
-        assert_eq!(arrivals.part_received(8, Immediate::eager(1).encode()), Ok(None));
+        assert_eq!(arrivals.part_received(8, Immediate::eager(1, 7).encode()), Ok(None));
         assert_eq!(arrivals.post(10, 'a'), Ok((0, None)));
-        let early = ReceivedMessage { posted: 'b', message: 1, length: 8, is_eager: true };
+        let early = ReceivedMessage { posted: 'b', message: 1, length: 8, eager_place: Some(7) };
         assert_eq!(arrivals.post(10, 'b'), Ok((1, Some(early))));
-        assert_eq!(arrivals.first(), 0, "the eager buffer is in use");
-        let empty = ReceivedMessage { posted: 'a', message: 0, length: 0, is_eager: true };
-        assert_eq!(arrivals.part_received(0, Immediate::eager(0).encode()), Ok(Some(empty)));
+        assert_eq!(arrivals.first(), 0, "the eager ring is in use");
+        let empty = ReceivedMessage { posted: 'a', message: 0, length: 0, eager_place: Some(0) };
+        assert_eq!(arrivals.part_received(0, Immediate::eager(0, 0).encode()), Ok(Some(empty)));
         assert_eq!(arrivals.first(), 2);
     }
 
@@ -370,7 +375,7 @@ mod tests {
         assert_eq!(arrivals.part_received(8, part(0, 0, true)), Err(ArrivalError::NotPosted));
         arrivals.post(10, 'a').unwrap();
         let long = ArrivalError::TooLong { length: 11, capacity: 10 };
-        assert_eq!(arrivals.part_received(11, Immediate::eager(0).encode()), Err(long));
+        assert_eq!(arrivals.part_received(11, Immediate::eager(0, 0).encode()), Err(long));
         arrivals.post(10, 'b').unwrap();
         let long = ArrivalError::TooLong { length: 12, capacity: 10 };
         assert_eq!(arrivals.part_received(12, part(1, 0, false)), Err(long));

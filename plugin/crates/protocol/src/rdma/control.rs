@@ -49,7 +49,7 @@ pub enum ControlMessage {
     /// From the listener, as [`crate::Frame::TagsDifferFrom`]. Credits carry the buffers' tags.
     TagsDifferFrom(u64),
     /// From the connector, as [`crate::Frame::SameTagBelow`]. It has the lengths in bytes of the messages from the
-    /// listener's number on; 0 for those that are in the listener's eager buffers.
+    /// listener's number on; 0 for those that are in the listener's eager ring.
     SameTagBelow(u64, Vec<u32>),
     /// The addresses of this side's other ports, to which the connection can fail over; 1 to [`MAX_ADDRESSES`]. Not sent
     /// where there is none.

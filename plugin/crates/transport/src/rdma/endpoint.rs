@@ -120,7 +120,7 @@ pub(crate) struct EndpointCore<W> {
 }
 
 impl<W> EndpointCore<W> {
-    /// `on_opened` is called when all queue pairs are active, or with the reason why they are not by the deadline.
+    /// `on_opened` is called when the first queue pair is active, or with the reason why it is not by the deadline.
     pub(super) fn new(
         queue_pairs: QueuePairs<W>,
         socket: Socket,
@@ -325,7 +325,7 @@ impl<S: EndpointState> Endpoint<S> {
         let delivered = state.is_delivered();
         let core = state.core();
         let opening = match &result {
-            Ok(()) if core.opening.is_none() || !core.queue_pairs.are_active() => None,
+            Ok(()) if core.opening.is_none() || !core.queue_pairs.is_usable() => None,
             _ => core.opening.take(),
         };
         let is_done = delivered && core.lingering.is_some();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{MAX_PARTS_IN_FLIGHT, PacketMarking, PortInfo, QueuePairInfo};
+use evenkeel_protocol::{MAX_PARTS_IN_FLIGHT, PacketMarking, PortInfo, QueuePairInfo, WINDOW};
 use evenkeel_verbs::{
     Access, CompletionQueue, CompletionStatus, Context, MemoryRegion, QueuePair, StagingBuffer,
     WorkCompletion, WriteRequest, WriteSource,
@@ -18,14 +18,17 @@ use crate::sys::{self, PathFigures};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::FlowObservation;
 
-/// Number of receives that are posted to a queue pair. Without any left, its device asks the peer's to wait.
-const POSTED_RECEIVES: usize = 256;
+/// Number of receives that are posted to a queue pair: as many as messages may be on their way. Without any left, its device
+/// asks the peer's to wait. Long messages may have more parts, of which few are sent ahead.
+const POSTED_RECEIVES: usize = WINDOW as usize;
 /// Room of a queue pair for receives.
 const MAX_RECEIVES: u32 = POSTED_RECEIVES as u32;
-/// Room of a queue pair for sends: writes and a probe.
-const MAX_SENDS: u32 = MAX_PARTS_IN_FLIGHT as u32 + 1;
-/// Maximum number of bytes of an inline write, if the device supports that.
-const MAX_INLINE: u32 = 256;
+/// Maximum number of writes in flight on a queue pair. Each has room in its device's queue, which is pinned memory, also
+/// while the connection is idle; others go to another queue pair. A probe has it before the first write.
+const MAX_WRITES: usize = 32;
+const _: () = assert!(MAX_WRITES <= MAX_PARTS_IN_FLIGHT);
+/// Maximum number of bytes of an inline write, if the device supports that. With so many, mlx5 has entries of 256 bytes.
+const MAX_INLINE: u32 = 124;
 /// How long a failed queue pair may take to complete all its work.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -49,6 +52,8 @@ pub(super) struct QueuePairs<W> {
 /// The place of a queue pair, which is replaced when it fails.
 pub(super) struct QueuePairSlot<W> {
     state: QueuePairState,
+    /// Whether there was a queue pair. The first one is opened with the connection, others when those before are full.
+    opened: bool,
     pair: Option<QueuePair>,
     /// Number of the first packet that it sends.
     sequence: u32,
@@ -106,6 +111,7 @@ impl<W> QueuePairs<W> {
         let completions = new_completion_queue(adapter, count)?;
         let slot = |_| QueuePairSlot {
             state: QueuePairState::Unconnected,
+            opened: false,
             pair: None,
             sequence: 0,
             generation: 0,
@@ -140,8 +146,27 @@ impl<W> QueuePairs<W> {
         self.slots[index].state
     }
 
-    pub(super) fn are_active(&self) -> bool {
-        self.slots.iter().all(|slot| slot.state == QueuePairState::Active)
+    /// Whether there is an active queue pair for each use: the first one.
+    pub(super) fn is_usable(&self) -> bool {
+        self.slots[0].state == QueuePairState::Active
+    }
+
+    /// Whether this slot has had a queue pair.
+    pub(super) fn is_opened(&self, index: usize) -> bool {
+        self.slots[index].opened
+    }
+
+    /// The next slot that has had no queue pair, if those of all slots before it are active.
+    pub(super) fn next_unopened(&self) -> Option<usize> {
+        let index = self.slots.iter().position(|slot| !slot.opened)?;
+        let are_active =
+            self.slots[..index].iter().all(|slot| slot.state == QueuePairState::Active);
+        are_active.then_some(index)
+    }
+
+    /// Whether one has failed and is not replaced yet.
+    pub(super) fn is_any_down(&self) -> bool {
+        self.slots.iter().any(|slot| slot.down.is_some())
     }
 
     /// Whether a region is registered with the present port.
@@ -185,7 +210,8 @@ impl<W> QueuePairs<W> {
         why: &str,
     ) {
         let gid = self.adapter.gid();
-        for (index, slot) in self.slots.iter_mut().enumerate() {
+        let opened = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.opened);
+        for (index, slot) in opened {
             slot.end();
             slot.state = QueuePairState::Unconnected;
             let what = || (Instant::now(), format!("queue pair {index} at {gid}: {why}"));
@@ -200,9 +226,10 @@ impl<W> QueuePairs<W> {
 
     /// Puts a new queue pair into a slot.
     pub(super) fn replace(&mut self, index: usize) -> Result<QueuePairInfo, Error> {
-        let depth = (MAX_SENDS, MAX_RECEIVES);
+        let depth = (MAX_WRITES as u32, MAX_RECEIVES);
         let (number, pkey) = (self.adapter.number(), self.adapter.pkey_index());
         let slot = &mut self.slots[index];
+        slot.opened = true;
         // The old one ends first: the device may have room for one only.
         slot.end();
         // A device that supports fewer inline bytes returns an error.
@@ -239,20 +266,20 @@ impl<W> QueuePairs<W> {
         Ok(())
     }
 
-    /// The peer's queue pair receives: this one may send.
-    pub(super) fn activate(&mut self, index: usize) {
+    /// The peer's queue pair receives: this one may send. Returns whether it replaces one that has failed.
+    pub(super) fn activate(&mut self, index: usize) -> bool {
         let slot = &mut self.slots[index];
         if slot.state == QueuePairState::Connected {
             slot.state = QueuePairState::Active;
         }
-        slot.down = None;
+        slot.down.take().is_some()
     }
 
     /// The queue pair with the fewest bytes in flight, if it has room.
     pub(super) fn least_loaded(&self) -> Option<usize> {
         let has_room = |slot: &QueuePairSlot<W>| {
             slot.state == QueuePairState::Active
-                && slot.writes.len() < MAX_PARTS_IN_FLIGHT
+                && slot.writes.len() < MAX_WRITES
                 && (slot.bytes_in_flight < self.max_in_flight || slot.writes.is_empty())
         };
         let slots = self.slots.iter().enumerate().filter(|(_, slot)| has_room(slot));
@@ -501,9 +528,10 @@ impl<W> QueuePairSlot<W> {
     }
 }
 
-/// A completion queue for this number of queue pairs: the work of each, and what is left of its predecessor.
+/// A completion queue for this number of queue pairs: the work of each, and what is left of a predecessor whose drain took too
+/// long. For two of them that is a power of two less the entry that devices add.
 fn new_completion_queue(adapter: &Adapter, count: usize) -> Result<Arc<CompletionQueue>, Error> {
-    let depth = 2 * (MAX_SENDS + MAX_RECEIVES) * count as u32;
+    let depth = (MAX_WRITES as u32 + MAX_RECEIVES) * count as u32 + MAX_RECEIVES - 1;
     let queue = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
     // Clears the failure of an earlier queue at the same address.
     adapter.completion_queue_failed(&queue);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
     ArrivalError, Arrivals, ControlMessage, MAX_MESSAGE_BYTES, MessagePart, QueuePairInfo,
-    ReceivedMessage, WINDOW,
+    ReceivedMessage,
 };
 use evenkeel_verbs::{Access, MemoryRegion, StagingBuffer, WriteSource};
 use socket2::Socket;
@@ -15,7 +15,7 @@ use socket2::Socket;
 use super::adapter::Adapter;
 use super::control::PathFailure;
 use super::credit::{CREDIT_BYTES, CREDITS, Credit, CreditImmediate};
-use super::eager::{EAGER_BYTES, with_buffer};
+use super::eager::{EAGER_BYTES, RING_BYTES, RingProgress, offset_of, with_buffer};
 use super::endpoint::{Endpoint, EndpointCore, EndpointState, OnOpened};
 use super::error::{ConnectionError, system};
 use super::flush::Flush;
@@ -32,8 +32,6 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::reactor::Workers;
 
-/// Number of messages that leave the eager ring before the sender is notified.
-const RING_PROGRESS_STEP: u64 = WINDOW / 4;
 /// How long completions of received parts may take after the control connection has ended.
 const LATE_COMPLETIONS: Duration = Duration::from_millis(500);
 /// How long a sender may take to fail over after its host has reset the control connection.
@@ -45,16 +43,14 @@ pub(crate) type Receiver = Endpoint<RecvState>;
 /// The state of the receiving end.
 pub(crate) struct RecvState {
     core: EndpointCore<()>,
-    /// The ring that the sender writes eager messages to.
-    eager_ring: StagingBuffer,
-    /// Copies of the credits in flight.
-    credit_copies: StagingBuffer,
+    /// The ring that the sender writes eager messages to, from its first byte on, and copies of the credits in flight, from
+    /// [`RING_BYTES`] on.
+    staging: StagingBuffer,
     arrivals: Arrivals<PostedBuffer>,
     tags: TagMatcher,
     /// Messages whose credits are to be written.
     pending_credits: VecDeque<u64>,
-    /// Number of messages that have left the eager ring, as last reported to the sender.
-    reported_ring_progress: u64,
+    ring_progress: RingProgress,
     /// The sender's offers that were not answered yet, by queue pair.
     offers: Vec<Option<(QueuePairInfo, Vec<MessagePart>)>>,
     /// The message for which the sender has requested a credit, and its length.
@@ -92,7 +88,6 @@ impl Receiver {
         alternates: Vec<IpAddr>,
         on_opened: OnOpened,
     ) -> Result<Arc<Self>, Error> {
-        let staging = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
         let deadline = Instant::now() + context.settings.connect_timeout;
         let is_host_only = context.memory_types.is_host_only();
         let offers = (0..queue_pairs).map(|_| None).collect();
@@ -100,12 +95,12 @@ impl Receiver {
         let queue_pairs = QueuePairs::new(adapter, queue_pairs, u64::MAX)?;
         let mut state = RecvState {
             core: EndpointCore::new(queue_pairs, socket, &context, on_opened, deadline),
-            eager_ring: staging(WINDOW as usize * EAGER_BYTES)?,
-            credit_copies: staging(CREDITS * CREDIT_BYTES)?,
+            staging: StagingBuffer::new(&adapter.context, RING_BYTES + CREDITS * CREDIT_BYTES)
+                .map_err(system)?,
             arrivals: Arrivals::default(),
             tags: TagMatcher::default(),
             pending_credits: VecDeque::new(),
-            reported_ring_progress: 0,
+            ring_progress: RingProgress::default(),
             offers,
             credit_request: None,
             closed_after: None,
@@ -114,7 +109,7 @@ impl Receiver {
             control_number: 0,
             flush: if is_host_only { None } else { Some(Flush::new(adapter)?) },
         };
-        state.core.send_port(state.eager_ring.region());
+        state.core.send_port(state.staging.region());
         if !alternates.is_empty() {
             state.core.control.send(&ControlMessage::AlternateAddresses(alternates));
         }
@@ -267,10 +262,7 @@ impl EndpointState for RecvState {
     }
 
     fn on_failover(&mut self, _base: &Base) -> Result<(), ConnectionError> {
-        let context = &self.core.queue_pairs.adapter.context;
-        for buffer in [&mut self.eager_ring, &mut self.credit_copies] {
-            buffer.reregister(context).map_err(system)?;
-        }
+        self.staging.reregister(&self.core.queue_pairs.adapter.context).map_err(system)?;
         for posted in self.arrivals.posted_mut() {
             if posted.region.is_some() {
                 posted.region = Some(self.core.queue_pairs.recv_region(&posted.buffer)?);
@@ -284,7 +276,7 @@ impl EndpointState for RecvState {
         }
         self.offers.fill(None);
         self.control_lost = None;
-        self.core.send_port(self.eager_ring.region());
+        self.core.send_port(self.staging.region());
         Ok(())
     }
 
@@ -368,8 +360,7 @@ impl RecvState {
             }
             ControlMessage::Ready(index) => {
                 let index = self.core.check_index(index)?;
-                self.core.queue_pairs.activate(index);
-                if !self.core.is_opening() {
+                if self.core.queue_pairs.activate(index) {
                     base.counters.replaced.add(1);
                     self.repeat_credits();
                 }
@@ -524,18 +515,20 @@ impl RecvState {
         received: ReceivedMessage<PostedBuffer>,
         base: &Base,
     ) -> Result<(), ConnectionError> {
-        let ReceivedMessage { posted, message, length, is_eager } = received;
-        if is_eager {
+        let ReceivedMessage { posted, message, length, eager_place } = received;
+        if let Some(place) = eager_place {
             if !self.core.is_eager() {
                 let what = "protocol error: an eager message, which was not agreed on";
                 return Err(ConnectionError::remote(what));
             }
-            let offset = (message % WINDOW) as usize * EAGER_BYTES;
-            // A longer message would not have fitted into its slot.
-            with_buffer((length as usize).min(EAGER_BYTES), |bytes| {
-                self.eager_ring.read(offset, bytes);
+            let offset = offset_of(place, length as usize).ok_or_else(|| {
+                ConnectionError::remote("protocol error: an eager message outside of the ring")
+            })?;
+            with_buffer(length as usize, |bytes| {
+                self.staging.read(offset, bytes);
                 posted.buffer.part(0, bytes.len()).copy_from(bytes);
             });
+            self.ring_progress.copied_out(message, length as usize);
         }
         // The region ends, unless others hold it, before the caller has the memory back.
         drop(posted.region);
@@ -571,8 +564,9 @@ impl RecvState {
             let offset = Credit::offset(message);
             let remote = (port.address + offset as u64, port.key);
             let bytes = credit.encode(message);
-            self.credit_copies.write(offset, &bytes);
-            let copy = (&self.credit_copies, offset);
+            let at = RING_BYTES + offset;
+            self.staging.write(at, &bytes);
+            let copy = (&self.staging, at);
             let immediate = CreditImmediate::encode_credit(message);
             self.core.queue_pairs.write_copy(index, &bytes, copy, remote, immediate, ())?;
         }
@@ -583,13 +577,13 @@ impl RecvState {
     fn report_ring_progress(&mut self) -> Result<(), ConnectionError> {
         let Some(port) = self.core.peer_port else { return Ok(()) };
         let progress = self.arrivals.first();
-        if progress >= self.reported_ring_progress + RING_PROGRESS_STEP
+        if self.ring_progress.is_due(progress)
             && let Some(index) = self.core.queue_pairs.least_loaded()
         {
             let (remote, empty) = ((port.address, port.key), WriteSource::Empty);
             let immediate = CreditImmediate::encode_ring_progress(progress);
             self.core.queue_pairs.write(index, empty, remote, immediate, ())?;
-            self.reported_ring_progress = progress;
+            self.ring_progress.reported(progress);
         }
         Ok(())
     }
@@ -650,10 +644,10 @@ impl RecvState {
         let needs_credit = |posted: &PostedBuffer| posted.region.is_some() || advertises;
         let all = self.arrivals.posted().filter(|(.., posted)| needs_credit(posted));
         self.pending_credits = all.map(|(number, ..)| number).collect();
-        self.reported_ring_progress = self.arrivals.first().saturating_sub(RING_PROGRESS_STEP);
+        self.ring_progress.repeat();
     }
 
-    /// How long the sender may take to fail over, if it can.
+    /// How long the sender may take to fail over, or to use the path again, if it has not closed the connection.
     fn failover_timeout(&self, base: &Base) -> Option<Duration> {
         Some(match self.core.control.path_failure()? {
             PathFailure::Unreachable => base.context.settings.recovery_timeout,

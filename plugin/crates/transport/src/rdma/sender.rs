@@ -11,7 +11,7 @@ use socket2::Socket;
 use super::adapter::Adapter;
 use super::control::PathFailure;
 use super::credit::{CREDIT_BYTES, CREDITS, Credit, CreditImmediate};
-use super::eager::{EAGER_BYTES, with_buffer};
+use super::eager::{EAGER_BYTES, EagerRing, RING_BYTES, place_of, with_buffer};
 use super::endpoint::{Endpoint, EndpointCore, EndpointState, OnOpened};
 use super::error::{ConnectionError, system};
 use super::failover::PathSearch;
@@ -37,19 +37,24 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same after a failover: the peer may have to register much memory first.
 const FAILOVER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Offset of the byte of the staging buffer that probes overwrite.
+const PROBED: usize = CREDITS * CREDIT_BYTES;
+/// Offset of the copies of eager messages there.
+const COPIES: usize = (PROBED + 1).next_multiple_of(64);
+
 /// The sending end.
 pub(crate) type Sender = Endpoint<SendState>;
 
 /// The state of the sending end.
 pub(crate) struct SendState {
     core: EndpointCore<MessagePart>,
-    /// The memory that the receiver writes credits to.
-    credits: StagingBuffer,
+    /// The credits that the receiver writes, from its first byte on, and copies of eager messages, from [`COPIES`] on.
+    staging: StagingBuffer,
     /// The credits received, by message number modulo [`CREDITS`]. They are copied when they are complete: the memory may
     /// already hold half of a later one.
     received_credits: Vec<Option<(u64, Credit)>>,
-    /// Copies of eager messages, each in the slot of its number until it is acknowledged.
-    eager_copies: StagingBuffer,
+    /// The receiver's eager ring. The copies have the same offsets, and stay until they are acknowledged.
+    ring: EagerRing,
     /// Maximum number of bytes of a part.
     part_bytes: u64,
     /// The messages that are not done, from the oldest one on, and later ones.
@@ -58,8 +63,6 @@ pub(crate) struct SendState {
     first: u64,
     /// Number of the next message of which parts are to be sent for the first time.
     next: u64,
-    /// Eager messages below this number have room in the receiver's ring.
-    ring_end: u64,
     tags: TagGate,
     /// Parts that are to be sent again.
     retransmissions: VecDeque<MessagePart>,
@@ -79,7 +82,9 @@ struct OutgoingMessage {
     /// Not accessed any more once the message is copied.
     buffer: SendBuffer,
     length: u64,
-    /// Whether it is in [`SendState::eager_copies`].
+    /// Its offset in the eager ring, if it is eager and has room there.
+    ring_offset: Option<usize>,
+    /// Whether it is copied there.
     copied: bool,
     operation: Arc<Operation>,
     /// Its destination, if it is not eager.
@@ -104,20 +109,17 @@ impl Sender {
         let context = destination.context.clone();
         let settings = Arc::clone(&context.settings);
         let part_bytes = settings.chunk_bytes;
-        let staging = |bytes| StagingBuffer::new(&adapter.context, bytes).map_err(system);
         let max_in_flight = PARTS_AHEAD * part_bytes;
         let queue_pairs = QueuePairs::new(adapter, settings.queue_pairs.into(), max_in_flight)?;
         let mut state = SendState {
             core: EndpointCore::new(queue_pairs, socket, &context, on_opened, deadline),
-            // One more byte, for what probes read.
-            credits: staging(CREDITS * CREDIT_BYTES + 1)?,
+            staging: StagingBuffer::new(&adapter.context, COPIES + RING_BYTES).map_err(system)?,
             received_credits: vec![None; CREDITS],
-            eager_copies: staging(WINDOW as usize * EAGER_BYTES)?,
+            ring: EagerRing::default(),
             part_bytes,
             messages: VecDeque::new(),
             first: 0,
             next: 0,
-            ring_end: WINDOW,
             tags: TagGate::default(),
             retransmissions: VecDeque::new(),
             requests: 0,
@@ -176,6 +178,7 @@ impl Sender {
             state.messages.push_back(OutgoingMessage {
                 buffer,
                 length,
+                ring_offset: None,
                 copied: false,
                 operation: Arc::clone(&operation),
                 credit: None,
@@ -216,11 +219,9 @@ impl EndpointState for SendState {
     ) -> Result<(), ConnectionError> {
         match event {
             QueuePairEvent::Probed(index) => {
-                self.core.queue_pairs.activate(index);
+                let replaces = self.core.queue_pairs.activate(index);
                 self.core.control.send(&ControlMessage::Ready(index as u8));
-                if !self.core.is_opening() {
-                    base.counters.replaced.add(1);
-                }
+                base.counters.replaced.add(replaces.into());
             }
             QueuePairEvent::Sent(index, part, bytes) => {
                 self.failures = FailureStreak::default();
@@ -233,13 +234,13 @@ impl EndpointState for SendState {
             }
             QueuePairEvent::Received(_, _, immediate) => match CreditImmediate::decode(immediate) {
                 CreditImmediate::Credit(number) => {
-                    let credit = Credit::read(&self.credits, number);
+                    let credit = Credit::read(&self.staging, number);
                     self.received_credits[number as usize % CREDITS] = credit;
                 }
                 CreditImmediate::RingProgress(low_bits) => {
-                    let known = self.ring_end - WINDOW;
+                    let known = self.ring.left();
                     if let Some(left) = CreditImmediate::ring_progress(low_bits, known) {
-                        self.ring_end = left + WINDOW;
+                        self.ring.set_left(left);
                     }
                 }
             },
@@ -255,12 +256,16 @@ impl EndpointState for SendState {
     fn post_work(&mut self, _base: &Base) -> Result<(), ConnectionError> {
         self.offer_replacements();
         let Some(port) = self.core.peer_port else { return Ok(()) };
-        while let Some(index) = self.core.queue_pairs.least_loaded() {
+        loop {
             let again = self.retransmissions.front().copied();
             let number = again.map_or(self.next, |part| part.message);
             if !self.has_destination(number)? {
                 break;
             }
+            let Some(index) = self.core.queue_pairs.least_loaded() else {
+                self.open_another();
+                break;
+            };
             if let Some(part) = again {
                 self.retransmissions.pop_front();
                 self.write(index, part, &port)?;
@@ -280,10 +285,7 @@ impl EndpointState for SendState {
     }
 
     fn on_failover(&mut self, base: &Base) -> Result<(), ConnectionError> {
-        let context = &self.core.queue_pairs.adapter.context;
-        for buffer in [&mut self.credits, &mut self.eager_copies] {
-            buffer.reregister(context).map_err(system)?;
-        }
+        self.staging.reregister(&self.core.queue_pairs.adapter.context).map_err(system)?;
         // The receiver writes new credits, with the keys of its present port.
         self.received_credits.fill(None);
         for message in &mut self.messages {
@@ -368,13 +370,23 @@ impl EndpointState for SendState {
 }
 
 impl SendState {
-    /// Sends the peer this end's port, and offers queue pairs.
+    /// Sends the peer this end's port, and offers the first queue pair and those that were opened before.
     fn send_port_and_offers(&mut self) -> Result<(), Error> {
-        self.core.send_port(self.credits.region());
+        self.core.send_port(self.staging.region());
         for index in 0..self.core.queue_pairs.count() {
-            self.offer(index)?;
+            if index == 0 || self.core.queue_pairs.is_opened(index) {
+                self.offer(index)?;
+            }
         }
         Ok(())
+    }
+
+    /// All queue pairs are full: offers another one, if there may be more.
+    fn open_another(&mut self) {
+        if let Some(index) = self.core.queue_pairs.next_unopened() {
+            // Without room for it at the device, the connection does without.
+            let _ = self.offer(index);
+        }
     }
 
     /// Offers a new queue pair.
@@ -460,7 +472,7 @@ impl SendState {
             return Err(ConnectionError::remote("protocol error: an answer without an offer"));
         }
         let (marking, can_fail_over) = (self.core.marking(), self.can_fail_over());
-        let into = (self.credits.region(), self.credits.address(CREDITS * CREDIT_BYTES));
+        let into = (self.staging.region(), self.staging.address(PROBED));
         let queue_pairs = &mut self.core.queue_pairs;
         let connected = queue_pairs.connect(index, &port, pair, marking);
         let probed =
@@ -485,8 +497,9 @@ impl SendState {
         Ok(())
     }
 
+    /// Whether the connection outlives a path: where there is no other one, the same may work again.
     fn can_fail_over(&self) -> bool {
-        !self.core.is_opening() && self.failover.has_alternatives()
+        !self.core.is_opening()
     }
 
     /// Tries other paths if nothing gets through on the present one, and stops doing so if something does.
@@ -497,7 +510,6 @@ impl SendState {
         let is_late = |since: Instant| match since <= self.path_since {
             true => now.saturating_duration_since(self.path_since) >= FAILOVER_ANSWER_TIMEOUT,
             false => now.saturating_duration_since(since) >= ANSWER_TIMEOUT,
-    /// Whether the connection outlives a path: where there is no other one, the same may work again.
         };
         let down = self.core.queue_pairs.longest_down().map(|(since, _)| since);
         let is_dead = self.failures.repeated
@@ -530,15 +542,23 @@ impl SendState {
         let at = number.checked_sub(self.first).map(|at| at as usize);
         let Some(message) = at.and_then(|at| self.messages.get(at)) else { return Ok(true) };
         let length = message.length;
-        if message.copied || self.is_eager(length) {
-            return Ok(number < self.ring_end);
+        if message.ring_offset.is_some() {
+            return Ok(true);
+        }
+        if self.is_eager(length) {
+            let offset = self.ring.reserve(number, length as usize);
+            if let Some(message) = at.and_then(|at| self.messages.get_mut(at)) {
+                message.ring_offset = offset;
+            }
+            return Ok(offset.is_some());
         }
         if message.credit.is_some() {
             return Ok(true);
         }
         let received = self.received_credits[number as usize % CREDITS];
         let Some((_, credit)) = received.filter(|(of, _)| *of == number) else { return Ok(false) };
-        self.ring_end = self.ring_end.max(number + 1);
+        // The receiver posts no buffer beyond its window.
+        self.ring.set_left((number + 1).saturating_sub(WINDOW));
         if length > u64::from(credit.capacity) {
             let capacity = credit.capacity;
             // The receiver fails by this message, too.
@@ -611,7 +631,10 @@ impl SendState {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
         let length = message.length;
-        let Some(credit) = message.credit else { return self.write_eager(index, part, port) };
+        if let Some(ring_offset) = message.ring_offset {
+            return self.write_eager(index, part, ring_offset, port);
+        }
+        let Some(credit) = message.credit else { return Ok(()) };
         let offset = u64::from(part.index) * self.part_bytes;
         let bytes = (length - offset).min(self.part_bytes);
         let last = offset + bytes == length;
@@ -631,15 +654,16 @@ impl SendState {
         &mut self,
         index: usize,
         part: MessagePart,
+        ring_offset: usize,
         port: &PortInfo,
     ) -> Result<(), ConnectionError> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
         let length = message.length;
-        let offset = (part.message % WINDOW) as usize * EAGER_BYTES;
-        let remote = (port.address + offset as u64, port.key);
-        let immediate = Immediate::eager(part.message).encode();
-        let (queue_pairs, copies) = (&mut self.core.queue_pairs, &self.eager_copies);
+        let remote = (port.address + ring_offset as u64, port.key);
+        let immediate = Immediate::eager(part.message, place_of(ring_offset)).encode();
+        let (queue_pairs, copies) = (&mut self.core.queue_pairs, &self.staging);
+        let offset = COPIES + ring_offset;
         with_buffer(length as usize, |bytes| {
             if message.copied {
                 copies.read(offset, bytes);

@@ -135,6 +135,41 @@ fn eager_messages_wait_in_the_ring() {
     }
 }
 
+/// Bytes that are pinned for devices in this process, and bytes of the devices' queues that are mapped into it. A card's
+/// queues are in pinned memory of the process; soft-RoCE's are in the kernel's.
+fn pinned_bytes() -> [u64; 2] {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+    let pinned: u64 = pinned.trim().trim_end_matches(" kB").parse().unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let queues = maps.lines().filter(|line| line.contains("/dev/infiniband/uverbs"));
+    let length = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let at = |hex| u64::from_str_radix(hex, 16).ok();
+        Some(at(end)? - at(start)?)
+    };
+    [pinned << 10, queues.map(|line| length(line).unwrap()).sum()]
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn idle_pairs_pin_little_memory() {
+    const COUNT: u64 = 20;
+    let transport = transport();
+    let open = || {
+        let (send, recv) = pair(&transport, &transport);
+        exchange((&send, &recv), &[8, 4096, 100_000], |_| {});
+        (send, recv)
+    };
+    let _first = open();
+    let before = pinned_bytes();
+    let _pairs: Vec<_> = (0..COUNT).map(|_| open()).collect();
+    let after = pinned_bytes();
+    let [pinned, queues] = [0, 1].map(|at| (after[at] - before[at]) / COUNT);
+    eprintln!("each pair: {} KiB pinned, {} KiB of queues", pinned >> 10, queues >> 10);
+    assert!(pinned + queues <= 128 << 10, "{pinned} and {queues} bytes");
+}
+
 fn break_queue_pairs_under_load(
     break_one: impl Fn(&SendConnection, &RecvConnection, usize),
     queue_pairs: &str,
