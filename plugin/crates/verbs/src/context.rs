@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -157,7 +158,8 @@ impl Context {
         })
     }
 
-    /// The next asynchronous event of the device; `None` when there is none now. Never blocks.
+    /// The next asynchronous event of the device; `None` when there is none now. Never blocks. While there is one, the
+    /// context's descriptor is readable.
     pub fn async_event(&self) -> Option<AsyncEvent> {
         loop {
             let mut event = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
@@ -186,6 +188,13 @@ impl Context {
                 return known;
             }
         }
+    }
+}
+
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor of the open device stays open as long as this lives.
+        unsafe { BorrowedFd::borrow_raw((*self.raw).async_fd) }
     }
 }
 

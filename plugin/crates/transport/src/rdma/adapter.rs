@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use evenkeel_protocol::{PacketMarking, PortInfo, QueuePairInfo};
@@ -11,10 +12,11 @@ use evenkeel_verbs::{
     CompletionQueue, ConnectAttributes, Context, Gid, GidKind, MemoryRegion, Port, gids,
 };
 
-use crate::rdma::events::DeviceEvents;
+use crate::rdma::events::{DeviceEvents, EventHandler, EventWatch};
 use crate::rdma::memlock;
 use crate::rdma::memory_types::{self, MemoryTypes};
 use crate::rdma::region_cache::RegionCache;
+use crate::runtime::reactor::Workers;
 use crate::settings::{Family, Settings, TransportMode};
 use crate::sys::InterfaceAddress;
 use crate::telemetry::log::Log;
@@ -381,6 +383,15 @@ impl Adapter {
             service_level: marking.service_level,
             timeout: self.timeout,
         }
+    }
+
+    /// Calls the endpoint when the device has reported something, while the endpoint holds the result.
+    pub(super) fn watch_events(
+        &self,
+        workers: &Arc<Workers>,
+        endpoint: Weak<dyn EventHandler>,
+    ) -> io::Result<Arc<EventWatch>> {
+        self.events.watch(workers, endpoint)
     }
 
     /// Whether the device has reported that this queue pair failed; true for all once the device is lost.

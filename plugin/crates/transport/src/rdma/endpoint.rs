@@ -12,6 +12,7 @@ use socket2::Socket;
 use super::completion_polling::CompletionPolling;
 use super::control::ControlConnection;
 use super::error::{ConnectionError, system};
+use super::events::{EventHandler, EventWatch};
 use super::queue_pairs::{QueuePairEvent, QueuePairs};
 use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight, TransportKind};
@@ -59,8 +60,11 @@ pub(crate) trait EndpointState: Send + Sized + 'static {
     fn on_failover(&mut self, base: &Base) -> Result<(), ConnectionError>;
     /// Receives control messages, and works.
     fn receive_control(&mut self, base: &Base) -> Result<(), ConnectionError>;
-    /// Checks deadlines, receives control messages, and works.
+    /// Checks deadlines and what the device has reported, receives control messages, and works.
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), ConnectionError>;
+    /// Whether something is due at a certain time, beside what [`EndpointCore::has_deadlines`] knows. All else is announced by
+    /// events, so an idle connection has nothing to check.
+    fn has_deadlines(&self) -> bool;
     fn in_flight(&self) -> InFlight;
     /// Whether something waits for completions, other than memory to be used again.
     fn is_waited_for(&self) -> bool {
@@ -115,6 +119,8 @@ pub(crate) struct EndpointCore<W> {
     /// Set when the owner has closed the connection and messages are still to be delivered; with the deadline.
     pub(super) lingering: Option<(Linger, Instant)>,
     pub(super) completion_polling: CompletionPolling,
+    /// Reports the events of the port's device.
+    event_watch: Option<Arc<EventWatch>>,
     close_sent: bool,
     closed: bool,
 }
@@ -139,6 +145,7 @@ impl<W> EndpointCore<W> {
             opening: Some((on_opened, deadline)),
             lingering: None,
             completion_polling: CompletionPolling::default(),
+            event_watch: None,
             close_sent: false,
             closed: false,
         }
@@ -182,6 +189,15 @@ impl<W> EndpointCore<W> {
     /// Whether the connection is not open yet.
     pub(super) fn is_opening(&self) -> bool {
         self.opening.is_some()
+    }
+
+    /// Whether something is due at a certain time: the connection is being opened or closed, or has lost a queue pair or its
+    /// control connection.
+    fn has_deadlines(&self) -> bool {
+        self.opening.is_some()
+            || self.lingering.is_some()
+            || self.queue_pairs.is_any_down()
+            || self.control.ended().is_some()
     }
 
     /// Fails when a deadline for opening or lingering has passed, or when the completion queue has failed.
@@ -292,7 +308,7 @@ impl<S: EndpointState> Endpoint<S> {
         Ok(true)
     }
 
-    /// Registers the control connection and the completion queue with the workers.
+    /// Registers the control connection, the completion queue and the device's events with the workers.
     fn watch(self: &Arc<Self>, state: &mut S) -> Result<(), ConnectionError> {
         let core = state.core();
         core.queue_pairs.completions.arm().map_err(system)?;
@@ -303,9 +319,21 @@ impl<S: EndpointState> Endpoint<S> {
             .and_then(|()| {
                 self.cq_registration.watch(&*core.queue_pairs.completions, completions())
             })
+            .and_then(|()| {
+                let this: Weak<Self> = Arc::downgrade(self);
+                let watch = core.queue_pairs.adapter.watch_events(&self.workers, this)?;
+                core.event_watch = Some(watch);
+                Ok(())
+            })
             .map_err(|error| Error::system("cannot watch a connection", &error))?;
         self.control_registration.request_tick();
         Ok(())
+    }
+
+    /// Whether the connection has to check something at the next tick.
+    fn has_deadlines(&self, state: &mut S) -> bool {
+        let is_live = !state.core().closed && !self.base.failed();
+        is_live && (state.core().has_deadlines() || state.has_deadlines())
     }
 
     /// Works on the state, unless the connection has failed or is closed, and handles the result.
@@ -329,6 +357,9 @@ impl<S: EndpointState> Endpoint<S> {
             _ => core.opening.take(),
         };
         let is_done = delivered && core.lingering.is_some();
+        if self.has_deadlines(&mut state) {
+            self.control_registration.request_tick();
+        }
         drop(state);
         match (result, opening) {
             (Ok(()), None) => {}
@@ -395,8 +426,10 @@ impl<S: EndpointState> Endpoint<S> {
         self.control_registration.end(core.control.socket());
         self.cq_registration.end(&*core.queue_pairs.completions);
         let (opening, lingering) = (core.opening.take(), core.lingering.take());
+        let event_watch = core.event_watch.take();
         core.queue_pairs.slots().iter().for_each(|slot| self.base.ended(slot.carried.bytes()));
         drop(state);
+        drop(event_watch);
         // The opener has given up the connection, so it is not notified.
         drop(opening);
         self.base.log_closed();
@@ -435,6 +468,12 @@ impl<S: EndpointState> Owner for Endpoint<S> {
     }
 }
 
+impl<S: EndpointState> EventHandler for Endpoint<S> {
+    fn on_device_events(&self) {
+        self.with_state(|endpoint, state| state.tick(Instant::now(), &endpoint.base));
+    }
+}
+
 impl<S: EndpointState> Observed for Endpoint<S> {
     fn observe(&self) -> ConnectionObservation<'_> {
         self.base.observe(&self.state().in_flight())
@@ -455,7 +494,8 @@ impl<S: EndpointState> Source for ControlSource<S> {
 
     fn tick(&self, now: Instant) -> bool {
         self.0.with_state(|endpoint, state| state.tick(now, &endpoint.base));
-        true
+        // What is left has requested the next tick.
+        false
     }
 
     fn abandoned(&self, why: &str) {

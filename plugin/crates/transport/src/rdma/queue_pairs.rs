@@ -27,8 +27,8 @@ const MAX_RECEIVES: u32 = POSTED_RECEIVES as u32;
 /// while the connection is idle; others go to another queue pair. A probe has it before the first write.
 const MAX_WRITES: usize = 32;
 const _: () = assert!(MAX_WRITES <= MAX_PARTS_IN_FLIGHT);
-/// Maximum number of bytes of an inline write, if the device supports that. With so many, mlx5 has entries of 256 bytes.
-const MAX_INLINE: u32 = 124;
+/// Maximum number of bytes of an inline write, if the device supports that: mlx5's entries have room for so many anyway.
+const MAX_INLINE: u32 = 60;
 /// How long a failed queue pair may take to complete all its work.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -528,12 +528,40 @@ impl<W> QueuePairSlot<W> {
     }
 }
 
-/// A completion queue for this number of queue pairs: the work of each, and what is left of a predecessor whose drain took too
-/// long. For two of them that is a power of two less the entry that devices add.
+/// Room of the completion queue of this number of queue pairs: for the work of each, and for what is left of a predecessor
+/// whose drain took too long. For two of them it is a power of two, with the entry that devices add.
+fn completion_queue_depth(count: usize) -> u32 {
+    (MAX_WRITES as u32 + MAX_RECEIVES) * count as u32 + MAX_RECEIVES - 1
+}
+
+/// A completion queue for this number of queue pairs.
 fn new_completion_queue(adapter: &Adapter, count: usize) -> Result<Arc<CompletionQueue>, Error> {
-    let depth = (MAX_WRITES as u32 + MAX_RECEIVES) * count as u32 + MAX_RECEIVES - 1;
+    let depth = completion_queue_depth(count);
     let queue = CompletionQueue::new(&adapter.context, depth).map_err(system)?;
     // Clears the failure of an earlier queue at the same address.
     adapter.completion_queue_failed(&queue);
     Ok(Arc::new(queue))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{receiver, sender};
+    use super::*;
+
+    /// A pair of connections, one in each direction, with two queue pairs each. Soft-RoCE's queues are in the kernel's memory, so
+    /// this computes what mlx5 has in the process's, by the sizes of its structures.
+    #[test]
+    fn idle_pair_pins_little_memory_with_mlx5() {
+        const COUNT: usize = 2;
+        let pages = |bytes: usize| bytes.next_multiple_of(4096);
+        // Room for a control segment and the longest operation, which binds a memory window, and for inline bytes.
+        let entry = 16 + 176 + (4 + MAX_INLINE as usize).next_multiple_of(16);
+        let sends = (MAX_WRITES * entry.next_multiple_of(64)).next_power_of_two();
+        let receives = POSTED_RECEIVES.next_power_of_two() * 16;
+        let completions = (completion_queue_depth(COUNT) as usize + 1).next_power_of_two() * 64;
+        let queues = pages(completions) + COUNT * pages(sends + receives);
+        let staging = [sender::STAGING_BYTES, receiver::STAGING_BYTES].map(pages);
+        let pinned: usize = staging.iter().map(|staging| staging + queues).sum();
+        assert!(pinned <= 128 << 10, "{pinned} bytes, of which {queues} are in queues of each");
+    }
 }

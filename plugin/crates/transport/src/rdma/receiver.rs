@@ -32,6 +32,8 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::reactor::Workers;
 
+/// Bytes of the staging buffer.
+pub(super) const STAGING_BYTES: usize = RING_BYTES + CREDITS * CREDIT_BYTES;
 /// How long completions of received parts may take after the control connection has ended.
 const LATE_COMPLETIONS: Duration = Duration::from_millis(500);
 /// How long a sender may take to fail over after its host has reset the control connection.
@@ -95,8 +97,7 @@ impl Receiver {
         let queue_pairs = QueuePairs::new(adapter, queue_pairs, u64::MAX)?;
         let mut state = RecvState {
             core: EndpointCore::new(queue_pairs, socket, &context, on_opened, deadline),
-            staging: StagingBuffer::new(&adapter.context, RING_BYTES + CREDITS * CREDIT_BYTES)
-                .map_err(system)?,
+            staging: StagingBuffer::new(&adapter.context, STAGING_BYTES).map_err(system)?,
             arrivals: Arrivals::default(),
             tags: TagMatcher::default(),
             pending_credits: VecDeque::new(),
@@ -313,6 +314,11 @@ impl EndpointState for RecvState {
             return Err(ConnectionError(ErrorKind::System, why.clone()));
         }
         self.receive_control(base)
+    }
+
+    fn has_deadlines(&self) -> bool {
+        let flush_failed = || self.flush.as_ref().is_some_and(|flush| flush.failure().is_some());
+        self.control_lost.is_some() || self.offers.iter().any(Option::is_some) || flush_failed()
     }
 
     fn in_flight(&self) -> InFlight {

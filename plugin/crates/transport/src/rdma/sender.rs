@@ -41,6 +41,8 @@ const FAILOVER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const PROBED: usize = CREDITS * CREDIT_BYTES;
 /// Offset of the copies of eager messages there.
 const COPIES: usize = (PROBED + 1).next_multiple_of(64);
+/// Bytes of the staging buffer.
+pub(super) const STAGING_BYTES: usize = COPIES + RING_BYTES;
 
 /// The sending end.
 pub(crate) type Sender = Endpoint<SendState>;
@@ -113,7 +115,7 @@ impl Sender {
         let queue_pairs = QueuePairs::new(adapter, settings.queue_pairs.into(), max_in_flight)?;
         let mut state = SendState {
             core: EndpointCore::new(queue_pairs, socket, &context, on_opened, deadline),
-            staging: StagingBuffer::new(&adapter.context, COPIES + RING_BYTES).map_err(system)?,
+            staging: StagingBuffer::new(&adapter.context, STAGING_BYTES).map_err(system)?,
             received_credits: vec![None; CREDITS],
             ring: EagerRing::default(),
             part_bytes,
@@ -344,6 +346,10 @@ impl EndpointState for SendState {
         self.update_failover(now, base);
         self.request_credit();
         self.receive_control(base)
+    }
+
+    fn has_deadlines(&self) -> bool {
+        self.control_lost.is_some() || self.failover.is_trying() || self.waits_for_credit()
     }
 
     fn in_flight(&self) -> InFlight {
@@ -688,14 +694,19 @@ impl SendState {
     /// Requests the credit that the next message waits for, once. Small buffers get no credit, since eager messages need
     /// none, so without the request the receiver would not notice that a message is too long for one.
     fn request_credit(&mut self) {
-        let waiting = self.messages.get((self.next - self.first) as usize);
-        let waiting = waiting.filter(|message| message.credit.is_none());
-        if let Some(message) = waiting
-            && self.requested_credit != Some(self.next)
+        if self.waits_for_credit()
+            && let Some(message) = self.messages.get((self.next - self.first) as usize)
         {
             self.requested_credit = Some(self.next);
             self.core.control.send(&ControlMessage::CreditRequest(self.next, message.length));
         }
+    }
+
+    /// Whether the next message waits for its credit, which was not requested yet.
+    fn waits_for_credit(&self) -> bool {
+        let waiting = self.messages.get((self.next - self.first) as usize);
+        waiting.is_some_and(|message| message.credit.is_none())
+            && self.requested_credit != Some(self.next)
     }
 }
 

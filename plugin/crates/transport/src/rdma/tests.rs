@@ -151,23 +151,63 @@ fn pinned_bytes() -> [u64; 2] {
     [pinned << 10, queues.map(|line| length(line).unwrap()).sum()]
 }
 
+/// Pairs of connections that have carried messages of all kinds, and are idle. What they cost is the whole process's, so tests
+/// with them run alone.
+fn idle_pairs(count: usize) -> impl Iterator<Item = (SendConnection, RecvConnection)> {
+    let transport = transport();
+    std::iter::repeat_with(move || {
+        let (send, recv) = pair(&transport, &transport);
+        exchange((&send, &recv), &[8, 4096, 100_000], |_| {});
+        (send, recv)
+    })
+    .take(count)
+}
+
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn idle_pairs_pin_little_memory() {
     const COUNT: u64 = 20;
-    let transport = transport();
-    let open = || {
-        let (send, recv) = pair(&transport, &transport);
-        exchange((&send, &recv), &[8, 4096, 100_000], |_| {});
-        (send, recv)
-    };
-    let _first = open();
+    let mut pairs = idle_pairs(1 + COUNT as usize);
+    let _first = pairs.next();
     let before = pinned_bytes();
-    let _pairs: Vec<_> = (0..COUNT).map(|_| open()).collect();
+    let _pairs: Vec<_> = pairs.collect();
     let after = pinned_bytes();
     let [pinned, queues] = [0, 1].map(|at| (after[at] - before[at]) / COUNT);
-    eprintln!("each pair: {} KiB pinned, {} KiB of queues", pinned >> 10, queues >> 10);
-    assert!(pinned + queues <= 128 << 10, "{pinned} and {queues} bytes");
+    println!("each pair: {} KiB pinned, {} KiB of queues", pinned >> 10, queues >> 10);
+    // Beside the queues, whose size on a card is computed elsewhere.
+    assert!(pinned <= 48 << 10, "{pinned} bytes");
+}
+
+/// How often this process has read from a descriptor, and how often its workers have slept.
+fn reads_and_sleeps() -> [u64; 2] {
+    let number = |text: &str, name: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().parse().unwrap()
+    };
+    let reads = number(&std::fs::read_to_string("/proc/self/io").unwrap(), "syscr:");
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let status = tasks
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap())
+        .filter(|status| status.contains("evenkeel-io"));
+    [reads, status.map(|status| number(&status, "voluntary_ctxt_switches:")).sum()]
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn idle_pairs_make_no_system_calls() {
+    const COUNT: usize = 100;
+    let _pairs: Vec<_> = idle_pairs(COUNT).collect();
+    // The last of what they have sent may still be acknowledged.
+    let mut calls = [0, 0];
+    let quiet = until(|| {
+        let before = reads_and_sleeps();
+        std::thread::sleep(std::time::Duration::from_secs(4));
+        let after = reads_and_sleeps();
+        calls = [0, 1].map(|at| after[at] - before[at]);
+        // Reading the process's own figures are some reads.
+        (calls.iter().sum::<u64>() < COUNT as u64 / 2).then_some(calls)
+    });
+    println!("{COUNT} idle pairs in 4 s: {} reads, and {} wake-ups", quiet[0], quiet[1]);
 }
 
 fn break_queue_pairs_under_load(
@@ -339,13 +379,13 @@ fn wildcard_listener_uses_the_dialed_port() {
 fn eager_messages_arrive_after_the_sender_closes() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
-    for number in 0..5 {
+    for number in 0..4 {
         let mut sending = send.send_block(&Arc::new(message(number, 4096)), 4096).unwrap().unwrap();
         assert!(sending.poll(false).unwrap(), "message {number}");
     }
     // The last of them have yet to arrive.
     drop(send);
-    for number in 0..5 {
+    for number in 0..4 {
         let mut receiving = recv.recv_block(Block::new(4096), 4096).unwrap().ok().unwrap();
         let (block, _) = until(|| receiving.poll(true).unwrap());
         assert!(block.bytes() == message(number, 4096).bytes(), "message {number}");

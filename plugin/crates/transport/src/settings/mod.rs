@@ -109,7 +109,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_QUEUE_PAIRS",
-            meaning: "RDMA queue pairs of one connection, which share its messages and take over from each other when one fails; set on the sending side",
+            meaning: "maximum number of RDMA queue pairs of one connection, which share its messages and take over from each other when one fails; others than the first are opened when those before are full; set on the sending side",
             accepts: "a whole number from 1 to 8",
             default: "2",
         },

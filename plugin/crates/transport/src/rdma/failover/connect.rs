@@ -173,6 +173,11 @@ impl PathSearch {
         error.is_gone || error.is_final && path == self.current
     }
 
+    /// Whether it tries to connect.
+    pub(in crate::rdma) fn is_trying(&self) -> bool {
+        !self.attempts.is_empty()
+    }
+
     /// Gives up all attempts.
     pub(in crate::rdma) fn cancel(&mut self) {
         for (attempt, _) in self.attempts.drain(..) {
