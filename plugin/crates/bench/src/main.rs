@@ -11,6 +11,7 @@ mod plain_sockets;
 mod plugin_host;
 mod ranks;
 mod reduction;
+mod scale;
 mod settings;
 
 use std::process::ExitCode;
@@ -46,6 +47,8 @@ enum Command {
     Net(net::Options),
     /// All-reduce through reduction servers, every element checked, with the time of each step
     Reduction(reduction::Options),
+    /// What many connections cost: to open, to keep, to close
+    Scale(scale::Options),
     /// What can be set in the plugin's environment, and whether the values are valid
     Settings(settings::Options),
 }
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Collective(options) => collective::run(&options),
         Command::Net(options) => net::run(&options),
         Command::Reduction(options) => reduction::run(&options),
+        Command::Scale(options) => scale::run(&options),
         Command::Settings(options) => settings::run(&options).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -71,7 +71,7 @@ pub(crate) struct Options {
     #[arg(long)]
     check_all: bool,
     /// One message at a time, there and back
-    #[arg(long, conflicts_with_all = ["connections", "depth"])]
+    #[arg(long, conflicts_with_all = ["connections", "depth", "plain_sockets"])]
     ping_pong: bool,
     /// Print one JSON object instead of the table
     #[arg(long)]

@@ -26,7 +26,7 @@ const MAX_REQUESTS: usize = 32;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlainOptions {
     /// In place of a plugin: this many plain sockets for each connection, which share each message equally
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "ping_pong", value_name = "N")]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
     pub(crate) plain_sockets: Option<u32>,
     /// These are MPTCP sockets
     #[arg(long, requires = "plain_sockets")]

@@ -24,7 +24,7 @@ const AUTH_NONE: u16 = 0;
 const AUTH_JOB_KEY: u16 = 1;
 
 /// Sixteen random bytes chosen by a listener. A peer that knows them was given the listener's handle.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce(pub [u8; 16]);
 
 // The nonce lets a connection pass as a peer's: it stays out of logs.
@@ -196,6 +196,18 @@ impl Hello {
         received.iter().zip(HELLO_MAGIC).all(|(got, want)| *got == want)
     }
 
+    /// The nonce of the listener that a hello is for.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] when the bytes are not a hello of this version.
+    pub fn listener(bytes: &[u8; HELLO_BYTES]) -> Result<Nonce, HandshakeError> {
+        if !Self::may_begin_with(bytes) {
+            return Err(HandshakeError::NotEvenkeel("peer"));
+        }
+        check_version(bytes)?;
+        Ok(Nonce(array(bytes, 16)))
+    }
+
     /// Reads a hello for the listener with this nonce. `has_key` and `checksum`: whether the listener has a job key, and
     /// whether it has checksums on.
     ///
@@ -207,11 +219,7 @@ impl Hello {
         has_key: bool,
         checksum: bool,
     ) -> Result<Self, HandshakeError> {
-        if !Self::may_begin_with(bytes) {
-            return Err(HandshakeError::NotEvenkeel("peer"));
-        }
-        check_version(bytes)?;
-        let nonce = Nonce(array(bytes, 16));
+        let nonce = Self::listener(bytes)?;
         if nonce != listener {
             return Err(HandshakeError::WrongListener);
         }
@@ -260,6 +268,8 @@ pub enum Refusal {
     NoRdma = 7,
     /// The listener requires RDMA.
     RdmaOnly = 8,
+    /// No listener of this process has the nonce.
+    WrongListener = 9,
 }
 
 impl fmt::Display for Refusal {
@@ -273,6 +283,7 @@ impl fmt::Display for Refusal {
             Self::Checksum => "EVENKEEL_CHECKSUM is not the same on both sides",
             Self::NoRdma => "it has no RDMA (EVENKEEL_TRANSPORT=tcp, or no RDMA device)",
             Self::RdmaOnly => "it takes RDMA only (EVENKEEL_TRANSPORT=rdma)",
+            Self::WrongListener => "its process has no such listener: it is closed, or another process has its port now",
         })
     }
 }
@@ -327,10 +338,11 @@ impl Welcome {
             6 => Err(HandshakeError::Refused(Refusal::Checksum)),
             7 => Err(HandshakeError::Refused(Refusal::NoRdma)),
             8 => Err(HandshakeError::Refused(Refusal::RdmaOnly)),
+            9 => Err(HandshakeError::Refused(Refusal::WrongListener)),
             other => Err(HandshakeError::OutOfRange {
                 field: "welcome status",
                 value: other.into(),
-                accepted: "0 to 8".into(),
+                accepted: "0 to 9".into(),
             }),
         }
     }
@@ -457,6 +469,7 @@ mod tests {
             Refusal::Checksum,
             Refusal::NoRdma,
             Refusal::RdmaOnly,
+            Refusal::WrongListener,
         ] {
             let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
             assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));

@@ -1,49 +1,35 @@
-//! Accepts TCP connections, and makes connections of those that prove to be peers.
+//! A listener's part of the handshake: makes connections of the flows that have proved to be of its peers.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::net::{Shutdown, SocketAddr};
-use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use evenkeel_protocol::{ConnectionId, Hello, Nonce, Refusal};
 use socket2::Socket;
 
-use crate::connection::base::{configure_socket, would_block};
 use crate::connection::recv::Inbound;
 use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
-use crate::handshake::unauthenticated::{Admission, Unauthenticated, send_welcome};
+use crate::handshake::listening_socket::ListeningSocket;
+use crate::handshake::unauthenticated::send_welcome;
 use crate::rdma;
-use crate::runtime::descriptors;
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
-use crate::settings::{Settings, TransportMode};
+use crate::settings::TransportMode;
 use crate::sync::lock;
-use crate::sys;
 use crate::tcp::receiver::TcpReceiver;
 use crate::weak::WeakMap;
-
-/// Maximum number of unauthenticated TCP connections. When more arrive, the oldest is dropped after its minimum time. Until
-/// then the kernel holds the new ones.
-pub(super) const MAX_UNAUTHENTICATED: usize = 128;
-
-/// How long a peer may take for the handshake when many arrive at once. After that its connection is dropped if others wait.
-const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(200);
 
 /// Maximum number of connections that are incomplete or not accepted yet.
 const MAX_UNACCEPTED: usize = 64;
 
-/// TCP connections that the kernel holds until a worker accepts them.
-pub(super) const BACKLOG: i32 = 512;
-
-/// The listening socket, and the connections that have arrived there.
+/// The connections of a listener.
 pub(super) struct Acceptor {
-    pub(super) socket: Socket,
-    pub(super) registration: Registration,
+    pub(super) listening: Arc<ListeningSocket>,
+    /// For timeouts.
+    pub(super) clock: Registration,
     pub(super) nonce: Nonce,
     /// Notified of new connections. A listener with one never times out.
     pub(super) notified: Option<Arc<dyn Notify>>,
@@ -51,8 +37,6 @@ pub(super) struct Acceptor {
     /// Whether it listens at all addresses of this host.
     pub(super) everywhere: bool,
     pub(super) workers: Arc<Workers>,
-    /// Whether connections were left to the kernel.
-    pub(super) is_full: AtomicBool,
     pub(super) state: Mutex<AcceptorState>,
 }
 
@@ -60,8 +44,6 @@ pub(super) struct Acceptor {
 pub(super) struct AcceptorState {
     /// No new connection is accepted.
     pub(super) closed: bool,
-    /// Oldest first.
-    pub(super) unauthenticated: VecDeque<Arc<Unauthenticated>>,
     pub(super) partial: HashMap<ConnectionId, Partial>,
     pub(super) ready: VecDeque<Arc<dyn Inbound>>,
     /// RDMA connections whose queue pairs are not agreed on yet.
@@ -72,12 +54,10 @@ pub(super) struct AcceptorState {
     pub(super) agreed: WeakMap<ConnectionId, rdma::Receiver>,
     /// Replacements that the peer has not chosen yet.
     pub(super) candidates: Vec<Weak<rdma::FailoverCandidate>>,
-    /// Number of guards that keep the socket open.
+    /// Number of guards that keep it open.
     pub(super) guards: usize,
     /// Why the listener has failed.
     pub(super) failure: Option<Error>,
-    /// Number of unauthenticated connections dropped so far.
-    pub(super) dropped: u64,
 }
 
 /// A connection of which some flows have arrived.
@@ -87,7 +67,7 @@ pub(super) struct Partial {
     pub(super) since: Instant,
 }
 
-/// Keeps the socket of a listener open. Peers of accepted connections replace lost flows there, also after the listener is
+/// Keeps a listener's nonce valid. Peers of accepted connections replace lost flows with it, also after the listener is
 /// closed.
 pub(crate) struct AcceptorGuard(Arc<Acceptor>);
 
@@ -116,94 +96,15 @@ impl Drop for AcceptorGuard {
             let closed = AcceptorState { closed: true, ..AcceptorState::default() };
             std::mem::replace(&mut *state, closed)
         };
-        acceptor.registration.end(&acceptor.socket);
-        // The worker may hold a reference a little longer. No connection may be accepted meanwhile.
-        let _ = acceptor.socket.shutdown(Shutdown::Both);
-        for connection in state.unauthenticated {
-            connection.take_socket();
-        }
+        acceptor.listening.remove(acceptor.nonce);
+        acceptor.clock.end_ticks();
         state.agreeing.values().for_each(|receiver| receiver.close());
     }
 }
 
 impl Acceptor {
-    /// Accepts all waiting TCP connections, as long as there is room.
-    pub(super) fn accept_all(self: &Arc<Self>) {
-        self.is_full.store(false, Ordering::SeqCst);
-        loop {
-            if !self.has_room() {
-                // The next one that is admitted or times out makes room.
-                self.is_full.store(true, Ordering::SeqCst);
-                self.registration.request_tick();
-                return;
-            }
-            match sys::uninterrupted(|| self.socket.accept()) {
-                Ok((socket, peer)) => {
-                    if let Some(peer) = peer.as_socket() {
-                        self.receive(socket, peer);
-                    }
-                }
-                Err(error) if would_block(&error) => return,
-                Err(error) if is_of_connection(&error) => {}
-                Err(error) if descriptors::is_shortage(&error) => {
-                    // The next tick tries again, and the kernel holds the connection until then.
-                    descriptors::report_shortage(&error, &*self.context.log);
-                    self.registration.request_tick();
-                    return;
-                }
-                Err(error) if self.notified.is_some() => {
-                    // The next tick tries again: connections that exist need this process.
-                    self.info(&format!("cannot accept: {error}"));
-                    self.registration.request_tick();
-                    return;
-                }
-                Err(error) => {
-                    self.fail(ErrorKind::System, &format!("cannot accept: {error}"));
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Whether one more connection can be accepted: there are few, or the oldest has had its minimum time.
-    fn has_room(&self) -> bool {
-        let state = lock(&self.state);
-        state.unauthenticated.len() < MAX_UNAUTHENTICATED
-            || state
-                .unauthenticated
-                .front()
-                .is_some_and(|oldest| oldest.age() >= MIN_HANDSHAKE_TIME)
-    }
-
-    fn receive(self: &Arc<Self>, socket: Socket, peer: SocketAddr) {
-        let prepared =
-            socket.set_nonblocking(true).and_then(|()| configure_socket(&socket, &self.context));
-        if let Err(error) = prepared {
-            self.info(&format!("connection from {peer} dropped: {error}"));
-            return;
-        }
-        let admission: Weak<Self> = Arc::downgrade(self);
-        let connection = Unauthenticated::new(admission, peer, self.workers.registration());
-        let evicted = {
-            let mut state = lock(&self.state);
-            if state.guards == 0 {
-                return;
-            }
-            state.unauthenticated.push_back(Arc::clone(&connection));
-            if state.unauthenticated.len() > MAX_UNAUTHENTICATED {
-                state.unauthenticated.pop_front()
-            } else {
-                None
-            }
-        };
-        if let Some(evicted) = evicted {
-            evicted.drop_connection("too many unauthenticated connections");
-        }
-        connection.start(socket);
-    }
-
     /// Answers a peer's hello and, unless it is refused, adds its flow. A complete connection becomes ready.
-    fn admit_flow(
+    pub(super) fn admit(
         self: &Arc<Self>,
         hello: &Hello,
         socket: Socket,
@@ -231,7 +132,7 @@ impl Acceptor {
         );
         *place? = Some(socket);
         let Some(sockets) = state.take_if_complete(&hello.connection) else {
-            self.registration.request_tick();
+            self.clock.request_tick();
             return Ok(());
         };
         let context = self.context_of(sockets.first());
@@ -334,7 +235,7 @@ impl Acceptor {
             None => Err(Refusal::Gone),
             Some(_) if device.rdma().is_none() => Err(Refusal::NoRdma),
             Some(_) if device.rdma().is_some_and(|port| port.is_down()) => Err(Refusal::Busy),
-            Some(_) if state.candidates.len() >= MAX_UNAUTHENTICATED => Err(Refusal::Busy),
+            Some(_) if state.candidates.len() >= MAX_UNACCEPTED => Err(Refusal::Busy),
             Some(_) => Ok(()),
         };
         send_welcome(&socket, hello.connection, outcome);
@@ -372,9 +273,8 @@ impl Acceptor {
         }
     }
 
-    /// Accepts what was left to the kernel, and drops incomplete connections that are late. Returns whether some are left.
-    fn tick(self: &Arc<Self>, now: Instant) -> bool {
-        self.accept_all();
+    /// Drops incomplete connections that are late. Returns whether some are left.
+    fn tick(&self, now: Instant) -> bool {
         let timeout = self.context.settings.connect_timeout;
         let mut late = Vec::new();
         let is_left = {
@@ -398,51 +298,17 @@ impl Acceptor {
         is_left
     }
 
+    /// What log lines about its peers end with.
+    pub(super) fn label(&self) -> String {
+        let Context { device, label, .. } = &self.context;
+        format!(" device={} {label}", device.name())
+    }
+
     /// Fails the listener. The next poll reports the error.
     pub(super) fn fail(&self, kind: ErrorKind, what: &str) {
         let Context { device, label, .. } = &self.context;
         let line = format!("listener on {} failed: {what} {label}", device.name());
         lock(&self.state).failure.get_or_insert_with(|| Error::new(kind, line));
-    }
-
-    fn info(&self, line: &str) {
-        let Context { log, device, label, .. } = &self.context;
-        log.info(&format!("evenkeel: listener on {}: {line} {label}", device.name()));
-    }
-}
-
-impl Admission for Acceptor {
-    fn nonce(&self) -> Nonce {
-        self.nonce
-    }
-
-    fn settings(&self) -> &Settings {
-        &self.context.settings
-    }
-
-    fn admit(
-        self: Arc<Self>,
-        hello: &Hello,
-        socket: Socket,
-        peer: SocketAddr,
-    ) -> Result<(), Refusal> {
-        self.admit_flow(hello, socket, peer)
-    }
-
-    fn remove(&self, connection: &Unauthenticated, dropped: bool) {
-        let mut state = lock(&self.state);
-        state.unauthenticated.retain(|other| !std::ptr::eq(&raw const **other, connection));
-        state.dropped += u64::from(dropped);
-    }
-
-    fn accept_waiting(self: Arc<Self>) {
-        if self.is_full.load(Ordering::SeqCst) {
-            self.accept_all();
-        }
-    }
-
-    fn info(&self, line: &str) {
-        Self::info(self, line);
     }
 }
 
@@ -482,41 +348,6 @@ impl AcceptorState {
     }
 }
 
-/// Binds a listening socket to an address, to a free port of the range if there is one.
-pub(super) fn bind(
-    socket: &Socket,
-    local: SocketAddr,
-    ports: Option<&RangeInclusive<u16>>,
-) -> io::Result<()> {
-    let Some(ports) = ports else { return socket.bind(&local.into()) };
-    for port in ports.clone() {
-        match socket.bind(&SocketAddr::new(local.ip(), port).into()) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            bound => return bound,
-        }
-    }
-    let (first, last) = (ports.start(), ports.end());
-    let what =
-        format!("all ports of EVENKEEL_PORTS={first}-{last} are in use; each connection needs one");
-    Err(io::Error::new(io::ErrorKind::AddrInUse, what))
-}
-
-/// Whether an error of `accept` belongs to the connection that was to be accepted, not to the listener.
-fn is_of_connection(error: &io::Error) -> bool {
-    const OF_CONNECTION: [i32; 9] = [
-        libc::ECONNABORTED,
-        libc::ENETDOWN,
-        libc::EPROTO,
-        libc::ENOPROTOOPT,
-        libc::EHOSTDOWN,
-        libc::ENONET,
-        libc::EHOSTUNREACH,
-        libc::EOPNOTSUPP,
-        libc::ENETUNREACH,
-    ];
-    error.raw_os_error().is_some_and(|errno| OF_CONNECTION.contains(&errno))
-}
-
 /// Adds a flow to a connection that is complete, and answers its hello.
 fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
     let Some(receiver) = receiver else {
@@ -532,13 +363,11 @@ fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> R
     })
 }
 
-/// Registers the listening socket with a worker.
-pub(super) struct AcceptorSource(pub(super) Arc<Acceptor>);
+/// Registers a listener with a worker, for timeouts.
+pub(super) struct Clock(pub(super) Arc<Acceptor>);
 
-impl Source for AcceptorSource {
-    fn ready(&self, _readiness: Readiness) {
-        self.0.accept_all();
-    }
+impl Source for Clock {
+    fn ready(&self, _readiness: Readiness) {}
 
     fn tick(&self, now: Instant) -> bool {
         self.0.tick(now)

@@ -89,7 +89,8 @@ impl From<HandshakeError> for DialError {
         let busy = error == HandshakeError::Refused(Refusal::Busy);
         let no_rdma = error == HandshakeError::Refused(Refusal::NoRdma);
         let retry = if busy { Retry::Later } else { Retry::Never };
-        let is_gone = error == HandshakeError::Refused(Refusal::Gone);
+        let gone = [Refusal::Gone, Refusal::WrongListener].map(HandshakeError::Refused);
+        let is_gone = gone.contains(&error);
         Self { is_final: !busy, retry, no_rdma, is_gone, what: error.to_string() }
     }
 }

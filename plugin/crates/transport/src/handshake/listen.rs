@@ -1,18 +1,17 @@
 //! Listens for connections.
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use evenkeel_protocol::{Handle, Nonce};
-use socket2::{Domain, Socket, Type};
 
 use crate::connection::recv::{Inbound, RecvConnection};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind};
-use crate::handshake::acceptor::{Acceptor, AcceptorGuard, AcceptorSource, BACKLOG, bind};
+use crate::handshake::acceptor::{Acceptor, AcceptorGuard, Clock};
+use crate::handshake::listening_socket::ListeningSocket;
 use crate::runtime::notify::Notify;
-use crate::runtime::reactor::{Runtime, Source};
+use crate::runtime::reactor::Runtime;
 use crate::sync::lock;
 use crate::sys;
 
@@ -56,46 +55,36 @@ impl Listener {
             ListenMode::Public(..) => format!("cannot listen at {local}"),
         };
         let fail = |error| Error::system(&what, &error);
-        let kind = Type::STREAM.nonblocking().cloexec();
-        let socket = Socket::new(Domain::for_address(local), kind, None).map_err(fail)?;
-        sys::keep_from_children(&socket);
-        let (nonce, notified) = match mode {
-            ListenMode::Private => {
-                if local.is_ipv6() && local.ip().is_unspecified() {
-                    // Some addresses may be IPv4.
-                    socket.set_only_v6(false).map_err(fail)?;
-                }
-                bind(&socket, local, context.settings.ports.as_ref()).map_err(fail)?;
-                (Nonce(sys::random().map_err(fail)?), None)
-            }
-            ListenMode::Public(_, nonce, notified) => {
-                // Connections of a previous process at this address may still exist.
-                socket.set_reuse_address(true).map_err(fail)?;
-                socket.bind(&local.into()).map_err(fail)?;
-                (nonce, Some(notified))
+        let workers = Arc::clone(runtime.workers());
+        let (shared, nonce, notified) = match mode {
+            ListenMode::Private => (true, Nonce(sys::random().map_err(fail)?), None),
+            ListenMode::Public(_, nonce, notified) => (false, nonce, Some(notified)),
+        };
+        let acceptor = loop {
+            let listening = match shared {
+                true => workers.listening_sockets.shared(local, &context, &workers),
+                false => ListeningSocket::public(local, &context, &workers),
+            };
+            let acceptor = Arc::new(Acceptor {
+                listening: listening.map_err(fail)?,
+                clock: workers.registration(),
+                nonce,
+                notified: notified.clone(),
+                context: context.clone(),
+                everywhere: local.ip().is_unspecified(),
+                workers: Arc::clone(&workers),
+                state: Mutex::default(),
+            });
+            // Another thread may just have closed the last listener of the socket.
+            if acceptor.listening.add(&acceptor) {
+                break acceptor;
             }
         };
-        socket.listen(BACKLOG).map_err(fail)?;
-        let addr = socket.local_addr().map_err(fail)?;
-        let addr = addr.as_socket().ok_or_else(|| Error::argument("not an IP socket"))?;
-        let workers = Arc::clone(runtime.workers());
-        let acceptor = Arc::new(Acceptor {
-            socket,
-            registration: workers.registration(),
-            nonce,
-            notified,
-            context,
-            everywhere: local.ip().is_unspecified(),
-            workers,
-            is_full: AtomicBool::new(false),
-            state: Mutex::default(),
-        });
-        let source: Arc<dyn Source> = Arc::new(AcceptorSource(Arc::clone(&acceptor)));
-        acceptor.registration.watch(&acceptor.socket, source).map_err(fail)?;
-        let handle =
-            Handle { addresses: acceptor.context.device.addresses(), port: addr.port(), nonce };
+        acceptor.clock.watch_ticks(Arc::new(Clock(Arc::clone(&acceptor))));
+        let address = acceptor.listening.address();
+        let handle = Handle { addresses: context.device.addresses(), port: address.port(), nonce };
         let guard = AcceptorGuard::of(&acceptor);
-        Ok(Self { acceptor, guard, handle, address: addr, deadline: OnceLock::new(), runtime })
+        Ok(Self { acceptor, guard, handle, address, deadline: OnceLock::new(), runtime })
     }
 
     /// The address that it listens at.
@@ -138,7 +127,7 @@ impl Listener {
                 self.handle.port,
                 timeout.as_secs(),
                 state.partial.len(),
-                state.dropped,
+                self.acceptor.listening.dropped(),
                 context.label,
             ),
         ))
@@ -175,14 +164,73 @@ mod tests {
     use evenkeel_protocol::{ConnectionId, Hello, WELCOME_BYTES};
 
     use super::*;
-    use crate::NullNotify;
-    use crate::handshake::acceptor::MAX_UNAUTHENTICATED;
-    use crate::test_support::transport;
+    use crate::handshake::listening_socket::MAX_UNAUTHENTICATED;
+    use crate::memory::block::Block;
+    use crate::test_support::{connected, transport, until};
+    use crate::{MemoryTypes, NullLog, NullNotify, Settings, Transport};
+
+    /// Settings over the loopback interface, with these ports.
+    fn with_ports(ports: &str) -> Transport {
+        let settings = Settings::from_lookup(|name| match name {
+            "NCCL_SOCKET_IFNAME" => Some("lo".to_owned()),
+            "EVENKEEL_PORTS" => Some(ports.to_owned()),
+            _ => None,
+        });
+        Transport::new(settings.unwrap(), Arc::new(NullLog)).unwrap()
+    }
+
+    fn listeners(transport: &Transport, count: usize) -> Vec<Listener> {
+        let listen = |_| transport.listen(0, "", MemoryTypes::HOST).unwrap();
+        (0..count).map(listen).collect()
+    }
+
+    /// A listening socket at two ports that nobody uses, one after the other.
+    fn two_free_ports() -> u16 {
+        let free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).ok();
+        until(|| {
+            let first = free(0)?;
+            let port = first.local_addr().unwrap().port();
+            free(port.checked_add(1)?).map(|_| port)
+        })
+    }
+
+    #[test]
+    fn listeners_share_one_port_and_get_their_own_peers() {
+        let port = two_free_ports();
+        let transport = with_ports(&port.to_string());
+        // The second time the port has connections that are closed and not forgotten by the kernel.
+        for _ in 0..2 {
+            let mut listeners = listeners(&transport, 50);
+            assert!(listeners.iter().all(|listener| listener.address().port() == port));
+            let other = with_ports(&format!("{port}-{}", port + 1));
+            let next = other.listen(0, "", MemoryTypes::HOST).unwrap();
+            assert_eq!(next.address().port(), port + 1, "the next port for another process");
+            // Closing one does not hurt the others.
+            let closed = listeners.remove(7).handle().clone();
+            for (index, listener) in listeners.iter().enumerate() {
+                let (send, recv) = connected(&transport, listener, listener.handle());
+                let mut number = Block::new(4);
+                number.bytes_mut().copy_from_slice(&(index as u32).to_le_bytes());
+                let mut received = recv.recv_block(Block::new(4), 4).unwrap().ok().unwrap();
+                let number = Arc::new(number);
+                let _sent = send.send_block(&number, 4).unwrap().unwrap();
+                let (arrived, _) = until(|| received.poll(true).unwrap());
+                assert_eq!(arrived.bytes(), number.bytes());
+            }
+            let call = transport.connect(0, &closed, "", MemoryTypes::HOST).unwrap();
+            let error = until(|| call.poll().err());
+            assert!(error.to_string().contains("has no such listener"), "{error}");
+        }
+        let full = with_ports(&port.to_string());
+        let _first = listeners(&transport, 1);
+        let error = full.listen(0, "", MemoryTypes::HOST).err().unwrap().to_string();
+        assert!(error.contains(&format!("EVENKEEL_PORTS={port}-{port}")), "{error}");
+    }
 
     /// More peers connect than can be unauthenticated at a time, before the first handshake. All of them get an answer.
     #[test]
     fn burst_of_peers_is_answered_completely() {
-        const PEERS: u8 = 200;
+        const PEERS: u16 = 600;
         assert!(usize::from(PEERS) > MAX_UNAUTHENTICATED);
         let transport = transport();
         let (any, nonce) = ("127.0.0.1:0".parse().unwrap(), Nonce([7; 16]));
@@ -193,9 +241,11 @@ mod tests {
             let _state = lock(&listener.acceptor.state);
             for peer in 0..PEERS {
                 let mut stream = TcpStream::connect(listener.address()).unwrap();
+                let mut id = [0; 16];
+                id[..2].copy_from_slice(&peer.to_le_bytes());
                 let hello = Hello {
                     nonce,
-                    connection: ConnectionId([peer; 16]),
+                    connection: ConnectionId(id),
                     flow: 0,
                     flows: 1,
                     checksum: false,

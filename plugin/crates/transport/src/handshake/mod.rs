@@ -4,4 +4,5 @@ pub(crate) mod acceptor;
 pub(crate) mod connect;
 pub(crate) mod dial;
 pub(crate) mod listen;
+pub(crate) mod listening_socket;
 mod unauthenticated;

@@ -6,40 +6,21 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, HandshakeError, Hello, Nonce, PROOF_BYTES, Refusal,
+    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, HandshakeError, Hello, PROOF_BYTES, Refusal,
     Welcome,
 };
 use socket2::Socket;
 
 use crate::connection::base::would_block;
+use crate::handshake::acceptor::Acceptor;
+use crate::handshake::listening_socket::ListeningSocket;
 use crate::runtime::reactor::{Readiness, Registration, Source};
-use crate::settings::Settings;
 use crate::sync::lock;
 use crate::sys;
 
-/// The listener, as a connection sees it that has to prove itself.
-pub(super) trait Admission: Send + Sync {
-    /// The nonce that peers must present.
-    fn nonce(&self) -> Nonce;
-    fn settings(&self) -> &Settings;
-    /// The peer has proved itself. Sends it a welcome or a refusal.
-    fn admit(
-        self: Arc<Self>,
-        hello: &Hello,
-        socket: Socket,
-        peer: SocketAddr,
-    ) -> Result<(), Refusal>;
-    /// The connection is admitted or dropped, and does not count any more.
-    fn remove(&self, connection: &Unauthenticated, dropped: bool);
-    /// Accepts more connections if some were left to the kernel.
-    fn accept_waiting(self: Arc<Self>);
-    /// Writes a line to the log.
-    fn info(&self, line: &str);
-}
-
 /// A TCP connection that has not proved yet that it is a flow of a peer.
 pub(super) struct Unauthenticated {
-    admission: Weak<dyn Admission>,
+    listening: Weak<ListeningSocket>,
     peer: SocketAddr,
     registration: Registration,
     since: Instant,
@@ -88,6 +69,7 @@ impl From<HandshakeError> for Rejection {
             HandshakeError::Version(_) => Some(Refusal::Version),
             HandshakeError::Authentication { .. } => Some(Refusal::Authentication),
             HandshakeError::Checksum { .. } => Some(Refusal::Checksum),
+            HandshakeError::WrongListener => Some(Refusal::WrongListener),
             _ => None,
         };
         Self { why: error.to_string(), refusal }
@@ -95,9 +77,15 @@ impl From<HandshakeError> for Rejection {
 }
 
 impl HandshakeState {
+    /// The listener that the hello is for, once it is complete.
+    fn acceptor(&self, listening: &ListeningSocket) -> Option<Arc<Acceptor>> {
+        let hello = (self.have == HELLO_BYTES).then_some(&self.hello)?;
+        listening.acceptor(Hello::listener(hello).ok()?)
+    }
+
     /// Reads what has arrived. With a job key, answers the hello with a challenge. Returns the hello once the peer has proved
     /// itself.
-    fn advance(&mut self, nonce: Nonce, settings: &Settings) -> Result<Option<Hello>, Rejection> {
+    fn advance(&mut self, listening: &ListeningSocket) -> Result<Option<Hello>, Rejection> {
         let Self { socket: Some(socket), have, hello, challenge } = self else { return Ok(None) };
         while *have < HELLO_BYTES {
             let Some(received) = receive(socket, &mut hello[*have..], *have)? else {
@@ -108,7 +96,12 @@ impl HandshakeState {
                 return Err(HandshakeError::NotEvenkeel("peer").into());
             }
         }
+        let settings = listening.settings();
         let key = settings.job_key.as_ref();
+        let nonce = Hello::listener(hello)?;
+        if listening.acceptor(nonce).is_none() {
+            return Err(HandshakeError::WrongListener.into());
+        }
         let decoded = Hello::decode(hello, nonce, key.is_some(), settings.checksum)?;
         let Some(key) = key else { return Ok(Some(decoded)) };
         let challenge = match challenge {
@@ -162,14 +155,14 @@ pub(super) fn send_welcome(
 impl Unauthenticated {
     /// A connection whose handshake begins with [`Unauthenticated::start`].
     pub(super) fn new(
-        admission: Weak<dyn Admission>,
+        listening: Weak<ListeningSocket>,
         peer: SocketAddr,
         registration: Registration,
     ) -> Arc<Self> {
         let handshake =
             HandshakeState { socket: None, have: 0, hello: [0; HELLO_BYTES], challenge: None };
         Arc::new(Self {
-            admission,
+            listening,
             peer,
             registration,
             since: Instant::now(),
@@ -179,16 +172,19 @@ impl Unauthenticated {
 
     /// Begins the handshake on this socket.
     pub(super) fn start(self: &Arc<Self>, socket: Socket) {
-        // The lock keeps the worker from the socket until it is in place.
-        let mut handshake = lock(&self.handshake);
-        let source: Arc<dyn Source> = Arc::<Self>::clone(self);
-        if let Err(error) = self.registration.watch(&socket, source) {
-            drop(handshake);
-            self.drop_connection(&error.to_string());
-            return;
+        lock(&self.handshake).socket = Some(socket);
+        // Nearly always the hello is there, and nothing has to be watched.
+        if let Err(why) = self.advance() {
+            return self.drop_connection(&why);
         }
-        handshake.socket = Some(socket);
-        self.registration.request_tick();
+        let watched = match &lock(&self.handshake).socket {
+            Some(socket) => self.registration.watch(socket, Arc::<Self>::clone(self)),
+            None => return,
+        };
+        match watched {
+            Ok(()) => self.registration.request_tick(),
+            Err(error) => self.drop_connection(&error.to_string()),
+        }
     }
 
     /// How long it has been connected.
@@ -205,24 +201,32 @@ impl Unauthenticated {
 
     pub(super) fn drop_connection(&self, why: &str) {
         self.take_socket();
-        if let Some(admission) = self.admission.upgrade() {
-            admission.remove(self, true);
-            admission.info(&format!("connection from {} dropped: {why}", self.peer));
+        if let Some(listening) = self.listening.upgrade() {
+            listening.forget(self, true);
+            let acceptor = lock(&self.handshake).acceptor(&listening);
+            let label = acceptor.map_or_else(String::new, |acceptor| acceptor.label());
+            listening.info(&format!("connection from {} dropped: {why}{label}", self.peer));
         }
     }
 
     /// Continues the handshake as far as the received bytes allow. The error says why the connection is not admitted.
     fn advance(&self) -> Result<(), String> {
-        let Some(admission) = self.admission.upgrade() else { return Ok(()) };
-        let advanced = lock(&self.handshake).advance(admission.nonce(), admission.settings());
+        let Some(listening) = self.listening.upgrade() else { return Ok(()) };
+        let advanced = lock(&self.handshake).advance(&listening);
         match advanced {
             Ok(None) => Ok(()),
             Ok(Some(hello)) => {
                 let Some(socket) = self.take_socket() else { return Ok(()) };
-                admission.remove(self, false);
-                admission
-                    .admit(&hello, socket, self.peer)
-                    .map_err(|refusal| format!("refused: {refusal}"))
+                listening.forget(self, false);
+                let admitted = match listening.acceptor(hello.nonce) {
+                    Some(acceptor) => acceptor.admit(&hello, socket, self.peer),
+                    // Closed meanwhile.
+                    None => {
+                        send_welcome(&socket, hello.connection, Err(Refusal::WrongListener));
+                        Err(Refusal::WrongListener)
+                    }
+                };
+                admitted.map_err(|refusal| format!("refused: {refusal}"))
             }
             Err(Rejection { why, refusal }) => {
                 if let (Some(refusal), Some(socket)) = (refusal, self.take_socket()) {
@@ -242,16 +246,16 @@ impl Source for Unauthenticated {
         if let Err(why) = self.advance() {
             self.drop_connection(&why);
         }
-        if let Some(admission) = self.admission.upgrade() {
-            admission.accept_waiting();
+        if let Some(listening) = self.listening.upgrade() {
+            listening.accept_waiting();
         }
     }
 
     fn tick(&self, now: Instant) -> bool {
         let limit = self
-            .admission
+            .listening
             .upgrade()
-            .map_or(Duration::ZERO, |admission| admission.settings().handshake_timeout);
+            .map_or(Duration::ZERO, |listening| listening.settings().handshake_timeout);
         if now.saturating_duration_since(self.since) < limit {
             return true;
         }

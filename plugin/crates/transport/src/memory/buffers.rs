@@ -215,6 +215,10 @@ impl Memory {
         Self { start: memory.cast(), length }
     }
 
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
     /// Copies a message to `at`. The copy is valid until this is dropped, and until something else is stored over it. The
     /// caller ensures both, as for every buffer that it sends.
     ///
@@ -237,6 +241,13 @@ impl Drop for Memory {
         let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
         // SAFETY: it came from a box of this length in `new` and is given back once.
         drop(unsafe { Box::from_raw(memory) });
+    }
+}
+
+#[cfg(test)]
+impl SendBuffer {
+    pub(crate) fn start_address(&self) -> usize {
+        self.start.addr()
     }
 }
 

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::error::Error;
+use crate::handshake::listening_socket::ListeningSockets;
 use crate::memory::staging::StagingPool;
 use crate::runtime::flow_count::FlowCountControllers;
 use crate::sync::lock;
 use crate::sys;
+use crate::tcp::retransmit_buffer::RetransmitPool;
 use crate::telemetry::exporter::Exporter;
 
 /// How often sources check their timeouts while they have some. Events are never delayed by it.
@@ -87,6 +89,8 @@ pub(crate) struct Workers {
     caller_work: AtomicU64,
     pub(crate) flow_counts: FlowCountControllers,
     pub(crate) staging: Arc<StagingPool>,
+    pub(crate) retransmit_pool: Arc<RetransmitPool>,
+    pub(crate) listening_sockets: ListeningSockets,
 }
 
 struct Worker {
@@ -128,6 +132,8 @@ impl Runtime {
             caller_work: AtomicU64::new(0),
             flow_counts: FlowCountControllers::default(),
             staging: Arc::default(),
+            retransmit_pool: Arc::default(),
+            listening_sockets: ListeningSockets::default(),
         });
         // From here on, dropping the runtime stops the threads that have started.
         let mut runtime = Self { workers, threads: Vec::new(), _exporter: exporter };
@@ -497,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_connections_request_no_ticks() {
+    fn idle_connections_request_no_ticks_and_hold_no_copies() {
         const PAIRS: usize = 20;
         let transport = transport();
         let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
@@ -516,6 +522,7 @@ mod tests {
                 until(|| done(&sent));
             }
             wait_for_idle_workers(runtime.workers());
+            assert_eq!(runtime.workers().retransmit_pool.used(), 0);
         }
     }
 }

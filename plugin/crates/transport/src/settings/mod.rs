@@ -416,7 +416,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_PORTS",
-            meaning: "ports to listen on, for firewalls; by default any free port",
+            meaning: "ports to listen on, for firewalls: each process takes the first free one; by default any free port",
             accepts: "FIRST-LAST, such as 29600-29699, or one port",
             default: "",
         },

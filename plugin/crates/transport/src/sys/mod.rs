@@ -10,8 +10,10 @@ pub(crate) use fork::keep_from_children;
 pub(crate) use interfaces::{InterfaceAddress, InterfaceInfo, Interfaces, LinkState, interfaces};
 pub use process::random;
 pub(crate) use process::{block_signals, uninterrupted};
+#[cfg(test)]
+pub(crate) use socket::option;
 pub(crate) use socket::{
-    MAX_FRAMES, discard, recv_with_header, send_frames, send_with_header, set_min_retransmit_time,
-    set_port_at_connect, set_unsent_limit, unacknowledged,
+    MAX_FRAMES, accept, discard, recv_with_header, send_frames, send_with_header,
+    set_min_retransmit_time, set_port_at_connect, set_unsent_limit, unacknowledged,
 };
 pub(crate) use tcp_info::{PathFigures, PathInfo, path_figures, path_info};

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::AsRawFd;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 use std::time::Duration;
 
-use socket2::Socket;
+use socket2::{SockAddr, Socket};
 
 use super::process::uninterrupted;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
@@ -85,6 +86,23 @@ fn message_of(parts: &mut [libc::iovec]) -> libc::msghdr {
     message
 }
 
+/// Accepts a TCP connection, as a non-blocking socket.
+pub(crate) fn accept(listening: &Socket) -> io::Result<(Socket, SocketAddr)> {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the storage is large enough for every address, and accept4 writes the address and its length. The result is a
+    // new descriptor that nobody else owns.
+    let (socket, peer) = unsafe {
+        SockAddr::try_init(|storage, length| {
+            match libc::accept4(listening.as_raw_fd(), storage.cast(), length, flags) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Socket::from_raw_fd(fd)),
+            }
+        })?
+    };
+    let peer = peer.as_socket().ok_or_else(|| io::Error::other("not an IP address"))?;
+    Ok((socket, peer))
+}
+
 /// Drops up to `length` bytes from the socket; 0 at the end of the stream.
 pub(crate) fn discard(socket: &Socket, length: usize) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
@@ -125,6 +143,19 @@ pub(crate) fn set_min_retransmit_time(socket: &Socket, time: Duration) -> io::Re
 /// Makes `bind` to an address leave the choice of the port to `connect`, which can share ports between destinations.
 pub(crate) fn set_port_at_connect(socket: &Socket) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
+/// An option that is an integer.
+#[cfg(test)]
+pub(crate) fn option(socket: &Socket, level: libc::c_int, option: libc::c_int) -> libc::c_int {
+    let (mut value, mut length): (libc::c_int, _) = (-1, size_of::<libc::c_int>() as _);
+    // SAFETY: the pointers are to a c_int on this stack and to its length.
+    let result = unsafe {
+        let value = ptr::from_mut(&mut value).cast();
+        libc::getsockopt(socket.as_raw_fd(), level, option, value, &mut length)
+    };
+    assert_eq!(result, 0, "option {option}: {}", io::Error::last_os_error());
+    value
 }
 
 fn set_option(

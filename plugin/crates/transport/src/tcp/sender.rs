@@ -123,7 +123,9 @@ impl TcpSender {
         sockets: Vec<Socket>,
     ) -> io::Result<Arc<Self>> {
         let context = destination.context.clone();
-        let retransmit_buffer = RetransmitBuffer::new(context.settings.retransmit_buffer_bytes);
+        let pool = &destination.workers.retransmit_pool;
+        let retransmit_buffer =
+            RetransmitBuffer::new(context.settings.retransmit_buffer_bytes, pool);
         let schedule = context.settings.schedule;
         let flow_count = destination.workers.flow_counts.of(destination.peer.ip(), sockets.len());
         let sender = Arc::new(Self {
@@ -584,6 +586,9 @@ impl TcpSender {
                 }
                 None => Vec::new(),
             };
+            if !busy {
+                queue.retransmit_buffer.shrink();
+            }
             (until, busy, queue.all_flows_until.is_some(), waiting)
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
