@@ -3,6 +3,7 @@ package charts
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -163,8 +164,8 @@ func TestUserCanBeLeftToTheCluster(t *testing.T) {
 				}
 			}
 		}
-		if seen != 3 {
-			t.Errorf("%d pod templates, want 3", seen)
+		if seen != 4 {
+			t.Errorf("%d pod templates, want 4", seen)
 		}
 	}
 }
@@ -330,33 +331,41 @@ func TestDefaultProfile(t *testing.T) {
 
 func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
 	const crd = "CustomResourceDefinition/networkprofiles.evenkeel.dev"
-	if object := render(t, "evenkeel")[crd]; object == nil || object.GetAnnotations()["helm.sh/resource-policy"] != "" {
-		t.Errorf("by default the CRD is installed, and goes with the chart: %v", object)
+	// Whoever uninstalls the chart by mistake keeps profiles and results, and running jobs their reduction servers.
+	if object := render(t, "evenkeel")[crd]; object == nil || object.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
+		t.Errorf("by default the CRD is installed, and stays when the chart goes: %v", object)
 	}
-	if object := render(t, "evenkeel", "--set", "crds.keep=true")[crd]; object == nil || object.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
-		t.Error("crds.keep does not keep the CRD")
+	if object := render(t, "evenkeel", "--set", "crds.keep=false")[crd]; object == nil || object.GetAnnotations()["helm.sh/resource-policy"] != "" {
+		t.Error("crds.keep=false keeps the CRD")
 	}
 	if render(t, "evenkeel", "--set", "crds.enabled=false")[crd] != nil {
 		t.Error("crds.enabled=false installs the CRD")
 	}
 }
 
-func TestCleanupRunsAfterDelete(t *testing.T) {
+func TestCleanupRunsBeforeAndAfterDelete(t *testing.T) {
+	events := map[string]string{"Job/evenkeel-cleanup": "post-delete", "Job/evenkeel-cleanup-check": "pre-delete"}
 	hooks := 0
 	for key, object := range render(t, "evenkeel") {
-		if !strings.HasSuffix(object.GetName(), "-cleanup") {
+		if !strings.Contains(object.GetName(), "-cleanup") {
 			continue
 		}
 		hooks++
-		if a := object.GetAnnotations(); a["helm.sh/hook"] != "post-delete" || !strings.Contains(a["helm.sh/hook-delete-policy"], "hook-succeeded") {
+		want := cmp.Or(events[key], "pre-delete,post-delete")
+		if a := object.GetAnnotations(); a["helm.sh/hook"] != want || !strings.Contains(a["helm.sh/hook-delete-policy"], "hook-succeeded") {
 			t.Errorf("%s: annotations %v: it would go with the rest, or stay after it", key, a)
 		}
+		if deadline, found, _ := unstructured.NestedInt64(object.Object, "spec", "activeDeadlineSeconds"); found && deadline >= 300 {
+			t.Errorf("%s may take %d s, and Helm waits for 300", key, deadline)
+		}
 	}
-	if hooks != 4 {
-		t.Errorf("%d objects of the cleanup, want its account, role, binding and Job", hooks)
+	if hooks != 7 {
+		t.Errorf("%d objects of the cleanup, want its account, two roles, two bindings and two Jobs", hooks)
 	}
-	if render(t, "evenkeel", "--set", "preflight.cleanup=false")["Job/evenkeel-cleanup"] != nil {
-		t.Error("preflight.cleanup=false cleans up")
+	for key := range events {
+		if render(t, "evenkeel", "--set", "preflight.cleanup=false")[key] != nil {
+			t.Errorf("preflight.cleanup=false renders %s", key)
+		}
 	}
 }
 

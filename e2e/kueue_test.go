@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -94,10 +93,7 @@ func TestKueueAdmitsJobWhenItsNodesPass(t *testing.T) {
 			}
 		}
 	})
-	plugin := filepath.Join(t.TempDir(), "kubectl-evenkeel")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", plugin, "../operator/cmd/kubectl-evenkeel").CombinedOutput(); err != nil {
-		t.Fatalf("build kubectl's plugin: %v\n%s", err, out)
-	}
+	plugin := kubectlPlugin(ctx, t)
 	size, iterations := int64(4<<20), int32(5)
 	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "queue"}, Spec: evenkeel.NetworkCheckPolicySpec{
 		Triggers: evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled},

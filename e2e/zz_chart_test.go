@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -40,6 +42,30 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 	if _, err := cluster.Helm(ctx, "uninstall", env.Release, "--namespace", env.Namespace, "--wait", "--timeout", "2m"); err != nil {
 		t.Fatal(err)
 	}
+	awaitMarks(ctx, t, "the nodes have no marks", unmarked)
+	isGone(ctx, t, "nothing of Evenkeel is left but its namespace, and the CRDs with their objects", func(kind, name string) bool {
+		return strings.HasSuffix(kind, ".evenkeel.dev") || strings.HasSuffix(name, ".evenkeel.dev") && strings.HasPrefix(name, "customresourcedefinition")
+	})
+	out, err := exec.CommandContext(ctx, kubectlPlugin(ctx, t), "uninstall", "--crds", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "nothing waits for Evenkeel any more") {
+		t.Errorf("kubectl evenkeel uninstall: %v\n%s", err, out)
+	}
+	isGone(ctx, t, "nothing of Evenkeel is left but its namespace", func(string, string) bool { return false })
+}
+
+// kubectlPlugin builds kubectl-evenkeel.
+func kubectlPlugin(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubectl-evenkeel")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", path, "../operator/cmd/kubectl-evenkeel").CombinedOutput(); err != nil {
+		t.Fatalf("build kubectl's plugin: %v\n%s", err, out)
+	}
+	return path
+}
+
+// isGone waits until no object has Evenkeel's name but those that may stay.
+func isGone(ctx context.Context, t *testing.T, what string, stays func(kind, name string) bool) {
+	t.Helper()
 	kinds, err := cluster.Kubectl(ctx, "api-resources", "--verbs=list", "-o", "name")
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +77,7 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 			t.Log("left behind:", left)
 		}
 	}()
-	eventually(ctx, t, "nothing of Evenkeel is left but its namespace", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, what, func(ctx context.Context) (bool, error) {
 		left = nil
 		for kind := range strings.FieldsSeq(kinds) {
 			if strings.HasPrefix(kind, "events") || kind == "componentstatuses" {
@@ -59,17 +85,19 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 			}
 			out, err := cluster.Kubectl(ctx, "get", kind, "-A", "-o", "name", "--ignore-not-found")
 			if err != nil {
+				if strings.Contains(err.Error(), "the server doesn't have a resource type") {
+					continue // its CRD has gone meanwhile
+				}
 				return false, fmt.Errorf("list %s: %w", kind, err)
 			}
 			for name := range strings.FieldsSeq(out) {
-				if strings.Contains(name, "evenkeel") && name != "namespace/"+env.Namespace {
+				if strings.Contains(name, "evenkeel") && name != "namespace/"+env.Namespace && !stays(kind, name) {
 					left = append(left, name)
 				}
 			}
 		}
 		return len(left) == 0, nil
 	})
-	awaitMarks(ctx, t, "the nodes have no marks", unmarked)
 }
 
 // markNode creates a policy, and results with one unhealthy node.

@@ -55,8 +55,9 @@ capabilities: {drop: [ALL]}
 {{- default (printf "%s-check" (include "evenkeel.fullname" .)) .Values.preflight.priorityClassName -}}
 {{- end -}}
 
+{{- /* Of the accounts and roles of the hooks; a Job names the one event that it is for. */ -}}
 {{- define "evenkeel.cleanupHook" -}}
-helm.sh/hook: post-delete
+helm.sh/hook: pre-delete,post-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 

@@ -18,10 +18,12 @@ const (
 // The gate that keeps jobs from starting until their nodes are proven.
 const (
 	// GatedKey is the label on what is gated: jobs that Evenkeel suspended, and pods with the scheduling gate. Its value is
-	// GatedValue. It is removed when the gate opens. On the pod templates of jobs that cannot be suspended it asks the pod
+	// GatedValue, or GatedSuspendedValue on jobs that stay suspended when the gate opens, as their user wanted. It is removed when the gate opens. On the pod templates of jobs that cannot be suspended it asks the pod
 	// webhook for the scheduling gate.
 	GatedKey   = "evenkeel.dev/gated"
 	GatedValue = "true"
+
+	GatedSuspendedValue = "suspended"
 	// SchedulingGate is the name of the scheduling gate on pods.
 	SchedulingGate = "evenkeel.dev/preflight"
 	// TemplateKey is the annotation on such a pod template, and so on its pods, with the template's path in the job.

@@ -91,7 +91,19 @@ const (
 	GateWait GateTimeout = "Wait"
 )
 
-// GateSpec says how long jobs wait for their nodes to be proven.
+// GateOptOut says whether a job may do without the gate.
+//
+// +kubebuilder:validation:Enum=Allowed;Forbidden
+type GateOptOut string
+
+const (
+	// GateOptOutAllowed lets the user of a job turn its gate off.
+	GateOptOutAllowed GateOptOut = "Allowed"
+	// GateOptOutForbidden makes the gate mandatory.
+	GateOptOutForbidden GateOptOut = "Forbidden"
+)
+
+// GateSpec says how long jobs wait for their nodes to be proven, and whether they may do without.
 //
 // +kubebuilder:validation:MinProperties=1
 type GateSpec struct {
@@ -104,6 +116,11 @@ type GateSpec struct {
 	// onTimeout is what happens after that time, and after two inconclusive checks of the nodes: Start (the default) or Wait.
 	// +optional
 	OnTimeout GateTimeout `json:"onTimeout,omitempty"`
+
+	// optOut is Forbidden to refuse jobs with the annotation evenkeel.dev/gate: Disabled, and to gate jobs that their user created
+	// suspended. Default: Allowed.
+	// +optional
+	OptOut GateOptOut `json:"optOut,omitempty"`
 }
 
 // OnFailSpec says what happens to nodes that fail. Jobs of a profile avoid them in any case.

@@ -67,6 +67,8 @@ const (
 	ConditionReady = "Ready"
 	// ConditionRDMA says whether jobs get an RDMA device; absent with mode TCP.
 	ConditionRDMA = "RDMA"
+	// ConditionDefaultApplied says whether the profile is as the chart's values have it; absent on other profiles than the chart's.
+	ConditionDefaultApplied = "DefaultApplied"
 )
 
 // NetworkProfileSpec says which plugin jobs get, how, with which settings, and which jobs may use it.
@@ -269,7 +271,7 @@ type EnvironmentVariable struct {
 
 // NetworkProfileStatus is what the controller observes.
 type NetworkProfileStatus struct {
-	// conditions: Ready.
+	// conditions: Ready, RDMA, and on the profile of the chart's values DefaultApplied.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -26,6 +29,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/reductionservice"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
+	"evenkeel.dev/evenkeel/operator/internal/uninstall"
 )
 
 const (
@@ -33,6 +37,9 @@ const (
 	checkPoll = 3 * time.Second
 	// kindPoll is the interval at which the cluster is asked for kinds of jobs that were installed meanwhile.
 	kindPoll = 10 * time.Second
+	// releaseTimeout bounds the release of everything that waits, and is less than the pod's grace period. readTimeout bounds the
+	// question whether that is necessary, so that the controller ends soon without an API server.
+	releaseTimeout, readTimeout = 55 * time.Second, 5 * time.Second
 )
 
 type controllerRole struct {
@@ -149,6 +156,32 @@ func (c *controllerRole) run(ctx context.Context) error {
 	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("controller: %w", err)
+	}
+	return c.release(context.WithoutCancel(ctx), mgr)
+}
+
+// release opens all gates if this namespace is being deleted: no other controller will come that does. The pods of a namespace
+// end before the rest of it is deleted, so the permissions last.
+func (c *controllerRole) release(ctx context.Context, mgr manager.Manager) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	brief, stop := context.WithTimeout(ctx, readTimeout)
+	defer stop()
+	namespace := &corev1.Namespace{}
+	if err := mgr.GetAPIReader().Get(brief, client.ObjectKey{Name: c.namespace}, namespace); err != nil {
+		mgr.GetLogger().Info("cannot read the own namespace", "reason", err.Error())
+		return nil
+	}
+	if namespace.DeletionTimestamp == nil {
+		return nil
+	}
+	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	now := clock.RealClock{}
+	if err := uninstall.Run(ctx, os.Stderr, now, append(uninstall.Gates(live, now), uninstall.Leftovers(live, now)...)...); err != nil {
+		return fmt.Errorf("the namespace %s is being deleted, and not everything that waits for this controller could be opened: kubectl evenkeel uninstall does it: %w", c.namespace, err)
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -25,7 +24,6 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
-	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
@@ -50,6 +48,11 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	job := &unstructured.Unstructured{}
 	if err := json.Unmarshal(req.Object.Raw, &job.Object); err != nil {
 		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the %s: %w", req.Kind.Kind, err))
+	}
+	if req.Operation == admissionv1.Update {
+		if response, kept := w.keepGate(ctx, job, req); kept {
+			return response
+		}
 	}
 	name, asked := job.GetAnnotations()[evenkeel.ProfileKey], job.GetAnnotations()[evenkeel.ReductionKey]
 	if name == "" && asked == "" || !workload.Known(job.GroupVersionKind().GroupKind()) {
@@ -287,54 +290,6 @@ func getProfile(ctx context.Context, reader client.Reader, name, namespace strin
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", name, err)
 	}
 	return profile, checkNamespace(ctx, reader, profile, namespace)
-}
-
-// gateJob gates a job that has to wait until its nodes are proven. Jobs of Kueue wait for an AdmissionCheck instead. A job
-// that its user suspended stays the user's to start.
-func (w workloadPinner) gateJob(ctx context.Context, job *unstructured.Unstructured, profile string) error {
-	// A job that was copied from another one has a gate of its own.
-	unstructured.RemoveNestedField(job.Object, "metadata", "annotations", evenkeel.OpenedTemplatesKey)
-	switch mode := job.GetAnnotations()[evenkeel.GateKey]; mode {
-	case "", evenkeel.GateEnabled:
-	case evenkeel.GateDisabled:
-		return nil
-	default:
-		return refusal{fmt.Errorf("annotation %s is %q: %s or %s", evenkeel.GateKey, mode, evenkeel.GateEnabled, evenkeel.GateDisabled)}
-	}
-	suspended, can := workload.Suspended(job)
-	if suspended || workload.Queued(job) {
-		return nil
-	}
-	var policies evenkeel.NetworkCheckPolicyList
-	if err := w.cached.List(ctx, &policies); err != nil {
-		return fmt.Errorf("list NetworkCheckPolicies: %w", err)
-	}
-	if !gate.Required(policies.Items, profile) {
-		return nil
-	}
-	gated := map[string]string{evenkeel.GatedKey: evenkeel.GatedValue}
-	if can {
-		labels := job.GetLabels()
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		maps.Copy(labels, gated)
-		job.SetLabels(labels)
-		if err := workload.Suspend(job, true); err != nil {
-			return refusal{err}
-		}
-		return nil
-	}
-	templates, err := workload.Templates(job)
-	if err != nil {
-		return refusal{err}
-	}
-	for _, t := range templates {
-		if err := t.Add(gated, map[string]string{evenkeel.TemplateKey: t.Path}); err != nil {
-			return refusal{err}
-		}
-	}
-	return nil
 }
 
 func avoidUnhealthyNodes(affinity *corev1.Affinity) *corev1.Affinity {

@@ -1,5 +1,5 @@
 // Package cli is `kubectl evenkeel`: it runs network checks, and explains the objects in the cluster. It changes nothing but the
-// check that it creates.
+// check that it creates; to uninstall is a command of its own.
 package cli
 
 import (
@@ -51,6 +51,8 @@ func Run(ctx context.Context, args []string, out, errs io.Writer) int {
 	switch {
 	case err == nil:
 		return ExitPass
+	case errors.As(err, &queuesRefusal{}):
+		return ExitRefused
 	case !errors.As(err, &verdict):
 		fmt.Fprintln(errs, "error:", oneLine(explainError(err)))
 		return ExitError
@@ -89,7 +91,7 @@ It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	check.AddCommand(checkRunCommand(c), checkStatusCommand(c), checkWhyCommand(c))
-	root.AddCommand(check, reportCommand(c), whyCommand(c))
+	root.AddCommand(check, reportCommand(c), whyCommand(c), uninstallCommand(c))
 	return root
 }
 
@@ -127,6 +129,7 @@ func (c *connection) client() (client.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no cluster configured (set KUBECONFIG or --kubeconfig): %w", err)
 	}
+	config.QPS = -1 // the API server limits clients by itself
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("kinds: %w", err)

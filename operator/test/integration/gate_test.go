@@ -112,17 +112,23 @@ func isOpenForLaterPods(t *testing.T, job *unstructured.Unstructured, policy *ev
 	}
 }
 
-// The webhook gates a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
-// run: the job starts because of that.
-func TestGateOfInstallation(t *testing.T) {
-	pool := map[string]string{"pool": "gated"}
+// newGate makes two nodes and a policy that gates jobs on them, and returns the policy, the pool and a namespace for jobs, when the
+// webhook knows of it.
+func newGate(t *testing.T, name string, change func(*evenkeel.NetworkCheckPolicySpec)) (policy *evenkeel.NetworkCheckPolicy, pool map[string]string, namespace string) {
+	t.Helper()
+	// The leader applies the profile after it has started.
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
+	pool = map[string]string{"pool": name}
 	for i := range 2 {
-		newReadyNode(t, fmt.Sprintf("gated-%d", i), pool)
+		newReadyNode(t, fmt.Sprintf("%s-%d", name, i), pool)
 	}
-	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "gated"}}
+	policy = &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	policy.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: pool}
 	policy.Spec.Triggers = evenkeel.TriggerSpec{JobStart: evenkeel.SwitchEnabled, NewNodes: evenkeel.SwitchDisabled}
 	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
+	if change != nil {
+		change(&policy.Spec)
+	}
 	if err := admin.Create(t.Context(), policy); err != nil {
 		t.Fatal(err)
 	}
@@ -133,13 +139,53 @@ func TestGateOfInstallation(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ns := newNamespace(t, nil)
+	namespace = newNamespace(t, nil)
 	eventually(t, "the webhook has the policy in its cache", func(ctx context.Context) (bool, error) {
-		job := heldJob(t, "Job", ns, pool)
+		job := heldJob(t, "Job", namespace, pool)
 		err := dryRun(ctx, job)
 		suspended, _ := workload.Suspended(job)
 		return suspended, err
 	})
+	return policy, pool, namespace
+}
+
+// waitRegardless keeps jobs waiting: the installation has no bench image, so that no check can be run.
+func waitRegardless(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait }
+
+// stateOf is how a job is: suspended or running, and the value of the gate's label.
+func stateOf(ctx context.Context, job *unstructured.Unstructured) (string, error) {
+	if err := admin.Get(ctx, client.ObjectKeyFromObject(job), job); err != nil {
+		return "", err
+	}
+	text := "runs"
+	if suspended, _ := workload.Suspended(job); suspended {
+		text = "suspended"
+	}
+	if label := job.GetLabels()[evenkeel.GatedKey]; label != "" {
+		text += ", gated " + label
+	}
+	return text, nil
+}
+
+func isStateOf(t *testing.T, job *unstructured.Unstructured, want string) {
+	t.Helper()
+	got := ""
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s %s was last seen %q", job.GetKind(), job.GetName(), got)
+		}
+	})
+	eventually(t, fmt.Sprintf("the %s is %s", job.GetKind(), want), func(ctx context.Context) (bool, error) {
+		var err error
+		got, err = stateOf(ctx, job)
+		return got == want, err
+	})
+}
+
+// The webhook gates a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
+// run: the job starts because of that.
+func TestGateOfInstallation(t *testing.T) {
+	policy, pool, ns := newGate(t, "gated", nil)
 	for _, kind := range []string{"Job", "PyTorchJob"} {
 		t.Run(kind, func(t *testing.T) {
 			job := heldJob(t, kind, ns, pool)

@@ -16,6 +16,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -353,6 +354,46 @@ func TestDefaultProfileAppliedByLeader(t *testing.T) {
 	}
 }
 
+// A profile that the API server refuses is said on the profile, and does not end the controller: that would close all gates.
+func TestDefaultProfileRefusedIsCondition(t *testing.T) {
+	applied := func(status metav1.ConditionStatus, part string) func(*evenkeel.NetworkProfile) bool {
+		return func(p *evenkeel.NetworkProfile) bool {
+			c := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionDefaultApplied)
+			return c != nil && c.Status == status && strings.Contains(c.Message, part)
+		}
+	}
+	before := waitProfile(t, "default", applied(metav1.ConditionTrue, ""))
+	file := filepath.Join(t.TempDir(), "profile.yaml")
+	for _, test := range []struct{ spec, part string }{
+		{`{plugin: {image: "registry.example.com/plugin:latest"}}`, "pin the image by digest"},
+		{`{plugin: {delivry: Auto}}`, "delivry"},
+	} {
+		if err := os.WriteFile(file, []byte("{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkProfile, metadata: {name: default}, spec: "+test.spec+"}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := install.controller.stop(); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if install.controller, err = install.startProgram("evenkeel-controller", "--default-profile="+file); err != nil {
+			t.Fatal(err)
+		}
+		p := waitProfile(t, "default", applied(metav1.ConditionFalse, test.part))
+		if p.Spec.Plugin != before.Spec.Plugin || !install.controller.ready() {
+			t.Errorf("%s: spec %+v, conditions %+v", test.spec, p.Spec, p.Status.Conditions)
+		}
+		waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
+	}
+	if err := install.controller.stop(); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if install.controller, err = install.startController(); err != nil {
+		t.Fatal(err)
+	}
+	waitProfile(t, "default", applied(metav1.ConditionTrue, ""))
+}
+
 func TestPermissionsAreNarrow(t *testing.T) {
 	for _, test := range []struct {
 		account, verb, group, resource, namespace, name string
@@ -369,6 +410,9 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		{"evenkeel-controller", "patch", "evenkeel.dev", "networkprofiles", "", "another", false},
 		{"evenkeel-controller", "delete", "evenkeel.dev", "networkprofiles", "", "default", false},
 		{"evenkeel-controller", "get", "", "secrets", systemNamespace, "evenkeel-webhook-cert", false},
+		// Whether its own namespace is being deleted.
+		{"evenkeel-controller", "get", "", "namespaces", systemNamespace, systemNamespace, true},
+		{"evenkeel-controller", "get", "", "namespaces", "default", "default", false},
 		// Of the keys of jobs, it may make new ones.
 		{"evenkeel-controller", "create", "", "secrets", "default", "", true},
 		{"evenkeel-controller", "get", "", "secrets", "default", "train-reduce-0", false},

@@ -115,7 +115,8 @@ func isTold(t *testing.T, about client.Object, reason, part string) {
 // trigger makes the controller read the clock. Its own timer would take as long as the timeout.
 func trigger(t *testing.T, job client.Object) {
 	t.Helper()
-	if err := admin.Patch(t.Context(), job, client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"look": "now"}}}`))); err != nil {
+	patch := fmt.Sprintf(`{"metadata": {"annotations": {"look": "%d"}}}`, time.Now().UnixNano())
+	if err := admin.Patch(t.Context(), job, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -250,12 +251,17 @@ func TestGateLeavesJobsOfOthers(t *testing.T) {
 // newHeldPods makes pods as the webhook leaves those of a job that cannot be suspended.
 func newHeldPods(t *testing.T, pool string, count int) []*corev1.Pod {
 	t.Helper()
+	return newHeldPodsIn(t, users, pool, count)
+}
+
+func newHeldPodsIn(t *testing.T, namespace, pool string, count int) []*corev1.Pod {
+	t.Helper()
 	yes := true
 	var pods []*corev1.Pod
 	for i := range count {
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: users, Name: fmt.Sprintf("%s-%d", pool, i),
+				Namespace: namespace, Name: fmt.Sprintf("%s-%d", pool, i),
 				Labels:          map[string]string{evenkeel.GatedKey: evenkeel.GatedValue, evenkeel.ProfileKey: "default"},
 				OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Name: pool, UID: "00000000-0000-0000-0000-000000000001", Controller: &yes}},
 			},
@@ -338,31 +344,5 @@ func TestGateGuardLimitsController(t *testing.T) {
 	}
 	if err := patch(gated, `{"metadata": {"labels": {"evenkeel.dev/gated": null}}, "spec": {"runPolicy": {"suspend": false}}}`); err != nil {
 		t.Errorf("opening a gate: %v", err)
-	}
-}
-
-func TestCleanupOpensEveryGate(t *testing.T) {
-	hook, err := client.New(apiserver.As(config, namespace, "evenkeel-cleanup"), client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var jobs []*unstructured.Unstructured
-	for _, kind := range []string{"Job", "PyTorchJob"} {
-		jobs = append(jobs, newJob(t, kind, "uninstall", nil))
-	}
-	mine := newJob(t, "Job", "uninstall", func(j *unstructured.Unstructured) {
-		j.SetName("mine")
-		j.SetLabels(nil)
-	})
-	pods := newHeldPods(t, "uninstall", 2)
-	for range 2 { // it may be started again
-		if err := suspend.OpenAll(t.Context(), hook); err != nil {
-			t.Fatal(err)
-		}
-		for _, job := range jobs {
-			isState(t, job, started)
-		}
-		isState(t, mine, suspended)
-		areOpen(t, pods)
 	}
 }

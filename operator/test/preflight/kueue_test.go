@@ -2,6 +2,8 @@ package preflight
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +11,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -51,14 +55,19 @@ func admissionCheck(t *testing.T, name, policy string) *unstructured.Unstructure
 // reservedWorkload makes one that Kueue has given its quota and the hosts, and that waits for the check.
 func reservedWorkload(t *testing.T, name, check string, hosts ...string) *unstructured.Unstructured {
 	t.Helper()
+	return reservedWorkloadIn(t, users, name, check, hosts...)
+}
+
+func reservedWorkloadIn(t *testing.T, namespace, name, check string, hosts ...string) *unstructured.Unstructured {
+	t.Helper()
 	now := time.Now().UTC().Format(time.RFC3339)
-	return kueueObject(t, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: %[1]s, namespace: default}, spec: {
+	return kueueObject(t, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: %[1]s, namespace: %[6]s}, spec: {
   podSets: [{name: main, count: %[4]d, template: {spec: {restartPolicy: Never, containers: [{name: c, image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
   conditions: [{type: QuotaReserved, status: "True", reason: QuotaReserved, message: m, lastTransitionTime: %[5]q}],
   admissionChecks: [{name: %[2]s, state: Pending, message: "", lastTransitionTime: %[5]q}, {name: another, state: Pending, message: "", lastTransitionTime: %[5]q}],
   admission: {clusterQueue: q, podSetAssignments: [{name: main, count: %[4]d, topologyAssignment: {
     levels: [kubernetes.io/hostname], slices: [{domainCount: %[4]d, podCounts: {universal: 1}, valuesPerLevel: [{individual: {roots: [%[3]s]}}]}]}}]}}}`,
-		name, check, strings.Join(hosts, ", "), len(hosts), now))
+		name, check, strings.Join(hosts, ", "), len(hosts), now, namespace))
 }
 
 // isAnswered waits until the workload's check has the state, and a message with the part.
@@ -111,7 +120,8 @@ func TestKueueAdmitsProvenNodes(t *testing.T) {
 	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
 	newNodes(t, "kueue", 4)
 	check := admissionCheck(t, "kueue", "kueue")
-	isActive(t, check, "False", "NoPolicy")
+	// Nobody waits for a policy that is not there.
+	isActive(t, check, "True", "NoPolicy")
 	// The AdmissionCheck names the policy: its own trigger is for other jobs.
 	p := newPolicy(t, "kueue", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.NewNodes = evenkeel.SwitchDisabled })
 	isActive(t, check, "True", "Active")
@@ -126,7 +136,7 @@ func TestKueueAdmitsProvenNodes(t *testing.T) {
 	if err := admin.Delete(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	isActive(t, check, "False", "NoPolicy")
+	isActive(t, check, "True", "NoPolicy")
 	isAnswered(t, reservedWorkload(t, "kueue-late", "kueue", "kueue-1"), "kueue", "Ready", "none of the nodes")
 }
 
@@ -141,6 +151,127 @@ func TestKueueRetriesFailedNodes(t *testing.T) {
 		t.Errorf("%v", answer)
 	}
 	isAnswered(t, reservedWorkload(t, "retry-elsewhere", "retry", "retry-2", "retry-3"), "retry", "Ready", "all 2 nodes")
+}
+
+// evict does what Kueue does with a workload that returned its quota: it counts, resets the check, and reserves quota again.
+func evict(t *testing.T, workload *unstructured.Unstructured, check string, counts bool, at time.Time) {
+	t.Helper()
+	list, _, err := unstructured.NestedSlice(workload.Object, "status", "admissionChecks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, item := range list {
+		if c := item.(map[string]any); c["name"] == check {
+			c["state"], c["message"] = "Pending", "Reset to Pending after eviction. Previously: Retry"
+			if count, _ := c["retryCount"].(int64); counts {
+				c["retryCount"] = count + 1
+			}
+		}
+	}
+	conditions, _, err := unstructured.NestedSlice(workload.Object, "status", "conditions")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conditions[0].(map[string]any)["lastTransitionTime"] = at.UTC().Format(time.RFC3339)
+	if err := errors.Join(unstructured.SetNestedSlice(workload.Object, list, "status", "admissionChecks"), unstructured.SetNestedSlice(workload.Object, conditions, "status", "conditions")); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Status().Update(t.Context(), workload); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Kueue may choose the failed node each time: nothing in the workload makes it avoid the node.
+func TestKueueRetriesAreBounded(t *testing.T) {
+	start(t, newFleet(t, links(map[string]float64{"again-1": 0.1})), &clock{}, &clock{})
+	newNodes(t, "again", 4)
+	newPolicy(t, "again", nil)
+	admissionCheck(t, "again", "again")
+	carries(t, "again-1", "False TooSlow|unhealthy|")
+	w := reservedWorkload(t, "again", "again", "again-0", "again-1")
+	for attempt, delay := range []int64{60, 120, 240, 480, 960} {
+		answer := isAnswered(t, w, "again", "Retry", fmt.Sprintf("(attempt %d)", attempt+1))
+		if answer["requeueAfterSeconds"] != delay {
+			t.Errorf("attempt %d: %v", attempt+1, answer)
+		}
+		evict(t, w, "again", true, time.Now())
+	}
+	isAnswered(t, w, "again", "Ready", "starts although the network of again-1 failed a check, as it was given such nodes 6 times")
+}
+
+// withoutFields serves the CRD of workloads as versions of Kueue before 0.15 have it, until the test ends.
+func withoutFields(t *testing.T, names ...string) {
+	t.Helper()
+	crd := &unstructured.Unstructured{}
+	crd.SetAPIVersion("apiextensions.k8s.io/v1")
+	crd.SetKind("CustomResourceDefinition")
+	crd.SetName("workloads.kueue.x-k8s.io")
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(crd), crd); err != nil {
+		t.Fatal(err)
+	}
+	whole, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := func(ctx context.Context, change func(properties map[string]any)) {
+		versions := runtime.DeepCopyJSONValue(whole).([]any)
+		for _, v := range versions {
+			item := v
+			for _, key := range []string{"schema", "openAPIV3Schema", "properties", "status", "properties", "admissionChecks", "items", "properties"} {
+				item = item.(map[string]any)[key]
+			}
+			change(item.(map[string]any))
+		}
+		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"versions": versions}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := admin.Patch(ctx, crd.DeepCopy(), client.RawPatch(types.MergePatchType, patch)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// declared reports whether the API server knows the field, by what it says of a workload that is not there.
+	declared := func(ctx context.Context, t *testing.T, want bool) {
+		probe := reservedWorkload(t, "probe", "probe", "nowhere")
+		eventually(t, fmt.Sprintf("the field %s is served: %t", names[0], want), func(context.Context) (bool, error) {
+			apply := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"admissionChecks": []any{
+				map[string]any{"name": "probe", "state": "Pending", "message": "", "lastTransitionTime": "2026-11-21T12:00:00Z", names[0]: int64(1)},
+			}}}}
+			apply.SetGroupVersionKind(probe.GroupVersionKind())
+			apply.SetNamespace(probe.GetNamespace())
+			apply.SetName(probe.GetName())
+			err := admin.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), client.FieldOwner("probe"), client.ForceOwnership, client.DryRunAll)
+			return (err == nil) == want, nil
+		})
+	}
+	serve(t.Context(), func(properties map[string]any) {
+		for _, name := range names {
+			delete(properties, name)
+		}
+	})
+	t.Cleanup(func() { serve(context.Background(), func(map[string]any) {}) })
+	declared(t.Context(), t, false)
+}
+
+// Kueue 0.14 and before have no requeueAfterSeconds: an answer with it would be refused, again and again.
+func TestKueueRetriesWithoutFieldsOfLaterVersions(t *testing.T) {
+	withoutFields(t, "requeueAfterSeconds", "retryCount")
+	calendar := &clock{}
+	start(t, newFleet(t, links(map[string]float64{"old-1": 0.1})), &clock{}, calendar)
+	newNodes(t, "old", 4)
+	newPolicy(t, "old", nil)
+	admissionCheck(t, "old", "old")
+	carries(t, "old-1", "False TooSlow|unhealthy|")
+	w := reservedWorkload(t, "old", "old", "old-0", "old-1")
+	for attempt := range 5 {
+		// Kueue would choose again at once, so the answer waits.
+		isAnswered(t, w, "old", "Pending", fmt.Sprintf("(attempt %d)", attempt+1))
+		calendar.advance(time.Minute << attempt)
+		trigger(t, w)
+		isAnswered(t, w, "old", "Retry", fmt.Sprintf("(attempt %d)", attempt+1))
+		evict(t, w, "old", false, calendar.Now())
+	}
+	isAnswered(t, w, "old", "Ready", "given such nodes 6 times")
 }
 
 func TestKueueWorkloadReturnsQuotaAfterTimeout(t *testing.T) {

@@ -92,7 +92,7 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	for _, kind := range []string{"workloads", "admissionchecks", "resourceflavors"} {
+	for _, kind := range []string{"workloads", "admissionchecks", "resourceflavors", "clusterqueues"} {
 		definitions = append(definitions, filepath.Join(kueueModule, "config", "components", "crd", "bases", "kueue.x-k8s.io_"+kind+".yaml"))
 	}
 	definitions = append(definitions, filepath.Join(mpiOperator, "manifests", "base", "kubeflow.org_mpijobs.yaml"),

@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
@@ -220,27 +219,5 @@ func TestNodeGuardLimitsController(t *testing.T) {
 	}
 	if err := patch(`{"metadata": {"labels": {"evenkeel.dev/network": "healthy"}}, "spec": {"taints": [{"key": "evenkeel.dev/network", "effect": "NoSchedule"}]}}`); err != nil {
 		t.Errorf("its own label and taint: %v", err)
-	}
-}
-
-func TestCleanupClearsNodes(t *testing.T) {
-	f := newFleet(t, links(map[string]float64{"cleanup-1": 0.1}))
-	stop := start(t, f, &clock{}, &clock{})
-	nodes := newNodes(t, "cleanup", 4)
-	newPolicy(t, "cleanup", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = evenkeel.SwitchEnabled })
-	carries(t, "cleanup-1", "False TooSlow|unhealthy|evenkeel.dev/network=unhealthy:NoSchedule")
-	carries(t, "cleanup-0", "True Proven|healthy|")
-	stop()
-	hook, err := client.New(apiserver.As(config, namespace, "evenkeel-cleanup"), client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // it may be started again
-		if err := nodenetworkhealth.ClearMarkers(t.Context(), hook); err != nil {
-			t.Fatal(err)
-		}
-		for _, n := range nodes {
-			carries(t, n, "||")
-		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 
 // FromJob describes a job that waits as a whole. With an error it lacks the pod templates that are invalid.
 func FromJob(job *unstructured.Unstructured) (gate.Job, error) {
-	gated := gate.Job{Profile: job.GetAnnotations()[evenkeel.ProfileKey], Since: job.GetCreationTimestamp().Time}
+	annotations := job.GetAnnotations()
+	gated := gate.Job{Profile: annotations[evenkeel.ProfileKey], OptOut: annotations[evenkeel.GateKey] == evenkeel.GateDisabled, Since: job.GetCreationTimestamp().Time}
 	templates, err := workload.Templates(job)
 	all := []error{err}
 	for _, t := range templates {

@@ -58,6 +58,10 @@ type Evaluator struct {
 	requested map[string]bool
 }
 
+// ErrStale is what a Waiter's Apply returns if somebody changed the object meanwhile. The decision counts as not reported, and the
+// change is another event.
+var ErrStale = errors.New("the object was changed meanwhile")
+
 // singleRequest is the only request of such a controller.
 var singleRequest = reconcile.Request{NamespacedName: types.NamespacedName{Name: "all"}}
 
@@ -126,9 +130,11 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 			e.Requests.Set(w.Key, d.Check)
 			requests[w.Key], subjects[w.Subject] = true, true
 			changed := e.changes.Changed(w.Subject, d)
-			if err := w.Apply(ctx, d, changed); err != nil {
+			switch err := w.Apply(ctx, d, changed); {
+			case errors.Is(err, ErrStale):
+			case err != nil:
 				all = append(all, err)
-			} else if changed {
+			case changed:
 				e.changes.Record(w.Subject, d)
 			}
 			if d.Waits() && !d.Next.IsZero() && (next.IsZero() || d.Next.Before(next)) {

@@ -57,6 +57,9 @@ func TestGateEvaluate(t *testing.T) {
 		{[]Waiter{waiter("a", noon, errors.New("no")), waiter("b", noon, nil)}, []string{"a Check true", "b Check true"}, 0, true},
 		// The decision was not recorded for a. The timeout of b, which waits longer, is first.
 		{[]Waiter{waiter("a", noon, nil), waiter("b", noon.Add(-10*time.Minute), nil)}, []string{"a Check true", "b Check false"}, 20 * time.Minute, false},
+		// Nor was it reported on an object that somebody changed meanwhile.
+		{[]Waiter{waiter("c", noon, ErrStale)}, []string{"c Check true"}, 30 * time.Minute, false},
+		{[]Waiter{waiter("c", noon, nil)}, []string{"c Check true"}, 30 * time.Minute, false},
 		{nil, nil, 0, false},
 		{[]Waiter{waiter("b", noon, nil)}, []string{"b Check true"}, 30 * time.Minute, false},
 	} {

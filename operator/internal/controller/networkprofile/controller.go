@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -92,5 +93,8 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
 	}
 	status := Observe(profile, nodes.Items)
+	// That one is of another owner.
+	meta.RemoveStatusCondition(&profile.Status.Conditions, evenkeel.ConditionDefaultApplied)
+	meta.RemoveStatusCondition(&status.Conditions, evenkeel.ConditionDefaultApplied)
 	return reconcile.Result{}, statusapply.Apply(ctx, c.client, fieldOwner, profile, &profile.Status, &status)
 }

@@ -88,20 +88,6 @@ func (m *NodeMarker) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	return reconcile.Result{RequeueAfter: next}, nil
 }
 
-// ClearMarkers removes condition, label and taint from all nodes, as if no policy existed. The client reads without a cache.
-func ClearMarkers(ctx context.Context, c client.Client) error {
-	m := &NodeMarker{Clock: clock.RealClock{}, client: c, live: c}
-	var nodes corev1.NodeList
-	if err := c.List(ctx, &nodes); err != nil {
-		return fmt.Errorf("list nodes: %w", err)
-	}
-	var all []error
-	for i := range nodes.Items {
-		all = append(all, m.updateNode(ctx, &nodes.Items[i], health.Markers{}))
-	}
-	return errors.Join(all...)
-}
-
 // ListAll lists nodes, policies and the health of the nodes by name.
 func ListAll(ctx context.Context, c client.Reader) ([]corev1.Node, map[string]*evenkeel.NodeNetworkHealthStatus, []evenkeel.NetworkCheckPolicy, error) {
 	var nodes corev1.NodeList

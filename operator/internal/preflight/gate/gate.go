@@ -25,6 +25,9 @@ const (
 	// regardless has the node checked again after retryInterval.
 	maxAttempts   = 2
 	retryInterval = 5 * time.Minute
+	// maxReassignments is the number of times that a job returns its nodes since one of them failed. After that it is treated
+	// as if its time were up: whoever assigns nodes to it does not avoid the failed ones.
+	maxReassignments = 5
 )
 
 // An Action says what happens to a job now.
@@ -51,6 +54,7 @@ const (
 	ReasonWaiting        = "EvenkeelWaiting"
 	ReasonNotProven      = "EvenkeelNetworkNotProven"
 	ReasonUnhealthyHost  = "EvenkeelUnhealthyHost"
+	ReasonDisabled       = "EvenkeelGateDisabled"
 )
 
 // A Job is a job at its gate.
@@ -60,12 +64,16 @@ type Job struct {
 	// Policy, if not empty, is the only policy that counts, whatever its trigger. Otherwise all policies count that have
 	// triggers.jobStart and test the profile.
 	Policy string
+	// OptOut is set if its user turned the gate off after it was closed.
+	OptOut bool
 	// Since is when it began to wait.
 	Since time.Time
 	// Pods are the specs of its pods that may run on any node that they fit on.
 	Pods []*corev1.PodSpec
 	// Hosts are the host names of the nodes that were assigned to it.
 	Hosts []string
+	// Reassigned is the number of times that it has returned its nodes.
+	Reassigned int
 }
 
 // A Decision says what happens to a job, and why.
@@ -83,6 +91,8 @@ type Decision struct {
 	Until time.Time
 	// Overdue is set after the timeout of a policy that keeps jobs waiting.
 	Overdue bool
+	// Attempt is the number of times, this one included, that the job returns its nodes.
+	Attempt int
 }
 
 // Waits reports whether the decision keeps the job waiting.
@@ -105,11 +115,24 @@ func Required(policies []evenkeel.NetworkCheckPolicy, profile string) bool {
 	})
 }
 
+// Mandatory returns the first policy by name that gates jobs of the profile and lets none of them do without; nil: there is none.
+func Mandatory(policies []evenkeel.NetworkCheckPolicy, profile string) *evenkeel.NetworkCheckPolicy {
+	var first *evenkeel.NetworkCheckPolicy
+	for i := range policies {
+		p := &policies[i]
+		if AppliesTo(p, profile) && p.Spec.Gate.OptOut == evenkeel.GateOptOutForbidden && (first == nil || p.Name < first.Name) {
+			first = p
+		}
+	}
+	return first
+}
+
 // A Snapshot is the state of the cluster that decisions are made from.
 type Snapshot struct {
 	nodes    []corev1.Node
 	states   map[string]*evenkeel.NodeNetworkHealthStatus
 	markers  map[string]health.Markers
+	policies []evenkeel.NetworkCheckPolicy
 	policyOf map[string]*evenkeel.NetworkCheckPolicy
 	// ready is the number of ready nodes of each policy.
 	ready  map[string]int
@@ -120,7 +143,7 @@ type Snapshot struct {
 // NewSnapshot makes a World. The checks may include some that belong to no policy.
 func NewSnapshot(nodes []corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, checks []evenkeel.NetworkCheck, now time.Time) *Snapshot {
 	marks, _ := health.Evaluate(nodes, states, policies, now)
-	w := &Snapshot{nodes: nodes, states: states, markers: marks, policyOf: health.PolicyByNode(nodes, policies), ready: map[string]int{}, checks: checks, now: now}
+	w := &Snapshot{nodes: nodes, states: states, markers: marks, policies: policies, policyOf: health.PolicyByNode(nodes, policies), ready: map[string]int{}, checks: checks, now: now}
 	for i := range nodes {
 		if p := w.policyOf[nodes[i].Name]; p != nil && IsReady(&nodes[i]) {
 			w.ready[p.Name]++
@@ -181,10 +204,12 @@ func (w *Snapshot) classify(job Job) candidates {
 func (w *Snapshot) Decide(job Job) Decision {
 	f := w.classify(job)
 	switch {
+	case job.OptOut && Mandatory(w.policies, job.Profile) == nil:
+		return Decision{Action: Open, Reason: ReasonDisabled, Message: "the annotation evenkeel.dev/gate of the job is Disabled"}
 	case f.policy == nil:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on now is under a NetworkCheckPolicy that gates it"}
 	case len(f.assignedUnhealthy) > 0:
-		return Decision{Action: Reassign, Reason: ReasonUnhealthyHost, Message: "the network of " + joinNames(f.assignedUnhealthy) + " failed a check: other nodes are needed"}
+		return reassign(job, f)
 	case len(f.unlabeled) == 0 && len(f.unproven) == 0 && len(f.healthy) > 0:
 		return Decision{Action: Open, Reason: ReasonProven, Message: provenMessage(f)}
 	}
@@ -202,6 +227,16 @@ func (w *Snapshot) Decide(job Job) Decision {
 		d.Message = "the network of every node that it may run on has failed a check: " + joinNames(f.unhealthy)
 	}
 	return applyTimeout(d, f, job, w.now, cmp.Or(why, d.Message))
+}
+
+// reassign returns the job's nodes, or lets it start if that did not help and its policy allows it.
+func reassign(job Job, f candidates) Decision {
+	failed := "the network of " + joinNames(f.assignedUnhealthy) + " failed a check"
+	if job.Reassigned >= maxReassignments && f.policy.Spec.Gate.OnTimeout != evenkeel.GateWait {
+		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: fmt.Sprintf("starts although %s, as it was given such nodes %d times", failed, job.Reassigned+1)}
+	}
+	attempt := job.Reassigned + 1
+	return Decision{Action: Reassign, Reason: ReasonUnhealthyHost, Message: fmt.Sprintf("%s: other nodes are needed (attempt %d)", failed, attempt), Attempt: attempt}
 }
 
 // checkUnproven says which of the unproven nodes are to be checked, and what prevents checks of the others.
@@ -330,12 +365,15 @@ func provenMessage(f candidates) string {
 // result; that alone is no change.
 type ChangeTracker struct{ recorded map[types.UID]reported }
 
-type reported struct{ reason, running string }
+type reported struct {
+	reason, running string
+	attempt         int
+}
 
 // Changed reports whether the decision differs from the last one that was recorded for the job.
 func (n *ChangeTracker) Changed(job types.UID, d Decision) bool {
 	before, known := n.recorded[job]
-	return !known || d.Reason != before.reason || d.Running != before.running && d.Running != ""
+	return !known || d.Reason != before.reason || d.Attempt != before.attempt || d.Running != before.running && d.Running != ""
 }
 
 // Record records the decision as reported.
@@ -343,7 +381,7 @@ func (n *ChangeTracker) Record(job types.UID, d Decision) {
 	if n.recorded == nil {
 		n.recorded = map[types.UID]reported{}
 	}
-	n.recorded[job] = reported{d.Reason, d.Running}
+	n.recorded[job] = reported{d.Reason, d.Running, d.Attempt}
 }
 
 // Forget drops jobs that no longer wait.

@@ -182,6 +182,28 @@ func TestGateDecide(t *testing.T) {
 			job:    func(j *Job) { j.Hosts, j.Pods = []string{"a", "c"}, nil },
 			action: Reassign, says: "the network of c failed",
 		},
+		"its user turned the gate off": {
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
+			job:    func(j *Job) { j.OptOut = true },
+			action: Open, says: "evenkeel.dev/gate of the job is Disabled",
+		},
+		"its user turned off a gate that is mandatory": {
+			policy: func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OptOut = evenkeel.GateOptOutForbidden },
+			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
+			job:    func(j *Job) { j.OptOut = true },
+			action: Check, says: "of a, b", check: "a b", next: 29 * time.Minute,
+		},
+		"failed nodes are assigned again and again": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "unhealthy") },
+			job:    func(j *Job) { j.Hosts, j.Pods, j.Reassigned = []string{"b"}, nil, maxReassignments },
+			action: OpenUnproven, says: "starts although the network of b failed a check, as it was given such nodes 6 times",
+		},
+		"failed nodes are assigned again and again, and it waits regardless": {
+			policy: waitRegardless,
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "unhealthy") },
+			job:    func(j *Job) { j.Hosts, j.Pods, j.Reassigned = []string{"b"}, nil, 100 },
+			action: Reassign, says: "(attempt 101)",
+		},
 		"its time is up": {
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new"); s.now = noon.Add(29 * time.Minute) },
 			action: OpenUnproven, says: "waited for 30m0s: waits until the network of a, b",
@@ -294,6 +316,9 @@ func TestGateChangeTracker(t *testing.T) {
 		{Decision{Reason: ReasonChecking, Running: "x"}, true},
 		{Decision{Reason: ReasonChecking, Running: "x", Message: "fewer nodes"}, false},
 		{Decision{Reason: ReasonChecking}, false},
+		{Decision{Reason: ReasonUnhealthyHost, Attempt: 1}, true},
+		{Decision{Reason: ReasonUnhealthyHost, Attempt: 1}, false},
+		{Decision{Reason: ReasonUnhealthyHost, Attempt: 2}, true},
 		{Decision{Reason: ReasonProven}, true},
 	} {
 		if news := n.Changed("job", step.d); news != step.news {

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/openapi"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -37,7 +43,16 @@ const (
 const group = "kueue.x-k8s.io"
 
 // Reconciler decides AdmissionChecks.
-type Reconciler struct{ jobgate.Evaluator }
+type Reconciler struct {
+	jobgate.Evaluator
+	// schemas are those of the kinds that the cluster serves. fields is what was read of them; nil: nothing yet.
+	schemas openapi.Client
+	fields  *optionalFields
+	// retries counts, for each check of a workload, how often the workload returned its quota.
+	retries map[types.UID]int
+	// next is when an answer is due that was put off, in this pass.
+	next time.Time
+}
 
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
@@ -45,7 +60,12 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	for _, kind := range requiredKinds {
 		waiting = append(waiting, schema.GroupVersionKind{Group: group, Kind: kind})
 	}
-	_, err := c.NewController(mgr, "jobgate-kueue", waiting, nil, c.reconcileAll)
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("client for the schemas of kinds: %w", err)
+	}
+	c.schemas, c.retries = client.OpenAPIV3(), map[types.UID]int{}
+	_, err = c.NewController(mgr, "jobgate-kueue", waiting, nil, c.reconcileAll)
 	return err
 }
 
@@ -74,9 +94,13 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 	}
 	waiting, err := c.listWaiting(ctx, ours)
 	all = append(all, err)
+	c.next = time.Time{}
 	result, err := c.Evaluate(ctx, waiting)
 	if err := errors.Join(append(all, err)...); err != nil {
 		return reconcile.Result{}, err
+	}
+	if wait := max(time.Millisecond, c.next.Sub(c.Clock.Now())); !c.next.IsZero() && (result.RequeueAfter == 0 || wait < result.RequeueAfter) {
+		result.RequeueAfter = wait
 	}
 	return result, nil
 }
@@ -96,7 +120,11 @@ func (c *Reconciler) list(ctx context.Context, kind string) ([]unstructured.Unst
 // updateAdmissionCheck sets the condition Active of one of our AdmissionChecks. Kueue admits nothing by a check that is not
 // active.
 func (c *Reconciler) updateAdmissionCheck(ctx context.Context, check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPolicy) error {
-	want := activeCondition(check, policies)
+	return setActive(ctx, c.Client, check, activeCondition(check, policies), c.Clock.Now())
+}
+
+// setActive writes the condition Active of one of our AdmissionChecks, unless it is there.
+func setActive(ctx context.Context, c client.Client, check *unstructured.Unstructured, want metav1.Condition, now time.Time) error {
 	var status struct {
 		Conditions []metav1.Condition `json:"conditions"`
 	}
@@ -107,7 +135,7 @@ func (c *Reconciler) updateAdmissionCheck(ctx context.Context, check *unstructur
 	if before != nil && before.Status == want.Status && before.Reason == want.Reason && before.Message == want.Message && before.ObservedGeneration == want.ObservedGeneration {
 		return nil
 	}
-	want.LastTransitionTime = metav1.NewTime(c.Clock.Now().UTC().Truncate(time.Second))
+	want.LastTransitionTime = metav1.NewTime(now.UTC().Truncate(time.Second))
 	if before != nil && before.Status == want.Status {
 		want.LastTransitionTime = before.LastTransitionTime
 	}
@@ -115,7 +143,8 @@ func (c *Reconciler) updateAdmissionCheck(ctx context.Context, check *unstructur
 	if err != nil {
 		return err
 	}
-	return c.applyStatus(ctx, check, map[string]any{"conditions": []any{condition}})
+	_, err = applyStatus(ctx, c, check, map[string]any{"conditions": []any{condition}})
+	return err
 }
 
 // listWaiting returns the pending checks that can be decided. The others wait for Kueue to choose nodes, which is an event.
@@ -130,11 +159,14 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string) ([
 	}
 	var waiting []jobgate.Waiter
 	var all []error
+	there := map[types.UID]bool{}
 	for i := range workloads {
+		there[workloads[i].GetUID()] = true
 		found, err := pendingChecks(&workloads[i], ours)
 		all = append(all, err)
 		for _, w := range found {
 			job, ready, err := w.job(flavors)
+			job.Reassigned = c.retried(w)
 			all = append(all, err)
 			if err != nil || !ready {
 				continue
@@ -145,44 +177,110 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string) ([
 			}})
 		}
 	}
+	maps.DeleteFunc(c.retries, func(check types.UID, _ int) bool {
+		workload, _, _ := strings.Cut(string(check), "/")
+		return !there[types.UID(workload)]
+	})
 	return waiting, errors.Join(all...)
 }
 
 // updateState writes the state of the workload's check, if the decision changed.
 func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Decision, changed bool) error {
-	state, after := stateFor(d)
+	state, after := stateFor(d, c.retried(w))
+	if state == stateRetry && !c.optionalFields(ctx, w.object.GroupVersionKind()).requeueAfterSeconds {
+		// Kueue would choose again at once. So the workload keeps its quota until then.
+		if at := w.since.Add(after); d.Action == gate.Reassign && c.Clock.Now().Before(at) {
+			state = statePending
+			c.next = earlier(c.next, at)
+		}
+		after = 0
+	}
 	if state == statePending && !changed {
 		return nil
 	}
 	about := corev1.ObjectReference{APIVersion: w.object.GetAPIVersion(), Kind: w.object.GetKind(), Namespace: w.object.GetNamespace(), Name: w.object.GetName(), UID: w.object.GetUID()}
 	severity := corev1.EventTypeNormal
-	if d.Action == gate.OpenUnproven || state == stateRetry {
+	if d.Action == gate.OpenUnproven || d.Action == gate.Reassign || state == stateRetry {
 		severity = corev1.EventTypeWarning
 	}
 	if err := events.Write(ctx, c.Client, events.New(about, severity, d.Reason, d.Message, c.Clock.Now())); err != nil {
 		return err
 	}
+	written, err := writeState(ctx, c.Client, w, state, d.Message, after, c.Clock.Now())
+	if err != nil {
+		c.fields = nil // the cluster may have another version of Kueue now
+		return err
+	}
+	if !written {
+		return jobgate.ErrStale
+	}
+	if state == stateRetry {
+		c.retries[w.uid()]++
+	}
+	return nil
+}
+
+// retried returns how often the workload has returned its quota for the check. Versions of Kueue that do not count are counted
+// for, as long as this process lives.
+func (c *Reconciler) retried(w pendingCheck) int {
+	if w.retryCount != nil {
+		return *w.retryCount
+	}
+	return c.retries[w.uid()]
+}
+
+// optionalFields returns what the CRD of workloads has; nothing, as long as its schema cannot be read.
+func (c *Reconciler) optionalFields(ctx context.Context, kind schema.GroupVersionKind) optionalFields {
+	if c.fields == nil {
+		fields, err := readFields(c.schemas, kind)
+		if err != nil {
+			log.FromContext(ctx).Info("cannot read the schema of Kueue's workloads", "reason", err.Error())
+			return optionalFields{}
+		}
+		c.fields = &fields
+	}
+	return *c.fields
+}
+
+// writeState writes the state of one check of a workload. It is not written if somebody changed the workload meanwhile.
+func writeState(ctx context.Context, c client.Client, w pendingCheck, state, message string, after time.Duration, now time.Time) (written bool, err error) {
 	entry := map[string]any{
-		"name": w.check, "state": state, "message": d.Message, "lastTransitionTime": c.Clock.Now().UTC().Format(time.RFC3339),
+		"name": w.check, "state": state, "message": message, "lastTransitionTime": now.UTC().Format(time.RFC3339),
 	}
 	if after > 0 {
 		entry["requeueAfterSeconds"] = int64(after / time.Second)
 	}
-	return c.applyStatus(ctx, w.object, map[string]any{"admissionChecks": []any{entry}})
+	return applyStatus(ctx, c, w.object, map[string]any{"admissionChecks": []any{entry}})
 }
 
 // applyStatus writes a part of the object's status. If somebody changed the object meanwhile it does nothing: that change is
 // another event.
-func (c *Reconciler) applyStatus(ctx context.Context, object *unstructured.Unstructured, status map[string]any) error {
+func applyStatus(ctx context.Context, c client.Client, object *unstructured.Unstructured, status map[string]any) (written bool, err error) {
 	apply := &unstructured.Unstructured{Object: map[string]any{"status": status}}
 	apply.SetGroupVersionKind(object.GroupVersionKind())
 	apply.SetNamespace(object.GetNamespace())
 	apply.SetName(object.GetName())
 	apply.SetUID(object.GetUID())
 	apply.SetResourceVersion(object.GetResourceVersion())
-	err := c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership)
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("write the status of %s %s: %w", object.GetKind(), object.GetName(), err)
+	err = c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership)
+	if ignoreChanged(err) != nil {
+		return false, fmt.Errorf("write the status of %s %s: %w", object.GetKind(), object.GetName(), err)
 	}
-	return nil
+	return err == nil, nil
+}
+
+// ignoreChanged ignores that somebody changed or deleted the object meanwhile: that is another event.
+func ignoreChanged(err error) error {
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+// earlier returns the earlier one of two times, of which zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
 }

@@ -32,11 +32,12 @@ const (
 // requiredKinds have to be served before anything can be decided.
 var requiredKinds = []string{kindCheck, kindFlavor, kindWorkload}
 
-// How long a workload waits after it returned its quota. After a reassignment: until failed nodes are labeled and others are
-// chosen. After a timeout: until another attempt is worthwhile.
+// How long a workload waits after it returned its quota for the first time. After a reassignment: until failed nodes are labeled
+// and others are chosen. After a timeout: until another attempt is worthwhile. Each attempt doubles the delay, up to a maximum.
 const (
 	reassignDelay = time.Minute
 	timeoutDelay  = 5 * time.Minute
+	maxRetryDelay = 30 * time.Minute
 )
 
 // The fields of Kueue's objects that are read here, in versions v1beta1 and v1beta2.
@@ -63,8 +64,9 @@ type (
 	workloadStatus struct {
 		Conditions      []metav1.Condition `json:"conditions"`
 		AdmissionChecks []struct {
-			Name  string `json:"name"`
-			State string `json:"state"`
+			Name       string `json:"name"`
+			State      string `json:"state"`
+			RetryCount *int   `json:"retryCount"`
 		} `json:"admissionChecks"`
 		Admission *struct {
 			PodSetAssignments []assignment `json:"podSetAssignments"`
@@ -127,7 +129,9 @@ func activeCondition(check *unstructured.Unstructured, policies []evenkeel.Netwo
 	case policy == "":
 		condition.Reason, condition.Message = "BadParameters", "spec.parameters: want apiGroup evenkeel.dev, kind NetworkCheckPolicy and the policy's name"
 	case !there:
-		condition.Reason, condition.Message = "NoPolicy", fmt.Sprintf("there is no NetworkCheckPolicy named %q", policy)
+		// Jobs of a policy that is gone need not wait. Kueue admits nothing at all by a check that is not active.
+		condition.Status, condition.Reason = metav1.ConditionTrue, "NoPolicy"
+		condition.Message = fmt.Sprintf("there is no NetworkCheckPolicy named %q: workloads do not wait", policy)
 	default:
 		condition.Status, condition.Reason, condition.Message = metav1.ConditionTrue, "Active", "workloads wait until the network of their nodes is proven"
 	}
@@ -141,6 +145,8 @@ type pendingCheck struct {
 	spec          workloadSpec
 	status        workloadStatus
 	since         time.Time
+	// retryCount is Kueue's count of the attempts; nil: it has none.
+	retryCount *int
 }
 
 // uid identifies one check of one workload.
@@ -163,7 +169,7 @@ func pendingChecks(object *unstructured.Unstructured, ours map[string]string) ([
 	var list []pendingCheck
 	for _, c := range status.AdmissionChecks {
 		if policy, is := ours[c.Name]; is && c.State == statePending {
-			list = append(list, pendingCheck{object: object, check: c.Name, policy: policy, status: status, since: reserved.LastTransitionTime.Time})
+			list = append(list, pendingCheck{object: object, check: c.Name, policy: policy, status: status, since: reserved.LastTransitionTime.Time, retryCount: c.RetryCount})
 		}
 	}
 	if len(list) == 0 {
@@ -284,15 +290,23 @@ func (t *topology) domains() ([][]string, error) {
 }
 
 // stateFor maps the decision to the state of an AdmissionCheck, and says how long the workload waits if it returns its quota.
-// A workload that waits beyond its timeout returns it, so that others can use it. No finding rejects a workload for good.
-func stateFor(d gate.Decision) (state string, after time.Duration) {
+// Retried is the number of times that it has done so before. A workload that waits beyond its timeout returns its quota, so that
+// others can use it. No finding rejects a workload for good.
+func stateFor(d gate.Decision, retried int) (state string, after time.Duration) {
 	switch {
 	case !d.Waits():
 		return stateReady, 0
 	case d.Action == gate.Reassign:
-		return stateRetry, reassignDelay
+		return stateRetry, retryDelay(reassignDelay, retried)
 	case d.Overdue:
-		return stateRetry, timeoutDelay
+		return stateRetry, retryDelay(timeoutDelay, retried)
 	}
 	return statePending, 0
+}
+
+func retryDelay(first time.Duration, retried int) time.Duration {
+	for ; retried > 0 && first < maxRetryDelay; retried-- {
+		first *= 2
+	}
+	return min(first, maxRetryDelay)
 }

@@ -32,7 +32,7 @@ func TestKueueCheckActive(t *testing.T) {
 		`{spec: {controllerName: evenkeel.dev/preflight}}`: "BadParameters",
 	} {
 		check := parse(t, text)
-		if c := activeCondition(check, policies); c.Reason != want || (c.Status == metav1.ConditionTrue) != (want == "Active") {
+		if c := activeCondition(check, policies); c.Reason != want || (c.Status == metav1.ConditionTrue) != (want != "BadParameters") {
 			t.Errorf("%s: %+v", text, c)
 		}
 		if _, _, ours := parseParameters(check); !ours {
@@ -146,18 +146,23 @@ func TestKueueStateForDecision(t *testing.T) {
 	for _, test := range []struct {
 		action  gate.Action
 		overdue bool
+		retried int
 		state   string
 		after   time.Duration
 	}{
-		{gate.Open, false, stateReady, 0},
-		{gate.OpenUnproven, false, stateReady, 0},
-		{gate.Check, false, statePending, 0},
-		{gate.Wait, false, statePending, 0},
-		{gate.Check, true, stateRetry, timeoutDelay},
-		{gate.Reassign, false, stateRetry, reassignDelay},
+		{gate.Open, false, 0, stateReady, 0},
+		{gate.OpenUnproven, false, 7, stateReady, 0},
+		{gate.Check, false, 7, statePending, 0},
+		{gate.Wait, false, 0, statePending, 0},
+		{gate.Check, true, 0, stateRetry, 5 * time.Minute},
+		{gate.Check, true, 2, stateRetry, 20 * time.Minute},
+		{gate.Check, true, 3, stateRetry, 30 * time.Minute},
+		{gate.Reassign, false, 0, stateRetry, time.Minute},
+		{gate.Reassign, false, 4, stateRetry, 16 * time.Minute},
+		{gate.Reassign, false, 1 << 40, stateRetry, 30 * time.Minute},
 	} {
-		if state, after := stateFor(gate.Decision{Action: test.action, Overdue: test.overdue}); state != test.state || after != test.after {
-			t.Errorf("%s, overdue %t: %s after %s", test.action, test.overdue, state, after)
+		if state, after := stateFor(gate.Decision{Action: test.action, Overdue: test.overdue}, test.retried); state != test.state || after != test.after {
+			t.Errorf("%+v: %s after %s", test, state, after)
 		}
 	}
 }

@@ -4,11 +4,14 @@
 package suspend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -125,7 +128,9 @@ func (c *Reconciler) listGatedJobs(ctx context.Context) ([]gatedJob, error) {
 				about: corev1.ObjectReference{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Namespace: job.GetNamespace(), Name: job.GetName(), UID: job.GetUID()},
 				open:  func(ctx context.Context) error { return openJob(ctx, c.Client, job) },
 			}
-			if suspended, _ := workload.Suspended(job); !suspended || workload.Queued(job) {
+			// The webhook gates annotated jobs only. The label alone does not make Evenkeel start what others have suspended.
+			annotated := job.GetAnnotations()[evenkeel.ProfileKey] != ""
+			if suspended, _ := workload.Suspended(job); !suspended || !annotated || workload.Queued(job) {
 				all = append(all, c.leaveToOthers(ctx, h, job, suspended))
 				continue
 			}
@@ -141,12 +146,32 @@ func (c *Reconciler) listGatedJobs(ctx context.Context) ([]gatedJob, error) {
 // leaveToOthers removes the label from a job that somebody else starts, and changes nothing else.
 func (c *Reconciler) leaveToOthers(ctx context.Context, h gatedJob, job *unstructured.Unstructured, suspended bool) error {
 	if !suspended {
-		e := events.New(h.about, corev1.EventTypeNormal, ReasonOpenedManually, "the job was started before its nodes were proven", c.Clock.Now())
-		if err := events.Write(ctx, c.Client, e); err != nil {
+		who := ""
+		// What the cache has lacks the field managers, and the answer to a patch that is not carried out has them.
+		if now, err := patchGate(ctx, c.Client, job, nil, client.DryRunAll); err == nil {
+			who = lastManager(now, "f:suspend")
+		}
+		message := fmt.Sprintf("the job was started by %s before its nodes were proven", cmp.Or(who, "somebody else"))
+		if err := events.Write(ctx, c.Client, events.New(h.about, corev1.EventTypeWarning, ReasonOpenedManually, message, c.Clock.Now())); err != nil {
 			return err
 		}
 	}
-	return removeGateLabel(ctx, c.Client, job, func(*unstructured.Unstructured) error { return nil })
+	_, err := patchGate(ctx, c.Client, job, nil)
+	return err
+}
+
+// lastManager returns the field manager that last wrote a field of the name; empty if that is not known.
+func lastManager(object client.Object, field string) string {
+	var last metav1.ManagedFieldsEntry
+	for _, entry := range object.GetManagedFields() {
+		if entry.FieldsV1 == nil || !strings.Contains(entry.FieldsV1.GetRawString(), strconv.Quote(field)) {
+			continue
+		}
+		if last.Time == nil || entry.Time != nil && last.Time.Before(entry.Time) {
+			last = entry
+		}
+	}
+	return last.Manager
 }
 
 // listGatedPods returns the pods with the scheduling gate that wait, grouped by the job that created them. Pods that a job

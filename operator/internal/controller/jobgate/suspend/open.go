@@ -3,7 +3,6 @@ package suspend
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,65 +13,87 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/kube/sweep"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// OpenAll opens every gate, as if no policy existed. The client reads without a cache.
-func OpenAll(ctx context.Context, c client.Client) error {
-	var all []error
+// ListGated lists the gated jobs and pods. To remove one is to open its gate, as if no policy existed. The client reads without a
+// cache.
+func ListGated(ctx context.Context, c client.Client) ([]sweep.Item, error) {
+	var items []sweep.Item
+	gated := client.MatchingLabelsSelector{Selector: GatedSelector()}
 	for _, kind := range workload.Suspendable() {
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-		switch err := c.List(ctx, list, client.MatchingLabelsSelector{Selector: GatedSelector()}); {
-		case meta.IsNoMatchError(err), apierrors.IsNotFound(err): // the cluster has no such jobs
-		case err != nil:
-			all = append(all, fmt.Errorf("list gated %s: %w", kind.Kind, err))
-		}
-		for i := range list.Items {
-			job := &list.Items[i]
-			if workload.Queued(job) {
-				all = append(all, removeGateLabel(ctx, c, job, func(*unstructured.Unstructured) error { return nil }))
-				continue
+		jobs := &unstructured.UnstructuredList{}
+		jobs.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		err := sweep.Pages(ctx, c, jobs, func() error {
+			for _, job := range jobs.Items {
+				items = append(items, sweep.Item{
+					Name: fmt.Sprintf("gate of %s %s/%s", kind.Kind, job.GetNamespace(), job.GetName()),
+					Remove: func(ctx context.Context) error {
+						if workload.Queued(&job) {
+							_, err := patchGate(ctx, c, &job, nil)
+							return err
+						}
+						return openJob(ctx, c, &job)
+					},
+				})
 			}
-			all = append(all, openJob(ctx, c, job))
+			return nil
+		}, gated)
+		if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) { // the cluster has no such jobs
+			return nil, fmt.Errorf("list gated %ss: %w", kind.Kind, err)
 		}
 	}
 	var pods corev1.PodList
-	if err := c.List(ctx, &pods, client.MatchingLabelsSelector{Selector: GatedSelector()}); err != nil {
-		all = append(all, fmt.Errorf("list gated pods: %w", err))
+	err := sweep.Pages(ctx, c, &pods, func() error {
+		for _, pod := range pods.Items {
+			items = append(items, sweep.Item{
+				Name:   fmt.Sprintf("gate of pod %s/%s", pod.Namespace, pod.Name),
+				Remove: func(ctx context.Context) error { return openPod(ctx, c, &pod) },
+			})
+		}
+		return nil
+	}, gated)
+	if err != nil {
+		return nil, fmt.Errorf("list gated pods: %w", err)
 	}
-	for i := range pods.Items {
-		all = append(all, openPod(ctx, c, &pods.Items[i]))
-	}
-	return errors.Join(all...)
+	return items, nil
 }
 
-// openJob resumes a suspended job.
+// openJob resumes a suspended job, unless its user wants it to stay suspended.
 func openJob(ctx context.Context, c client.Client, job *unstructured.Unstructured) error {
-	return removeGateLabel(ctx, c, job, func(j *unstructured.Unstructured) error { return workload.Suspend(j, false) })
+	var resume func(*unstructured.Unstructured) error
+	if job.GetLabels()[evenkeel.GatedKey] != evenkeel.GatedSuspendedValue {
+		resume = func(j *unstructured.Unstructured) error { return workload.Suspend(j, false) }
+	}
+	_, err := patchGate(ctx, c, job, resume)
+	return err
 }
 
-// removeGateLabel removes the label from the job and makes the change. If somebody changed the job meanwhile it does nothing:
-// that change is another event.
-func removeGateLabel(ctx context.Context, c client.Client, job *unstructured.Unstructured, change func(*unstructured.Unstructured) error) error {
+// patchGate removes the label from the job and makes the change, if there is one. It returns the job as the API server answers. If
+// somebody changed the job meanwhile it does nothing: that change is another event.
+func patchGate(ctx context.Context, c client.Client, job *unstructured.Unstructured, change func(*unstructured.Unstructured) error, options ...client.PatchOption) (*unstructured.Unstructured, error) {
 	opened := job.DeepCopy()
 	labels := opened.GetLabels()
 	delete(labels, evenkeel.GatedKey)
 	opened.SetLabels(labels)
-	if err := change(opened); err != nil {
-		return err
+	if change != nil {
+		if err := change(opened); err != nil {
+			return nil, err
+		}
 	}
-	err := c.Patch(ctx, opened, client.MergeFromWithOptions(job, client.MergeFromWithOptimisticLock{}))
+	err := c.Patch(ctx, opened, client.MergeFromWithOptions(job, client.MergeFromWithOptimisticLock{}), options...)
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("open the gate of %s %s/%s: %w", job.GetKind(), job.GetNamespace(), job.GetName(), err)
+		return nil, fmt.Errorf("open the gate of %s %s/%s: %w", job.GetKind(), job.GetNamespace(), job.GetName(), err)
 	}
-	return nil
+	return opened, nil
 }
 
-// openPod removes the scheduling gate from a pod.
+// openPod removes the scheduling gate from a pod. If somebody changed the pod meanwhile it does nothing: that change is another
+// event. Somebody may be this process itself, before it saw its own change: admission policies refuse to open a gate twice.
 func openPod(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID, "labels": map[string]any{evenkeel.GatedKey: nil}},
+		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "labels": map[string]any{evenkeel.GatedKey: nil}},
 		"spec":     map[string]any{"schedulingGates": []any{map[string]any{"$patch": "delete", "name": evenkeel.SchedulingGate}}},
 	})
 	if err != nil {

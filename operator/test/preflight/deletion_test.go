@@ -1,0 +1,219 @@
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	realclock "k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+	"evenkeel.dev/evenkeel/operator/internal/uninstall"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
+)
+
+// held is one job of each kind of gate, in a namespace of its own, and what they wait for.
+type held struct {
+	name     string
+	policy   *evenkeel.NetworkCheckPolicy
+	calendar *clock
+	fleet    *fleet
+	stop     func()
+
+	job      *unstructured.Unstructured
+	pods     []*corev1.Pod
+	workload *unstructured.Unstructured
+}
+
+// gateTimeout is the timeout of the policy.
+const gateTimeout = 10 * time.Minute
+
+// newHeld makes the jobs. No controller runs yet.
+func newHeld(t *testing.T, name string) *held {
+	t.Helper()
+	h := &held{name: name, calendar: &clock{}, fleet: newFleet(t, stuck), stop: func() {}}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := admin.Create(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	newNodes(t, name, 2)
+	h.policy = newPolicy(t, name, onStart(func(s *evenkeel.NetworkCheckPolicySpec) {
+		limit := int32(gateTimeout / time.Second)
+		hundred := int32(100)
+		s.Gate.TimeoutSeconds, s.OnFail.MaxUnhealthyPercent = &limit, &hundred
+	}))
+	admissionCheck(t, name, name)
+	h.job = newJob(t, "PyTorchJob", name, func(j *unstructured.Unstructured) { j.SetNamespace(name) })
+	h.pods = newHeldPodsIn(t, name, name, 2)
+	h.workload = reservedWorkloadIn(t, name, name, name, name+"-0", name+"-1")
+	return h
+}
+
+func (h *held) start(t *testing.T) {
+	t.Helper()
+	h.stop = start(t, h.fleet, &clock{}, h.calendar)
+}
+
+// isOpen waits until everything has started.
+func (h *held) isOpen(t *testing.T) {
+	t.Helper()
+	isState(t, h.job, started)
+	areOpen(t, h.pods)
+	isAnswered(t, h.workload, h.name, "Ready", "")
+}
+
+// as does what follows the end of the last controller, with the permissions of an account.
+func as(t *testing.T, account string) {
+	t.Helper()
+	c, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := realclock.RealClock{}
+	var out bytes.Buffer
+	if err := uninstall.Run(t.Context(), &out, now, append(uninstall.Gates(c, now), uninstall.Leftovers(c, now)...)...); err != nil {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// Nothing that can be deleted keeps a job waiting: at every stage, with every kind of gate.
+func TestHeldJobsOutliveDeletions(t *testing.T) {
+	stages := []struct {
+		name  string
+		reach func(*testing.T, *held)
+	}{
+		{"unseen", func(*testing.T, *held) {}},
+		{"checked", func(t *testing.T, h *held) {
+			h.start(t)
+			isTold(t, h.job, gate.ReasonChecking, "runs")
+			isAnswered(t, h.workload, h.name, "Pending", "runs")
+		}},
+		{"failed", func(t *testing.T, h *held) {
+			h.start(t)
+			for i := range 2 {
+				failNode(t, fmt.Sprintf("%s-%d", h.name, i))
+			}
+			isTold(t, h.job, gate.ReasonWaiting, "")
+			isAnswered(t, h.workload, h.name, "Retry", "failed a check")
+			evict(t, h.workload, h.name, true, h.calendar.Now())
+		}},
+	}
+	deletions := []struct {
+		name   string
+		delete func(*testing.T, *held)
+	}{
+		{"policy", func(t *testing.T, h *held) {
+			if err := admin.Delete(t.Context(), h.policy); err != nil {
+				t.Fatal(err)
+			}
+			h.stop()
+			h.start(t)
+			h.isOpen(t)
+		}},
+		{"controller", func(t *testing.T, h *held) {
+			h.stop()
+			h.calendar.advance(gateTimeout)
+			h.start(t)
+			if !strings.HasSuffix(h.name, "failed-controller") {
+				h.isOpen(t)
+				return
+			}
+			// The workload has hosts that failed, and others may be chosen for it: that takes some attempts.
+			isState(t, h.job, started)
+			areOpen(t, h.pods)
+			for attempt := 2; attempt <= 5; attempt++ {
+				isAnswered(t, h.workload, h.name, "Retry", fmt.Sprintf("(attempt %d)", attempt))
+				evict(t, h.workload, h.name, true, h.calendar.Now())
+			}
+			isAnswered(t, h.workload, h.name, "Ready", "starts although")
+		}},
+		{"chart", func(t *testing.T, h *held) {
+			h.stop()
+			as(t, "evenkeel-cleanup")
+			h.isOpen(t)
+		}},
+		// What a controller does when the pods of its namespace are ended.
+		{"evenkeel's namespace", func(t *testing.T, h *held) {
+			h.stop()
+			as(t, account)
+			h.isOpen(t)
+		}},
+		{"job's namespace", func(t *testing.T, h *held) { h.endNamespace(t) }},
+	}
+	for _, stage := range stages {
+		for _, deletion := range deletions {
+			name := strings.NewReplacer(" ", "-", "'", "").Replace("held-" + stage.name + "-" + deletion.name)
+			t.Run(stage.name+"/"+deletion.name, func(t *testing.T) {
+				h := newHeld(t, name)
+				stage.reach(t, h)
+				deletion.delete(t, h)
+			})
+		}
+	}
+}
+
+// failNode records that the node has failed a check.
+func failNode(t *testing.T, name string) {
+	t.Helper()
+	node := &corev1.Node{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: name}, node); err != nil {
+		t.Fatal(err)
+	}
+	now := metav1.Now()
+	health := &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name, UID: node.UID}}}}
+	if err := admin.Create(t.Context(), health); err != nil {
+		t.Fatal(err)
+	}
+	health.Status = evenkeel.NodeNetworkHealthStatus{
+		Health: evenkeel.HealthUnhealthy, Reason: "TooSlow", ObservedTime: &now,
+		History: []evenkeel.HealthResult{{Check: "test", UID: "0", Time: now, Verdict: evenkeel.VerdictFail}},
+	}
+	if err := admin.Status().Update(t.Context(), health); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// endNamespace deletes the namespace of the jobs as its controller does. Nothing of Evenkeel's keeps anything in it.
+func (h *held) endNamespace(t *testing.T) {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: h.name}}
+	if err := admin.Delete(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	objects := []client.Object{h.job, h.workload}
+	for _, pod := range h.pods {
+		objects = append(objects, pod)
+	}
+	for _, object := range objects {
+		if err := admin.Delete(t.Context(), object, client.GracePeriodSeconds(0)); err != nil {
+			t.Error(err)
+		}
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(object), object.DeepCopyObject().(client.Object)); !apierrors.IsNotFound(err) {
+			t.Errorf("%s is still there: %v", object.GetName(), err)
+		}
+	}
+	eventually(t, "the namespace is gone", func(ctx context.Context) (bool, error) {
+		if err := admin.Get(ctx, client.ObjectKeyFromObject(ns), ns); err != nil {
+			return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+		}
+		ns.Spec.Finalizers = nil
+		err := admin.SubResource("finalize").Update(ctx, ns)
+		return false, client.IgnoreNotFound(err)
+	})
+	// The next job of other namespaces is decided as ever.
+	h.stop()
+	h.start(t)
+	job := newJob(t, "Job", h.name, nil)
+	h.calendar.advance(gateTimeout)
+	trigger(t, job)
+	isState(t, job, started)
+}
