@@ -30,6 +30,9 @@ test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not pa
 test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue: test-%:
 	$(GO) run ./hack/ci/check $*
 
+.PHONY: test-release
+test-release: test test-kueue test-aarch64 ## What runs before a release: all tests, and the two stages that are not part of `test`
+
 .PHONY: bench
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)

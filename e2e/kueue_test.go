@@ -4,11 +4,13 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -176,5 +178,185 @@ func TestKueueAdmitsJobWhenItsNodesPass(t *testing.T) {
 	times := []metav1.Time{reserved.LastTransitionTime, checks.Items[0].CreationTimestamp, *checks.Items[0].Status.CompletionTime, admitted.LastTransitionTime, pods.Items[0].CreationTimestamp}
 	if !slices.IsSortedFunc(times, func(a, b metav1.Time) int { return a.Compare(b.Time) }) {
 		t.Errorf("quota reserved, check created, check complete, admitted, first pod created at %v", times)
+	}
+}
+
+// topologyQueue is a queue whose workloads get hosts, by the policy's AdmissionCheck.
+const topologyQueue = `
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: AdmissionCheck
+metadata: {name: hosts-preflight}
+spec: {controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy, name: hosts}}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: Topology
+metadata: {name: hosts}
+spec: {levels: [{nodeLabel: kubernetes.io/hostname}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: hosts}
+spec: {nodeLabels: {kubernetes.io/os: linux}, topologyName: hosts}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: hosts}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+    - coveredResources: [cpu, memory]
+      flavors: [{name: hosts, resources: [{name: cpu, nominalQuota: 8}, {name: memory, nominalQuota: 8Gi}]}]
+  admissionChecksStrategy: {admissionChecks: [{name: hosts-preflight}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: hosts, namespace: %s}
+spec: {clusterQueue: hosts}
+`
+
+// hostJob is a Job that nobody annotated, and that has to run on the node.
+const hostJob = `
+apiVersion: batch/v1
+kind: Job
+metadata: {name: %[1]s, namespace: %[2]s, labels: {kueue.x-k8s.io/queue-name: hosts}}
+spec:
+  suspend: true
+  template:
+    metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: kubernetes.io/hostname}}
+    spec:
+      restartPolicy: Never
+      nodeSelector: {kubernetes.io/hostname: %[3]s}
+      securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+      containers:
+        - name: main
+          image: %[4]s
+          command: ["true"]
+          resources: {requests: {cpu: 100m}}
+          securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`
+
+// newTopologyQueue makes the queue in the namespace, and a policy under which n2 has failed and the others have passed.
+func newTopologyQueue(ctx context.Context, t *testing.T, ns string) *evenkeel.NetworkCheckPolicy {
+	t.Helper()
+	recordResults(ctx, t)
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "hosts"}}
+	policy.Spec.Triggers = evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled}
+	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
+	if err := cluster.Client.Create(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	objects := fmt.Sprintf(topologyQueue, ns)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, args := range [][]string{
+				{"get", "workloads,clusterqueues,admissionchecks,jobs,pods", "-A", "-o", "wide"}, {"get", "workloads,admissionchecks", "-A", "-o", "yaml"},
+				{"-n", env.Namespace, "logs", "deployment/evenkeel-controller", "--tail=40"},
+			} {
+				out, err := cluster.Kubectl(context.Background(), args...)
+				t.Logf("%s %v", out, err)
+			}
+		}
+		if _, err := cluster.KubectlInput(context.Background(), objects, "delete", "--wait=false", "--ignore-not-found", "-f", "-"); err != nil {
+			t.Error(err)
+		}
+		if err := cluster.Client.Delete(context.Background(), policy); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := cluster.KubectlInput(ctx, objects, "apply", "--server-side", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.Kubectl(ctx, "wait", "clusterqueue/hosts", "--for=condition=Active", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
+	return policy
+}
+
+// The real Kueue counts the attempts of a workload that has to have a node that failed, waits between them, and goes on admitting
+// when the policy is gone.
+func TestKueueRetriesAndPolicyDeletion(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	policy := newTopologyQueue(ctx, t, ns)
+	if _, err := cluster.KubectlInput(ctx, fmt.Sprintf(hostJob, "stubborn", ns, "n2", cluster.Images.Bench), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	var retried struct {
+		AdmissionChecks []struct {
+			State      string `json:"state"`
+			RetryCount int    `json:"retryCount"`
+		} `json:"admissionChecks"`
+		RequeueState struct {
+			RequeueAt *metav1.Time `json:"requeueAt"`
+		} `json:"requeueState"`
+	}
+	eventually(ctx, t, "Kueue has counted an attempt, and waits", func(ctx context.Context) (bool, error) {
+		out, err := cluster.Kubectl(ctx, "-n", ns, "get", "workloads", "-o", "jsonpath={.items[0].status}")
+		if err != nil || out == "" {
+			return false, client.IgnoreNotFound(err)
+		}
+		if err := json.Unmarshal([]byte(out), &retried); err != nil {
+			return false, err
+		}
+		return len(retried.AdmissionChecks) == 1 && retried.AdmissionChecks[0].RetryCount == 1 && retried.RequeueState.RequeueAt != nil, nil
+	})
+	if wait := time.Until(retried.RequeueState.RequeueAt.Time); wait > time.Minute {
+		t.Errorf("the next attempt is in %s", wait)
+	}
+	if err := cluster.Client.Delete(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "the check says that it has no policy", func(ctx context.Context) (bool, error) {
+		reason, err := cluster.Kubectl(ctx, "get", "admissioncheck/hosts-preflight", "-o", "jsonpath={.status.conditions[?(@.type=='Active')].status} {.status.conditions[?(@.type=='Active')].reason}")
+		return reason == "True NoPolicy", err
+	})
+	if _, err := cluster.Kubectl(ctx, "wait", "clusterqueue/hosts", "--for=condition=Active", "--timeout=60s"); err != nil {
+		t.Errorf("the queue: %v", err)
+	}
+	if _, err := cluster.KubectlInput(ctx, fmt.Sprintf(hostJob, "free", ns, "n1", cluster.Images.Bench), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	for _, job := range []string{"free", "stubborn"} {
+		if _, err := cluster.Kubectl(ctx, "-n", ns, "wait", "job/"+job, "--for=condition=Complete", "--timeout=120s"); err != nil {
+			t.Errorf("the job %s: %v", job, err)
+		}
+	}
+}
+
+// It is the last test: Evenkeel is uninstalled. First Helm refuses, since a queue would stop.
+func TestKueueUninstall(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	newTopologyQueue(ctx, t, ns)
+	if _, err := cluster.KubectlInput(ctx, fmt.Sprintf(hostJob, "stubborn", ns, "n2", cluster.Images.Bench), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.Helm(ctx, "uninstall", env.Release, "--namespace", env.Namespace, "--timeout", "2m"); err == nil {
+		t.Fatal("the chart was uninstalled, though a ClusterQueue names its AdmissionCheck")
+	}
+	said, err := cluster.Kubectl(ctx, "-n", env.Namespace, "logs", "job/evenkeel-cleanup-check")
+	if err != nil || !strings.Contains(said, "ClusterQueue hosts, which names hosts-preflight") || !strings.Contains(said, "--detach-queues") {
+		t.Errorf("the hook said %q, %v", said, err)
+	}
+	if _, err := cluster.Kubectl(ctx, "-n", env.Namespace, "wait", "deployment/evenkeel-controller", "--for=condition=Available", "--timeout=60s"); err != nil {
+		t.Errorf("the controller: %v", err)
+	}
+	plugin := kubectlPlugin(ctx, t)
+	run := func(status int, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, plugin, append([]string{"uninstall", "--kubeconfig", cluster.Kubeconfig}, args...)...)
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != status {
+			t.Errorf("kubectl evenkeel uninstall %v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	run(2, "--dry-run")
+	if said := run(0, "--detach-queues"); !strings.Contains(said, "helm uninstall evenkeel") {
+		t.Errorf("it said %s", said)
+	}
+	if _, err := cluster.Kubectl(ctx, "-n", ns, "wait", "job/stubborn", "--for=condition=Complete", "--timeout=120s"); err != nil {
+		t.Errorf("the job that waited: %v", err)
+	}
+	if _, err := cluster.Helm(ctx, "uninstall", env.Release, "--namespace", env.Namespace, "--no-hooks"); err != nil {
+		t.Errorf("Helm's own record: %v", err)
 	}
 }

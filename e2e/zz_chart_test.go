@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/hack/env"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -33,6 +34,55 @@ func TestChartUpgradeKeepsWorking(t *testing.T) {
 	waitJob(ctx, t, ns, "Succeeded")
 	if got := variable(pod(ctx, t, ns, "train-master-0"), "EVENKEEL_FLOWS"); got != "2" {
 		t.Errorf("EVENKEEL_FLOWS is %q after the upgrade, want 2", got)
+	}
+}
+
+// Whoever deletes the namespace instead of the release leaves the webhooks, which then refuse annotated jobs. Jobs that wait start
+// all the same, and kubectl evenkeel uninstall removes the rest.
+func TestNamespaceDeletionStartsGatedJobs(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
+		t.Fatal(err)
+	}
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "abandoned"}}
+	policy.Spec.Triggers = evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled, JobStart: evenkeel.SwitchEnabled}
+	policy.Spec.Gate.OnTimeout = evenkeel.GateWait
+	policy.Spec.Check.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerBench, Image: "registry.invalid/none:1"}
+	if err := cluster.Client.Create(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cluster.Client.Delete(context.Background(), policy); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	job := trainingJob{profile: "default", script: "true"}.object(ns)
+	eventually(ctx, t, "the webhook has read the policy", func(ctx context.Context) (bool, error) {
+		try := job.DeepCopy()
+		err := cluster.Client.Create(ctx, try, client.DryRunAll)
+		return isSuspended(try), err
+	})
+	if err := cluster.Client.Create(ctx, job); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.Kubectl(ctx, "delete", "namespace", env.Namespace, "--timeout=3m"); err != nil {
+		t.Fatal(err)
+	}
+	waitJob(ctx, t, ns, "Succeeded")
+	late := trainingJob{profile: "default", script: "true"}.object(ns)
+	late.SetName("late")
+	if err := cluster.Client.Create(ctx, late, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "evenkeel") {
+		t.Errorf("an annotated job, while nobody answers: %v", err)
+	}
+	out, err := exec.CommandContext(ctx, kubectlPlugin(ctx, t), "uninstall", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "nothing waits for Evenkeel any more") {
+		t.Errorf("kubectl evenkeel uninstall: %v\n%s", err, out)
+	}
+	eventually(ctx, t, "jobs are created without Evenkeel", func(ctx context.Context) (bool, error) {
+		return cluster.Client.Create(ctx, late.DeepCopy(), client.DryRunAll) == nil, nil
+	})
+	if err := cluster.InstallChart(ctx); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -100,8 +150,8 @@ func isGone(ctx context.Context, t *testing.T, what string, stays func(kind, nam
 	})
 }
 
-// markNode creates a policy, and results with one unhealthy node.
-func markNode(ctx context.Context, t *testing.T) {
+// recordResults records that n2 has failed a check, and that the other nodes have passed it.
+func recordResults(ctx context.Context, t *testing.T) {
 	t.Helper()
 	var nodes corev1.NodeList
 	if err := errors.Join(cluster.Client.List(ctx, &nodes), cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{})); err != nil {
@@ -126,6 +176,12 @@ func markNode(ctx context.Context, t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// markNode creates a policy, and results with one unhealthy node.
+func markNode(ctx context.Context, t *testing.T) {
+	t.Helper()
+	recordResults(ctx, t)
 	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "last"}}
 	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
 	policy.Spec.OnFail.Taint = evenkeel.SwitchEnabled

@@ -212,3 +212,37 @@ func TestMetricsInDocsExist(t *testing.T) {
 		t.Errorf("%d metrics were found, want at least 20", found)
 	}
 }
+
+// TestTestsInDocsExist looks for the Go tests that pages name as the reason of what they say.
+func TestTestsInDocsExist(t *testing.T) {
+	root, found := root(t), 0
+	defined := map[string]bool{}
+	definition := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	for _, folder := range []string{"charts", "e2e", "hack", "operator"} {
+		err := filepath.WalkDir(filepath.Join(root, folder), func(name string, entry os.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(name, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(name)
+			for _, test := range definition.FindAllSubmatch(text, -1) {
+				defined[string(test[1])] = true
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	quoted := regexp.MustCompile("`(Test[A-Z]\\w+)`")
+	forEachPage(t, func(page, text string) {
+		for _, name := range quoted.FindAllStringSubmatch(text, -1) {
+			found++
+			if !defined[name[1]] {
+				t.Errorf("%s: there is no test %s", page, name[1])
+			}
+		}
+	})
+	if found < 20 {
+		t.Errorf("%d tests were found, want at least 20", found)
+	}
+}

@@ -3,7 +3,10 @@ package integration
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -167,6 +170,55 @@ func TestCertificateLost(t *testing.T) {
 	eventually(t, "the API server calls the webhook again", func(ctx context.Context) (bool, error) {
 		return dryRun(ctx, labelledPod(ns)) == nil, nil
 	})
+}
+
+// A certificate that has expired, as one of a cluster that was off for a year, is replaced. Until then the API server does not call
+// the webhook.
+func TestCertificateExpired(t *testing.T) {
+	ns, s := newNamespace(t, nil), secret(t)
+	expired, err := expiredCopy(s.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Data[corev1.TLSCertKey] = expired
+	if err := admin.Update(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a valid certificate is served", func(ctx context.Context) (bool, error) {
+		now, err := x509.ParseCertificate(served(t, install.port))
+		if err != nil {
+			return false, err
+		}
+		return now.NotAfter.After(time.Now()) && !bytes.Equal(secret(t).Data[corev1.TLSCertKey], expired), nil
+	})
+	eventually(t, "the API server calls the webhook", func(ctx context.Context) (bool, error) {
+		return dryRun(ctx, labelledPod(ns)) == nil, nil
+	})
+}
+
+// expiredCopy returns the certificate of the Secret as it would be if it had expired yesterday.
+func expiredCopy(data map[string][]byte) ([]byte, error) {
+	decode := func(key string) []byte {
+		if block, _ := pem.Decode(data[key]); block != nil {
+			return block.Bytes
+		}
+		return nil
+	}
+	certificate, err := x509.ParseCertificate(decode(corev1.TLSCertKey))
+	if err != nil {
+		return nil, err
+	}
+	ca, err := x509.ParseCertificate(decode("ca.crt"))
+	if err != nil {
+		return nil, err
+	}
+	signer, err := tls.X509KeyPair(data["ca.crt"], data["ca.key"])
+	if err != nil {
+		return nil, err
+	}
+	certificate.NotBefore, certificate.NotAfter = time.Now().AddDate(-1, 0, 0), time.Now().AddDate(0, 0, -1)
+	raw, err := x509.CreateCertificate(rand.Reader, certificate, ca, certificate.PublicKey, signer.PrivateKey)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), err
 }
 
 func TestCertificateSuppliedIsReloaded(t *testing.T) {

@@ -3,8 +3,11 @@ package preflight
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 	realclock "k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -100,7 +104,7 @@ func TestHeldJobsOutliveDeletions(t *testing.T) {
 		{"failed", func(t *testing.T, h *held) {
 			h.start(t)
 			for i := range 2 {
-				failNode(t, fmt.Sprintf("%s-%d", h.name, i))
+				recordHealth(t, fmt.Sprintf("%s-%d", h.name, i), evenkeel.HealthUnhealthy, evenkeel.VerdictFail)
 			}
 			isTold(t, h.job, gate.ReasonWaiting, "")
 			isAnswered(t, h.workload, h.name, "Retry", "failed a check")
@@ -161,8 +165,8 @@ func TestHeldJobsOutliveDeletions(t *testing.T) {
 	}
 }
 
-// failNode records that the node has failed a check.
-func failNode(t *testing.T, name string) {
+// recordHealth records the result of a check of the node.
+func recordHealth(t *testing.T, name string, state evenkeel.Health, verdict evenkeel.Verdict) {
 	t.Helper()
 	node := &corev1.Node{}
 	if err := admin.Get(t.Context(), client.ObjectKey{Name: name}, node); err != nil {
@@ -174,8 +178,8 @@ func failNode(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	health.Status = evenkeel.NodeNetworkHealthStatus{
-		Health: evenkeel.HealthUnhealthy, Reason: "TooSlow", ObservedTime: &now,
-		History: []evenkeel.HealthResult{{Check: "test", UID: "0", Time: now, Verdict: evenkeel.VerdictFail}},
+		Health: state, Reason: "Test", ObservedTime: &now,
+		History: []evenkeel.HealthResult{{Check: "test", UID: "0", Time: now, Verdict: verdict}},
 	}
 	if err := admin.Status().Update(t.Context(), health); err != nil {
 		t.Fatal(err)
@@ -216,4 +220,80 @@ func (h *held) endNamespace(t *testing.T) {
 	h.calendar.advance(gateTimeout)
 	trigger(t, job)
 	isState(t, job, started)
+}
+
+// A cable is what connections to the API server go through. It can be cut.
+type cable struct {
+	mu    sync.Mutex
+	cut   bool
+	conns []net.Conn
+}
+
+func (c *cable) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cut {
+		return nil, errors.New("cut by the test")
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err == nil {
+		c.conns = append(c.conns, conn)
+	}
+	return conn, err
+}
+
+func (c *cable) set(cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = cut
+	if !cut {
+		return
+	}
+	for _, conn := range c.conns {
+		_ = conn.Close() // those that are closed already
+	}
+	c.conns = nil
+}
+
+// While the API server is away nothing is decided, and nothing is lost: what is due is done when it is back.
+func TestHeldJobsOutliveAPIServerOutage(t *testing.T) {
+	line := &cable{}
+	whole := config
+	config = rest.CopyConfig(config)
+	config.Dial = line.dial
+	t.Cleanup(func() { config = whole })
+	h := newHeld(t, "outage")
+	h.start(t)
+	config = whole
+	isTold(t, h.job, gate.ReasonChecking, "runs")
+	isAnswered(t, h.workload, h.name, "Pending", "runs")
+	line.set(true)
+	h.calendar.advance(gateTimeout)
+	late := newJob(t, "Job", h.name, func(j *unstructured.Unstructured) { j.SetNamespace(h.name) })
+	if got, err := state(t.Context(), h.job); err != nil || got != waiting {
+		t.Errorf("without the API server the job is %s, %v", got, err)
+	}
+	line.set(false)
+	h.isOpen(t)
+	h.calendar.advance(gateTimeout)
+	trigger(t, late)
+	isState(t, late, started)
+}
+
+// A job does not wait for a node that is gone, though its check has not ended.
+func TestHeldJobsOutliveNode(t *testing.T) {
+	start(t, newFleet(t, stuck), &clock{}, &clock{})
+	newNodes(t, "nodeless", 3)
+	for i := range 2 {
+		recordHealth(t, fmt.Sprintf("nodeless-%d", i), evenkeel.HealthHealthy, evenkeel.VerdictPass)
+	}
+	newPolicy(t, "nodeless", onStart(nil))
+	job, pods := newJob(t, "Job", "nodeless", nil), newHeldPods(t, "nodeless", 2)
+	isTold(t, job, gate.ReasonChecking, "nodeless-2")
+	if err := admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nodeless-2"}}); err != nil {
+		t.Fatal(err)
+	}
+	isState(t, job, started)
+	areOpen(t, pods)
+	isTold(t, job, gate.ReasonProven, "all 2 nodes")
 }

@@ -4,12 +4,17 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 	realclock "k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -246,3 +251,83 @@ func TestUninstallCommand(t *testing.T) {
 		t.Errorf("the role of another release: %v", err)
 	}
 }
+
+// TestCleanupScale cleans as many nodes as -scale says, and counts the requests. Of a large cluster it is measured how long that
+// takes; see the log.
+func TestCleanupScale(t *testing.T) {
+	const parallel = 50
+	names := make(chan int)
+	var workers sync.WaitGroup
+	taints := []corev1.Taint{{Key: evenkeel.HealthKey, Value: evenkeel.UnhealthyValue, Effect: corev1.TaintEffectNoSchedule}, {Key: "example.com/other", Effect: corev1.TaintEffectNoExecute}}
+	fast := rest.CopyConfig(config)
+	fast.QPS = -1
+	maker, err := client.New(fast, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range parallel {
+		workers.Go(func() {
+			for i := range names {
+				node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("clean-%04d", i), Labels: map[string]string{"pool": "clean", evenkeel.HealthKey: evenkeel.UnhealthyValue}}}
+				node.Spec.Taints = taints
+				if err := maker.Create(t.Context(), node); err != nil {
+					t.Error(err)
+					continue
+				}
+				node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, {Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionFalse}}
+				if err := maker.Status().Update(t.Context(), node); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range *scale {
+		names <- i
+	}
+	close(names)
+	workers.Wait()
+	t.Cleanup(func() {
+		if err := maker.DeleteAllOf(context.Background(), &corev1.Node{}, client.MatchingLabels{"pool": "clean"}); err != nil {
+			t.Error(err)
+		}
+	})
+
+	account := apiserver.As(config, namespace, "evenkeel-cleanup")
+	account.QPS = -1
+	var requests atomic.Int64
+	account.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPatch {
+				requests.Add(1)
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	hook, err := client.New(account, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := realclock.RealClock{}
+	var out bytes.Buffer
+	began := time.Now()
+	if err := uninstall.Run(t.Context(), &out, now, append(uninstall.Gates(hook, now), uninstall.Leftovers(hook, now)...)...); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	t.Logf("%d nodes with condition, label and taint: %d writes, %s", *scale, requests.Load(), time.Since(began).Round(100*time.Millisecond))
+	if most := int64(2**scale + 2); requests.Load() > most {
+		t.Errorf("%d writes for %d nodes, want two for each", requests.Load(), *scale)
+	}
+	var nodes corev1.NodeList
+	if err := maker.List(t.Context(), &nodes, client.MatchingLabels{"pool": "clean"}); err != nil || len(nodes.Items) != *scale {
+		t.Fatalf("%d nodes, %v", len(nodes.Items), err)
+	}
+	for i := range nodes.Items {
+		if n := &nodes.Items[i]; n.Labels[evenkeel.HealthKey] != "" || len(n.Spec.Taints) != 1 || len(n.Status.Conditions) != 1 {
+			t.Fatalf("%s: labels %v, taints %v, conditions %v", n.Name, n.Labels, n.Spec.Taints, n.Status.Conditions)
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
