@@ -63,6 +63,7 @@ func TestSweepIsParallelAndBounded(t *testing.T) {
 	var now, most atomic.Int32
 	// Nothing ends until as many run as may.
 	full := make(chan struct{})
+	reached := sync.OnceFunc(func() { close(full) })
 	s.remove = func(string) (bool, error) {
 		running := now.Add(1)
 		defer now.Add(-1)
@@ -73,7 +74,7 @@ func TestSweepIsParallelAndBounded(t *testing.T) {
 			}
 		}
 		if running == maxParallel {
-			close(full)
+			reached()
 		}
 		<-full
 		return true, nil
