@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
 )
 
 // A goalResult is a goal and its measurement.
@@ -23,7 +24,7 @@ func (r caseResult) goalResults() []goalResult {
 	for _, g := range r.testCase.goals {
 		v := goalResult{of: g.of, goal: g.of.format(g.figure), reached: unknown}
 		want := g.figure
-		if reference, ok := r.reference(); ok {
+		if reference, ok := r.reference(g.of); ok {
 			v.reference = g.of.format(reference.value(g.of))
 			if g.share > 0 {
 				want = g.share * reference.value(g.of)
@@ -46,12 +47,23 @@ func (r caseResult) goalResults() []goalResult {
 	return all
 }
 
-// reference is the first contender of plain sockets, where there is one.
-func (r caseResult) reference() (series, bool) {
-	if len(r.testCase.plainFlows) == 0 {
-		return series{}, false
+// plain are the contenders of plain sockets.
+func (r caseResult) plain() []series {
+	return r.Contenders[:min(len(r.testCase.plainFlows)+len(r.testCase.polled), len(r.Contenders))]
+}
+
+// reference is the contender of plain sockets with the best median, where there is one.
+func (r caseResult) reference(of quantity) (series, bool) {
+	var best series
+	for _, s := range r.plain() {
+		if len(s.good()) == 0 {
+			continue
+		}
+		if value := stats.Median(s.values(of)); len(best.Outcomes) == 0 || of.lowerIsBetter() == (value < stats.Median(best.values(of))) {
+			best = s
+		}
 	}
-	return r.Contenders[0], true
+	return best, len(best.Outcomes) > 0
 }
 
 func (q quantity) format(value float64) string {
@@ -87,7 +99,7 @@ func (r caseResult) plainIsAsGood() (string, bool) {
 		return "", false
 	}
 	own := ours.value(of)
-	for _, s := range r.Contenders[:min(len(r.testCase.plainFlows), len(r.Contenders))] {
+	for _, s := range r.plain() {
 		theirs := s.value(of)
 		if len(s.good()) > 0 && (of.lowerIsBetter() && theirs <= own || !of.lowerIsBetter() && theirs >= own) {
 			return fmt.Sprintf("%s (%s: %s, %s: %s)", r.testCase.title, s.Name, of.format(theirs), ourName, of.format(own)), true

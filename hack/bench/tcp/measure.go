@@ -139,6 +139,9 @@ func (b *bench) measure(ctx context.Context, c benchCase) (_ caseResult, err err
 	for _, flows := range c.plainFlows {
 		contenders = append(contenders, plain{flows})
 	}
+	for _, sockets := range c.polled {
+		contenders = append(contenders, &plugin{label: sockets.label(), sockets: &sockets, driver: b.config.Driver, speed: map[string]float64{}})
+	}
 	if c.missing == "" {
 		contenders = append(contenders, b.ours)
 		for _, other := range b.others {

@@ -64,7 +64,8 @@ func (r report) markdown() []byte {
 	}
 	b.WriteString(".\nEach case has a network of its own (`go run ./hack/lab/net --help`); in each round all contenders run one after the other.\n" +
 		"GB/s are 10^9 bytes of payload. Processor time is that of both programs with their system calls.\n" +
-		"The plugins' driver, like NCCL, polls instead of sleeping, so it uses all processor time that is left.\n\n" + staticNote + "\n" + page.OwnGoals + "\n")
+		"Where the processors are the limit, the plugins' driver asks for completions as NCCL's proxy does, and never sleeps. Where the network is, it sleeps between\n" +
+		"rounds in which nothing moves, so that the processor time is not the polling's. Sockets that are `polled` are moved by that driver, without a plugin.\n\n" + staticNote + "\n" + page.OwnGoals + "\n")
 	var asGood []string
 	for _, c := range r.cases {
 		if text, ok := c.plainIsAsGood(); ok {
@@ -123,7 +124,7 @@ func (r caseResult) limitedByProcessors() bool {
 	if r.testCase.limit() == 0 {
 		return false // there they are meant to be
 	}
-	reference, _ := r.reference()
+	reference, _ := r.reference(medianRate)
 	return slices.ContainsFunc(reference.good(), func(o outcome) bool { return o.Busy >= busyShare })
 }
 

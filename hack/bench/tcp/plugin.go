@@ -13,9 +13,10 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// plugin is an NCCL net plugin, driven by evenkeel-bench.
+// plugin is an NCCL net plugin, or sockets in place of one, driven by evenkeel-bench.
 type plugin struct {
 	label, library string
+	sockets        *polledSockets
 	environment    []string
 	driver         string
 	// speed is the rate of the last run of each case, in GB/s. It sets the number of messages of the next run, so that the run
@@ -69,6 +70,11 @@ func (p *plugin) run(ctx context.Context, lab *netns.Lab, c benchCase) (outcome,
 
 // transfer sends the number of messages that takes the case's length at that speed.
 func (p *plugin) transfer(ctx context.Context, lab *netns.Lab, c benchCase, speed float64) (outcome, error) {
+	if p.sockets != nil {
+		if err := p.sockets.prepare(ctx, lab); err != nil {
+			return outcome{}, err
+		}
+	}
 	messages := int(speed * 1e9 * c.length.Seconds() / float64(c.size*c.connections))
 	messages = min(max(messages, 4*c.depth), maxMessages)
 	receiver, err := p.start(ctx, lab, netns.H2, c, messages)
@@ -87,16 +93,17 @@ func (p *plugin) transfer(ctx context.Context, lab *netns.Lab, c benchCase, spee
 		Rows []struct {
 			Bandwidth float64
 			P50       float64 `json:"p50_us"`
+			Send      float64 `json:"send_cpu"`
+			Receive   float64 `json:"receive_cpu"`
 		}
 	}
 	if err := json.Unmarshal(text, &report); err != nil || len(report.Rows) != 1 {
 		return outcome{}, fmt.Errorf("unexpected report of evenkeel-bench: %q", text)
 	}
-	// The driver first sends twice the depth, and checks every byte of it.
-	moved := float64(c.size) * float64(c.connections) * float64(messages+warmup+2*c.depth)
-	got := outcome{Rate: report.Rows[0].Bandwidth, Send: sender.CPUPerGB(moved), Receive: receiver.CPUPerGB(moved), Own: proc.CPUShare(sender, receiver)}
+	row := report.Rows[0]
+	got := outcome{Rate: row.Bandwidth, Send: row.Send, Receive: row.Receive, Own: proc.CPUShare(sender, receiver)}
 	if c.pingPong {
-		got.P50 = report.Rows[0].P50 / 1e6
+		got.P50 = row.P50 / 1e6
 	}
 	return got, nil
 }
@@ -109,9 +116,14 @@ func (p *plugin) start(ctx context.Context, lab *netns.Lab, host netns.Host, c b
 	}
 	environment := append([]string{"NCCL_SOCKET_IFNAME=" + netns.DataInterface}, p.environment...)
 	command := []string{
-		p.driver, "net", "--plugin", p.library, "--json", "--rank", rank, "--world-size", "2",
+		p.driver, "net", "--json", "--rank", rank, "--world-size", "2",
 		"--master-addr", lab.ControlAddress(netns.H2).String(), "--master-port", strconv.Itoa(bootstrapPort),
 		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages),
+	}
+	if p.sockets != nil {
+		command = append(command, p.sockets.arguments(lab)...)
+	} else {
+		command = append(command, "--plugin", p.library)
 	}
 	command = append(command, "--driver", c.driver())
 	if c.fault != nil {

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"evenkeel.dev/evenkeel/hack/lab/net/netns"
+)
+
+// polledSockets are plain sockets in place of a plugin: the driver moves them itself, without threads, when it asks for a completion.
+// That is the least that any plugin can cost.
+type polledSockets struct {
+	each  int  // sockets of each connection, which share each message
+	mptcp bool // of several paths each
+}
+
+const (
+	// mptcpPaths is the number of paths of an MPTCP connection. The kernel's limit is one more.
+	mptcpPaths = 8
+	// firstSubflowPort is the first of the ports to which the further paths of an MPTCP connection go. A path is chosen by a hash
+	// that includes the ports.
+	firstSubflowPort = 7001
+)
+
+func (s polledSockets) label() string {
+	switch {
+	case s.mptcp:
+		return fmt.Sprintf("MPTCP, %d paths, polled", mptcpPaths)
+	case s.each == 1:
+		return "plain socket, polled"
+	}
+	return fmt.Sprintf("%d plain sockets, polled", s.each)
+}
+
+// arguments are those of evenkeel-bench net.
+func (s polledSockets) arguments(lab *netns.Lab) []string {
+	arguments := []string{"--plain-sockets", strconv.Itoa(s.each), "--listen", lab.Address(netns.H2).String()}
+	if s.mptcp {
+		arguments = append(arguments, "--mptcp")
+	}
+	return arguments
+}
+
+// prepare makes the receiver's host announce a port for each further path, and lets the sender's host use them.
+func (s polledSockets) prepare(ctx context.Context, lab *netns.Lab) error {
+	if !s.mptcp {
+		return nil
+	}
+	limit := strconv.Itoa(mptcpPaths)
+	for _, host := range []netns.Host{netns.H1, netns.H2} {
+		if _, err := lab.Exec(ctx, host, "ip", "mptcp", "limits", "set", "subflow", limit, "add_addr_accepted", limit); err != nil {
+			return err
+		}
+		if _, err := lab.Exec(ctx, host, "ip", "mptcp", "endpoint", "flush"); err != nil {
+			return err
+		}
+	}
+	for i := range mptcpPaths - 1 {
+		port := strconv.Itoa(firstSubflowPort + i)
+		if _, err := lab.Exec(ctx, netns.H2, "ip", "mptcp", "endpoint", "add", lab.Address(netns.H2).String(), "port", port, "signal"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
