@@ -53,9 +53,14 @@ impl Pacer {
         now >= self.next_sample
     }
 
+    /// No sample is due for a while.
+    pub fn postpone_sample(&mut self, now: Duration) {
+        self.next_sample = now + INTERVAL;
+    }
+
     /// Updates the rate from the flow's progress.
     pub fn sample(&mut self, now: Duration, progress: Progress) {
-        self.next_sample = now + INTERVAL;
+        self.postpone_sample(now);
         self.round_trip = progress.round_trip;
         let busy = progress.busy.saturating_sub(self.last.busy);
         if busy < MIN_BUSY {

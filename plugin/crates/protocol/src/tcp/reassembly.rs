@@ -224,12 +224,19 @@ impl<T: Clone> Reassembly<T> {
         self.posted.get_mut(index)
     }
 
-    /// The acknowledgement to send now, if one is due: all messages below this number are complete.
-    pub fn ack_due(&mut self) -> Option<u64> {
-        let due = self.ack_wanted
-            || self.unacked_bytes >= LAZY_ACK_BYTES
-            || self.first - self.acked >= LAZY_ACK_MESSAGES;
+    /// The acknowledgement to send before more is read, if one is due: all messages below this number are complete.
+    pub fn ack_overdue(&mut self) -> Option<u64> {
+        let due =
+            self.unacked_bytes >= LAZY_ACK_BYTES || self.first - self.acked >= LAZY_ACK_MESSAGES;
         due.then(|| self.ack())
+    }
+
+    /// The acknowledgement to send when there is nothing more to read, if one is due. One for several messages costs less.
+    pub fn ack_due(&mut self) -> Option<u64> {
+        if self.ack_wanted && self.acked < self.first {
+            return Some(self.ack());
+        }
+        self.ack_overdue()
     }
 
     /// The acknowledgement to send if no message was completed since the last call and some are not acknowledged. It is to

@@ -8,16 +8,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
 use crate::error::Error;
 use crate::handshake::listening_socket::ListeningSockets;
 use crate::memory::staging::StagingPool;
+use crate::runtime::caller_polling::{CallerPolling, SeenTurn, Turn};
 use crate::runtime::flow_count::FlowCountControllers;
+use crate::runtime::waiters;
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::retransmit_buffer::RetransmitPool;
@@ -27,6 +29,8 @@ use crate::telemetry::exporter::Exporter;
 const TICK: Duration = Duration::from_millis(125);
 /// The token of the worker's own wake-up.
 const WAKE: u64 = 0;
+/// Maximum number of events that a turn takes.
+const MAX_EVENTS: usize = 64;
 
 thread_local! {
     /// Address of the worker that runs on this thread; 0 on other threads.
@@ -57,7 +61,8 @@ pub(crate) struct Readiness {
     pub(crate) ended: bool,
 }
 
-/// Something registered with a worker. Called by one worker at a time, but concurrently with callers' threads.
+/// Something registered with a worker. Called by one thread at a time, the worker or a caller that polls, but concurrently
+/// with other calls of callers.
 pub(crate) trait Source: Send + Sync {
     /// The socket's state changed, or [`Registration::wake`] was called. Not called again until the next change, so it must
     /// use up everything or wake itself.
@@ -85,8 +90,7 @@ pub(crate) struct Workers {
     next: AtomicUsize,
     /// Number of closed connections that still deliver messages.
     lingering: Arc<AtomicUsize>,
-    /// Nanoseconds in which callers did work of workers.
-    caller_work: AtomicU64,
+    caller_polling: Arc<CallerPolling>,
     pub(crate) flow_counts: FlowCountControllers,
     pub(crate) staging: Arc<StagingPool>,
     pub(crate) retransmit_pool: Arc<RetransmitPool>,
@@ -98,6 +102,9 @@ struct Worker {
     wake: OwnedFd,
     stop: AtomicBool,
     lingering: Arc<AtomicUsize>,
+    caller_polling: Arc<CallerPolling>,
+    /// Held while sources are called.
+    turn: Mutex<()>,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
     /// Timers of sources: when to call them without an event. Few at any time.
     timers: Mutex<Vec<(Instant, u64)>>,
@@ -121,15 +128,16 @@ impl Runtime {
     pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
         let lingering = Arc::new(AtomicUsize::new(0));
+        let caller_polling = Arc::default();
         let all = (0..count)
-            .map(|_| Worker::new(&lingering).map(Arc::new))
+            .map(|_| Worker::new(&lingering, &caller_polling).map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
             .map_err(fail)?;
         let workers = Arc::new(Workers {
             all,
             next: AtomicUsize::new(0),
             lingering,
-            caller_work: AtomicU64::new(0),
+            caller_polling,
             flow_counts: FlowCountControllers::default(),
             staging: Arc::default(),
             retransmit_pool: Arc::default(),
@@ -183,12 +191,49 @@ impl Workers {
     /// The time that workers have not spent waiting, and that callers have spent on their work.
     pub(crate) fn worked(&self) -> Duration {
         let worked = self.all.iter().map(|worker| worker.worked.load(Ordering::Relaxed));
-        Duration::from_nanos(worked.sum::<u64>() + self.caller_work.load(Ordering::Relaxed))
+        Duration::from_nanos(worked.sum::<u64>() + self.caller_polling.worked())
+    }
+
+    /// Whether callers poll so often that they do the work of workers.
+    pub(crate) fn callers_lead(&self) -> bool {
+        self.caller_polling.leads()
+    }
+
+    /// A caller asks a connection for progress, which has seen this turn: moves what can be moved on all connections. Costs no
+    /// system call if that was done since the connection was last asked.
+    pub(crate) fn caller_polls(&self, seen: &SeenTurn) {
+        if CURRENT.get() != 0 {
+            // A worker runs a turn anyway.
+            return;
+        }
+        if waiters::is_about_to_sleep() {
+            if self.caller_polling.sleeps() {
+                self.all.iter().for_each(|worker| worker.wake());
+            }
+            self.run_turn();
+            return;
+        }
+        let Turn::Run { streak, begins } = self.caller_polling.poll(seen) else { return };
+        if begins {
+            // They wait for events, and would be woken in vain.
+            self.all.iter().for_each(|worker| worker.wake());
+        }
+        self.run_turn();
+        drop(streak);
+    }
+
+    fn run_turn(&self) {
+        let begin = Instant::now();
+        let events = self.all.iter().map(|worker| worker.caller_turn(begin)).sum();
+        if events > 0 {
+            self.caller_polling.add_turn(events);
+            self.add_caller_work(begin.elapsed());
+        }
     }
 
     /// Adds time that a caller has spent on work of workers.
     pub(crate) fn add_caller_work(&self, time: Duration) {
-        self.caller_work.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        self.caller_polling.add_work(time);
     }
 
     /// Keeps the workers running, also without their runtime, until the result is dropped.
@@ -259,7 +304,7 @@ impl Registration {
             }
             earliest
         };
-        if earliest && !self.worker.is_current() {
+        if earliest && !self.worker.is_current() && !self.worker.caller_polling.leads() {
             self.worker.wake();
         }
     }
@@ -270,19 +315,6 @@ impl Registration {
         let data = epoll::EventData::new_u64(self.token);
         // Fails only if the socket is no longer watched. Then no call is needed.
         let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
-    }
-
-    /// The worker gets no events of the socket, and no thread pays for them, until [`Registration::resume`].
-    pub(crate) fn pause(&self, socket: impl AsFd) {
-        // Fails only if the socket is not watched.
-        let _ = epoll::delete(&self.worker.epoll, socket);
-    }
-
-    /// Ends [`Registration::pause`]: the worker gets an event for the present state and for each change.
-    pub(crate) fn resume(&self, socket: impl AsFd) {
-        let data = epoll::EventData::new_u64(self.token);
-        // There was room for it before.
-        let _ = epoll::add(&self.worker.epoll, socket, data, interest());
     }
 
     /// Ends the watch. A call of the source may still be running.
@@ -302,16 +334,19 @@ impl Registration {
 }
 
 impl Worker {
-    fn new(lingering: &Arc<AtomicUsize>) -> io::Result<Self> {
+    fn new(lingering: &Arc<AtomicUsize>, caller_polling: &Arc<CallerPolling>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
-        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        // Level-triggered: a caller's turn may see it, and only the worker takes it.
+        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll,
             wake,
             stop: AtomicBool::new(false),
             lingering: Arc::clone(lingering),
+            caller_polling: Arc::clone(caller_polling),
+            turn: Mutex::default(),
             sources: Mutex::new(HashMap::new()),
             timers: Mutex::default(),
             ticks: Mutex::default(),
@@ -321,8 +356,7 @@ impl Worker {
     }
 
     fn wake(&self) {
-        // Edge-triggered: each write is an event, and the counter is never read. The write fails only after 2
-        // 64 wake-ups.
+        // Fails only after 2^64 wake-ups that the worker has not taken.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -334,23 +368,37 @@ impl Worker {
     fn run(&self) {
         sys::block_signals();
         CURRENT.set(ptr::from_ref(self).addr());
-        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); 64];
+        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); MAX_EVENTS];
         let mut woke = Instant::now();
+        let mut lease = None;
         while !self.stop.load(Ordering::Acquire) || self.lingering.load(Ordering::Acquire) > 0 {
             let asleep = Instant::now();
             self.worked.fetch_add((asleep - woke).as_nanos() as u64, Ordering::Relaxed);
-            // Without a timer or a tick it sleeps until there is an event.
-            let timer = lock(&self.timers).iter().map(|(at, _)| *at).min();
-            let timeout = timer.into_iter().chain(self.next_tick()).min().map(|next| {
-                let left = next.saturating_duration_since(asleep);
-                Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ }
-            });
-            let events = match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
-                Ok((events, _)) => events,
-                Err(rustix::io::Errno::INTR) => {
-                    woke = Instant::now();
-                    continue;
+            lease = self.caller_polling.lease(lease);
+            let timeout = match lease {
+                Some(lease) => Some(lease.time),
+                // Without a timer or a tick it sleeps until there is an event.
+                None => {
+                    let timer = lock(&self.timers).iter().map(|(at, _)| *at).min();
+                    let next = timer.into_iter().chain(self.next_tick()).min();
+                    next.map(|next| next.saturating_duration_since(asleep))
                 }
+            };
+            let timeout = timeout.map(|time| Timespec {
+                tv_sec: time.as_secs() as _,
+                tv_nsec: time.subsec_nanos() as _,
+            });
+            let waited = if lease.is_some() {
+                // Events are left to callers.
+                let wake = &mut [PollFd::new(&self.wake, PollFlags::IN)];
+                poll(wake, timeout.as_ref()).map(|_| &mut [][..])
+            } else {
+                epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()).map(|(events, _)| events)
+            };
+            woke = Instant::now();
+            let events = match waited {
+                Ok(events) => events,
+                Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => {
                     let why = format!("an I/O thread cannot go on: epoll_wait: {error}");
                     let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
@@ -358,19 +406,12 @@ impl Worker {
                     return;
                 }
             };
-            woke = Instant::now();
-            for event in events {
-                let flags = event.flags;
-                let source = lock(&self.sources).get(&event.data.u64()).cloned();
-                let Some(source) = source else { continue };
-                let end = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP;
-                let readiness = Readiness {
-                    readable: flags.intersects(epoll::EventFlags::IN | end),
-                    writable: flags.intersects(epoll::EventFlags::OUT),
-                    ended: flags.intersects(epoll::EventFlags::ERR | end),
-                };
-                Self::guard(&*source, |source| source.ready(readiness));
+            if lease.is_some() || events.iter().any(|event| event.data.u64() == WAKE) {
+                // Empties it. It fails if there was no wake-up.
+                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             }
+            let _turn = lock(&self.turn);
+            self.dispatch(events);
             let now = Instant::now();
             self.fire_timers(now);
             if self.next_tick().is_some_and(|due| now >= due) {
@@ -395,7 +436,7 @@ impl Worker {
             ticks.due.get_or_insert_with(|| Instant::now() + TICK);
             is_first
         };
-        if is_first && !self.is_current() {
+        if is_first && !self.is_current() && !self.caller_polling.leads() {
             self.wake();
         }
     }
@@ -416,6 +457,38 @@ impl Worker {
         }
         let mut ticks = lock(&self.ticks);
         ticks.due = (!ticks.sources.is_empty()).then_some(now + TICK);
+    }
+
+    /// Takes the present events for a caller, unless another thread does. Returns their number.
+    fn caller_turn(&self, now: Instant) -> usize {
+        let _turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); MAX_EVENTS];
+        // If it fails, the worker reports that.
+        let taken = epoll::wait(&self.epoll, &mut buffer, Some(&Timespec::default()));
+        let Ok((events, _)) = taken else { return 0 };
+        self.dispatch(events);
+        self.fire_timers(now);
+        events.len()
+    }
+
+    /// Calls the sources of these events. The turn's lock is held.
+    fn dispatch(&self, events: &[epoll::Event]) {
+        for event in events {
+            let flags = event.flags;
+            let source = lock(&self.sources).get(&event.data.u64()).cloned();
+            let Some(source) = source else { continue };
+            let end = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP;
+            let readiness = Readiness {
+                readable: flags.intersects(epoll::EventFlags::IN | end),
+                writable: flags.intersects(epoll::EventFlags::OUT),
+                ended: flags.intersects(epoll::EventFlags::ERR | end),
+            };
+            Self::guard(&*source, |source| source.ready(readiness));
+        }
     }
 
     fn fire_timers(&self, now: Instant) {
@@ -524,5 +597,51 @@ mod tests {
             wait_for_idle_workers(runtime.workers());
             assert_eq!(runtime.workers().retransmit_pool.used(), 0);
         }
+    }
+
+    #[test]
+    fn caller_polling_that_ends_leaves_the_work_to_workers() {
+        const LENGTH: usize = 8 << 20;
+        let (send, recv) = test_support::pair();
+        let memory = || Box::leak(vec![1; LENGTH].into_boxed_slice());
+        for _ in 0..3 {
+            let to = memory();
+            let received = recv.recv(RecvBuffer::from_static(to)).unwrap().unwrap();
+            (0..1000).for_each(|_| assert_eq!(received.test().unwrap(), None));
+            let sent = send.send(SendBuffer::from_static(memory())).unwrap().unwrap();
+            // From here on nobody polls.
+            assert_eq!(until(|| received.peek().unwrap()), LENGTH as u64);
+            until(|| sent.peek().unwrap());
+        }
+    }
+
+    #[test]
+    fn caller_polling_moves_many_connections_by_one_connections_polls() {
+        const PAIRS: usize = 10;
+        let transport = transport();
+        let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
+        let pairs: Vec<_> = (0..PAIRS)
+            .map(|_| test_support::connected(&transport, &listener, listener.handle()))
+            .collect();
+        let runtime = transport.runtime().unwrap();
+        let memory = || Box::leak(vec![1; 100_000].into_boxed_slice());
+        let waits = pairs[0].1.recv(RecvBuffer::from_static(memory())).unwrap().unwrap();
+        let poll = || assert_eq!(waits.test().unwrap(), None);
+        until(|| {
+            poll();
+            runtime.workers().callers_lead().then_some(())
+        });
+        let requests: Vec<_> = pairs[1..]
+            .iter()
+            .flat_map(|(send, recv)| {
+                let received = recv.recv(RecvBuffer::from_static(memory())).unwrap().unwrap();
+                let sent = send.send(SendBuffer::from_static(memory())).unwrap().unwrap();
+                [received, sent]
+            })
+            .collect();
+        until(|| {
+            poll();
+            requests.iter().all(|request| request.peek().unwrap().is_some()).then_some(())
+        });
     }
 }

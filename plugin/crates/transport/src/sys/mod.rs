@@ -9,7 +9,7 @@ mod tcp_info;
 pub(crate) use fork::keep_from_children;
 pub(crate) use interfaces::{InterfaceAddress, InterfaceInfo, Interfaces, LinkState, interfaces};
 pub use process::random;
-pub(crate) use process::{block_signals, uninterrupted};
+pub(crate) use process::{block_signals, has_idle_processor, uninterrupted};
 #[cfg(test)]
 pub(crate) use socket::option;
 pub(crate) use socket::{

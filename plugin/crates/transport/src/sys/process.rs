@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem;
+use std::num::NonZero;
 use std::ptr;
 
 /// Repeats a call that a signal interrupted.
@@ -38,6 +39,15 @@ pub(crate) fn block_signals() {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, ptr::null_mut());
     }
+}
+
+/// Whether the host has a processor that runs nothing now. False if that is not known.
+pub(crate) fn has_idle_processor() -> bool {
+    // proc_loadavg(5), such as "0.20 0.18 0.12 1/80 11206": 1 of 80 threads is running, this one.
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let running = text.split([' ', '/']).nth(3).and_then(|running| running.parse().ok());
+    let processors = std::thread::available_parallelism().map_or(0, NonZero::get);
+    running.is_some_and(|running: usize| running < processors)
 }
 
 #[cfg(test)]

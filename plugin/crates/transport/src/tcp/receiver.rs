@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use evenkeel_protocol::{
 };
 use socket2::Socket;
 
-use crate::connection::base::{Base, Direction, InFlight, TransportKind};
+use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
 use crate::connection::tag_matching::{MatchStep, TagMatcher};
@@ -20,7 +20,7 @@ use crate::connection::unexpected::UnexpectedMemory;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, TooLong};
 use crate::memory::buffers::RecvBuffer;
-use crate::runtime::caller_polling::{HotFlow, PollOwner};
+use crate::runtime::caller_polling::SeenTurn;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
@@ -35,9 +35,6 @@ use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed
 /// How long a receiver whose flows were closed or reset waits for a new one. A live sender has noticed it too, and opens one
 /// at once.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// Maximum number of bytes that a caller with small messages reads at a time.
-const CALLER_BYTES: u64 = 64 << 10;
 
 impl Inbound for TcpReceiver {
     fn base(&self) -> &Base {
@@ -76,9 +73,9 @@ pub(crate) struct TcpReceiver {
     queue: Mutex<RecvQueue>,
     /// For timeouts of the connection. Flows have none.
     clock: Registration,
-    /// The slot that received the last bytes, which callers poll first.
+    /// The slot that received the last bytes.
     last_active: AtomicUsize,
-    hot_flow: HotFlow,
+    seen_turn: SeenTurn,
 }
 
 /// What to do without locks after buffers with tags have changed.
@@ -116,7 +113,7 @@ impl TcpReceiver {
             }),
             clock: workers.registration(),
             last_active: AtomicUsize::new(0),
-            hot_flow: HotFlow::new(),
+            seen_turn: SeenTurn::default(),
         });
         receiver.clock.watch_ticks(Arc::new(Clock(Arc::clone(&receiver))));
         let observed: Weak<Self> = Arc::downgrade(&receiver);
@@ -208,12 +205,14 @@ impl TcpReceiver {
             socket,
             registration: self.workers.registration(),
             counters: FlowCounters::default(),
+            has_ended: AtomicBool::new(false),
+            is_woken: AtomicBool::new(false),
             reading: WorkLock::new(ReadState {
                 closed: false,
                 stage: ReadStage::Header { have: 0 },
                 header: [0; FRAME_BYTES],
                 checksum: self.new_checksum(),
-                poll_owner: PollOwner::new(slot),
+                has_received: false,
             }),
             replies: Mutex::new(ReplyState { is_answered, ..ReplyState::default() }),
         });
@@ -280,7 +279,11 @@ impl TcpReceiver {
         tag: i32,
     ) {
         let message = guard.post(target, tag);
-        let max = self.base.context.settings.caller_bytes;
+        let max = if self.workers.callers_lead() {
+            WORKER_QUANTUM
+        } else {
+            self.base.context.settings.caller_bytes
+        };
         while let Some(flow) = guard.take_waiting(message) {
             drop(guard);
             flow.read(max);
@@ -334,7 +337,7 @@ impl TcpReceiver {
 
     fn run_actions(&self, actions: TagActions) {
         actions.repliers.iter().for_each(|flow| flow.reply(|_| {}));
-        actions.to_wake.iter().for_each(|flow| flow.registration.wake(&flow.socket));
+        actions.to_wake.iter().for_each(|flow| flow.wake_worker());
         if actions.notify_owner {
             self.base.notify();
         }
@@ -374,10 +377,6 @@ impl TcpReceiver {
 impl RecvFlowOwner for TcpReceiver {
     fn base(&self) -> &Base {
         &self.base
-    }
-
-    fn hot_flow(&self) -> &HotFlow {
-        &self.hot_flow
     }
 
     fn queue(&self) -> &Mutex<RecvQueue> {
@@ -448,6 +447,10 @@ impl RecvFlowOwner for TcpReceiver {
         })
     }
 
+    fn ack_due(&self) -> Option<u64> {
+        lock(&self.queue).reassembly.ack_due()
+    }
+
     fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
         self.last_active.store(flow.slot, Ordering::Relaxed);
         let (ack, failure) = {
@@ -466,7 +469,7 @@ impl RecvFlowOwner for TcpReceiver {
             let ack = if queue.peer_closed {
                 Some(queue.reassembly.ack())
             } else {
-                queue.reassembly.ack_due()
+                queue.reassembly.ack_overdue()
             };
             if queue.reassembly.is_ack_left() {
                 self.clock.request_tick();
@@ -687,27 +690,7 @@ impl Owner for TcpReceiver {
     }
 
     fn progress(&self) {
-        let slot = self.hot_flow.slot();
-        self.on_caller_poll(slot.unwrap_or_else(|| self.last_active.load(Ordering::Relaxed)));
-    }
-}
-
-impl TcpReceiver {
-    /// A caller polls the flow in this slot.
-    pub(super) fn on_caller_poll(&self, slot: usize) {
-        let flow = {
-            let queue = lock(&self.queue);
-            queue.flows.get(slot).and_then(Option::as_ref).map(|entry| Arc::clone(&entry.flow))
-        };
-        let Some(flow) = flow else { return };
-        let max = self.base.context.settings.caller_bytes;
-        flow.reading.try_run(|mut reading, _| {
-            if !reading.closed {
-                reading.poll_owner.on_caller_poll(&self.hot_flow, &flow.registration, &flow.socket);
-            }
-            let caller_owns = reading.poll_owner.is_caller();
-            flow.read_with(reading, if caller_owns { CALLER_BYTES.max(max) } else { max });
-        });
+        self.workers.caller_polls(&self.seen_turn);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -15,7 +16,6 @@ use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
 use crate::connection::tag_matching::TagMatcher;
 use crate::error::ErrorKind;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
-use crate::runtime::caller_polling::{HotFlow, PollOwner};
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
@@ -27,7 +27,6 @@ use crate::telemetry::counters::FlowCounters;
 /// What a flow needs of its connection.
 pub(super) trait RecvFlowOwner: Sized + Send + Sync {
     fn base(&self) -> &Base;
-    fn hot_flow(&self) -> &HotFlow;
     fn queue(&self) -> &Mutex<RecvQueue<RecvFlow<Self>>>;
     /// What to do with the next bytes of a chunk. `None`, and the flow waits, when no buffer is posted for it yet.
     fn reserve(
@@ -36,8 +35,11 @@ pub(super) trait RecvFlowOwner: Sized + Send + Sync {
         chunk: &ChunkHeader,
         at: u64,
     ) -> Result<Option<ReadStage>, ReassemblyError>;
-    /// A part of a message is in its buffer.
+    /// A part of a message is in its buffer. Sends an acknowledgement only if it cannot wait until there is nothing more to
+    /// read.
     fn on_received(&self, flow: &RecvFlow<Self>, message: u64, bytes: u64);
+    /// The acknowledgement to send when there is nothing more to read, if one is due.
+    fn ack_due(&self) -> Option<u64>;
     /// Changes the tag matcher and runs its next steps. `change` returns whether the change is valid.
     fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool);
     /// A flow has ended. The sender sends its chunks again on others.
@@ -57,6 +59,10 @@ pub(super) struct RecvFlow<O: RecvFlowOwner> {
     pub(super) socket: Socket,
     pub(super) registration: Registration,
     pub(super) counters: FlowCounters,
+    /// The peer has ended its direction. The end is behind the last bytes.
+    pub(super) has_ended: AtomicBool,
+    /// It is to be read although there may be no new bytes.
+    pub(super) is_woken: AtomicBool,
     /// Held while the socket is read.
     pub(super) reading: WorkLock<ReadState>,
     /// Held while the socket is written to.
@@ -70,7 +76,8 @@ pub(super) struct ReadState {
     pub(super) header: [u8; FRAME_BYTES],
     /// If the peers have agreed on checksums.
     pub(super) checksum: Option<ChunkChecksum>,
-    pub(super) poll_owner: PollOwner,
+    /// A part of a message was received, and an acknowledgement may be due.
+    pub(super) has_received: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -103,8 +110,8 @@ pub(super) enum FlowEnd {
 enum StageOutcome {
     /// The next stage, without reading.
     Next,
-    /// This many bytes were read.
-    Received(usize),
+    /// Bytes were read.
+    Received(Received),
     /// The socket has nothing now.
     WouldBlock,
     /// The peer reported this flow as dead.
@@ -115,6 +122,22 @@ enum StageOutcome {
     Ended(FlowEnd),
     /// The connection fails.
     Failed(ErrorKind, String),
+}
+
+/// Why no more is read now.
+enum ReadPause {
+    /// The socket has nothing, or others are to be read first.
+    NoBytes,
+    NoBuffer,
+    Ended(FlowEnd),
+    Failed(ErrorKind, String),
+}
+
+/// What one call has read.
+struct Received {
+    bytes: usize,
+    /// It was less than there was room for. The next bytes are an event.
+    is_all: bool,
 }
 
 impl ReadStage {
@@ -164,6 +187,12 @@ impl ReplyState {
 }
 
 impl<O: RecvFlowOwner> RecvFlow<O> {
+    /// Makes the worker, or a caller that polls, read it.
+    pub(super) fn wake_worker(&self) {
+        self.is_woken.store(true, Ordering::Relaxed);
+        self.registration.wake(&self.socket);
+    }
+
     pub(super) fn read(&self, limit: u64) {
         self.reading.run(|reading| self.read_with(reading, limit));
     }
@@ -172,43 +201,50 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
     /// the last case the worker continues.
     pub(super) fn read_with<'a>(&'a self, mut guard: MutexGuard<'a, ReadState>, limit: u64) {
         let receiver = &self.receiver;
-        guard.poll_owner.renew(&self.registration);
         let mut moved = 0;
-        let ended = loop {
+        let mut is_drained = false;
+        let pause = loop {
             let reading = &mut *guard;
             if reading.closed || receiver.base().failed() {
                 return;
             }
-            // The worker gets no event for bytes that are read already.
+            if is_drained && reading.stage.wants_bytes() {
+                break ReadPause::NoBytes;
+            }
+            // There is no event for bytes that are read already.
             if moved > limit && reading.stage.wants_bytes() {
-                // A caller that owns the polling returns by itself.
-                if !reading.poll_owner.is_caller() {
-                    self.registration.wake(&self.socket);
-                }
-                return;
+                self.wake_worker();
+                break ReadPause::NoBytes;
             }
             match self.run_stage(reading) {
                 StageOutcome::Next => {}
-                StageOutcome::Received(bytes) => moved += bytes as u64,
-                StageOutcome::WouldBlock => return,
+                StageOutcome::Received(Received { bytes, is_all }) => {
+                    moved += bytes as u64;
+                    is_drained = is_all && !self.has_ended.load(Ordering::Relaxed);
+                }
+                StageOutcome::WouldBlock => break ReadPause::NoBytes,
                 StageOutcome::FlowDead(number) => {
                     // The other flow's lock is needed. Two flows that hold theirs could wait for each other.
                     drop(guard);
                     guard = self.handle_flow_dead(number);
                 }
-                StageOutcome::NoBuffer => {
-                    drop(guard);
-                    return receiver.check_unrecoverable(Instant::now());
-                }
-                StageOutcome::Ended(why) => break why,
-                StageOutcome::Failed(kind, what) => {
-                    drop(guard);
-                    return receiver.fail(kind, &what);
-                }
+                StageOutcome::NoBuffer => break ReadPause::NoBuffer,
+                StageOutcome::Ended(why) => break ReadPause::Ended(why),
+                StageOutcome::Failed(kind, what) => break ReadPause::Failed(kind, what),
             }
         };
+        if std::mem::take(&mut guard.has_received)
+            && let Some(below) = receiver.ack_due()
+        {
+            self.reply(|replies| replies.ack = Some(below));
+        }
         drop(guard);
-        receiver.flow_ended(self, ended);
+        match pause {
+            ReadPause::NoBytes => {}
+            ReadPause::NoBuffer => receiver.check_unrecoverable(Instant::now()),
+            ReadPause::Ended(why) => receiver.flow_ended(self, why),
+            ReadPause::Failed(kind, what) => receiver.fail(kind, &what),
+        }
     }
 
     /// Does what the stage asks for: processes what is read, or reads from the socket.
@@ -259,7 +295,6 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
                     checksum.begin(&chunk, sum);
                 }
                 reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
-                receiver.hot_flow().on_chunk(self.slot);
             }
             Frame::FlowDead(number) => reading.stage = ReadStage::FlowDead { number },
             Frame::Close => {
@@ -306,7 +341,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
     fn read_header(&self, reading: &mut ReadState, have: usize) -> StageOutcome {
         let no_payload = RecvBuffer::from_static(&mut []);
         let result = sys::recv_with_header(&self.socket, no_payload, &mut reading.header[have..]);
-        self.after_read(reading, result)
+        self.after_read(reading, result, FRAME_BYTES - have)
     }
 
     /// Reserves a part of the message's buffer for the next bytes of the chunk.
@@ -338,8 +373,9 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
     ) -> StageOutcome {
         // The next frame follows the chunk's end, often in the same call.
         let next = if is_last { FRAME_BYTES } else { 0 };
+        let room = rest.length() + next;
         let result = sys::recv_with_header(&self.socket, rest, &mut reading.header[..next]);
-        self.after_read(reading, result)
+        self.after_read(reading, result, room)
     }
 
     /// Drops bytes that were received before.
@@ -348,15 +384,22 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             None => sys::discard(&self.socket, length),
             Some(checksum) => self.discard_checked(checksum, length),
         };
-        self.after_read(reading, result)
+        // It may drop less than there is.
+        self.after_read(reading, result, 0)
     }
 
-    fn after_read(&self, reading: &mut ReadState, result: io::Result<usize>) -> StageOutcome {
+    /// Continues after a call that had this much room.
+    fn after_read(
+        &self,
+        reading: &mut ReadState,
+        result: io::Result<usize>,
+        room: usize,
+    ) -> StageOutcome {
         match result {
             Ok(0) => StageOutcome::Ended(self.end_of_stream(reading)),
             Ok(received) => {
                 self.advance(reading, received);
-                StageOutcome::Received(received)
+                StageOutcome::Received(Received { bytes: received, is_all: received < room })
             }
             Err(error) if would_block(&error) => StageOutcome::WouldBlock,
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
@@ -413,6 +456,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
     fn finish_part(&self, reading: &mut ReadState) {
         let (chunk, at) = match reading.stage {
             ReadStage::Deliver { chunk, buffer, start, at, end } if at == end => {
+                reading.has_received = true;
                 match &mut reading.checksum {
                     None => self.receiver.on_received(self, chunk.message, end - start),
                     Some(checksum) => checksum.part_received(buffer, start, end),
@@ -443,7 +487,6 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         if std::mem::replace(&mut reading.closed, true) {
             return false;
         }
-        reading.poll_owner.release(self.receiver.hot_flow(), &self.registration, &self.socket);
         let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
         let is_checked = reading.checksum.is_some();
         if let Some(checksum) = &mut reading.checksum {
@@ -523,6 +566,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
 impl<O: RecvFlowOwner> Source for RecvFlow<O> {
     fn ready(&self, readiness: Readiness) {
         if readiness.ended {
+            self.has_ended.store(true, Ordering::Relaxed);
             // A flow that waits for a buffer is not read, so its end would not be noticed there.
             let mut queue = lock(self.receiver.queue());
             if let Some(entry) = queue.flows.get_mut(self.slot).and_then(Option::as_mut)
@@ -531,14 +575,9 @@ impl<O: RecvFlowOwner> Source for RecvFlow<O> {
                 entry.ended = true;
             }
         }
-        self.reading.run(|mut reading| {
-            let (receiver, registration) = (&self.receiver, &self.registration);
-            reading.poll_owner.on_worker(receiver.hot_flow(), registration, &self.socket);
-            if reading.poll_owner.is_caller() {
-                return;
-            }
-            self.read_with(reading, WORKER_QUANTUM);
-        });
+        if readiness.readable || self.is_woken.swap(false, Ordering::Relaxed) {
+            self.read(WORKER_QUANTUM);
+        }
         if readiness.ended {
             self.receiver.check_unrecoverable(Instant::now());
         }

@@ -14,7 +14,7 @@ use crate::sync::lock;
 use crate::sys::{self, PathInfo};
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::repair_state::RepairState;
-use crate::tcp::send_flow::SendFlowOwner;
+use crate::tcp::send_flow::{SendFlow, SendFlowOwner};
 use crate::tcp::sender::TcpSender;
 
 /// How long a dial waits for the listener's answer before another path is tried. The n-th time in a row it is n times as
@@ -137,15 +137,17 @@ impl TcpSender {
             return;
         }
         let timeout = self.base.context.settings.peer_timeout;
-        let infos: Vec<PathInfo> =
-            flows.iter().map(|flow| sys::path_info(&flow.socket).unwrap_or_default()).collect();
+        let info = |flow: &SendFlow<Self>| sys::path_info(&flow.socket).unwrap_or_default();
+        let (idle, busy): (Vec<_>, Vec<_>) = flows.iter().zip(clear).partition(|(_, clear)| *clear);
+        let busy: Vec<_> = busy.into_iter().map(|(flow, _)| (flow, info(flow))).collect();
+        if busy.iter().all(|(_, info)| info.unanswered == 0) {
+            return;
+        }
         // Others may have nothing to send any more, since a message waits for all its chunks.
-        let answered = infos.iter().any(|info| info.unanswered == 0);
-        for ((flow, info), clear) in flows.iter().zip(&infos).zip(clear) {
+        let answered = busy.iter().any(|(_, info)| info.unanswered == 0)
+            || idle.iter().any(|(flow, _)| info(flow).unanswered == 0);
+        for (flow, info) in &busy {
             let silent = info.silent;
-            if clear {
-                continue;
-            }
             if info.unanswered >= 3 && silent >= timeout {
                 let what = format!("the peer's host has not answered for {} s", silent.as_secs());
                 self.flow_failed(flow, &what);
@@ -166,6 +168,11 @@ impl TcpSender {
         if settings.repath == Some(false) || settings.is_static() {
             return;
         }
+        let limited = busy && self.flow_count.is_limited_by_paths();
+        if !limited {
+            lock(&self.repair).repath.tick(now - self.epoch(), false, &[]);
+            return;
+        }
         let live: Vec<_> =
             flows.iter().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).collect();
         let carried: Vec<_> = live.iter().map(|flow| flow.carried()).collect();
@@ -176,8 +183,7 @@ impl TcpSender {
         if !repair.dials.is_empty() && !some_have_come {
             return;
         }
-        let limited = busy && self.flow_count.is_limited_by_paths();
-        match repair.repath.tick(now - self.epoch(), limited, &carried) {
+        match repair.repath.tick(now - self.epoch(), true, &carried) {
             RepathAction::Nothing => {}
             RepathAction::Open(count) => {
                 let count = count.min(MAX_FLOW_SLOTS.saturating_sub(flows.len()));

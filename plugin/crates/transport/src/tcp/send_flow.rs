@@ -16,7 +16,6 @@ use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
 use crate::connection::tag_matching::TagGate;
 use crate::error::ErrorKind;
 use crate::memory::buffers::SendBuffer;
-use crate::runtime::caller_polling::{HotFlow, PollOwner};
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::sync::lock;
@@ -24,8 +23,8 @@ use crate::sys::{self, MAX_FRAMES};
 use crate::tcp::send_queue::{QueuedFlow, SendQueue};
 use crate::telemetry::counters::FlowCounters;
 
-/// Maximum number of bytes that a caller writes at a time.
-const CALLER_BYTES: u64 = 128 << 10;
+/// How long a message waits at most for the next poll of a caller that polls often.
+const MAX_DEFERRAL: Duration = Duration::from_millis(1);
 
 /// Bytes of small messages that one system call batches.
 const BATCH_BYTES: u64 = 64 << 10;
@@ -36,7 +35,6 @@ const IMMEDIATE_WRITES: u32 = 64;
 /// What a flow needs of its connection.
 pub(crate) trait SendFlowOwner: Sized + Send + Sync {
     fn base(&self) -> &Base;
-    fn hot_flow(&self) -> &HotFlow;
     fn queue(&self) -> &Mutex<SendQueue<SendFlow<Self>>>;
     /// The time from which the connection's times count.
     fn epoch(&self) -> Instant;
@@ -44,6 +42,8 @@ pub(crate) trait SendFlowOwner: Sized + Send + Sync {
     fn on_chunk_written(&self, bytes: u64);
     /// A caller has written for this time.
     fn add_caller_work(&self, time: Duration);
+    /// Messages that wait for a caller's next poll on this flow are written now.
+    fn end_deferral(&self, flow: &SendFlow<Self>);
     /// Adapts the number of flows in use. The leader does it for all flows.
     fn adapt(&self, flow: &SendFlow<Self>);
     /// A flow has failed. What it may not have delivered is sent on others.
@@ -71,8 +71,14 @@ pub(crate) struct SendFlow<O: SendFlowOwner> {
     pub(crate) counters: FlowCounters,
     /// It takes no more chunks.
     pub(crate) retiring: AtomicBool,
-    /// Its socket did not take everything.
+    /// Its socket did not take everything, or is being written to. There is an event when it takes more.
     pub(super) is_full: AtomicBool,
+    /// It is to write although its socket may not have changed.
+    pub(super) is_woken: AtomicBool,
+    /// The peer has ended its direction. The end is behind the last frames.
+    pub(super) has_ended: AtomicBool,
+    /// There is a timer that ends a deferral.
+    pub(super) has_timer: AtomicBool,
     /// Held while the socket is written to.
     pub(super) writer: WorkLock<WriteState>,
     /// Held while the socket is read from.
@@ -95,7 +101,8 @@ pub(super) struct WriteState {
     pace: Pacer,
     /// Upper bound of unacknowledged bytes: those of the last query, and those written since.
     outstanding: u64,
-    poll_owner: PollOwner,
+    /// Whether it was full since its progress was last sampled.
+    was_full: bool,
     /// Number of small messages that are written immediately before one is deferred to a caller's next poll again.
     at_once: u32,
 }
@@ -142,7 +149,7 @@ pub(super) struct FrameReader {
 }
 
 impl WriteState {
-    pub(super) fn new(slot: usize, pace: Pacer) -> Self {
+    pub(super) fn new(pace: Pacer) -> Self {
         Self {
             closed: false,
             frames: VecDeque::with_capacity(MAX_FRAMES),
@@ -152,7 +159,7 @@ impl WriteState {
             same_tag_below_sent: false,
             pace,
             outstanding: 0,
-            poll_owner: PollOwner::new(slot),
+            was_full: false,
             at_once: 0,
         }
     }
@@ -190,15 +197,12 @@ impl<O: SendFlowOwner> QueuedFlow for SendFlow<O> {
     fn is_retiring(&self) -> bool {
         self.retiring.load(Ordering::Relaxed)
     }
-
-    fn is_full(&self) -> bool {
-        self.is_full.load(Ordering::Relaxed)
-    }
 }
 
 impl<O: SendFlowOwner> SendFlow<O> {
-    /// Makes the worker call the flow.
+    /// Makes the worker, or a caller that polls, write.
     pub(super) fn wake_worker(&self) {
+        self.is_woken.store(true, Ordering::Relaxed);
         self.registration.wake(&self.socket);
     }
 
@@ -206,11 +210,6 @@ impl<O: SendFlowOwner> SendFlow<O> {
     pub(crate) fn carried(&self) -> FlowStats {
         let busy = sys::path_info(&self.socket).unwrap_or_default().busy;
         FlowStats { flow: self.number, bytes: self.counters.bytes(), busy }
-    }
-
-    /// The worker owns the polling from now on.
-    pub(super) fn release_caller(&self, writer: &mut WriteState) {
-        writer.poll_owner.release(self.sender.hot_flow(), &self.registration, &self.socket);
     }
 
     pub(super) fn shutdown(&self) {
@@ -224,60 +223,44 @@ impl<O: SendFlowOwner> SendFlow<O> {
         self.shutdown();
     }
 
-    /// A caller polls. It writes if it owns the polling, or if another thread has asked for that meanwhile.
-    pub(super) fn on_caller_poll(&self) {
-        self.writer.try_run(|mut writer, asked| {
-            if !writer.closed {
-                let hot_flow = self.sender.hot_flow();
-                writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
-            }
-            if asked || writer.poll_owner.is_caller() {
-                self.write_as_caller(writer);
-            }
-        });
-    }
-
-    /// There is something to write on a flow that callers poll.
-    pub(super) fn start(&self) {
+    /// A caller writes, and does the work of the worker.
+    pub(super) fn write_as_caller(&self, limit: u64) {
         self.writer.run(|writer| {
-            if writer.poll_owner.is_caller() {
-                self.write_as_caller(writer);
-            } else {
-                self.wake_worker();
+            let begin = Instant::now();
+            if self.write_with(writer, limit) > 0 {
+                self.sender.add_caller_work(begin.elapsed());
             }
         });
     }
 
-    fn write_as_caller(&self, writer: MutexGuard<'_, WriteState>) {
-        let begin = Instant::now();
-        if self.write_with(writer, CALLER_BYTES) > 0 {
-            self.sender.add_caller_work(begin.elapsed());
-        }
-    }
-
-    /// There is a small message to write. `batched`: a caller that owns the polling writes it at its next poll, together
-    /// with messages that it adds until then.
-    pub(super) fn write_small(&self, limit: u64, batched: bool) {
+    /// There is a small message to write. `may_defer`: the caller polls often, and writes it at its next poll, together with
+    /// messages that it adds until then. Returns whether it is deferred.
+    pub(super) fn write_small(&self, limit: u64, may_defer: bool) -> bool {
+        let mut is_deferred = false;
         self.writer.run(|mut writer| {
-            if batched && !writer.closed {
-                let hot_flow = self.sender.hot_flow();
-                writer.poll_owner.on_caller_poll(hot_flow, &self.registration, &self.socket);
-                if writer.poll_owner.is_caller() {
-                    if writer.at_once <= 1 {
-                        writer.at_once = 0;
-                        return;
-                    }
-                    writer.at_once -= 1;
+            if may_defer && !writer.closed {
+                if writer.at_once <= 1 {
+                    writer.at_once = 0;
+                    is_deferred = true;
+                    return;
                 }
+                writer.at_once -= 1;
             }
             self.write_with(writer, limit);
         });
+        is_deferred
+    }
+
+    /// A message waits for the caller's next poll, but not for long.
+    pub(super) fn limit_deferral(&self) {
+        if !self.has_timer.swap(true, Ordering::Relaxed) {
+            self.registration.set_timer(Instant::now() + MAX_DEFERRAL);
+        }
     }
 
     /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are written. In the last case the
     /// owner of the polling continues. Returns the number of bytes written.
     fn write_with(&self, mut guard: MutexGuard<'_, WriteState>, limit: u64) -> u64 {
-        guard.poll_owner.renew(&self.registration);
         let mut moved = 0;
         let error = loop {
             let writer = &mut *guard;
@@ -285,7 +268,6 @@ impl<O: SendFlowOwner> SendFlow<O> {
                 return moved;
             }
             if writer.frames.is_empty() {
-                self.is_full.store(false, Ordering::Relaxed);
                 self.take_frames(writer);
                 if writer.frames.is_empty() {
                     return moved;
@@ -293,20 +275,24 @@ impl<O: SendFlowOwner> SendFlow<O> {
                 continue;
             }
             if moved > limit {
-                // A caller that owns the polling returns by itself.
-                if !writer.poll_owner.is_caller() {
-                    self.wake_worker();
-                }
+                self.wake_worker();
                 return moved;
             }
+            // Before the call: an event may come during it.
+            self.is_full.store(true, Ordering::Relaxed);
             match sys::send_frames(&self.socket, writer.frames.iter().map(PartlyWritten::rest)) {
                 Ok(sent) => {
                     moved += sent as u64;
                     writer.outstanding += sent as u64;
                     self.wrote(writer, sent);
+                    if !writer.frames.is_empty() {
+                        writer.was_full = true;
+                        return moved;
+                    }
+                    self.is_full.store(false, Ordering::Relaxed);
                 }
                 Err(error) if would_block(&error) => {
-                    self.is_full.store(true, Ordering::Relaxed);
+                    writer.was_full = true;
                     return moved;
                 }
                 Err(error) => break error,
@@ -373,17 +359,9 @@ impl<O: SendFlowOwner> SendFlow<O> {
     fn next_frame(&self, writer: &mut WriteState) -> Option<(Frame, SendBuffer)> {
         let sender = &self.sender;
         let now = sender.epoch().elapsed();
-        let sampled = writer.pace.sample_due(now);
-        if sampled && let Ok(info) = sys::path_info(&self.socket) {
-            let sys::PathInfo { acked, busy, round_trip, .. } = info;
-            writer.pace.sample(now, Progress { acked, busy, round_trip });
-        }
-        let most = writer.pace.max_outstanding();
-        if writer.outstanding > most {
-            writer.outstanding = sys::unacknowledged(&self.socket);
-        }
-        let limit = writer.pace.chunk(sender.base().context.settings.chunk_bytes);
-        if sampled {
+        let sample_due = writer.pace.sample_due(now);
+        if sample_due {
+            writer.pace.postpone_sample(now);
             sender.adapt(self);
         }
         let mut guard = lock(sender.queue());
@@ -420,12 +398,14 @@ impl<O: SendFlowOwner> SendFlow<O> {
             return None;
         }
         let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot);
-        if writer.outstanding > most && work {
+        let mut limit = sender.base().context.settings.chunk_bytes;
+        // Pacing leaves bytes to flows that deliver them earlier. Without others it would only cost system calls.
+        if work && queue.used.count_ones() > 1 {
             drop(guard);
-            let wait = writer.pace.wait(writer.outstanding);
-            self.registration.set_timer(Instant::now() + wait);
-            return None;
+            limit = self.pace(writer, now, sample_due, limit)?;
+            guard = lock(sender.queue());
         }
+        let queue = &mut *guard;
         let next = self.cut(queue, limit).or_else(|| {
             let close = queue.lingering.is_some() && !writer.close_sent;
             writer.close_sent |= close;
@@ -438,11 +418,46 @@ impl<O: SendFlowOwner> SendFlow<O> {
         next
     }
 
+    /// How many bytes the flow may take at once, at most `limit`. `None`, and a timer is set, if too many are in flight.
+    fn pace(
+        &self,
+        writer: &mut WriteState,
+        now: Duration,
+        sample_due: bool,
+        limit: u64,
+    ) -> Option<u64> {
+        let mut most = writer.pace.max_outstanding();
+        let mut is_exact = false;
+        if writer.outstanding > most {
+            writer.outstanding = sys::unacknowledged(&self.socket);
+            is_exact = true;
+        }
+        // The rate of a flow that delivers everything at once is not needed.
+        let is_backlogged = writer.was_full || writer.outstanding > most / 2;
+        if sample_due
+            && is_backlogged
+            && let Ok(info) = sys::path_info(&self.socket)
+        {
+            let sys::PathInfo { acked, busy, round_trip, .. } = info;
+            writer.pace.sample(now, Progress { acked, busy, round_trip });
+            writer.was_full = false;
+            most = writer.pace.max_outstanding();
+            if !is_exact && writer.outstanding > most {
+                writer.outstanding = sys::unacknowledged(&self.socket);
+            }
+        }
+        if writer.outstanding > most {
+            let wait = writer.pace.wait(writer.outstanding);
+            self.registration.set_timer(Instant::now() + wait);
+            return None;
+        }
+        Some(writer.pace.chunk(limit))
+    }
+
     /// The next frame of the scheduler for this flow, in chunks of at most `limit` bytes.
     fn cut(&self, queue: &mut SendQueue<Self>, limit: u64) -> Option<(Frame, SendBuffer)> {
         match queue.scheduler.next(self.slot, limit)? {
             NextFrame::Chunk(header, outgoing) => {
-                self.sender.hot_flow().on_chunk(self.slot);
                 let ChunkHeader { offset, length, .. } = header;
                 let payload = outgoing.buffer.part(offset as usize, length as usize);
                 Some((Frame::Chunk(header), payload))
@@ -477,7 +492,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
                             return;
                         }
                     }
-                    if !full {
+                    if !full && !self.has_ended.load(Ordering::Relaxed) {
                         return;
                     }
                 }
@@ -525,16 +540,21 @@ impl<O: SendFlowOwner> SendFlow<O> {
 
 impl<O: SendFlowOwner> Source for SendFlow<O> {
     fn ready(&self, readiness: Readiness) {
+        if readiness.ended {
+            self.has_ended.store(true, Ordering::Relaxed);
+        }
         if readiness.readable || readiness.ended {
             self.read_frames();
         }
-        if readiness.writable {
-            self.writer.run(|mut writer| {
-                let hot_flow = self.sender.hot_flow();
-                writer.poll_owner.on_worker(hot_flow, &self.registration, &self.socket);
-                if !writer.poll_owner.is_caller() {
-                    self.write_with(writer, WORKER_QUANTUM);
-                }
+        // A timer, or a wish of another thread, or room: an event for bytes to read says too that there is room.
+        let is_woken = self.is_woken.swap(false, Ordering::Relaxed);
+        let has_room = readiness.writable && self.is_full.load(Ordering::Relaxed);
+        if is_woken || has_room || !readiness.readable {
+            if self.has_timer.swap(false, Ordering::Relaxed) {
+                self.sender.end_deferral(self);
+            }
+            self.writer.run(|writer| {
+                self.write_with(writer, WORKER_QUANTUM);
             });
         }
     }

@@ -20,8 +20,6 @@ pub(crate) trait QueuedFlow {
     fn bytes(&self) -> u64;
     /// Whether it takes no more chunks.
     fn is_retiring(&self) -> bool;
-    /// Whether its socket did not take everything.
-    fn is_full(&self) -> bool;
 }
 
 /// Guarded by the lock of its connection, whose flows are of type `F`.
@@ -40,7 +38,7 @@ pub(crate) struct SendQueue<F> {
     /// Number of flows that take messages, and its maximum.
     pub(super) flow_count: usize,
     pub(super) max_flows: usize,
-    /// A tick without progress: all flows are used until this time.
+    /// After a tick without progress and answers, all flows are used until this time.
     pub(super) all_flows_until: Option<Instant>,
     /// Bytes carried at the last tick, if there was something to send.
     pub(super) carried: Option<u64>,
@@ -76,14 +74,6 @@ impl<F: QueuedFlow> SendQueue<F> {
         let slot = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
         self.idle &= !(1 << slot);
         self.flows[slot].clone()
-    }
-
-    /// The flow in this slot, if it takes messages and its socket is not full; and whether it is idle.
-    pub(super) fn free(&self, slot: usize) -> Option<(Arc<F>, bool)> {
-        let bit = 1 << slot;
-        let flow = self.flows.get(slot)?.as_ref()?;
-        let free = self.used & bit != 0 && !flow.is_full();
-        free.then(|| (Arc::clone(flow), self.idle & bit != 0))
     }
 
     /// The flows (as bits) that may have work. Retransmissions cannot use every flow, and all flows send a close frame.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use evenkeel_protocol::{FRAME_BYTES, Frame, Pacer, Scheduler};
 use socket2::Socket;
 
-use crate::connection::base::{Base, Direction, InFlight, TransportKind};
+use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
 use crate::connection::tag_matching::{AdvertisedTags, TagGate};
@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::Destination;
 use crate::memory::buffers::SendBuffer;
 use crate::rdma::MrHandle;
-use crate::runtime::caller_polling::HotFlow;
+use crate::runtime::caller_polling::SeenTurn;
 use crate::runtime::flow_count::FlowCountController;
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
@@ -35,7 +35,9 @@ use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed
 /// Bytes of a message per woken flow. How much a flow takes at once is known only when it writes.
 const WAKE_BYTES: u64 = 128 << 10;
 
-/// How long all flows are used after a tick without progress. By then a dead path is detected.
+const NO_SLOT: usize = usize::MAX;
+
+/// How long all flows are used after a tick without progress and answers. By then a dead path is detected.
 const ALL_FLOWS_TIME: Duration = Duration::from_secs(1);
 
 impl Outbound for TcpSender {
@@ -100,9 +102,9 @@ pub(crate) struct TcpSender {
     clock: Registration,
     /// When the connection was opened. Pacing times count from here.
     epoch: Instant,
-    /// The next slot that callers poll.
-    next_polled: AtomicUsize,
-    hot_flow: HotFlow,
+    seen_turn: SeenTurn,
+    /// The slot of the flow with a small message that waits for the caller's next poll, or `NO_SLOT`.
+    deferred: AtomicUsize,
     pub(crate) flow_count: Arc<FlowCountController>,
 }
 
@@ -151,8 +153,8 @@ impl TcpSender {
             repair: Mutex::new(RepairState::new(sockets.len() as u32)),
             destination,
             epoch: Instant::now(),
-            next_polled: AtomicUsize::new(0),
-            hot_flow: HotFlow::new(),
+            seen_turn: SeenTurn::default(),
+            deferred: AtomicUsize::new(NO_SLOT),
             flow_count,
         });
         sender.clock.watch_ticks(Arc::new(Clock(Arc::clone(&sender))));
@@ -192,7 +194,11 @@ impl TcpSender {
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
-                writer: WorkLock::new(WriteState::new(slot, pace)),
+                // It becomes idle, or takes work, when it is first called.
+                is_woken: AtomicBool::new(true),
+                has_ended: AtomicBool::new(false),
+                has_timer: AtomicBool::new(false),
+                writer: WorkLock::new(WriteState::new(pace)),
                 frame_reader: WorkLock::new(FrameReader { frames: [0; 8 * FRAME_BYTES], have: 0 }),
             });
             if slot == queue.flows.len() {
@@ -204,7 +210,6 @@ impl TcpSender {
             (flow, waiting)
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
-        // It becomes idle, or takes work, when its worker first calls it.
         flow.registration.watch(&flow.socket, Arc::<SendFlow>::clone(&flow))?;
         if lock(&self.queue).closed {
             // The connection may have been closed before the watch began.
@@ -254,44 +259,68 @@ impl TcpSender {
         Ok(Some(request))
     }
 
-    /// Starts to write a message of this length that was queued. A small message is written by this thread, a long one by
-    /// the workers of idle flows, and by this thread on a flow that callers poll.
-    fn start_writing(&self, mut guard: MutexGuard<'_, SendQueue>, length: u64, batched: bool) {
+    /// Starts to write a message of this length that was queued. A small message is written by this thread. A long one is
+    /// written by the workers of idle flows, or by this thread if callers do the work of workers.
+    fn start_writing<'a>(
+        &'a self,
+        mut guard: MutexGuard<'a, SendQueue>,
+        length: u64,
+        batched: bool,
+    ) {
         let settings = &self.base.context.settings;
-        let queue = &mut *guard;
+        let callers_lead = self.destination.workers.callers_lead();
+        let is_small = length <= settings.caller_bytes;
         // With static shares each flow may have a part.
-        let is_static = settings.is_static();
-        let mut wanted = if is_static { u64::MAX } else { length.div_ceil(WAKE_BYTES) };
-        if length <= settings.caller_bytes && !is_static {
-            let polled = self.hot_flow.polled_slot().filter(|_| batched);
-            let flow = match polled.and_then(|slot| queue.free(slot)) {
-                Some((flow, is_idle)) => {
-                    queue.idle &= !(1 << flow.slot);
-                    is_idle.then_some(flow)
-                }
-                None => queue.take_idle(),
-            };
-            drop(guard);
-            if let Some(flow) = flow {
-                flow.write_small(settings.caller_bytes, batched);
+        if settings.is_static() || !is_small && !callers_lead {
+            let queue = &mut *guard;
+            let mut wanted =
+                if settings.is_static() { u64::MAX } else { length.div_ceil(WAKE_BYTES) };
+            while wanted > 0
+                && let Some(flow) = queue.take_idle()
+            {
+                flow.wake_worker();
+                wanted -= 1;
             }
             return;
         }
-        let slot = self.hot_flow.slot();
-        let mut polled = None;
-        while wanted > 0
-            && let Some(flow) = queue.take_idle()
-        {
-            if slot == Some(flow.slot) {
-                polled = Some(flow);
-            } else {
-                flow.wake_worker();
+        if !is_small {
+            while guard.scheduler.has_work()
+                && let Some(flow) = guard.take_idle()
+            {
+                drop(guard);
+                flow.write_as_caller(WORKER_QUANTUM);
+                guard = lock(&self.queue);
             }
-            wanted -= 1;
+            return;
         }
+        let may_defer = batched && callers_lead;
+        if may_defer && self.deferred.load(Ordering::Relaxed) != NO_SLOT {
+            // It is written with the one that waits.
+            return;
+        }
+        let flow = guard.take_idle();
         drop(guard);
-        if let Some(flow) = polled {
-            flow.start();
+        if let Some(flow) = flow
+            && flow.write_small(settings.caller_bytes, may_defer)
+        {
+            self.deferred.store(flow.slot, Ordering::Relaxed);
+            // The caller may not poll again.
+            flow.limit_deferral();
+        }
+    }
+
+    /// Writes the small messages that wait for this poll.
+    fn write_deferred(&self) {
+        if self.deferred.load(Ordering::Relaxed) == NO_SLOT {
+            return;
+        }
+        let flow = {
+            let queue = lock(&self.queue);
+            let slot = self.deferred.swap(NO_SLOT, Ordering::Relaxed);
+            queue.flows.get(slot).and_then(Option::clone)
+        };
+        if let Some(flow) = flow {
+            flow.write_as_caller(self.base.context.settings.caller_bytes);
         }
     }
 }
@@ -299,10 +328,6 @@ impl TcpSender {
 impl SendFlowOwner for TcpSender {
     fn base(&self) -> &Base {
         &self.base
-    }
-
-    fn hot_flow(&self) -> &HotFlow {
-        &self.hot_flow
     }
 
     fn queue(&self) -> &Mutex<SendQueue> {
@@ -319,6 +344,12 @@ impl SendFlowOwner for TcpSender {
 
     fn add_caller_work(&self, time: Duration) {
         self.destination.workers.add_caller_work(time);
+    }
+
+    fn end_deferral(&self, flow: &SendFlow) {
+        let order = Ordering::Relaxed;
+        // Fails if there is none on this flow.
+        let _ = self.deferred.compare_exchange(flow.slot, NO_SLOT, order, order);
     }
 
     fn adapt(&self, flow: &SendFlow) {
@@ -349,7 +380,6 @@ impl SendFlowOwner for TcpSender {
             if std::mem::replace(&mut writer.closed, true) {
                 return;
             }
-            flow.release_caller(&mut writer);
             writer.frames.clear();
         }
         flow.end();
@@ -468,7 +498,6 @@ impl TcpSender {
         for flow in self.flows() {
             let mut writer = flow.writer.lock();
             if !std::mem::replace(&mut writer.closed, true) {
-                flow.release_caller(&mut writer);
                 // The peer may have it, and have closed for that reason.
                 let written = std::mem::take(&mut writer.chunks_written);
                 if written > 0 {
@@ -542,14 +571,10 @@ impl TcpSender {
     pub(crate) fn retire(&self, flow: &SendFlow) {
         let waiting = {
             let mut writer = flow.writer.lock();
-            if !writer.closed {
-                flow.release_caller(&mut writer);
-            }
             let mut queue = lock(&self.queue);
             if writer.closed || !writer.frames.is_empty() || !queue.scheduler.is_drained(flow.slot)
             {
-                // Another thread may have wanted to write meanwhile. The worker does that, since no caller owns the
-                // polling.
+                // Another thread may have wanted to write meanwhile.
                 flow.wake_worker();
                 return;
             }
@@ -568,13 +593,21 @@ impl TcpSender {
 
     /// Checks timeouts and flows. Returns whether there is something to check at the next tick.
     fn tick(self: &Arc<Self>, now: Instant) -> bool {
-        let (lingers_until, busy, uses_all, waiting) = {
+        let (busy, has_stopped) = {
             let mut queue = lock(&self.queue);
-            let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
             let busy = !queue.scheduler.is_empty();
             let carried = busy.then(|| self.base.counters.carried());
-            let stuck = busy && carried == std::mem::replace(&mut queue.carried, carried);
-            if stuck {
+            (busy, busy && carried == std::mem::replace(&mut queue.carried, carried))
+        };
+        // The peer may only be slow to read.
+        let is_unanswered = |flow: &Arc<SendFlow>| {
+            sys::path_info(&flow.socket).is_ok_and(|info| info.unanswered > 0)
+        };
+        let is_stuck = has_stopped && self.flows().iter().any(is_unanswered);
+        let (lingers_until, uses_all, waiting) = {
+            let mut queue = lock(&self.queue);
+            let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
+            if is_stuck {
                 queue.all_flows_until = Some(now + ALL_FLOWS_TIME);
             } else if queue.all_flows_until.is_some_and(|until| now >= until) {
                 queue.all_flows_until = None;
@@ -589,7 +622,7 @@ impl TcpSender {
             if !busy {
                 queue.retransmit_buffer.shrink();
             }
-            (until, busy, queue.all_flows_until.is_some(), waiting)
+            (until, queue.all_flows_until.is_some(), waiting)
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
         if let Some(deadline) = lingers_until {
@@ -633,19 +666,8 @@ impl Owner for TcpSender {
     }
 
     fn progress(&self) {
-        let slot = self.hot_flow.slot();
-        let flow = {
-            let queue = lock(&self.queue);
-            let turn =
-                || self.next_polled.fetch_add(1, Ordering::Relaxed) % queue.flows.len().max(1);
-            queue.flows.get(slot.unwrap_or_else(turn)).and_then(Option::clone)
-        };
-        if let Some(flow) = flow {
-            if slot.is_some() {
-                flow.on_caller_poll();
-            }
-            flow.frame_reader.try_run(|frame_reader, _| flow.read_frames_with(frame_reader));
-        }
+        self.write_deferred();
+        self.destination.workers.caller_polls(&self.seen_turn);
     }
 }
 
