@@ -48,6 +48,11 @@ bench-preflight: ## Check 1,000 pretend nodes into docs/results/
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 30m \
 		-scale 1000 -scale-pods 10000 -scale-results docs/results/preflight.md
 
+.PHONY: soak
+soak: ## Many connections under faults for 30 minutes, every byte checked (root; DURATION=2m and SEED=7 for others)
+	cd plugin && cargo build --release --locked -p evenkeel-nccl-plugin -p evenkeel-bench
+	plugin/target/release/evenkeel-bench soak --plugin $(CURDIR)/plugin/target/release/libnccl_net_evenkeel.so --duration $(or $(DURATION),30m) $(if $(SEED),--seed $(SEED))
+
 .PHONY: gpu
 gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--quick" for less)
 	$(GO) run ./hack/bench/gpu $(GPU)

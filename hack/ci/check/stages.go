@@ -32,6 +32,9 @@ func (c *counts) add(o counts) {
 // redis are the programs of the real Redis server that tests start and end.
 var redis = []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}
 
+// faults are the programs with which the soak breaks its network.
+var faults = []toolbox.Program{{Name: "ss", Package: "iproute2"}, {Name: "tc", Package: "iproute2"}, {Name: "nft", Package: "nftables"}, {Name: "unshare", Package: "util-linux"}}
+
 // stages are the default stages.
 var stages = []stage{
 	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
@@ -52,7 +55,7 @@ var stages = []stage{
 		return rust, err
 	}},
 	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
-		if err := toolbox.EnsurePrograms(ctx, os.Stderr, redis); err != nil {
+		if err := toolbox.EnsurePrograms(ctx, os.Stderr, append(faults, redis...)); err != nil {
 			return counts{}, err
 		}
 		// The benchmark's tests load the library, so it is built first.

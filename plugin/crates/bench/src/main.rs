@@ -13,6 +13,7 @@ mod ranks;
 mod reduction;
 mod scale;
 mod settings;
+mod soak;
 
 use std::process::ExitCode;
 
@@ -49,6 +50,8 @@ enum Command {
     Reduction(reduction::Options),
     /// What many connections cost: to open, to keep, to close
     Scale(scale::Options),
+    /// Many connections for a long time while processes, flows and the network fail, every byte checked
+    Soak(soak::Options),
     /// What can be set in the plugin's environment, and whether the values are valid
     Settings(settings::Options),
 }
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Net(options) => net::run(&options),
         Command::Reduction(options) => reduction::run(&options),
         Command::Scale(options) => scale::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::Settings(options) => settings::run(&options).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -21,6 +21,7 @@ use libloading::Library;
 use crate::error::Result;
 
 pub(crate) mod log;
+pub(crate) mod process;
 
 /// The versions of the interface, newest first as NCCL looks for them.
 pub(crate) const VERSIONS: [u32; 7] = [12, 11, 10, 9, 8, 7, 6];
@@ -410,7 +411,7 @@ impl Comm {
         let mut data: *mut c_void = unsafe { memory.start.as_ptr().add(part.start) }.cast();
         let (mut raw, mut tag, mut profile) = (ptr::null_mut(), 0, ptr::null_mut());
         let comm = self.raw;
-        // The claimed part stays untouched and allocated until the request is done, or for ever; the places of irecv's
+        // The claimed part stays untouched and allocated until the request is done or the connection closed; the places of irecv's
         // arrays of one outlive the call.
         let posted = match self.direction {
             Direction::Send => call!(self.table, isend:
@@ -483,7 +484,8 @@ impl Receiver {
     }
 }
 
-/// A transfer in flight. One that is dropped before it is done keeps its memory for ever, as the plugin may still use it.
+/// A transfer in flight. One that is dropped before it is done keeps its memory until the connection is closed, as the plugin
+/// may still use it.
 pub(crate) struct Request {
     comm: Rc<Comm>,
     raw: *mut c_void,
@@ -513,12 +515,6 @@ impl Request {
                 self.part.len()
             )),
         }
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        mem::forget(self.memory.take());
     }
 }
 
@@ -577,8 +573,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Ok(layout) = Self::layout(self.size) {
-            // SAFETY: allocated with this layout, and nobody refers to it: requests that are not done are never dropped
-            // without leaking it.
+            // SAFETY: allocated with this layout, and nobody refers to it: a connection holds the memory that is registered
+            // with it, and so all that its requests use, until it is closed.
             unsafe { dealloc(self.start.as_ptr(), layout) };
         }
     }

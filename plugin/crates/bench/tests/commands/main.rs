@@ -14,3 +14,4 @@ mod process;
 mod rdma;
 mod reduction;
 mod security;
+mod soak;

@@ -1,19 +1,20 @@
 //! Closing with requests in flight: it does not wait for the peer, and touches no memory afterwards.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use evenkeel_protocol::{ChunkHeader, Frame};
 use evenkeel_testkit::TestRng;
 
-use crate::harness::{Net, Opaque};
+use crate::harness::{Net, Opaque, TIMEOUT, run_in_child_process};
 use crate::raw_peer::{self, UNTOUCHED, contents};
 
 /// Maximum number of requests that NCCL has in flight.
 const REQUESTS: usize = 8;
 const SIZE: usize = 4 << 20;
-/// Exceeded only when closing waits for something.
-const MAX_CLOSE_TIME: Duration = Duration::from_secs(5);
+/// What the plugin would wait for is far longer than [`TIMEOUT`]: closing that waits for a peer is told from a slow machine.
+const TIMEOUTS: [(&str, &str); 2] =
+    [("EVENKEEL_PEER_TIMEOUT", "300"), ("EVENKEEL_RECOVERY_TIMEOUT", "300")];
 
 #[derive(Clone, Copy, Debug)]
 enum Order {
@@ -65,6 +66,12 @@ fn exchange_a_byte(net: &Net) {
 
 #[test]
 fn both_sides_with_requests_in_flight() {
+    run_in_child_process("close::child_both_sides", &TIMEOUTS);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn child_both_sides() {
     let net = Net::init(12, 0xab01).unwrap();
     for round in 0..4 {
         for order in [Order::SenderFirst, Order::ReceiverFirst, Order::BothAtOnce] {
@@ -93,7 +100,7 @@ fn both_sides_with_requests_in_flight() {
                     (close_recv(), other.join().unwrap())
                 }),
             };
-            assert!(begun.elapsed() < MAX_CLOSE_TIME, "{order:?} took {:?}", begun.elapsed());
+            assert!(begun.elapsed() < TIMEOUT, "{order:?} took {:?}", begun.elapsed());
             exchange_a_byte(&net);
             for (_, memory) in incoming {
                 assert!(memory.iter().all(|byte| *byte == UNTOUCHED), "{order:?}: written to");
@@ -104,6 +111,12 @@ fn both_sides_with_requests_in_flight() {
 
 #[test]
 fn sender_closes_while_peer_does_not_read() {
+    run_in_child_process("close::child_sender", &TIMEOUTS);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn child_sender() {
     let net = Net::init(12, 0xab02).unwrap();
     let (mut peer, mut handle) = raw_peer::Receiver::listen(&mut TestRng::new(1));
     let send = peer.connected(&net, &mut handle);
@@ -112,7 +125,7 @@ fn sender_closes_while_peer_does_not_read() {
     let begun = Instant::now();
     net.close_send(send);
     reuse_memory(&mut outgoing);
-    assert!(begun.elapsed() < MAX_CLOSE_TIME, "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "took {:?}", begun.elapsed());
     // The peer receives the memory's former contents only.
     peer.drain();
     assert!(peer.received < (REQUESTS * SIZE) as u64, "nothing was in flight");
@@ -120,6 +133,12 @@ fn sender_closes_while_peer_does_not_read() {
 
 #[test]
 fn receiver_closes_while_peer_stalls() {
+    run_in_child_process("close::child_receiver", &TIMEOUTS);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn child_receiver() {
     let net = Net::init(12, 0xab03).unwrap();
     let (mut peer, recv) = raw_peer::Sender::connect(&net, 2);
     let mut incoming = receive_all(&net, recv);
@@ -140,7 +159,7 @@ fn receiver_closes_while_peer_stalls() {
     let begun = Instant::now();
     net.close_recv(recv);
     reuse_memory(&mut incoming);
-    assert!(begun.elapsed() < MAX_CLOSE_TIME, "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "took {:?}", begun.elapsed());
     for (flow, (_, after)) in halves.iter().enumerate() {
         peer.try_write(flow, after);
     }

@@ -248,7 +248,7 @@ fn late_rank_is_not_taken_for_a_lost_server() {
     let program = start(&[]);
     let transport = transport(&[]);
     let names = [program.address.clone()];
-    let timeout = Duration::from_secs(1);
+    let timeout = Duration::from_secs(3);
     let clients: Vec<_> = members(2, "late")
         .iter()
         .map(|member| join_within(&transport, &names, member, timeout).unwrap())
@@ -257,7 +257,7 @@ fn late_rank_is_not_taken_for_a_lost_server() {
     thread::scope(|scope| {
         let early = scope.spawn(|| all_reduce(&clients[0], &own, DataType::Int32, Op::Max));
         // Longer than the timeout: the server's liveness must be probed.
-        thread::sleep(Duration::from_millis(2500));
+        thread::sleep(2 * timeout);
         assert_eq!(all_reduce(&clients[1], &own, DataType::Int32, Op::Max).unwrap(), own);
         assert_eq!(early.join().unwrap().unwrap(), own);
     });
