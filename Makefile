@@ -37,13 +37,15 @@ test-release: test test-kueue test-aarch64 ## What runs before a release: all te
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)
 
-.PHONY: bench-reduction bench-collectives bench-rdma bench-preflight
+.PHONY: bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight
 bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/reduction $(BENCH)
 bench-collectives: ## Measure the collectives against Gloo into docs/results/ (BENCH="--quick" for less)
 	$(GO) run ./hack/bench/collectives $(BENCH)
 bench-rdma: ## Measure RDMA against perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)
 	$(GO) run ./hack/bench/rdma $(BENCH)
+bench-rccl: ## Measure RCCL over the plugin against its own sockets into docs/results/ (root; BENCH="--rounds 3" for less)
+	$(GO) run ./hack/bench/rccl $(BENCH)
 bench-preflight: ## Check 1,000 pretend nodes into docs/results/
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 30m \
 		-scale 1000 -scale-pods 10000 -scale-results docs/results/preflight.md

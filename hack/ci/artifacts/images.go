@@ -43,6 +43,13 @@ const keyLabel = "evenkeel.dev/made-from"
 // PluginDir is where the plugin's files lie inside the plugin image.
 const PluginDir = "/plugin"
 
+// Libraries are the names of the plugin in images and wheel: those by which NCCL, and RCCL on AMD's GPUs, find it when they are given
+// its name, and those that they load without being asked. The first one's path is for those that take a path.
+var Libraries = []string{"libnccl-net-evenkeel.so", "libnccl-net.so", RCCLLibrary, "librccl-net.so"}
+
+// RCCLLibrary is the name by which RCCL finds the plugin for NCCL_NET_PLUGIN=evenkeel.
+const RCCLLibrary = "librccl-net-evenkeel.so"
+
 // A Builder builds from the checkout that the working directory is in.
 type Builder struct {
 	// Registry uses the base images of the Dockerfiles, from their registries, instead of one that is built here.
@@ -66,13 +73,14 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	library := filepath.Join(dist, "plugin", "libnccl-net-evenkeel.so")
-	for _, c := range [][2]string{
-		{filepath.Join(built, "libnccl_net_evenkeel.so"), library},
-		{filepath.Join(built, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", "libnccl-net.so")},
+	copies := [][2]string{
 		{filepath.Join(built, "evenkeel-bench"), filepath.Join(dist, "evenkeel-bench")},
 		{filepath.Join(built, "evenkeel-reduction-server"), filepath.Join(dist, "evenkeel-reduction-server")},
-	} {
+	}
+	for _, name := range Libraries {
+		copies = append(copies, [2]string{filepath.Join(built, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", name)})
+	}
+	for _, c := range copies {
 		if err := CheckGlibc(c[0], GlibcVersion); err != nil {
 			return err
 		}
@@ -80,7 +88,7 @@ func (b Builder) Dist(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := writeManifest(ctx, root, library, filepath.Join(dist, "plugin", "manifest.json")); err != nil {
+	if err := writeManifest(ctx, root, filepath.Join(dist, "plugin", Libraries[0]), filepath.Join(dist, "plugin", "manifest.json")); err != nil {
 		return err
 	}
 	b.report("building the operator (go, static)")

@@ -40,8 +40,10 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	if err := os.MkdirAll(lib, 0o755); err != nil {
 		return "", fmt.Errorf("folder for the plugin: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(lib, "libnccl-net-evenkeel.so"), library, 0o755); err != nil {
-		return "", fmt.Errorf("copy the plugin into the package: %w", err)
+	for _, name := range []string{Libraries[0], RCCLLibrary} {
+		if err := os.WriteFile(filepath.Join(lib, name), library, 0o755); err != nil {
+			return "", fmt.Errorf("copy the plugin into the package: %w", err)
+		}
 	}
 	out := filepath.Join(root, "dist", "wheel")
 	// A wheel of another version or machine could be confused with this one.

@@ -13,11 +13,9 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
-
-// library is the name by which RCCL finds a plugin called "evenkeel".
-const library = "librccl-net-evenkeel.so"
 
 // A Lab has RCCL, and the programs built for it.
 type Lab struct {
@@ -73,7 +71,7 @@ func (l *Lab) Close() error { return os.RemoveAll(l.built) }
 
 // Use makes RCCL find this plugin, the library that Cargo built.
 func (l *Lab) Use(plugin string) error {
-	link := filepath.Join(l.built, library)
+	link := filepath.Join(l.built, artifacts.RCCLLibrary)
 	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -254,7 +254,7 @@ type RunnerSpec struct {
 	// +optional
 	Resources Resources `json:"resources,omitzero"`
 
-	// tolerations of the pods, besides one for nvidia.com/gpu.
+	// tolerations of the pods, besides those for nvidia.com/gpu and amd.com/gpu.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16

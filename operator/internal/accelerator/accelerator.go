@@ -2,6 +2,7 @@
 package accelerator
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 
@@ -22,12 +23,16 @@ var resources = []string{
 	"volcano.sh/gpu-number", "volcano.sh/vgpu-number",
 }
 
-// migPrefix begins the resources of the parts of a GPU, such as nvidia.com/mig-1g.10gb.
+// migPrefix begins the resources of the parts of NVIDIA's GPUs, such as nvidia.com/mig-1g.10gb.
 const migPrefix = "nvidia.com/mig-"
+
+// amdPartition are the resources of the partitions of AMD's GPUs, where the device plugin names them by their modes of computing and
+// of memory: amd.com/cpx_nps4.
+var amdPartition = regexp.MustCompile(`^amd\.com/[a-z]+_nps[0-9]+$`)
 
 // IsResource reports whether the extended resource is an accelerator or a part of one.
 func IsResource(name corev1.ResourceName) bool {
-	return slices.Contains(resources, string(name)) || strings.HasPrefix(string(name), migPrefix)
+	return slices.Contains(resources, string(name)) || strings.HasPrefix(string(name), migPrefix) || amdPartition.MatchString(string(name))
 }
 
 // Requests reports whether the container requests an accelerator. A ResourceClaim counts as one: what it claims is written

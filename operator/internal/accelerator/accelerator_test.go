@@ -10,8 +10,9 @@ import (
 func TestAcceleratorNames(t *testing.T) {
 	for name, want := range map[corev1.ResourceName]bool{
 		"nvidia.com/gpu": true, "nvidia.com/gpu.shared": true, "nvidia.com/mig-1g.10gb": true, "amd.com/gpu": true,
+		"amd.com/cpx_nps4": true, "amd.com/spx_nps1": true,
 		"habana.ai/gaudi": true, "google.com/tpu": true, "aws.amazon.com/neuron": true, "gpu.intel.com/xe": true,
-		"nvidia.com/rail0": false, "nvidia.com/hostdev": false, "rdma/hca": false, "cpu": false, "amd.com/nic": false,
+		"nvidia.com/rail0": false, "nvidia.com/hostdev": false, "rdma/hca": false, "cpu": false, "amd.com/nic": false, "amd.com/vnic_nps": false,
 	} {
 		if IsResource(name) != want {
 			t.Errorf("%s: %t", name, !want)

@@ -335,6 +335,7 @@ func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 func Tolerations(own []evenkeel.Toleration) []corev1.Toleration {
 	out := []corev1.Toleration{
 		{Key: string(gpuName), Operator: corev1.TolerationOpExists},
+		{Key: "amd.com/gpu", Operator: corev1.TolerationOpExists},
 		{Key: evenkeel.HealthKey, Operator: corev1.TolerationOpExists},
 	}
 	for _, t := range own {

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         "mpirun -np 16 evenkeel-run all_reduce_perf -b 8 -e 1G    evenkeel-run -n 4 python train.py",
     )
     parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="start the command as N ranks on this host")
-    parser.add_argument("--old-nccl", action="store_true", help="for NCCL before 2.21, which finds plugins by name only")
+    parser.add_argument("--old-nccl", action="store_true", help="for NCCL before 2.21, and RCCL likewise, which find plugins by name only")
     parser.add_argument("--plugin-path", action="store_true", help="print the path of the plugin and do nothing else")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     options = parser.parse_args(arguments)
@@ -77,7 +77,7 @@ def plugin_environment(given: Mapping[str, str], folder: str, old_nccl: bool) ->
     environment = dict(given)
     before = given.get("NCCL_NET_PLUGIN")
     if old_nccl:
-        # It converts a name to libnccl-net-NAME.so and loads that from the loader's path.
+        # It converts a name to libnccl-net-NAME.so, or RCCL to librccl-net-NAME.so, and loads that from the loader's path.
         environment["NCCL_NET_PLUGIN"] = "evenkeel"
         places = [os.path.dirname(plugin_path()), given.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = ":".join(place for place in places if place)
