@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"regexp"
@@ -292,14 +293,25 @@ func TestRCCLFlippedBitIsFound(t *testing.T) {
 	}
 }
 
+// freeAddress is an address of the loopback interface that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
 // reductionServers starts servers and returns their list, and a function that ends them and returns what they have logged.
 func reductionServers(t *testing.T, count int) (list string, end func() string) {
 	t.Helper()
 	var addresses []string
 	var logs []*strings.Builder
 	var ends []func() error
-	for i := range count {
-		address := fmt.Sprintf("127.0.0.1:%d", 17470+i)
+	for range count {
+		address := freeAddress(t)
 		cmd := exec.CommandContext(t.Context(), server, "serve", "--listen", address, "--until-stdin-closes")
 		in, err := cmd.StdinPipe()
 		if err != nil {
@@ -360,7 +372,7 @@ func TestRCCLContinuesOverResetFlows(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can create network namespaces")
 	}
-	network, err := netns.Up(t.Context(), netns.Config{Name: "rccl-test", Links: netns.Links(netns.Gbit, netns.Gbit)})
+	network, err := netns.Up(t.Context(), netns.Config{Name: fmt.Sprintf("rccl-%d", os.Getpid()), Links: netns.Links(netns.Gbit, netns.Gbit)})
 	if err != nil {
 		t.Fatal(err)
 	}
