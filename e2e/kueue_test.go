@@ -290,9 +290,9 @@ func TestKueueRetriesAndPolicyDeletion(t *testing.T) {
 		} `json:"requeueState"`
 	}
 	eventually(ctx, t, "Kueue has counted an attempt, and waits", func(ctx context.Context) (bool, error) {
-		out, err := cluster.Kubectl(ctx, "-n", ns, "get", "workloads", "-o", "jsonpath={.items[0].status}")
+		out, err := cluster.Kubectl(ctx, "-n", ns, "get", "workloads", "-o", "jsonpath={.items[*].status}")
 		if err != nil || out == "" {
-			return false, client.IgnoreNotFound(err)
+			return false, err
 		}
 		if err := json.Unmarshal([]byte(out), &retried); err != nil {
 			return false, err

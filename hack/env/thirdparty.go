@@ -120,14 +120,14 @@ func (e *Cluster) mpiOperator(ctx context.Context) error {
 	})
 }
 
-// kueueConfig makes Kueue manage PyTorchJobs with a queue name, and nothing else.
+// kueueConfig makes Kueue manage Jobs and PyTorchJobs with a queue name, and nothing else.
 const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
 kind: Configuration
 health: {healthProbeBindAddress: ":8081"}
 metrics: {bindAddress: ":8443"}
 webhook: {port: 9443}
 leaderElection: {leaderElect: false}
-integrations: {frameworks: [kubeflow.org/pytorchjob]}
+integrations: {frameworks: [batch/job, kubeflow.org/pytorchjob]}
 `
 
 // kueue installs the real Kueue, without its visibility API.

@@ -86,9 +86,9 @@ func (u *uninstaller) run(ctx context.Context, c client.Client, out io.Writer) e
 		fmt.Fprintln(out, "these would admit nothing without Evenkeel; remove the checks from them, or add --detach-queues:")
 		list(out, named, len(named))
 	}
-	var steps []uninstall.Step
+	var first, steps []uninstall.Step
 	if u.detach {
-		steps = append(steps, queues)
+		first = append(first, queues)
 	}
 	steps = append(steps, u.release.Stop(c)...)
 	steps = append(steps, uninstall.Gates(c, now)...)
@@ -99,10 +99,14 @@ func (u *uninstaller) run(ctx context.Context, c client.Client, out io.Writer) e
 	}
 	switch {
 	case u.dryRun:
-		if err := describe(ctx, out, steps); err != nil {
+		if err := describe(ctx, out, append(first, steps...)); err != nil {
 			return err
 		}
 	case !refused:
+		// A queue that still names a check would stop, so nothing else is done before.
+		if err := uninstall.Run(ctx, out, now, first...); err != nil {
+			return err
+		}
 		if err := uninstall.Run(ctx, out, now, steps...); err != nil {
 			return fmt.Errorf("not everything could be removed, start it again to continue: %w", err)
 		}

@@ -193,7 +193,7 @@ func TestUninstallCommand(t *testing.T) {
 	admissionCheck(t, "command", "command")
 	theirs := kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: theirs}, spec: {controllerName: example.com/other}}`)
 	w := reservedWorkload(t, "command", "command", "command-0")
-	queue, other := newQueue(t, "command", "command", "theirs"), newQueue(t, "elsewhere", "theirs")
+	queue, other, alone := newQueue(t, "command", "command", "theirs"), newQueue(t, "elsewhere", "theirs"), newQueue(t, "alone", "command")
 	release, objects := newRelease(t)
 	running := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: "leaving-system", Name: "running"}}
 	running.Spec.Nodes.Names = []string{"command-0", "command-1"}
@@ -225,7 +225,7 @@ func TestUninstallCommand(t *testing.T) {
 		isState(t, job, started)
 		areOpen(t, pods)
 		isAnswered(t, w, "command", "Ready", "Evenkeel was uninstalled")
-		if left := checksOf(t, queue) + ", " + checksOf(t, other); left != "theirs, theirs" {
+		if left := checksOf(t, queue) + ", " + checksOf(t, other) + ", " + checksOf(t, alone); left != "theirs, theirs, " {
 			t.Errorf("the queues name %s", left)
 		}
 		for _, object := range objects {

@@ -117,7 +117,7 @@ func withoutChecks(queue *unstructured.Unstructured, ours map[string]bool) (with
 	without = queue.DeepCopy()
 	had := map[string]bool{}
 	for _, path := range [][]string{{"spec", "admissionChecksStrategy", "admissionChecks"}, {"spec", "admissionChecks"}} {
-		list, found, _ := unstructured.NestedSlice(without.Object, path...)
+		list, found, _ := unstructured.NestedSlice(without.Object, path...) // what is no list names nothing
 		if !found {
 			continue
 		}
@@ -132,7 +132,7 @@ func withoutChecks(queue *unstructured.Unstructured, ours map[string]bool) (with
 			return ours[name]
 		})
 		if len(left) == 0 {
-			unstructured.RemoveNestedField(without.Object, path...)
+			unstructured.RemoveNestedField(without.Object, path[:2]...) // a strategy without checks is invalid
 		} else if err := unstructured.SetNestedSlice(without.Object, left, path...); err != nil {
 			continue // it was read from there
 		}
