@@ -14,8 +14,11 @@ use crate::sys;
 /// Number of turns in a row before callers lead, and the time that they take at least.
 const MIN_TURNS: u32 = 32;
 const MIN_TIME: Duration = Duration::from_micros(100);
-/// Maximum time between two turns in a row. Workers look after this time whether callers still poll.
-const MIN_LEASE: Duration = Duration::from_millis(1);
+/// Maximum time between two turns in a row.
+const MAX_PAUSE: Duration = Duration::from_millis(1);
+/// After this time workers look whether callers still poll. A caller that other processes keep off its processor comes back
+/// within a few milliseconds; one that sleeps gives the turns back at once.
+const MIN_LEASE: Duration = Duration::from_millis(4);
 /// The longest lease, after callers have kept polling.
 const MAX_LEASE: Duration = Duration::from_millis(8);
 /// Over how long the load of callers is measured.
@@ -116,7 +119,7 @@ impl CallerPolling {
         self.leader.store(this_thread(), Ordering::Relaxed);
         let now = Instant::now();
         let begins = match &mut *streak {
-            Some(streak) if now.duration_since(streak.last) <= MIN_LEASE => {
+            Some(streak) if now.duration_since(streak.last) <= MAX_PAUSE => {
                 streak.turns = streak.turns.saturating_add(1);
                 streak.last = now;
                 streak.turns >= MIN_TURNS && now.duration_since(streak.began) >= MIN_TIME
