@@ -157,6 +157,9 @@ fn measure(options: &Options, world: &mut World) -> Result<()> {
     };
     // The library starts its threads with the first listener or connection. They are not to count.
     let _first = plugin.as_ref().map(|(plugin, _)| plugin.listen(options.network.device));
+    // Its memory is there before the first measurement, too.
+    let region = Region::new(MESSAGE_BYTES * options.connections as usize)?;
+    region.write(0..region.bytes(), |bytes| bytes.fill(1))?;
     let before = Usage::of_all(world)?;
     let begin = Instant::now();
     let mut listen_s = 0.0;
@@ -174,7 +177,7 @@ fn measure(options: &Options, world: &mut World) -> Result<()> {
     };
     world.barrier()?;
     let open_s = begin.elapsed().as_secs_f64() - listen_s;
-    send_one_message(world, &mut ends)?;
+    send_one_message(world, &mut ends, &region)?;
     // Acknowledgements, and whatever else follows a message, are not to count.
     let settle = Duration::from_secs(1);
     thread::sleep(settle);
@@ -291,37 +294,35 @@ fn poll_all<T, R>(
 }
 
 /// Sends one message over each connection, all at the same time.
-fn send_one_message(world: &mut World, ends: &mut Ends) -> Result<()> {
-    let region = Region::new(MESSAGE_BYTES)?;
-    let all = 0..MESSAGE_BYTES;
-    // The messages are all alike, and nobody reads them.
-    let requests: Vec<Option<Request>> = match ends {
-        Ends::Senders(senders) => senders
-            .iter()
-            .map(|sender| {
-                sender.register(&region).and_then(|()| sender.isend(&region, all.clone()))
-            })
-            .collect::<Result<_>>()?,
-        Ends::Receivers(receivers) => receivers
-            .iter()
-            .map(|receiver| {
-                receiver.register(&region).and_then(|()| receiver.irecv(&region, all.clone()))
-            })
-            .collect::<Result<_>>()?,
+fn send_one_message(world: &mut World, ends: &mut Ends, region: &Region) -> Result<()> {
+    let part = |at: usize| at * MESSAGE_BYTES..(at + 1) * MESSAGE_BYTES;
+    let full = || "no room for a message".to_owned();
+    let mut requests: Vec<Request> = vec![];
+    match ends {
+        Ends::Senders(senders) => {
+            for (at, sender) in senders.iter().enumerate() {
+                sender.register(region)?;
+                requests.push(sender.isend(region, part(at))?.ok_or_else(full)?);
+            }
+        }
+        Ends::Receivers(receivers) => {
+            for (at, receiver) in receivers.iter().enumerate() {
+                receiver.register(region)?;
+                requests.push(receiver.irecv(region, part(at))?.ok_or_else(full)?);
+            }
+        }
         Ends::Plain(plain) => {
             let mut left = vec![];
-            for connection in plain {
-                let request = connection.post(all.clone()).ok_or("no room for a message")?;
+            for (at, connection) in plain.iter_mut().enumerate() {
+                let request = connection.post(part(at)).ok_or_else(full)?;
                 left.push((connection, request));
             }
             let poll = |(connection, request): &mut (&mut PlainConnection, PlainRequest)| {
-                connection.test(request, &region)
+                connection.test(request, region)
             };
             poll_all(left, poll, world)?;
-            return world.barrier();
         }
-    };
-    let requests: Option<Vec<Request>> = requests.into_iter().collect();
-    poll_all(requests.ok_or("no room for a message")?, Request::test, world)?;
+    }
+    poll_all(requests, Request::test, world)?;
     world.barrier()
 }

@@ -13,5 +13,6 @@ mod net;
 mod process;
 mod rdma;
 mod reduction;
+mod scale;
 mod security;
 mod soak;
