@@ -16,7 +16,7 @@ test: ## All tests: unit, plugin, rdma, rccl, python, operator, chart, e2e
 	@echo "compiling the test runner (a minute or two the first time)"
 	@$(GO) run ./hack/ci/check
 
-.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue
+.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-torch
 test-unit: ## Pure code, Rust and Go
 test-plugin: ## The plugin through its C ABI, and the benchmark over it
 test-rdma: ## Verbs on soft-RoCE in a virtual machine (installs QEMU and the RDMA tools)
@@ -26,8 +26,9 @@ test-operator: ## The operator on a real API server
 test-chart: ## The chart's templates and schema
 test-e2e: ## Everything on a real cluster (root)
 test-aarch64: ## Reductions and protocol on an emulated aarch64; not part of `test`, as Rust's library for it comes from rustup
+test-torch: ## The backend of torch.distributed; not part of `test`, as PyTorch needs 5 GB
 test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
-test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue: test-%:
+test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-torch: test-%:
 	$(GO) run ./hack/ci/check $*
 
 .PHONY: test-release

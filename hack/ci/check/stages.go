@@ -110,14 +110,37 @@ var stages = []stage{
 	}},
 }
 
-// extra stages run only when they are named. Kueue takes longer to build than all other controllers together, and Rust's library
-// for another processor comes from rustup.
+// extra stages run only when they are named. Kueue takes longer to build than all other controllers together, Rust's library for
+// another processor comes from rustup, and PyTorch needs 5 GB.
 var extra = []stage{
+	{"torch", "the backend of torch.distributed, with PyTorch", func(ctx context.Context, root string) (counts, error) {
+		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		python, err := toolbox.PythonTool(ctx, os.Stderr, "torch", torchVersion, "python", "numpy=="+numpyVersion)
+		if err != nil {
+			return counts{}, err
+		}
+		dir, err := os.MkdirTemp("", "evenkeel-torch-")
+		if err != nil {
+			return counts{}, fmt.Errorf("folder for the package: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		// Beside the cached environment, so that the environment stays what it is.
+		if err := stream(command(ctx, dir, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", dir, wheel), nil); err != nil {
+			return counts{}, err
+		}
+		return pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir)
+	}},
 	{"aarch64", "reductions and protocol on an emulated aarch64", aarch64},
 	{"kueue", "a job in a queue of the real Kueue, on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestKueue", "-timeout", "45m", "./e2e")
 	}},
 }
+
+// torchVersion is the version of PyTorch for its tests.
+const torchVersion = "2.15.0"
 
 // numpyVersion is the version of numpy for the Python tests.
 const numpyVersion = "2.4.6"
@@ -207,9 +230,10 @@ func goTest(ctx context.Context, root string, env []string, args ...string) (cou
 }
 
 // pythonTest runs the tests of a folder, and counts them by unittest's last lines.
-func pythonTest(ctx context.Context, dir, python string) (counts, error) {
+func pythonTest(ctx context.Context, dir, python string, env ...string) (counts, error) {
 	// They must import the installed package, so they run in a folder without its source.
 	cmd := command(ctx, dir, python, "-c", "import sys, unittest; unittest.main(None, argv=['unittest', 'discover'], testRunner=unittest.TextTestRunner(sys.stdout))")
+	cmd.Env = append(cmd.Environ(), env...)
 	var n counts
 	all := 0
 	ran, closing := regexp.MustCompile(`^Ran (\d+) tests? in `), regexp.MustCompile(`^(?:OK|FAILED)(?: \((.*)\))?$`)

@@ -542,10 +542,23 @@ class _Operations:
         return self._work(_options(opts, c10d.BarrierOptions), [], start)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the ranks that have not come."""
-        timeout = getattr(timeout, "timeout", timeout)
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > timedelta(0) else None
-        self._group.barrier(timeout=seconds)
+        """A barrier whose error names the ranks that have not come, in the words of Gloo's."""
+        limit = getattr(timeout, "timeout", timeout)
+        limit = limit if isinstance(limit, timedelta) and limit != timedelta(milliseconds=-1) else None
+        if limit == timedelta(0):
+            raise RuntimeError(f"Rank {self._rank} timed out in monitoredBarrier after 0 ms")
+        try:
+            self._group.barrier(timeout=limit.total_seconds() if limit else None)
+        except evenkeel.Error as error:
+            missing = sorted(set(error.ranks) - {self._rank}) or ["?"]
+            if not wait_all_ranks:
+                missing = missing[:1]
+            names = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            if self._rank == 0:
+                text = f"[Rank 0]: {names} failed to pass monitoredBarrier: {error}"
+            else:
+                text = f"Rank {self._rank} successfully reached monitoredBarrier, but {names} did not: {error}"
+            raise RuntimeError(text) from error
 
     def abort(self) -> None:
         self._group.abort("torch.distributed aborted the process group")

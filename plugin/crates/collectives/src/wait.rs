@@ -239,7 +239,7 @@ impl<'a> Wait<'a> {
         };
         let awaited: Vec<_> = ranks.iter().map(|rank| mesh.describe(*rank)).collect();
         let text = format!(
-            "{what} (tag {tag}): nothing moved for {}, waiting for {}{why}",
+            "{what} (tag {tag}): timeout after {} in which nothing moved, waiting for {}{why}",
             format_duration(*timeout),
             awaited.join(", ")
         );

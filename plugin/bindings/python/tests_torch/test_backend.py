@@ -1,0 +1,263 @@
+"""Tests of the backend ``evenkeel`` of torch.distributed, beside Gloo where both must give the same."""
+
+import os
+import signal
+import time
+import unittest
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import evenkeel
+import evenkeel.torch
+from ranks import processes
+
+BACKENDS = ("evenkeel", "cpu:evenkeel")
+
+
+def everywhere(size, work):
+    """Runs the work as the only backend, and as the backend of a device."""
+    for backend in BACKENDS:
+        processes(size, work, backend)
+
+
+class Collectives(unittest.TestCase):
+    def test_reductions_of_all_types_and_operations(self):
+        def work(rank, size):
+            for dtype in evenkeel.torch._DTYPES:
+                if "float8" in str(dtype):
+                    continue
+                x = torch.tensor([1, 2, rank + 1]).to(dtype)
+                dist.all_reduce(x)
+                assert x.to(torch.int64).tolist() == [3, 6, 6], (dtype, x)
+            for op, wanted in [("SUM", 6), ("PRODUCT", 6), ("MIN", 1), ("MAX", 3), ("BAND", 0), ("BOR", 3), ("BXOR", 0)]:
+                x = torch.full((3, 2), rank + 1)
+                dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
+                assert (x == wanted).all(), (op, x)
+            x = torch.full((5,), float(rank))
+            dist.all_reduce(x, op=dist.ReduceOp.AVG)
+            assert (x == 1).all()
+            for op, wanted in [("SUM", True), ("MAX", True), ("MIN", False), ("PRODUCT", False)]:
+                x = torch.tensor([rank == 1])
+                dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
+                assert x.item() is wanted, op
+            x = torch.full((2,), complex(rank, 1))
+            dist.all_reduce(x)
+            assert (x == complex(3, 3)).all()
+            x = torch.full((4,), rank + 1)
+            dist.reduce(x, 1)
+            assert (x == (6 if rank == 1 else rank + 1)).all()
+
+        everywhere(3, work)
+
+    def test_tensors_that_are_not_contiguous_are_used_in_their_place(self):
+        def work(rank, size):
+            whole = torch.zeros(4, 6)
+            whole[:, ::2] = rank + 1
+            dist.all_reduce(whole[:, ::2])
+            assert (whole[:, ::2] == 3).all() and (whole[:, 1::2] == 0).all()
+            turned = torch.full((3, 5), float(rank)).t()
+            dist.broadcast(turned, 1)
+            assert (turned == 1).all()
+
+        everywhere(2, work)
+
+    def test_moves_equal_and_unequal_parts(self):
+        def work(rank, size):
+            parts = [torch.zeros(2, 2) for _ in range(size)]
+            dist.all_gather(parts, torch.full((2, 2), float(rank)))
+            assert [int(part[0, 0]) for part in parts] == list(range(size))
+            whole = torch.zeros(2 * size)
+            dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+            assert whole.tolist() == [0, 0, 1, 1, 2, 2]
+            part = torch.zeros(2)
+            dist.reduce_scatter_tensor(part, torch.arange(2.0 * size))
+            assert part.tolist() == [6 * rank, 6 * rank + 3]
+            part = torch.zeros(rank + 1)
+            dist.reduce_scatter(part, [torch.full((r + 1,), float(r)) for r in range(size)])
+            assert part.tolist() == [3 * rank] * (rank + 1)
+            parts = [torch.zeros(2) for _ in range(size)] if rank == 2 else None
+            dist.gather(torch.full((2,), float(rank)), parts, 2)
+            assert parts is None or [int(part[1]) for part in parts] == [0, 1, 2]
+            dist.scatter(part := torch.zeros(3), [torch.full((3,), float(r)) for r in range(size)] if rank == 0 else None, 0)
+            assert (part == rank).all()
+            # Rank r sends r + i rows to rank i.
+            sent, received = [rank + i for i in range(size)], [i + rank for i in range(size)]
+            source, target = torch.full((sum(sent), 2), rank), torch.zeros((sum(received), 2), dtype=torch.int64)
+            dist.all_to_all_single(target, source, received, sent)
+            assert target[:, 0].tolist() == [i for i in range(size) for _ in range(i + rank)]
+            outputs = [torch.zeros(i + 1) for i in range(size)]
+            dist.all_to_all(outputs, [torch.full((rank + 1,), float(rank)) for _ in range(size)])
+            assert all((output == i).all() for i, output in enumerate(outputs))
+            objects = [None] * size
+            dist.all_gather_object(objects, {"rank": rank})
+            assert [entry["rank"] for entry in objects] == [0, 1, 2]
+
+        everywhere(3, work)
+
+    def test_sparse_allreduce_adds_what_has_the_same_index(self):
+        def work(rank, size):
+            x = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 5.0], (4,))
+            dist.all_reduce(x)
+            assert x.to_dense().tolist() == [2, 5, 5, 0]
+
+        everywhere(2, work)
+
+    def test_asynchronous_works_have_futures(self):
+        def work(rank, size):
+            tensors = [torch.full((1000 * i + 1,), float(rank + i)) for i in range(10)]
+            works = [dist.all_reduce(x, async_op=True) for x in tensors]
+            doubled = works[3].get_future().then(lambda future: future.value()[0] * 2)
+            for i, (x, done) in enumerate(zip(tensors, works, strict=True)):
+                done.wait()
+                assert (x == 3 + 3 * i).all()
+            assert (doubled.wait() == 24).all()
+            assert isinstance(works[0], evenkeel.torch.Work) and works[0].is_completed() and works[0].is_success()
+
+        processes(3, work)
+
+    def test_what_cannot_be_done_is_refused_by_name(self):
+        def work(rank, size):
+            for wrong, text in [
+                (lambda: dist.all_reduce(torch.zeros(1, dtype=torch.int16)), "cannot reduce tensors of torch.int16"),
+                (lambda: dist.all_reduce(torch.zeros(1), op=dist.ReduceOp.BAND), "needs integers"),
+                (lambda: dist.all_reduce(torch.zeros(1, device="meta")), "on the CPU"),
+            ]:
+                try:
+                    wrong()
+                except (ValueError, TypeError) as error:
+                    assert text in str(error), error
+                else:
+                    raise AssertionError(text)
+
+        processes(1, work)
+
+
+class Messages(unittest.TestCase):
+    def test_messages_cross_and_any_source_is_named(self):
+        def work(rank, size):
+            right, left = (rank + 1) % size, (rank - 1) % size
+            got = torch.zeros(100_000)
+            ops = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, torch.full((100_000,), float(rank)), right)]
+            for done in dist.batch_isend_irecv(ops):
+                done.wait()
+            assert (got == left).all()
+            if rank == 0:
+                sources = set()
+                for _ in range(size - 1):
+                    sources.add(dist.recv(got, tag=3))
+                assert sources == {1, 2}
+            else:
+                dist.send(torch.zeros(100_000), 0, tag=3)
+
+        processes(3, work)
+
+
+class Groups(unittest.TestCase):
+    def test_sub_groups_and_a_group_made_again(self):
+        def work(rank, size):
+            groups = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+            for group, members in zip(groups, ([0, 1], [1, 2]), strict=True):
+                if rank in members:
+                    x = torch.tensor([rank])
+                    dist.all_reduce(x, group=group)
+                    assert x.item() == sum(members)
+            store = dist.distributed_c10d._get_default_store()
+            dist.destroy_process_group()
+            dist.init_process_group("evenkeel", store=dist.PrefixStore("again", store), rank=size - 1 - rank, world_size=size)
+            x = torch.tensor([dist.get_rank()])
+            dist.broadcast(x, 0)
+            assert x.item() == 0
+
+        processes(3, work)
+
+    def test_rank_that_is_killed_is_named_on_all_others(self):
+        def work(rank, size):
+            dist.all_reduce(torch.zeros(1))
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                while True:
+                    dist.all_reduce(torch.zeros(1000))
+            except evenkeel.LostError as error:
+                assert isinstance(error, RuntimeError)
+                return list(error.ranks)
+
+        # Long before torch's timeout for CPUs, which is half an hour.
+        named = processes(4, work, timeout=timedelta(minutes=30), killed=[1])
+        assert named == {0: [1], 2: [1], 3: [1]}, named
+
+    def test_killed_rank_is_named_long_before_the_timeout(self):
+        """Also where no bytes have come from it, so that no connection breaks."""
+        timeout = timedelta(seconds=60)
+
+        def work(rank, size):
+            if rank == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            begun = time.monotonic()
+            try:
+                dist.recv(torch.zeros(1), 3)
+            except evenkeel.LostError as error:
+                return list(error.ranks), time.monotonic() - begun
+
+        for named, seconds in processes(4, work, timeout=timeout, killed=[3]).values():
+            assert named == [3] and seconds < timeout.total_seconds() / 4, (named, seconds)
+
+
+class Training(unittest.TestCase):
+    def test_ddp_gives_the_same_weights_as_gloo(self):
+        def work(rank, size):
+            torch.manual_seed(0)
+            model = nn.parallel.DistributedDataParallel(
+                nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3)), bucket_cap_mb=0.001
+            )
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            generator = torch.Generator().manual_seed(rank)
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(torch.randn(8, 20, generator=generator)).square().mean().backward()
+                optimizer.step()
+            return [weights.detach().tolist() for weights in model.parameters()]
+
+        ours = [processes(2, work, backend) for backend in BACKENDS]
+        gloo = processes(2, work, "gloo")
+        for results in ours:
+            assert results[0] == results[1]
+            for weights, wanted in zip(results[0], gloo[0], strict=True):
+                torch.testing.assert_close(torch.tensor(weights), torch.tensor(wanted))
+
+    def test_fully_sharded_model_trains_as_one_process_does(self):
+        from torch.distributed.fsdp import fully_shard
+
+        def model():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+        def train(network):
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+            generator = torch.Generator().manual_seed(1)
+            for _ in range(4):
+                optimizer.zero_grad()
+                network(torch.randn(8, 16, generator=generator)).square().mean().backward()
+                optimizer.step()
+
+        def work(rank, size):
+            network = model()
+            mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+            for layer in (network[0], network[2]):
+                fully_shard(layer, mesh=mesh)
+            fully_shard(network, mesh=mesh)
+            train(network)
+            return [weights.full_tensor().tolist() for weights in network.parameters()]
+
+        alone = model()
+        train(alone)
+        for backend in BACKENDS:
+            for weights, wanted in zip(processes(2, work, backend)[0], alone.parameters(), strict=True):
+                torch.testing.assert_close(torch.tensor(weights), wanted.detach())
+
+
+if __name__ == "__main__":
+    unittest.main()
