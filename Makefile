@@ -32,15 +32,17 @@ test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart t
 	$(GO) run ./hack/ci/check $*
 
 .PHONY: test-release
-test-release: test test-kueue test-aarch64 ## What runs before a release: all tests, and the two stages that are not part of `test`
+test-release: test test-kueue test-aarch64 test-torch ## What runs before a release: all tests, and the stages that are not part of `test`
 
 .PHONY: bench
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)
 
-.PHONY: bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight
+.PHONY: bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch
 bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/reduction $(BENCH)
+bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)
+	$(GO) run ./hack/bench/torch $(BENCH)
 bench-collectives: ## Measure the collectives against Gloo into docs/results/ (BENCH="--quick" for less)
 	$(GO) run ./hack/bench/collectives $(BENCH)
 bench-rdma: ## Measure RDMA against perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)

@@ -118,19 +118,11 @@ var extra = []stage{
 		if err != nil {
 			return counts{}, err
 		}
-		python, err := toolbox.PythonTool(ctx, os.Stderr, "torch", torchVersion, "python", "numpy=="+numpyVersion)
+		python, dir, err := toolbox.TorchEnvironment(ctx, os.Stderr, wheel)
 		if err != nil {
 			return counts{}, err
-		}
-		dir, err := os.MkdirTemp("", "evenkeel-torch-")
-		if err != nil {
-			return counts{}, fmt.Errorf("folder for the package: %w", err)
 		}
 		defer os.RemoveAll(dir)
-		// Beside the cached environment, so that the environment stays what it is.
-		if err := stream(command(ctx, dir, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", dir, wheel), nil); err != nil {
-			return counts{}, err
-		}
 		return pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir)
 	}},
 	{"aarch64", "reductions and protocol on an emulated aarch64", aarch64},
@@ -138,9 +130,6 @@ var extra = []stage{
 		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestKueue", "-timeout", "45m", "./e2e")
 	}},
 }
-
-// torchVersion is the version of PyTorch for its tests.
-const torchVersion = "2.15.0"
 
 // numpyVersion is the version of numpy for the Python tests.
 const numpyVersion = "2.4.6"
