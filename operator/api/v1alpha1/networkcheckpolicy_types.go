@@ -18,9 +18,17 @@ const (
 
 // NetworkCheckPolicySpec says which nodes are checked, when, and what happens to those that fail.
 type NetworkCheckPolicySpec struct {
-	// nodeSelector selects the policy's nodes; absent or empty: all. Where policies overlap, the first by name counts.
+	// nodeSelector selects the policy's nodes; absent or empty: all. A node that several policies select is the one's with the
+	// highest priority, and the condition Overlapping of the others says so.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+
+	// priority among policies that select the same node: the highest counts, and of equal ones the first by name.
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=-1000000
+	// +kubebuilder:validation:Maximum=1000000
+	Priority *int32 `json:"priority,omitempty"`
 
 	// triggers say when nodes are checked.
 	// +optional
@@ -28,6 +36,7 @@ type NetworkCheckPolicySpec struct {
 
 	// freshnessSeconds is how long a node that passed counts as healthy without another check. Default: 86400.
 	// +optional
+	// +kubebuilder:default=86400
 	// +kubebuilder:validation:Minimum=60
 	// +kubebuilder:validation:Maximum=31536000
 	FreshnessSeconds *int32 `json:"freshnessSeconds,omitempty"`
@@ -46,6 +55,7 @@ type NetworkCheckPolicySpec struct {
 
 	// history is the number of finished checks of this policy that are kept. Default: 5.
 	// +optional
+	// +kubebuilder:default=5
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	History *int32 `json:"history,omitempty"`
@@ -142,7 +152,7 @@ type OnFailSpec struct {
 
 // NetworkCheckPolicyStatus is what the controller observes.
 type NetworkCheckPolicyStatus struct {
-	// conditions: Ready.
+	// conditions: Ready, Overlapping.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -167,6 +177,13 @@ type NetworkCheckPolicyStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	BadNodes string `json:"badNodes,omitempty"`
+
+	// unhealthyNodes are their names, sorted, the first 1000.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	UnhealthyNodes []string `json:"unhealthyNodes,omitempty"`
 
 	// runningCheck is the policy's check that has not ended.
 	// +optional

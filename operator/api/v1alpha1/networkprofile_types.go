@@ -63,6 +63,8 @@ const (
 const (
 	// DefaultPath is the folder of the libraries inside the plugin image.
 	DefaultPath = "/plugin"
+	// ConditionOverlapping says that another policy has nodes that this one selects too.
+	ConditionOverlapping = "Overlapping"
 	// ConditionReady says that jobs may use the profile.
 	ConditionReady = "Ready"
 	// ConditionRDMA says whether jobs get an RDMA device; absent with mode TCP.
@@ -133,6 +135,13 @@ const DefaultMaxReductionServers = 16
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.servers) || self.servers <= (has(self.maxServers) ? self.maxServers : 16)",message="servers is larger than maxServers (default: 16)"
 type ReductionSpec struct {
+	// image of the servers, of the repository that the installation's has. Plugin and servers of different versions may refuse each
+	// other, so set it with plugin.image. Default: the installation's.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	Image string `json:"image,omitempty"`
+
 	// mode is Off (jobs that ask are refused), OnRequest (the default) or Always (jobs may decline).
 	// +optional
 	Mode ReductionMode `json:"mode,omitempty"`

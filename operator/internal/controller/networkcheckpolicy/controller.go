@@ -36,7 +36,9 @@ const (
 	fieldOwner     = client.FieldOwner("evenkeel-networkcheckpolicy")
 	defaultHistory = 5
 	maxBadNodes    = 512
-	maxNames       = 5000 // limit of a check's spec
+	// maxUnhealthyNodes is the schema's limit of status.unhealthyNodes.
+	maxUnhealthyNodes = 1000
+	maxNames          = 5000 // limit of a check's spec
 	// debounceDelay is how long new results are collected, so that they are counted with one write.
 	debounceDelay = 500 * time.Millisecond
 )
@@ -47,6 +49,8 @@ const (
 	ReasonInvalidSelector  = "InvalidSelector"
 	ReasonInvalidSchedule  = "InvalidSchedule"
 	ReasonTooManyUnhealthy = "TooManyUnhealthy"
+	ReasonNoOverlap        = "NoOverlap"
+	ReasonOthersFirst      = "OthersFirst"
 )
 
 // Reconciler reconciles NetworkCheckPolicies.
@@ -115,6 +119,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	status.ObservedGeneration = policy.Generation
 	status.Nodes, status.Healthy, status.Unhealthy, status.Unknown = &count.Nodes, &count.Healthy, &count.Unhealthy, &count.Unknown
 	status.BadNodes = text.List(count.UnhealthyNames, maxBadNodes)
+	status.UnhealthyNodes = count.UnhealthyNames[:min(len(count.UnhealthyNames), maxUnhealthyNodes)]
 
 	var mine []*corev1.Node
 	wanted := c.Requests.forPolicy(policy.Name)
@@ -144,6 +149,13 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		ready.Message = fmt.Sprintf("%d of %d nodes are unhealthy; %d of them are not labeled, as that would exceed onFail.maxUnhealthyPercent: check what they have in common", count.Unhealthy, count.Nodes, count.Unmarked)
 	}
 	meta.SetStatusCondition(&status.Conditions, ready)
+	overlapping := metav1.Condition{Type: evenkeel.ConditionOverlapping, Status: metav1.ConditionFalse, Reason: ReasonNoOverlap, ObservedGeneration: policy.Generation,
+		Message: "all nodes that it selects are its own"}
+	if count.Overlapping > 0 {
+		overlapping.Status, overlapping.Reason = metav1.ConditionTrue, ReasonOthersFirst
+		overlapping.Message = fmt.Sprintf("%d more nodes that it selects belong to %s: change nodeSelector or priority", count.Overlapping, text.List(count.Others, maxBadNodes))
+	}
+	meta.SetStatusCondition(&status.Conditions, overlapping)
 	if err := statusapply.Apply(ctx, c.client, fieldOwner, policy, &policy.Status, status); err != nil {
 		return reconcile.Result{}, err
 	}

@@ -100,19 +100,40 @@ type PolicyCounts struct {
 	// maxUnhealthyPercent.
 	UnhealthyNames []string
 	Unmarked       int
+	// Overlapping is the number of nodes that the policy selects and that belong to others, Others those policies' names, sorted.
+	Overlapping int32
+	Others      []string
 	// NextStale is when the next result becomes stale; zero if none does.
 	NextStale time.Time
 }
 
-// PolicyByNode returns the policy of each node: the first by name that selects it. Policies with an invalid selector select no
-// node.
+// PolicyByNode returns the policy of each node: of those that select it, the one with the highest priority, and then the first by
+// name. Policies with an invalid selector select no node.
 func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]*evenkeel.NetworkCheckPolicy {
+	under := map[string]*evenkeel.NetworkCheckPolicy{}
+	assignNodes(nodes, policies, func(node string, p *evenkeel.NetworkCheckPolicy) {
+		if under[node] == nil {
+			under[node] = p
+		}
+	})
+	return under
+}
+
+// assignNodes calls visit for each policy and each node that it selects, the policies in the order in which they count.
+func assignNodes(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy, visit func(node string, p *evenkeel.NetworkCheckPolicy)) {
 	sorted := make([]*evenkeel.NetworkCheckPolicy, len(policies))
 	for i := range policies {
 		sorted[i] = &policies[i]
 	}
-	slices.SortFunc(sorted, func(a, b *evenkeel.NetworkCheckPolicy) int { return cmp.Compare(a.Name, b.Name) })
-	under := map[string]*evenkeel.NetworkCheckPolicy{}
+	priority := func(p *evenkeel.NetworkCheckPolicy) int32 {
+		if p.Spec.Priority == nil {
+			return 0
+		}
+		return *p.Spec.Priority
+	}
+	slices.SortFunc(sorted, func(a, b *evenkeel.NetworkCheckPolicy) int {
+		return cmp.Or(cmp.Compare(priority(b), priority(a)), cmp.Compare(a.Name, b.Name))
+	})
 	for _, p := range sorted {
 		if p.DeletionTimestamp != nil {
 			continue
@@ -125,12 +146,11 @@ func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) m
 			}
 		}
 		for i := range nodes {
-			if under[nodes[i].Name] == nil && selector.Matches(labels.Set(nodes[i].Labels)) {
-				under[nodes[i].Name] = p
+			if selector.Matches(labels.Set(nodes[i].Labels)) {
+				visit(nodes[i].Name, p)
 			}
 		}
 	}
-	return under
 }
 
 // Evaluate decides the markers of each node, and counts nodes by policy. Unhealthy nodes that have the label keep it. Others get
@@ -140,6 +160,15 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 	for i := range policies {
 		counts[policies[i].Name] = &PolicyCounts{}
 	}
+	assignNodes(nodes, policies, func(node string, p *evenkeel.NetworkCheckPolicy) {
+		if other := under[node]; other.Name != p.Name {
+			c := counts[p.Name]
+			c.Overlapping++
+			if at, found := slices.BinarySearch(c.Others, other.Name); !found {
+				c.Others = slices.Insert(c.Others, at, other.Name)
+			}
+		}
+	})
 	unhealthy := map[string][]*corev1.Node{}
 	for i := range nodes {
 		node := &nodes[i]

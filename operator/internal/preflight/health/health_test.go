@@ -176,3 +176,31 @@ func TestHealthMaxUnhealthyPercent(t *testing.T) {
 		t.Errorf("100 percent: %v", names)
 	}
 }
+
+func TestHealthPolicyPriority(t *testing.T) {
+	nodes := []corev1.Node{node("a", nil), node("b", map[string]string{"new": "yes"})}
+	low, high := int32(-1), int32(1)
+	for name, test := range map[string]struct {
+		first, second *int32
+		want          string // policy of node b
+	}{
+		"by name":            {nil, nil, "all"},
+		"the second is more": {nil, &high, "few"},
+		"the first is less":  {&low, nil, "few"},
+		"equal":              {&high, &high, "all"},
+	} {
+		all := policy("all", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.Priority = test.first })
+		few := policy("few", "new", func(s *evenkeel.NetworkCheckPolicySpec) { s.Priority = test.second })
+		policies := []evenkeel.NetworkCheckPolicy{few, all}
+		if p := PolicyByNode(nodes, policies)["b"]; p.Name != test.want {
+			t.Errorf("%s: node b is of %s", name, p.Name)
+		}
+		_, counts := Evaluate(nodes, nil, policies, noon)
+		for _, p := range []string{"all", "few"} {
+			c := counts[p]
+			if lost := p != test.want; (c.Overlapping == 1) != lost || (len(c.Others) == 1) != lost {
+				t.Errorf("%s: policy %s: %+v", name, p, c)
+			}
+		}
+	}
+}
