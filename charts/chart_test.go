@@ -164,16 +164,26 @@ func TestUserCanBeLeftToTheCluster(t *testing.T) {
 				}
 			}
 		}
-		if seen != 4 {
-			t.Errorf("%d pod templates, want 4", seen)
+		if seen != 5 {
+			t.Errorf("%d pod templates, want 5", seen)
 		}
 	}
+}
+
+// isUserRole reports whether the role is for people.
+func isUserRole(object *unstructured.Unstructured) bool {
+	for label := range object.GetLabels() {
+		if strings.HasPrefix(label, "rbac.authorization.k8s.io/aggregate-to-") {
+			return true
+		}
+	}
+	return false
 }
 
 // rules calls visit for every rule of every role, with the role's key.
 func rules(objects map[string]*unstructured.Unstructured, visit func(role string, cluster bool, rule map[string]any)) {
 	for key, object := range objects {
-		if kind := object.GetKind(); kind == "ClusterRole" || kind == "Role" {
+		if kind := object.GetKind(); (kind == "ClusterRole" || kind == "Role") && !isUserRole(object) {
 			list, _, _ := unstructured.NestedSlice(object.Object, "rules")
 			for _, rule := range list {
 				visit(key, kind == "ClusterRole", rule.(map[string]any))
@@ -207,7 +217,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"admissionchecks/status":        {""},
 		"events":                        {""},
 		"leases":                        {"evenkeel-controller"},
-		"secrets":                       {"evenkeel-webhook-cert"},
+		"secrets":                       {"evenkeel-webhook-cert"}, // and the CA's, which is seen to below
 		"mutatingwebhookconfigurations": {"evenkeel"},
 	}
 	// What checks are made of may be written in the chart's own namespace only.
@@ -226,6 +236,9 @@ func TestPermissionsAreNarrow(t *testing.T) {
 			seen := 0
 			rules(render(t, "evenkeel", args...), func(role string, cluster bool, rule map[string]any) {
 				seen++
+				if role == "Role/evenkeel-certificates" {
+					return // TestWebhookCannotChangeItsConfiguration
+				}
 				resources, _, _ := unstructured.NestedStringSlice(rule, "resources")
 				names, _, _ := unstructured.NestedStringSlice(rule, "resourceNames")
 				for _, field := range []string{"apiGroups", "resources", "verbs", "resourceNames", "nonResourceURLs"} {
@@ -290,7 +303,7 @@ func TestBindingsAreComplete(t *testing.T) {
 			}
 		}
 		for key, object := range objects {
-			if kind := object.GetKind(); (kind == "ClusterRole" || kind == "Role") && !bound[key] {
+			if kind := object.GetKind(); (kind == "ClusterRole" || kind == "Role") && !bound[key] && !isUserRole(object) {
 				t.Errorf("%s is bound to nobody", key)
 			}
 		}
@@ -345,12 +358,15 @@ func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
 
 func TestCleanupRunsBeforeAndAfterDelete(t *testing.T) {
 	events := map[string]string{"Job/evenkeel-cleanup": "post-delete", "Job/evenkeel-cleanup-check": "pre-delete"}
-	hooks := 0
+	hooks, guards := 0, 0
 	for key, object := range render(t, "evenkeel") {
 		if !strings.Contains(object.GetName(), "-cleanup") {
 			continue
 		}
 		hooks++
+		if strings.HasPrefix(object.GetKind(), "ValidatingAdmissionPolicy") {
+			guards++
+		}
 		want := cmp.Or(events[key], "pre-delete,post-delete")
 		if a := object.GetAnnotations(); a["helm.sh/hook"] != want || !strings.Contains(a["helm.sh/hook-delete-policy"], "hook-succeeded") {
 			t.Errorf("%s: annotations %v: it would go with the rest, or stay after it", key, a)
@@ -359,8 +375,8 @@ func TestCleanupRunsBeforeAndAfterDelete(t *testing.T) {
 			t.Errorf("%s may take %d s, and Helm waits for 300", key, deadline)
 		}
 	}
-	if hooks != 7 {
-		t.Errorf("%d objects of the cleanup, want its account, two roles, two bindings and two Jobs", hooks)
+	if hooks-guards != 7 || guards != 8 {
+		t.Errorf("%d objects of the cleanup, %d of them guards; want its account, two roles, two bindings and two Jobs, and four guards", hooks, guards)
 	}
 	for key := range events {
 		if render(t, "evenkeel", "--set", "preflight.cleanup=false")[key] != nil {
@@ -475,5 +491,144 @@ func TestValuesSchemaErrors(t *testing.T) {
 	}
 	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "webhook.certs.source=Supplied"); err == nil || !strings.Contains(out, "webhook.certs.secretName") {
 		t.Errorf("Supplied without a Secret: %v\n%s", err, out)
+	}
+}
+
+// TestWebhookCannotChangeItsConfiguration has what makes an account as good as the cluster's administrator: whoever may change a
+// webhook configuration can have all Secrets sent to him.
+func TestWebhookCannotChangeItsConfiguration(t *testing.T) {
+	for source, want := range map[string]string{"SelfManaged": "ClusterRole/evenkeel-certificates", "CertManager": "", "Supplied": ""} {
+		may := ""
+		rules(render(t, "evenkeel", "--set", "webhook.certs.secretName=mine,webhook.certs.source="+source), func(role string, _ bool, rule map[string]any) {
+			resources, _, _ := unstructured.NestedStringSlice(rule, "resources")
+			verbs, _, _ := unstructured.NestedStringSlice(rule, "verbs")
+			names, _, _ := unstructured.NestedStringSlice(rule, "resourceNames")
+			if slices.Contains(resources, "mutatingwebhookconfigurations") && slices.ContainsFunc(verbs, func(v string) bool { return v != "get" && v != "list" && v != "watch" }) {
+				may += role
+			}
+			if slices.Contains(names, "evenkeel-webhook-ca") && role != "Role/evenkeel-certificates" {
+				t.Errorf("%s: %s may use the CA's key", source, role)
+			}
+		})
+		if may != want {
+			t.Errorf("%s: %q may change webhook configurations, want %q", source, may, want)
+		}
+	}
+}
+
+func TestCertManager(t *testing.T) {
+	objects := render(t, "evenkeel", "--set", "webhook.certs.source=CertManager")
+	for _, key := range []string{"Issuer/evenkeel-webhook-ca", "Issuer/evenkeel-webhook-self-signed", "Certificate/evenkeel-webhook-ca", "Certificate/evenkeel-webhook"} {
+		if objects[key] == nil {
+			t.Errorf("no %s", key)
+		}
+	}
+	for _, key := range []string{"Deployment/evenkeel-certificates", "Secret/evenkeel-webhook-cert"} {
+		if objects[key] != nil {
+			t.Errorf("there is a %s", key)
+		}
+	}
+	if from := objects["MutatingWebhookConfiguration/evenkeel"].GetAnnotations()["cert-manager.io/inject-ca-from"]; from != "some-namespace/evenkeel-webhook" {
+		t.Errorf("the CA is injected from %q", from)
+	}
+	secret, _, _ := unstructured.NestedString(objects["Certificate/evenkeel-webhook"].Object, "spec", "secretName")
+	volumes, _, _ := unstructured.NestedSlice(objects["Deployment/evenkeel-webhook"].Object, "spec", "template", "spec", "volumes")
+	if mounted, _, _ := unstructured.NestedString(volumes[0].(map[string]any), "secret", "secretName"); mounted != secret {
+		t.Errorf("the webhook mounts %q, and cert-manager writes %q", mounted, secret)
+	}
+	objects = render(t, "evenkeel", "--set", "webhook.certs.source=CertManager,webhook.certs.issuerRef.kind=ClusterIssuer,webhook.certs.issuerRef.name=ours")
+	if name, _, _ := unstructured.NestedString(objects["Certificate/evenkeel-webhook"].Object, "spec", "issuerRef", "name"); name != "ours" || objects["Issuer/evenkeel-webhook-ca"] != nil {
+		t.Errorf("the issuer is %q", name)
+	}
+}
+
+// TestComponentValues sets what platform teams set, for each Deployment, and looks for it there and in no other.
+func TestComponentValues(t *testing.T) {
+	for _, component := range []string{"webhook", "controller", "certificates"} {
+		set := func(text string) []string { return []string{"--set-json", component + "." + text} }
+		for _, test := range []struct{ value, want string }{
+			{`nodeSelector={"pool":"system"}`, `"nodeSelector":{"kubernetes.io/os":"linux","pool":"system"}`},
+			{`tolerations=[{"key":"a"}]`, `"tolerations":[{"key":"a"}]`},
+			{`affinity={"podAffinity":{}}`, `"affinity":{"podAffinity":{}}`},
+			{`topologySpreadConstraints=[{"topologyKey":"zone"}]`, `"topologySpreadConstraints":[{"topologyKey":"zone"}]`},
+			{`priorityClassName="high"`, `"priorityClassName":"high"`},
+			{`podAnnotations={"sidecar.istio.io/inject":"false"}`, `"sidecar.istio.io/inject":"false"`},
+			{`podLabels={"team":"net"}`, `"team":"net"`},
+			{`extraArgs=["--namespace=x"]`, `"--namespace=x"`},
+			{`env=[{"name":"HTTPS_PROXY","value":"p"}]`, `{"name":"HTTPS_PROXY","value":"p"}`},
+			{`resources={"limits":{"memory":"1Gi"}}`, `"resources":{"limits":{"memory":"1Gi"}`},
+		} {
+			for key, object := range render(t, "evenkeel", set(test.value)...) {
+				if object.GetKind() != "Deployment" {
+					continue
+				}
+				template, _, _ := unstructured.NestedMap(object.Object, "spec", "template")
+				text, err := json.Marshal(template)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if found, want := strings.Contains(string(text), test.want), key == "Deployment/evenkeel-"+component; found != want {
+					t.Errorf("%s.%s: %t in %s: %s", component, test.value, found, key, text)
+				}
+			}
+		}
+	}
+}
+
+func TestCommonValues(t *testing.T) {
+	objects := render(t, "evenkeel", "--set", "priorityClassName=high,podLabels.team=net,podAnnotations.a=b,revisionHistoryLimit=7,controller.replicas=2,networkPolicy.enabled=true",
+		"--set", "image.registry=mirror.example.com:5000/cache,image.tag=1.2.3", "--set", "webhook.hostNetwork=true,webhook.port=10443,webhook.serviceAnnotations.a=b,webhook.configurationAnnotations.c=d")
+	for _, key := range []string{"Deployment/evenkeel-webhook", "Deployment/evenkeel-controller", "Deployment/evenkeel-certificates"} {
+		text, err := json.Marshal(objects[key].Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`"priorityClassName":"high"`, `"team":"net"`, `"a":"b"`, `"revisionHistoryLimit":7`, `"image":"mirror.example.com:5000/cache/evenkeel/evenkeel-operator:1.2.3"`, `"kubernetes.io/os":"linux"`} {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("%s lacks %s", key, want)
+			}
+		}
+	}
+	text, err := json.Marshal(objects["Deployment/evenkeel-webhook"].Object)
+	if err != nil || !strings.Contains(string(text), `"hostNetwork":true`) || !strings.Contains(string(text), `"--port=10443"`) {
+		t.Errorf("%v: %s", err, text)
+	}
+	if objects["Service/evenkeel-webhook"].GetAnnotations()["a"] != "b" || objects["MutatingWebhookConfiguration/evenkeel"].GetAnnotations()["c"] != "d" {
+		t.Error("annotations of the Service or of the webhook configuration are missing")
+	}
+	for _, key := range []string{"PodDisruptionBudget/evenkeel-webhook", "PodDisruptionBudget/evenkeel-controller", "NetworkPolicy/evenkeel"} {
+		if objects[key] == nil {
+			t.Errorf("no %s", key)
+		}
+	}
+	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "webhook.nodeSelectors.a=b"); err == nil || !strings.Contains(out, "nodeSelectors") {
+		t.Errorf("a value that does not exist: %v %s", err, out)
+	}
+}
+
+func TestUserRoles(t *testing.T) {
+	objects := render(t, "evenkeel")
+	for name, writes := range map[string][]string{"view": nil, "edit": {"networkchecks"}, "admin": {"networkprofiles", "networkcheckpolicies", "nodenetworkhealths", "reductionservices"}} {
+		role := objects["ClusterRole/evenkeel-"+name]
+		if role == nil || role.GetLabels()["rbac.authorization.k8s.io/aggregate-to-"+name] != "true" {
+			t.Errorf("role %s: %v", name, role)
+			continue
+		}
+		list, _, _ := unstructured.NestedSlice(role.Object, "rules")
+		for _, rule := range list {
+			resources, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "resources")
+			verbs, _, _ := unstructured.NestedStringSlice(rule.(map[string]any), "verbs")
+			for _, resource := range resources {
+				if slices.Contains(verbs, "delete") != slices.Contains(writes, resource) {
+					t.Errorf("%s may %v %s", name, verbs, resource)
+				}
+				if slices.Contains(verbs, "create") && (resource == "reductionservices" || resource == "nodenetworkhealths") {
+					t.Errorf("%s may write %s, which only Evenkeel does", name, resource)
+				}
+			}
+		}
+	}
+	if render(t, "evenkeel", "--set", "userRoles.enabled=false")["ClusterRole/evenkeel-view"] != nil {
+		t.Error("userRoles.enabled=false makes roles")
 	}
 }

@@ -26,10 +26,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "evenkeel.image" -}}
+{{- $repository := .Values.image.repository -}}
+{{- with .Values.image.registry -}}
+{{- $repository = printf "%s/%s" . (regexReplaceAll "^[^/]*[.:][^/]*/" $.Values.image.repository "") -}}
+{{- end -}}
 {{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- printf "%s@%s" $repository .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) -}}
 {{- end -}}
 {{- end -}}
 
@@ -39,6 +43,48 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else -}}
 {{- printf "%s-webhook-cert" (include "evenkeel.fullname" .) -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* What every pod template of the operator has: labels and annotations, and what decides where and how it runs. */ -}}
+{{- define "evenkeel.podMetadata" -}}
+labels:
+  {{- with (merge (dict) .values.podLabels .root.Values.podLabels) }}{{ toYaml . | nindent 2 }}{{ end }}
+  {{- include "evenkeel.selectorLabels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+{{- with (merge (dict) (.annotations | default dict) .values.podAnnotations .root.Values.podAnnotations) }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "evenkeel.podSpec" -}}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName | default .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+securityContext: {{- include "evenkeel.podSecurity" .root | nindent 2 }}
+{{- with (merge (dict "kubernetes.io/os" "linux") .values.nodeSelector) }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+{{- if .values.topologySpreadConstraints }}
+  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
+{{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "evenkeel.selectorLabels" .root | nindent 8 }}
+        app.kubernetes.io/component: {{ .component }}
+{{- end }}
 {{- end -}}
 
 {{- define "evenkeel.podSecurity" -}}
@@ -83,4 +129,45 @@ spec:
 - {apiGroups: [batch.volcano.sh], apiVersions: [v1alpha1], resources: [jobs], operations: [{{ . }}], scope: Namespaced}
 - {apiGroups: [leaderworkerset.x-k8s.io], apiVersions: [v1], resources: [leaderworkersets], operations: [{{ . }}], scope: Namespaced}
 - {apiGroups: [batch], apiVersions: [v1], resources: [jobs], operations: [{{ . }}], scope: Namespaced}
+{{- end -}}
+
+{{- /* Guards: admission policies that narrow what RBAC allows an account. Those of the cleanup go with its hook. */ -}}
+{{- define "evenkeel.guardName" -}}
+{{- if eq .account "controller" -}}
+{{- printf "%s-%s" (include "evenkeel.fullname" .root) .what -}}
+{{- else -}}
+{{- printf "%s-%s-%s" (include "evenkeel.fullname" .root) .account .what -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "evenkeel.guardMetadata" -}}
+name: {{ .name }}
+labels: {{- include "evenkeel.labels" .root | nindent 2 }}
+{{- if eq .account "cleanup" }}
+annotations: {{- include "evenkeel.cleanupHook" .root | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "evenkeel.byAccount" -}}
+- name: by-the-{{ .account }}
+  expression: "request.userInfo.username == 'system:serviceaccount:{{ .root.Release.Namespace }}:{{ include "evenkeel.fullname" .root }}-{{ .account }}'"
+{{- end -}}
+
+{{- define "evenkeel.guardBinding" -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {{- include "evenkeel.guardMetadata" . | nindent 2 }}
+spec:
+  policyName: {{ .name }}
+  validationActions: [Deny]
+{{- end -}}
+
+{{- /* All metadata is as before but that field and what the API server writes. */ -}}
+{{- define "evenkeel.sameMetadata" -}}
+object.metadata.all(k, k in ['{{ . }}', 'managedFields', 'resourceVersion', 'generation'] || (k in oldObject.metadata && object.metadata[k] == oldObject.metadata[k])) && oldObject.metadata.all(k, k in ['{{ . }}', 'managedFields', 'resourceVersion', 'generation'] || k in object.metadata)
+{{- end -}}
+
+{{- /* The reduction servers' repository: a profile may name another image of it. */ -}}
+{{- define "evenkeel.reductionRepository" -}}
+{{- regexReplaceAll ":[^:/]*$" (regexFind "^[^@]*" .Values.reduction.image) "" -}}
 {{- end -}}

@@ -1,5 +1,5 @@
-// Command evenkeel-operator is Evenkeel's control plane. It runs in one of two roles: as the webhook that adds the plugin to jobs
-// and pods, or as the controller of Evenkeel's kinds.
+// Command evenkeel-operator is Evenkeel's control plane. It runs in one of three roles: as the webhook that adds the plugin to jobs
+// and pods, as the controller of Evenkeel's kinds, or as the issuer of the webhook's certificate.
 package main
 
 import (
@@ -34,13 +34,13 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "evenkeel-operator",
 		Short: "Evenkeel's control plane",
-		Long: `Evenkeel's control plane, in one of two roles.
+		Long: `Evenkeel's control plane, in one of three roles.
 
 It finds the cluster as kubectl does: by KUBECONFIG or ~/.kube/config, or, in a pod, by its service account.`,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.AddCommand(webhookCommand(), controllerCommand(), cleanupCommand(), &cobra.Command{
+	root.AddCommand(webhookCommand(), controllerCommand(), certificatesCommand(), cleanupCommand(), &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  evenkeel-operator version",

@@ -58,11 +58,11 @@ func webhookCommand() *cobra.Command {
 	}
 	w.flags(cmd.Flags())
 	cmd.Flags().IntVar(&w.port, "port", webhook.DefaultPort, "port of the HTTPS server")
-	cmd.Flags().StringVar(&w.certSource, "cert-source", selfManaged, "SelfManaged: made and renewed here, kept in --secret; Supplied: read from --cert-dir")
+	cmd.Flags().StringVar(&w.certSource, "cert-source", selfManaged, "SelfManaged: read from --secret, where evenkeel-operator certificates writes it; Supplied: read from --cert-dir")
 	cmd.Flags().StringVar(&w.certDir, "cert-dir", "", "Supplied: folder with tls.crt and tls.key, read again when they change")
-	cmd.Flags().StringVar(&w.secret, "secret", "", "SelfManaged: the Secret that holds the certificate; it has to exist, and may be empty")
+	cmd.Flags().StringVar(&w.secret, "secret", "", "SelfManaged: the Secret that holds the certificate")
 	cmd.Flags().StringVar(&w.service, "service", "", "SelfManaged: the Service that the API server calls")
-	cmd.Flags().StringVar(&w.webhookConfiguration, "webhook-config", "", "SelfManaged: the MutatingWebhookConfiguration that gets the CA")
+	cmd.Flags().StringVar(&w.webhookConfiguration, "webhook-config", "", "SelfManaged: the MutatingWebhookConfiguration that has to trust it")
 	cmd.Flags().BoolVar(&w.reduction, "reduction", false, "the controller has an image for reduction servers, so jobs may ask for them")
 	return cmd
 }
@@ -99,13 +99,11 @@ func (w *webhookRole) validate() error {
 func (w *webhookRole) run(ctx context.Context) error {
 	byObject := map[client.Object]cache.ByObject{}
 	server := webhook.Options{Port: w.port, CertDir: w.certDir}
-	var certificates *certs.SelfManaged
+	var certificates *certs.Server
 	if w.certSource == selfManaged {
-		certificates = &certs.SelfManaged{
-			Secret:               types.NamespacedName{Namespace: w.namespace, Name: w.secret},
-			WebhookConfiguration: w.webhookConfiguration,
-			Service:              w.service,
-		}
+		certificates = &certs.Server{Names: certs.Names{
+			Secret: types.NamespacedName{Namespace: w.namespace, Name: w.secret}, WebhookConfiguration: w.webhookConfiguration, Service: w.service,
+		}}
 		maps.Copy(byObject, certificates.Cached())
 		server.TLSOpts = []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = certificates.GetCertificate }}
 	}

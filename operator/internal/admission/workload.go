@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -24,6 +23,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	access "evenkeel.dev/evenkeel/operator/internal/profile"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
@@ -318,23 +318,9 @@ func unknownProfile(ctx context.Context, reader client.Reader, name string) erro
 
 // checkNamespace refuses namespaces that the profile does not select.
 func checkNamespace(ctx context.Context, reader client.Reader, profile *evenkeel.NetworkProfile, namespace string) error {
-	if profile.Spec.NamespaceSelector == nil {
-		return nil
+	why, err := access.Refusal(ctx, reader, profile, namespace)
+	if err == nil && why != "" {
+		err = refusal{fmt.Errorf("annotation %s: %s", evenkeel.ProfileKey, why)}
 	}
-	selector, err := metav1.LabelSelectorAsSelector(profile.Spec.NamespaceSelector)
-	if err != nil {
-		return refusal{fmt.Errorf("NetworkProfile %s: namespaceSelector: %w", profile.Name, err)}
-	}
-	if selector.Empty() {
-		return nil
-	}
-	ns := &metav1.PartialObjectMetadata{}
-	ns.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	if err := reader.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
-		return fmt.Errorf("read namespace %s: %w", namespace, err)
-	}
-	if !selector.Matches(labels.Set(ns.Labels)) {
-		return refusal{fmt.Errorf("annotation %s: NetworkProfile %s is not for namespace %s: its namespaceSelector asks for %s", evenkeel.ProfileKey, profile.Name, namespace, selector)}
-	}
-	return nil
+	return err
 }

@@ -57,7 +57,7 @@ type installation struct {
 	objects map[string]*unstructured.Unstructured
 	port    int // of the webhook
 
-	webhook, controller *program
+	webhook, controller, certificates *program
 }
 
 // newInstallation renders the chart and creates its objects.
@@ -108,9 +108,12 @@ func (i *installation) adapt(object *unstructured.Unstructured) error {
 	return nil
 }
 
-// start starts both programs and waits until they are ready.
+// start starts the programs and waits until they are ready.
 func (i *installation) start() error {
 	var err error
+	if i.certificates, err = i.startProgram("evenkeel-certificates"); err != nil {
+		return err
+	}
 	if i.webhook, err = i.startWebhook(); err != nil {
 		return err
 	}
@@ -119,7 +122,7 @@ func (i *installation) start() error {
 }
 
 func (i *installation) stop() error {
-	return errors.Join(i.webhook.stop(), i.controller.stop())
+	return errors.Join(i.webhook.stop(), i.controller.stop(), i.certificates.stop())
 }
 
 func (i *installation) startWebhook() (*program, error) {

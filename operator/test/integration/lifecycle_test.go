@@ -151,6 +151,10 @@ func TestCertificateRenewal(t *testing.T) {
 func TestCertificateLost(t *testing.T) {
 	ns, lost := newNamespace(t, nil), secret(t)
 	ca := lost.Data["ca.crt"]
+	authority := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "evenkeel-webhook-ca"}}
+	if err := admin.Update(t.Context(), authority); err != nil {
+		t.Fatal(err)
+	}
 	lost.Data = nil
 	if err := admin.Update(t.Context(), lost); err != nil {
 		t.Fatal(err)
@@ -451,7 +455,17 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		account, verb, group, resource, namespace, name string
 		want                                            bool
 	}{
-		{"evenkeel-webhook", "update", "", "secrets", systemNamespace, "evenkeel-webhook-cert", true},
+		{"evenkeel-webhook", "get", "", "secrets", systemNamespace, "evenkeel-webhook-cert", true},
+		{"evenkeel-webhook", "update", "", "secrets", systemNamespace, "evenkeel-webhook-cert", false},
+		{"evenkeel-webhook", "get", "", "secrets", systemNamespace, "evenkeel-webhook-ca", false},
+		{"evenkeel-webhook", "patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "evenkeel", false},
+		{"evenkeel-controller", "patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "evenkeel", false},
+		{"evenkeel-controller", "get", "", "secrets", systemNamespace, "evenkeel-webhook-ca", false},
+		{"evenkeel-certificates", "patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "evenkeel", true},
+		{"evenkeel-certificates", "patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "another", false},
+		{"evenkeel-certificates", "update", "", "secrets", systemNamespace, "evenkeel-webhook-cert", true},
+		{"evenkeel-certificates", "get", "", "secrets", systemNamespace, "another", false},
+		{"evenkeel-certificates", "list", "", "pods", "default", "", false},
 		{"evenkeel-webhook", "get", "", "secrets", systemNamespace, "another", false},
 		{"evenkeel-webhook", "list", "", "secrets", systemNamespace, "", false},
 		{"evenkeel-webhook", "get", "", "secrets", "default", "evenkeel-webhook-cert", false},
@@ -464,7 +478,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		{"evenkeel-controller", "get", "", "secrets", systemNamespace, "evenkeel-webhook-cert", false},
 		// Whether its own namespace is being deleted.
 		{"evenkeel-controller", "get", "", "namespaces", systemNamespace, systemNamespace, true},
-		{"evenkeel-controller", "get", "", "namespaces", "default", "default", false},
+		{"evenkeel-controller", "get", "", "namespaces", "default", "default", true},
 		// Of the keys of jobs, it may make new ones.
 		{"evenkeel-controller", "create", "", "secrets", "default", "", true},
 		{"evenkeel-controller", "get", "", "secrets", "default", "train-reduce-0", false},

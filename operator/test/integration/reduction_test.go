@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -427,10 +429,14 @@ func TestReductionControllerRestart(t *testing.T) {
 // A label and annotations that a user wrote buy nothing that the profile does not allow.
 func TestReductionForgedAnnotationsAreRefused(t *testing.T) {
 	ns := newNamespace(t, nil)
-	for want, addresses := range map[string]string{
-		"not written by Evenkeel": "somewhere:1",
-		"more than the 16":        strings.Join(reduction.Endpoints("forged", ns, 17), ","),
+	newProfile(t, "of-another-team", evenkeel.NetworkProfileSpec{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "other"}}})
+	for _, test := range []struct{ want, profile, asked, addresses string }{
+		{"not written by Evenkeel", "default", "default", "somewhere:1"},
+		{"more than the 16", "default", "default", strings.Join(reduction.Endpoints("forged", ns, 17), ",")},
+		{"is not for namespace " + ns, "of-another-team", "of-another-team", strings.Join(reduction.Endpoints("forged", ns, 1), ",")},
+		{"annotation evenkeel.dev/profile of the job is", "default", "", strings.Join(reduction.Endpoints("forged", ns, 1), ",")},
 	} {
+		want, addresses := test.want, test.addresses
 		job, templates := newJob("PyTorchJob", ns, "")
 		job.SetLabels(map[string]string{evenkeel.ReductionClientKey: "forged"})
 		for _, path := range templates {
@@ -441,9 +447,16 @@ func TestReductionForgedAnnotationsAreRefused(t *testing.T) {
 				}
 			}
 			set(addresses, "metadata", "annotations", evenkeel.ReductionServersKey)
-			set("default", "metadata", "labels", evenkeel.ProfileKey)
+			set(test.profile, "metadata", "labels", evenkeel.ProfileKey)
 		}
+		// Without the annotation, the webhook does not see the job. It may be added later.
 		createJob(t, job)
+		if test.asked != "" {
+			patch := fmt.Sprintf(`{"metadata": {"annotations": {"evenkeel.dev/profile": %q}}}`, test.asked)
+			if err := admin.Patch(t.Context(), job, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
+				t.Fatal(err)
+			}
+		}
 		eventually(t, "the refusal is recorded", hasEvent(ns, job, "EvenkeelReductionRefused", want))
 		if err := admin.Delete(t.Context(), job); err != nil {
 			t.Fatal(err)
@@ -457,6 +470,7 @@ func TestReductionForgedAnnotationsAreRefused(t *testing.T) {
 
 // What the controller may make in other namespaces is what reduction servers need, and nothing else.
 func TestReductionGuardLimitsController(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
 	ns := newNamespace(t, nil)
 	job, _ := reducing(t, "PyTorchJob", ns, "default", "1")
 	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
@@ -470,6 +484,7 @@ func TestReductionGuardLimitsController(t *testing.T) {
 		set.OwnerReferences = []metav1.OwnerReference{good.OwnerReferences[0]}
 		set.OwnerReferences[0].Name = "other"
 		set.Spec.Template.Spec.Volumes[0].Secret.SecretName = "other"
+		set.Spec.ServiceName, set.Spec.Selector.MatchLabels, set.Spec.Template.Labels = "other", map[string]string{evenkeel.ReductionServerKey: "other"}, map[string]string{evenkeel.ReductionServerKey: "other"}
 		if change != nil {
 			change(set)
 		}
@@ -485,29 +500,169 @@ func TestReductionGuardLimitsController(t *testing.T) {
 		return s
 	}
 	yes := true
+	object := func(change func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container)) client.Object {
+		return copied(func(s *appsv1.StatefulSet) { change(s, &s.Spec.Template.Spec, &s.Spec.Template.Spec.Containers[0]) })
+	}
+	of := func(change func(meta *metav1.ObjectMeta)) metav1.ObjectMeta {
+		meta := copied(nil).ObjectMeta
+		if change != nil {
+			change(&meta)
+		}
+		return meta
+	}
+	servers := map[string]string{evenkeel.ReductionServerKey: "other"}
+	headless := func(change func(s *corev1.ServiceSpec)) *corev1.Service {
+		s := &corev1.Service{ObjectMeta: of(nil), Spec: corev1.ServiceSpec{ClusterIP: "None", Selector: servers, Ports: []corev1.ServicePort{{Port: reduction.Port}}}}
+		if change != nil {
+			change(&s.Spec)
+		}
+		return s
+	}
+	key := func(change func(s *corev1.Secret)) *corev1.Secret {
+		return secret(func(s *corev1.Secret) {
+			s.Immutable, s.Data = &yes, map[string][]byte{"job-key": []byte("x")}
+			if change != nil {
+				change(s)
+			}
+		})
+	}
+	budget := func(selector map[string]string) *policyv1.PodDisruptionBudget {
+		none := intstr.FromInt32(0)
+		return &policyv1.PodDisruptionBudget{ObjectMeta: of(nil), Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &none, Selector: &metav1.LabelSelector{MatchLabels: selector}}}
+	}
+	network := func(selector map[string]string) *networkingv1.NetworkPolicy {
+		return &networkingv1.NetworkPolicy{ObjectMeta: of(nil), Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: selector}, Ingress: []networkingv1.NetworkPolicyIngressRule{{}}}}
+	}
+	for _, good := range []client.Object{headless(nil), key(nil), budget(servers), network(servers)} {
+		if err := controller.Create(t.Context(), good, client.DryRunAll); err != nil {
+			t.Fatalf("%T: %v", good, err)
+		}
+	}
 	for name, object := range map[string]client.Object{
-		"no label":          copied(func(s *appsv1.StatefulSet) { s.Labels = nil }),
-		"no owner":          copied(func(s *appsv1.StatefulSet) { s.OwnerReferences = nil }),
-		"a service account": copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.ServiceAccountName = "admin" }),
-		"a token":           copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.AutomountServiceAccountToken = &yes }),
-		"the host's files": copied(func(s *appsv1.StatefulSet) {
-			s.Spec.Template.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
+		"no label": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { s.Labels = nil }),
+		"another's label": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			s.Labels[evenkeel.ReductionServerKey] = "train"
 		}),
-		"another's Secret":   copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.Volumes[0].Secret.SecretName = "database" }),
-		"the host's network": copied(func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.HostNetwork = true }),
-		"privileges": copied(func(s *appsv1.StatefulSet) {
-			s.Spec.Template.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+		"a label of its own": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { s.Labels["app"] = "database" }),
+		"an annotation": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			s.Annotations = map[string]string{"a": "b"}
 		}),
-		"root": copied(func(s *appsv1.StatefulSet) {
-			s.Spec.Template.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64)}
+		"a finalizer": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			s.Finalizers = []string{"example.com/a"}
 		}),
-		"a capability that no device needs": copied(func(s *appsv1.StatefulSet) {
-			s.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{"IPC_LOCK", "SYS_ADMIN"}
+		"no owner": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { s.OwnerReferences = nil }),
+		"two owners": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			s.OwnerReferences = append(s.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "other", UID: "x"})
 		}),
-		"the capabilities of containers": copied(func(s *appsv1.StatefulSet) {
-			s.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities = nil
+		"a service account": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { p.ServiceAccountName = "admin" }),
+		"a token": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.AutomountServiceAccountToken = &yes
 		}),
-		"a Secret without the label": secret(func(s *corev1.Secret) { s.Labels = nil }),
+		"the host's files": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
+		}),
+		"another's Secret": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.Volumes[0].Secret.SecretName = "database"
+		}),
+		"another's Secret in a variable": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.Env = append(c.Env, corev1.EnvVar{Name: "EVENKEEL_A", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "database"}, Key: "password"}}})
+		}),
+		"another's Secret in all variables": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "database"}}}}
+		}),
+		"a volume of the node's credentials": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.Volumes = append(p.Volumes, corev1.Volume{Name: "b", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}}}}})
+		}),
+		"another's claim": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			s.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "database", AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}}}}}
+		}),
+		"a port of the host": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { c.Ports[0].HostPort = 22 }),
+		"a node":             object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { p.NodeName = "control-plane" }),
+		"other files of /proc": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			unmasked, no := corev1.UnmaskedProcMount, false
+			c.SecurityContext.ProcMount, p.HostUsers = &unmasked, &no
+		}),
+		"one process namespace": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { p.ShareProcessNamespace = &yes }),
+		"another image": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.Image = "registry.example.com/miner:1"
+		}),
+		"an image of a longer name": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.Image = strings.Replace(c.Image, "@", "-miner@", 1)
+		}),
+		"a hook": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"sh"}}}}
+		}),
+		"another program":                object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { c.Command = []string{"sh"} }),
+		"another command of the program": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { c.Args[0] = "version" }),
+		"a probe of another host": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.LivenessProbe.HTTPGet.Host = "169.254.169.254"
+		}),
+		"a probe that runs a program": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.LivenessProbe.ProbeHandler = corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"sh"}}}
+		}),
+		"a second container": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.Containers = append(p.Containers, *c.DeepCopy())
+			p.Containers[1].Name = "b"
+		}),
+		"an init container": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.InitContainers = append(p.InitContainers, *c.DeepCopy())
+			p.InitContainers[0].Name, p.InitContainers[0].ReadinessProbe, p.InitContainers[0].LivenessProbe = "b", nil, nil
+		}),
+		"a runtime class": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			name := "privileged"
+			p.RuntimeClassName = &name
+		}),
+		"a priority above nodes' own pods": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.PriorityClassName = "system-node-critical"
+		}),
+		"the host's network":   object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { p.HostNetwork = true }),
+		"the host's processes": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { p.HostPID = true }),
+		"the host's IPC":       object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) { p.HostIPC = true }),
+		"other names": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.HostAliases = []corev1.HostAlias{{IP: "10.0.0.1", Hostnames: []string{"registry"}}}
+		}),
+		"an annotation of the pods": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			s.Spec.Template.Annotations = map[string]string{"sidecar.istio.io/inject": "true"}
+		}),
+		"a label of the pods": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			s.Spec.Template.Labels["app"] = "database"
+		}),
+		"privileges": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+		}),
+		"root": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64)}
+		}),
+		"a system call filter of its own": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.SecurityContext.SeccompProfile.Type = corev1.SeccompProfileTypeUnconfined
+		}),
+		"a setting of the kernel": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.SecurityContext.Sysctls = []corev1.Sysctl{{Name: "kernel.shm_rmid_forced", Value: "1"}}
+		}),
+		"a capability that no device needs": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.SecurityContext.Capabilities.Add = []corev1.Capability{"IPC_LOCK", "SYS_ADMIN"}
+		}),
+		"the capabilities of containers": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			c.SecurityContext.Capabilities = nil
+		}),
+		"more servers than any job has": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			many := int32(65)
+			s.Spec.Replicas = &many
+		}),
+		"a Service for everybody": headless(func(s *corev1.ServiceSpec) { s.ClusterIP, s.Type = "", corev1.ServiceTypeLoadBalancer }),
+		"addresses of others":     headless(func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"10.0.0.1"} }),
+		"another name": headless(func(s *corev1.ServiceSpec) {
+			*s = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.com"}
+		}),
+		"a Service of others' pods":       headless(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "database"} }),
+		"a Service without a selector":    headless(func(s *corev1.ServiceSpec) { s.Selector = nil }),
+		"a Service's other port":          headless(func(s *corev1.ServiceSpec) { s.Ports[0].Port = 443 }),
+		"a PodDisruptionBudget of all":    budget(nil),
+		"a PodDisruptionBudget of others": budget(map[string]string{"app": "database"}),
+		"a NetworkPolicy of all":          network(nil),
+		"a NetworkPolicy of others":       network(map[string]string{"app": "database"}),
+		"a Secret with something else":    key(func(s *corev1.Secret) { s.Data["password"] = []byte("x") }),
+		"a Secret without the label":      secret(func(s *corev1.Secret) { s.Labels = nil }),
 		"a token for an account": secret(func(s *corev1.Secret) {
 			s.Type, s.Annotations = corev1.SecretTypeServiceAccountToken, map[string]string{corev1.ServiceAccountNameKey: "default"}
 		}),
@@ -520,6 +675,15 @@ func TestReductionGuardLimitsController(t *testing.T) {
 	users := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "users"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}}
 	if err := admin.Create(t.Context(), users); err != nil {
 		t.Fatal(err)
+	}
+	for name, change := range map[string]string{
+		"a finalizer":   `{"metadata": {"finalizers": ["example.com/a"]}}`,
+		"no owner":      `{"metadata": {"ownerReferences": null}}`,
+		"another image": `{"spec": {"template": {"spec": {"containers": [{"name": "reduction-server", "image": "miner:1"}]}}}}`,
+	} {
+		t.Run("changing/"+name, func(t *testing.T) {
+			refused(t, controller.Patch(t.Context(), good.DeepCopy(), client.RawPatch("application/strategic-merge-patch+json", []byte(change)), client.DryRunAll), "'evenkeel-reduction' denied")
+		})
 	}
 	taken := client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"labels": {"evenkeel.dev/reduction-server": "users"},
 	  "ownerReferences": [{"apiVersion": "evenkeel.dev/v1alpha1", "kind": "ReductionService", "name": "users", "uid": "x"}]}}`))
@@ -604,4 +768,24 @@ func TestSampleReduction(t *testing.T) {
 	if kinds != 2 {
 		t.Errorf("%d objects, want a profile and a job", kinds)
 	}
+}
+
+// TestEventGuardLimitsController has Events in others' names.
+func TestEventGuardLimitsController(t *testing.T) {
+	ns := newNamespace(t, nil)
+	controller, err := client.New(apiserver.As(config, systemNamespace, "evenkeel-controller"), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := func(reason, component string) *corev1.Event {
+		return &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "a-", Namespace: ns}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: ns, Name: "a"},
+			Reason: reason, Source: corev1.EventSource{Component: component}, Type: "Normal", Message: "text",
+		}
+	}
+	if err := controller.Create(t.Context(), event("EvenkeelSkipped", "evenkeel"), client.DryRunAll); err != nil {
+		t.Error(err)
+	}
+	refused(t, controller.Create(t.Context(), event("Killing", "evenkeel"), client.DryRunAll), "'evenkeel-events' denied")
+	refused(t, controller.Create(t.Context(), event("EvenkeelSkipped", "kubelet"), client.DryRunAll), "'evenkeel-events' denied")
 }

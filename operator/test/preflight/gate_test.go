@@ -314,7 +314,14 @@ func TestGateGuardLimitsController(t *testing.T) {
 	patch := func(object client.Object, text string) error {
 		return controller.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
 	}
+	strategic := func(object client.Object, text string) error {
+		return controller.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/strategic-merge-patch+json", []byte(text)))
+	}
 	pods := newHeldPods(t, "gateguard", 1)
+	eventually(t, "the API server has read the policy", func(ctx context.Context) (bool, error) {
+		err := controller.Patch(ctx, pods[0].DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"a": "b"}}}`)), client.DryRunAll)
+		return err != nil, nil
+	})
 	gated := newJob(t, "PyTorchJob", "gateguard", nil)
 	running := newJob(t, "PyTorchJob", "gateguard", func(j *unstructured.Unstructured) {
 		j.SetName("running")
@@ -331,6 +338,9 @@ func TestGateGuardLimitsController(t *testing.T) {
 		"another label":            {"evenkeel.dev/gated only", patch(gated, `{"metadata": {"labels": {"a": "b"}}}`)},
 		"annotations":              {"annotations", patch(gated, `{"metadata": {"annotations": {"evenkeel.dev/profile": null}}}`)},
 		"finalizers":               {"finalizers", patch(gated, `{"metadata": {"finalizers": ["example.com/a"]}}`)},
+		"owners":                   {"owners", patch(gated, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "x"}]}}`)},
+		"the owner of a gated pod": {"owners", patch(pods[0], `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "x"}]}}`)},
+		"an image":                 {"suspend", strategic(pods[0], `{"spec": {"containers": [{"name": "main", "image": "miner:1"}]}}`)},
 		"the templates":            {"suspend", patch(gated, `{"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}}`)},
 		"the rest of the policy":   {"suspend", patch(gated, `{"spec": {"runPolicy": {"backoffLimit": 3}}}`)},
 		"suspending what runs":     {"may not suspend", patch(running, `{"spec": {"runPolicy": {"suspend": true}}}`)},

@@ -18,6 +18,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // kueueObject makes one of Kueue's objects, as YAML has it, with its status; it goes with the test.
@@ -287,4 +288,58 @@ func TestKueueWorkloadReturnsQuotaAfterTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	isAnswered(t, w, "quota", "Retry", "quota-0, quota-1")
+}
+
+// TestKueueGuardLimitsController has answers for AdmissionChecks of another controller, and parts of the status that are Kueue's.
+func TestKueueGuardLimitsController(t *testing.T) {
+	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := admissionCheck(t, "guarded", "default")
+	other := kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: another}, spec: {controllerName: example.com/other}}`)
+	waiting := reservedWorkload(t, "guarded", "guarded", "n1")
+	patch := func(object client.Object, text string) error {
+		return controller.Status().Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
+	}
+	const now = `"2026-01-01T00:00:00Z"`
+	state := func(name, state string) string {
+		return fmt.Sprintf(`{"name": %q, "state": %q, "message": "m", "lastTransitionTime": %s}`, name, state, now)
+	}
+	checks := func(entries ...string) string {
+		return `{"status": {"admissionChecks": [` + strings.Join(entries, ",") + `]}}`
+	}
+	list, _, _ := unstructured.NestedSlice(waiting.Object, "status", "admissionChecks")
+	kept, err := json.Marshal(list[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the API server has read the policies", func(ctx context.Context) (bool, error) {
+		set := func(object client.Object, text string) error {
+			return controller.Status().Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)), client.DryRunAll)
+		}
+		return set(other, `{"status": {"conditions": []}}`) != nil && set(waiting, checks(state("guarded", "Ready"), state("another", "Ready"))) != nil, nil
+	})
+	active := `{"status": {"conditions": [{"type": "Active", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": ` + now + `}]}}`
+	for name, err := range map[string]error{
+		"an answer for another controller": patch(waiting, checks(state("guarded", "Ready"), state("another", "Ready"))),
+		"another check's answer removed":   patch(waiting, checks(state("guarded", "Ready"))),
+		"a check that Kueue does not ask":  patch(waiting, checks(state("guarded", "Ready"), string(kept), state("third", "Ready"))),
+		"admission":                        patch(waiting, `{"status": {"admission": null}}`),
+		"a condition of the workload":      patch(waiting, `{"status": {"conditions": [{"type": "Admitted", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": `+now+`}]}}`),
+		"another controller's check":       patch(other, active),
+		"another condition of its check":   patch(check, strings.Replace(active, "Active", "Other", 1)),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"its own answer":    patch(waiting, checks(state("guarded", "Ready"), string(kept))),
+		"its own condition": patch(check, active),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }

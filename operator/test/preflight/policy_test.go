@@ -193,7 +193,15 @@ func TestPolicyInvalidSchedule(t *testing.T) {
 
 func TestNodeGuardLimitsController(t *testing.T) {
 	newNodes(t, "guarded", 1)
-	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
+	for _, name := range []string{account, "evenkeel-cleanup"} {
+		guardLimits(t, name)
+	}
+}
+
+// guardLimits tries what the account may and may not do with a node.
+func guardLimits(t *testing.T, name string) {
+	t.Helper()
+	controller, err := client.New(apiserver.As(config, namespace, name), client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,20 +212,33 @@ func TestNodeGuardLimitsController(t *testing.T) {
 	status := func(text string) error {
 		return controller.Status().Patch(t.Context(), node.DeepCopy(), client.RawPatch("application/strategic-merge-patch+json", []byte(text)))
 	}
-	for want, err := range map[string]error{
-		"may change evenkeel.dev/network only": patch(`{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`),
-		"label":                                patch(`{"metadata": {"labels": {"pool": null}}}`),
-		"annotations":                          patch(`{"metadata": {"annotations": {"a": "b"}}}`),
-		"may change the taint":                 patch(`{"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}`),
-		"spec":                                 patch(`{"spec": {"unschedulable": true}}`),
-		"may change the condition EvenkeelNetworkHealthy": status(`{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}`),
-		"status": status(`{"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}}}`),
+	eventually(t, "the API server has read the policy", func(ctx context.Context) (bool, error) {
+		return controller.Patch(ctx, node.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"a": "b"}}}`)), client.DryRunAll) != nil, nil
+	})
+	for what, err := range map[string]error{
+		"a label":               patch(`{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`),
+		"no label":              patch(`{"metadata": {"labels": {"pool": null}}}`),
+		"its label otherwise":   patch(`{"metadata": {"labels": {"evenkeel.dev/network": "excellent"}}}`),
+		"an annotation":         patch(`{"metadata": {"annotations": {"a": "b"}}}`),
+		"an owner that is gone": patch(`{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "x"}]}}`),
+		"a finalizer":           patch(`{"metadata": {"finalizers": ["example.com/a"]}}`),
+		"a taint":               patch(`{"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}`),
+		"eviction":              patch(`{"spec": {"taints": [{"key": "evenkeel.dev/network", "effect": "NoExecute"}]}}`),
+		"unschedulable":         patch(`{"spec": {"unschedulable": true}}`),
+		"the provider":          patch(`{"spec": {"providerID": "aws:///x"}}`),
+		"a condition":           status(`{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}`),
+		"resources":             status(`{"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}}}`),
+		"addresses":             status(`{"status": {"addresses": [{"type": "InternalIP", "address": "10.6.6.6"}]}}`),
+		"the kubelet's port":    status(`{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 6666}}}}`),
+		"images":                status(`{"status": {"images": [{"names": ["a"], "sizeBytes": 1}]}}`),
+		"volumes":               status(`{"status": {"volumesAttached": [{"name": "a", "devicePath": "b"}]}}`),
+		"the version":           status(`{"status": {"nodeInfo": {"kubeletVersion": "v1.0.0"}}}`),
 	} {
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
-			t.Errorf("%s: %v", want, err)
+		if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+			t.Errorf("%s: %s: %v", name, what, err)
 		}
 	}
 	if err := patch(`{"metadata": {"labels": {"evenkeel.dev/network": "healthy"}}, "spec": {"taints": [{"key": "evenkeel.dev/network", "effect": "NoSchedule"}]}}`); err != nil {
-		t.Errorf("its own label and taint: %v", err)
+		t.Errorf("%s: its own label and taint: %v", name, err)
 	}
 }

@@ -6,6 +6,7 @@
 package reductionservice
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -38,6 +39,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
+	access "evenkeel.dev/evenkeel/operator/internal/profile"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
@@ -245,11 +247,18 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 		return nil, "the job has no pod template", nil
 	}
 	first := templates[0]
+	// What the webhook saw and a user cannot have forged: the profile that the job asked for, and that its namespace may use it.
+	if asked, has := job.GetAnnotations()[evenkeel.ProfileKey], first.Label(evenkeel.ProfileKey); asked != has {
+		return nil, fmt.Sprintf("annotation %s of the job is %q, and its %s has %q", evenkeel.ProfileKey, asked, first.Path, has), nil
+	}
 	profile := &evenkeel.NetworkProfile{}
 	if err := c.client.Get(ctx, client.ObjectKey{Name: first.Label(evenkeel.ProfileKey)}, profile); apierrors.IsNotFound(err) {
 		return nil, fmt.Sprintf("NetworkProfile %q does not exist", first.Label(evenkeel.ProfileKey)), nil
 	} else if err != nil {
 		return nil, "", fmt.Errorf("read NetworkProfile %s: %w", first.Label(evenkeel.ProfileKey), err)
+	}
+	if why, err := access.Refusal(ctx, c.live, profile, job.GetNamespace()); err != nil || why != "" {
+		return nil, why, err
 	}
 	addresses := first.Annotations()[evenkeel.ReductionServersKey]
 	replicas := int32(strings.Count(addresses, ",") + 1)
@@ -274,7 +283,7 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 		},
 		Spec: evenkeel.ReductionServiceSpec{
 			WorkloadRef: evenkeel.WorkloadReference{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName()},
-			Replicas:    &replicas, Image: c.Image, ImagePullSecrets: profile.Spec.ImagePullSecrets, PriorityClassName: first.PriorityClass(),
+			Replicas:    &replicas, Image: cmp.Or(profile.Spec.Reduction.Image, c.Image), ImagePullSecrets: profile.Spec.ImagePullSecrets, PriorityClassName: first.PriorityClass(),
 			Server: profile.Spec.Reduction.Server,
 		},
 	}

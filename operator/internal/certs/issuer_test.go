@@ -1,8 +1,8 @@
 package certs
 
 import (
+	"bytes"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"testing"
 	"time"
@@ -21,23 +21,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// A rig is a SelfManaged over a pretended API server that counts writes.
+// A rig is an issuer and a server over a pretended API server that counts writes.
 type rig struct {
-	*SelfManaged
+	*Issuer
+	server *Server
 	writes int
-	// conflict makes the next write of the Secret lose against another replica.
+	// conflict makes the next write of a Secret lose against another one.
 	conflict bool
 }
 
 func newRig(data map[string][]byte) *rig {
-	r := &rig{SelfManaged: &SelfManaged{
-		Secret:               types.NamespacedName{Namespace: "system", Name: "cert"},
-		WebhookConfiguration: "evenkeel",
-		Service:              "hook",
-		clock:                clock.RealClock{},
-	}}
+	names := Names{Secret: types.NamespacedName{Namespace: "system", Name: "cert"}, WebhookConfiguration: "evenkeel", Service: "hook"}
+	r := &rig{Issuer: &Issuer{Names: names, Authority: types.NamespacedName{Namespace: "system", Name: "ca"}, clock: clock.RealClock{}}}
 	r.client = fake.NewClientBuilder().WithObjects(
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "cert"}, Data: data},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "ca"}},
 		&admissionregistrationv1.MutatingWebhookConfiguration{
 			ObjectMeta: metav1.ObjectMeta{Name: "evenkeel"},
 			Webhooks:   []admissionregistrationv1.MutatingWebhook{{Name: "a.evenkeel.dev"}, {Name: "b.evenkeel.dev"}},
@@ -56,22 +54,29 @@ func newRig(data map[string][]byte) *rig {
 			return c.Patch(ctx, object, patch, options...)
 		},
 	}).Build()
+	r.server = &Server{Names: names, client: r.client}
 	return r
 }
 
+// reconcile lets the issuer work, and then the server read.
 func (r *rig) reconcile(t *testing.T) reconcile.Result {
 	t.Helper()
 	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: r.Secret})
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := r.server.Reconcile(t.Context(), reconcile.Request{NamespacedName: r.Secret}); err != nil {
+		t.Fatal(err)
+	}
 	return result
 }
 
-func (r *rig) data(t *testing.T) map[string][]byte {
+func (r *rig) at(moment time.Time) { r.clock = clocktesting.NewFakePassiveClock(moment) }
+
+func (r *rig) data(t *testing.T, name types.NamespacedName) map[string][]byte {
 	t.Helper()
 	secret := &corev1.Secret{}
-	if err := r.client.Get(t.Context(), r.Secret, secret); err != nil {
+	if err := r.client.Get(t.Context(), name, secret); err != nil {
 		t.Fatal(err)
 	}
 	return secret.Data
@@ -80,7 +85,7 @@ func (r *rig) data(t *testing.T) map[string][]byte {
 // verify checks what is served against the CA of every webhook, as the API server does.
 func (r *rig) verify(t *testing.T, at time.Time) {
 	t.Helper()
-	served, err := r.GetCertificate(&tls.ClientHelloInfo{})
+	served, err := r.server.GetCertificate(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,72 +111,127 @@ func (r *rig) verify(t *testing.T, at time.Time) {
 
 func TestCertificateFromEmptySecret(t *testing.T) {
 	r := newRig(nil)
-	if err := r.Ready(nil); err == nil {
+	if err := r.server.Ready(nil); err == nil {
 		t.Error("ready without a certificate")
 	}
 	r.reconcile(t)
-	if err := r.Ready(nil); err != nil {
+	if err := r.server.Ready(nil); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
 	r.verify(t, time.Now())
-	if r.writes != 2 {
+	if r.writes != 3 {
 		t.Errorf("%d writes, want one per object", r.writes)
 	}
 	r.reconcile(t)
-	if r.writes != 2 {
+	if r.writes != 3 {
 		t.Errorf("%d writes after a second look, want none more", r.writes)
+	}
+	if _, found := r.data(t, r.Secret)[caKeyKey]; found {
+		t.Error("the server can read the CA's key")
 	}
 }
 
 func TestCertificateRenewalKeepsCA(t *testing.T) {
 	r := newRig(nil)
 	r.reconcile(t)
-	before := r.data(t)
+	before := r.data(t, r.Secret)
 	later := time.Now().Add(serverLifetime - renewBefore/2)
-	r.clock = clocktesting.NewFakePassiveClock(later)
+	r.at(later)
 	r.reconcile(t)
-	after := r.data(t)
+	after := r.data(t, r.Secret)
 	if string(after[corev1.TLSCertKey]) == string(before[corev1.TLSCertKey]) {
 		t.Error("the certificate was not renewed")
 	}
 	if string(after[caKey]) != string(before[caKey]) {
-		t.Error("the CA changed with it: other replicas would be refused")
+		t.Error("the CA changed with it")
 	}
 	r.verify(t, later.Add(renewBefore))
 }
 
-func TestCertificateDamageIsRepaired(t *testing.T) {
-	for name, data := range map[string]map[string][]byte{
-		"not PEM":      {caKey: []byte("x"), caKeyKey: []byte("y"), corev1.TLSCertKey: []byte("z"), corev1.TLSPrivateKeyKey: []byte("w")},
-		"no server":    nil,
-		"foreign keys": nil,
+// TestCertificateOfNewCA has a CA that is replaced. What is served is trusted at any time: a new CA signs nothing before every API
+// server has had the time to read it, and the old one is trusted until it expires.
+func TestCertificateOfNewCA(t *testing.T) {
+	for name, lose := range map[string]func(r *rig, end time.Time) time.Time{
+		"it expires soon": func(_ *rig, end time.Time) time.Time { return end.Add(-renewBefore / 2) },
+		"its key is lost": func(r *rig, end time.Time) time.Time {
+			if err := r.client.Update(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "ca"}}); err != nil {
+				t.Fatal(err)
+			}
+			return end.Add(-caLifetime / 2)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if data == nil {
-				first, other := newRig(nil), newRig(nil)
-				first.reconcile(t)
-				other.reconcile(t)
-				data = first.data(t)
-				if name == "no server" {
-					delete(data, corev1.TLSCertKey)
-				} else {
-					data[corev1.TLSPrivateKeyKey] = other.data(t)[corev1.TLSPrivateKeyKey]
+			r := newRig(nil)
+			r.reconcile(t)
+			moment := lose(r, time.Now().Add(caLifetime))
+			r.at(moment.Add(-serverLifetime / 4))
+			if name == "it expires soon" {
+				r.at(moment.Add(-renewBefore)) // the server's certificate is renewed by the old CA
+			}
+			r.reconcile(t)
+			r.at(moment)
+			before := r.data(t, r.Secret)
+			result := r.reconcile(t)
+			r.verify(t, moment)
+			after := r.data(t, r.Secret)
+			if name == "it expires soon" {
+				if !bytes.Equal(before[corev1.TLSCertKey], after[corev1.TLSCertKey]) || result.RequeueAfter > trustDelay {
+					t.Errorf("the new CA signs at once, or much later: %s", result.RequeueAfter)
+				}
+				if bytes.Count(after[caKey], []byte("BEGIN")) != 2 {
+					t.Errorf("trusted: %s, want both CAs", after[caKey])
 				}
 			}
-			r := newRig(data)
+			r.at(moment.Add(trustDelay + time.Second))
 			r.reconcile(t)
-			r.verify(t, time.Now())
+			r.verify(t, moment.Add(renewBefore))
 		})
 	}
 }
 
-func TestCertificateConflictBetweenReplicas(t *testing.T) {
+func TestCertificateDamageIsRepaired(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, r *rig, data map[string][]byte){
+		"not PEM": func(_ *testing.T, _ *rig, data map[string][]byte) {
+			for key := range data {
+				data[key] = []byte("x")
+			}
+		},
+		"no server": func(_ *testing.T, _ *rig, data map[string][]byte) { delete(data, corev1.TLSCertKey) },
+		"nothing":   func(_ *testing.T, _ *rig, data map[string][]byte) { clear(data) },
+		"foreign keys": func(t *testing.T, _ *rig, data map[string][]byte) {
+			other := newRig(nil)
+			other.reconcile(t)
+			data[corev1.TLSPrivateKeyKey] = other.data(t, other.Secret)[corev1.TLSPrivateKeyKey]
+		},
+		"the CA's key": func(_ *testing.T, _ *rig, data map[string][]byte) { data[caKeyKey] = []byte("of an earlier version") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(nil)
+			r.reconcile(t)
+			secret := &corev1.Secret{}
+			if err := r.client.Get(t.Context(), r.Secret, secret); err != nil {
+				t.Fatal(err)
+			}
+			damage(t, r, secret.Data)
+			if err := r.client.Update(t.Context(), secret); err != nil {
+				t.Fatal(err)
+			}
+			r.reconcile(t)
+			r.verify(t, time.Now())
+			if _, found := r.data(t, r.Secret)[caKeyKey]; found {
+				t.Error("the server can read the CA's key")
+			}
+		})
+	}
+}
+
+func TestCertificateConflict(t *testing.T) {
 	r := newRig(nil)
 	r.conflict = true
 	if result := r.reconcile(t); result.RequeueAfter == 0 {
 		t.Error("does not look again")
 	}
-	if r.Ready(nil) == nil {
+	if r.server.Ready(nil) == nil {
 		t.Error("ready with a certificate that was not written")
 	}
 	r.reconcile(t)

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+
+	"evenkeel.dev/evenkeel/operator/internal/certs"
+)
+
+// certificatesRole is apart from the webhook: whoever may change a webhook configuration can have every object of the cluster sent to
+// him, and so serves no requests.
+type certificatesRole struct {
+	process
+	webhookConfiguration, service, secret, authoritySecret string
+}
+
+func certificatesCommand() *cobra.Command {
+	var c certificatesRole
+	cmd := &cobra.Command{
+		Use:   "certificates",
+		Short: "Make and renew the webhook's certificate, and have the API server trust it",
+		Example: `  evenkeel-operator certificates --namespace=evenkeel-system --webhook-config=evenkeel --service=evenkeel-webhook \
+    --secret=evenkeel-webhook-cert --ca-secret=evenkeel-webhook-ca`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.validate(); err != nil {
+				return err
+			}
+			return c.run(cmd.Context())
+		},
+	}
+	c.flags(cmd.Flags())
+	cmd.Flags().StringVar(&c.secret, "secret", "", "the Secret that holds the certificate; it has to exist, and may be empty")
+	cmd.Flags().StringVar(&c.authoritySecret, "ca-secret", "", "the Secret that holds the CA and its key; it has to exist, and may be empty")
+	cmd.Flags().StringVar(&c.service, "service", "", "the Service that the API server calls")
+	cmd.Flags().StringVar(&c.webhookConfiguration, "webhook-config", "", "the MutatingWebhookConfiguration that gets the CA")
+	return cmd
+}
+
+func (c *certificatesRole) validate() error {
+	if err := c.process.validate(); err != nil {
+		return err
+	}
+	return needs("certificates", map[string]string{
+		"namespace": c.namespace, "secret": c.secret, "ca-secret": c.authoritySecret, "service": c.service, "webhook-config": c.webhookConfiguration,
+	})
+}
+
+func (c *certificatesRole) run(ctx context.Context) error {
+	issuer := &certs.Issuer{
+		Names: certs.Names{
+			Secret: types.NamespacedName{Namespace: c.namespace, Name: c.secret}, WebhookConfiguration: c.webhookConfiguration, Service: c.service,
+		},
+		Authority: types.NamespacedName{Namespace: c.namespace, Name: c.authoritySecret},
+	}
+	mgr, err := c.manager(ctx, ctrl.Options{Cache: cache.Options{ByObject: issuer.Cached()}, Client: client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.Secret{}}}}})
+	if err != nil {
+		return err
+	}
+	if err := issuer.SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("certificates: %w", err)
+	}
+	if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
+		return fmt.Errorf("readiness check: %w", err)
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("certificates: %w", err)
+	}
+	return nil
+}
