@@ -57,17 +57,23 @@ func mortal(assets, dir string) error {
 	return nil
 }
 
+// Helm is the path of the helm that HELM names, or of one that is built if need be.
+func Helm() (string, error) {
+	if path := os.Getenv("HELM"); path != "" {
+		return path, nil
+	}
+	box, err := toolbox.New(os.Stderr)
+	if err != nil {
+		return "", err
+	}
+	return box.Path(context.Background(), "helm")
+}
+
 // Chart returns the objects that the chart renders.
 func Chart(root, namespace string, args ...string) ([]*unstructured.Unstructured, error) {
-	path := os.Getenv("HELM")
-	if path == "" {
-		box, err := toolbox.New(os.Stderr)
-		if err != nil {
-			return nil, err
-		}
-		if path, err = box.Path(context.Background(), "helm"); err != nil {
-			return nil, err
-		}
+	path, err := Helm()
+	if err != nil {
+		return nil, err
 	}
 	var out bytes.Buffer
 	args = append([]string{"template", "evenkeel", filepath.Join("charts", "evenkeel"), "--namespace", namespace}, args...)

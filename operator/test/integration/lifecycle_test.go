@@ -180,7 +180,11 @@ func TestCertificateLost(t *testing.T) {
 // the webhook.
 func TestCertificateExpired(t *testing.T) {
 	ns, s := newNamespace(t, nil), secret(t)
-	expired, err := expiredCopy(s.Data)
+	authority := &corev1.Secret{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: systemNamespace, Name: "evenkeel-webhook-ca"}, authority); err != nil {
+		t.Fatal(err)
+	}
+	expired, err := expiredCopy(map[string][]byte{corev1.TLSCertKey: s.Data[corev1.TLSCertKey], "ca.crt": authority.Data["ca.crt"], "ca.key": authority.Data["ca.key"]})
 	if err != nil {
 		t.Fatal(err)
 	}
