@@ -77,6 +77,21 @@ var checks = []check{
 		Tests: []string{"rdma::rdma_killed_reduction_server_is_named"},
 	},
 	{
+		Name: "an outage of the only path, three times as long as the peer timeout", Goal: "the transfer finishes, every byte right",
+		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport", Topology: vm.Rails,
+		Tests: []string{"rdma::failover::tests::outage_of_the_only_path_is_outlived"},
+	},
+	{
+		Name: "memory that an idle pair pins, one connection in each direction", Goal: "at most 128 KiB with mlx5: 40 KiB measured here, and at most 80 KiB computed for its queues",
+		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
+		Tests: []string{"rdma::tests::idle_pairs_pin_little_memory", "rdma::queue_pairs::tests::idle_pair_pins_little_memory_with_mlx5"},
+	},
+	{
+		Name: "200 idle pairs", Goal: "at most 0.5 % of a processor, and less than two wake-ups a second",
+		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
+		Tests: []string{"rdma::tests::idle_pairs_take_no_processor_time"},
+	},
+	{
 		Name: "receiver killed, or sender", Goal: "an error of all requests that names it, within the time set for verbs (here within 1 s)",
 		Build: []string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, Target: "abi",
 		Tests: []string{"peer_death::killed_receiver_fails_all_requests_of_the_sender", "peer_death::killed_sender_fails_all_requests_of_the_receiver"},
