@@ -14,6 +14,10 @@ const MAX_PROCESS_BYTES: usize = 4 << 30;
 /// Bytes in use.
 static PROCESS_BYTES: AtomicUsize = AtomicUsize::new(0);
 
+/// How often memory was refused.
+#[cfg(test)]
+pub(crate) static REFUSALS: AtomicUsize = AtomicUsize::new(0);
+
 /// Memory of an unexpected message.
 pub(crate) struct UnexpectedMemory {
     block: Block,
@@ -23,7 +27,10 @@ pub(crate) struct UnexpectedMemory {
 impl UnexpectedMemory {
     /// Zeroed memory; `None` if the process has too much of it.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
-        let limited = Reservation::new(&PROCESS_BYTES, bytes, MAX_PROCESS_BYTES)?;
+        let limited = Reservation::new(&PROCESS_BYTES, bytes, MAX_PROCESS_BYTES);
+        #[cfg(test)]
+        REFUSALS.fetch_add(limited.is_none().into(), Ordering::Relaxed);
+        let limited = limited?;
         Some(Self { block: Block::new(bytes), limited })
     }
 
@@ -41,8 +48,15 @@ impl UnexpectedMemory {
     }
 }
 
+/// Uses up what the process may have, until the result is dropped.
+#[cfg(test)]
+pub(crate) fn use_up() -> Reservation<'static> {
+    let left = || MAX_PROCESS_BYTES - PROCESS_BYTES.load(Ordering::Relaxed);
+    crate::test_support::until(|| Reservation::new(&PROCESS_BYTES, left(), MAX_PROCESS_BYTES))
+}
+
 /// A part of a number of bytes in use.
-struct Reservation<'a> {
+pub(crate) struct Reservation<'a> {
     used: &'a AtomicUsize,
     bytes: usize,
 }

@@ -50,6 +50,8 @@ pub(crate) struct RecvState {
     staging: StagingBuffer,
     arrivals: Arrivals<PostedBuffer>,
     tags: TagMatcher,
+    /// Lengths of the messages, from the next one on, that are unexpected and wait for memory.
+    unexpected_lengths: VecDeque<usize>,
     /// Messages whose credits are to be written.
     pending_credits: VecDeque<u64>,
     ring_progress: RingProgress,
@@ -100,6 +102,7 @@ impl Receiver {
             staging: StagingBuffer::new(&adapter.context, STAGING_BYTES).map_err(system)?,
             arrivals: Arrivals::default(),
             tags: TagMatcher::default(),
+            unexpected_lengths: VecDeque::new(),
             pending_credits: VecDeque::new(),
             ring_progress: RingProgress::default(),
             offers,
@@ -318,7 +321,11 @@ impl EndpointState for RecvState {
 
     fn has_deadlines(&self) -> bool {
         let flush_failed = || self.flush.as_ref().is_some_and(|flush| flush.failure().is_some());
-        self.control_lost.is_some() || self.offers.iter().any(Option::is_some) || flush_failed()
+        self.control_lost.is_some()
+            || self.offers.iter().any(Option::is_some)
+            // Memory may become free in other connections.
+            || !self.unexpected_lengths.is_empty()
+            || flush_failed()
     }
 
     fn in_flight(&self) -> InFlight {
@@ -465,11 +472,14 @@ impl RecvState {
         Ok(())
     }
 
-    /// Posts the tagged buffers whose turn it is.
+    /// Posts memory for unexpected messages, and the tagged buffers whose turn it is.
     fn post_tagged_buffers(&mut self, base: &Base) -> Result<(), ConnectionError> {
-        while self.arrivals.room() > 0
-            && let Some(step) = self.tags.next_step(self.arrivals.next())?
-        {
+        loop {
+            self.post_unexpected(base)?;
+            if self.arrivals.room() == 0 {
+                break;
+            }
+            let Some(step) = self.tags.next_step(self.arrivals.next())? else { break };
             match step {
                 MatchStep::Post(tag, mut target, _) => {
                     let registered = target.registered.take();
@@ -502,17 +512,29 @@ impl RecvState {
             let what = "protocol error: the sender sent too many messages, or was not asked";
             return Err(ConnectionError::remote(what));
         }
-        for (at, number) in (next..below).enumerate() {
-            let length = lengths.get(at).map_or(0, |length| *length as usize);
-            // A message in the eager ring has no length here, and may fill its slot.
-            let memory = UnexpectedMemory::new(length.max(EAGER_BYTES)).ok_or_else(|| {
-                ConnectionError::remote("too many bytes of unexpected messages in this process")
-            })?;
-            let buffer = self.tags.buffer_unexpected(number, memory);
+        let count = (below - next) as usize;
+        let lengths = lengths.iter().map(|length| *length as usize).chain(std::iter::repeat(0));
+        // A message in the eager ring has no length here, and may be the longest one.
+        let lengths = lengths.map(|length| length.max(EAGER_BYTES)).take(count);
+        self.unexpected_lengths = lengths.collect();
+        self.post_tagged_buffers(base)?;
+        self.check_credit_request()
+    }
+
+    /// Posts memory for unexpected messages. Beyond the bounds of the connection and the process they wait, and so do those
+    /// behind them.
+    fn post_unexpected(&mut self, base: &Base) -> Result<(), ConnectionError> {
+        while let Some(length) = self.unexpected_lengths.front().copied() {
+            if !self.tags.has_unexpected_room(length as u64) {
+                break;
+            }
+            let Some(memory) = UnexpectedMemory::new(length) else { break };
+            self.unexpected_lengths.pop_front();
+            let buffer = self.tags.buffer_unexpected(self.arrivals.next(), memory);
             let region = self.region(&buffer, None)?;
             self.post(PostedBuffer { buffer, tag: 0, target: None, region }, base)?;
         }
-        self.check_credit_request()
+        Ok(())
     }
 
     /// All parts of a message were received.

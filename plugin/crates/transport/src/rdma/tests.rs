@@ -3,10 +3,12 @@
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::connection::tag_matching_tests::{self, MessageMemory};
+use crate::connection::unexpected::{self, REFUSALS};
 use crate::memory::block::Block;
 use crate::memory::test_memory::ProtectedMemory;
 use crate::runtime::notify::NullNotify;
@@ -185,7 +187,8 @@ fn sleeps_and_busy_time() -> [u64; 2] {
         let read = |file: &str| std::fs::read_to_string(task.join(file)).unwrap();
         let status = read("status");
         status.contains("evenkeel-io").then(|| {
-            let number = |text: &str| text.split_whitespace().next().unwrap().parse().unwrap();
+            let number =
+                |text: &str| -> u64 { text.split_whitespace().next().unwrap().parse().unwrap() };
             let sleeps =
                 status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
             [number(sleeps.unwrap()), number(&read("schedstat"))]
@@ -480,6 +483,42 @@ fn grouped_receive_waits_for_all_messages() {
 fn unexpected_messages_block_no_others() {
     let transport = transport();
     tag_matching_tests::check_unexpected_messages_do_not_block(|| pair(&transport, &transport));
+}
+
+/// The memory is the whole process's, so this test runs alone.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn unexpected_messages_wait_for_memory() {
+    const LENGTH: usize = 100_000;
+    let transport = transport();
+    let (send, recv) = pair(&transport, &transport);
+    let (mut from, mut to) = (message(1, 4 * LENGTH), Block::new(4 * LENGTH));
+    let (from, to) = (from.lend_mut(4 * LENGTH), to.lend_mut(4 * LENGTH));
+    let send_part = |at: usize, tag| {
+        let part = from.part(at * LENGTH, LENGTH).as_send();
+        until(|| send.send_tagged(part, tag, None).unwrap())
+    };
+    let post_part = |at: usize, tag| {
+        let buffer = to.part(at * LENGTH, LENGTH);
+        recv.recv_group(&[TaggedBuffer { buffer, tag, registration: None }]).unwrap().unwrap()
+    };
+    let (used_up, refusals) = (unexpected::use_up(), || REFUSALS.load(Ordering::Relaxed));
+    let before = refusals();
+    let mut sendings: Vec<_> = (0..3).map(|at| send_part(at, 1)).collect();
+    // Its message comes after those, which have no buffers yet.
+    let other = post_part(3, 2);
+    until(|| (refusals() > before).then_some(()));
+    drop(used_up);
+    sendings.push(send_part(3, 2));
+    let mut receivings = vec![other];
+    receivings.extend((0..3).map(|at| post_part(at, 1)));
+    for receiving in receivings {
+        assert_eq!(until(|| receiving.test().unwrap()), LENGTH as u64);
+    }
+    for sending in sendings {
+        until(|| sending.test().unwrap());
+    }
+    assert_eq!(to.as_send().checksum(0), from.as_send().checksum(0));
 }
 
 #[test]
