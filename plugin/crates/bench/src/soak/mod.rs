@@ -184,6 +184,8 @@ struct Report {
 struct Connection {
     from: usize,
     to: usize,
+    /// Whether the sender was told to connect.
+    connects: bool,
     /// Number of ends that are open.
     open: u32,
     sender: Option<Report>,
@@ -337,6 +339,7 @@ impl Soak {
             Connection {
                 from,
                 to,
+                connects: false,
                 open: 0,
                 sender: None,
                 receiver: None,
@@ -408,25 +411,18 @@ impl Soak {
             if connection.to == place {
                 connection.receiver.get_or_insert(gone);
             }
-            // An end that is not open waits for a peer that never comes.
-            let (from, to, open) = (connection.from, connection.to, connection.open);
-            if open < 2 {
-                for other in [from, to].into_iter().filter(|other| *other != place) {
-                    self.tell(other, &format!("forget {number}"))?;
-                }
-                self.tell_stranger_to_forget(number)?;
-                self.connections.remove(&number);
-                self.counts.cut += 1;
-            } else {
-                self.settle(number)?;
+            let absent = || Report { done: 0, is_whole: false, why: "it never was".to_owned() };
+            if !connection.connects {
+                connection.sender.get_or_insert_with(absent);
             }
-        }
-        Ok(())
-    }
-
-    fn tell_stranger_to_forget(&mut self, number: u64) -> Result<()> {
-        if self.connections.get(&number).is_some_and(|connection| connection.tried.is_some()) {
-            self.tell(self.stranger(), &format!("forget {number}"))?;
+            // A listener would wait for a peer that never comes. Whoever connects fails by itself.
+            let listens = connection.open < 2 && connection.to != place;
+            if listens {
+                connection.receiver.get_or_insert_with(absent);
+                let to = connection.to;
+                self.tell(to, &format!("forget {number}"))?;
+            }
+            self.settle(number)?;
         }
         Ok(())
     }
@@ -551,6 +547,7 @@ impl Soak {
             self.counts.strangers += 1;
             return self.tell(stranger, &format!("connect {number} {handle}"));
         }
+        connection.connects = true;
         let from = connection.from;
         self.tell(from, &format!("connect {number} {handle}"))
     }
@@ -565,6 +562,11 @@ impl Soak {
         if why.is_empty() {
             return Err(format!("connection {number} was refused to a stranger without a reason"));
         }
+        // The sender does not wait for it any more if a process was killed.
+        if connection.excused {
+            return Ok(());
+        }
+        connection.connects = true;
         let from = connection.from;
         self.tell(from, &format!("connect {number} {handle}"))
     }
