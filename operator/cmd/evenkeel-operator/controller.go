@@ -133,7 +133,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 		"nodenetworkhealth-results": &nodenetworkhealth.ResultRecorder{},
 		"nodenetworkhealth-marker":  &nodenetworkhealth.NodeMarker{Clock: clock.RealClock{}},
 		"metrics":                   &metrics.StateCollector{},
-		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}},
+		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}},
 		"jobgate-kueue":             &kueue.Reconciler{Evaluator: evaluator},
 		"jobgate-suspend":           &suspend.Reconciler{Evaluator: evaluator},
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/resource"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -43,7 +44,7 @@ type Tracker struct {
 
 	mu        sync.Mutex
 	nodes     map[string]*node
-	listeners []func()
+	listeners []chan struct{}
 	synced    chan struct{}
 	syncOnce  sync.Once
 }
@@ -149,25 +150,37 @@ func (t *Tracker) Used(nodeName string) map[corev1.ResourceName]int64 {
 	return used
 }
 
-// Source returns a source of requests: all of them are made when the use of a node changes. A controller that watches it starts when
-// the use of all nodes is known.
-func (t *Tracker) Source(requests ...reconcile.Request) *Changes { return &Changes{t, requests} }
+// Source returns a source of requests: those that the function returns are made when the use of a node changes; nil makes none. A
+// controller that watches it starts when the use of all nodes is known.
+func (t *Tracker) Source(requests handler.MapFunc) *Changes { return &Changes{t, requests} }
 
 // Changes is a source of requests for a controller.
 type Changes struct {
 	tracker  *Tracker
-	requests []reconcile.Request
+	requests handler.MapFunc
 }
 
 // Start implements source.Source.
-func (c *Changes) Start(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+func (c *Changes) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	if c.requests == nil {
+		return nil
+	}
+	changed := make(chan struct{}, 1)
 	c.tracker.mu.Lock()
-	defer c.tracker.mu.Unlock()
-	c.tracker.listeners = append(c.tracker.listeners, func() {
-		for _, request := range c.requests {
-			queue.AddAfter(request, changeDelay)
+	c.tracker.listeners = append(c.tracker.listeners, changed)
+	c.tracker.mu.Unlock()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+				for _, request := range c.requests(ctx, nil) {
+					queue.AddAfter(request, changeDelay)
+				}
+			}
 		}
-	})
+	}()
 	return nil
 }
 
@@ -299,6 +312,9 @@ func (t *Tracker) Resync() error { return nil }
 
 func (t *Tracker) notify() {
 	for _, listener := range t.listeners {
-		listener()
+		select {
+		case listener <- struct{}{}:
+		default: // the pending change is looked at after this one
+		}
 	}
 }

@@ -109,7 +109,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("networkcheck").
 		For(&evenkeel.NetworkCheck{}).
 		Watches(&batchv1.Job{}, debounce.Handler(debounceDelay, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
-		WatchesRawSource(c.Use.Source()). // no requests: the pods of runs are polled anyway
+		WatchesRawSource(c.Use.Source(nil)). // no requests: the pods of runs are polled anyway
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrentChecks,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
