@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/resource"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -72,6 +73,31 @@ type count struct {
 // New returns a tracker. The namespace is the one whose checks' pods do not count.
 func New(namespace string, c clock.PassiveClock) *Tracker {
 	return &Tracker{Namespace: namespace, Clock: c, nodes: map[string]*node{}, synced: make(chan struct{})}
+}
+
+// readLimit is the number of pods that Read reads at a time.
+const readLimit = 500
+
+// Read returns a tracker that knows the use of this moment. Without a namespace, no check's pods count.
+func Read(ctx context.Context, from client.Reader, namespace string) (*Tracker, error) {
+	t := New(namespace, clock.RealClock{})
+	var pods corev1.PodList
+	for {
+		if err := from.List(ctx, &pods, client.Limit(readLimit), client.Continue(pods.Continue)); err != nil {
+			return nil, fmt.Errorf("list pods: %w", err)
+		}
+		for i := range pods.Items {
+			if phase := pods.Items[i].Status.Phase; phase == corev1.PodSucceeded || phase == corev1.PodFailed {
+				continue
+			}
+			if err := t.Add(&pods.Items[i]); err != nil {
+				return nil, err
+			}
+		}
+		if pods.Continue == "" {
+			return t, nil
+		}
+	}
 }
 
 // SetupWithManager makes the tracker watch while the manager leads.
@@ -207,7 +233,7 @@ func (t *Tracker) Transformer() cache.TransformFunc {
 // useOf returns what is kept of a pod. Without accelerators it is not in use of any.
 func (t *Tracker) useOf(pod *corev1.Pod) *use {
 	u := &use{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, node: pod.Spec.NodeName}
-	if pod.Namespace == t.Namespace && pod.Labels[evenkeel.CheckKey] != "" {
+	if (t.Namespace == "" || pod.Namespace == t.Namespace) && pod.Labels[evenkeel.CheckKey] != "" {
 		return u
 	}
 	if !accelerator.RequestedBy(&pod.Spec) {

@@ -76,7 +76,7 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 	}
 	requests := networkcheckpolicy.NewCheckRequests()
 	use := nodeuse.New(namespace, &clock{})
-	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Clock: calendar, Poll: 100 * time.Millisecond}
+	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Use: use, Clock: calendar, Poll: 100 * time.Millisecond}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
 		use,
 		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: use, Logs: f, Clock: c, Poll: 50 * time.Millisecond},

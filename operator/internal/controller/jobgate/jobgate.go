@@ -3,9 +3,11 @@
 package jobgate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,13 +28,17 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/optionalwatch"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 )
 
 const (
 	// A short maximum, so that jobs start soon after an outage of the API server.
 	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
+	// debounceDelay is how long changes of nodes are collected, since each evaluation is over all of them.
+	debounceDelay = 300 * time.Millisecond
 	// passTimeout bounds one evaluation.
 	passTimeout = time.Minute
 )
@@ -43,6 +49,8 @@ type Evaluator struct {
 	Namespace string
 	// Requests receives the nodes that have to be checked.
 	Requests *networkcheckpolicy.CheckRequests
+	// Use says which nodes are in use.
+	Use *nodeuse.Tracker
 	// Clock is replaced in tests. Poll is how often the cluster is asked for kinds that it does not serve yet.
 	Clock clock.PassiveClock
 	Poll  time.Duration
@@ -90,10 +98,11 @@ func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []sc
 		return evaluate(ctx)
 	})
 	watcher, err := builder.ControllerManagedBy(mgr).Named(name).
-		Watches(&corev1.Node{}, EnqueueAll, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, EnqueueAll).
+		Watches(&corev1.Node{}, debounce.Handler(debounceDelay, EnqueueAll), builder.WithPredicates(nodenetworkhealth.NodeChanged)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(debounceDelay, EnqueueAll)).
 		Watches(&evenkeel.NetworkCheckPolicy{}, EnqueueAll, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&evenkeel.NetworkCheck{}, EnqueueAll).
+		WatchesRawSource(e.Use.Source(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{singleRequest} })).
 		WithOptions(controller.Options{RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)}).
 		Build(bounded)
 	if err != nil {
@@ -121,10 +130,14 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 	var next time.Time
 	var all []error
 	if len(waiting) > 0 {
-		snapshot, err := NewSnapshot(ctx, e.Client, e.Namespace, e.Clock.Now())
+		snapshot, err := NewSnapshot(ctx, e.Client, e.Namespace, e.Use, e.Clock.Now())
 		if err != nil {
 			return reconcile.Result{}, err
 		}
+		// Who waits the longest is served first.
+		slices.SortStableFunc(waiting, func(a, b Waiter) int {
+			return cmp.Or(a.Job.Since.Compare(b.Job.Since), cmp.Compare(a.Key, b.Key))
+		})
 		for _, w := range waiting {
 			d := snapshot.Decide(w.Job)
 			e.Requests.Set(w.Key, d.Check)
@@ -156,7 +169,7 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 }
 
 // NewSnapshot reads the state that decisions are made from. Checks run in the namespace.
-func NewSnapshot(ctx context.Context, c client.Reader, namespace string, now time.Time) (*gate.Snapshot, error) {
+func NewSnapshot(ctx context.Context, c client.Reader, namespace string, use gate.NodeUse, now time.Time) (*gate.Snapshot, error) {
 	nodes, states, policies, err := nodenetworkhealth.ListAll(ctx, c)
 	if err != nil {
 		return nil, err
@@ -165,5 +178,5 @@ func NewSnapshot(ctx context.Context, c client.Reader, namespace string, now tim
 	if err := c.List(ctx, &checks, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list NetworkChecks: %w", err)
 	}
-	return gate.NewSnapshot(nodes, states, policies, checks.Items, now), nil
+	return gate.NewSnapshot(nodes, states, policies, checks.Items, use, now), nil
 }
