@@ -359,11 +359,6 @@ func (in *NetworkCheckPolicySpec) DeepCopyInto(out *NetworkCheckPolicySpec) {
 		*out = new(v1.LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
-	if in.Priority != nil {
-		in, out := &in.Priority, &out.Priority
-		*out = new(int32)
-		**out = **in
-	}
 	out.Triggers = in.Triggers
 	if in.FreshnessSeconds != nil {
 		in, out := &in.FreshnessSeconds, &out.FreshnessSeconds
@@ -420,10 +415,10 @@ func (in *NetworkCheckPolicyStatus) DeepCopyInto(out *NetworkCheckPolicyStatus) 
 		*out = new(int32)
 		**out = **in
 	}
-	if in.UnhealthyNodes != nil {
-		in, out := &in.UnhealthyNodes, &out.UnhealthyNodes
-		*out = make([]string, len(*in))
-		copy(*out, *in)
+	if in.RunningChecks != nil {
+		in, out := &in.RunningChecks, &out.RunningChecks
+		*out = new(int32)
+		**out = **in
 	}
 	if in.LastScheduleTime != nil {
 		in, out := &in.LastScheduleTime, &out.LastScheduleTime

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -55,6 +56,11 @@ type Evaluator struct {
 	Clock clock.PassiveClock
 	Poll  time.Duration
 
+	// Transform, if set, reduces the objects that wait to what is needed of them. Wanted, if set, says which of their kinds are to be
+	// watched.
+	Transform toolscache.TransformFunc
+	Wanted    func(schema.GroupKind) bool
+
 	// Client, WaitingCache and OptionalKinds are set by NewController. The cache has only the objects that wait.
 	Client        client.Client
 	WaitingCache  cache.Cache
@@ -81,10 +87,14 @@ var EnqueueAll = handler.EnqueueRequestsFromMapFunc(func(context.Context, client
 // serves it.
 func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []schema.GroupVersionKind, selector labels.Selector, evaluate func(context.Context) (reconcile.Result, error)) (controller.Controller, error) {
 	e.Client = mgr.GetClient()
+	transform := e.Transform
+	if transform == nil {
+		transform = cache.TransformStripManagedFields()
+	}
 	var err error
 	e.WaitingCache, err = cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
-		DefaultLabelSelector: selector, DefaultTransform: cache.TransformStripManagedFields(), ReaderFailOnMissingInformer: true,
+		DefaultLabelSelector: selector, DefaultTransform: transform, ReaderFailOnMissingInformer: true,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cache of gated objects: %w", err)
@@ -108,7 +118,7 @@ func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []sc
 	if err != nil {
 		return nil, err
 	}
-	e.OptionalKinds = &optionalwatch.Watch{Kinds: waiting, Cache: e.WaitingCache, Mapper: mgr.GetRESTMapper(), Poll: e.Poll, Controller: watcher, Request: singleRequest}
+	e.OptionalKinds = &optionalwatch.Watch{Kinds: waiting, Cache: e.WaitingCache, Mapper: mgr.GetRESTMapper(), Poll: e.Poll, Controller: watcher, Request: singleRequest, Wanted: e.Wanted}
 	return watcher, mgr.Add(e.OptionalKinds)
 }
 
