@@ -89,8 +89,8 @@ type TriggerSpec struct {
 	// +optional
 	JobEnd Switch `json:"jobEnd,omitempty"`
 
-	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when every node that they may
-	// run on has a fresh verdict; nodes without one are checked. Default: Disabled.
+	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when proven nodes have room for their
+	// pods, or none is left that could be checked; as many nodes as they lack are checked. Default: Disabled.
 	// +optional
 	JobStart Switch `json:"jobStart,omitempty"`
 }
