@@ -150,8 +150,8 @@ func TestPolicyClearsRepairedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	carries(t, "repair-0", "True Proven|healthy|")
-	waitPolicy(t, p, "the schedule is noted, and one check is kept", func() bool {
-		return p.Status.LastScheduleTime != nil && p.Status.LastScheduleTime.Minute() == 0 && len(policyChecks(t, p)) == 1
+	waitPolicy(t, p, "the schedule is noted, and one check of each trigger is kept", func() bool {
+		return p.Status.LastScheduleTime != nil && p.Status.LastScheduleTime.Minute() == 0 && len(policyChecks(t, p)) == 2
 	})
 	state := &evenkeel.NodeNetworkHealth{}
 	if err := admin.Get(t.Context(), client.ObjectKey{Name: "repair-0"}, state); err != nil {
