@@ -133,10 +133,11 @@ func TestPolicyClearsRepairedNode(t *testing.T) {
 		return links(map[string]float64{"repair-0": 0.1})(nodes)
 	})
 	now := &clock{}
-	start(t, f, &clock{}, now)
+	start(t, f, now, now)
 	newNodes(t, "repair", 4)
 	p := newPolicy(t, "repair", func(s *evenkeel.NetworkCheckPolicySpec) {
-		one := int32(1)
+		one, long := int32(1), int32(86400) // Jobs are made by the API server's clock
+		s.Check.RunTimeoutSeconds = &long
 		s.Triggers.Schedule, s.Triggers.TimeZone, s.History = "@hourly", "Europe/Berlin", &one
 	})
 	carries(t, "repair-0", "False TooSlow|unhealthy|")

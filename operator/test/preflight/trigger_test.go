@@ -79,8 +79,10 @@ func TestPolicyChecksNodesWhenTheirJobEnds(t *testing.T) {
 	giveGPUs(t, 8, nodes...)
 	leave := useNode(t, "gap-1", 8)
 	now := &clock{}
-	start(t, f, &clock{}, now)
+	start(t, f, now, now)
 	p := newPolicy(t, "gap", func(s *evenkeel.NetworkCheckPolicySpec) {
+		long := int32(86400) // Jobs are made by the API server's clock
+		s.Check.RunTimeoutSeconds = &long
 		s.Triggers.Schedule, s.Triggers.NewNodes = "@hourly", evenkeel.SwitchDisabled
 	})
 	waitPolicy(t, p, "the nodes are counted", func() bool { return p.Status.Nodes != nil && *p.Status.Nodes == 4 })
