@@ -359,6 +359,11 @@ func (in *NetworkCheckPolicySpec) DeepCopyInto(out *NetworkCheckPolicySpec) {
 		*out = new(v1.LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.Priority != nil {
+		in, out := &in.Priority, &out.Priority
+		*out = new(int32)
+		**out = **in
+	}
 	out.Triggers = in.Triggers
 	if in.FreshnessSeconds != nil {
 		in, out := &in.FreshnessSeconds, &out.FreshnessSeconds
@@ -414,6 +419,11 @@ func (in *NetworkCheckPolicyStatus) DeepCopyInto(out *NetworkCheckPolicyStatus) 
 		in, out := &in.Unknown, &out.Unknown
 		*out = new(int32)
 		**out = **in
+	}
+	if in.UnhealthyNodes != nil {
+		in, out := &in.UnhealthyNodes, &out.UnhealthyNodes
+		*out = make([]string, len(*in))
+		copy(*out, *in)
 	}
 	if in.RunningChecks != nil {
 		in, out := &in.RunningChecks, &out.RunningChecks
