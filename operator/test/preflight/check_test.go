@@ -408,8 +408,8 @@ func TestCheckTimeout(t *testing.T) {
 	start(t, f, time, &clock{})
 	newNodes(t, "late", 4)
 	c := newCheck(t, "late", func(s *evenkeel.NetworkCheckSpec) {
-		long := int32(86400)
-		s.RunTimeoutSeconds = &long
+		long, hour := int32(86400), int32(3600)
+		s.RunTimeoutSeconds, s.TimeoutSeconds = &long, &hour
 	})
 	eventually(t, "runs are there", func(context.Context) (bool, error) { return len(f.all()) > 0, nil })
 	time.advance(3601 * 1e9)

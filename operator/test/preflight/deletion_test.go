@@ -36,6 +36,8 @@ type held struct {
 	job      *unstructured.Unstructured
 	pods     []*corev1.Pod
 	workload *unstructured.Unstructured
+	// retried: the workload is to choose other nodes.
+	retried bool
 }
 
 // gateTimeout is the timeout of the policy.
@@ -65,6 +67,15 @@ func newHeld(t *testing.T, name string) *held {
 func (h *held) start(t *testing.T) {
 	t.Helper()
 	h.stop = start(t, h.fleet, &clock{}, h.calendar)
+}
+
+// end ends the controller. Then Kueue takes the quota back from a workload that is to retry, and reserves it again.
+func (h *held) end(t *testing.T) {
+	t.Helper()
+	h.stop()
+	if h.retried {
+		evict(t, h.workload, h.name, true, h.calendar.Now())
+	}
 }
 
 // isOpen waits until everything has started.
@@ -108,7 +119,7 @@ func TestHeldJobsOutliveDeletions(t *testing.T) {
 			}
 			isTold(t, h.job, gate.ReasonWaiting, "")
 			isAnswered(t, h.workload, h.name, "Retry", "failed a check")
-			evict(t, h.workload, h.name, true, h.calendar.Now())
+			h.retried = true
 		}},
 	}
 	deletions := []struct {
@@ -119,12 +130,12 @@ func TestHeldJobsOutliveDeletions(t *testing.T) {
 			if err := admin.Delete(t.Context(), h.policy); err != nil {
 				t.Fatal(err)
 			}
-			h.stop()
+			h.end(t)
 			h.start(t)
 			h.isOpen(t)
 		}},
 		{"controller", func(t *testing.T, h *held) {
-			h.stop()
+			h.end(t)
 			h.calendar.advance(gateTimeout)
 			h.start(t)
 			if !strings.HasSuffix(h.name, "failed-controller") {
@@ -141,13 +152,13 @@ func TestHeldJobsOutliveDeletions(t *testing.T) {
 			isAnswered(t, h.workload, h.name, "Ready", "starts although")
 		}},
 		{"chart", func(t *testing.T, h *held) {
-			h.stop()
+			h.end(t)
 			as(t, "evenkeel-cleanup")
 			h.isOpen(t)
 		}},
 		// What a controller does when the pods of its namespace are ended.
 		{"evenkeel's namespace", func(t *testing.T, h *held) {
-			h.stop()
+			h.end(t)
 			as(t, account)
 			h.isOpen(t)
 		}},

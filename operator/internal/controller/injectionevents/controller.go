@@ -70,7 +70,7 @@ func slim(object any) (any, error) {
 	pod.SetManagedFields(nil)
 	pod.SetFinalizers(nil)
 	pod.SetLabels(keep(pod.GetLabels(), evenkeel.ProfileKey))
-	pod.SetAnnotations(keep(pod.GetAnnotations(), evenkeel.InjectedKey, evenkeel.SkippedKey))
+	pod.SetAnnotations(keep(pod.GetAnnotations(), evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey))
 	var controller []metav1.OwnerReference
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		controller = []metav1.OwnerReference{*owner}
