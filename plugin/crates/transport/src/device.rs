@@ -151,9 +151,13 @@ pub(crate) fn discover(
     }
     let left_out = left_out(&interfaces, settings);
     if chosen.is_empty() {
+        let asked = match settings.interfaces.as_str() {
+            "" => String::new(),
+            names => format!(" with NCCL_SOCKET_IFNAME={names}"),
+        };
         return Err(Error::new(
             ErrorKind::Config,
-            format!("no usable network interface: {}", list(&left_out, MAX_NAMED)),
+            format!("no usable network interface{asked}: {}", list(&left_out, MAX_NAMED)),
         ));
     }
     // What the user has excluded, and what has no address, is as it should be.
