@@ -1,5 +1,7 @@
 //! Groups. What each method does is in `evenkeel/_evenkeel.pyi`.
 
+#![expect(clippy::too_many_arguments, reason = "they are the arguments of Python's methods")]
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use evenkeel_collectives::{
