@@ -15,7 +15,6 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
-	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
@@ -79,11 +78,7 @@ func suspendReasons(ctx context.Context, cluster client.Client, job *unstructure
 
 // gateStatus says what a gated job waits for, by the decision that the controller makes.
 func gateStatus(ctx context.Context, cluster client.Client, job gate.Job, now time.Time) (string, error) {
-	use, err := nodeuse.Read(ctx, cluster, "") // in all namespaces: the one of the checks is not known here
-	if err != nil {
-		return "", err
-	}
-	snapshot, err := jobgate.NewSnapshot(ctx, cluster, "", use, now)
+	snapshot, err := jobgate.NewSnapshot(ctx, cluster, "", now) // in all namespaces: the one of the checks is not known here
 	if err != nil {
 		return "", err
 	}

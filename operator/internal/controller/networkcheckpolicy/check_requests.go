@@ -1,7 +1,6 @@
 package networkcheckpolicy
 
 import (
-	"maps"
 	"slices"
 	"sync"
 
@@ -45,15 +44,15 @@ func (d *CheckRequests) Set(requester string, nodes map[string][]string) {
 	}
 }
 
-// forPolicy returns the requested nodes of a policy: those of each requester, ordered by its name.
-func (d *CheckRequests) forPolicy(policy string) [][]string {
+// forPolicy returns the requested nodes of a policy.
+func (d *CheckRequests) forPolicy(policy string) map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var lists [][]string
-	for _, requester := range slices.Sorted(maps.Keys(d.requested)) {
-		if list := d.requested[requester][policy]; len(list) > 0 {
-			lists = append(lists, list)
+	nodes := map[string]bool{}
+	for _, asked := range d.requested {
+		for _, name := range asked[policy] {
+			nodes[name] = true
 		}
 	}
-	return lists
+	return nodes
 }

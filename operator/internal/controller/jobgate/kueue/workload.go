@@ -58,7 +58,6 @@ type (
 		Active  *bool `json:"active"`
 		PodSets []struct {
 			Name     string                 `json:"name"`
-			Count    int                    `json:"count"`
 			Template corev1.PodTemplateSpec `json:"template"`
 		} `json:"podSets"`
 	}
@@ -209,7 +208,7 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, re
 			return job, false, err
 		}
 		if a.TopologyAssignment == nil {
-			job.Pods = append(job.Pods, repeat(spec, set.Count)...)
+			job.Pods = append(job.Pods, spec)
 			continue
 		}
 		domains, err := a.TopologyAssignment.domains()
@@ -226,19 +225,10 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, re
 			for i, level := range levels {
 				there.NodeSelector = mergeLabels(there.NodeSelector, map[string]string{level: values[i]})
 			}
-			// How many pods are in which domain differs little.
-			job.Pods = append(job.Pods, repeat(there, (set.Count+len(domains)-1)/len(domains))...)
+			job.Pods = append(job.Pods, there)
 		}
 	}
 	return job, true, nil
-}
-
-// maxPods bounds the number of a set's pods that are counted.
-const maxPods = 1 << 16
-
-// repeat returns the spec once for each pod, and once at least.
-func repeat(spec *corev1.PodSpec, pods int) []*corev1.PodSpec {
-	return slices.Repeat([]*corev1.PodSpec{spec}, max(1, min(pods, maxPods)))
 }
 
 // applyFlavors returns the pod spec with the node labels and tolerations of its flavors.
