@@ -94,7 +94,9 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 	}
 	awaitMarks(ctx, t, "the nodes have no marks", unmarked)
 	isGone(ctx, t, "nothing of Evenkeel is left but its namespace, and the CRDs with their objects", func(kind, name string) bool {
-		return strings.HasSuffix(kind, ".evenkeel.dev") || strings.HasSuffix(name, ".evenkeel.dev") && strings.HasPrefix(name, "customresourcedefinition")
+		// The API server has an APIService for the group of CRDs.
+		ofCRDs := strings.HasPrefix(name, "customresourcedefinition") || strings.HasPrefix(name, "apiservice.")
+		return strings.HasSuffix(kind, ".evenkeel.dev") || strings.HasSuffix(name, ".evenkeel.dev") && ofCRDs
 	})
 	out, err := exec.CommandContext(ctx, kubectlPlugin(ctx, t), "uninstall", "--crds", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "nothing waits for Evenkeel any more") {
