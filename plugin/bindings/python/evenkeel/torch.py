@@ -606,7 +606,7 @@ class EvenkeelBackend(_Operations, Backend):
 
 
 class EvenkeelProcessGroup(_Operations, ProcessGroup):
-    """The process group, where the backend is the only one. Callers in Python get its works without a detour."""
+    """The process group, where the backend is the only one. Callers in Python get its works directly."""
 
     def __init__(self, backend: EvenkeelBackend) -> None:
         ProcessGroup.__init__(self, backend._rank, backend._size)

@@ -35,7 +35,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_RESIDENT_GROWTH_KIB: u64 = 16 << 10;
 /// Live allocations: tables of the plugin that grow with the number of connections keep their size.
 const MAX_ALLOCATED_GROWTH_KIB: u64 = 512;
-/// The job's key, and that of a stranger.
+/// The job's key, and a wrong one.
 const KEYS: [&str; 2] = [
     "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
     "99112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
@@ -197,7 +197,7 @@ struct Connection {
     is_finishing: bool,
     /// Since when it has to be opened or closed.
     since: Instant,
-    /// The listener's handle, while a stranger without the job key tries it.
+    /// The listener's handle, while a process without the job key tries it.
     tried: Option<String>,
 }
 
@@ -212,7 +212,7 @@ struct Counts {
     cut: u64,
     kills: u64,
     forks: u64,
-    strangers: u64,
+    wrong_keys: u64,
     faults: BTreeMap<&'static str, u64>,
     checks: u64,
 }
@@ -221,7 +221,7 @@ struct Soak {
     options: Options,
     seed: u64,
     rng: TestRng,
-    /// The stranger is the last one.
+    /// The one with the wrong key is the last.
     processes: Vec<Process>,
     sender: Sender<Event>,
     events: Receiver<Event>,
@@ -249,7 +249,7 @@ impl Soak {
             begun: Instant::now(),
             reported: Instant::now(),
         };
-        for place in 0..=soak.stranger() {
+        for place in 0..=soak.wrong_key_worker() {
             let process = soak.start_process(place, 0)?;
             soak.processes.push(process);
         }
@@ -261,12 +261,12 @@ impl Soak {
     }
 
     /// The place of the process that has another job key.
-    fn stranger(&self) -> usize {
+    fn wrong_key_worker(&self) -> usize {
         self.options.processes as usize
     }
 
     fn start_process(&self, place: usize, life: u32) -> Result<Process> {
-        let key = KEYS[usize::from(place == self.stranger())];
+        let key = KEYS[usize::from(place == self.wrong_key_worker())];
         let mut command = Command::new(program()?);
         command.args(["soak", "--part", "worker", "--seed", &self.seed.to_string()]);
         command.args(["--spawned-by", &std::process::id().to_string()]);
@@ -505,7 +505,9 @@ impl Soak {
                 Ok(())
             }
             "handle" => self.take_handle(number, rest.concat()),
-            "open" | "lost" if place == self.stranger() => self.stranger_ended(number, what, &rest),
+            "open" | "lost" if place == self.wrong_key_worker() => {
+                self.wrong_key_ended(number, what, &rest)
+            }
             "open" => {
                 if let Some(connection) = self.connections.get_mut(&number) {
                     connection.open += 1;
@@ -537,22 +539,22 @@ impl Soak {
         }
     }
 
-    /// Has the sender connect, now and then after a stranger has tried.
+    /// Has the sender connect, now and then after one with a wrong key has tried.
     fn take_handle(&mut self, number: u64, handle: String) -> Result<()> {
-        let by_stranger = !self.options.no_faults && self.rng.one_in(20);
-        let stranger = self.stranger();
+        let by_wrong_key = !self.options.no_faults && self.rng.one_in(20);
+        let wrong_key_worker = self.wrong_key_worker();
         let Some(connection) = self.connections.get_mut(&number) else { return Ok(()) };
-        if by_stranger {
+        if by_wrong_key {
             connection.tried = Some(handle.clone());
-            self.counts.strangers += 1;
-            return self.tell(stranger, &format!("connect {number} {handle}"));
+            self.counts.wrong_keys += 1;
+            return self.tell(wrong_key_worker, &format!("connect {number} {handle}"));
         }
         connection.connects = true;
         let from = connection.from;
         self.tell(from, &format!("connect {number} {handle}"))
     }
 
-    fn stranger_ended(&mut self, number: u64, what: &str, rest: &[&str]) -> Result<()> {
+    fn wrong_key_ended(&mut self, number: u64, what: &str, rest: &[&str]) -> Result<()> {
         if what == "open" {
             return Err(format!("connection {number} was opened without the job key"));
         }
@@ -560,7 +562,7 @@ impl Soak {
         let Some(connection) = self.connections.get_mut(&number) else { return Ok(()) };
         let Some(handle) = connection.tried.take() else { return Ok(()) };
         if why.is_empty() {
-            return Err(format!("connection {number} was refused to a stranger without a reason"));
+            return Err(format!("connection {number} was refused to a wrong key without a reason"));
         }
         // The sender does not wait for it any more if a process was killed.
         if connection.excused {
@@ -655,7 +657,7 @@ impl Soak {
 
     fn summary(&self, is_whole: bool) {
         let Counts {
-            messages, bytes, opened, closed, cut, kills, forks, strangers, checks, ..
+            messages, bytes, opened, closed, cut, kills, forks, wrong_keys, checks, ..
         } = self.counts;
         println!("#\n# {:<28} {:>12}", "what", "number");
         let time = self.begun.elapsed().as_secs();
@@ -669,7 +671,7 @@ impl Soak {
             ("GB", gigabytes),
             ("kills", kills),
             ("forks", forks),
-            ("connects with a wrong key", strangers),
+            ("connects with a wrong key", wrong_keys),
         ];
         let faults = self.counts.faults.iter().map(|(name, count)| (*name, *count));
         for (name, count) in
