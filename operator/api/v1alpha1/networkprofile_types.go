@@ -74,6 +74,8 @@ const (
 )
 
 // NetworkProfileSpec says which plugin jobs get, how, with which settings, and which jobs may use it.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.plugin.strict) || !self.plugin.strict || !has(self.environment) || self.environment.all(e, e.name != 'NCCL_NET')",message="plugin.strict sets NCCL_NET to Evenkeel: remove NCCL_NET from environment"
 type NetworkProfileSpec struct {
 	// namespaceSelector selects the namespaces whose jobs may use the profile. Absent: all.
 	// +optional
@@ -203,6 +205,11 @@ type PluginSpec struct {
 	// conflictPolicy is for containers that set NCCL_NET_PLUGIN themselves: Keep (the default) keeps their plugin, Replace replaces it.
 	// +optional
 	ConflictPolicy ConflictPolicy `json:"conflictPolicy,omitempty"`
+
+	// strict makes NCCL fail where it cannot use the plugin, instead of using its own sockets (NCCL_NET=Evenkeel). Containers that
+	// keep a plugin of their own are exempt. Default: false.
+	// +optional
+	Strict *bool `json:"strict,omitempty"`
 }
 
 // TransportSpec has the plugin's settings.

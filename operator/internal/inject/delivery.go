@@ -16,6 +16,8 @@ const (
 	MountPath = "/opt/evenkeel"
 	// Library is the file that NCCL loads.
 	Library = "libnccl-net-evenkeel.so"
+	// shortName is what containers with an old NCCL or RCCL, which takes no path, set themselves.
+	shortName = "evenkeel"
 
 	volumeName  = "evenkeel"
 	installName = "evenkeel-install"
@@ -35,8 +37,12 @@ func addDelivery(in *injection) error {
 		}
 	}
 	for _, t := range in.targets {
-		if !t.excluded {
-			t.setEnv(pluginEnv, libraryPath(r), r.Conflict == evenkeel.ConflictReplace)
+		if t.excluded {
+			continue
+		}
+		t.setEnv(pluginEnv, libraryPath(r), r.Conflict == evenkeel.ConflictReplace)
+		if t.usesPlugin = t.has(pluginEnv, libraryPath(r)) || t.has(pluginEnv, shortName); t.usesPlugin {
+			t.setEnv(refCountEnv, "1", false)
 		}
 	}
 	return nil

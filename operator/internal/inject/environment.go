@@ -7,8 +7,15 @@ import (
 )
 
 const (
-	pluginEnv  = "NCCL_NET_PLUGIN"
-	collNetEnv = "NCCL_COLLNET_ENABLE"
+	pluginEnv = "NCCL_NET_PLUGIN"
+	// refCountEnv keeps NCCL from unloading the plugin when a process's last communicator is destroyed. NCCL 2.28 and 2.29 forget
+	// the plugin's name then, and use their own sockets for every later communicator. In other versions it changes nothing.
+	refCountEnv = "NCCL_NET_PLUGIN_REF_COUNT"
+	// networkEnv names the only network that NCCL may use. Without it, it is an error.
+	networkEnv = "NCCL_NET"
+	// networkName is the plugin's own name for itself, which NCCL compares with networkEnv.
+	networkName = "Evenkeel"
+	collNetEnv  = "NCCL_COLLNET_ENABLE"
 )
 
 // addEnvironment sets the profile's variables. Variables that the container sets itself stay.
@@ -22,10 +29,18 @@ func addEnvironment(in *injection) error {
 			if t.usesServers && slices.Contains(jobVariables, name) {
 				continue // the job's own value, which its servers share
 			}
+			if name == networkEnv && r.Environment[name] == networkName && !t.usesPlugin {
+				continue // it has another plugin, and NCCL would find no network
+			}
 			t.setEnv(name, r.Environment[name], false)
 		}
 	}
 	return nil
+}
+
+// has reports whether the container sets the variable to the value.
+func (t *target) has(name, value string) bool {
+	return slices.Contains(t.Env, corev1.EnvVar{Name: name, Value: value})
 }
 
 // setEnv sets a variable, unless the container sets it to something else and replace is false.

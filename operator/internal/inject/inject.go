@@ -67,6 +67,8 @@ type target struct {
 	*corev1.Container
 	// excluded is set where the container mounts something of its own at MountPath: it gets nothing.
 	excluded bool
+	// usesPlugin is set where NCCL_NET_PLUGIN is Evenkeel's.
+	usesPlugin bool
 	// usesServers is set where the container got what it needs to use the job's reduction servers.
 	usesServers bool
 	// skipped lists what was left alone, and why.

@@ -54,7 +54,7 @@ func TestInjectImageVolume(t *testing.T) {
 	if diff := cmp.Diff([]corev1.VolumeMount{{Name: "evenkeel", MountPath: "/opt/evenkeel", ReadOnly: true}}, c.VolumeMounts); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string]string{"NCCL_NET_PLUGIN": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "EVENKEEL_FLOWS": "8"}, env(c)); diff != "" {
+	if diff := cmp.Diff(map[string]string{"NCCL_NET_PLUGIN": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "NCCL_NET_PLUGIN_REF_COUNT": "1", "EVENKEEL_FLOWS": "8"}, env(c)); diff != "" {
 		t.Error(diff)
 	}
 	if len(p.Spec.InitContainers) != 0 || p.Annotations[evenkeel.InjectedKey] == "" || p.Annotations[evenkeel.SkippedKey] != "" {
@@ -261,6 +261,44 @@ func TestInjectKeepsUserEnvironment(t *testing.T) {
 	}
 }
 
+// TestInjectNoFallback: NCCL 2.28 and 2.29 forget the plugin with the last communicator unless they count references, and a
+// strict profile names the plugin as the only network. A container with a plugin of its own gets neither.
+func TestInjectNoFallback(t *testing.T) {
+	yes := true
+	profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
+	profile.Spec.Plugin = evenkeel.PluginSpec{Image: image, Strict: &yes}
+	own := func(value string) corev1.Container {
+		return corev1.Container{Name: "main", Env: []corev1.EnvVar{{Name: "NCCL_NET_PLUGIN", Value: value}}}
+	}
+	for name, test := range map[string]struct {
+		container           corev1.Container
+		replace             bool
+		network, references string
+	}{
+		"no plugin of its own":       {corev1.Container{Name: "main"}, false, "Evenkeel", "1"},
+		"the same plugin":            {own("/opt/evenkeel/plugin/libnccl-net-evenkeel.so"), false, "Evenkeel", "1"},
+		"the same by its short name": {own("evenkeel"), false, "Evenkeel", "1"},
+		"another plugin":             {own("none"), false, "", ""},
+		"another plugin is replaced": {own("none"), true, "Evenkeel", "1"},
+		"its own network": {
+			corev1.Container{Name: "main", Env: []corev1.EnvVar{{Name: "NCCL_NET", Value: "IB"}, {Name: "NCCL_NET_PLUGIN_REF_COUNT", Value: "0"}}}, false, "IB", "0",
+		},
+	} {
+		r := Resolve(profile, "")
+		if test.replace {
+			r.Conflict = evenkeel.ConflictReplace
+		}
+		got := env(apply(t, pod(test.container), r).Spec.Containers[0])
+		if got["NCCL_NET"] != test.network || got["NCCL_NET_PLUGIN_REF_COUNT"] != test.references {
+			t.Errorf("%s: NCCL_NET=%q, NCCL_NET_PLUGIN_REF_COUNT=%q, want %q and %q", name, got["NCCL_NET"], got["NCCL_NET_PLUGIN_REF_COUNT"], test.network, test.references)
+		}
+	}
+	profile.Spec.Plugin.Strict = nil
+	if got := env(apply(t, pod(corev1.Container{Name: "main"}), Resolve(profile, "")).Spec.Containers[0]); got["NCCL_NET"] != "" {
+		t.Errorf("not strict, and yet NCCL_NET=%q", got["NCCL_NET"])
+	}
+}
+
 func TestInjectErrors(t *testing.T) {
 	volume := pod(corev1.Container{Name: "main"})
 	volume.Spec.Volumes = []corev1.Volume{{Name: "evenkeel"}}
@@ -390,7 +428,7 @@ func TestInjectProperties(t *testing.T) {
 		for range 1 + random.IntN(3) {
 			c := corev1.Container{Name: pick("main", "istio-proxy", "log", "a")}
 			for range random.IntN(4) {
-				c.Env = append(c.Env, corev1.EnvVar{Name: pick("NCCL_NET_PLUGIN", "EVENKEEL_FLOWS", "PATH", "X", "EVENKEEL_JOB_KEY", "NCCL_COLLNET_ENABLE"), Value: pick("", "8", "none")})
+				c.Env = append(c.Env, corev1.EnvVar{Name: pick("NCCL_NET_PLUGIN", "NCCL_NET", "NCCL_NET_PLUGIN_REF_COUNT", "EVENKEEL_FLOWS", "PATH", "X", "EVENKEEL_JOB_KEY", "NCCL_COLLNET_ENABLE"), Value: pick("", "8", "none")})
 			}
 			for range random.IntN(2) {
 				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "d", MountPath: pick("/data", "/opt/evenkeel", "/opt/evenkeel/")})
@@ -419,6 +457,9 @@ func TestInjectProperties(t *testing.T) {
 			r.Delivery = evenkeel.Delivery(pick("ImageVolume", "InitContainer", "Preinstalled"))
 			r.Conflict = evenkeel.ConflictPolicy(pick("Keep", "Replace"))
 			r.Environment["X"] = pick("1", "2")
+			if random.IntN(2) == 0 {
+				r.Environment["NCCL_NET"] = "Evenkeel"
+			}
 			if random.IntN(4) == 0 {
 				r.Containers = []string{pick("main", "nobody")}
 			}

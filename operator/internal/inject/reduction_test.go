@@ -18,7 +18,7 @@ func reduced(r *Resolved) {
 func TestInjectReductionServersAndKey(t *testing.T) {
 	p := apply(t, pod(corev1.Container{Name: "main"}, corev1.Container{Name: "istio-proxy"}), resolved(reduced))
 	want := map[string]string{
-		"NCCL_NET_PLUGIN": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "EVENKEEL_FLOWS": "8", "NCCL_COLLNET_ENABLE": "1",
+		"NCCL_NET_PLUGIN": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "EVENKEEL_FLOWS": "8", "NCCL_COLLNET_ENABLE": "1", "NCCL_NET_PLUGIN_REF_COUNT": "1",
 		"EVENKEEL_REDUCTION_SERVERS": "train-reduce-0-0.train-reduce-0.team.svc:7470,train-reduce-0-1.train-reduce-0.team.svc:7470",
 		"EVENKEEL_JOB_KEY_FILE":      "/var/run/secrets/evenkeel.dev/job-key",
 	}
@@ -48,7 +48,7 @@ func TestInjectReductionSkipsOwnKey(t *testing.T) {
 		before := env(c)
 		p := apply(t, pod(c), resolved(reduced))
 		after := env(p.Spec.Containers[0])
-		maps.DeleteFunc(after, func(k, _ string) bool { return k == "NCCL_NET_PLUGIN" || k == "EVENKEEL_FLOWS" })
+		maps.DeleteFunc(after, func(k, _ string) bool { return strings.HasPrefix(k, "NCCL_NET_PLUGIN") || k == "EVENKEEL_FLOWS" })
 		if diff := cmp.Diff(before, after); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}

@@ -72,6 +72,9 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 	if n := profile.Spec.Transport.TCP.FlowsPerPeer; n != nil {
 		r.Environment["EVENKEEL_FLOWS"] = strconv.Itoa(int(*n))
 	}
+	if strict := plugin.Strict; strict != nil && *strict {
+		r.Environment[networkEnv] = networkName
+	}
 	for _, e := range profile.Spec.Environment {
 		r.Environment[e.Name] = e.Value
 	}

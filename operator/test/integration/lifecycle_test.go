@@ -334,6 +334,11 @@ func TestProfileValidation(t *testing.T) {
 		"NCCL_NET_PLUGIN is set by Evenkeel": spec(func(s *evenkeel.NetworkProfileSpec) {
 			s.Environment = []evenkeel.EnvironmentVariable{{Name: "NCCL_NET_PLUGIN", Value: "x"}}
 		}),
+		"plugin.strict sets NCCL_NET": spec(func(s *evenkeel.NetworkProfileSpec) {
+			yes := true
+			s.Plugin.Strict = &yes
+			s.Environment = []evenkeel.EnvironmentVariable{{Name: "NCCL_NET", Value: "IB"}}
+		}),
 	} {
 		refused(t, dryRun(t.Context(), &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Spec: bad}), want)
 	}

@@ -85,6 +85,8 @@ def plugin_environment(given: Mapping[str, str], folder: str, old_nccl: bool) ->
         environment["NCCL_NET_PLUGIN"] = plugin_path()
     if before and before != environment["NCCL_NET_PLUGIN"]:
         _log(f"NCCL_NET_PLUGIN was {before!r}; for this command it is Evenkeel's")
+    # NCCL 2.28 and 2.29 forget the plugin's name when a process's last communicator is destroyed, unless it stays loaded.
+    environment.setdefault("NCCL_NET_PLUGIN_REF_COUNT", "1")
     environment["EVENKEEL_STATUS_DIR"] = folder
     if not given.get("NCCL_DEBUG") and not given.get("NCCL_DEBUG_FILE"):
         # The user loses nothing: without NCCL_DEBUG NCCL logs nothing.

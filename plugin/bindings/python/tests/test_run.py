@@ -105,6 +105,8 @@ class Commands(unittest.TestCase):
         made = plugin_environment(given, "/tmp/x", old_nccl=True)
         self.assertEqual((made["NCCL_DEBUG"], made["X"]), ("WARN", "y"))
         self.assertNotIn("NCCL_DEBUG_FILE", made)
+        self.assertEqual(made["NCCL_NET_PLUGIN_REF_COUNT"], "1")
+        self.assertEqual(plugin_environment(made | {"NCCL_NET_PLUGIN_REF_COUNT": "0"}, "/tmp/x", old_nccl=True)["NCCL_NET_PLUGIN_REF_COUNT"], "0")
         self.assertEqual(made["LD_LIBRARY_PATH"], f"{os.path.dirname(evenkeel.plugin_path())}:/a")
         ran = run("true", NCCL_NET_PLUGIN="other")
         self.assertIn("NCCL_NET_PLUGIN was 'other'", ran.stderr)
