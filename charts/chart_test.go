@@ -465,7 +465,7 @@ func TestReductionImage(t *testing.T) {
 	for image, want := range map[string]bool{"": false, "reduction:1": true} {
 		objects := render(t, "evenkeel", "--set", "reduction.image="+image)
 		if slices.Contains(args(objects, "evenkeel-controller"), "--reduction-image=reduction:1") != want ||
-			slices.Contains(args(objects, "evenkeel-webhook"), "--reduction") != want || (objects[guard] != nil) != want {
+			slices.Contains(args(objects, "evenkeel-webhook"), "--reduction-image=reduction:1") != want || (objects[guard] != nil) != want {
 			t.Errorf("reduction.image=%q: controller, webhook and guard do not agree", image)
 		}
 	}

@@ -69,8 +69,18 @@ const (
 	ConditionReady = "Ready"
 	// ConditionRDMA says whether jobs get an RDMA device; absent with mode TCP.
 	ConditionRDMA = "RDMA"
+	// ConditionImagesMatch says whether plugin and reduction servers have the same version, by the tags of their images; absent
+	// where jobs get no servers.
+	ConditionImagesMatch = "ImagesMatch"
 	// ConditionDefaultApplied says whether the profile is as the chart's values have it; absent on other profiles than the chart's.
 	ConditionDefaultApplied = "DefaultApplied"
+)
+
+// Reasons of the condition ImagesMatch.
+const (
+	ReasonSameTag       = "SameTag"
+	ReasonTagsDiffer    = "TagsDiffer"
+	ReasonNotComparable = "NotComparable"
 )
 
 // NetworkProfileSpec says which plugin jobs get, how, with which settings, and which jobs may use it.
@@ -138,7 +148,7 @@ const DefaultMaxReductionServers = 16
 // +kubebuilder:validation:XValidation:rule="!has(self.servers) || self.servers <= (has(self.maxServers) ? self.maxServers : 16)",message="servers is larger than maxServers (default: 16)"
 type ReductionSpec struct {
 	// image of the servers, of the repository that the installation's has. Plugin and servers of different versions may refuse each
-	// other, so set it with plugin.image. Default: the installation's.
+	// other, so set it with plugin.image: jobs get no servers while the tags of the two differ. Default: the installation's.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
@@ -184,7 +194,8 @@ type SizingSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.delivery) && self.delivery == 'Preinstalled') || has(self.image)",message="image is required unless delivery is Preinstalled"
 type PluginSpec struct {
-	// image is the plugin image, pinned by digest so that every pod of a job gets the same.
+	// image is the plugin image, pinned by digest so that every pod of a job gets the same. A tag before the digest,
+	// name:version@sha256:..., says which reduction servers it goes with.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
@@ -287,7 +298,7 @@ type EnvironmentVariable struct {
 
 // NetworkProfileStatus is what the controller observes.
 type NetworkProfileStatus struct {
-	// conditions: Ready, RDMA, and on the profile of the chart's values DefaultApplied.
+	// conditions: Ready, RDMA, ImagesMatch, and on the profile of the chart's values DefaultApplied.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -152,7 +152,7 @@ type WorkloadReference struct {
 
 // ReductionServiceStatus is the state of the servers.
 type ReductionServiceStatus struct {
-	// conditions: Available, and RDMA for jobs that have a device.
+	// conditions: Available, ImagesMatch, and RDMA for jobs that have a device.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -113,7 +113,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
 		return fmt.Errorf("readiness check: %w", err)
 	}
-	if err := (&networkprofile.Reconciler{}).SetupWithManager(mgr); err != nil {
+	if err := (&networkprofile.Reconciler{ReductionImage: c.reductionImage}).SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("networkprofile controller: %w", err)
 	}
 	if err := (&injectionevents.Reconciler{}).SetupWithManager(mgr); err != nil {

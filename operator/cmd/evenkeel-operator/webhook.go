@@ -38,7 +38,7 @@ type webhookRole struct {
 	port                                  int
 	certSource, certDir                   string
 	webhookConfiguration, service, secret string
-	reduction                             bool
+	reductionImage                        string
 }
 
 func webhookCommand() *cobra.Command {
@@ -63,7 +63,7 @@ func webhookCommand() *cobra.Command {
 	cmd.Flags().StringVar(&w.secret, "secret", "", "SelfManaged: the Secret that holds the certificate")
 	cmd.Flags().StringVar(&w.service, "service", "", "SelfManaged: the Service that the API server calls")
 	cmd.Flags().StringVar(&w.webhookConfiguration, "webhook-config", "", "SelfManaged: the MutatingWebhookConfiguration that has to trust it")
-	cmd.Flags().BoolVar(&w.reduction, "reduction", false, "the controller has an image for reduction servers, so jobs may ask for them")
+	cmd.Flags().StringVar(&w.reductionImage, "reduction-image", "", "image of the reduction servers, as the controller has it; without one, no job gets any")
 	return cmd
 }
 
@@ -122,7 +122,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 		}
 		checks = []healthz.Checker{certificates.Ready, started}
 	}
-	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reduction))
+	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reductionImage))
 	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme()))
 	return serve(ctx, mgr, checks)
 }

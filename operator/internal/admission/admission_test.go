@@ -24,6 +24,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
+const reductionImage = "registry.example.com/servers:1.0.0"
+
 const image = "registry.example.com/plugin@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 func newScheme(t *testing.T) *runtime.Scheme {
@@ -108,7 +110,7 @@ func TestWorkloadWebhookWarnsOfSkippedJobs(t *testing.T) {
 		"updated":             {made(""), admissionv1.Update, false},
 		"some templates":      {job{annotations: asks(), templates: masterAndWorker, owners: []metav1.OwnerReference{{Kind: "TrainJob", Name: "t", Controller: &controller}}}, admissionv1.Create, true},
 	} {
-		response := Workloads(reader, reader, true).Handler.Handle(t.Context(), test.job.request(t, test.operation))
+		response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), test.job.request(t, test.operation))
 		if !response.Allowed || len(response.Patches) > 0 || (len(response.Warnings) == 1) != test.warned {
 			t.Errorf("%s: allowed %t, %v, warnings %q", name, response.Allowed, response.Patches, response.Warnings)
 		} else if test.warned && !strings.Contains(response.Warnings[0], "its pods run without the plugin") {
@@ -154,7 +156,7 @@ func TestWorkloadWebhook(t *testing.T) {
 		{"a kind we do not know", job{raw: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"annotations":{"evenkeel.dev/profile":"default"}}}`}, false, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
+			response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
 			if response.Allowed != (test.refused == "") {
 				t.Fatalf("allowed %t: %v", response.Allowed, response.Result)
 			}
@@ -175,7 +177,7 @@ func TestWorkloadWebhook(t *testing.T) {
 
 func TestWorkloadWebhookWithoutProfiles(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
-	response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+	response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
 	if response.Allowed || !strings.Contains(response.Result.Message, "create a NetworkProfile first") {
 		t.Errorf("%+v", response.Result)
 	}
@@ -184,7 +186,7 @@ func TestWorkloadWebhookWithoutProfiles(t *testing.T) {
 func TestWorkloadWebhookWithStaleCache(t *testing.T) {
 	behind := fake.NewClientBuilder().WithScheme(newScheme(t)).Build()
 	live := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
-	response := Workloads(behind, live, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+	response := Workloads(behind, live, reductionImage).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
 	if !response.Allowed || len(response.Patches) == 0 {
 		t.Errorf("%+v", response)
 	}
@@ -204,7 +206,7 @@ func TestWorkloadWebhookFailure(t *testing.T) {
 		"reader": {job{annotations: asks(), templates: masterAndWorker}, http.StatusInternalServerError},
 		"body":   {job{raw: "no JSON"}, http.StatusBadRequest},
 	} {
-		response := Workloads(broken, broken, true).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
+		response := Workloads(broken, broken, reductionImage).Handler.Handle(t.Context(), test.job.request(t, admissionv1.Create))
 		if response.Allowed || response.Result.Code != test.code {
 			t.Errorf("%s: %+v, want %d", name, response.Result, test.code)
 		}
@@ -249,7 +251,7 @@ func TestWorkloadWebhookGatesJobs(t *testing.T) {
 				builder.WithObjects(test.policy)
 			}
 			reader := builder.Build()
-			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: test.job}.request(t, admissionv1.Create))
+			response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{raw: test.job}.request(t, admissionv1.Create))
 			if test.refused != "" {
 				if response.Allowed || !strings.Contains(response.Result.Message, test.refused) {
 					t.Errorf("%+v", response)
@@ -282,7 +284,7 @@ func TestWorkloadWebhookGatesJobs(t *testing.T) {
 func TestWorkloadWebhookAvoidsNodesForKueue(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
 	const queued = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"labels":{"kueue.x-k8s.io/queue-name":"team"},"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"template":{"spec":{"affinity":{"podAntiAffinity":{}},"containers":[{"name":"c"}]}}}}`
-	response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: queued}.request(t, admissionv1.Create))
+	response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{raw: queued}.request(t, admissionv1.Create))
 	text, err := json.Marshal(response.Patches)
 	if err != nil || !response.Allowed {
 		t.Fatalf("%+v %v", response.Result, err)
@@ -291,7 +293,7 @@ func TestWorkloadWebhookAvoidsNodesForKueue(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	plain := strings.Replace(queued, "kueue.x-k8s.io/queue-name", "app", 1)
-	response = Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: plain}.request(t, admissionv1.Create))
+	response = Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{raw: plain}.request(t, admissionv1.Create))
 	for _, p := range response.Patches {
 		if strings.Contains(p.Path, "affinity") {
 			t.Errorf("a job without a queue: %s", p.Path)
@@ -302,7 +304,7 @@ func TestWorkloadWebhookAvoidsNodesForKueue(t *testing.T) {
 func TestWorkloadWebhookUpdate(t *testing.T) {
 	const pinned = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"annotations":{"evenkeel.dev/profile":"NAME"}},"spec":{"template":{"metadata":{"labels":{"evenkeel.dev/profile":"default"}}}}}`
 	for name, warned := range map[string]bool{"default": false, "another": true} {
-		response := Workloads(nil, nil, true).Handler.Handle(t.Context(), job{raw: strings.Replace(pinned, "NAME", name, 1)}.request(t, admissionv1.Update))
+		response := Workloads(nil, nil, reductionImage).Handler.Handle(t.Context(), job{raw: strings.Replace(pinned, "NAME", name, 1)}.request(t, admissionv1.Update))
 		if !response.Allowed || len(response.Patches) != 0 || (len(response.Warnings) == 1) != warned {
 			t.Errorf("%s: %+v", name, response)
 		}
@@ -310,14 +312,14 @@ func TestWorkloadWebhookUpdate(t *testing.T) {
 }
 
 // created is the job as the webhook leaves it.
-func created(t *testing.T, j job, reader client.Reader, servers bool) *unstructured.Unstructured {
+func created(t *testing.T, j job, reader client.Reader, reductionImage string) *unstructured.Unstructured {
 	t.Helper()
 	request := j.request(t, admissionv1.Create)
 	object := &unstructured.Unstructured{}
 	if err := json.Unmarshal(request.Object.Raw, &object.Object); err != nil {
 		t.Fatal(err)
 	}
-	pinner := workloadPinner{reader, reader, servers}
+	pinner := workloadPinner{reader, reader, reductionImage}
 	if _, err := pinner.pinProfile(t.Context(), object, "default", request); err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +337,7 @@ func TestWorkloadWebhookReductionServers(t *testing.T) {
 	for asked, want := range map[string]int{
 		"": 3, `,"evenkeel.dev/reduction":"2"`: 2, `,"evenkeel.dev/reduction":"Off"`: 0,
 	} {
-		object := created(t, job{raw: strings.Replace(stale, "ASKED", asked, 1)}, reader, true)
+		object := created(t, job{raw: strings.Replace(stale, "ASKED", asked, 1)}, reader, reductionImage)
 		templates, err := workload.Templates(object)
 		if err != nil {
 			t.Fatal(err)
@@ -372,7 +374,7 @@ func TestWorkloadWebhookReductionJobName(t *testing.T) {
 		"without servers": {`"name":"train"`, "Off", nil, ""},
 	} {
 		reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", test.profile)).Build()
-		object := created(t, job{raw: strings.NewReplacer("NAME", test.name, "SERVERS", test.servers).Replace(text)}, reader, true)
+		object := created(t, job{raw: strings.NewReplacer("NAME", test.name, "SERVERS", test.servers).Replace(text)}, reader, reductionImage)
 		templates, err := workload.Templates(object)
 		if err != nil {
 			t.Fatal(err)
@@ -387,12 +389,48 @@ func TestWorkloadWebhookReductionWithoutImage(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
 		profile("default", func(s *evenkeel.NetworkProfileSpec) { s.Reduction.Mode = evenkeel.ReductionAlways }),
 	).Build()
-	if got := created(t, job{annotations: asks(), templates: masterAndWorker}, reader, false).GetLabels(); len(got) != 0 {
+	if got := created(t, job{annotations: asks(), templates: masterAndWorker}, reader, "").GetLabels(); len(got) != 0 {
 		t.Errorf("the profile says always, the installation cannot, and the job has labels %v", got)
 	}
-	response := Workloads(reader, reader, false).Handler.Handle(t.Context(), job{annotations: asks(evenkeel.ReductionKey, "Auto"), templates: masterAndWorker}.request(t, admissionv1.Create))
+	response := Workloads(reader, reader, "").Handler.Handle(t.Context(), job{annotations: asks(evenkeel.ReductionKey, "Auto"), templates: masterAndWorker}.request(t, admissionv1.Create))
 	if response.Allowed || !strings.Contains(response.Result.Message, "reduction.image") {
 		t.Errorf("asked for, and not refused: %+v", response.Result)
+	}
+}
+
+// TestWorkloadWebhookReductionImagesDiffer has a plugin and servers of different versions, which may refuse each other while the job
+// runs.
+func TestWorkloadWebhookReductionImagesDiffer(t *testing.T) {
+	digest := image[strings.Index(image, "@"):]
+	for _, test := range []struct {
+		plugin, servers string
+		warned          bool
+	}{
+		{"registry.example.com/plugin:1.0.0" + digest, "", false},
+		{"registry.example.com/plugin:1.1.0" + digest, "", true},
+		{"registry.example.com/plugin:1.1.0" + digest, "registry.example.com/servers:1.1.0", false},
+		{"registry.example.com/plugin:1.0.0" + digest, "registry.example.com/servers:1.1.0", true},
+		{image, "", false}, // they cannot be compared, which the profile's condition says
+	} {
+		reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", func(s *evenkeel.NetworkProfileSpec) {
+			s.Plugin.Image, s.Reduction.Image, s.Reduction.Mode = test.plugin, test.servers, evenkeel.ReductionAlways
+		})).Build()
+		handle := func(annotations ...string) admission.Response {
+			return Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{annotations: asks(annotations...), templates: masterAndWorker}.request(t, admissionv1.Create))
+		}
+		// The profile's own wish is not worth the job; what the user asks for is refused.
+		always := handle()
+		if text, _ := json.Marshal(always.Patches); !always.Allowed || strings.Contains(string(text), evenkeel.ReductionServersKey) == test.warned {
+			t.Errorf("plugin %q, servers %q: allowed %t, %s", test.plugin, test.servers, always.Allowed, text)
+		}
+		if warned := slices.ContainsFunc(always.Warnings, func(w string) bool {
+			return strings.Contains(w, "no reduction servers") && strings.Contains(w, "set spec.plugin.image and spec.reduction.image")
+		}); warned != test.warned {
+			t.Errorf("plugin %q, servers %q: warnings %q", test.plugin, test.servers, always.Warnings)
+		}
+		if asked := handle(evenkeel.ReductionKey, "2"); asked.Allowed == test.warned {
+			t.Errorf("plugin %q, servers %q, and the job asks: allowed %t", test.plugin, test.servers, asked.Allowed)
+		}
 	}
 }
 
@@ -401,7 +439,7 @@ func TestWorkloadWebhookReductionUpdateWarns(t *testing.T) {
 	for number, warned := range map[string]bool{"2": false, "3": true} {
 		request := job{raw: strings.Replace(text, "NUMBER", number, 1)}.request(t, admissionv1.Update)
 		request.OldObject.Raw = []byte(strings.Replace(text, "NUMBER", "2", 1))
-		response := Workloads(nil, nil, true).Handler.Handle(t.Context(), request)
+		response := Workloads(nil, nil, reductionImage).Handler.Handle(t.Context(), request)
 		if !response.Allowed || len(response.Patches) != 0 || (len(response.Warnings) == 1) != warned {
 			t.Errorf("%s: %+v", number, response)
 		}
@@ -445,7 +483,7 @@ func TestWorkloadWebhookRDMADevices(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(offered).Build()
 			text := strings.NewReplacer("EXTRA", test.extra, "GPU", test.gpu).Replace(mpi)
-			object := created(t, job{raw: text}, reader, true)
+			object := created(t, job{raw: text}, reader, reductionImage)
 			templates, err := workload.Templates(object)
 			if err != nil {
 				t.Fatal(err)
@@ -471,7 +509,7 @@ func TestWorkloadWebhookRDMADevices(t *testing.T) {
 			if strings.Join(got, " ") != test.want {
 				t.Errorf("%v, want %s", got, test.want)
 			}
-			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: text}.request(t, admissionv1.Create))
+			response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{raw: text}.request(t, admissionv1.Create))
 			for _, p := range response.Patches {
 				if p.Operation != "add" && !strings.Contains(p.Path, "rdma-networks") {
 					t.Errorf("%s of %s: it may only add", p.Operation, p.Path)
@@ -513,7 +551,7 @@ func TestWorkloadWebhookRDMAWithoutDevice(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(test.profile).Build()
-			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
+			response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{annotations: asks(), templates: masterAndWorker}.request(t, admissionv1.Create))
 			if response.Allowed != (test.refused == "") || test.refused != "" && !strings.Contains(response.Result.Message, test.refused) {
 				t.Errorf("%+v, want %q", response.Result, test.refused)
 			}

@@ -90,7 +90,7 @@ func TestGateOfNewJob(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil), gatingPolicy(test.optOut)).Build()
 			text := batchJob(test.labels, test.annotations, test.suspend)
-			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), job{raw: string(text)}.request(t, admissionv1.Create))
+			response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{raw: string(text)}.request(t, admissionv1.Create))
 			if test.refused != "" {
 				if response.Allowed || !strings.Contains(response.Result.Message, test.refused) {
 					t.Errorf("%+v", response)
@@ -128,7 +128,7 @@ func TestGateStaysClosedOnUpdate(t *testing.T) {
 			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil), test.policy).Build()
 			request := job{raw: string(test.updated)}.request(t, admissionv1.Update)
 			request.OldObject = runtime.RawExtension{Raw: test.before}
-			response := Workloads(reader, reader, true).Handler.Handle(t.Context(), request)
+			response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), request)
 			if got := after(t, test.updated, response); !response.Allowed || got != test.want {
 				t.Errorf("%s, want %s: %+v", got, test.want, response.Result)
 			}

@@ -31,14 +31,15 @@ import (
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
 // it found on the job's pod templates, the names of its reduction servers with it. It gates the job where a policy wants its
 // nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached is fast, live is
-// current. Reduction says whether the controller can create reduction servers.
-func Workloads(cached, live client.Reader, reduction bool) *admission.Webhook {
-	return &admission.Webhook{Handler: workloadPinner{cached, live, reduction}}
+// current. ReductionImage is the installation's image of reduction servers; empty: it has none.
+func Workloads(cached, live client.Reader, reductionImage string) *admission.Webhook {
+	return &admission.Webhook{Handler: workloadPinner{cached, live, reductionImage}}
 }
 
 type workloadPinner struct {
 	cached, live client.Reader
-	reduction    bool
+	// reductionImage is the installation's image of reduction servers; empty: it has none.
+	reductionImage string
 }
 
 // A refusal is an error whose text is for the user. Any other error is internal.
@@ -147,7 +148,8 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 		return nil, refusal{err}
 	}
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
-	if resolved.Reduction, err = w.assignServers(job, templates, profile, req); err != nil {
+	var noServers string
+	if resolved.Reduction, noServers, err = w.assignServers(job, templates, profile, resolved.Image, req); err != nil {
 		return nil, refusal{err}
 	}
 	if resolved.Reduction != nil && resolved.Environment[inject.JobEnv] == "" {
@@ -156,6 +158,9 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 	}
 	if warnings, err = checkRDMA(profile, resolved.RDMA); err != nil {
 		return nil, refusal{err}
+	}
+	if noServers != "" {
+		warnings = append(warnings, "no reduction servers: "+noServers)
 	}
 	unused := rdmaUnused(profile, resolved.RDMA)
 	if unused != "" {
@@ -244,8 +249,8 @@ func wantsGPU(t workload.Template) bool {
 }
 
 // assignServers decides which reduction servers the job gets. It labels the job with their name, by which the controller finds
-// the job.
-func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates []workload.Template, profile *evenkeel.NetworkProfile, req admission.Request) (*inject.Reduction, error) {
+// the job. It refuses a job that asks for servers that it cannot have; for one that its profile gives some, why says the reason.
+func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates []workload.Template, profile *evenkeel.NetworkProfile, plugin string, req admission.Request) (assigned *inject.Reduction, why string, err error) {
 	workers := 0
 	for _, t := range templates {
 		workers += t.Pods
@@ -253,19 +258,18 @@ func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates 
 	asked := job.GetAnnotations()[evenkeel.ReductionKey]
 	servers, err := reduction.Servers(asked, profile, workers)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	jobLabels := job.GetLabels()
 	delete(jobLabels, evenkeel.ReductionClientKey)
-	if servers > 0 && !w.reduction {
-		if asked != "" {
-			return nil, fmt.Errorf("annotation %s: %s, but Evenkeel was installed without an image for reduction servers (chart value reduction.image)", evenkeel.ReductionKey, asked)
+	if servers > 0 {
+		if why = w.noServers(profile, plugin); why != "" && asked != "" {
+			return nil, "", fmt.Errorf("annotation %s: %s, but %s", evenkeel.ReductionKey, asked, why)
 		}
-		servers = 0 // the profile may ask for more than the installation offers
 	}
-	if servers == 0 {
+	if servers == 0 || why != "" {
 		job.SetLabels(jobLabels)
-		return nil, nil
+		return nil, why, nil
 	}
 	name := job.GetName()
 	if name == "" {
@@ -277,7 +281,18 @@ func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates 
 	}
 	jobLabels[evenkeel.ReductionClientKey] = service
 	job.SetLabels(jobLabels)
-	return &inject.Reduction{Service: service, Servers: reduction.Endpoints(service, req.Namespace, servers)}, nil
+	return &inject.Reduction{Service: service, Servers: reduction.Endpoints(service, req.Namespace, servers)}, "", nil
+}
+
+// noServers says why jobs of the profile can have no reduction servers; empty: they can.
+func (w workloadPinner) noServers(profile *evenkeel.NetworkProfile, plugin string) string {
+	if w.reductionImage == "" {
+		return "Evenkeel was installed without an image for reduction servers (chart value reduction.image)"
+	}
+	if status, _, message := reduction.CompareImages(plugin, cmp.Or(profile.Spec.Reduction.Image, w.reductionImage)); status == metav1.ConditionFalse {
+		return "NetworkProfile " + profile.Name + ": " + message
+	}
+	return ""
 }
 
 // getProfile returns the profile, if it exists and the namespace may use it.

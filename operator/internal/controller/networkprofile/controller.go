@@ -28,6 +28,9 @@ const fieldOwner = client.FieldOwner("evenkeel-networkprofile")
 
 // Reconciler writes the status of NetworkProfiles.
 type Reconciler struct {
+	// ReductionImage is the installation's image of reduction servers; empty: it has none.
+	ReductionImage string
+
 	client client.Client
 }
 
@@ -92,7 +95,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if err := c.client.List(ctx, &nodes); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
 	}
-	status := Observe(profile, nodes.Items)
+	status := Observe(profile, nodes.Items, c.ReductionImage)
 	// That one is of another owner.
 	meta.RemoveStatusCondition(&profile.Status.Conditions, evenkeel.ConditionDefaultApplied)
 	meta.RemoveStatusCondition(&status.Conditions, evenkeel.ConditionDefaultApplied)

@@ -1,6 +1,7 @@
 package networkprofile
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/reduction"
 )
 
 // Reasons of the condition Ready.
@@ -31,8 +34,9 @@ var (
 	}
 )
 
-// Observe returns the status of the profile on a cluster with these nodes.
-func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.NetworkProfileStatus {
+// Observe returns the status of the profile on a cluster with these nodes. ReductionImage is that of the installation; empty: no job
+// gets reduction servers.
+func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, reductionImage string) evenkeel.NetworkProfileStatus {
 	status := evenkeel.NetworkProfileStatus{ObservedGeneration: profile.Generation, Conditions: slices.Clone(profile.Status.Conditions)}
 	ready := func(value metav1.ConditionStatus, reason, format string, args ...any) evenkeel.NetworkProfileStatus {
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
@@ -65,6 +69,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.Net
 	}
 	status.MatchedNodes, status.ImageVolumeNodes = &matched, &capable
 	observeRDMA(profile, chosen, &status)
+	observeImages(profile, reductionImage, &status)
 
 	plugin := profile.Spec.Plugin
 	if plugin.Delivery != evenkeel.DeliveryPreinstalled {
@@ -88,6 +93,18 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node) evenkeel.Net
 	default:
 		return ready(metav1.ConditionTrue, ReasonResolved, "jobs get delivery %s; %d of %d nodes can mount images", status.Delivery, capable, matched)
 	}
+}
+
+// observeImages sets the condition ImagesMatch, where jobs can get reduction servers.
+func observeImages(profile *evenkeel.NetworkProfile, reductionImage string, status *evenkeel.NetworkProfileStatus) {
+	if reductionImage == "" || reduction.MaxServers(profile) == 0 {
+		meta.RemoveStatusCondition(&status.Conditions, evenkeel.ConditionImagesMatch)
+		return
+	}
+	value, reason, message := reduction.CompareImages(inject.Resolve(profile, "").Image, cmp.Or(profile.Spec.Reduction.Image, reductionImage))
+	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+		Type: evenkeel.ConditionImagesMatch, Status: value, Reason: reason, Message: message, ObservedGeneration: profile.Generation,
+	})
 }
 
 // selector converts the label selector of a profile. An absent one selects everything.

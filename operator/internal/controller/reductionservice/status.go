@@ -23,6 +23,8 @@ const (
 	ReasonLost    = "EvenkeelReductionServerLost"
 	ReasonRefused = "EvenkeelReductionRefused"
 	ReasonNoRDMA  = "EvenkeelReductionWithoutRDMA"
+
+	ReasonImagesDiffer = "EvenkeelReductionImagesDiffer"
 )
 
 // maxMessage is the maximum length of a condition's message.
@@ -90,6 +92,7 @@ func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstruc
 	meta.SetStatusCondition(&status.Conditions, condition)
 	if !suspended && !workload.Finished(job) {
 		pending = append(pending, observeRDMA(service, job, nodes, len(absent) == 0, status, now)...)
+		pending = append(pending, observeImages(service, job, status, now)...)
 	}
 	return status, pending
 }
