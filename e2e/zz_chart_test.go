@@ -37,8 +37,8 @@ func TestChartUpgradeKeepsWorking(t *testing.T) {
 	}
 }
 
-// Whoever deletes the namespace instead of the release leaves the webhooks, which then refuse annotated jobs. Jobs that wait start
-// all the same, and kubectl evenkeel uninstall removes the rest.
+// Whoever deletes the namespace instead of the release leaves much behind, but nothing that refuses jobs. Those that wait start, and
+// kubectl evenkeel uninstall removes the rest.
 func TestNamespaceDeletionStartsGatedJobs(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
@@ -71,16 +71,13 @@ func TestNamespaceDeletionStartsGatedJobs(t *testing.T) {
 	waitJob(ctx, t, ns, "Succeeded")
 	late := trainingJob{profile: "default", script: "true"}.object(ns)
 	late.SetName("late")
-	if err := cluster.Client.Create(ctx, late, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "evenkeel") {
+	if err := cluster.Client.Create(ctx, late, client.DryRunAll); err != nil {
 		t.Errorf("an annotated job, while nobody answers: %v", err)
 	}
 	out, err := exec.CommandContext(ctx, kubectlPlugin(ctx, t), "uninstall", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "nothing waits for Evenkeel any more") {
 		t.Errorf("kubectl evenkeel uninstall: %v\n%s", err, out)
 	}
-	eventually(ctx, t, "jobs are created without Evenkeel", func(ctx context.Context) (bool, error) {
-		return cluster.Client.Create(ctx, late.DeepCopy(), client.DryRunAll) == nil, nil
-	})
 	if err := cluster.InstallChart(ctx); err != nil {
 		t.Fatal(err)
 	}

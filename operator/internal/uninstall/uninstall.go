@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -35,6 +37,21 @@ func Gates(c client.Client, now clock.PassiveClock) []Step {
 		{"open the gates of jobs and pods", func(ctx context.Context) ([]sweep.Item, error) { return suspend.ListGated(ctx, c) }},
 		{"answer Kueue's workloads that wait", func(ctx context.Context) ([]sweep.Item, error) { return kueue.ListPending(ctx, c, now) }},
 	}
+}
+
+// WebhookConfiguration is the step after which jobs and pods are created without the webhook.
+func WebhookConfiguration(c client.Client, name string) Step {
+	return Step{"delete the webhook configuration", func(ctx context.Context) ([]sweep.Item, error) {
+		configuration := &admissionregistrationv1.MutatingWebhookConfiguration{}
+		err := c.Get(ctx, client.ObjectKey{Name: name}, configuration)
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the MutatingWebhookConfiguration %s: %w", name, err)
+		}
+		return []sweep.Item{deletion(c, configuration, "MutatingWebhookConfiguration")}, nil
+	}}
 }
 
 // Leftovers are the steps that remove what Evenkeel put on objects of others.

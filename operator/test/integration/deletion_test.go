@@ -8,6 +8,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -170,7 +171,8 @@ func TestGateLabelAloneStartsNothing(t *testing.T) {
 	isStateOf(t, job, "suspended")
 }
 
-// A controller whose namespace is being deleted is the last one: it opens all gates before it ends.
+// A controller whose namespace is being deleted is the last one: it opens all gates before it ends. Nobody answers for the webhook
+// then, so it deletes its configuration: else the jobs would get no pods.
 func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 	_, pool, ns := newGate(t, "orphaned", waitRegardless)
 	jobs := gatedJobs(t, ns, pool)
@@ -186,12 +188,27 @@ func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 	if err := admin.Create(t.Context(), everything); err != nil {
 		t.Fatal(err)
 	}
+	configuration := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}}
+	cleaner := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{admissionregistrationv1.GroupName}, Resources: []string{"mutatingwebhookconfigurations"}, ResourceNames: []string{"leaving"}, Verbs: []string{"get", "delete"},
+	}}}
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "leaving"}, Subjects: everything.Subjects}
+	for _, object := range []client.Object{configuration, cleaner, binding} {
+		if err := admin.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), object); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
+		})
+	}
 	kubeconfig, err := install.kubeconfig("evenkeel-controller")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, deleted := range []bool{false, true} {
-		last, err := launch(install.binary, kubeconfig, []string{"controller", "--namespace=leaving-system"})
+		last, err := launch(install.binary, kubeconfig, []string{"controller", "--namespace=leaving-system", "--webhook-config=leaving"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,6 +228,9 @@ func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 			if got, err := stateOf(t.Context(), job); err != nil || got != want {
 				t.Errorf("deleted %t: the %s is %s, %v", deleted, job.GetKind(), got, err)
 			}
+		}
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(configuration), configuration); apierrors.IsNotFound(err) != deleted {
+			t.Errorf("deleted %t: the webhook configuration: %v", deleted, err)
 		}
 	}
 }
