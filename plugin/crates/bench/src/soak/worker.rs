@@ -28,7 +28,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// What a process holds counts once it has not changed this many times in a row, with a pause in between.
 const CALM: usize = 25;
 const CALM_PAUSE: Duration = Duration::from_millis(20);
-/// How long to wait for that.
+/// How long to wait for that, and for what it held the first time: closed connections deliver for a while.
 const MAX_CALM_TIME: Duration = Duration::from_secs(30);
 
 /// One end of a connection.
@@ -98,6 +98,8 @@ pub(super) struct Worker {
     seed: u64,
     ends: BTreeMap<u64, End>,
     children: Vec<i32>,
+    /// What it held when it was asked first.
+    baseline: Option<Usage>,
     bytes: u64,
     messages: u64,
 }
@@ -105,7 +107,7 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(plugin: Plugin, device: usize, seed: u64) -> Self {
         let (ends, children) = (BTreeMap::new(), Vec::new());
-        Self { plugin, device, seed, ends, children, bytes: 0, messages: 0 }
+        Self { plugin, device, seed, ends, children, baseline: None, bytes: 0, messages: 0 }
     }
 
     /// Does what it is told until it is told to end.
@@ -184,7 +186,7 @@ impl Worker {
         self.children.retain(runs);
     }
 
-    /// Reports what the process holds once that does not change any more.
+    /// Reports what the process holds once that does not change any more and is no more than the first time, or after a while.
     fn report_usage(&mut self) -> Result<()> {
         let since = Instant::now();
         let (mut last, mut calm) = (usage()?, 0);
@@ -193,9 +195,13 @@ impl Worker {
             self.reap();
             let now = usage()?;
             let same = (now.descriptors, now.threads) == (last.descriptors, last.threads);
-            calm = if same && self.children.is_empty() { calm + 1 } else { 0 };
+            let is_more = self.baseline.is_some_and(|first| {
+                now.descriptors > first.descriptors || now.threads > first.threads
+            });
+            calm = if same && !is_more && self.children.is_empty() { calm + 1 } else { 0 };
             last = now;
         }
+        self.baseline.get_or_insert(last);
         let Usage { descriptors, threads, resident_kib, allocated_kib } = last;
         say(&format!("usage {descriptors} {threads} {resident_kib} {allocated_kib}"))
     }

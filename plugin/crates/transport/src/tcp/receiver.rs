@@ -32,9 +32,11 @@ use crate::tcp::recv_queue::{self, FlowEntry};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
-/// How long a receiver whose flows were closed or reset waits for a new one. A live sender has noticed it too, and opens one
-/// at once.
-const REPLACEMENT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a receiver whose flows were closed waits for a new one. A live sender has noticed it too, and opens one at once.
+const CLOSED_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a receiver whose flows were reset waits for a new one. Something on the path may have reset them, and may let
+/// nothing through for a while. A live sender dials again and again.
+const RESET_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Inbound for TcpReceiver {
     fn base(&self) -> &Base {
@@ -105,7 +107,7 @@ impl TcpReceiver {
                 tags: TagMatcher::default(),
                 flows: Vec::new(),
                 stuck_since: None,
-                unreachable: false,
+                replacement_timeout: CLOSED_TIMEOUT,
                 is_starved: false,
                 cause: String::new(),
                 peer_closed: false,
@@ -221,7 +223,6 @@ impl TcpReceiver {
         }
         let entry = FlowEntry { flow: Arc::clone(&flow), waits_for: None, ended: false };
         queue.flows[slot] = Some(entry);
-        queue.unreachable = false;
         if queue.stuck_since.take().is_some() {
             self.base.counters.recovered.add(1);
         }
@@ -392,6 +393,8 @@ impl RecvFlowOwner for TcpReceiver {
         let chunk = *chunk;
         let mut memory = None;
         let mut queue = lock(&self.queue);
+        // The sender gets through.
+        queue.replacement_timeout = CLOSED_TIMEOUT;
         Ok(loop {
             break match queue.reassembly.reserve(&chunk, at)? {
                 ChunkAction::Deliver { payload, end } => {
@@ -514,10 +517,16 @@ impl RecvFlowOwner for TcpReceiver {
             if let Some(slot) = queue.flows.get_mut(flow.slot) {
                 *slot = None;
             }
-            queue.unreachable |= matches!(end, FlowEnd::Unreachable(_));
+            let recovery_timeout = self.base.context.settings.recovery_timeout;
+            let timeout = match &end {
+                FlowEnd::Expected | FlowEnd::Lost(_) => CLOSED_TIMEOUT,
+                FlowEnd::Reset(_) => RESET_TIMEOUT.min(recovery_timeout),
+                FlowEnd::Unreachable(_) => recovery_timeout,
+            };
+            queue.replacement_timeout = queue.replacement_timeout.max(timeout);
             match &end {
                 FlowEnd::Expected => Vec::new(),
-                FlowEnd::Lost(why) | FlowEnd::Unreachable(why) => {
+                FlowEnd::Lost(why) | FlowEnd::Reset(why) | FlowEnd::Unreachable(why) => {
                     why.clone_into(&mut queue.cause);
                     queue.flows.iter().flatten().map(|entry| Arc::clone(&entry.flow)).collect()
                 }
@@ -553,13 +562,11 @@ impl RecvFlowOwner for TcpReceiver {
                 return;
             }
             let since = *queue.stuck_since.get_or_insert(now);
-            let recovery_timeout = self.base.context.settings.recovery_timeout;
             let timeout = match (waiting, queue.peer_closed) {
-                (true, _) => recovery_timeout,
+                (true, _) => self.base.context.settings.recovery_timeout,
                 (false, true) => Duration::ZERO,
                 // The sender may not get through either, and tries as long.
-                (false, false) if queue.unreachable => recovery_timeout,
-                (false, false) => REPLACEMENT_TIMEOUT,
+                (false, false) => queue.replacement_timeout,
             };
             if !outstanding {
                 return;
@@ -725,11 +732,13 @@ impl Source for Clock {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use std::sync::Barrier;
     use std::thread;
 
     use evenkeel_protocol::Frame;
+    use socket2::SockRef;
 
     use super::*;
     use crate::connection::unexpected::MAX_CONNECTION_BYTES;
@@ -808,6 +817,60 @@ mod tests {
         far.write_all(&chunk(2000)).unwrap();
         far.write_all(&[2; 2000]).unwrap();
         assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
+        receiver.close();
+    }
+
+    /// A TCP connection from a peer.
+    fn flow() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = Socket::from(listener.accept().unwrap().0);
+        near.set_nonblocking(true).unwrap();
+        (near, far)
+    }
+
+    fn reset(flow: TcpStream) {
+        SockRef::from(&flow).set_linger(Some(Duration::ZERO)).unwrap();
+    }
+
+    /// What resets all flows may let nothing through for a while, and the sender gives up some attempts before it gets through.
+    #[test]
+    fn reset_receiver_waits_for_a_sender_that_does_not_get_through() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let context = transport.context(0, "").unwrap();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let (near, far) = flow();
+        let receiver = TcpReceiver::open(context, runtime.workers(), peer, vec![near]).unwrap();
+        let memory = Box::leak(vec![0; 2000].into_boxed_slice());
+        let request =
+            TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();
+        let no_flow_is_left = || test_support::until(|| receiver.flows().is_empty().then_some(()));
+        let fails_after = |time| {
+            // The time counts from the first check.
+            receiver.check_unrecoverable(Instant::now());
+            receiver.check_unrecoverable(Instant::now() + time);
+            receiver.base.failed()
+        };
+        reset(far);
+        no_flow_is_left();
+        assert!(!fails_after(2 * CLOSED_TIMEOUT), "after a reset");
+        // The sender has given it up before it was accepted.
+        let (near, far) = flow();
+        drop(far);
+        receiver.join(4, near, |_, _| {}).unwrap();
+        no_flow_is_left();
+        assert!(!fails_after(2 * CLOSED_TIMEOUT), "after a flow that carried nothing");
+        let (near, mut far) = flow();
+        receiver.join(5, near, |_, _| {}).unwrap();
+        far.write_all(&[&chunk(2000)[..], &[1; 2000]].concat()).unwrap();
+        assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
+        let memory = Box::leak(vec![0; 8].into_boxed_slice());
+        let _next = TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();
+        // The sender gets through, so its process is gone.
+        far.shutdown(Shutdown::Write).unwrap();
+        no_flow_is_left();
+        assert!(fails_after(2 * CLOSED_TIMEOUT), "after a flow that was closed");
         receiver.close();
     }
 

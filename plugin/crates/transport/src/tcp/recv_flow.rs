@@ -100,9 +100,11 @@ pub(super) enum ReadStage {
 pub(super) enum FlowEnd {
     /// The peer has ended it and may, because it does not need it any more.
     Expected,
-    /// It was closed or reset, or carried wrong bytes.
+    /// It was closed, or carried wrong bytes.
     Lost(String),
-    /// The peer's host did not answer, or there is no route to it.
+    /// It was reset, by the peer's system or on the path.
+    Reset(String),
+    /// The peer's host did not answer, there is no route to it, or this host has ended the flow.
     Unreachable(String),
 }
 
@@ -403,7 +405,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             }
             Err(error) if would_block(&error) => StageOutcome::WouldBlock,
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-                StageOutcome::Ended(FlowEnd::Lost(error.to_string()))
+                StageOutcome::Ended(FlowEnd::Reset(error.to_string()))
             }
             Err(error) => StageOutcome::Ended(FlowEnd::Unreachable(error.to_string())),
         }

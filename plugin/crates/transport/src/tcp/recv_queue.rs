@@ -1,7 +1,7 @@
 //! The posted buffers of a receiving connection, and the flows that wait for them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{ChunkHeader, MAX_MESSAGE_BYTES, Reassembly};
 
@@ -18,8 +18,9 @@ pub(super) struct RecvQueue<F> {
     pub(super) flows: Vec<Option<FlowEntry<F>>>,
     /// Since when no flow can deliver what the posted buffers wait for.
     pub(super) stuck_since: Option<Instant>,
-    /// Whether a flow ended because nothing came through, since the last one was added.
-    pub(super) unreachable: bool,
+    /// How long to wait for a new flow when none is left: the longest time for any flow that has ended since the last chunk. A
+    /// new flow says nothing before it carries one, since the sender may have given it up before it knew that it is accepted.
+    pub(super) replacement_timeout: Duration,
     /// Whether a flow waits for memory of an unexpected message.
     pub(super) is_starved: bool,
     /// Why the last flow ended.
