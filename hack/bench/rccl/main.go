@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,8 +29,8 @@ import (
 
 const (
 	maxRounds = 100
-	// allReduceBytes is the size of an all-reduce, and perRound how many of them a round has, besides the first one, which connects.
-	allReduceBytes, perRound = 32 << 20, 3
+	// allReduceBytes is the size of an all-reduce.
+	allReduceBytes = 32 << 20
 	// runTimeout is how long one contender may take in one round.
 	runTimeout = 2 * time.Minute
 )
@@ -44,8 +45,8 @@ func main() {
 }
 
 type options struct {
-	rounds          int
-	library, output string
+	rounds                int
+	library, output, only string
 }
 
 func rootCommand() *cobra.Command {
@@ -59,7 +60,7 @@ RCCL is real, and the GPUs are not: see hack/lab/rccl. Two hosts of one rank eac
 own for each case. In each round all contenders run one after the other. Needs root, and a machine that does
 nothing else.`,
 		Example: `  go run ./hack/bench/rccl
-  go run ./hack/bench/rccl --rounds 3 --output /tmp/rccl.md`,
+  go run ./hack/bench/rccl --rounds 3 --only direct --output /tmp/rccl.md`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -67,12 +68,19 @@ nothing else.`,
 			if o.rounds < 1 || o.rounds > maxRounds {
 				return fmt.Errorf("--rounds %d: from 1 to %d", o.rounds, maxRounds)
 			}
+			if o.only != "" && !slices.Contains(names(), o.only) {
+				return fmt.Errorf("--only %s: one of %s", o.only, strings.Join(names(), ", "))
+			}
+			if o.only != "" && o.output == "" {
+				return errors.New("--only needs --output, so that the page keeps its other cases")
+			}
 			if os.Geteuid() != 0 {
 				return errors.New("making networks needs root")
 			}
 			return run(cmd.Context(), cmd.OutOrStdout(), o)
 		},
 	}
+	cmd.Flags().StringVar(&o.only, "only", "", "only this case: "+strings.Join(names(), ", "))
 	cmd.Flags().IntVar(&o.rounds, "rounds", 5, "rounds of each case")
 	cmd.Flags().StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")
 	cmd.Flags().StringVar(&o.output, "output", "", "the page to write (default docs/results/rccl.md)")
@@ -81,14 +89,24 @@ nothing else.`,
 
 // A benchCase is a network.
 type benchCase struct {
-	title string
-	links []netns.Link
+	name, title string
+	links       []netns.Link
+	// perRound is how many all-reduces a round has, besides the first one, which connects. They take a second or more.
+	perRound int
 }
 
 var cases = []benchCase{
-	{"4 links of 500 Mbit/s, chosen by a hash of addresses and ports", netns.Links(500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit)},
-	{"the same, one link at 100 Mbit/s", netns.Links(500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit, 100*netns.Mbit)},
-	{"hosts joined directly, unshaped", nil},
+	{"four-links", "4 links of 500 Mbit/s, chosen by a hash of addresses and ports", netns.Links(500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit), 5},
+	{"slow-link", "the same, one link at 100 Mbit/s", netns.Links(500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit, 100*netns.Mbit), 5},
+	{"direct", "hosts joined directly, unshaped", nil, 40},
+}
+
+func names() []string {
+	var names []string
+	for _, c := range cases {
+		names = append(names, c.name)
+	}
+	return names
 }
 
 // A contender is a network of RCCL.
@@ -135,8 +153,12 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	if err := lab.Use(o.library); err != nil {
 		return err
 	}
+	chosen := cases
+	if o.only != "" {
+		chosen = slices.DeleteFunc(slices.Clone(cases), func(c benchCase) bool { return c.name != o.only })
+	}
 	var rates result
-	for i, c := range cases {
+	for i, c := range chosen {
 		rates = append(rates, make([][]float64, len(contenders)))
 		for round := range o.rounds {
 			for k, of := range contenders {
@@ -149,7 +171,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 			}
 		}
 	}
-	text := markdown(rates, o.rounds, source, host)
+	text := markdown(chosen, rates, o.rounds, source, host)
 	if err := os.WriteFile(o.output, text, 0o644); err != nil {
 		return err
 	}
@@ -181,7 +203,7 @@ func measure(ctx context.Context, lab *rccl.Lab, c benchCase, of contender) (_ f
 	if err != nil {
 		return 0, err
 	}
-	seconds, err := group.AllReduce(ctx, communicator, allReduceBytes, perRound)
+	seconds, err := group.AllReduce(ctx, communicator, allReduceBytes, c.perRound)
 	if err != nil {
 		return 0, err
 	}

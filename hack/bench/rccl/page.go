@@ -11,8 +11,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// markdown is the page.
-func markdown(rates result, rounds int, source page.Source, host machine.Machine) []byte {
+// markdown is the page about these cases.
+func markdown(cases []benchCase, rates result, rounds int, source page.Source, host machine.Machine) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `# RCCL over Evenkeel and over its own sockets
 
