@@ -153,6 +153,11 @@ annotations: {{- include "evenkeel.cleanupHook" .root | nindent 2 }}
   expression: "request.userInfo.username == 'system:serviceaccount:{{ .root.Release.Namespace }}:{{ include "evenkeel.fullname" .root }}-{{ .account }}'"
 {{- end -}}
 
+{{- /* An update of what the plugin reported about a pod. */ -}}
+{{- define "evenkeel.isReport" -}}
+request.resource.resource == 'pods' && object.metadata.?annotations[?'evenkeel.dev/plugin-status'] != oldObject.metadata.?annotations[?'evenkeel.dev/plugin-status']
+{{- end -}}
+
 {{- define "evenkeel.guardBinding" -}}
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding

@@ -70,6 +70,9 @@ const (
 	InjectedKey = "evenkeel.dev/injected"
 	// SkippedKey says what was left alone, and why.
 	SkippedKey = "evenkeel.dev/skipped"
+	// PluginStatusKey says whether NCCL uses the plugin in the pod: PluginNotReported at first, and what the plugin reports later.
+	PluginStatusKey   = "evenkeel.dev/plugin-status"
+	PluginNotReported = "NotReported"
 )
 
 // Labels on what belongs to a check.

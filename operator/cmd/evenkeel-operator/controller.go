@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/pluginreports"
 	"evenkeel.dev/evenkeel/operator/internal/controller/reductionservice"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
@@ -48,6 +50,7 @@ type controllerRole struct {
 	electionID, defaultProfile, benchImage, reductionImage string
 	webhookConfiguration                                   string
 	checkPriorityClass                                     string
+	reportAddress                                          string
 	imagePullSecrets                                       []string
 }
 
@@ -74,6 +77,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
 	cmd.Flags().StringVar(&c.checkPriorityClass, "check-priority-class", "", "PriorityClass of the pods of NetworkChecks, which should give way to all others; none: the cluster's default")
 	cmd.Flags().StringSliceVar(&c.imagePullSecrets, "image-pull-secrets", nil, "names of Secrets of this namespace to pull the images of NetworkChecks with")
+	cmd.Flags().StringVar(&c.reportAddress, "report-bind-address", "0", `where the plugin's reports are received (UDP), such as :9640; "0" turns that off`)
 	cmd.Flags().StringVar(&c.reductionImage, "reduction-image", "", "image of the reduction servers; without one, no job gets any")
 	return cmd
 }
@@ -81,6 +85,9 @@ func controllerCommand() *cobra.Command {
 func (c *controllerRole) validate() error {
 	if err := c.process.validate(); err != nil {
 		return err
+	}
+	if _, _, err := net.SplitHostPort(c.reportAddress); c.reportAddress != "0" && err != nil {
+		return fmt.Errorf(`--report-bind-address=%q: want HOST:PORT, :PORT or "0"`, c.reportAddress)
 	}
 	if c.defaultProfile != "" {
 		if _, err := defaults.Load(c.defaultProfile, nil); err != nil {
@@ -138,6 +145,10 @@ func (c *controllerRole) run(ctx context.Context) error {
 		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}},
 		"jobgate-kueue":             &kueue.Reconciler{Evaluator: evaluator},
 		"jobgate-suspend":           &suspend.Reconciler{Evaluator: evaluator},
+	}
+	if c.reportAddress != "0" {
+		controllers["pluginreports-receiver"] = &pluginreports.Receiver{Address: c.reportAddress, Clock: clock.RealClock{}}
+		controllers["pluginreports"] = &pluginreports.Reconciler{Clock: clock.RealClock{}, Times: pluginreports.DefaultTimes}
 	}
 	if c.reductionImage != "" {
 		controllers["reductionservice"] = &reductionservice.Reconciler{Image: c.reductionImage, Clock: clock.RealClock{}, KindPoll: kindPoll}

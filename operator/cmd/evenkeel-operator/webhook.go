@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"path/filepath"
 	"sync"
@@ -39,6 +40,7 @@ type webhookRole struct {
 	certSource, certDir                   string
 	webhookConfiguration, service, secret string
 	reductionImage                        string
+	reports                               string
 }
 
 func webhookCommand() *cobra.Command {
@@ -64,12 +66,16 @@ func webhookCommand() *cobra.Command {
 	cmd.Flags().StringVar(&w.service, "service", "", "SelfManaged: the Service that the API server calls")
 	cmd.Flags().StringVar(&w.webhookConfiguration, "webhook-config", "", "SelfManaged: the MutatingWebhookConfiguration that has to trust it")
 	cmd.Flags().StringVar(&w.reductionImage, "reduction-image", "", "image of the reduction servers, as the controller has it; without one, no job gets any")
+	cmd.Flags().StringVar(&w.reports, "reports", "", "HOST:PORT to which the plugin reports that NCCL uses it; none: pods do not report")
 	return cmd
 }
 
 func (w *webhookRole) validate() error {
 	if err := w.process.validate(); err != nil {
 		return err
+	}
+	if _, _, err := net.SplitHostPort(w.reports); w.reports != "" && err != nil {
+		return fmt.Errorf("--reports=%q: want HOST:PORT", w.reports)
 	}
 	if w.port < 1 || w.port > 65535 {
 		return fmt.Errorf("--port=%d: want 1 to 65535", w.port)
@@ -123,7 +129,11 @@ func (w *webhookRole) run(ctx context.Context) error {
 		checks = []healthz.Checker{certificates.Ready, started}
 	}
 	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reductionImage))
-	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme()))
+	reports := &reportAddress{service: w.reports, log: mgr.GetLogger()}
+	if err := mgr.Add(reports); err != nil {
+		return fmt.Errorf("address of reports: %w", err)
+	}
+	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme(), reports.get))
 	return serve(ctx, mgr, checks)
 }
 

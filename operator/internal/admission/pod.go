@@ -14,17 +14,18 @@ import (
 )
 
 // Pods is the webhook for pods with the label evenkeel.dev/profile. It reads nothing but the pod. So it answers in
-// microseconds, and every pod of a job gets the same, whatever has happened to the profile since.
-func Pods(scheme *runtime.Scheme) *admission.Webhook {
-	return admission.WithDefaulter[*corev1.Pod](scheme, podInjector{})
+// microseconds, and every pod of a job gets the same, whatever has happened to the profile since. Reports returns the address
+// that the plugin reports to, or nothing.
+func Pods(scheme *runtime.Scheme, reports func() string) *admission.Webhook {
+	return admission.WithDefaulter[*corev1.Pod](scheme, podInjector{reports})
 }
 
-type podInjector struct{}
+type podInjector struct{ reports func() string }
 
 // Default adds the plugin, excludes nodes that failed a check, and adds the scheduling gate where the job asks for it. An
 // error refuses the pod; its text is for the user.
-func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
-	err := mutatePod(pod)
+func (p podInjector) Default(_ context.Context, pod *corev1.Pod) error {
+	err := mutatePod(pod, p.reports())
 	switch {
 	case err != nil:
 		metrics.Pod(metrics.Refused)
@@ -36,10 +37,10 @@ func (podInjector) Default(_ context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-func mutatePod(pod *corev1.Pod) error {
+func mutatePod(pod *corev1.Pod, reports string) error {
 	resolved, err := inject.FromPod(pod.Labels, pod.Annotations)
 	if err != nil {
 		return err
 	}
-	return inject.Apply(pod, resolved)
+	return inject.Apply(pod, resolved, reports)
 }

@@ -17,6 +17,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/pluginstatus"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
@@ -183,6 +184,15 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 			outcome = "not injected: the webhook did not see it; it runs without the plugin"
 		case skipped != "":
 			outcome = "injected, but left unchanged: " + skipped
+		}
+		switch status, expected := pluginstatus.Of(pod); {
+		case !expected:
+		case status.Outcome == pluginstatus.Loaded:
+			outcome += "; NCCL uses it: " + status.Text
+		case status.Outcome == pluginstatus.Failed:
+			outcome += "; the plugin refused to start, so NCCL does without: " + status.Text
+		case pod.Status.Phase == corev1.PodRunning:
+			outcome += "; not reported yet that NCCL uses it"
 		}
 		rows = append(rows, []string{pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), outcome})
 	}

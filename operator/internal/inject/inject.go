@@ -16,12 +16,13 @@ import (
 // meshSidecars are containers that other injectors add. They run no training.
 var meshSidecars = []string{"istio-proxy", "linkerd-proxy"}
 
-// Apply makes all changes of the pod webhook: it adds the plugin, keeps the pod away from unhealthy nodes, and gates the
-// pod where its job asks for that. An error is for the user: it says what is wrong with the pod.
-func Apply(pod *corev1.Pod, r Resolved) error {
+// Apply makes all changes of the pod webhook: it adds the plugin, which reports to the address, if there is one; it keeps the pod
+// away from unhealthy nodes, and gates it where its job asks for that. An error is for the user: it says what is wrong with the pod.
+func Apply(pod *corev1.Pod, r Resolved, reports string) error {
 	if err := AddPlugin(pod, r); err != nil {
 		return err
 	}
+	addReport(pod, r, reports)
 	AvoidUnhealthyNodes(pod)
 	addGate(pod)
 	return nil

@@ -16,6 +16,8 @@ import (
 
 const image = "registry.example.com/plugin@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
+const controller = "10.96.0.7:9640"
+
 func resolved(change func(*Resolved)) Resolved {
 	r := Resolved{Profile: "default", Image: image, Delivery: evenkeel.DeliveryImageVolume, Path: "/plugin", Conflict: evenkeel.ConflictKeep,
 		Environment: map[string]string{"EVENKEEL_FLOWS": "8"}}
@@ -39,7 +41,7 @@ func env(c corev1.Container) map[string]string {
 
 func apply(t *testing.T, p *corev1.Pod, r Resolved) *corev1.Pod {
 	t.Helper()
-	if err := Apply(p, r); err != nil {
+	if err := Apply(p, r, ""); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -299,6 +301,35 @@ func TestInjectNoFallback(t *testing.T) {
 	}
 }
 
+// TestInjectReport: only pods in which the plugin can report are marked, whatever the pod says of itself.
+func TestInjectReport(t *testing.T) {
+	with := func(e ...corev1.EnvVar) corev1.Container { return corev1.Container{Name: "main", Env: e} }
+	for name, test := range map[string]struct {
+		container       corev1.Container
+		address, report string
+		marked          bool
+	}{
+		"the plugin":               {with(), controller, controller, true},
+		"no address":               {with(), "", "", false},
+		"another plugin":           {with(corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "none"}), controller, "", false},
+		"the user wants no report": {with(corev1.EnvVar{Name: "EVENKEEL_REPORT"}), controller, "", false},
+	} {
+		p := pod(test.container)
+		if test.address != "" {
+			p.Annotations = map[string]string{evenkeel.PluginStatusKey: "Loaded 2026-11-23T07:00:00Z copied"}
+		}
+		if err := Apply(p, resolved(nil), test.address); err != nil {
+			t.Fatal(err)
+		}
+		if got := env(p.Spec.Containers[0])["EVENKEEL_REPORT"]; got != test.report {
+			t.Errorf("%s: EVENKEEL_REPORT=%q", name, got)
+		}
+		if got := p.Annotations[evenkeel.PluginStatusKey]; (got == evenkeel.PluginNotReported) != test.marked || !test.marked && got != "" {
+			t.Errorf("%s: the annotation is %q", name, got)
+		}
+	}
+}
+
 func TestInjectErrors(t *testing.T) {
 	volume := pod(corev1.Container{Name: "main"})
 	volume.Spec.Volumes = []corev1.Volume{{Name: "evenkeel"}}
@@ -310,7 +341,7 @@ func TestInjectErrors(t *testing.T) {
 		"unknown container": {pod(corev1.Container{Name: "main"}, corev1.Container{Name: "log"}), resolved(func(r *Resolved) { r.Containers = []string{"trainer"} }), `"trainer"; the pod has main, log`},
 		"volume taken":      {volume, resolved(nil), `volume named "evenkeel"`},
 	} {
-		if err := Apply(test.pod, test.r); err == nil || !strings.Contains(err.Error(), test.want) {
+		if err := Apply(test.pod, test.r, ""); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
 	}
@@ -378,11 +409,11 @@ func TestResolve(t *testing.T) {
 func check(t *testing.T, before *corev1.Pod, r Resolved) {
 	t.Helper()
 	once := before.DeepCopy()
-	if Apply(once, r) != nil {
+	if Apply(once, r, controller) != nil {
 		return
 	}
 	twice := once.DeepCopy()
-	if err := Apply(twice, r); err != nil {
+	if err := Apply(twice, r, controller); err != nil {
 		t.Fatalf("second application: %v", err)
 	}
 	if diff := cmp.Diff(once, twice); diff != "" {

@@ -20,6 +20,9 @@ const (
 	Refused      = "refused"
 	NotInjected  = "not_injected"
 	AvoidedNodes = "avoided_nodes"
+	PluginLoaded = "plugin_loaded"
+	PluginFailed = "plugin_failed"
+	NotReported  = "not_reported"
 )
 
 var (
@@ -34,7 +37,7 @@ var (
 		Name: "evenkeel_check_runs_total", Help: "Runs of the benchmark that have ended, by stage and outcome.",
 	}, []string{"stage", "outcome"})
 	pods = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_pods_total", Help: "Pods of annotated jobs: injected; skipped, if something of the user's was left unchanged; refused; not_injected, if the webhook did not see them.",
+		Name: "evenkeel_pods_total", Help: "Pods of annotated jobs: injected; skipped, if something of the user's was left unchanged; refused; not_injected, if the webhook did not see them. Of those that report: plugin_loaded, if NCCL has started the plugin; plugin_failed, if the plugin refused to start; not_reported, if it said nothing in time.",
 	}, []string{"result"})
 	jobs = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; skipped, if a controller made them and nothing was pinned; avoided_nodes, if their pods avoid nodes that failed a check.",
@@ -52,7 +55,7 @@ func init() {
 			runs.WithLabelValues(string(stage), string(outcome))
 		}
 	}
-	for _, result := range []string{Injected, Skipped, Refused, NotInjected} {
+	for _, result := range []string{Injected, Skipped, Refused, NotInjected, PluginLoaded, PluginFailed, NotReported} {
 		pods.WithLabelValues(result)
 	}
 	for _, result := range []string{Injected, Refused, Skipped, AvoidedNodes} {
@@ -73,7 +76,7 @@ func RunEnded(stage evenkeel.Stage, outcome pairing.Outcome) {
 	runs.WithLabelValues(string(stage), string(outcome)).Inc()
 }
 
-// Pod counts a pod: Injected, Skipped, Refused or NotInjected.
+// Pod counts a pod: Injected, Skipped, Refused, NotInjected, PluginLoaded, PluginFailed or NotReported.
 func Pod(result string) { pods.WithLabelValues(result).Inc() }
 
 // Job counts a job: Injected, Refused, Skipped or AvoidedNodes.

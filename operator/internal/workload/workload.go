@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // A kind of job.
@@ -96,6 +97,22 @@ func OfPod(pod metav1.Object) (job schema.GroupVersionKind, name string, ok bool
 		}
 	}
 	return schema.GroupVersionKind{}, "", false
+}
+
+// Labels of JobSet on its pods, which belong to Jobs of it.
+const jobSetName, jobSetUID = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/jobset-uid"
+
+// JobOf returns the object that the pod belongs to: the JobSet, if it is of one, else what controls the pod, else the pod itself.
+func JobOf(pod metav1.Object) corev1.ObjectReference {
+	name, uid := pod.GetLabels()[jobSetName], pod.GetLabels()[jobSetUID]
+	owner := metav1.GetControllerOfNoCopy(pod)
+	switch {
+	case name != "" && uid != "":
+		return corev1.ObjectReference{APIVersion: "jobset.x-k8s.io/v1alpha2", Kind: "JobSet", Namespace: pod.GetNamespace(), Name: name, UID: types.UID(uid)}
+	case owner != nil:
+		return corev1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: pod.GetNamespace(), Name: owner.Name, UID: owner.UID}
+	}
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUID()}
 }
 
 // Kinds returns the supported kinds, sorted.

@@ -55,7 +55,8 @@ type installation struct {
 	work, binary string
 	// objects are the chart's, by "Kind/name".
 	objects map[string]*unstructured.Unstructured
-	port    int // of the webhook
+	port    int    // of the webhook
+	reports string // where the controller receives what the plugin reports
 
 	webhook, controller, certificates *program
 }
@@ -68,6 +69,9 @@ func newInstallation(root, work, binary string) (*installation, error) {
 	}
 	i := &installation{work: work, binary: binary, objects: map[string]*unstructured.Unstructured{}}
 	if i.port, err = freePort(); err != nil {
+		return nil, err
+	}
+	if i.reports, err = freeUDPAddress(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -126,7 +130,7 @@ func (i *installation) stop() error {
 }
 
 func (i *installation) startWebhook() (*program, error) {
-	return i.startProgram("evenkeel-webhook", fmt.Sprintf("--port=%d", i.port))
+	return i.startProgram("evenkeel-webhook", fmt.Sprintf("--port=%d", i.port), "--reports="+i.reports)
 }
 
 // startController starts one more controller.
@@ -139,7 +143,13 @@ func (i *installation) startController() (*program, error) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	return i.startProgram("evenkeel-controller", "--default-profile="+file)
+	address := i.reports
+	if used, err := net.ListenPacket("udp", address); err != nil {
+		address = "127.0.0.1:0" // a second one: the Service would choose
+	} else if err := used.Close(); err != nil {
+		return nil, err
+	}
+	return i.startProgram("evenkeel-controller", "--default-profile="+file, "--report-bind-address="+address)
 }
 
 // startProgram runs what the chart's Deployment says: its arguments, its service account. Flags replace what depends on
@@ -295,6 +305,15 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buffer.String()
+}
+
+// freeUDPAddress is an address of this machine that nothing receives datagrams at.
+func freeUDPAddress() (string, error) {
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return conn.LocalAddr().String(), conn.Close()
 }
 
 func freePort() (int, error) {

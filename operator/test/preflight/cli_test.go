@@ -128,7 +128,10 @@ func TestKubectlPluginWhyJob(t *testing.T) {
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "default", Name: "llama-0", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))},
-		Annotations: map[string]string{evenkeel.InjectedKey: "1234", evenkeel.SkippedKey: "container c sets NCCL_NET_PLUGIN itself"},
+		Annotations: map[string]string{
+			evenkeel.InjectedKey: "1234", evenkeel.SkippedKey: "container c sets NCCL_NET_PLUGIN itself",
+			evenkeel.PluginStatusKey: "Failed 2026-11-23T07:00:00Z EVENKEEL_FLOWS=many is not valid",
+		},
 	}, Spec: job.Spec.Template.Spec}
 	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/gate"}}
 	if err := admin.Create(t.Context(), pod); err != nil {
@@ -142,7 +145,7 @@ func TestKubectlPluginWhyJob(t *testing.T) {
 		}
 	})
 	words := []string{"Job default/llama: profile default", pluginName, "ImageVolume, in /opt/evenkeel/plugin", "EVENKEEL_FLOWS=4", "llama-0", "left unchanged: container c sets NCCL_NET_PLUGIN itself",
-		"it is suspended, but not by Evenkeel", "gate example.com/gate", "Its pods avoid\n  why-0"}
+		"the plugin refused to start, so NCCL does without: EVENKEEL_FLOWS=many", "it is suspended, but not by Evenkeel", "gate example.com/gate", "Its pods avoid\n  why-0"}
 	plugin(t, config, cli.ExitPass, "why llama", words...)
 	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
 	plugin(t, config, cli.ExitPass, "why plain", "has no annotation evenkeel.dev/profile")

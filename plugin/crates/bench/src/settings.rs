@@ -47,7 +47,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// The variables of all tables.
 fn variables() -> impl Iterator<Item = Variable> {
     let reduction = evenkeel_reduction::SETTINGS.iter().map(|setting| setting.variable);
-    SETTINGS.iter().map(|setting| setting.variable).chain(reduction)
+    let report = evenkeel_transport::report::SETTINGS.iter().map(|setting| setting.variable);
+    SETTINGS.iter().map(|setting| setting.variable).chain(report).chain(reduction)
 }
 
 fn plain(value: impl Fn(&str) -> Option<String>) -> String {

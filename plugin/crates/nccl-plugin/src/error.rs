@@ -30,6 +30,11 @@ impl PluginError {
         Self { code: SYSTEM_ERROR, line: Some(line.into()) }
     }
 
+    /// The reason; that of the transport's own errors is in the log only.
+    pub(crate) fn reason(&self) -> &str {
+        self.line.as_deref().unwrap_or("the log of the process says why")
+    }
+
     /// The same with more text at the end.
     pub(crate) fn with(self, more: &str) -> Self {
         Self { line: self.line.map(|line| line + more), ..self }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use evenkeel_transport::report::{Outcome, report};
 use evenkeel_transport::sync::lock;
 use evenkeel_transport::{Log, Settings, Transport};
 
@@ -31,8 +32,17 @@ struct Plugin {
 }
 
 impl Plugin {
-    /// The transport. A new one is made when nothing uses the last one, since the environment may have changed.
+    /// The transport. A new one is made when nothing uses the last one, since the environment may have changed. NCCL turns to
+    /// another network where there is none, so the reason is reported.
     fn transport(&mut self) -> Result<Arc<Transport>, PluginError> {
+        let transport = self.current_transport();
+        if let Err(error) = &transport {
+            report(Outcome::Failed, error.reason());
+        }
+        transport
+    }
+
+    fn current_transport(&mut self) -> Result<Arc<Transport>, PluginError> {
         if let Some(transport) = &self.transport
             && (self.contexts > 0 || transport.in_use())
         {
@@ -54,6 +64,7 @@ impl Plugin {
         let status =
             format!("version {}, devices: {}", env!("CARGO_PKG_VERSION"), devices.join(", "));
         LOG.info(&format!("evenkeel: {status}"));
+        report(Outcome::Loaded, &status);
         if let Some(folder) = status_folder {
             let file = folder.join(format!("plugin.{}", std::process::id()));
             if let Err(error) = fs::write(&file, status + "\n") {

@@ -53,6 +53,7 @@ pub use settings::table::SettingsError;
 pub use sys::random;
 pub use telemetry::exporter::{Exporter, Page, Pages};
 pub use telemetry::log::{Log, NullLog};
+pub use telemetry::report;
 
 use context::Context;
 use handshake::listen::ListenMode;

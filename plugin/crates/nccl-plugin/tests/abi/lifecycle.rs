@@ -1,6 +1,7 @@
 //! Initialization, finalization and unloading, and leaks. Each test has a process of its own, since threads and the
 //! environment belong to the process.
 
+use std::net::UdpSocket;
 use std::{env, fs};
 
 use evenkeel_nccl_abi::INVALID_USAGE;
@@ -149,6 +150,38 @@ fn child_status() {
     net.finalize();
     let there = env::var("EVENKEEL_STATUS_DIR").is_ok_and(|folder| fs::exists(folder).unwrap());
     assert_eq!(log_lines("EVENKEEL_STATUS_DIR").is_empty(), there);
+}
+
+#[test]
+fn report_says_whether_the_plugin_is_used() {
+    let controller = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = controller.local_addr().unwrap().to_string();
+    for (test, setting, outcome) in [
+        ("lifecycle::child_report", ("EVENKEEL_FLOWS", "2"), "Loaded\nversion "),
+        ("lifecycle::child_bad_setting", ("EVENKEEL_FLOWS", "many"), "Failed\nEVENKEEL_FLOWS="),
+    ] {
+        let report = [("EVENKEEL_REPORT", address.as_str()), ("EVENKEEL_POD_UID", "one-pod")];
+        run_in_child_process(test, &[report[0], report[1], setting]);
+        let mut buffer = [0; 1024];
+        let (length, _) = controller.recv_from(&mut buffer).unwrap();
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        assert!(text.starts_with(&format!("evenkeel-report 1\none-pod\n{outcome}")), "{text}");
+    }
+    // Neither an invalid address nor one where nobody listens changes anything.
+    for address in ["nobody:1", "127.0.0.1:1"] {
+        run_in_child_process(
+            "lifecycle::child_report",
+            &[("EVENKEEL_REPORT", address), ("EVENKEEL_POD_UID", "one-pod")],
+        );
+    }
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn child_report() {
+    let mut net = Net::init(12, 7).unwrap();
+    exchange(&net);
+    net.finalize();
 }
 
 #[test]

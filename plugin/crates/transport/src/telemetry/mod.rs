@@ -1,6 +1,7 @@
-//! The log, the counters and the metrics.
+//! The log, the counters, the metrics, and the report to the controller.
 
 pub(crate) mod counters;
 pub(crate) mod exporter;
 pub(crate) mod log;
 pub(crate) mod metrics;
+pub mod report;

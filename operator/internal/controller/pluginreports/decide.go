@@ -1,0 +1,135 @@
+package pluginreports
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"evenkeel.dev/evenkeel/operator/internal/pluginstatus"
+)
+
+// Reasons of the Events.
+const (
+	ReasonPluginFailed      = "EvenkeelPluginFailed"
+	ReasonPluginNotReported = "EvenkeelPluginNotReported"
+)
+
+// maxNamed is the maximum number of pods named in an Event.
+const maxNamed = 5
+
+// Times are how long pods may take to report. Processes of a job start NCCL together, but when they do depends on the program.
+type Times struct {
+	// AfterOthers is for pods of a job of which others have reported.
+	AfterOthers time.Duration
+	// First is for the first one of a job, from the start of its containers.
+	First time.Duration
+	// Quiet is how long no pod has reported before failures are told, all in one Event.
+	Quiet time.Duration
+}
+
+// DefaultTimes are those of the controller.
+var DefaultTimes = Times{AfterOthers: 5 * time.Minute, First: 30 * time.Minute, Quiet: 10 * time.Second}
+
+// findings are what is known of the pods of a job.
+type findings struct {
+	// again is when to look again; zero: now is the time to tell.
+	again time.Time
+	// reported is the number of pods whose plugin has said anything, expected that of those that it may say something in.
+	reported, expected int
+	failed             []metav1.PartialObjectMetadata
+	silent             []metav1.PartialObjectMetadata
+	// patience is how long silent pods may run.
+	patience time.Duration
+}
+
+// decide sorts the pods of a job by what the plugin in them has said.
+func decide(pods []metav1.PartialObjectMetadata, times Times, now time.Time) findings {
+	f := findings{patience: times.First}
+	var first, last time.Time
+	slices.SortFunc(pods, func(a, b metav1.PartialObjectMetadata) int { return strings.Compare(a.Name, b.Name) })
+	oldest := now
+	for _, pod := range pods {
+		s, expected := pluginstatus.Of(&pod)
+		if !expected || pod.DeletionTimestamp != nil {
+			continue
+		}
+		f.expected++
+		if pod.CreationTimestamp.Time.Before(oldest) {
+			oldest = pod.CreationTimestamp.Time
+		}
+		switch s.Outcome {
+		case pluginstatus.NotReported:
+			f.silent = append(f.silent, pod)
+			continue
+		case pluginstatus.Failed:
+			f.failed = append(f.failed, pod)
+		case pluginstatus.Loaded:
+		}
+		f.reported++
+		if first.IsZero() || s.At.Before(first) {
+			first = s.At
+		}
+		if s.At.After(last) {
+			last = s.At
+		}
+	}
+	due := oldest.Add(times.First)
+	if f.reported > 0 {
+		f.patience = times.AfterOthers
+		due = first.Add(times.AfterOthers)
+	}
+	switch {
+	case len(f.failed) > 0 && now.Before(last.Add(times.Quiet)):
+		f.again = last.Add(times.Quiet)
+	case len(f.failed) == 0 && len(f.silent) > 0 && now.Before(due):
+		f.again = due
+	}
+	if now.Before(due) {
+		f.silent = nil // not yet
+	}
+	return f
+}
+
+// describe returns the Event of the job; no message: there is nothing to tell. Missing are the silent pods that should have
+// reported by now.
+func (f findings) describe(missing []string) (reason, severity, message string) {
+	var parts []string
+	if len(f.failed) > 0 {
+		reason, severity = ReasonPluginFailed, corev1.EventTypeWarning
+		var names []string
+		for _, pod := range f.failed {
+			names = append(names, pod.Name)
+		}
+		s, _ := pluginstatus.Of(&f.failed[0])
+		parts = append(parts, fmt.Sprintf("%d of %d pods run without the plugin, which refused to start: %s (%s: %s)", len(f.failed), f.expected, named(names), names[0], s.Text))
+	}
+	if len(missing) > 0 {
+		if reason == "" {
+			reason, severity = ReasonPluginNotReported, corev1.EventTypeWarning
+		}
+		why := "NCCL did not load it there, or did not start"
+		if f.reported == 0 {
+			why = "NCCL has not loaded it or has not started, or a NetworkPolicy keeps the reports from Evenkeel's controller"
+			severity = corev1.EventTypeNormal
+		}
+		rest := ""
+		if unread := len(f.silent) - maxRead; unread > 0 {
+			rest = fmt.Sprintf(" (and up to %d more)", unread)
+		}
+		parts = append(parts, fmt.Sprintf("%d of %d pods have reported the plugin, but not %s%s: %s. NCCL_DEBUG=INFO says what NCCL uses", f.reported, f.expected, named(missing), rest, why))
+	}
+	return reason, severity, strings.Join(parts, "; ")
+}
+
+// named lists some of the names.
+func named(names []string) string {
+	text := strings.Join(names[:min(len(names), maxNamed)], ", ")
+	if more := len(names) - maxNamed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}

@@ -1,0 +1,226 @@
+// Package pluginreports receives what the plugin reports from the pods, keeps it in an annotation of each pod, and tells jobs
+// which of their pods run without it.
+package pluginreports
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/pluginstatus"
+)
+
+const (
+	// maxWaiting bounds the reports that wait to be written, of at most a kilobyte each. Processes repeat what is dropped.
+	maxWaiting = 4096
+	writers    = 8
+	// writeRate bounds the requests to the API server, in a second. A job of 5,000 pods takes as many requests, once.
+	writeRate, writeBurst = 50, 100
+	writeTimeout          = 10 * time.Second
+	// refusedFor is how long reports for a pod are ignored after one that did not come from it, at most maxRefused of them.
+	refusedFor = 5 * time.Second
+	maxRefused = 4096
+	uidIndex   = "metadata.uid"
+)
+
+// Receiver listens for the plugin's reports. Every replica of the controller does. A report names a pod, and counts only if it
+// comes from that pod's address.
+type Receiver struct {
+	// Address is where it listens (UDP).
+	Address string
+	Clock   clock.PassiveClock
+
+	pods   client.Reader
+	writer client.Writer
+	queue  chan report
+
+	mu      sync.Mutex
+	waiting map[types.UID]bool      // reports in the queue or being written
+	refused map[types.UID]time.Time // when a report of another address came for the pod
+}
+
+// A report is what a process said, and where it came from.
+type report struct {
+	pod  *metav1.PartialObjectMetadata
+	said pluginstatus.Status
+	from netip.AddrPort
+}
+
+// SetupWithManager starts the receiver with the manager, whether that leads or not.
+func (r *Receiver) SetupWithManager(mgr manager.Manager) error {
+	config := rest.CopyConfig(mgr.GetConfig())
+	config.QPS, config.Burst = writeRate, writeBurst // so that reports keep no other controller waiting
+	writer, err := client.New(config, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()})
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), podMetadata(), uidIndex, func(pod client.Object) []string {
+		return []string{string(pod.GetUID())}
+	}); err != nil {
+		return fmt.Errorf("index pods by UID: %w", err)
+	}
+	r.prepare(mgr.GetClient(), writer)
+	return mgr.Add(r)
+}
+
+func (r *Receiver) prepare(pods client.Reader, writer client.Writer) {
+	r.pods, r.writer, r.queue = pods, writer, make(chan report, maxWaiting)
+	r.waiting, r.refused = map[types.UID]bool{}, map[types.UID]time.Time{}
+}
+
+func podMetadata() *metav1.PartialObjectMetadata {
+	pod := &metav1.PartialObjectMetadata{}
+	pod.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
+	return pod
+}
+
+// NeedLeaderElection is false: the Service sends reports to any replica.
+func (r *Receiver) NeedLeaderElection() bool { return false }
+
+// Start receives until the context is done.
+func (r *Receiver) Start(ctx context.Context) error {
+	conn, err := (&net.ListenConfig{}).ListenPacket(ctx, "udp", r.Address)
+	if err != nil {
+		return fmt.Errorf("listen for the plugin's reports: %w", err)
+	}
+	socket, ok := conn.(*net.UDPConn)
+	if !ok {
+		return fmt.Errorf("listen for the plugin's reports: %T is no UDP socket", conn)
+	}
+	_ = socket.SetReadBuffer(4 << 20) // as much as the kernel allows
+	var running sync.WaitGroup
+	for range writers {
+		running.Go(func() { r.write(ctx, socket) })
+	}
+	defer running.Wait()
+	defer context.AfterFunc(ctx, func() { socket.Close() })()
+	defer socket.Close()
+	buffer := make([]byte, pluginstatus.MaxReport+1)
+	for {
+		n, from, err := socket.ReadFromUDPAddrPort(buffer)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("listen for the plugin's reports: %w", err)
+		case err != nil:
+			continue // such as an ICMP error about an answer to a process that has ended
+		}
+		if r.receive(ctx, buffer[:n], from) {
+			answer(socket, from, buffer[:n])
+		}
+	}
+}
+
+// receive queues a report. It returns true where the pod says so already, so that the answer needs no request.
+func (r *Receiver) receive(ctx context.Context, datagram []byte, from netip.AddrPort) bool {
+	uid, outcome, text, err := pluginstatus.ParseReport(datagram)
+	if err != nil {
+		return false
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	if err := r.pods.List(ctx, list, client.MatchingFields{uidIndex: uid}); err != nil || len(list.Items) != 1 {
+		return false // unknown yet, or not at all
+	}
+	pod := &list.Items[0]
+	before, expected := pluginstatus.Of(pod)
+	switch {
+	case !expected:
+		return false
+	case before.Outcome == outcome, before.Outcome == pluginstatus.Failed:
+		return true // one process without the plugin is enough to spoil the job
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waiting[pod.UID] || r.Clock.Now().Sub(r.refused[pod.UID]) < refusedFor {
+		return false
+	}
+	select {
+	case r.queue <- report{pod, pluginstatus.Status{Outcome: outcome, At: r.Clock.Now(), Text: text}, from}:
+		r.waiting[pod.UID] = true
+	default: // it will be sent again
+	}
+	return false
+}
+
+func (r *Receiver) write(ctx context.Context, socket *net.UDPConn) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case next := <-r.queue:
+			limited, cancel := context.WithTimeout(ctx, writeTimeout)
+			recorded, refused := r.record(limited, next)
+			cancel()
+			r.mu.Lock()
+			delete(r.waiting, next.pod.UID)
+			if refused {
+				if len(r.refused) >= maxRefused {
+					clear(r.refused)
+				}
+				r.refused[next.pod.UID] = r.Clock.Now()
+			}
+			r.mu.Unlock()
+			if recorded {
+				_, _ = socket.WriteToUDPAddrPort([]byte(next.pod.UID), next.from) // without an answer it is sent again
+			}
+		}
+	}
+}
+
+// record writes the report on the pod, on condition that the pod has the address that the report came from. The API server
+// tests that, so the pod need not be read. Refused is true where the pod has another address.
+func (r *Receiver) record(ctx context.Context, next report) (recorded, refused bool) {
+	address := next.from.Addr().Unmap().WithZone("").String()
+	before := next.pod.Annotations[evenkeel.PluginStatusKey]
+	annotation := "/metadata/annotations/evenkeel.dev~1plugin-status"
+	for _, field := range []string{"/status/podIP", "/status/podIPs/1/ip"} {
+		type step struct {
+			Op    string `json:"op"`
+			Path  string `json:"path"`
+			Value string `json:"value"`
+		}
+		patch, err := json.Marshal([]step{
+			{"test", "/metadata/uid", string(next.pod.UID)},
+			{"test", field, address},
+			{"test", annotation, before},
+			{"replace", annotation, next.said.String()},
+		})
+		if err != nil {
+			return false, false
+		}
+		err = r.writer.Patch(ctx, next.pod, client.RawPatch(types.JSONPatchType, patch))
+		switch {
+		case err == nil:
+			metrics.Pod(map[pluginstatus.Outcome]string{pluginstatus.Loaded: metrics.PluginLoaded, pluginstatus.Failed: metrics.PluginFailed}[next.said.Outcome])
+			return true, false
+		case !apierrors.IsInvalid(err):
+			return false, false // such as a pod that is gone, or an API server that is away
+		}
+	}
+	return false, true
+}
+
+// answer confirms a report with the UID in its second line.
+func answer(socket *net.UDPConn, to netip.AddrPort, datagram []byte) {
+	if uid, _, _, err := pluginstatus.ParseReport(datagram); err == nil {
+		_, _ = socket.WriteToUDPAddrPort([]byte(uid), to)
+	}
+}
