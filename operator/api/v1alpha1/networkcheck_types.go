@@ -198,7 +198,7 @@ type CheckOptions struct {
 	// +optional
 	Thresholds ThresholdSpec `json:"thresholds,omitzero"`
 
-	// maxConcurrentNodes is the maximum number of nodes tested at once. Default: 32.
+	// maxConcurrentNodes is the maximum number of nodes tested at once. Default: a tenth of them, and 32 at least.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=5000
@@ -211,7 +211,8 @@ type CheckOptions struct {
 	// +kubebuilder:validation:Maximum=86400
 	RunTimeoutSeconds *int32 `json:"runTimeoutSeconds,omitempty"`
 
-	// timeoutSeconds is the timeout of the whole check. Then it ends with the results that it has. Default: 3600.
+	// timeoutSeconds is the timeout of the whole check. Then it ends with the results that it has. Default: 3600, and 120 more for
+	// each time that maxConcurrentNodes goes into the nodes.
 	// +optional
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=604800

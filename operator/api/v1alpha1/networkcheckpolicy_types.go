@@ -53,7 +53,7 @@ type NetworkCheckPolicySpec struct {
 	// +optional
 	Gate GateSpec `json:"gate,omitzero"`
 
-	// history is the number of finished checks of this policy that are kept. Default: 5.
+	// history is the number of finished checks of this policy that are kept for each trigger. Default: 5.
 	// +optional
 	// +kubebuilder:default=5
 	// +kubebuilder:validation:Minimum=1
@@ -66,7 +66,7 @@ type NetworkCheckPolicySpec struct {
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.timeZone) || has(self.schedule)",message="timeZone goes with schedule"
 type TriggerSpec struct {
-	// schedule is when all nodes are checked: a cron expression of five fields, or @daily, @hourly, @weekly.
+	// schedule is when all nodes are checked. Those in use then are checked once they are not. It is a cron expression of five fields, or @daily, @hourly, @weekly.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
@@ -79,12 +79,18 @@ type TriggerSpec struct {
 	// +kubebuilder:validation:MaxLength=64
 	TimeZone string `json:"timeZone,omitempty"`
 
-	// newNodes is Enabled (the default) to check nodes that have never been checked as soon as they are ready.
+	// newNodes is Enabled (the default) to check nodes without a verdict, as soon as they are ready and their startup taints are
+	// gone. Inconclusive checks are repeated, less and less often.
 	// +optional
 	NewNodes Switch `json:"newNodes,omitempty"`
 
-	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when every node that they may
-	// run on has a fresh verdict; nodes without one are checked. Default: Disabled.
+	// jobEnd is Enabled (the default) to check nodes whose accelerators a job has just left, if their verdict is older than half of
+	// freshnessSeconds.
+	// +optional
+	JobEnd Switch `json:"jobEnd,omitempty"`
+
+	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when proven nodes have room for their
+	// pods, or none is left that could be checked; as many nodes as they lack are checked. Default: Disabled.
 	// +optional
 	JobStart Switch `json:"jobStart,omitempty"`
 }
@@ -185,10 +191,14 @@ type NetworkCheckPolicyStatus struct {
 	// +kubebuilder:validation:items:MaxLength=253
 	UnhealthyNodes []string `json:"unhealthyNodes,omitempty"`
 
-	// runningCheck is the policy's check that has not ended.
+	// runningCheck is the policy's check that has not ended, the first by name.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	RunningCheck string `json:"runningCheck,omitempty"`
+
+	// runningChecks is the number of the policy's checks that have not ended.
+	// +optional
+	RunningChecks *int32 `json:"runningChecks,omitempty"`
 
 	// lastScheduleTime is the time of the schedule that a check was last made for.
 	// +optional

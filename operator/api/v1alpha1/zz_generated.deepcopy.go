@@ -425,6 +425,11 @@ func (in *NetworkCheckPolicyStatus) DeepCopyInto(out *NetworkCheckPolicyStatus) 
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.RunningChecks != nil {
+		in, out := &in.RunningChecks, &out.RunningChecks
+		*out = new(int32)
+		**out = **in
+	}
 	if in.LastScheduleTime != nil {
 		in, out := &in.LastScheduleTime, &out.LastScheduleTime
 		*out = (*in).DeepCopy()

@@ -135,14 +135,14 @@ func (c *controllerRole) run(ctx context.Context) error {
 	use := nodeuse.New(c.namespace, clock.RealClock{})
 	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, PriorityClass: c.checkPriorityClass, Use: use, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
 	requests := networkcheckpolicy.NewCheckRequests()
-	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}, Poll: kindPoll}
+	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}, Poll: kindPoll}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{
 		"nodeuse":                   use,
 		"networkcheck":              checks,
 		"nodenetworkhealth-results": &nodenetworkhealth.ResultRecorder{},
 		"nodenetworkhealth-marker":  &nodenetworkhealth.NodeMarker{Clock: clock.RealClock{}},
 		"metrics":                   &metrics.StateCollector{},
-		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Clock: clock.RealClock{}},
+		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}},
 		"jobgate-kueue":             &kueue.Reconciler{Evaluator: evaluator},
 		"jobgate-suspend":           &suspend.Reconciler{Evaluator: evaluator},
 	}

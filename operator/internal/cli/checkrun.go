@@ -25,6 +25,8 @@ const (
 	followPoll = 500 * time.Millisecond
 	// startTimeout is far more than a running controller needs to start a check.
 	startTimeout = 20 * time.Second
+	// maxNodes is the number of nodes for which --wait waits long enough.
+	maxNodes = 5000
 	// grace is how long --wait waits beyond the check's own timeout.
 	grace = 2 * time.Minute
 )
@@ -214,7 +216,7 @@ func inNamespace(namespace string) string {
 
 // follow waits until the check has ended, and shows its progress.
 func follow(ctx context.Context, cluster client.Client, check *evenkeel.NetworkCheck, progress io.Writer) error {
-	limit := time.Duration(*check.Spec.WithDefaults().TimeoutSeconds)*time.Second + grace
+	limit := time.Duration(*check.Spec.WithDefaultsFor(maxNodes).TimeoutSeconds)*time.Second + grace
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	started, key := time.Now(), client.ObjectKeyFromObject(check)

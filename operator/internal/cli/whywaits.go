@@ -15,6 +15,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
@@ -78,7 +79,11 @@ func suspendReasons(ctx context.Context, cluster client.Client, job *unstructure
 
 // gateStatus says what a gated job waits for, by the decision that the controller makes.
 func gateStatus(ctx context.Context, cluster client.Client, job gate.Job, now time.Time) (string, error) {
-	snapshot, err := jobgate.NewSnapshot(ctx, cluster, "", now) // in all namespaces: the one of the checks is not known here
+	use, err := nodeuse.Read(ctx, cluster, "") // in all namespaces: the one of the checks is not known here
+	if err != nil {
+		return "", err
+	}
+	snapshot, err := jobgate.NewSnapshot(ctx, cluster, "", use, now)
 	if err != nil {
 		return "", err
 	}

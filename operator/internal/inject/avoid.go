@@ -9,8 +9,11 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// AvoidUnhealthyNodes adds a node affinity that excludes nodes whose network failed a check, by the label that only such
-// nodes carry. Without checks no node has the label, and the affinity excludes none.
+// preferenceWeight is the largest that the API has.
+const preferenceWeight = 100
+
+// AvoidUnhealthyNodes adds a node affinity that excludes nodes whose network failed a check, and prefers those that passed, by
+// the label that checked nodes carry. Without checks no node has the label, and the affinity excludes and prefers none.
 func AvoidUnhealthyNodes(pod *corev1.Pod) {
 	if pod.Spec.NodeName != "" {
 		return // its creator chose the node
@@ -22,6 +25,7 @@ func AvoidUnhealthyNodes(pod *corev1.Pod) {
 		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
 	}
 	healthy := corev1.NodeSelectorRequirement{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpNotIn, Values: []string{evenkeel.UnhealthyValue}}
+	preferProvenNodes(pod.Spec.Affinity.NodeAffinity)
 	required := &pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	if *required == nil {
 		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{healthy}}}}
@@ -36,6 +40,20 @@ func AvoidUnhealthyNodes(pod *corev1.Pod) {
 			term.MatchExpressions = append(term.MatchExpressions, healthy)
 		}
 	}
+}
+
+// preferProvenNodes adds the preference. A job's gate opens when there are enough proven nodes for it, beside others without a
+// verdict.
+func preferProvenNodes(affinity *corev1.NodeAffinity) {
+	preferred := &affinity.PreferredDuringSchedulingIgnoredDuringExecution
+	for _, term := range *preferred {
+		if slices.ContainsFunc(term.Preference.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool { return r.Key == evenkeel.HealthKey }) {
+			return
+		}
+	}
+	*preferred = append(*preferred, corev1.PreferredSchedulingTerm{Weight: preferenceWeight, Preference: corev1.NodeSelectorTerm{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: evenkeel.HealthKey, Operator: corev1.NodeSelectorOpIn, Values: []string{evenkeel.HealthyValue}}},
+	}})
 }
 
 // AvoidedNodes returns those of the nodes, all of them unhealthy, that the pod would fit on without the affinity that

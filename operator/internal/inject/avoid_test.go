@@ -33,6 +33,9 @@ func TestInjectAvoidUnhealthyNodes(t *testing.T) {
 					t.Error(diff)
 				}
 			}
+			if preferred := p.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution; len(preferred) != 1 || preferred[0].Preference.MatchExpressions[0].Values[0] != evenkeel.HealthyValue {
+				t.Errorf("proven nodes are not preferred: %+v", preferred)
+			}
 		})
 	}
 	placed := pod(corev1.Container{Name: "main"})

@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/resource"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -43,7 +45,7 @@ type Tracker struct {
 
 	mu        sync.Mutex
 	nodes     map[string]*node
-	listeners []func()
+	listeners []chan struct{}
 	synced    chan struct{}
 	syncOnce  sync.Once
 }
@@ -71,6 +73,31 @@ type count struct {
 // New returns a tracker. The namespace is the one whose checks' pods do not count.
 func New(namespace string, c clock.PassiveClock) *Tracker {
 	return &Tracker{Namespace: namespace, Clock: c, nodes: map[string]*node{}, synced: make(chan struct{})}
+}
+
+// readLimit is the number of pods that Read reads at a time.
+const readLimit = 500
+
+// Read returns a tracker that knows the use of this moment. Without a namespace, no check's pods count.
+func Read(ctx context.Context, from client.Reader, namespace string) (*Tracker, error) {
+	t := New(namespace, clock.RealClock{})
+	var pods corev1.PodList
+	for {
+		if err := from.List(ctx, &pods, client.Limit(readLimit), client.Continue(pods.Continue)); err != nil {
+			return nil, fmt.Errorf("list pods: %w", err)
+		}
+		for i := range pods.Items {
+			if phase := pods.Items[i].Status.Phase; phase == corev1.PodSucceeded || phase == corev1.PodFailed {
+				continue
+			}
+			if err := t.Add(&pods.Items[i]); err != nil {
+				return nil, err
+			}
+		}
+		if pods.Continue == "" {
+			return t, nil
+		}
+	}
 }
 
 // SetupWithManager makes the tracker watch while the manager leads.
@@ -149,25 +176,37 @@ func (t *Tracker) Used(nodeName string) map[corev1.ResourceName]int64 {
 	return used
 }
 
-// Source returns a source of requests: all of them are made when the use of a node changes. A controller that watches it starts when
-// the use of all nodes is known.
-func (t *Tracker) Source(requests ...reconcile.Request) *Changes { return &Changes{t, requests} }
+// Source returns a source of requests: those that the function returns are made when the use of a node changes; nil makes none. A
+// controller that watches it starts when the use of all nodes is known.
+func (t *Tracker) Source(requests handler.MapFunc) *Changes { return &Changes{t, requests} }
 
 // Changes is a source of requests for a controller.
 type Changes struct {
 	tracker  *Tracker
-	requests []reconcile.Request
+	requests handler.MapFunc
 }
 
 // Start implements source.Source.
-func (c *Changes) Start(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+func (c *Changes) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	if c.requests == nil {
+		return nil
+	}
+	changed := make(chan struct{}, 1)
 	c.tracker.mu.Lock()
-	defer c.tracker.mu.Unlock()
-	c.tracker.listeners = append(c.tracker.listeners, func() {
-		for _, request := range c.requests {
-			queue.AddAfter(request, changeDelay)
+	c.tracker.listeners = append(c.tracker.listeners, changed)
+	c.tracker.mu.Unlock()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+				for _, request := range c.requests(ctx, nil) {
+					queue.AddAfter(request, changeDelay)
+				}
+			}
 		}
-	})
+	}()
 	return nil
 }
 
@@ -194,7 +233,7 @@ func (t *Tracker) Transformer() cache.TransformFunc {
 // useOf returns what is kept of a pod. Without accelerators it is not in use of any.
 func (t *Tracker) useOf(pod *corev1.Pod) *use {
 	u := &use{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, node: pod.Spec.NodeName}
-	if pod.Namespace == t.Namespace && pod.Labels[evenkeel.CheckKey] != "" {
+	if (t.Namespace == "" || pod.Namespace == t.Namespace) && pod.Labels[evenkeel.CheckKey] != "" {
 		return u
 	}
 	if !accelerator.RequestedBy(&pod.Spec) {
@@ -299,6 +338,9 @@ func (t *Tracker) Resync() error { return nil }
 
 func (t *Tracker) notify() {
 	for _, listener := range t.listeners {
-		listener()
+		select {
+		case listener <- struct{}{}:
+		default: // the pending change is looked at after this one
+		}
 	}
 }

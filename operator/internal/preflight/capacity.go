@@ -23,22 +23,30 @@ const (
 // Capacity checks what the API says about a node: whether pods with these tolerations can run on it, and whether all of its
 // GPUs can be used. It needs no run, and saves one that would end in a timeout. DRA are the GPUs that ResourceSlices offer there.
 func Capacity(node *corev1.Node, tolerations []corev1.Toleration, dra accelerator.DRA) (v evenkeel.Verdict, reason, message string) {
+	if reason, message := Unschedulable(node, tolerations); reason != "" {
+		return evenkeel.VerdictInconclusive, reason, message
+	}
+	return devices(node, dra)
+}
+
+// Unschedulable says why pods with these tolerations cannot run on the node; empty: they can.
+func Unschedulable(node *corev1.Node, tolerations []corev1.Toleration) (reason, message string) {
 	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 	if !ready {
-		return evenkeel.VerdictInconclusive, ReasonNotReady, "the node is not Ready"
+		return ReasonNotReady, "the node is not Ready"
 	}
 	if node.Spec.Unschedulable {
-		return evenkeel.VerdictInconclusive, ReasonCordoned, "the node is cordoned"
+		return ReasonCordoned, "the node is cordoned"
 	}
 	for i := range node.Spec.Taints {
 		taint := &node.Spec.Taints[i]
 		if taint.Effect != corev1.TaintEffectPreferNoSchedule && !slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) }) {
-			return evenkeel.VerdictInconclusive, ReasonTainted, fmt.Sprintf("the node has the taint %s, which the check's runner.tolerations do not have", taint.ToString())
+			return ReasonTainted, fmt.Sprintf("the node has the taint %s, which the check's runner.tolerations do not have", taint.ToString())
 		}
 	}
-	return devices(node, dra)
+	return "", ""
 }
 
 // devices fails a node that offers only some of its GPUs. One that offers none may have a device plugin that has not registered

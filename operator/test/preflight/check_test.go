@@ -76,11 +76,11 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 	}
 	requests := networkcheckpolicy.NewCheckRequests()
 	use := nodeuse.New(namespace, &clock{})
-	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Clock: calendar, Poll: 100 * time.Millisecond}
+	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Use: use, Clock: calendar, Poll: 100 * time.Millisecond}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
 		use,
 		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: use, Logs: f, Clock: c, Poll: 50 * time.Millisecond},
-		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: calendar}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Clock: calendar},
+		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: calendar}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Use: use, Clock: calendar},
 		&suspend.Reconciler{Evaluator: evaluator}, &kueue.Reconciler{Evaluator: evaluator},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
@@ -408,8 +408,8 @@ func TestCheckTimeout(t *testing.T) {
 	start(t, f, time, &clock{})
 	newNodes(t, "late", 4)
 	c := newCheck(t, "late", func(s *evenkeel.NetworkCheckSpec) {
-		long := int32(86400)
-		s.RunTimeoutSeconds = &long
+		long, hour := int32(86400), int32(3600)
+		s.RunTimeoutSeconds, s.TimeoutSeconds = &long, &hour
 	})
 	eventually(t, "runs are there", func(context.Context) (bool, error) { return len(f.all()) > 0, nil })
 	time.advance(3601 * 1e9)

@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,10 +32,10 @@ func newJob(t *testing.T, kind, pool string, change func(*unstructured.Unstructu
 		"restartPolicy": "Never", "nodeSelector": map[string]any{"pool": pool},
 		"containers": []any{map[string]any{"name": "pytorch", "image": "registry.example.com/train:1"}},
 	}}
-	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"template": template}}}
+	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"parallelism": int64(4), "completions": int64(4), "template": template}}}
 	if kind == "PyTorchJob" {
 		job.Object = map[string]any{"apiVersion": "kubeflow.org/v1", "kind": kind, "spec": map[string]any{
-			"pytorchReplicaSpecs": map[string]any{"Worker": map[string]any{"replicas": int64(2), "template": template}},
+			"pytorchReplicaSpecs": map[string]any{"Worker": map[string]any{"replicas": int64(4), "template": template}},
 		}}
 	}
 	job.SetNamespace(users)
@@ -167,6 +168,46 @@ func TestGateOpensWhenNodesAreProven(t *testing.T) {
 				t.Errorf("%d checks, and the Events of the second job are %v", n, eventsOf(t, next))
 			}
 		})
+	}
+}
+
+// A small job starts although ten others wait, whose checks do not end.
+func TestGateOpensBesideWaitingJobs(t *testing.T) {
+	start(t, newFleet(t, func(nodes []string) ending {
+		if strings.HasPrefix(nodes[0], "crowd-quick") {
+			return links(nil)(nodes)
+		}
+		return stuck(nodes)
+	}), &clock{}, &clock{})
+	slow, quick := newNodes(t, "crowd-slow", 20), newNodes(t, "crowd-quick", 6)
+	giveGPUs(t, 8, slow...)
+	giveGPUs(t, 8, quick...)
+	newPolicy(t, "crowd", onStart(func(s *evenkeel.NetworkCheckPolicySpec) {
+		s.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "pool", Operator: metav1.LabelSelectorOpIn, Values: []string{"crowd-slow", "crowd-quick"}}}}
+	}))
+	two := func(name string) func(*unstructured.Unstructured) {
+		return func(j *unstructured.Unstructured) {
+			j.SetName(name)
+			worker := []string{"spec", "pytorchReplicaSpecs", "Worker"}
+			containers := []any{map[string]any{"name": "pytorch", "image": "registry.example.com/train:1", "resources": map[string]any{"limits": map[string]any{"nvidia.com/gpu": "8"}}}}
+			if err := errors.Join(unstructured.SetNestedField(j.Object, int64(2), append(worker, "replicas")...),
+				unstructured.SetNestedSlice(j.Object, containers, append(worker, "template", "spec", "containers")...)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var others []*unstructured.Unstructured
+	for i := range 10 {
+		others = append(others, newJob(t, "PyTorchJob", "crowd-slow", two(fmt.Sprintf("crowd-slow-%d", i))))
+	}
+	isTold(t, others[0], gate.ReasonChecking, "runs")
+	job := newJob(t, "PyTorchJob", "crowd-quick", two("crowd-quick"))
+	isState(t, job, started)
+	isTold(t, job, gate.ReasonProven, "does not wait for the others")
+	for _, other := range others {
+		if got, err := state(t.Context(), other); err != nil || got != waiting {
+			t.Errorf("%s is %s, %v", other.GetName(), got, err)
+		}
 	}
 }
 

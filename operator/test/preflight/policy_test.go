@@ -133,10 +133,11 @@ func TestPolicyClearsRepairedNode(t *testing.T) {
 		return links(map[string]float64{"repair-0": 0.1})(nodes)
 	})
 	now := &clock{}
-	start(t, f, &clock{}, now)
+	start(t, f, now, now)
 	newNodes(t, "repair", 4)
 	p := newPolicy(t, "repair", func(s *evenkeel.NetworkCheckPolicySpec) {
-		one := int32(1)
+		one, long := int32(1), int32(86400) // Jobs are made by the API server's clock
+		s.Check.RunTimeoutSeconds = &long
 		s.Triggers.Schedule, s.Triggers.TimeZone, s.History = "@hourly", "Europe/Berlin", &one
 	})
 	carries(t, "repair-0", "False TooSlow|unhealthy|")
@@ -150,8 +151,8 @@ func TestPolicyClearsRepairedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	carries(t, "repair-0", "True Proven|healthy|")
-	waitPolicy(t, p, "the schedule is noted, and one check is kept", func() bool {
-		return p.Status.LastScheduleTime != nil && p.Status.LastScheduleTime.Minute() == 0 && len(policyChecks(t, p)) == 1
+	waitPolicy(t, p, "the schedule is noted, and one check of each trigger is kept", func() bool {
+		return p.Status.LastScheduleTime != nil && p.Status.LastScheduleTime.Minute() == 0 && len(policyChecks(t, p)) == 2
 	})
 	state := &evenkeel.NodeNetworkHealth{}
 	if err := admin.Get(t.Context(), client.ObjectKey{Name: "repair-0"}, state); err != nil {
@@ -173,7 +174,7 @@ func TestPolicyPairsNewNodeWithProvenOne(t *testing.T) {
 	newNode(t, "later-2", "later")
 	carries(t, "later-2", "True Proven|healthy|")
 	others := func(r madeRun) bool { return !strings.HasPrefix(r.nodes[0], "later-") }
-	if runs := slices.DeleteFunc(f.all(), others); len(runs) != 2 || !slices.ContainsFunc(runs, func(r madeRun) bool { return slices.Contains(r.nodes, "later-2") && len(r.nodes) == 2 }) {
+	if runs := slices.DeleteFunc(f.all(), others); len(runs) != 2 || !slices.ContainsFunc(runs, func(r madeRun) bool { return slices.Contains(r.nodes, "later-2") && len(r.nodes) == 3 }) {
 		t.Errorf("%v", runs)
 	}
 	waitPolicy(t, p, "all three are counted", func() bool { return *p.Status.Healthy == 3 && p.Status.RunningCheck == "" })

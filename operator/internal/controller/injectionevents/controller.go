@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -55,8 +56,41 @@ func Cached() map[client.Object]cache.ByObject {
 	}
 	return map[client.Object]cache.ByObject{&corev1.Pod{}: {
 		Label:     labels.NewSelector().Add(*labelled),
-		Transform: cache.TransformStripManagedFields(),
+		Transform: slim,
 	}}
+}
+
+// slim reduces a pod to what its Events are made of: a cluster may have a hundred thousand, and the annotations of each say all that
+// was injected.
+func slim(object any) (any, error) {
+	pod, err := meta.Accessor(object)
+	if err != nil {
+		return object, nil
+	}
+	pod.SetManagedFields(nil)
+	pod.SetFinalizers(nil)
+	pod.SetLabels(keep(pod.GetLabels(), evenkeel.ProfileKey))
+	pod.SetAnnotations(keep(pod.GetAnnotations(), evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey))
+	var controller []metav1.OwnerReference
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		controller = []metav1.OwnerReference{*owner}
+	}
+	pod.SetOwnerReferences(controller)
+	return object, nil
+}
+
+// keep returns those of the values that have one of the keys.
+func keep(values map[string]string, keys ...string) map[string]string {
+	var kept map[string]string
+	for _, key := range keys {
+		if value, has := values[key]; has {
+			if kept == nil {
+				kept = make(map[string]string, len(keys))
+			}
+			kept[key] = value
+		}
+	}
+	return kept
 }
 
 // SetupWithManager starts the controller with the manager. It watches metadata only.

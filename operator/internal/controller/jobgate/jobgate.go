@@ -3,15 +3,18 @@
 package jobgate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -26,13 +29,17 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/optionalwatch"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 )
 
 const (
 	// A short maximum, so that jobs start soon after an outage of the API server.
 	firstRetry, lastRetry = 5 * time.Millisecond, 15 * time.Second
+	// debounceDelay is how long changes of nodes are collected, since each evaluation is over all of them.
+	debounceDelay = 300 * time.Millisecond
 	// passTimeout bounds one evaluation.
 	passTimeout = time.Minute
 )
@@ -43,9 +50,16 @@ type Evaluator struct {
 	Namespace string
 	// Requests receives the nodes that have to be checked.
 	Requests *networkcheckpolicy.CheckRequests
+	// Use says which nodes are in use.
+	Use *nodeuse.Tracker
 	// Clock is replaced in tests. Poll is how often the cluster is asked for kinds that it does not serve yet.
 	Clock clock.PassiveClock
 	Poll  time.Duration
+
+	// Transform, if set, reduces the objects that wait to what is needed of them. Wanted, if set, says which of their kinds are to be
+	// watched.
+	Transform toolscache.TransformFunc
+	Wanted    func(schema.GroupKind) bool
 
 	// Client, WaitingCache and OptionalKinds are set by NewController. The cache has only the objects that wait.
 	Client        client.Client
@@ -73,10 +87,14 @@ var EnqueueAll = handler.EnqueueRequestsFromMapFunc(func(context.Context, client
 // serves it.
 func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []schema.GroupVersionKind, selector labels.Selector, evaluate func(context.Context) (reconcile.Result, error)) (controller.Controller, error) {
 	e.Client = mgr.GetClient()
+	transform := e.Transform
+	if transform == nil {
+		transform = cache.TransformStripManagedFields()
+	}
 	var err error
 	e.WaitingCache, err = cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
-		DefaultLabelSelector: selector, DefaultTransform: cache.TransformStripManagedFields(), ReaderFailOnMissingInformer: true,
+		DefaultLabelSelector: selector, DefaultTransform: transform, ReaderFailOnMissingInformer: true,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cache of gated objects: %w", err)
@@ -90,16 +108,17 @@ func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []sc
 		return evaluate(ctx)
 	})
 	watcher, err := builder.ControllerManagedBy(mgr).Named(name).
-		Watches(&corev1.Node{}, EnqueueAll, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, EnqueueAll).
+		Watches(&corev1.Node{}, debounce.Handler(debounceDelay, EnqueueAll), builder.WithPredicates(nodenetworkhealth.NodeChanged)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(debounceDelay, EnqueueAll)).
 		Watches(&evenkeel.NetworkCheckPolicy{}, EnqueueAll, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&evenkeel.NetworkCheck{}, EnqueueAll).
+		WatchesRawSource(e.Use.Source(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{singleRequest} })).
 		WithOptions(controller.Options{RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)}).
 		Build(bounded)
 	if err != nil {
 		return nil, err
 	}
-	e.OptionalKinds = &optionalwatch.Watch{Kinds: waiting, Cache: e.WaitingCache, Mapper: mgr.GetRESTMapper(), Poll: e.Poll, Controller: watcher, Request: singleRequest}
+	e.OptionalKinds = &optionalwatch.Watch{Kinds: waiting, Cache: e.WaitingCache, Mapper: mgr.GetRESTMapper(), Poll: e.Poll, Controller: watcher, Request: singleRequest, Wanted: e.Wanted}
 	return watcher, mgr.Add(e.OptionalKinds)
 }
 
@@ -121,10 +140,14 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 	var next time.Time
 	var all []error
 	if len(waiting) > 0 {
-		snapshot, err := NewSnapshot(ctx, e.Client, e.Namespace, e.Clock.Now())
+		snapshot, err := NewSnapshot(ctx, e.Client, e.Namespace, e.Use, e.Clock.Now())
 		if err != nil {
 			return reconcile.Result{}, err
 		}
+		// Who waits the longest is served first.
+		slices.SortStableFunc(waiting, func(a, b Waiter) int {
+			return cmp.Or(a.Job.Since.Compare(b.Job.Since), cmp.Compare(a.Key, b.Key))
+		})
 		for _, w := range waiting {
 			d := snapshot.Decide(w.Job)
 			e.Requests.Set(w.Key, d.Check)
@@ -156,7 +179,7 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 }
 
 // NewSnapshot reads the state that decisions are made from. Checks run in the namespace.
-func NewSnapshot(ctx context.Context, c client.Reader, namespace string, now time.Time) (*gate.Snapshot, error) {
+func NewSnapshot(ctx context.Context, c client.Reader, namespace string, use gate.NodeUse, now time.Time) (*gate.Snapshot, error) {
 	nodes, states, policies, err := nodenetworkhealth.ListAll(ctx, c)
 	if err != nil {
 		return nil, err
@@ -165,5 +188,5 @@ func NewSnapshot(ctx context.Context, c client.Reader, namespace string, now tim
 	if err := c.List(ctx, &checks, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list NetworkChecks: %w", err)
 	}
-	return gate.NewSnapshot(nodes, states, policies, checks.Items, now), nil
+	return gate.NewSnapshot(nodes, states, policies, checks.Items, use, now), nil
 }

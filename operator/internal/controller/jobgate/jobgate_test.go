@@ -19,6 +19,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 )
 
@@ -37,7 +38,7 @@ func TestGateEvaluate(t *testing.T) {
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		builder = builder.WithObjects(node)
 	}
-	k := &Evaluator{Namespace: "system", Requests: networkcheckpolicy.NewCheckRequests(), Clock: clocktesting.NewFakePassiveClock(noon), Client: builder.Build()}
+	k := &Evaluator{Namespace: "system", Requests: networkcheckpolicy.NewCheckRequests(), Use: nodeuse.New("system", clocktesting.NewFakePassiveClock(noon)), Clock: clocktesting.NewFakePassiveClock(noon), Client: builder.Build()}
 	var acts []string
 	waiter := func(name string, since time.Time, err error) Waiter {
 		return Waiter{
@@ -55,8 +56,8 @@ func TestGateEvaluate(t *testing.T) {
 		failed  bool
 	}{
 		{[]Waiter{waiter("a", noon, errors.New("no")), waiter("b", noon, nil)}, []string{"a Check true", "b Check true"}, 0, true},
-		// The decision was not recorded for a. The timeout of b, which waits longer, is first.
-		{[]Waiter{waiter("a", noon, nil), waiter("b", noon.Add(-10*time.Minute), nil)}, []string{"a Check true", "b Check false"}, 20 * time.Minute, false},
+		// The decision was not recorded for a. b waits longer: it is first, and so is its timeout.
+		{[]Waiter{waiter("a", noon, nil), waiter("b", noon.Add(-10*time.Minute), nil)}, []string{"b Check false", "a Check true"}, 20 * time.Minute, false},
 		// Nor was it reported on an object that somebody changed meanwhile.
 		{[]Waiter{waiter("c", noon, ErrStale)}, []string{"c Check true"}, 30 * time.Minute, false},
 		{[]Waiter{waiter("c", noon, nil)}, []string{"c Check true"}, 30 * time.Minute, false},

@@ -109,7 +109,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("networkcheck").
 		For(&evenkeel.NetworkCheck{}).
 		Watches(&batchv1.Job{}, debounce.Handler(debounceDelay, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
-		WatchesRawSource(c.Use.Source()). // no requests: the pods of runs are polled anyway
+		WatchesRawSource(c.Use.Source(nil)). // no requests: the pods of runs are polled anyway
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrentChecks,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
@@ -134,7 +134,11 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if object.Namespace != c.Namespace {
 		return reconcile.Result{}, c.setNotRunnable(ctx, object, "WrongNamespace", fmt.Sprintf("checks run in namespace %s: create this one there", c.Namespace))
 	}
-	check := jobs.Check{Object: object, Options: object.Spec.WithDefaults(), ImagePullSecrets: c.ImagePullSecrets, PriorityClass: c.PriorityClass}
+	nodes := 0
+	if n := object.Status.Summary.Nodes; n != nil {
+		nodes = int(*n)
+	}
+	check := jobs.Check{Object: object, Options: object.Spec.WithDefaultsFor(nodes), ImagePullSecrets: c.ImagePullSecrets, PriorityClass: c.PriorityClass}
 	if check.Options.Runner.Image == "" {
 		check.Options.Runner.Image = c.BenchImage
 	}
@@ -387,6 +391,8 @@ func OptionsOf(object *evenkeel.NetworkCheck) preflight.Options {
 // reconcileRuns records the runs that have ended, starts the next ones, and finishes the check if there are none.
 func (c *Reconciler) reconcileRuns(ctx context.Context, check jobs.Check, r *report.Report) (reconcile.Result, error) {
 	options, record := OptionsOf(check.Object), r.Record
+	sized := check.Object.Spec.WithDefaultsFor(len(record.Nodes))
+	check.Options.MaxConcurrentNodes, check.Options.TimeoutSeconds = sized.MaxConcurrentNodes, sized.TimeoutSeconds
 	deadline := record.Started.Add(time.Duration(*check.Options.TimeoutSeconds) * time.Second)
 	if record.Ended == "" && !c.Clock.Now().Before(deadline) {
 		record.Ended = fmt.Sprintf("the check's timeout of %d s expired", *check.Options.TimeoutSeconds)

@@ -1,6 +1,7 @@
 package networkcheckpolicy
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -44,15 +45,15 @@ func (d *CheckRequests) Set(requester string, nodes map[string][]string) {
 	}
 }
 
-// forPolicy returns the requested nodes of a policy.
-func (d *CheckRequests) forPolicy(policy string) map[string]bool {
+// forPolicy returns the requested nodes of a policy: those of each requester, ordered by its name.
+func (d *CheckRequests) forPolicy(policy string) [][]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	nodes := map[string]bool{}
-	for _, asked := range d.requested {
-		for _, name := range asked[policy] {
-			nodes[name] = true
+	var lists [][]string
+	for _, requester := range slices.Sorted(maps.Keys(d.requested)) {
+		if list := d.requested[requester][policy]; len(list) > 0 {
+			lists = append(lists, list)
 		}
 	}
-	return nodes
+	return lists
 }

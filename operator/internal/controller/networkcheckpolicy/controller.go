@@ -1,5 +1,4 @@
-// Package networkcheckpolicy creates the checks that NetworkCheckPolicies ask for, one at a time for each policy, and counts
-// their nodes by health.
+// Package networkcheckpolicy creates the checks that NetworkCheckPolicies ask for, and counts their nodes by health.
 package networkcheckpolicy
 
 import (
@@ -14,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -27,6 +27,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 	"evenkeel.dev/evenkeel/operator/internal/text"
@@ -59,7 +60,9 @@ type Reconciler struct {
 	Namespace string
 	// Requests are the nodes that gated jobs need checked.
 	Requests *CheckRequests
-	Clock    clock.PassiveClock
+	// Use says which nodes are in use.
+	Use   *nodeuse.Tracker
+	Clock clock.PassiveClock
 
 	client client.Client
 }
@@ -74,6 +77,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(debounceDelay, every)).
 		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(policyOfCheck)).
 		WatchesRawSource(source.Channel(c.Requests.changed, every)).
+		WatchesRawSource(c.Use.Source(c.allPolicies)).
 		Complete(c)
 }
 
@@ -122,18 +126,22 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	status.UnhealthyNodes = count.UnhealthyNames[:min(len(count.UnhealthyNames), maxUnhealthyNodes)]
 
 	var mine []*corev1.Node
-	wanted := c.Requests.forPolicy(policy.Name)
 	under := health.PolicyByNode(nodes, policies)
 	for i := range nodes {
 		if p := under[nodes[i].Name]; p != nil && p.Name == policy.Name {
 			mine = append(mine, &nodes[i])
 		}
-		// The requester may not have seen yet that there is a verdict.
-		if mark := marks[nodes[i].Name]; mark.Condition != nil && mark.Condition.Status != corev1.ConditionUnknown {
-			delete(wanted, nodes[i].Name)
-		}
 	}
-	next, problem, err := c.createDueCheck(ctx, policy, status, mine, healths, wanted, now)
+	slices.SortFunc(mine, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	wanted := c.Requests.forPolicy(policy.Name)
+	for i := range wanted {
+		// The requester may not have seen yet that there is a verdict.
+		wanted[i] = slices.DeleteFunc(slices.Clone(wanted[i]), func(name string) bool {
+			mark := marks[name]
+			return mark.Condition != nil && mark.Condition.Status != corev1.ConditionUnknown
+		})
+	}
+	next, problem, err := c.createDueChecks(ctx, policy, status, mine, healths, wanted, now)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -169,97 +177,140 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(now))}, nil
 }
 
-// createDueCheck creates the check that is due, unless one is running, and deletes old ones. It records in the status what it
-// did, and returns when the schedule is due next. The problem, if any, is an error in the policy.
-func (c *Reconciler) createDueCheck(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted map[string]bool, now time.Time) (next time.Time, problem, err error) {
+// createDueChecks creates the checks that are due, and deletes old ones. It records in the status what it did, and returns when the
+// schedule or a node is due next. The problem, if any, is an error in the policy.
+func (c *Reconciler) createDueChecks(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted [][]string, now time.Time) (next time.Time, problem, err error) {
 	var list evenkeel.NetworkCheckList
-	if err := c.client.List(ctx, &list, client.InNamespace(c.Namespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name}); err != nil {
+	if err := c.client.List(ctx, &list, client.InNamespace(c.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return next, nil, fmt.Errorf("list NetworkChecks: %w", err)
 	}
-	checks := map[string]*evenkeel.NetworkCheck{}
-	status.RunningCheck = ""
+	checks, occupied := map[string]*evenkeel.NetworkCheck{}, map[string]bool{}
+	var running []*evenkeel.NetworkCheck
 	var ended []*evenkeel.NetworkCheck
+	var notBefore time.Time
+	runningJobs := 0
 	for i := range list.Items {
 		check := &list.Items[i]
-		checks[check.Name] = check
-		if meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete) {
+		complete, mine := meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete), check.Labels[evenkeel.PolicyKey] == policy.Name
+		if !complete {
+			occupy(occupied, check, nodes)
+		}
+		switch {
+		case !mine:
+		case !complete:
+			running = append(running, check)
+			if check.Labels[evenkeel.TriggerKey] == string(triggerJob) {
+				runningJobs++
+			}
+		default:
 			ended = append(ended, check)
-		} else {
-			status.RunningCheck = check.Name
+			if retry := gate.RetryTime(check); gate.NotRunnable(check) && retry.After(now) && retry.After(notBefore) {
+				notBefore = retry
+			}
+		}
+		if mine {
+			checks[check.Name] = check
 		}
 	}
 	if err := c.pruneHistory(ctx, policy, ended); err != nil {
 		return next, nil, err
 	}
 	s, problem := parseSchedule(policy.Spec.Triggers)
-	var latest time.Time
 	if s != nil {
 		last := policy.CreationTimestamp.Time
 		if status.LastScheduleTime != nil {
 			last = status.LastScheduleTime.Time
 		}
-		latest, next = s.due(last, now)
-	}
-	if status.RunningCheck != "" || len(nodes) == 0 {
-		return next, problem, nil // the end of the one that runs, and nodes that come, are events
-	}
-	if !latest.IsZero() {
-		names := make([]string, 0, len(nodes))
-		for _, n := range nodes {
-			names = append(names, n.Name)
+		var latest time.Time
+		if latest, next = s.due(last, now); !latest.IsZero() {
+			at := metav1.NewTime(latest)
+			status.LastScheduleTime = &at
 		}
-		if _, err := c.ensureCheck(ctx, policy, status, scheduledName(policy.Name, latest), names, checks); err != nil {
-			return next, problem, err
+	}
+	pending, until := pendingResults(ended, healths, nodes, now)
+	for _, name := range pending {
+		occupied[name] = true
+	}
+	v := &view{policy: policy, nodes: nodes, states: healths, use: c.Use, occupied: occupied, now: now}
+	if status.LastScheduleTime != nil && s != nil {
+		v.scheduled = status.LastScheduleTime.Time
+	}
+	if notBefore.IsZero() { // what all checks lack may exist then
+		for _, planned := range v.plan(wanted, runningJobs, len(running)-runningJobs) {
+			created, err := c.createCheck(ctx, policy, planned, v, checks)
+			if err != nil {
+				return next, problem, err
+			}
+			if created != nil {
+				running = append(running, created)
+			}
 		}
-		at := metav1.NewTime(latest)
-		status.LastScheduleTime = &at
-		return next, problem, nil
 	}
-	if until := resultsPendingUntil(ended, healths, nodes, now); !until.IsZero() {
-		if next.IsZero() || until.Before(next) {
-			next = until
+	count := int32(len(running))
+	status.RunningChecks, status.RunningCheck = &count, ""
+	for _, check := range running {
+		if status.RunningCheck == "" || check.Name < status.RunningCheck {
+			status.RunningCheck = check.Name
 		}
-		return next, problem, nil
 	}
-	chosen, partners := selectDueNodes(nodes, healths, policy.Spec.Triggers.NewNodes != evenkeel.SwitchDisabled, wanted)
-	if len(chosen) == 0 {
-		return next, problem, nil
+	for _, at := range []time.Time{until, notBefore, v.next} {
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
 	}
-	why := "new"
-	if len(wanted) > 0 {
-		why = "job"
-	}
-	retry, err := c.ensureCheck(ctx, policy, status, unscheduledName(policy.Name, why, nodes, healths, chosen), slices.Concat(chosen, partners), checks)
-	if !retry.IsZero() && (next.IsZero() || retry.Before(next)) {
-		next = retry
-	}
-	return next, problem, err
+	return next, problem, nil
 }
 
-// ensureCheck creates a check, unless it exists. A check that was not runnable is created again at the time retry, since what it
-// lacked may exist then.
-func (c *Reconciler) ensureCheck(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, name string, nodes []string, checks map[string]*evenkeel.NetworkCheck) (retry time.Time, err error) {
+// occupy marks the nodes of a check that runs.
+func occupy(occupied map[string]bool, check *evenkeel.NetworkCheck, nodes []*corev1.Node) {
+	for _, name := range check.Spec.Nodes.Names {
+		occupied[name] = true
+	}
+	if check.Spec.Nodes.Selector == nil {
+		return
+	}
+	selector, err := metav1.LabelSelectorAsSelector(check.Spec.Nodes.Selector)
+	if err != nil {
+		return // it selects no node
+	}
+	for _, n := range nodes {
+		if selector.Matches(labels.Set(n.Labels)) {
+			occupied[n.Name] = true
+		}
+	}
+}
+
+// createCheck creates a planned check, unless it exists. One that could not be run is created again.
+func (c *Reconciler) createCheck(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, planned plannedCheck, v *view, checks map[string]*evenkeel.NetworkCheck) (*evenkeel.NetworkCheck, error) {
+	name := ""
+	if planned.trigger == triggerSchedule {
+		name = scheduledName(policy.Name, v.scheduled)
+	}
+	if name == "" || checks[name] != nil && !gate.NotRunnable(checks[name]) {
+		name = unscheduledName(policy.Name, planned.trigger, v.states, planned.chosen)
+	}
 	if had := checks[name]; had != nil {
 		if !gate.NotRunnable(had) {
-			return retry, nil
+			return nil, nil
 		}
-		if retry = gate.RetryTime(had); c.Clock.Now().Before(retry) {
-			return retry, nil
-		}
-		if err := c.client.Delete(ctx, had, client.Preconditions{UID: &had.UID}); client.IgnoreNotFound(err) != nil {
-			return retry, fmt.Errorf("delete NetworkCheck %s: %w", name, err)
+		if err := c.client.Delete(ctx, had.DeepCopy(), client.Preconditions{UID: &had.UID}); client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("delete NetworkCheck %s: %w", name, err)
 		}
 	}
-	slices.Sort(nodes)
-	err = c.client.Create(ctx, newCheck(policy, c.Namespace, name, nodes[:min(len(nodes), maxNames)]))
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return retry, fmt.Errorf("create NetworkCheck %s: %w", name, err)
+	var names []string
+	for _, n := range slices.Concat(planned.chosen, planned.partners) {
+		names = append(names, n.Name)
 	}
-	status.RunningCheck = name
-	return time.Time{}, nil
+	names = names[:min(len(names), maxNames)]
+	slices.Sort(names)
+	check := newCheck(policy, c.Namespace, name, planned.trigger, names)
+	if err := c.client.Create(ctx, check); err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, fmt.Errorf("create NetworkCheck %s: %w", name, err)
+	}
+	return check, nil
 }
 
-// pruneHistory deletes the oldest checks that have ended. Those of nodes that are new still, by their names, would be made again.
+// pruneHistory deletes the oldest checks that have ended, of each trigger.
 func (c *Reconciler) pruneHistory(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, ended []*evenkeel.NetworkCheck) error {
 	keep := defaultHistory
 	if policy.Spec.History != nil {
@@ -268,8 +319,13 @@ func (c *Reconciler) pruneHistory(ctx context.Context, policy *evenkeel.NetworkC
 	slices.SortFunc(ended, func(a, b *evenkeel.NetworkCheck) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
 	})
-	for _, check := range ended[min(len(ended), keep):] {
-		if err := c.client.Delete(ctx, check, client.Preconditions{UID: &check.UID}); client.IgnoreNotFound(err) != nil {
+	kept := map[string]int{}
+	for _, check := range ended {
+		why := check.Labels[evenkeel.TriggerKey]
+		if kept[why]++; kept[why] <= keep {
+			continue
+		}
+		if err := c.client.Delete(ctx, check.DeepCopy(), client.Preconditions{UID: &check.UID}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete NetworkCheck %s: %w", check.Name, err)
 		}
 	}

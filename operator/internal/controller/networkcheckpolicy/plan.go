@@ -3,8 +3,8 @@ package networkcheckpolicy
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strconv"
 	"time"
@@ -14,8 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 )
 
 // A schedule says when all nodes are checked.
@@ -61,83 +62,286 @@ func scheduledName(policy string, at time.Time) string {
 	return policy + "-" + strconv.FormatInt(at.Unix()/60, 10)
 }
 
-// selectDueNodes returns the ready nodes of the policy to be checked outside of the schedule: the requested ones and, if newNodes
-// is set, those never checked. Partners for them are other nodes of the policy, healthy ones first. Without two nodes to test
-// together it returns none.
-func selectDueNodes(nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, newNodes bool, wanted map[string]bool) (chosen, partners []string) {
-	var others []*corev1.Node
-	for _, n := range nodes {
-		if !gate.IsReady(n) {
-			continue
-		}
-		switch isNew := isNew(states[n.Name]); {
-		case wanted[n.Name], isNew && newNodes:
-			chosen = append(chosen, n.Name)
-		case !isNew:
-			others = append(others, n)
-		}
-	}
-	slices.Sort(chosen)
-	slices.SortFunc(others, func(a, b *corev1.Node) int {
-		return cmp.Or(cmp.Compare(healthOrder(states[a.Name]), healthOrder(states[b.Name])), cmp.Compare(a.Name, b.Name))
-	})
-	for _, n := range others[:min(len(others), max(1, len(chosen)))] {
-		partners = append(partners, n.Name)
-	}
-	if len(chosen)+len(partners) < 2 {
-		return nil, nil
-	}
-	return chosen, partners
+// A trigger is why a check is made.
+type trigger string
+
+const (
+	triggerSchedule trigger = "schedule"
+	triggerNew      trigger = "new"
+	triggerIdle     trigger = "idle"
+	triggerJob      trigger = "job"
+)
+
+const (
+	// maxJobChecks and maxOtherChecks are how many checks of a policy run at a time, for jobs that wait and for other reasons.
+	maxJobChecks   = 16
+	maxOtherChecks = 4
+	// settleDelay is how long the nodes that a job leaves are gathered, so that they are checked together.
+	settleDelay = 5 * time.Second
+	// inUseRetry is the pause after a check that somebody else's pod disturbed.
+	inUseRetry = 30 * time.Second
+	// firstBackoff is the pause after an inconclusive check of a node. Each further one doubles it, up to maxBackoff.
+	firstBackoff = 5 * time.Minute
+	maxBackoff   = 6 * time.Hour
+)
+
+// view is what the plan of a policy's checks follows from.
+type view struct {
+	policy *evenkeel.NetworkCheckPolicy
+	// nodes are the policy's own.
+	nodes  []*corev1.Node
+	states map[string]*evenkeel.NodeNetworkHealthStatus
+	use    nodeUse
+	// occupied are the nodes of checks that run, or whose results are not recorded yet.
+	occupied map[string]bool
+	// scheduled is the latest time of the schedule; zero: none.
+	scheduled time.Time
+	now       time.Time
+
+	next time.Time // when time alone makes a check due
 }
 
-func isNew(s *evenkeel.NodeNetworkHealthStatus) bool { return s == nil || len(s.History) == 0 }
+// nodeUse says who uses a node.
+type nodeUse interface {
+	User(node string) string
+	Left(node string) time.Time
+}
+
+// testable reports whether a check can test the node now: pods can run on it, and nobody uses it.
+func (v *view) testable(n *corev1.Node) bool {
+	if v.occupied[n.Name] {
+		return false
+	}
+	if v.policy.Spec.Check.WithDefaults().BusyNodes == evenkeel.BusyNodesSkip && v.use.User(n.Name) != "" {
+		return false
+	}
+	why, _ := preflight.Unschedulable(n, jobs.Tolerations(v.policy.Spec.Check.Runner.Tolerations))
+	return why == ""
+}
+
+// wait notes that something is due at the time. It reports whether it is due now.
+func (v *view) wait(at time.Time) bool {
+	if !at.After(v.now) {
+		return true
+	}
+	if v.next.IsZero() || at.Before(v.next) {
+		v.next = at
+	}
+	return false
+}
+
+// due returns the nodes that are to be checked now, by the trigger that they are due by.
+func (v *view) due() map[trigger][]*corev1.Node {
+	due := map[trigger][]*corev1.Node{}
+	for _, n := range v.nodes {
+		if !v.testable(n) {
+			continue
+		}
+		s := v.states[n.Name]
+		if s == nil {
+			s = &evenkeel.NodeNetworkHealthStatus{}
+		}
+		reason, since := v.reason(n, s)
+		if reason != "" && v.wait(since) && v.wait(nextAttempt(s)) {
+			due[reason] = append(due[reason], n)
+		}
+	}
+	return due
+}
+
+// reason returns why a node that can be tested is due, and from when on; empty: it is not.
+func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why trigger, since time.Time) {
+	triggers := v.policy.Spec.Triggers
+	older := func(than time.Time) bool { return s.ObservedTime == nil || s.ObservedTime.Time.Before(than) }
+	switch left := v.use.Left(n.Name); {
+	case s.ObservedTime == nil && triggers.NewNodes != evenkeel.SwitchDisabled:
+		return triggerNew, time.Time{}
+	// Of a node that came later, its own triggers decide.
+	case !v.scheduled.IsZero() && older(v.scheduled) && !n.CreationTimestamp.After(v.scheduled):
+		return triggerSchedule, time.Time{}
+	case !left.IsZero() && triggers.JobEnd != evenkeel.SwitchDisabled && older(left) && older(v.now.Add(-health.Freshness(v.policy)/2)):
+		return triggerIdle, left.Add(settleDelay)
+	}
+	return "", time.Time{}
+}
+
+// nextAttempt is when a node may be checked again after inconclusive results, the newest of which come first.
+func nextAttempt(s *evenkeel.NodeNetworkHealthStatus) time.Time {
+	if len(s.History) == 0 || s.History[0].Verdict != evenkeel.VerdictInconclusive {
+		return time.Time{}
+	}
+	if s.History[0].Reason == preflight.ReasonInUse {
+		return s.History[0].Time.Add(inUseRetry)
+	}
+	pause := firstBackoff
+	for _, r := range s.History[1:] {
+		if r.Verdict != evenkeel.VerdictInconclusive || pause >= maxBackoff {
+			break
+		}
+		if r.Reason != preflight.ReasonInUse {
+			pause *= 2
+		}
+	}
+	return s.History[0].Time.Add(min(pause, maxBackoff))
+}
+
+// partners returns nodes to test the chosen ones with: the healthy ones first, and of these the ones whose latest check is the
+// oldest, so that all have their turn. Many nodes need few, since they prove each other.
+func (v *view) partners(chosen []*corev1.Node) []*corev1.Node {
+	count := max(3-len(chosen), len(chosen)/8)
+	taken := map[string]bool{}
+	for _, n := range chosen {
+		taken[n.Name] = true
+	}
+	type candidate struct {
+		node  *corev1.Node
+		order int
+		last  time.Time
+		place uint64
+	}
+	var all []candidate
+	for _, n := range v.nodes {
+		if count <= 0 || taken[n.Name] || !v.testable(n) {
+			continue
+		}
+		c := candidate{node: n, order: 1, place: placeOf(n.Name, v.now)}
+		if s := v.states[n.Name]; s != nil {
+			c.order = healthOrder(s)
+			if len(s.History) > 0 {
+				c.last = s.History[0].Time.Time
+			}
+		}
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), a.last.Compare(b.last), cmp.Compare(a.place, b.place))
+	})
+	var partners []*corev1.Node
+	for _, c := range all[:min(len(all), max(count, 0))] {
+		partners = append(partners, c.node)
+	}
+	return partners
+}
+
+// placeOf orders nodes anew at any time.
+func placeOf(name string, now time.Time) uint64 {
+	h := fnv.New64a()
+	_, _ = fmt.Fprint(h, now.UnixNano(), name) // a hash never fails to write
+	return h.Sum64()
+}
 
 func healthOrder(s *evenkeel.NodeNetworkHealthStatus) int {
-	return slices.Index([]evenkeel.Health{evenkeel.HealthHealthy, evenkeel.HealthUnknown, evenkeel.HealthUnhealthy}, s.Health)
+	return max(0, slices.Index([]evenkeel.Health{evenkeel.HealthHealthy, evenkeel.HealthUnknown, evenkeel.HealthUnhealthy}, s.Health))
+}
+
+// A planned check is one that is to be made.
+type plannedCheck struct {
+	trigger trigger
+	// chosen are the nodes that it is made for, and partners those that it needs besides.
+	chosen, partners []*corev1.Node
+}
+
+// plan returns the checks to make now: of the nodes that jobs wait for, one for each job, and one of all others that are due. Running
+// are the numbers of checks that run already.
+func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []plannedCheck {
+	byName := make(map[string]*corev1.Node, len(v.nodes))
+	for _, n := range v.nodes {
+		byName[n.Name] = n
+	}
+	var planned []plannedCheck
+	add := func(why trigger, chosen []*corev1.Node) bool {
+		if len(chosen) == 0 {
+			return false
+		}
+		for _, n := range chosen {
+			v.occupied[n.Name] = true
+		}
+		partners := v.partners(chosen)
+		if len(chosen)+len(partners) < 2 {
+			for _, n := range chosen {
+				v.occupied[n.Name] = false
+			}
+			return false
+		}
+		for _, n := range partners {
+			v.occupied[n.Name] = true
+		}
+		planned = append(planned, plannedCheck{why, chosen, partners})
+		return true
+	}
+	for _, names := range wanted {
+		var chosen []*corev1.Node
+		for _, name := range names {
+			if n := byName[name]; n != nil && v.testable(n) {
+				chosen = append(chosen, n)
+			}
+		}
+		if runningJobs < maxJobChecks && add(triggerJob, chosen) {
+			runningJobs++
+		}
+	}
+	due := v.due()
+	var chosen []*corev1.Node
+	var why trigger
+	for _, t := range []trigger{triggerIdle, triggerNew, triggerSchedule} {
+		if len(due[t]) > 0 {
+			why, chosen = t, append(chosen, due[t]...)
+		}
+	}
+	if runningOthers < maxOtherChecks {
+		add(why, chosen)
+	}
+	return planned
 }
 
 // resultsTimeout is the maximum time to wait until the results of a check are recorded on its nodes.
-const resultsTimeout = time.Minute
+const resultsTimeout = 5 * time.Minute
 
-// resultsPendingUntil is zero if the results of all ended checks are recorded on their nodes. Otherwise it is when to stop
-// waiting for them: until then a node may appear new that was just checked.
-func resultsPendingUntil(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) time.Time {
+// pendingResults returns the nodes of ended checks whose results are not recorded yet, and when to stop waiting for them; zero: none
+// is. Until then such a node may appear due that was just checked.
+func pendingResults(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) (pending []string, until time.Time) {
+	byName := make(map[string]bool, len(nodes))
+	for _, n := range nodes {
+		byName[n.Name] = true
+	}
 	for _, check := range ended {
 		if check.Status.CompletionTime == nil || check.Status.ReportName == "" {
 			continue
 		}
-		until := check.Status.CompletionTime.Add(resultsTimeout)
-		missing := func(n *corev1.Node) bool {
-			s := states[n.Name]
-			return slices.Contains(check.Spec.Nodes.Names, n.Name) && (s == nil || !health.HasResult(s, string(check.UID), check.Status.CompletionTime.Time))
+		end := check.Status.CompletionTime.Add(resultsTimeout)
+		if !now.Before(end) {
+			continue
 		}
-		if now.Before(until) && slices.ContainsFunc(nodes, missing) {
-			return until
-		}
-	}
-	return time.Time{}
-}
-
-// unscheduledName is derived from the nodes and their last results, so that nothing is checked twice for the same reason.
-func unscheduledName(policy, why string, nodes []*corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []string) string {
-	hash := sha256.New()
-	for _, n := range nodes {
-		if slices.Contains(chosen, n.Name) {
-			fmt.Fprintln(hash, n.UID)
-			if s := states[n.Name]; !isNew(s) {
-				fmt.Fprintln(hash, s.History[0].UID)
+		for _, name := range check.Spec.Nodes.Names {
+			if s := states[name]; byName[name] && (s == nil || !health.HasResult(s, string(check.UID), check.Status.CompletionTime.Time)) {
+				pending = append(pending, name)
+				if until.IsZero() || end.Before(until) {
+					until = end
+				}
 			}
 		}
 	}
-	return policy + "-" + why + "-" + hex.EncodeToString(hash.Sum(nil)[:5])
+	return pending, until
+}
+
+// unscheduledName is derived from the nodes and their last results, so that nothing is checked twice for the same reason.
+func unscheduledName(policy string, why trigger, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []*corev1.Node) string {
+	hash := sha256.New()
+	for _, n := range chosen {
+		fmt.Fprintln(hash, n.UID)
+		if s := states[n.Name]; s != nil && len(s.History) > 0 {
+			fmt.Fprintln(hash, s.History[0].UID)
+		}
+	}
+	return fmt.Sprintf("%s-%.4s-%x", policy, why, hash.Sum(nil)[:5])
 }
 
 // newCheck returns a check of the policy.
-func newCheck(p *evenkeel.NetworkCheckPolicy, namespace, name string, nodes []string) *evenkeel.NetworkCheck {
+func newCheck(p *evenkeel.NetworkCheckPolicy, namespace, name string, why trigger, nodes []string) *evenkeel.NetworkCheck {
 	no := false
 	return &evenkeel.NetworkCheck{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, Labels: map[string]string{evenkeel.PolicyKey: p.Name},
+			Namespace: namespace, Name: name, Labels: map[string]string{evenkeel.PolicyKey: p.Name, evenkeel.TriggerKey: string(why)},
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: evenkeel.GroupVersion.String(), Kind: "NetworkCheckPolicy", Name: p.Name, UID: p.UID, BlockOwnerDeletion: &no,
 			}},

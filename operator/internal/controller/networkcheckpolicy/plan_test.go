@@ -1,6 +1,7 @@
 package networkcheckpolicy
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
@@ -54,60 +56,213 @@ func TestPolicySchedule(t *testing.T) {
 	}
 }
 
-func TestPolicySelectsNodesAndPartners(t *testing.T) {
-	node := func(name string, ready corev1.ConditionStatus) *corev1.Node {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-" + "x"}}
-		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
-		return n
+// fakeUse has users by node, and when the last one left.
+type fakeUse struct {
+	users map[string]string
+	left  map[string]time.Time
+}
+
+func (u fakeUse) User(node string) string    { return u.users[node] }
+func (u fakeUse) Left(node string) time.Time { return u.left[node] }
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// newView has ready nodes without results. The changes are made by name.
+func newView(names ...string) *view {
+	p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
+	v := &view{policy: p, states: map[string]*evenkeel.NodeNetworkHealthStatus{}, use: fakeUse{map[string]string{}, map[string]time.Time{}}, occupied: map[string]bool{}, now: noon}
+	for _, name := range names {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name)}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		v.nodes = append(v.nodes, n)
 	}
-	known := func(h evenkeel.Health) *evenkeel.NodeNetworkHealthStatus {
-		return &evenkeel.NodeNetworkHealthStatus{Health: h, History: make([]evenkeel.HealthResult, 1)}
+	return v
+}
+
+func (v *view) node(name string) *corev1.Node {
+	return v.nodes[slices.IndexFunc(v.nodes, func(n *corev1.Node) bool { return n.Name == name })]
+}
+
+// known gives nodes one conclusive result of that age.
+func (v *view) known(h evenkeel.Health, age time.Duration, names ...string) {
+	at := metav1.NewTime(noon.Add(-age))
+	verdict := map[evenkeel.Health]evenkeel.Verdict{evenkeel.HealthHealthy: evenkeel.VerdictPass, evenkeel.HealthUnhealthy: evenkeel.VerdictFail}[h]
+	for _, name := range names {
+		v.states[name] = &evenkeel.NodeNetworkHealthStatus{Health: h, ObservedTime: &at, History: []evenkeel.HealthResult{{Time: at, Verdict: verdict}}}
 	}
-	states := map[string]*evenkeel.NodeNetworkHealthStatus{
-		"a-bad": known(evenkeel.HealthUnhealthy), "b-unknown": known(evenkeel.HealthUnknown), "c-good": known(evenkeel.HealthHealthy), "d-good": known(evenkeel.HealthHealthy), "e-empty": {},
+}
+
+// inconclusive gives a node inconclusive results of these ages, the newest first.
+func (v *view) inconclusive(name, reason string, ages ...time.Duration) {
+	s := v.states[name]
+	if s == nil {
+		s = &evenkeel.NodeNetworkHealthStatus{Health: evenkeel.HealthUnknown}
+		v.states[name] = s
 	}
-	for _, test := range []struct{ nodes, wanted, chosen, partners []string }{
-		{[]string{"new-1"}, nil, nil, nil},
-		{[]string{"a-bad", "c-good"}, nil, nil, []string{"c-good"}},
-		{[]string{"new-1", "a-bad", "b-unknown", "d-good", "c-good"}, nil, []string{"new-1"}, []string{"c-good"}},
-		{[]string{"new-2", "new-1", "a-bad", "b-unknown"}, nil, []string{"new-1", "new-2"}, []string{"b-unknown", "a-bad"}},
-		{[]string{"e-empty", "new-1"}, nil, []string{"e-empty", "new-1"}, nil},
-		{[]string{"b-unknown", "c-good", "d-good"}, []string{"b-unknown"}, []string{"b-unknown"}, []string{"c-good"}},
-		{[]string{"b-unknown", "c-good", "new-1"}, []string{"b-unknown", "not-ready"}, []string{"b-unknown", "new-1"}, []string{"c-good"}},
-		{[]string{"b-unknown"}, []string{"b-unknown"}, nil, nil},
+	var history []evenkeel.HealthResult
+	for _, age := range ages {
+		history = append(history, evenkeel.HealthResult{Time: metav1.NewTime(noon.Add(-age)), Verdict: evenkeel.VerdictInconclusive, Reason: reason})
+	}
+	s.History = append(history, s.History...)
+}
+
+func planned(checks []plannedCheck) string {
+	var all []string
+	for _, c := range checks {
+		var names []string
+		for _, n := range c.chosen {
+			names = append(names, n.Name)
+		}
+		text := string(c.trigger) + " " + strings.Join(names, ",")
+		if len(c.partners) > 0 {
+			text += fmt.Sprintf(" with %d", len(c.partners))
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, "; ")
+}
+
+func TestPolicyPlan(t *testing.T) {
+	use := func(v *view) fakeUse { return v.use.(fakeUse) }
+	for name, test := range map[string]struct {
+		scene  func(v *view)
+		wanted [][]string
+		want   string
+		next   time.Duration // from noon
+	}{
+		"new nodes":               {scene: func(v *view) { v.known(evenkeel.HealthHealthy, time.Hour, "a", "b") }, want: "new c,d,e"},
+		"a new node and partners": {scene: func(v *view) { v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d") }, want: "new e with 2"},
+		"not ready": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.node("e").Status.Conditions = nil
+		}},
+		"a startup taint": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.node("e").Spec.Taints = []corev1.Taint{{Key: "node.cilium.io/agent-not-ready", Effect: corev1.TaintEffectNoSchedule}}
+		}},
+		"in use": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			use(v).users["e"] = "ml/train"
+		}},
+		"partners in use": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			use(v).users["a"], use(v).users["b"], use(v).users["c"] = "x", "x", "x"
+		}, want: "new e with 1"},
+		"no partner": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			for _, n := range []string{"a", "b", "c", "d"} {
+				use(v).users[n] = "x"
+			}
+		}},
+		"new nodes off": {scene: func(v *view) { v.policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled }},
+		"inconclusive once, waits": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.inconclusive("e", "ImagePull", time.Minute)
+		}, next: 4 * time.Minute},
+		"inconclusive once, again": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.inconclusive("e", "ImagePull", 5*time.Minute)
+		}, want: "new e with 2"},
+		"inconclusive three times": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.inconclusive("e", "ImagePull", 5*time.Minute, 15*time.Minute, 20*time.Minute)
+		}, next: 15 * time.Minute},
+		"disturbed by a job, soon again": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.inconclusive("e", "NodeInUse", time.Minute, 2*time.Minute, 3*time.Minute)
+		}, want: "new e with 2"},
+		"scheduled, all but those in use": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.scheduled = noon.Add(-time.Minute)
+			use(v).users["b"] = "x"
+		}, want: "schedule a,c,d,e"},
+		"scheduled, checked since": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.scheduled = noon.Add(-2 * time.Hour)
+		}},
+		"scheduled before the node came": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled
+			v.scheduled = noon.Add(-2 * time.Hour)
+			v.node("e").CreationTimestamp = metav1.NewTime(noon)
+		}},
+		"a job ended": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, 13*time.Hour, "a", "b", "c", "d", "e")
+			use(v).left["b"], use(v).left["d"] = noon.Add(-time.Minute), noon.Add(-time.Minute)
+		}, want: "idle b,d with 1"},
+		"a job ends": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, 13*time.Hour, "a", "b", "c", "d", "e")
+			use(v).left["b"] = noon.Add(-time.Second)
+		}, next: 4 * time.Second},
+		"a job ended, and the verdict is fresh": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, 11*time.Hour, "a", "b", "c", "d", "e")
+			use(v).left["b"] = noon.Add(-time.Minute)
+		}},
+		"a job ended, switched off": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, 13*time.Hour, "a", "b", "c", "d", "e")
+			v.policy.Spec.Triggers.JobEnd = evenkeel.SwitchDisabled
+			use(v).left["b"] = noon.Add(-time.Minute)
+		}},
+		"jobs in parallel":     {scene: func(v *view) { v.policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled }, wanted: [][]string{{"a", "b"}, {"c", "d"}}, want: "job a,b with 1; job c,d"},
+		"two jobs want a node": {scene: func(v *view) { v.policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled }, wanted: [][]string{{"a", "b", "c"}, {"c", "d", "e"}}, want: "job a,b,c; job d,e"},
+		"a node of another check": {scene: func(v *view) {
+			v.policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled
+			v.occupied["a"] = true
+		}, wanted: [][]string{{"a", "b"}}, want: "job b with 2"},
+		"a job's nodes beside new ones": {scene: func(v *view) { v.known(evenkeel.HealthHealthy, 48*time.Hour, "a", "b") }, wanted: [][]string{{"a", "b"}}, want: "job a,b with 1; new d,e"},
 	} {
-		var nodes []*corev1.Node
-		for _, name := range test.nodes {
-			nodes = append(nodes, node(name, corev1.ConditionTrue))
-		}
-		nodes = append(nodes, node("not-ready", corev1.ConditionFalse))
-		wanted := map[string]bool{}
-		for _, name := range test.wanted {
-			wanted[name] = true
-		}
-		chosen, partners := selectDueNodes(nodes, states, true, wanted)
-		if !slices.Equal(chosen, test.chosen) || len(chosen) > 0 && !slices.Equal(partners, test.partners) {
-			t.Errorf("%v, %v wanted: %v with %v", test.nodes, test.wanted, chosen, partners)
+		t.Run(name, func(t *testing.T) {
+			v := newView("a", "b", "c", "d", "e")
+			test.scene(v)
+			if got := planned(v.plan(test.wanted, 0, 0)); got != test.want && !(strings.Contains(test.want, "new d,e") && strings.HasPrefix(got, "job a,b with 1; new ")) {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+			if test.next == 0 && !v.next.IsZero() || test.next > 0 && !v.next.Equal(noon.Add(test.next)) {
+				t.Errorf("next at %s, want noon and %s", v.next, test.next)
+			}
+		})
+	}
+	v := newView("a", "b", "c", "d")
+	if got := planned(v.plan([][]string{{"a", "b"}}, maxJobChecks, maxOtherChecks)); got != "" {
+		t.Errorf("enough checks run, and yet: %q", got)
+	}
+}
+
+// Partners take turns: over many checks of new nodes, no proven node is tested much more often than another.
+func TestPolicyPartnersTakeTurns(t *testing.T) {
+	var names []string
+	for i := range 20 {
+		names = append(names, fmt.Sprintf("n%02d", i))
+	}
+	v := newView(append(names, "new")...)
+	v.known(evenkeel.HealthHealthy, time.Hour, names...)
+	tested := map[string]int{}
+	const checks = 200
+	for i := range checks {
+		v.occupied, v.now = map[string]bool{}, noon.Add(time.Duration(i)*time.Minute)
+		for _, p := range v.plan([][]string{{"new"}}, 0, maxOtherChecks)[0].partners {
+			tested[p.Name]++
+			v.states[p.Name].History[0].Time = metav1.NewTime(v.now)
 		}
 	}
-	if chosen, _ := selectDueNodes([]*corev1.Node{node("new-1", corev1.ConditionTrue), node("new-2", corev1.ConditionTrue)}, states, false, nil); chosen != nil {
-		t.Errorf("new nodes do not count, and yet: %v", chosen)
+	for _, name := range names {
+		if n, even := tested[name], checks*2/len(names); n < even/2 || n > 2*even {
+			t.Errorf("%s was a partner in %d checks, and an even share is %d", name, n, even)
+		}
 	}
 }
 
 func TestPolicyCheckNameIsDeterministic(t *testing.T) {
-	nodes := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "2"}}}
-	states := map[string]*evenkeel.NodeNetworkHealthStatus{}
-	both := []string{"a", "b"}
-	first := unscheduledName("p", "job", nodes, states, both)
-	if again := unscheduledName("p", "job", nodes, states, both); again != first || !strings.HasPrefix(first, "p-job-") {
+	v := newView("a", "b")
+	first := unscheduledName("p", triggerJob, v.states, v.nodes)
+	if again := unscheduledName("p", triggerJob, v.states, v.nodes); again != first || !strings.HasPrefix(first, "p-job-") {
 		t.Errorf("%s, then %s", first, again)
 	}
-	if one := unscheduledName("p", "job", nodes, states, both[:1]); one == first {
+	if one := unscheduledName("p", triggerJob, v.states, v.nodes[:1]); one == first {
 		t.Error("other nodes, the same name")
 	}
-	states["b"] = &evenkeel.NodeNetworkHealthStatus{History: []evenkeel.HealthResult{{UID: "check"}}}
-	if later := unscheduledName("p", "job", nodes, states, both); later == first {
+	v.states["b"] = &evenkeel.NodeNetworkHealthStatus{History: []evenkeel.HealthResult{{UID: "check"}}}
+	if later := unscheduledName("p", triggerJob, v.states, v.nodes); later == first {
 		t.Error("b was checked since, and the name is the same: it would never be checked again")
 	}
 }
@@ -127,7 +282,7 @@ func TestCheckRequests(t *testing.T) {
 	if !changed() || changed() {
 		t.Error("a pending change is signalled once")
 	}
-	if got := d.forPolicy("p"); len(got) != 2 || !got["a"] || !got["b"] {
+	if got := d.forPolicy("p"); len(got) != 2 || !slices.Equal(got[0], []string{"a", "b"}) || !slices.Equal(got[1], []string{"b"}) {
 		t.Errorf("%v", got)
 	}
 	d.Set("y", map[string][]string{"p": {"b"}, "q": {"c"}})
@@ -135,27 +290,30 @@ func TestCheckRequests(t *testing.T) {
 	if changed() {
 		t.Error("nobody asks for more")
 	}
-	if got := d.forPolicy("p"); len(got) != 1 || !got["b"] || len(d.forPolicy("q")) != 1 {
+	if got := d.forPolicy("p"); len(got) != 1 || !slices.Equal(got[0], []string{"b"}) || len(d.forPolicy("q")) != 1 {
 		t.Errorf("%v", got)
 	}
 }
 
 func TestPolicyWaitsForPendingResults(t *testing.T) {
-	ended := metav1.NewTime(time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC))
+	ended := metav1.NewTime(noon)
 	check := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{UID: "1"}}
 	check.Spec.Nodes.Names = []string{"a", "b", "gone"}
 	check.Status.CompletionTime, check.Status.ReportName = &ended, "report"
-	nodes := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}}, {ObjectMeta: metav1.ObjectMeta{Name: "new"}}}
+	nodes := newView("a", "b", "new").nodes
 	arrived := &evenkeel.NodeNetworkHealthStatus{History: []evenkeel.HealthResult{{UID: "1", Time: ended}}}
-	half := map[string]*evenkeel.NodeNetworkHealthStatus{"a": arrived}
-	if until := resultsPendingUntil([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Time); !until.Equal(ended.Add(time.Minute)) {
-		t.Errorf("b has no result yet: %s", until)
+	states := map[string]*evenkeel.NodeNetworkHealthStatus{"a": arrived}
+	for name, test := range map[string]struct {
+		now  time.Time
+		want []string
+	}{"b has no result yet": {noon, []string{"b"}}, "its time is over": {noon.Add(resultsTimeout), nil}} {
+		pending, until := pendingResults([]*evenkeel.NetworkCheck{check}, states, nodes, test.now)
+		if !slices.Equal(pending, test.want) || until.IsZero() != (test.want == nil) {
+			t.Errorf("%s: %v until %s", name, pending, until)
+		}
 	}
-	if until := resultsPendingUntil([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Add(time.Minute)); !until.IsZero() {
-		t.Errorf("its minute is over: %s", until)
-	}
-	half["b"] = arrived
-	if until := resultsPendingUntil([]*evenkeel.NetworkCheck{check}, half, nodes, ended.Time); !until.IsZero() {
-		t.Errorf("all have arrived: %s", until)
+	states["b"] = arrived
+	if pending, until := pendingResults([]*evenkeel.NetworkCheck{check}, states, nodes, noon); len(pending) > 0 || !until.IsZero() {
+		t.Errorf("all have arrived: %v until %s", pending, until)
 	}
 }

@@ -31,6 +31,8 @@ type Watch struct {
 	Controller controller.Controller
 	Request    reconcile.Request
 	Predicates []predicate.TypedPredicate[*unstructured.Unstructured]
+	// Wanted reports whether a kind is to be watched, from now on; nil: every kind is.
+	Wanted func(schema.GroupKind) bool
 
 	mu     sync.Mutex
 	served map[schema.GroupKind]schema.GroupVersionKind
@@ -42,7 +44,7 @@ func (w *Watch) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		for _, kind := range w.Kinds {
-			if _, served := w.Served(kind.GroupKind()); !served {
+			if _, served := w.Served(kind.GroupKind()); !served && (w.Wanted == nil || w.Wanted(kind.GroupKind())) {
 				w.tryWatch(ctx, kind)
 			}
 		}

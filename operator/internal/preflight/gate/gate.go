@@ -28,6 +28,8 @@ const (
 	// maxReassignments is the number of times that a job returns its nodes since one of them failed. After that it is treated
 	// as if its time were up: whoever assigns nodes to it does not avoid the failed ones.
 	maxReassignments = 5
+	// spareShare is the share of the nodes that a job lacks that are checked to spare, one at least, as some may fail.
+	spareShare = 8
 )
 
 // An Action says what happens to a job now.
@@ -68,7 +70,7 @@ type Job struct {
 	OptOut bool
 	// Since is when it began to wait.
 	Since time.Time
-	// Pods are the specs of its pods that may run on any node that they fit on.
+	// Pods are the specs of its pods that may run on any node that they fit on, one for each pod.
 	Pods []*corev1.PodSpec
 	// Hosts are the host names of the nodes that were assigned to it.
 	Hosts []string
@@ -134,18 +136,29 @@ type Snapshot struct {
 	markers  map[string]health.Markers
 	policies []evenkeel.NetworkCheckPolicy
 	policyOf map[string]*evenkeel.NetworkCheckPolicy
-	// ready is the number of ready nodes of each policy.
+	// ready is the number of ready nodes of each policy that nobody uses.
 	ready  map[string]int
 	checks []evenkeel.NetworkCheck
-	now    time.Time
+	use    NodeUse
+	// claimed is the room on nodes that jobs which were decided about before will take.
+	claimed map[string]int
+	now     time.Time
 }
 
-// NewSnapshot makes a World. The checks may include some that belong to no policy.
-func NewSnapshot(nodes []corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, checks []evenkeel.NetworkCheck, now time.Time) *Snapshot {
+// NodeUse says who uses the accelerators of a node.
+type NodeUse interface {
+	// User returns the name of a pod that does; empty: none.
+	User(node string) string
+	// Used returns how many of each accelerator are requested.
+	Used(node string) map[corev1.ResourceName]int64
+}
+
+// NewSnapshot makes a Snapshot. The checks may include some that belong to no policy.
+func NewSnapshot(nodes []corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, checks []evenkeel.NetworkCheck, use NodeUse, now time.Time) *Snapshot {
 	marks, _ := health.Evaluate(nodes, states, policies, now)
-	w := &Snapshot{nodes: nodes, states: states, markers: marks, policies: policies, policyOf: health.PolicyByNode(nodes, policies), ready: map[string]int{}, checks: checks, now: now}
+	w := &Snapshot{nodes: nodes, states: states, markers: marks, policies: policies, policyOf: health.PolicyByNode(nodes, policies), ready: map[string]int{}, checks: checks, use: use, claimed: map[string]int{}, now: now}
 	for i := range nodes {
-		if p := w.policyOf[nodes[i].Name]; p != nil && IsReady(&nodes[i]) {
+		if p := w.policyOf[nodes[i].Name]; p != nil && IsReady(&nodes[i]) && w.canTest(&nodes[i], p) {
 			w.ready[p.Name]++
 		}
 	}
@@ -154,9 +167,19 @@ func NewSnapshot(nodes []corev1.Node, states map[string]*evenkeel.NodeNetworkHea
 
 // candidates are the nodes that a job may run on, by their health.
 type candidates struct {
-	healthy, unhealthy, unproven []string
+	healthy, unhealthy []string
+	// unproven are those that can be checked now. busy are unproven too, and have no room for the job or are in use by others: it
+	// does not wait for them.
+	unproven, busy []string
+	// room is how many of its pods each healthy or unproven node has room for, and proven the sum over the healthy ones.
+	room   map[string]int
+	proven int
 	// unlabeled are unhealthy nodes without the label by which pods avoid them.
 	unlabeled []string
+	// others is set if there are unproven nodes that it does not wait for.
+	others bool
+	// assigned are unproven nodes that were assigned to the job.
+	assigned []string
 	// assignedUnhealthy are unhealthy nodes that were assigned to the job.
 	assignedUnhealthy []string
 	// policy is the first, by name, of the policies of these nodes.
@@ -164,8 +187,9 @@ type candidates struct {
 }
 
 func (w *Snapshot) classify(job Job) candidates {
-	var f candidates
-	fits := NodeFilter(job.Pods)
+	f := candidates{room: map[string]int{}}
+	fits := NodeFilter(distinct(job.Pods))
+	gang := newGang(job.Pods)
 	for i := range w.nodes {
 		node := &w.nodes[i]
 		p := w.policyOf[node.Name]
@@ -186,23 +210,103 @@ func (w *Snapshot) classify(job Job) candidates {
 		if assigned && mark.Condition.Status == corev1.ConditionFalse {
 			f.assignedUnhealthy = append(f.assignedUnhealthy, node.Name)
 		}
+		room := max(0, gang.room(node, w.use.Used(node.Name))-w.claimed[node.Name])
 		switch {
 		case mark.Label == evenkeel.HealthyValue:
 			f.healthy = append(f.healthy, node.Name)
+			f.room[node.Name], f.proven = room, f.proven+room
 		case mark.Label == evenkeel.UnhealthyValue && node.Labels[evenkeel.HealthKey] != mark.Label:
 			f.unlabeled = append(f.unlabeled, node.Name)
 		case mark.Condition.Status == corev1.ConditionFalse:
 			f.unhealthy = append(f.unhealthy, node.Name)
+		case !w.canTest(node, p), room == 0 && !assigned:
+			f.busy = append(f.busy, node.Name)
 		default:
 			f.unproven = append(f.unproven, node.Name)
+			f.room[node.Name] = room
+			if assigned {
+				f.assigned = append(f.assigned, node.Name)
+			}
 		}
 	}
 	return f
 }
 
-// Decide says what happens to the job now.
+// canTest reports whether a check could test the node now.
+func (w *Snapshot) canTest(node *corev1.Node, p *evenkeel.NetworkCheckPolicy) bool {
+	return p.Spec.Check.BusyNodes == evenkeel.BusyNodesTest || w.use.User(node.Name) == ""
+}
+
+// needed returns those of the unproven nodes that have to be proven before the job starts: the assigned ones, and as many others
+// as make room for its pods, and some to spare. Nodes that checks for jobs test already come first, and those of other checks,
+// which take longer, last.
+func (w *Snapshot) needed(job Job, f candidates) []string {
+	order := map[string]int{}
+	for i := range w.checks {
+		if c := &w.checks[i]; !isComplete(c) {
+			place := 1
+			if c.Labels[evenkeel.TriggerKey] == "job" {
+				place = -1
+			}
+			for _, name := range c.Spec.Nodes.Names {
+				order[name] = place
+			}
+		}
+	}
+	rest := slices.DeleteFunc(slices.Clone(f.unproven), func(name string) bool { return slices.Contains(f.assigned, name) })
+	slices.SortStableFunc(rest, func(a, b string) int {
+		return cmp.Or(cmp.Compare(order[a], order[b]), cmp.Compare(a, b))
+	})
+	chosen := slices.Clone(f.assigned)
+	missing := newGang(job.Pods).count - f.proven
+	if missing <= 0 {
+		return chosen
+	}
+	missing += max(1, missing/spareShare)
+	var stuck []string
+	for _, name := range rest {
+		if missing <= 0 {
+			return chosen
+		}
+		if problem, again := w.provingProblem(name, w.policyOf[name], job.Since); problem != "" && (again.IsZero() || w.now.Before(again)) {
+			stuck = append(stuck, name)
+			continue
+		}
+		chosen = append(chosen, name)
+		missing -= f.room[name]
+	}
+	if len(chosen) == len(f.assigned) { // none can be proven now; why not is to be said of all
+		chosen = append(chosen, stuck...)
+	}
+	return chosen
+}
+
+// claim notes the room that the job will take, so that the next job does not count on it.
+func (w *Snapshot) claim(job Job, f candidates, d Decision) {
+	count := newGang(job.Pods).count
+	take := func(names []string) {
+		for _, name := range names {
+			if taken := min(count, f.room[name]); taken > 0 {
+				w.claimed[name] += taken
+				count -= taken
+			}
+		}
+	}
+	take(f.healthy)
+	for _, names := range d.Check {
+		take(names)
+	}
+}
+
+// Decide says what happens to the job now. Jobs that are decided about later do not count on the room that it will take.
 func (w *Snapshot) Decide(job Job) Decision {
 	f := w.classify(job)
+	d := w.decide(job, f)
+	w.claim(job, f, d)
+	return d
+}
+
+func (w *Snapshot) decide(job Job, f candidates) Decision {
 	switch {
 	case job.OptOut && Mandatory(w.policies, job.Profile) == nil:
 		return Decision{Action: Open, Reason: ReasonDisabled, Message: "the annotation evenkeel.dev/gate of the job is Disabled"}
@@ -210,8 +314,16 @@ func (w *Snapshot) Decide(job Job) Decision {
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on now is under a NetworkCheckPolicy that gates it"}
 	case len(f.assignedUnhealthy) > 0:
 		return reassign(job, f)
-	case len(f.unlabeled) == 0 && len(f.unproven) == 0 && len(f.healthy) > 0:
+	}
+	all := len(f.unproven) + len(f.busy)
+	f.unproven = w.needed(job, f)
+	f.others = all > len(f.unproven)
+	switch {
+	case len(f.unlabeled) > 0 || len(f.unproven) > 0:
+	case f.proven > 0 || len(f.healthy) > 0 && len(f.busy) == 0:
 		return Decision{Action: Open, Reason: ReasonProven, Message: provenMessage(f)}
+	case len(f.healthy)+len(f.busy) > 0:
+		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on has room for it now, so that none can be checked"}
 	}
 	d := Decision{Action: Wait, Reason: ReasonWaiting}
 	why := ""
@@ -355,6 +467,9 @@ func isComplete(c *evenkeel.NetworkCheck) bool {
 
 func provenMessage(f candidates) string {
 	text := fmt.Sprintf("the network of all %d nodes that it may run on is proven", len(f.healthy))
+	if f.others {
+		return fmt.Sprintf("the network of %d nodes that it may run on is proven; it does not wait for the others", len(f.healthy))
+	}
 	if len(f.unhealthy) > 0 {
 		text = fmt.Sprintf("the network of %d nodes that it may run on is proven, that of %s failed", len(f.healthy), joinNames(f.unhealthy))
 	}

@@ -24,7 +24,22 @@ type scene struct {
 	states   map[string]*evenkeel.NodeNetworkHealthStatus
 	policies []evenkeel.NetworkCheckPolicy
 	checks   []evenkeel.NetworkCheck
+	use      fakeUse
 	now      time.Time
+}
+
+// fakeUse has the number of GPUs of each node that somebody uses.
+type fakeUse map[string]int64
+
+func (u fakeUse) User(node string) string {
+	if u[node] > 0 {
+		return "ml/train"
+	}
+	return ""
+}
+
+func (u fakeUse) Used(node string) map[corev1.ResourceName]int64 {
+	return map[corev1.ResourceName]int64{"nvidia.com/gpu": u[node]}
 }
 
 // newScene has one policy for all nodes, which gates jobs of the profile default.
@@ -90,11 +105,15 @@ func (s *scene) check(name string, refused time.Time, nodes ...string) {
 }
 
 func (s *scene) decide(change func(*Job)) Decision {
-	job := Job{Profile: "default", Since: noon.Add(-time.Minute), Pods: []*corev1.PodSpec{{}}}
+	job := Job{Profile: "default", Since: noon.Add(-time.Minute), Pods: slices.Repeat([]*corev1.PodSpec{{}}, 9)}
 	if change != nil {
 		change(&job)
 	}
-	return NewSnapshot(s.nodes, s.states, s.policies, s.checks, s.now).Decide(job)
+	return s.snapshot().Decide(job)
+}
+
+func (s *scene) snapshot() *Snapshot {
+	return NewSnapshot(s.nodes, s.states, s.policies, s.checks, s.use, s.now)
 }
 
 func waitRegardless(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait }
@@ -302,6 +321,127 @@ func TestGateDecide(t *testing.T) {
 				t.Errorf("next look at %s, want noon and %s", next, test.next)
 			}
 		})
+	}
+}
+
+func gpuPods(pods int, gpus string) []*corev1.PodSpec {
+	limits := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse(gpus)}
+	return slices.Repeat([]*corev1.PodSpec{{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: limits, Requests: limits}}}}}, pods)
+}
+
+// gpuNodes adds nodes with eight GPUs.
+func (s *scene) gpuNodes(state string, names ...string) {
+	for _, name := range names {
+		s.node(name, state).Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("8")
+	}
+}
+
+func TestGateWaitsForNodesWithRoomOnly(t *testing.T) {
+	for name, test := range map[string]struct {
+		scene  func(*scene)
+		pods   []*corev1.PodSpec
+		action Action
+		check  string
+	}{
+		"as many nodes as it needs, and one to spare": {
+			func(s *scene) { s.gpuNodes("new", "a", "b", "c", "d", "e", "f") }, gpuPods(2, "8"), Check, "a b c",
+		},
+		"two pods fit on a node": {
+			func(s *scene) { s.gpuNodes("new", "a", "b", "c", "d", "e", "f") }, gpuPods(4, "4"), Check, "a b c",
+		},
+		"its nodes are proven": {
+			func(s *scene) { s.gpuNodes("healthy", "a", "b"); s.gpuNodes("new", "c", "d") }, gpuPods(2, "8"), Open, "",
+		},
+		"the proven nodes are in use": {
+			func(s *scene) {
+				s.gpuNodes("healthy", "a", "b")
+				s.gpuNodes("new", "c", "d", "e", "f")
+				s.use["a"], s.use["b"] = 8, 8
+			}, gpuPods(2, "8"), Check, "c d e",
+		},
+		"unproven nodes are in use": {
+			func(s *scene) {
+				s.gpuNodes("new", "a", "b", "c", "d", "e", "f")
+				s.use["a"], s.use["b"] = 8, 1
+			}, gpuPods(2, "8"), Check, "c d e",
+		},
+		"half of a proven node is free": {
+			func(s *scene) {
+				s.gpuNodes("healthy", "a")
+				s.gpuNodes("new", "b", "c")
+				s.use["a"] = 4
+			}, gpuPods(1, "4"), Open, "",
+		},
+		"no node has room": {
+			func(s *scene) { s.gpuNodes("new", "a", "b"); s.use["a"], s.use["b"] = 8, 8 }, gpuPods(2, "8"), Open, "",
+		},
+		"less room than it needs, all of it proven": {
+			func(s *scene) { s.gpuNodes("healthy", "a", "b"); s.gpuNodes("new", "c"); s.use["a"], s.use["c"] = 8, 8 }, gpuPods(2, "8"), Open, "",
+		},
+		"a launcher without GPUs needs no node": {
+			func(s *scene) { s.gpuNodes("healthy", "a", "b"); s.gpuNodes("new", "c", "d") }, append(gpuPods(2, "8"), &corev1.PodSpec{}), Open, "",
+		},
+		"nodes that a job's check tests already come first": {
+			func(s *scene) {
+				s.gpuNodes("new", "a", "b", "c", "d", "e", "f")
+				s.check("all-job-1", time.Time{}, "e", "f")
+				s.checks[0].Labels[evenkeel.TriggerKey] = "job"
+			}, gpuPods(2, "8"), Check, "a e f",
+		},
+		"nodes of other checks come last": {
+			func(s *scene) {
+				s.gpuNodes("new", "a", "b", "c", "d", "e", "f")
+				s.check("all-29411", time.Time{}, "a", "b")
+				s.checks[0].Labels[evenkeel.TriggerKey] = "schedule"
+			}, gpuPods(2, "8"), Check, "c d e",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(nil)
+			s.use = fakeUse{}
+			test.scene(s)
+			d := s.decide(func(j *Job) { j.Pods = test.pods })
+			slices.Sort(d.Check["all"])
+			if d.Action != test.action || strings.Join(d.Check["all"], " ") != test.check {
+				t.Errorf("%+v", d)
+			}
+		})
+	}
+}
+
+// Ten jobs wait, and none for the nodes of another.
+func TestGateJobsWaitInParallel(t *testing.T) {
+	s := newScene(nil)
+	for i := range 40 {
+		s.gpuNodes("new", fmt.Sprintf("n%02d", i))
+	}
+	w := s.snapshot()
+	seen := map[string]bool{}
+	for range 10 {
+		d := w.Decide(Job{Profile: "default", Since: noon, Pods: gpuPods(2, "8")})
+		if d.Action != Check || len(d.Check["all"]) != 3 {
+			t.Fatalf("%+v", d)
+		}
+		claimed := 0
+		for _, name := range d.Check["all"] {
+			if !seen[name] {
+				claimed++
+			}
+			seen[name] = true
+		}
+		if claimed < 2 {
+			t.Errorf("of %v only %d are its own", d.Check, claimed)
+		}
+	}
+	s = newScene(nil)
+	s.gpuNodes("healthy", "a", "b")
+	s.gpuNodes("new", "c", "d", "e", "f")
+	w = s.snapshot()
+	if d := w.Decide(Job{Profile: "default", Since: noon, Pods: gpuPods(2, "8")}); d.Action != Open {
+		t.Errorf("the first: %+v", d)
+	}
+	if d := w.Decide(Job{Profile: "default", Since: noon, Pods: gpuPods(2, "8")}); d.Action != Check || len(d.Check["all"]) != 3 {
+		t.Errorf("the second counts on the nodes of the first: %+v", d)
 	}
 }
 

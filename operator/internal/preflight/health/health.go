@@ -230,6 +230,14 @@ func labeledFirst(node *corev1.Node) int {
 	return 1
 }
 
+// Freshness is how long a node that passed counts as healthy.
+func Freshness(p *evenkeel.NetworkCheckPolicy) time.Duration {
+	if s := p.Spec.FreshnessSeconds; s != nil {
+		return time.Duration(*s) * time.Second
+	}
+	return defaultFreshness
+}
+
 // markersOf returns the markers of a node without regard to other nodes, and when its result becomes stale.
 func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkCheckPolicy, now time.Time) (mark Markers, stale time.Time) {
 	condition := &corev1.NodeCondition{Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionUnknown, Reason: ReasonNotChecked, Message: "no conclusive check of the node's network yet"}
@@ -243,11 +251,7 @@ func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkChec
 		// It stays unhealthy until a check clears it, however long that takes.
 		condition.Status, mark.Label = corev1.ConditionFalse, evenkeel.UnhealthyValue
 	case evenkeel.HealthHealthy:
-		freshness := defaultFreshness
-		if s := p.Spec.FreshnessSeconds; s != nil {
-			freshness = time.Duration(*s) * time.Second
-		}
-		stale = status.ObservedTime.Add(freshness)
+		stale = status.ObservedTime.Add(Freshness(p))
 		if !now.Before(stale) {
 			condition.Reason, condition.Message = ReasonStale, fmt.Sprintf("the node passed, but that was at %s", status.ObservedTime.UTC().Format(time.RFC3339))
 			return mark, time.Time{}

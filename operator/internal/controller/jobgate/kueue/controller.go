@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,6 +46,8 @@ const group = "kueue.x-k8s.io"
 // Reconciler decides AdmissionChecks.
 type Reconciler struct {
 	jobgate.Evaluator
+	// asked is set once an AdmissionCheck is ours. Before that, no workload is watched.
+	asked atomic.Bool
 	// schemas are those of the kinds that the cluster serves. fields is what was read of them; nil: nothing yet.
 	schemas openapi.Client
 	fields  *optionalFields
@@ -65,16 +68,16 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		return fmt.Errorf("client for the schemas of kinds: %w", err)
 	}
 	c.schemas, c.retries = client.OpenAPIV3(), map[types.UID]int{}
+	c.Transform = slim
+	c.Wanted = func(kind schema.GroupKind) bool { return kind.Kind == kindCheck || c.asked.Load() }
 	_, err = c.NewController(mgr, "jobgate-kueue", waiting, nil, c.reconcileAll)
 	return err
 }
 
 // reconcileAll decides about all workloads that wait for one of our checks.
 func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error) {
-	for _, kind := range requiredKinds {
-		if _, served := c.OptionalKinds.Served(schema.GroupKind{Group: group, Kind: kind}); !served {
-			return reconcile.Result{}, nil // there is no Kueue
-		}
+	if _, served := c.OptionalKinds.Served(schema.GroupKind{Group: group, Kind: kindCheck}); !served {
+		return reconcile.Result{}, nil // there is no Kueue
 	}
 	var policies evenkeel.NetworkCheckPolicyList
 	if err := c.Client.List(ctx, &policies); err != nil {
@@ -90,6 +93,14 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 		if name, policy, is := parseParameters(&checks[i]); is {
 			ours[name] = policy
 			all = append(all, c.updateAdmissionCheck(ctx, &checks[i], policies.Items))
+		}
+	}
+	if len(ours) > 0 {
+		c.asked.Store(true)
+	}
+	for _, kind := range requiredKinds {
+		if _, served := c.OptionalKinds.Served(schema.GroupKind{Group: group, Kind: kind}); !served {
+			return reconcile.Result{}, errors.Join(all...) // nothing waits for us, or they are watched soon
 		}
 	}
 	waiting, err := c.listWaiting(ctx, ours)

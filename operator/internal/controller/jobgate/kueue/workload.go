@@ -58,6 +58,7 @@ type (
 		Active  *bool `json:"active"`
 		PodSets []struct {
 			Name     string                 `json:"name"`
+			Count    int                    `json:"count"`
 			Template corev1.PodTemplateSpec `json:"template"`
 		} `json:"podSets"`
 	}
@@ -208,7 +209,7 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, re
 			return job, false, err
 		}
 		if a.TopologyAssignment == nil {
-			job.Pods = append(job.Pods, spec)
+			job.Pods = append(job.Pods, repeat(spec, set.Count)...)
 			continue
 		}
 		domains, err := a.TopologyAssignment.domains()
@@ -225,10 +226,19 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, re
 			for i, level := range levels {
 				there.NodeSelector = mergeLabels(there.NodeSelector, map[string]string{level: values[i]})
 			}
-			job.Pods = append(job.Pods, there)
+			// How many pods are in which domain differs little.
+			job.Pods = append(job.Pods, repeat(there, (set.Count+len(domains)-1)/len(domains))...)
 		}
 	}
 	return job, true, nil
+}
+
+// maxPods bounds the number of a set's pods that are counted.
+const maxPods = 1 << 16
+
+// repeat returns the spec once for each pod, and once at least.
+func repeat(spec *corev1.PodSpec, pods int) []*corev1.PodSpec {
+	return slices.Repeat([]*corev1.PodSpec{spec}, max(1, min(pods, maxPods)))
 }
 
 // applyFlavors returns the pod spec with the node labels and tolerations of its flavors.

@@ -1,6 +1,7 @@
 package kueue
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -163,6 +164,35 @@ func TestKueueStateForDecision(t *testing.T) {
 	} {
 		if state, after := stateFor(gate.Decision{Action: test.action, Overdue: test.overdue}, test.retried); state != test.state || after != test.after {
 			t.Errorf("%+v: %s after %s", test, state, after)
+		}
+	}
+}
+
+// Thousands of workloads are kept in memory: only those that may wait keep their pod templates.
+func TestKueueKeepsTemplatesOfWaitingWorkloadsOnly(t *testing.T) {
+	const workload = `{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: w, annotations: {a: b}},
+  spec: {podSets: [{name: main, count: 2, template: {spec: {containers: [{name: c, image: i}]}}}]},
+  status: {resourceRequests: [{name: main}], admission: {clusterQueue: q}, conditions: [%s], admissionChecks: [{name: ours, state: %s}]}}`
+	const reserved, finished = `{type: QuotaReserved, status: "True"}`, `{type: Finished, status: "True"}`
+	for name, test := range map[string]struct {
+		conditions, state string
+		keeps             bool
+	}{
+		"waits":      {reserved, "Pending", true},
+		"is queued":  {`{type: QuotaReserved, status: "False"}`, "Pending", false},
+		"runs":       {reserved, "Ready", false},
+		"has ended":  {reserved + ", " + finished, "Pending", false},
+		"is evicted": {`{type: Evicted, status: "True"}`, "Pending", false},
+	} {
+		kept, err := slim(parse(t, fmt.Sprintf(workload, test.conditions, test.state)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		object := kept.(*unstructured.Unstructured)
+		_, spec := object.Object["spec"]
+		checks, _, _ := unstructured.NestedSlice(object.Object, "status", "admissionChecks")
+		if _, requests, _ := unstructured.NestedSlice(object.Object, "status", "resourceRequests"); spec != test.keeps || requests || len(object.GetAnnotations()) > 0 || len(checks) != 1 || object.GetName() != "w" {
+			t.Errorf("a workload that %s: %v", name, object.Object)
 		}
 	}
 }
