@@ -87,7 +87,7 @@ func TestGateHoldsJobUntilItsNodesPass(t *testing.T) {
 		return events["EvenkeelNetworkProven"] != "", nil
 	})
 	events := eventsOfJob()
-	if !strings.Contains(events["EvenkeelWaitingForCheck"], "the network of n1, n2, n3 is checked") || !strings.Contains(events["EvenkeelNetworkProven"], "3 nodes") {
+	if !strings.Contains(events["EvenkeelWaitingForCheck"], "the network of n1, n2, n3 is checked") || !strings.Contains(events["EvenkeelNetworkProven"], "nodes that it may run on is proven") {
 		t.Errorf("Events of the job: %v", events)
 	}
 	waitJob(ctx, t, ns, "Succeeded")

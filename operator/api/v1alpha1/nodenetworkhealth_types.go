@@ -106,6 +106,11 @@ type HealthResult struct {
 	// busBandwidth is the best of the node's runs, bytes per second.
 	// +optional
 	BusBandwidth *resource.Quantity `json:"busBandwidth,omitempty"`
+
+	// benchmark identifies the runner, sweep and plugin that were used. Bandwidths of the same benchmark can be compared.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	Benchmark string `json:"benchmark,omitempty"`
 }
 
 // NodeNetworkHealth is the health of a node's network. It has the node's name and is deleted with the node.

@@ -107,7 +107,7 @@ func TestCheckWhyAdviceForEveryReason(t *testing.T) {
 	fallback := f.advice("", nil)
 	for _, reason := range []string{
 		string(pairing.ReasonProven), string(pairing.ReasonFallback), string(pairing.ReasonWrongData), string(pairing.ReasonBroken), string(pairing.ReasonSlow), string(pairing.ReasonFabricSuspect),
-		string(pairing.ReasonInfrastructure), string(pairing.ReasonUnconfirmed), string(pairing.ReasonNoPartner), string(pairing.ReasonUnfinished),
+		string(pairing.ReasonInfrastructure), string(pairing.ReasonUnconfirmed), string(pairing.ReasonNothingToCompare), string(pairing.ReasonNoPartner), string(pairing.ReasonUnfinished),
 		preflight.ReasonReady, preflight.ReasonLocalBroken, preflight.ReasonPlugin,
 		preflight.ReasonMissingGPUs, preflight.ReasonNotReady, preflight.ReasonCordoned, preflight.ReasonTainted,
 	} {

@@ -315,6 +315,8 @@ func (f *nodeFacts) advice(reason string, partners []string) string {
 		return "Checks skip nodes that pods cannot run on. When it accepts pods again, check it: " + again
 	case string(pairing.ReasonInfrastructure):
 		return "The runs were inconclusive; the cause is above. Fix it, then: " + again
+	case string(pairing.ReasonNothingToCompare):
+		return "Nothing says how fast its runs should be. Check it together with three others of its pool, or with --min-bandwidth: " + again
 	case string(pairing.ReasonNoPartner), string(pairing.ReasonUnconfirmed), string(pairing.ReasonUnfinished):
 		return "A conclusive check needs partners that pass. Check it together with others of its pool: " + again
 	}

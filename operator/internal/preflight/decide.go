@@ -50,6 +50,7 @@ const (
 	ReasonTransport   = "WrongTransport"
 	ReasonMemoryLock  = "MemoryLockTooLow"
 	ReasonInUse       = string(pairing.ReasonInUse)
+	ReasonUncompared  = string(pairing.ReasonNothingToCompare)
 	reasonFault       = string(pairing.ReasonInfrastructure)
 	reasonFallback    = string(pairing.ReasonFallback)
 	reasonWrongData   = string(pairing.ReasonWrongData)
@@ -271,7 +272,16 @@ func (s *state) lockedMemoryTooLow(run *Run) bool {
 }
 
 func (s *state) stagePairs() {
-	check := pairing.Check{Network: s.Network, Thresholds: s.Thresholds, Seed: s.Seed}
+	check := pairing.Check{Network: s.Network, Thresholds: s.Thresholds, Seed: s.Seed, Partial: map[string]bool{}}
+	check.Thresholds.UsualBusBW = map[string]float64{}
+	for name, pool := range s.record.Pools {
+		check.Partial[name], check.Thresholds.UsualBusBW[name] = pool.Partial, pool.UsualBusBW
+	}
+	for i := range s.results {
+		if n := &s.results[i]; n.Reason == ReasonInUse {
+			check.Partial[n.Pool] = true
+		}
+	}
 	places := map[string]int{}
 	for _, at := range s.undecided() {
 		n := s.record.Nodes[at]

@@ -26,6 +26,8 @@ type Record struct {
 	Plugin map[string]string `json:"plugin"`
 	// Transport is the transport that every run has to use; empty: the plugin chooses.
 	Transport string `json:"transport,omitempty"`
+	// Pools is what was known of the nodes' pools at that time.
+	Pools map[string]Pool `json:"pools,omitempty"`
 	// Nodes are the selected nodes. The list never changes: everything that is derived depends on it.
 	Nodes []Node `json:"-"`
 	// Networks that carried runs, each once.
@@ -48,6 +50,14 @@ type Node struct {
 	Message string           `json:"message,omitempty"`
 	// RDMA is set if the node offers the device that jobs get.
 	RDMA bool `json:"rdma,omitempty"`
+}
+
+// Pool is what is known of a pool besides the check's own nodes.
+type Pool struct {
+	// Partial is set if it has more nodes, which could be tested at another time.
+	Partial bool `json:"partial,omitempty"`
+	// UsualBusBW is the median of what its other nodes reached in earlier checks, GB/s; 0: unknown.
+	UsualBusBW float64 `json:"usualBusBW,omitempty"`
 }
 
 // Run is the result of a run that has ended.

@@ -66,7 +66,7 @@ func TestKubectlPluginChecks(t *testing.T) {
 
 	plugin(t, config, cli.ExitError, "check why cli-9", `no node is named "cli-9"`)
 	plugin(t, config, cli.ExitPass, "check why cli-0", "cli-0: Unknown", "check run --nodes cli-0,")
-	plugin(t, config, cli.ExitPass, "check run --launcher IndexedJob --nodes cli-0,cli-1 --wait --name cli-good", "cli-good: Pass", "all 2 nodes passed", "over Evenkeel (ncclNet v10)", "median 1 GB/s")
+	plugin(t, config, cli.ExitPass, "check run --launcher IndexedJob --nodes cli-0,cli-1 --min-bandwidth 500M --wait --name cli-good", "cli-good: Pass", "all 2 nodes passed", "over Evenkeel (ncclNet v10)", "median 1 GB/s")
 	plugin(t, config, cli.ExitFail, "check run --launcher IndexedJob -l pool=cli --wait --name cli-slow", "cli-slow: Fail", "cli-2", "TooSlow", "100 MB/s", "check why cli-2", "ended")
 	plugin(t, config, cli.ExitError, "check run --name cli-slow", "already exists")
 	plugin(t, config, cli.ExitInconclusive, "check run -l pool=nobody --wait --name cli-none", "cli-none: Inconclusive", "no node matches")

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -75,7 +76,7 @@ func TestPolicyRepeatsInconclusiveChecksOfNewNodes(t *testing.T) {
 // A node that is in use when the schedule checks all nodes is checked when its job ends.
 func TestPolicyChecksNodesWhenTheirJobEnds(t *testing.T) {
 	f := newFleet(t, links(nil))
-	nodes := newNodes(t, "gap", 4)
+	nodes := newNodes(t, "gap", 5)
 	giveGPUs(t, 8, nodes...)
 	leave := useNode(t, "gap-1", 8)
 	now := &clock{}
@@ -85,10 +86,10 @@ func TestPolicyChecksNodesWhenTheirJobEnds(t *testing.T) {
 		s.Check.RunTimeoutSeconds = &long
 		s.Triggers.Schedule, s.Triggers.NewNodes = "@hourly", evenkeel.SwitchDisabled
 	})
-	waitPolicy(t, p, "the nodes are counted", func() bool { return p.Status.Nodes != nil && *p.Status.Nodes == 4 })
+	waitPolicy(t, p, "the nodes are counted", func() bool { return p.Status.Nodes != nil && *p.Status.Nodes == 5 })
 	now.advance(time.Hour)
 	touch(t, p, "after an hour")
-	for _, name := range []string{"gap-0", "gap-2", "gap-3"} {
+	for _, name := range []string{"gap-0", "gap-2", "gap-3", "gap-4"} {
 		carries(t, name, "True Proven|healthy|")
 	}
 	waitPolicy(t, p, "no check runs", func() bool { return p.Status.RunningCheck == "" })
@@ -114,5 +115,84 @@ func TestPolicyChecksNodesThatJobsLeave(t *testing.T) {
 	carries(t, "left-1", "True Proven|healthy|")
 	if checks := policyChecks(t, p); len(checks) != 1 || checks[0].Labels[evenkeel.TriggerKey] != "idle" {
 		t.Errorf("%+v", checks)
+	}
+}
+
+// Three nodes of four are idle, one of them slow. Nothing says that it is slow before the fourth one is idle too.
+func TestPolicyProvesNothingWithoutComparison(t *testing.T) {
+	f := newFleet(t, links(map[string]float64{"few-1": 0.2}))
+	nodes := newNodes(t, "few", 4)
+	giveGPUs(t, 8, nodes...)
+	leave := useNode(t, "few-3", 8)
+	start(t, f, &clock{}, &clock{})
+	p := newPolicy(t, "few", nil)
+	lastResult := func(name string) string {
+		state := &evenkeel.NodeNetworkHealth{}
+		if err := admin.Get(t.Context(), client.ObjectKey{Name: name}, state); client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+		if len(state.Status.History) == 0 {
+			return ""
+		}
+		return string(state.Status.Health) + " " + state.Status.History[0].Reason
+	}
+	eventually(t, "three nodes are checked", func(context.Context) (bool, error) {
+		return lastResult("few-0") != "" && lastResult("few-1") != "" && lastResult("few-2") != "", nil
+	})
+	for _, name := range nodes[:3] {
+		if got := lastResult(name); got != "Unknown NothingToCompare" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	leave()
+	carries(t, "few-1", "False TooSlow|unhealthy|")
+	for _, name := range []string{"few-0", "few-2", "few-3"} {
+		carries(t, name, "True Proven|healthy|")
+	}
+	waitPolicy(t, p, "no check runs", func() bool { return p.Status.RunningCheck == "" })
+}
+
+// Two nodes are compared with what the others reached earlier, while those are in use.
+func TestPolicyComparesWithEarlierResults(t *testing.T) {
+	var slow atomic.Bool
+	f := newFleet(t, func(nodes []string) ending {
+		if slow.Load() {
+			return links(map[string]float64{"usual-1": 0.2})(nodes)
+		}
+		return links(nil)(nodes)
+	})
+	nodes := newNodes(t, "usual", 4)
+	giveGPUs(t, 8, nodes...)
+	now := &clock{}
+	start(t, f, now, now)
+	p := newPolicy(t, "usual", func(s *evenkeel.NetworkCheckPolicySpec) {
+		long := int32(86400) // Jobs are made by the API server's clock
+		s.Check.RunTimeoutSeconds = &long
+	})
+	for _, name := range nodes {
+		carries(t, name, "True Proven|healthy|")
+	}
+	waitPolicy(t, p, "no check runs", func() bool { return p.Status.RunningCheck == "" })
+	leave := []func(){useNode(t, "usual-0", 8), useNode(t, "usual-1", 8)}
+	useNode(t, "usual-2", 8)
+	useNode(t, "usual-3", 8)
+	results := func(name string) []evenkeel.HealthResult {
+		state := &evenkeel.NodeNetworkHealth{}
+		if err := admin.Get(t.Context(), client.ObjectKey{Name: name}, state); err != nil {
+			t.Fatal(err)
+		}
+		return state.Status.History
+	}
+	before := len(results("usual-1"))
+	slow.Store(true)
+	now.advance(13 * time.Hour)
+	for _, l := range leave {
+		l()
+	}
+	now.advance(time.Minute)
+	touch(t, p, "later")
+	eventually(t, "two nodes are checked", func(context.Context) (bool, error) { return len(results("usual-1")) > before, nil })
+	if got := results("usual-1")[0]; got.Verdict != evenkeel.VerdictInconclusive || got.Reason != "FabricSuspect" {
+		t.Errorf("%+v", got)
 	}
 }

@@ -100,8 +100,8 @@ func Cached(namespace string) map[client.Object]cache.ByObject {
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
-	// Nodes and profiles are watched too: reading kinds that are not watched is an error.
-	for _, object := range []client.Object{&corev1.Node{}, &evenkeel.NetworkProfile{}} {
+	// These are watched too: reading kinds that are not watched is an error.
+	for _, object := range []client.Object{&corev1.Node{}, &evenkeel.NetworkProfile{}, &evenkeel.NodeNetworkHealth{}, &evenkeel.NetworkCheckPolicy{}} {
 		if _, err := mgr.GetCache().GetInformer(context.Background(), object); err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
 		}
@@ -244,6 +244,9 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 	record := &preflight.Record{Started: c.Clock.Now().UTC().Truncate(time.Second), Launcher: launcher, Plugin: check.Plugin.Annotations(), Nodes: nodes}
 	if profile.Spec.Transport.Mode == evenkeel.TransportRDMA && check.Options.Runner.Type == evenkeel.RunnerBench {
 		record.Transport = preflight.TransportRDMA
+	}
+	if record.Pools, err = c.describePools(ctx, check, record); err != nil {
+		return nil, err
 	}
 	r, err := report.Create(ctx, c.client, c.live, check.Meta(check.ReportName()), record)
 	if isPermanent(err) {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -83,6 +84,8 @@ const (
 	// firstBackoff is the pause after an inconclusive check of a node. Each further one doubles it, up to maxBackoff.
 	firstBackoff = 5 * time.Minute
 	maxBackoff   = 6 * time.Hour
+	// minComparable is the number of nodes of a pool from which on a check can compare its runs with each other.
+	minComparable = 4
 )
 
 // view is what the plan of a policy's checks follows from.
@@ -98,7 +101,23 @@ type view struct {
 	scheduled time.Time
 	now       time.Time
 
-	next time.Time // when time alone makes a check due
+	next time.Time      // when time alone makes a check due
+	size map[string]int // of pools
+}
+
+// poolOf returns the pool of the node. Nodes that are alone in their pools are tested together.
+func (v *view) poolOf(n *corev1.Node) string {
+	label := v.policy.Spec.Check.WithDefaults().PoolLabel
+	if v.size == nil {
+		v.size = map[string]int{}
+		for _, n := range v.nodes {
+			v.size[n.Labels[label]]++
+		}
+	}
+	if pool := n.Labels[label]; v.size[pool] > 1 {
+		return "=" + pool
+	}
+	return ""
 }
 
 // nodeUse says who uses a node.
@@ -132,17 +151,21 @@ func (v *view) wait(at time.Time) bool {
 
 // due returns the nodes that are to be checked now, by the trigger that they are due by.
 func (v *view) due() map[trigger][]*corev1.Node {
-	due := map[trigger][]*corev1.Node{}
+	due, inPool := map[trigger][]*corev1.Node{}, map[string]int{}
+	var testable []*corev1.Node
 	for _, n := range v.nodes {
-		if !v.testable(n) {
-			continue
+		if v.testable(n) {
+			testable = append(testable, n)
+			inPool[v.poolOf(n)]++
 		}
+	}
+	for _, n := range testable {
 		s := v.states[n.Name]
 		if s == nil {
 			s = &evenkeel.NodeNetworkHealthStatus{}
 		}
 		reason, since := v.reason(n, s)
-		if reason != "" && v.wait(since) && v.wait(nextAttempt(s)) {
+		if reason != "" && v.wait(since) && v.wait(nextAttempt(s, inPool[v.poolOf(n)] >= minComparable)) {
 			due[reason] = append(due[reason], n)
 		}
 	}
@@ -165,8 +188,9 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 	return "", time.Time{}
 }
 
-// nextAttempt is when a node may be checked again after inconclusive results, the newest of which come first.
-func nextAttempt(s *evenkeel.NodeNetworkHealthStatus) time.Time {
+// nextAttempt is when a node may be checked again after inconclusive results, the newest of which come first. Comparable: there are
+// enough nodes now to compare it with.
+func nextAttempt(s *evenkeel.NodeNetworkHealthStatus, comparable bool) time.Time {
 	if len(s.History) == 0 || s.History[0].Verdict != evenkeel.VerdictInconclusive {
 		return time.Time{}
 	}
@@ -174,6 +198,9 @@ func nextAttempt(s *evenkeel.NodeNetworkHealthStatus) time.Time {
 		return s.History[0].Time.Add(inUseRetry)
 	}
 	pause := firstBackoff
+	if comparable && s.History[0].Reason == preflight.ReasonUncompared {
+		return s.History[0].Time.Add(pause)
+	}
 	for _, r := range s.History[1:] {
 		if r.Verdict != evenkeel.VerdictInconclusive || pause >= maxBackoff {
 			break
@@ -185,13 +212,13 @@ func nextAttempt(s *evenkeel.NodeNetworkHealthStatus) time.Time {
 	return s.History[0].Time.Add(min(pause, maxBackoff))
 }
 
-// partners returns nodes to test the chosen ones with: the healthy ones first, and of these the ones whose latest check is the
-// oldest, so that all have their turn. Many nodes need few, since they prove each other.
+// partners returns nodes to test the chosen ones of one pool with: the healthy ones first, and of these the ones whose latest check
+// is the oldest, so that all have their turn. Many nodes need few, since they prove each other.
 func (v *view) partners(chosen []*corev1.Node) []*corev1.Node {
-	count := max(3-len(chosen), len(chosen)/8)
-	taken := map[string]bool{}
+	count := max(minComparable-len(chosen), len(chosen)/8)
+	taken := map[*corev1.Node]bool{}
 	for _, n := range chosen {
-		taken[n.Name] = true
+		taken[n] = true
 	}
 	type candidate struct {
 		node  *corev1.Node
@@ -201,7 +228,7 @@ func (v *view) partners(chosen []*corev1.Node) []*corev1.Node {
 	}
 	var all []candidate
 	for _, n := range v.nodes {
-		if count <= 0 || taken[n.Name] || !v.testable(n) {
+		if v.poolOf(n) != v.poolOf(chosen[0]) || taken[n] || !v.testable(n) {
 			continue
 		}
 		c := candidate{node: n, order: 1, place: placeOf(n.Name, v.now)}
@@ -217,7 +244,7 @@ func (v *view) partners(chosen []*corev1.Node) []*corev1.Node {
 		return cmp.Or(cmp.Compare(a.order, b.order), a.last.Compare(b.last), cmp.Compare(a.place, b.place))
 	})
 	var partners []*corev1.Node
-	for _, c := range all[:min(len(all), max(count, 0))] {
+	for _, c := range all[:min(len(all), count)] {
 		partners = append(partners, c.node)
 	}
 	return partners
@@ -232,6 +259,11 @@ func placeOf(name string, now time.Time) uint64 {
 
 func healthOrder(s *evenkeel.NodeNetworkHealthStatus) int {
 	return max(0, slices.Index([]evenkeel.Health{evenkeel.HealthHealthy, evenkeel.HealthUnknown, evenkeel.HealthUnhealthy}, s.Health))
+}
+
+// anyOccupied reports whether checks test nodes of the pool: when they end, there are more to compare with.
+func (v *view) anyOccupied(pool string) bool {
+	return slices.ContainsFunc(v.nodes, func(n *corev1.Node) bool { return v.occupied[n.Name] && v.poolOf(n) == pool })
 }
 
 // A planned check is one that is to be made.
@@ -249,25 +281,28 @@ func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []planned
 		byName[n.Name] = n
 	}
 	var planned []plannedCheck
-	add := func(why trigger, chosen []*corev1.Node) bool {
-		if len(chosen) == 0 {
-			return false
+	// add plans a check. It leaves out the nodes of pools of which too few can be tested now.
+	add := func(why trigger, wanted []*corev1.Node) bool {
+		p := plannedCheck{trigger: why}
+		byPool := map[string][]*corev1.Node{}
+		for _, n := range wanted {
+			byPool[v.poolOf(n)] = append(byPool[v.poolOf(n)], n)
 		}
-		for _, n := range chosen {
-			v.occupied[n.Name] = true
-		}
-		partners := v.partners(chosen)
-		if len(chosen)+len(partners) < 2 {
-			for _, n := range chosen {
-				v.occupied[n.Name] = false
+		for _, pool := range slices.Sorted(maps.Keys(byPool)) {
+			chosen := byPool[pool]
+			partners := v.partners(chosen)
+			if together := len(chosen) + len(partners); together < 2 || together < minComparable && v.anyOccupied(pool) {
+				continue
 			}
-			return false
+			p.chosen, p.partners = append(p.chosen, chosen...), append(p.partners, partners...)
 		}
-		for _, n := range partners {
+		for _, n := range slices.Concat(p.chosen, p.partners) {
 			v.occupied[n.Name] = true
 		}
-		planned = append(planned, plannedCheck{why, chosen, partners})
-		return true
+		if len(p.chosen) > 0 {
+			planned = append(planned, p)
+		}
+		return len(p.chosen) > 0
 	}
 	for _, names := range wanted {
 		var chosen []*corev1.Node

@@ -76,8 +76,9 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 	}
 	var all []error
 	again := reconcile.Result{}
+	benchmark := networkcheck.BenchmarkOf(check, found.Record)
 	for _, n := range preflight.Decide(networkcheck.OptionsOf(check), found.Record).Nodes {
-		late, err := r.recordNode(ctx, check, &n)
+		late, err := r.recordNode(ctx, check, &n, benchmark)
 		all = append(all, err)
 		if late {
 			again.RequeueAfter = replacedNodeRetry
@@ -91,7 +92,7 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 
 // recordNode adds one result. It reports whether it has to wait until the NodeNetworkHealth of an earlier node of the same name
 // is deleted.
-func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult) (late bool, err error) {
+func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult, benchmark string) (late bool, err error) {
 	node := &corev1.Node{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
 		return false, client.IgnoreNotFound(err)
@@ -117,7 +118,7 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 	before := state.Status.Health
 	state.Status = health.AddResult(state.Status, evenkeel.HealthResult{
 		Check: check.Name, UID: string(check.UID), Time: *check.Status.CompletionTime,
-		Verdict: n.Verdict, Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW),
+		Verdict: n.Verdict, Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW), Benchmark: benchmark,
 	}, n.Message)
 	if err := r.client.Status().Update(ctx, state); err != nil {
 		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)

@@ -12,6 +12,8 @@ type class int
 const (
 	classNone class = iota
 	classPass
+	// classUncompared: the run could be compared with nothing yet.
+	classUncompared
 	classFault
 	classSlow
 	classBroken
@@ -65,39 +67,43 @@ const (
 	maxTolerance = 0.5
 )
 
-// limits are the thresholds of the pools. A pool's median is computed once, when the pool has two results, and then stays: the
-// class of a run does not change with later runs.
-type limits struct {
-	known  map[string]Limit
-	values map[string][]float64
-}
+// limits are the thresholds of the pools, by name. A pool's median is computed once, from the first round with two of its runs, and
+// then stays: the class of a run does not change with later runs. Runs of several rounds have nodes in common, and those with the
+// same slow node are equally slow.
+type limits map[string]Limit
 
 func newLimits(c *Check) limits {
-	l := limits{known: map[string]Limit{}, values: map[string][]float64{}}
+	l := limits{}
 	for _, n := range c.Nodes {
 		minimum := c.Thresholds.MinBusBW
 		if !(minimum > 0) {
 			minimum = c.Thresholds.PoolMinBusBW[n.Pool]
 		}
-		l.known[n.Pool] = Limit{MinBusBW: max(0, minimum)}
+		l[n.Pool] = Limit{MinBusBW: max(0, minimum)}
 	}
 	return l
 }
 
-// addRound adds the runs of a round. Runs between pools never set a limit: a pool that is tested with others has one node, and
-// a node with a passed run is not tested again.
-func (l *limits) addRound(s *state, runs []int) {
+// addRound adds the runs of a round. Runs between pools set no median: a pool that is tested with others has one node.
+func (l limits) addRound(s *state, runs []int) {
+	values := map[string][]float64{}
 	for _, i := range runs {
 		run := &s.check.Runs[i]
 		pool := s.byName[run.Nodes[0]].pool
-		if s.class[i] == classPass && !(l.known[pool].MinBusBW > 0) {
-			l.values[pool] = append(l.values[pool], run.BusBW)
+		if s.class[i] == classPass && !(l[pool].MinBusBW > 0) {
+			values[pool] = append(values[pool], run.BusBW)
 		}
 	}
-	for pool, values := range l.values {
-		if len(values) >= 2 {
-			l.known[pool] = limitFromMedian(values, s.check.Thresholds.MinPercentOfMedian)
-			delete(l.values, pool)
+	t := s.check.Thresholds
+	for pool, all := range values {
+		if len(all) < 2 {
+			all = nil
+			if usual := t.UsualBusBW[pool]; usual > 0 {
+				all = []float64{usual}
+			}
+		}
+		if len(all) > 0 {
+			l[pool] = limitFromMedian(all, t.MinPercentOfMedian)
 		}
 	}
 }
@@ -115,10 +121,10 @@ func limitFromMedian(values []float64, percent float64) Limit {
 }
 
 // limitFor returns the limit of a run: the lowest limit of its nodes' pools, 0 if one of them has none.
-func (l *limits) limitFor(s *state, nodes []string) float64 {
+func (l limits) limitFor(s *state, nodes []string) float64 {
 	minimum := math.Inf(1)
 	for _, name := range nodes {
-		minimum = min(minimum, l.known[s.byName[name].pool].MinBusBW)
+		minimum = min(minimum, l[s.byName[name].pool].MinBusBW)
 	}
 	return minimum
 }

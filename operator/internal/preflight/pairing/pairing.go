@@ -6,6 +6,10 @@
 // The others, suspects, are tested again with proven partners. While no node is proven, nodes are paired again by the circle
 // method, in which every two nodes meet once. A node fails after bad runs with two partners, at least one of them proven. So
 // one bad pair, or one bad link, never fails a node.
+//
+// A verdict needs a comparison. A run is compared with a configured minimum, or with the median of the first round that has two
+// runs of the pool, or with the pool's usual bandwidth. A run that can be compared with nothing proves no node, unless there
+// is no other node of the pool that it could be compared with.
 package pairing
 
 import (
@@ -38,6 +42,8 @@ const (
 	ReasonInUse Reason = "NodeInUse"
 	// ReasonUnconfirmed: runs were bad, and no conclusive run confirmed it.
 	ReasonUnconfirmed Reason = "Unconfirmed"
+	// ReasonNothingToCompare: the node's runs were as they should be, but nothing says how fast they should be.
+	ReasonNothingToCompare Reason = "NothingToCompare"
 	// ReasonNoPartner: the pool has no other node.
 	ReasonNoPartner Reason = "NoPartner"
 	// ReasonUnfinished: rounds are still to come.
@@ -87,10 +93,13 @@ type Run struct {
 	Detail string
 }
 
-// Thresholds say what is too slow, GB/s. The first that is set counts: MinBusBW, the pool's own in PoolMinBusBW, the pool's median.
+// Thresholds say what is too slow, GB/s. The first that is known counts: MinBusBW, the pool's own in PoolMinBusBW, the median of the
+// pool's runs, the pool's usual bandwidth.
 type Thresholds struct {
 	MinBusBW     float64
 	PoolMinBusBW map[string]float64
+	// UsualBusBW is the bandwidth that other nodes of the pool reached in earlier checks.
+	UsualBusBW map[string]float64
 	// MinPercentOfMedian is the share of the pool's median that a run has to reach; 0 means 85. In pools with at least five
 	// runs and a wider spread, three standard deviations (by the median absolute deviation) are allowed. Less than half of
 	// the median never passes.
@@ -108,6 +117,8 @@ type Check struct {
 	Thresholds Thresholds
 	// Seed varies which nodes are paired.
 	Seed uint64
+	// Partial are the pools with nodes that are not in the check, and could be tested at another time.
+	Partial map[string]bool
 	// MaxRounds is the maximum number of rounds; 0: no limit.
 	MaxRounds int
 }
@@ -176,7 +187,7 @@ type Decision struct {
 // Decide returns the next round, or the final verdicts. Preliminary verdicts are in the decision too.
 func Decide(c Check) Decision {
 	s := replay(&c)
-	d := Decision{Next: s.pending, Verdict: evenkeel.VerdictPass, Limits: s.limits.known}
+	d := Decision{Next: s.pending, Verdict: evenkeel.VerdictPass, Limits: s.limits}
 	for _, f := range s.fabrics {
 		d.Fabrics = append(d.Fabrics, f.verdict(s))
 	}
@@ -213,6 +224,8 @@ func (f *fabric) verdict(s *state) Fabric {
 		out.Message = fmt.Sprintf("%d of %d nodes are proven", f.proven, len(f.nodes))
 	case len(f.nodes) < 2:
 		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonNoPartner, "its pool has no second node"
+	case f.uncompared:
+		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonNothingToCompare, "nothing says how fast its runs should be: at least four nodes of a pool can be compared with each other, or set a minimum"
 	case f.bad > 0:
 		out.Verdict, out.Reason, out.Message = evenkeel.VerdictInconclusive, ReasonUnconfirmed, "runs were bad, and there were too few to find the cause"
 	default:
@@ -249,6 +262,8 @@ func (n *node) verdict(s *state) NodeResult {
 	case bad != classNone:
 		out.Reason = ReasonUnconfirmed
 		out.Message = n.describeRuns(s, bad) + "; it could not be confirmed"
+	case n.hasRun(s, classUncompared):
+		out.Reason, out.Message = ReasonNothingToCompare, n.describeRuns(s, classUncompared)
 	case len(n.runs) > 0:
 		out.Reason = ReasonInfrastructure
 		out.Message = n.describeRuns(s, classFault)
@@ -302,6 +317,10 @@ func (n *node) describeRuns(s *state, class class) string {
 	return strings.Join(all, "; ")
 }
 
+func (n *node) hasRun(s *state, class class) bool {
+	return slices.ContainsFunc(n.runs, func(i int) bool { return s.class[i] == class })
+}
+
 // worstClass is the worst class of the node's bad runs.
 func (n *node) worstClass(s *state) class {
 	worst := classNone
@@ -316,7 +335,7 @@ func (n *node) worstClass(s *state) class {
 func (n *node) bestBusBW(s *state) float64 {
 	var best float64
 	for _, i := range n.runs {
-		if c := s.class[i]; c == classPass || c == classSlow {
+		if c := s.class[i]; c == classPass || c == classSlow || c == classUncompared {
 			best = max(best, s.check.Runs[i].BusBW)
 		}
 	}

@@ -704,3 +704,75 @@ func BenchmarkThousandNodes(b *testing.B) {
 		}
 	}
 }
+
+// A slow node passes only where nothing in the cluster could tell that it is slow.
+func TestPairingNeedsComparison(t *testing.T) {
+	usual, none := map[string]float64{"h100": good}, map[string]float64(nil)
+	for name, test := range map[string]struct {
+		count   int
+		partial bool
+		usual   map[string]float64
+		change  func(*pairing.Check)
+		want    evenkeel.Verdict // of the slow node
+		reason  pairing.Reason
+		others  evenkeel.Verdict
+		rounds  int
+	}{
+		"two of many":                       {2, true, none, nil, evenkeel.VerdictInconclusive, pairing.ReasonNothingToCompare, evenkeel.VerdictInconclusive, 1},
+		"three of many":                     {3, true, none, nil, evenkeel.VerdictInconclusive, pairing.ReasonNothingToCompare, evenkeel.VerdictInconclusive, 1},
+		"two of many, their usual is known": {2, true, usual, nil, evenkeel.VerdictInconclusive, pairing.ReasonFabricSuspect, evenkeel.VerdictInconclusive, 1},
+		"three of many, usual is known":     {3, true, usual, nil, evenkeel.VerdictFail, pairing.ReasonSlow, evenkeel.VerdictPass, 4},
+		"two of many, with a minimum": {2, true, none, func(c *pairing.Check) { c.Thresholds.MinBusBW = 8 },
+			evenkeel.VerdictInconclusive, pairing.ReasonFabricSuspect, evenkeel.VerdictInconclusive, 1},
+		"four of many":        {4, true, none, nil, evenkeel.VerdictFail, pairing.ReasonSlow, evenkeel.VerdictPass, 2},
+		"all two there are":   {2, false, none, nil, evenkeel.VerdictPass, pairing.ReasonProven, evenkeel.VerdictPass, 1},
+		"all three there are": {3, false, none, nil, evenkeel.VerdictPass, pairing.ReasonProven, evenkeel.VerdictPass, 1},
+		"each alone in its pool": {4, false, none, func(c *pairing.Check) {
+			for i := range c.Nodes {
+				c.Nodes[i].Pool = c.Nodes[i].Name
+			}
+		}, evenkeel.VerdictPass, pairing.ReasonProven, evenkeel.VerdictPass, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := check(test.count, 1)
+			c.Thresholds, c.Partial = pairing.Thresholds{UsualBusBW: test.usual}, map[string]bool{"h100": test.partial}
+			if test.change != nil {
+				test.change(&c)
+			}
+			d, rounds := finish(t, &c, world{bad: map[string]bool{"node-000": true}})
+			for _, n := range d.Nodes {
+				want := test.others
+				if n.Name == "node-000" {
+					want = test.want
+					if n.Reason != test.reason {
+						t.Errorf("%+v, want %s", n, test.reason)
+					}
+				}
+				if n.Verdict != want {
+					t.Errorf("%+v, want %s", n, want)
+				}
+			}
+			if rounds != test.rounds {
+				t.Errorf("%d rounds, want %d", rounds, test.rounds)
+			}
+		})
+	}
+}
+
+// Whatever runs fail for other reasons, the slow one of many nodes does not pass by a comparison with itself, and all checks end.
+func TestPairingFaultsHideNoSlowNode(t *testing.T) {
+	for n := 2; n <= 9; n++ {
+		for seed := range uint64(300) {
+			random := rand.New(rand.NewPCG(seed, uint64(n)))
+			c := check(n, seed)
+			c.Thresholds, c.Partial = pairing.Thresholds{}, map[string]bool{"h100": true}
+			share := random.Float64()
+			d, _ := finish(t, &c, world{bad: map[string]bool{"node-000": true}, fault: func(int, []string) bool { return random.Float64() < share }})
+			if got := verdicts(d)["node-000"]; got == evenkeel.VerdictPass {
+				t.Fatalf("%d nodes, seed %d: the slow node passed: %+v", n, seed, c.Runs)
+			}
+			c.Runs, c.Partial = nil, nil
+			finish(t, &c, world{bad: map[string]bool{"node-000": true}, fault: func(int, []string) bool { return random.Float64() < share }})
+		}
+	}
+}

@@ -45,6 +45,8 @@ type fabric struct {
 	runs, bad, fallbacks, faults int
 	// Numbers of nodes.
 	proven, failed, nodesWithBadRuns int
+	// uncompared is set after a run that could be compared with nothing, until others can be.
+	uncompared bool
 	// circle is the next round of the circle method.
 	circle int
 	done   bool
@@ -185,10 +187,21 @@ func (s *state) applyRound(runs []int) {
 	s.limits.addRound(s, runs)
 	for _, i := range runs {
 		run := &s.check.Runs[i]
-		if s.class[i] == classPass && run.BusBW < s.limits.limitFor(s, run.Nodes) {
-			s.class[i] = classSlow
+		if s.class[i] == classPass {
+			switch limit := s.limits.limitFor(s, run.Nodes); {
+			case run.BusBW < limit:
+				s.class[i] = classSlow
+			case !(limit > 0):
+				s.class[i] = classUncompared
+			}
 		}
 		s.countRun(i, run)
+	}
+	for _, f := range s.fabrics {
+		f.uncompared = f.uncompared && !(f.comparable() && s.limits[f.pools[0]].MinBusBW > 0)
+		if f.uncompared && (!f.comparable() || f.proven > 0) {
+			f.acceptUncompared(s)
+		}
 	}
 	for _, n := range s.nodes {
 		if !n.proven && !n.failed && n.confirmed(s) {
@@ -222,11 +235,43 @@ func (s *state) countRun(i int, run *Run) {
 			n.inUse = n.inUse || slices.Contains(run.InUse, name)
 		case s.class[i] == classFault:
 			n.faults++
-		case s.class[i] == classPass && !n.proven:
-			n.proven = true
-			f.proven++
+		case s.class[i] == classPass:
+			n.prove()
+		case s.class[i] == classUncompared:
+			f.uncompared = true
 		}
 	}
+}
+
+func (n *node) prove() {
+	if !n.proven {
+		n.proven = true
+		n.fabric.proven++
+	}
+}
+
+// comparable reports whether runs of the fabric can be compared with each other: two of them need four nodes.
+func (f *fabric) comparable() bool { return len(f.pools) == 1 && len(f.nodes) >= 4 }
+
+// acceptUncompared counts runs as passed that could be compared with nothing, if its pools have no node that other runs could be
+// made with at another time. Once a run was accepted, all are. It reports whether this proved a node.
+func (f *fabric) acceptUncompared(s *state) bool {
+	before := f.proven
+	if before == 0 && (slices.ContainsFunc(f.pools, func(pool string) bool { return s.check.Partial[pool] }) || slices.ContainsFunc(f.nodes, func(n *node) bool { return n.inUse })) {
+		return false
+	}
+	for _, n := range f.nodes {
+		for _, i := range n.runs {
+			if s.class[i] == classUncompared {
+				s.class[i] = classPass
+			}
+			if s.class[i] == classPass {
+				n.prove()
+			}
+		}
+	}
+	f.uncompared = false
+	return f.proven > before
 }
 
 // badPartners returns the partners of the node's bad runs of two. A bad run of three does not count: the fault may be between
@@ -266,8 +311,12 @@ func (f *fabric) plan(s *state, number int) [][]*node {
 	case f.done || len(f.nodes) < 2 || 2*f.failed > len(f.nodes):
 	case number == 1:
 		groups = f.firstRound()
+	case f.proven == 0 && f.uncompared && !f.comparable():
 	case f.proven == 0:
 		groups = f.nextCircleRound()
+		if len(groups) == 0 && f.uncompared && f.acceptUncompared(s) {
+			groups = f.retryGroups(s, number)
+		}
 	default:
 		groups = f.retryGroups(s, number)
 	}
